@@ -125,7 +125,7 @@ def others_of(values: Any) -> dict[str, Any]:
 
 
 def sampling_of(values: Mapping[str, Any]) -> SamplingSettings:
-    """Picks the known fields of sampling, numbers only.
+    """Picks the known fields of sampling: numbers, and pairs of them.
 
     Raises:
         ValueError, OverflowError, UsageError: one is no number or out of range.
@@ -137,8 +137,16 @@ def sampling_of(values: Mapping[str, Any]) -> SamplingSettings:
         for key, value in values.items()
         if key in SamplingSettings.__slots__ and value is not None
     }
-    if not all(isinstance(value, (bool, int, float)) for value in known.values()):
+    pairs = known.pop("logit_bias", ())
+    if not isinstance(pairs, (list, tuple)):
+        raise ValueError("logit_bias is no list")
+    biases = [tuple(pair) for pair in pairs if isinstance(pair, (list, tuple))]
+    if len(biases) < len(pairs) or any(len(pair) != 2 for pair in biases):
+        raise ValueError("logit_bias is no list of pairs")
+    numbers = [*known.values(), *(number for pair in biases for number in pair)]
+    if not all(isinstance(value, (bool, int, float)) for value in numbers):
         raise ValueError("a sampling setting is not a number")
+    known["logit_bias"] = tuple((int(id), float(bias)) for id, bias in biases)
     for key in known.keys() & {"top_k", "seed"}:
         known[key] = int(known[key])
     return SamplingSettings(**{**known, "greedy": bool(known.get("greedy", False))})

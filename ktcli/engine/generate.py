@@ -18,10 +18,6 @@ from ktcli.engine.sampler import Sampler
 from ktcli.engine.session import Progress, Session
 from ktcli.errors import ContextFull
 
-# The first position of a draft. Latent attention over very few positions takes another form for several tokens than for
-# one: below 2 positions with the widths of published models, below 24 with any widths of 44 columns together.
-_EARLIEST = 32
-
 
 class Finish(Enum):
     """The reason why an answer ended."""
@@ -196,8 +192,6 @@ class Generation:
     ) -> tuple[int, ...]:
         """The ids to try from `position` on: none after a stop, none that defers otherwise than the id before them."""
         most = min(limit - len(self.ids), self.session.most_tried) - 1
-        if position < _EARLIEST:
-            most = 0
         drafted = drafting.next(waiting, most)
         depth = self.depth_at(position - 1)
         unfit = (
