@@ -266,7 +266,8 @@ static int64_t products_of(const problem *p, int64_t n, int32_t threads, const i
     kt_program *program = pool ? kt_program_create(pool, &po, error, sizeof error) : NULL;
     int32_t x = kt_program_buffer(program, p->k, KT_ROWS_TOKENS), y = kt_program_buffer(program, p->n, KT_ROWS_TOKENS);
     kt_weight w = {*p->format, p->n, p->k, 1, p->w};
-    kt_step step = {RUN(.n_tokens = n, .first_output = n)};
+    kt_run run = {.n_tokens = n, .first_output = n};
+    kt_step step = {.runs = &run, .n_runs = 1};
     int64_t before = counts_now().products;
     int failed = x < 0 || y < 0 ||
                  kt_program_linear(program, (kt_view){y, 0, (int32_t)p->n}, (kt_view){x, 0, (int32_t)p->k},
