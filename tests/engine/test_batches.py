@@ -216,7 +216,7 @@ def test_company_changes_nothing(engine: CpuEngine, lines: list[Line], seed: int
 
 
 @pytest.mark.thorough
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(made_up(), st.integers(0, 1 << 30))
 def test_company_changes_nothing_in_many_batches(engine, lines, seed) -> None:
     check(engine, lines, Random(seed))

@@ -144,7 +144,7 @@ def test_what_comes_back_is_what_was_never_left(
 
 
 @pytest.mark.thorough
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(SCHEDULES)
 def test_what_comes_back_is_what_was_never_left_in_many_schedules(
     engine: CpuEngine, tmp_path_factory: pytest.TempPathFactory, schedule

@@ -129,7 +129,7 @@ def test_a_long_walk_ends_with_the_pages_that_were_free(slots: int, walk: int) -
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("slots", [0, 9])
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), OPERATIONS), min_size=20, max_size=150))
 def test_each_sequence_finds_what_it_would_have_alone_in_long_schedules(slots, schedule) -> None:
     check(Machine(14, slots), schedule)

@@ -244,7 +244,7 @@ def test_what_is_shared_is_what_was_never_left(engine: CpuEngine, schedule) -> N
 
 
 @pytest.mark.thorough
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(SCHEDULES)
 def test_what_is_shared_is_what_was_never_left_in_many_schedules(engine, schedule) -> None:
     check(engine, schedule)

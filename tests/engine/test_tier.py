@@ -111,7 +111,7 @@ def test_what_comes_back_equals_what_never_left(
 
 
 @pytest.mark.thorough
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
 def test_what_comes_back_equals_what_never_left_however_it_was_computed(
     engine: CpuEngine, tmp_path_factory: pytest.TempPathFactory, steps: list[int]
