@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from ktcli.models.model import Model, Spec
 from ktcli.planner.spec import PartWork, StepShape, Unit, step_work
 from ktcli.weights.recipe import Recipe
@@ -158,7 +160,11 @@ def step_seconds(works: Iterable[PartWork], spec: Spec, rates: Rates, n_tokens: 
 
 
 def row_seconds(model: Model, recipe: Recipe, rates: Rates, most: int) -> tuple[float, ...]:
-    """The seconds of decode steps of 1 to `most` rows, all with logits; so few stream weights as one does."""
-    shapes = (StepShape(rows, _EARLY, rows) for rows in range(1, most + 1))
-    works = (step_work(model, recipe, shape) for shape in shapes)
-    return tuple(step_seconds(work, model.spec, rates, 1) for work in works)
+    """The seconds of decode steps of 1 to `most` rows, all with logits; so few stream weights as one does.
+
+    Powers of two and `most` are modelled, what lies between them is interpolated.
+    """
+    counts = sorted({min(1 << i, most) for i in range(most.bit_length() + 1)})
+    works = (step_work(model, recipe, StepShape(rows, _EARLY, rows)) for rows in counts)
+    modelled = [step_seconds(work, model.spec, rates, 1) for work in works]
+    return tuple(np.interp(range(1, most + 1), counts, modelled).tolist())
