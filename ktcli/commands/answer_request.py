@@ -1,0 +1,93 @@
+"""What a command line of `kt chat` asks of the answers: their options, and the kept conversation to go on with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ktcli.errors import NotFound, UsageError
+from ktcli.store import library
+
+if TYPE_CHECKING:
+    from ktcli.chat.settings import Settings
+    from ktcli.engine.drafting import DraftWish
+
+
+@dataclass(frozen=True, slots=True)
+class KeptChat:
+    """A kept conversation to go on with: its file, and the name of its model."""
+
+    path: Path
+    model: str
+
+
+def kept_chat(last: bool, name: str | None) -> KeptChat | None:
+    """The conversation that --continue or --resume means; None without them.
+
+    Raises:
+        UsageError: both were given, or the file is no conversation. NotFound: there is none.
+    """
+    from ktcli.chat.chats import LAST, chats_folder, find, load
+    from ktcli.commands.chats import chosen
+
+    if last and name is not None:
+        raise UsageError(
+            "--continue and --resume contradict each other", hint="leave one of them out"
+        )
+    if not last and name is None:
+        return None
+    path = find(LAST) if last else find(name) if name else chosen()
+    saved = load(path)
+    # A file from elsewhere may name a model, but no folder of this machine.
+    mine = path.parent.samefile(chats_folder()) if chats_folder().is_dir() else False
+    named = (saved.speaker.asked if mine else "") or saved.model
+    return KeptChat(
+        path, library.BUILTIN if not mine and "/" in named else named or library.BUILTIN
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """The options of the command line about the answers."""
+
+    sampling: dict[str, Any]
+    max_tokens: int | None
+    stops: tuple[str, ...]
+    system: str | None
+    thinking: bool | None
+    stats: bool
+    draft: DraftWish
+    allow_special: bool = False
+    explain_cache: bool = False
+    kept: KeptChat | None = None  # to go on with
+
+    def over(self, settings: Settings) -> Settings:
+        """Returns the model's settings, or those of a kept conversation, with those that were asked for put over
+        them."""
+        from ktcli.chat.settings import override
+
+        return replace(
+            settings,
+            sampling=override(settings.sampling, **self.sampling),
+            max_tokens=self.max_tokens or settings.max_tokens,
+            stops=self.stops or settings.stops,
+            thinking=settings.thinking if self.thinking is None else self.thinking,
+        )
+
+    @property
+    def model(self) -> str:
+        """The model for whoever names none."""
+        return self.kept.model if self.kept else library.BUILTIN
+
+    def require_model(self) -> None:
+        """Checks that the model of a kept conversation is here; nothing is downloaded because a file says so.
+
+        Raises:
+            NotFound: it is not.
+        """
+        if self.kept is not None and library.find(self.model) is None:
+            raise NotFound(
+                f"the model of the chat {self.kept.path.stem}, {self.model[:100]}, is not here",
+                hint=f"kt pull {self.model[:100]} gets it; kt chat MODEL --resume {self.kept.path.stem} takes another",
+            )
