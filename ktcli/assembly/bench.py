@@ -64,13 +64,26 @@ class PlannedTrial:
         """Starts the planned teams."""
         return planned_team(self.machine.cpu, self.plan.host)
 
-    def load(self, progress: Progress | None = None) -> CpuEngine:
+    @property
+    def title(self) -> str:
+        """The title of the work that is done before anything can be measured."""
+        trial = self.trial
+        return f"{'random weights of' if trial.pack is None else 'loading'} {trial.subject.name}"
+
+    def load(self, listener: Listener = SILENT) -> CpuEngine:
         """Loads the engine of a plan with every layer on the CPU.
 
         Raises:
             NotEnoughMemory: the plan does not fit.
         """
         self.plan.require(WHAT)
+        with listener.progress(self.title) as bar:
+            engine = self._load(lambda done, total: bar.update(done=done, total=total))
+        for warning in engine.warnings:
+            listener.warn(warning)
+        return engine
+
+    def _load(self, progress: Progress) -> CpuEngine:
         pool, pack = self.start(), self.trial.pack
         if pack is None:
             return random_engine(self.model, self.plan, pool, progress)

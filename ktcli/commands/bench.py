@@ -323,8 +323,6 @@ def _refuse_with_batches(asked: Wanted, how: Measuring, profile: bool) -> None:
 
 
 def _measured(subject: Subject, how: Measuring, made: Made) -> BenchResult:
-    for warning in made.engine.warnings:
-        out.warn(warning)
     with out.progress(f"{how.job.kind.value} {subject.name}", how.runs, unit="runs") as bar:
         return run(
             made.engine,
@@ -345,15 +343,8 @@ def _refuse_without(asked: Wanted, how: Measuring) -> None:
         )
 
 
-def _title(planned: PlannedTrial) -> str:
-    """The title of the work that is done before anything can be measured."""
-    trial = planned.trial
-    return f"{'random weights of' if trial.pack is None else 'loading'} {trial.subject.name}"
-
-
 def _made_on_cpu(planned: PlannedTrial) -> Made:
-    with out.progress(_title(planned)) as bar:
-        engine = planned.load(lambda done, total: bar.update(done=done, total=total))
+    engine = planned.load(out)
     ceilings = Ceilings.of(engine.pool)
     return Made(engine, ceilings, ceilings)
 
@@ -376,7 +367,7 @@ def _with_device(
     device, trial = torch_device(used.gpu.index), planned.trial
     rates = measure_rates(device)  # before the weights, while there is room for it
     setting = DeviceSetting(device, how.policy, pack=Pack.open(trial.pack) if trial.pack else None)
-    with out.progress(_title(planned)) as bar:
+    with out.progress(planned.title) as bar:
         engine = planned_engine(
             planned.model,
             planned.plan,
@@ -384,6 +375,8 @@ def _with_device(
             setting,
             lambda done, total: bar.update(done=done, total=total),
         )
+    for warning in engine.warnings:
+        out.warn(warning)
     yardstick = DeviceCeilings.of(engine, rates)
     made = Made(engine, yardstick.cpu, yardstick)
     result = _measured(trial.subject, how, made)

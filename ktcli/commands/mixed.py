@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ktcli.assembly.bench import PlannedTrial, Trial, plan_trial
+from ktcli.assembly.bench import Trial, plan_trial
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import find_subject
 from ktcli.commands.options import (
@@ -18,7 +18,7 @@ from ktcli.commands.options import (
     NumaOpt,
     ThreadsOpt,
 )
-from ktcli.commands.view.figures import machine_figures, threads_words, warn_noisy
+from ktcli.commands.view.figures import engine_figures, machine_figures, threads_words, warn_noisy
 from ktcli.engine import CpuEngine
 from ktcli.hardware.numa import asked_numa
 from ktcli.measure.clock import NOISY_SHARE, Others
@@ -63,7 +63,7 @@ def mixed(
     context = min(job.context, most)
     asked = Wanted(context, threads, streams=streams + 1, numa=asked_numa(numa))
     planned = plan_trial(Trial(subject, asked, layers), out)
-    engine = _load(planned)
+    engine = planned.load(out)
     others = Others()
     with out.progress(f"mixed {subject.name}", None, unit="steps") as bar:
         result = measure_mixed(engine, job, lambda done: bar.update(done=done))
@@ -76,26 +76,11 @@ def mixed(
         warn_noisy(busy)
 
 
-def _load(planned: PlannedTrial) -> CpuEngine:
-    name = planned.trial.subject.name
-    title = f"{'random weights of' if planned.trial.pack is None else 'loading'} {name}"
-    with out.progress(title) as bar:
-        engine = planned.load(lambda done, total: bar.update(done=done, total=total))
-    for warning in engine.warnings:
-        out.warn(warning)
-    return engine
-
-
 def mixed_row(name: str, engine: CpuEngine, result: MixedResult) -> dict[str, Any]:
     """The row of JSON."""
     job, gap = result.job, max(result.gaps_s, default=0.0)
     return {
-        "work": "mixed",
-        "model": name,
-        "format": engine.recipe.experts_name if engine.spec.moe_layers else None,
-        "isa": engine.pool.isa,
-        "threads": engine.pool.threads,
-        "layers": engine.spec.layers,
+        **engine_figures("mixed", name, engine),
         "streams": job.streams,
         "n_tokens": job.prompt_tokens,
         "stream_tok_s_alone": result.alone_tok_s,

@@ -24,7 +24,7 @@ from ktcli.commands.options import (
     NumaOpt,
     ThreadsOpt,
 )
-from ktcli.commands.view.figures import machine_figures, threads_words
+from ktcli.commands.view.figures import engine_figures, machine_figures, threads_words
 from ktcli.engine import CpuEngine
 from ktcli.errors import gib
 from ktcli.hardware.numa import asked_numa
@@ -79,8 +79,7 @@ def resume(
     subject = find_subject(model, experts, dense)
     asked = Wanted(context=tokens + 1, threads=threads, numa=asked_numa(numa))
     planned = plan_trial(Trial(subject, asked, layers), out)
-    with out.progress(f"preparing {subject.name}") as bar:
-        engine = planned.load(lambda done, total: bar.update(done=done, total=total))
+    engine = planned.load(out)
     config.make_folder(config.home())
     with (
         TemporaryDirectory(prefix=f"{RESUMING}{os.getpid()}-", dir=config.home()) as folder,
@@ -107,11 +106,7 @@ def resume(
 
 def _row(name: str, engine: CpuEngine, result: ResumeResult) -> dict[str, Any]:
     return {
-        "work": "resume",
-        "model": name,
-        "format": engine.recipe.experts_name if engine.spec.moe_layers else None,
-        "isa": engine.pool.isa,
-        "threads": engine.pool.threads,
+        **engine_figures("resume", name, engine),
         "n_tokens": result.n_tokens,
         "prefill_s": result.prefill_s,
         "warm_s": result.warm,
@@ -122,7 +117,6 @@ def _row(name: str, engine: CpuEngine, result: ResumeResult) -> dict[str, Any]:
         "restored_bytes": result.restored_bytes,
         "file_bytes": result.file_bytes,
         "dense": engine.recipe.dense.name,
-        "layers": engine.spec.layers,
         "runs": len(result.warm_s),
     }
 

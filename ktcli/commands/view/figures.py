@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ktcli.engine import CpuEngine
 from ktcli.hardware.machine import Machine
 from ktcli.measure.bench import Ceilings
 from ktcli.measure.clock import NOISY_SHARE
@@ -21,6 +22,18 @@ def machine_figures(machine: Machine, pool: Pool) -> dict[str, Any]:
         "isa": pool.isa,
         "threads": pool.threads,
         "teams": len(pool.node_threads),
+    }
+
+
+def engine_figures(work: str, name: str, engine: CpuEngine) -> dict[str, Any]:
+    """The fields with which a row of results begins: the work, and the engine that it was done on."""
+    return {
+        "work": work,
+        "model": name,
+        "format": engine.recipe.experts_name if engine.spec.moe_layers else None,
+        "isa": engine.pool.isa,
+        "threads": engine.pool.threads,
+        "layers": engine.spec.layers,
     }
 
 
