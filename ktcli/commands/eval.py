@@ -21,7 +21,7 @@ from ktcli.commands.options import (
     writable,
 )
 from ktcli.commands.view.quality import Found, document, words
-from ktcli.errors import EXIT_INTERRUPTED, KtError, UsageError
+from ktcli.errors import ExitCode, KtError, UsageError
 from ktcli.hardware.text import whole
 from ktcli.output import out
 
@@ -150,7 +150,7 @@ def evaluate(
         if not found.results:
             raise KeyboardInterrupt
         out.warn(f"interrupted: these are figures of {found.tokens:,} tokens")
-        raise typer.Exit(EXIT_INTERRUPTED)
+        raise typer.Exit(ExitCode.INTERRUPTED)
 
 
 def _depths(said: str) -> tuple[int, ...]:

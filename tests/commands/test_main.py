@@ -18,9 +18,10 @@ from ktcli import config, errors
 from ktcli.commands import completion, table
 from ktcli.commands.completion import Values
 from ktcli.errors import KtError
-from ktcli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, main
+from ktcli.main import main
 from ktcli.resources import data_path
 
+PACKAGE = Path(errors.__file__).parent
 SHOWN = [name for name, row in table.COMMANDS.items() if row.summary]
 
 
@@ -164,25 +165,34 @@ def test_with_json_an_error_is_a_document(
 def test_the_codes_cover_the_tree() -> None:
     ours = {kind.__name__ for kind in every_error() if kind.__module__ == "ktcli.errors"}
     assert ours == set(CODES)
+    assert {0, 70, 130, *CODES.values()} == {int(code) for code in errors.ExitCode}
+    assert all(code.meaning for code in errors.ExitCode)
+
+
+def test_every_end_has_a_name() -> None:
+    """No file of the package ends the program with a number of its own."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        numbers = re.findall(r"(?:typer\.Exit\(|exit_code = )\d+", path.read_text())
+        assert numbers == [], path.name
 
 
 OTHERS = {
-    "interrupted": (KeyboardInterrupt(), EXIT_INTERRUPTED, "error: interrupted\n"),
+    "interrupted": (KeyboardInterrupt(), 130, "error: interrupted\n"),
     "interrupted, with advice": (
         KeyboardInterrupt("do x"),
-        EXIT_INTERRUPTED,
+        130,
         "error: interrupted\n  do x\n",
     ),
     "exit": (typer.Exit(1), 1, ""),
-    "abort": (typer.Abort(), EXIT_INTERRUPTED, "error: interrupted\n"),
+    "abort": (typer.Abort(), 130, "error: interrupted\n"),
     "no memory": (MemoryError(), 1, "error: the system has no memory left\n"),
     "a file": (PermissionError(13, "Permission denied", "/x"), 1, "error: /x: Permission denied\n"),
     "ours": (
         ValueError("too\nlong"),
-        EXIT_INTERNAL,
+        70,
         "error: kt made a mistake (ValueError: too)\n",
     ),
-    "no words": (AssertionError(), EXIT_INTERNAL, "error: kt made a mistake (AssertionError: )\n"),
+    "no words": (AssertionError(), 70, "error: kt made a mistake (AssertionError: )\n"),
 }
 
 
@@ -205,7 +215,7 @@ def test_the_traceback_appears_when_asked_for(
 ) -> None:
     monkeypatch.setenv("KT_DEBUG", "1")
     failing(ValueError("too long"))
-    assert main(["names"]) == EXIT_INTERNAL
+    assert main(["names"]) == 70
     assert "Traceback" in capsys.readouterr().err
 
 
