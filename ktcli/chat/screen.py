@@ -80,7 +80,7 @@ class Screen:
                 self._end_drawing()
                 self._thought = piece.thought
                 self._drawing = self._drawn(thought=piece.thought)
-            self._drawing.feed(visible(piece.text))
+            self._drawing.feed(self._on_new_line(visible(piece.text)))
         self._stream.flush()
 
     def end(self, *, gap: bool = False) -> None:
@@ -106,15 +106,21 @@ class Screen:
             self._stream.flush()
             self._reading = True
 
+    def _on_new_line(self, text: str) -> str:
+        """The text as it goes on below a thought or an answer: its own newline is that which ends them."""
+        if self._last == "\n":
+            return text
+        self._stream.write("\n")
+        self._last = "\n"
+        return text.removeprefix("\n")
+
     def _drawn(self, *, thought: bool) -> Drawing:
         from ktcli.chat.flow import Words
         from ktcli.chat.markdown import Markdown
 
         if self._colour and self.markdown and not thought:
             return Markdown(self._write, self._columns)
-        return Words(
-            self._write, self._columns, obeys=self._colour, style="2" if thought else ""
-        )
+        return Words(self._write, self._columns, obeys=self._colour, style="2" if thought else "")
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
