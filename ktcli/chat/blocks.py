@@ -21,7 +21,7 @@ _BULLETS = ("•", "◦", "▪")
 _MOST_INDENT = 24  # columns
 
 
-class Kind(Enum):
+class LineKind(Enum):
     """The kinds of lines."""
 
     TEXT = "text"  # of a paragraph, an item, a quote
@@ -32,7 +32,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class LineStart:
     """A line of which it is certain what it is.
 
     Attributes:
@@ -41,14 +41,14 @@ class Start:
         level: of a heading, 1 to 6.
     """
 
-    kind: Kind
+    kind: LineKind
     body: str
     first: str = ""
     rest: str = ""
     level: int = 0
 
 
-def classify(source: str, *, last: bool) -> Start | None:
+def classify(source: str, *, last: bool) -> LineStart | None:
     """Tells what a line is of which `source` has come; None: that depends on what follows.
 
     Args:
@@ -60,30 +60,30 @@ def classify(source: str, *, last: bool) -> Start | None:
     text = body.lstrip(" \t")
     indent = quotes + " " * min(len(body[: len(body) - len(text)].expandtabs(4)), _MOST_INDENT)
     if not text:
-        return Start(Kind.TEXT, "", quotes, quotes) if last else None
+        return LineStart(LineKind.TEXT, "", quotes, quotes) if last else None
     if not quotes and text[0] == "|":
-        return Start(Kind.ROW, text)
+        return LineStart(LineKind.ROW, text)
     if not quotes and text.startswith(("```", "~~~")):
         if last and _FENCE.match(text):
-            return Start(Kind.FENCE, text, indent)
+            return LineStart(LineKind.FENCE, text, indent)
         if not last and (text[0] == "~" or "`" not in text.lstrip("`")):
             return None
     if last and _RULE.match(text):
-        return Start(Kind.RULE, "", quotes)
+        return LineStart(LineKind.RULE, "", quotes)
     if not last and _UNCERTAIN.match(text):
         return None
     if heading := _HEADING.match(text):
-        return Start(Kind.HEADING, text[heading.end() :], quotes, quotes, len(heading[1]))
+        return LineStart(LineKind.HEADING, text[heading.end() :], quotes, quotes, len(heading[1]))
     marker = _MARKER.match(text)
     if marker is None:
-        return Start(Kind.TEXT, text, indent, indent)
+        return LineStart(LineKind.TEXT, text, indent, indent)
     body = text[marker.end() :]
     word = marker["number"] or _BULLETS[len(indent) // 2 % len(_BULLETS)]
     if task := _TASK.match(body):
         word, body = "☐" if task[1] == " " else "☑", body[task.end() :]
     elif not last and _UNCERTAIN_TASK.match(body):
         return None
-    return Start(Kind.TEXT, body, f"{indent}{word} ", indent + " " * (len(word) + 1))
+    return LineStart(LineKind.TEXT, body, f"{indent}{word} ", indent + " " * (len(word) + 1))
 
 
 def fence_of(body: str) -> tuple[str, str]:

@@ -163,7 +163,7 @@ class Flow:
             self._write(f"\x1b[{style}m{text}{RESET}" if style and self._obeys else text)
 
 
-class Words:
+class PlainText:
     """Draws a text as it is, in lines that are broken between words.
 
     Args:

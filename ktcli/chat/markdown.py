@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ktcli.chat.blocks import Kind, Start, classify, closes, fence_of
+from ktcli.chat.blocks import LineKind, LineStart, classify, closes, fence_of
 from ktcli.chat.flow import CLEAR_REST, RESET, Flow, cells
 from ktcli.chat.highlight import Highlighter
 from ktcli.chat.inline import BOLD, CODE, DIM, Inline, Span
@@ -30,7 +30,7 @@ class Markdown:
         self._write, self._columns = write, columns
         self._flow = Flow(write, columns, obeys=True)
         self._line = ""  # what has come of the last line, until it is certain what it is; all of a row and of code
-        self._start: Start | None = None
+        self._start: LineStart | None = None
         self._inline = Inline()
         self._code: Highlighter | None = None
         self._marks = ""  # of the fence before the code
@@ -69,7 +69,7 @@ class Markdown:
         elif self._start is None:
             self._line += text
             self._settle(last=False)
-        elif self._start.kind in (Kind.TEXT, Kind.HEADING):
+        elif self._start.kind in (LineKind.TEXT, LineKind.HEADING):
             self._put(self._inline.feed(text))
         else:
             self._line += text
@@ -79,10 +79,10 @@ class Markdown:
         if self._start is not None:
             return
         start = self._start = classify(self._line, last=last)
-        if start is None or start.kind is Kind.ROW:
+        if start is None or start.kind is LineKind.ROW:
             return
         self._draw_table()
-        if start.kind in (Kind.TEXT, Kind.HEADING):
+        if start.kind in (LineKind.TEXT, LineKind.HEADING):
             self._flow.indent(start.first, start.rest, DIM if "│" in start.first else "")
             self._put(self._inline.feed(start.body))
 
@@ -92,7 +92,7 @@ class Markdown:
             return
         self._settle(last=True)
         self._draw_rest()
-        if self._start is not None and self._start.kind is not Kind.ROW:
+        if self._start is not None and self._start.kind is not LineKind.ROW:
             self._flow.newline()
         self._line, self._start, self._inline = "", None, Inline()
 
@@ -100,14 +100,14 @@ class Markdown:
         """Draws what is left of a line that has ended."""
         start = self._start
         assert start is not None
-        if start.kind is Kind.ROW:
+        if start.kind is LineKind.ROW:
             self._rows.append(self._line.strip())
             self._write(f"\r{DIMMED.format(f'table, {len(self._rows)} rows')}{CLEAR_REST}")
-        elif start.kind is Kind.FENCE:
+        elif start.kind is LineKind.FENCE:
             self._marks, language = fence_of(start.body)
             self._flow.put(start.first + start.body, DIM)
             self._code = Highlighter(language)
-        elif start.kind is Kind.RULE:
+        elif start.kind is LineKind.RULE:
             width = min(self._columns() - 1, _RULE_COLUMNS) - len(start.first)
             self._flow.put(start.first + "─" * max(3, width), DIM)
         else:

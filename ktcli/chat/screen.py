@@ -115,12 +115,14 @@ class Screen:
         return text.removeprefix("\n")
 
     def _drawn(self, *, thought: bool) -> Drawing:
-        from ktcli.chat.flow import Words
+        from ktcli.chat.flow import PlainText
         from ktcli.chat.markdown import Markdown
 
         if self._colour and self.markdown and not thought:
             return Markdown(self._write, self._columns)
-        return Words(self._write, self._columns, obeys=self._colour, style="2" if thought else "")
+        return PlainText(
+            self._write, self._columns, obeys=self._colour, style="2" if thought else ""
+        )
 
     def _write(self, text: str) -> None:
         self._stream.write(text)

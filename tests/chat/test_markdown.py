@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ktcli.chat.blocks import Kind, classify
-from ktcli.chat.flow import Words
+from ktcli.chat.blocks import LineKind, classify
+from ktcli.chat.flow import PlainText
 from ktcli.chat.markdown import Markdown
 from ktcli.chat.screen import visible
 
@@ -74,7 +74,7 @@ def on_screen(pieces: Sequence[str], columns: int = 40, *, drawn: bool = True) -
         stream.feed(text.replace("\n", "\r\n"))
 
     drawing = (
-        Markdown(write, lambda: columns) if drawn else Words(write, lambda: columns, obeys=True)
+        Markdown(write, lambda: columns) if drawn else PlainText(write, lambda: columns, obeys=True)
     )
     for piece in pieces:
         drawing.feed(visible(piece))
@@ -157,12 +157,12 @@ def test_a_resized_window_counts_from_the_next_word() -> None:
 @pytest.mark.parametrize(
     ("source", "kind"),
     [
-        ("# t", Kind.HEADING), ("#tag", Kind.TEXT), ("#######  x", Kind.TEXT), ("- x", Kind.TEXT), ("---", Kind.RULE),
-        ("- - -", Kind.RULE), ("**b**", Kind.TEXT), ("| a |", Kind.ROW), ("```py", Kind.FENCE), ("```a`b", Kind.TEXT),
-        ("~~~", Kind.FENCE), ("~~gone~~", Kind.TEXT), ("1999 was", Kind.TEXT), ("", Kind.TEXT), ("> | a", Kind.TEXT),
+        ("# t", LineKind.HEADING), ("#tag", LineKind.TEXT), ("#######  x", LineKind.TEXT), ("- x", LineKind.TEXT), ("---", LineKind.RULE),
+        ("- - -", LineKind.RULE), ("**b**", LineKind.TEXT), ("| a |", LineKind.ROW), ("```py", LineKind.FENCE), ("```a`b", LineKind.TEXT),
+        ("~~~", LineKind.FENCE), ("~~gone~~", LineKind.TEXT), ("1999 was", LineKind.TEXT), ("", LineKind.TEXT), ("> | a", LineKind.TEXT),
     ],
 )  # fmt: skip
-def test_what_a_line_is_never_changes_once_it_is_certain(source: str, kind: Kind) -> None:
+def test_what_a_line_is_never_changes_once_it_is_certain(source: str, kind: LineKind) -> None:
     final = classify(source, last=True)
     assert final is not None and final.kind is kind
     for size in range(len(source)):
