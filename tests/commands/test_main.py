@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import typer
 
-from ktcli import config, errors
+from ktcli import errors
 from ktcli.commands import completion, table
 from ktcli.commands.completion import Values
 from ktcli.errors import KtError
 from ktcli.main import main
 from ktcli.resources import data_path
+from ktcli.settings import TABLE, Setting
 
 PACKAGE = Path(errors.__file__).parent
 SHOWN = [name for name, row in table.COMMANDS.items() if row.summary]
@@ -88,8 +89,27 @@ def test_every_help_fits_80_columns(
 def test_the_help_has_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for name in re.findall(r"^    (KT_\w+) ", str(config.__doc__), re.MULTILINE):
-        assert f"  {name} " in shown, name
+    for setting in TABLE:
+        assert re.search(rf"^  .*\b{setting.variable}\b", shown, re.MULTILINE), setting.name
+
+
+@pytest.mark.parametrize("setting", [each for each in TABLE if each.option], ids=lambda s: s.name)
+def test_the_option_of_a_setting_has_its_words(setting: Setting) -> None:
+    (option,) = (each for each in table.load("chat").params if setting.option in each.opts)
+    assert setting.help in option.help and option.help.endswith(f"Default: {setting.default}.")
+    assert option.metavar in (setting.metavar, None)
+
+
+def test_no_variable_is_read_past_the_table() -> None:
+    """But for those that are no settings."""
+    read = re.compile(r"""environ(?:\.get\(|\[)["'](KT_\w+)|getenv\(["'](KT_\w+)""")
+    found = {
+        name or other
+        for path in PACKAGE.rglob("*.py")
+        for name, other in read.findall(path.read_text())
+    }
+    others = {"KT_CONFIG", "KT_LIBRARY"}
+    assert found - {setting.variable for setting in TABLE} == others
 
 
 def test_the_help_shows_every_command_in_order(capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,7 +354,7 @@ def test_a_meaning_is_the_first_sentence(text: str, line: str) -> None:
 def test_bash_completes_commands_options_and_models() -> None:
     path = data_path("completions", completion.FILES["bash"])
     words = [
-        (["kt", "c"], "chat convert cache chats completion"),
+        (["kt", "c"], "chat convert cache chats config completion"),
         (["kt", "pull", "--q"], "--quiet"),
         (["kt", "show", "kimi-k2-"], "kimi-k2-thinking"),
         (["kt", "show", "--experts", "kimi-k2-"], "kimi-k2-thinking"),
@@ -347,6 +367,7 @@ def test_bash_completes_commands_options_and_models() -> None:
         (["kt", "chat", "--no-t"], "--no-think"),
         (["kt", "rm", "kt-m"], ""),
         (["kt", "completion", "z"], "zsh"),
+        (["kt", "config", "set", "th"], "think threads"),
         (["kt", "chats", "e"], "export"),
         (["kt", "chats", "export", "x", "--format", ""], "md json"),
     ]
