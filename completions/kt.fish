@@ -217,7 +217,7 @@ complete -c kt -n '__fish_seen_subcommand_from eval' -l text -d 'Plain text to r
 complete -c kt -n '__fish_seen_subcommand_from eval' -l tokens -d 'Tokens of it, at most' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l context -d 'Tokens of a window; each is read afresh' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l stride -d 'Tokens from one window to the next' -x
-complete -c kt -n '__fish_seen_subcommand_from eval' -l plot -d 'Also draw the result: .png or .svg' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l plot -d 'Also draw the result in this SVG file' -r -F
 complete -c kt -n '__fish_seen_subcommand_from eval' -l allow-special -d 'Let texts give control tokens: <|im_end|> in a text then ends a turn'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
