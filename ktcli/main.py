@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 import typer
@@ -23,6 +24,7 @@ from ktcli import __version__
 from ktcli.commands.table import COMMANDS, CONTEXT, load
 from ktcli.errors import ExitCode, KtError, UsageError
 from ktcli.output import Mode, out
+from ktcli.settings import TABLE
 
 EPILOG = """\
 Examples:
@@ -30,16 +32,6 @@ Examples:
   kt doctor                        what this machine can run
   kt plan qwen3-30b-a3b            will it fit, how fast will it be
   kt chat qwen3-30b-a3b "Hello!"   one answer, then exit
-
-Environment:
-  KT_HOME      library folder, where models lie (default: ~/.local/share/kt)
-  KT_THREADS   CPU threads (default, and at most: one per physical core)
-  KT_NUMA      teams of threads, as --numa (default: one per NUMA node)
-  KT_ISA       row of kernels, as kt doctor lists them (default: the best)
-  KT_TILE_MIN  tokens per expert from which AMX tiles serve (default: measured)
-  KT_HEAT      off: chats do not count which experts they use (default: on)
-  KT_DRAFT     as --draft of kt chat: off, lookup or N
-  KT_CACHE     room for KV pages on disk, as 20G; 0: none (default: a tenth)
 """
 
 
@@ -71,6 +63,9 @@ class Commands(TyperGroup):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         formatter.write(f"\n{EPILOG}")
+        names = wrap(", ".join(setting.variable for setting in TABLE), 76)
+        formatter.write("\nSettings (kt config list shows them; each is a variable, too):\n")
+        formatter.write("".join(f"  {line}\n" for line in names))
 
 
 def _nearest(name: str) -> str:
@@ -136,6 +131,7 @@ def _invoke(arguments: list[str]) -> int:
     click_error = _base_of(typer.BadParameter, "ClickException")
     try:
         with group.make_context("kt", arguments) as context:
+            _complain()
             group.invoke(context)
             return ExitCode.OK
     except click_error as error:
@@ -145,6 +141,14 @@ def _invoke(arguments: list[str]) -> int:
         raise UsageError(
             sentence[:1].lower() + sentence[1:], hint=f"{command} --help shows how"
         ) from None
+
+
+def _complain() -> None:
+    """Warns of what is wrong in the settings file; the command goes on without that."""
+    from ktcli import settingsfile
+
+    if sentence := settingsfile.complaint(settingsfile.path()):
+        out.warn(sentence, hint="kt config edit opens it; kt config list shows what there is")
 
 
 def _command_of(arguments: Sequence[str]) -> str:

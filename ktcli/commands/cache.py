@@ -64,7 +64,7 @@ def du(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
         "files": files,
         "models": [{**_named(each), "size_bytes": each.size_bytes} for each in stored],
     }
-    most = f"of at most {gib(quota)}" if quota else "and KT_CACHE=0 keeps no more"
+    most = f"of at most {gib(quota)}" if quota else "and no more are kept"
     out.result(document, f"{gib(size)} in {files:,} files {most}, in {safe(folder.path)}")
 
 
