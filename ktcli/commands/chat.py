@@ -47,7 +47,9 @@ PIPE = "-"  # a prompt that is all on standard input
 
 NameArg = Annotated[
     str | None,
-    typer.Argument(metavar="NAME", help="Model to talk to. Default: the built-in kt-mini."),
+    typer.Argument(
+        metavar="NAME", help="Model to talk to. Default: the setting model, else kt-mini."
+    ),
 ]
 PromptArg = Annotated[
     str | None,

@@ -8,7 +8,7 @@ a long prompt's last few tokens go the short way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -149,4 +149,4 @@ def _slots(run: Run) -> NDArray[np.int64] | None:
 
 def _kept(logits: Logits) -> Logits:
     arrays = {name: getattr(logits, name).copy() for name in ("values", "peaks", "sums")}
-    return replace(logits, **arrays)
+    return logits._replace(**arrays)
