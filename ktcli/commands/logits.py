@@ -19,7 +19,7 @@ from ktcli.engine import Engine
 from ktcli.engine.logits import F32Array
 from ktcli.errors import KtError, UsageError
 from ktcli.hardware.numa import OFF, asked_numa
-from ktcli.measure.reader import I32Array, Reader, pieces, steps
+from ktcli.measure.reader import I32Array, TextReader, pieces, steps
 from ktcli.output import out, safe
 
 MAX_IDS_BYTES = 16 << 20  # a million ids
@@ -86,7 +86,7 @@ def _compute(engine: Engine, sequences: list[I32Array], at_once: int) -> F32Arra
     rows = min(engine.max_tokens, engine.max_outputs)
     cuts = [pieces(each, 0, rows) for each in sequences]
     values, done = np.empty((sum(each.size for each in sequences), vocab), np.float32), 0
-    with closing(Reader(engine)) as reader:
+    with closing(TextReader(engine)) as reader:
         for step in steps(cuts, rows, at_once):
             found = reader.read(step)
             values[done : done + len(found)] = found

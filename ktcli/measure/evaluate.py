@@ -19,7 +19,7 @@ from ktcli.engine import Engine
 from ktcli.engine.logits import F32Array
 from ktcli.errors import KtError
 from ktcli.measure.intervals import Interval, interval
-from ktcli.measure.reader import Piece, Reader, pieces, steps
+from ktcli.measure.reader import Piece, TextReader, pieces, steps
 
 F64Array = NDArray[np.float64]
 I32Array = NDArray[np.int32]
@@ -157,7 +157,9 @@ def score(
     whole = set(np.cumsum([window.counted for window in over]).tolist())
     done = at = read = 0
     with ExitStack() as stack:
-        readers = [stack.enter_context(closing(Reader(each.engine, each.defer))) for each in cases]
+        readers = [
+            stack.enter_context(closing(TextReader(each.engine, each.defer))) for each in cases
+        ]
         for step in steps(cuts, rows, at_once):
             n = sum(piece.ids.size for piece in step)
             here = slice(at, at + n - sum(piece.skip for piece in step))

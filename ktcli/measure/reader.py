@@ -71,7 +71,7 @@ def steps(sequences: Several[Several[Piece]], rows: int, most: int) -> Iterator[
         yield step
 
 
-class Reader:
+class TextReader:
     """Computes steps of pieces on an engine. Close it, or what it holds stays held.
 
     Args:
