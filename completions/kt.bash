@@ -4,11 +4,11 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm cache chats bench eval completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm cache chats bench eval config completion --help --version" -- "$word"))
         return
     fi
     case $verb in
-        cache|chats|bench) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
+        cache|chats|bench|config) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
     esac
     case "$verb" in
         'chat')
@@ -124,6 +124,13 @@ _kt() {
                 --numa) words='auto off' ;;
                 *) options='--against --formats --defer --kv --text --tokens --context --stride --plot --allow-special --threads --numa --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
+        'config') options='--help' words='list get set unset edit path' ;;
+        'config list') options='--json --quiet --help' ;;
+        'config get') options='--json --quiet --help' words='home model system temperature max-tokens think context draft device threads numa heat cache isa tile-min debug' ;;
+        'config set') options='--json --quiet --help' words='home model system temperature max-tokens think context draft device threads numa heat cache isa tile-min debug' ;;
+        'config unset') options='--json --quiet --help' words='home model system temperature max-tokens think context draft device threads numa heat cache isa tile-min debug' ;;
+        'config edit') options='--help' ;;
+        'config path') options='--json --quiet --help' ;;
         'completion') options='--help' words='bash zsh fish' ;;
     esac
     if [[ $word == -* && -n $options ]]; then

@@ -6,7 +6,7 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l greedy -d 'Take the most
 complete -c kt -n '__fish_seen_subcommand_from chat' -l max-tokens -d 'Longest answer, in tokens' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l system -d 'System text' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l stop -d 'Text that ends an answer; may be repeated' -x
-complete -c kt -n '__fish_seen_subcommand_from chat' -l temperature -d '0 is greedy' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l temperature -d 'Randomness of answers; 0 is greedy' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l top-k -d 'Keep the best K tokens' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l top-p -d 'Keep the best tokens up to probability P' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l min-p -d 'Drop what is P times less likely' -x
@@ -24,7 +24,7 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l device -d 'Where attenti
 complete -c kt -n '__fish_seen_subcommand_from chat' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l draft -d 'Check several tokens in one step, drafted from what the conversation repeats: as many as pay, or N' -x -a 'off lookup'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l draft -d 'Check several tokens in one step, drafted from what the conversation repeats' -x -a 'off lookup'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l no-kv-cache -d 'Read and write no KV pages on disk'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l stats -d 'Show token counts and rates (on stderr)'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l explain-cache -d 'Where cached tokens could not be used, say at which token and why'
@@ -217,13 +217,40 @@ complete -c kt -n '__fish_seen_subcommand_from eval' -l text -d 'Plain text to r
 complete -c kt -n '__fish_seen_subcommand_from eval' -l tokens -d 'Tokens of it, at most' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l context -d 'Tokens of a window; each is read afresh' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l stride -d 'Tokens from one window to the next' -x
-complete -c kt -n '__fish_seen_subcommand_from eval' -l plot -d 'Also draw the result: .png or .svg' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l plot -d 'Also draw the result in this SVG file' -r -F
 complete -c kt -n '__fish_seen_subcommand_from eval' -l allow-special -d 'Let texts give control tokens: <|im_end|> in a text then ends a turn'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l help -d 'Show this message and exit'
+complete -c kt -n __fish_use_subcommand -a config -d 'Show and change the settings'
+complete -c kt -n '__fish_seen_subcommand_from config' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from config' -a list -d 'List all settings: what each is, and who says so'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from config' -a get -d 'Show one setting'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -a 'home model system temperature max-tokens think context draft device threads numa heat cache isa tile-min debug'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from config' -a set -d 'Keep a setting for all commands from now on'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -a 'home model system temperature max-tokens think context draft device threads numa heat cache isa tile-min debug'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from config' -a unset -d 'Take a setting back to its default'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -a 'home model system temperature max-tokens think context draft device threads numa heat cache isa tile-min debug'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from config' -a edit -d 'Open the settings file in an editor, as $VISUAL or $EDITOR name it'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from edit' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from config' -a path -d 'Print where the settings file is, whether it is there or not'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from path' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from path' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from path' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a completion -d 'Print the completion script of a shell'
 complete -c kt -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish'
 complete -c kt -n '__fish_seen_subcommand_from completion' -l help -d 'Show this message and exit'

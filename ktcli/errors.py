@@ -3,28 +3,56 @@
 Library code raises these and never prints. A message is one sentence with the offending values; `hint`
 is what to do next, a command where there is one. `ktcli.main` turns them into text and an exit code.
 
-    KtError                 1
-    ├── UsageError          2   the command line or a request does not make sense
-    ├── NotFound            3   a model, file or name does not exist
-    ├── NotEnoughMemory     4   the plan needs more bytes than the machine has free
-    ├── NotEnoughDisk       4
-    ├── BadCheckpoint       5   a model's files are damaged, hostile or of an unknown kind
-    │   └── BadPack         5   a converted model's files are
-    ├── HubError            6   a download failed
-    ├── Busy                7   another process holds the lock
-    ├── QueueFull           7   too many requests wait already
-    ├── ContextFull         8   the conversation does not fit the context
-    ├── NativeError         9   the native library is missing or refused
-    └── DeviceError        10   the GPU, its driver or torch failed
-        └── OutOfDeviceMemory   its memory is full: somebody else has it, or a plan was too bold
+    KtError
+    ├── UsageError
+    ├── NotFound
+    ├── NotEnoughMemory
+    ├── NotEnoughDisk
+    ├── BadCheckpoint
+    │   └── BadPack
+    ├── HubError
+    ├── Busy
+    ├── QueueFull
+    ├── ContextFull
+    ├── NativeError
+    └── DeviceError
+        └── OutOfDeviceMemory
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
+
+class ExitCode(IntEnum):
+    """The codes with which kt ends, each with its meaning for whoever writes a script."""
+
+    meaning: str
+
+    def __new__(cls, code: int, meaning: str) -> ExitCode:
+        made = int.__new__(cls, code)
+        made._value_ = code
+        made.meaning = meaning
+        return made
+
+    OK = 0, "all that was asked for was done"
+    FAILED = (
+        1,
+        "something failed that has no code of its own, or nothing was done because somebody said no",
+    )
+    USAGE = 2, "the command line, a variable or a request makes no sense"
+    NOT_FOUND = 3, "a model, a file or a name does not exist"
+    NO_ROOM = 4, "memory or disk do not suffice"
+    DAMAGED = 5, "a model's files are damaged, hostile or of an unknown kind"
+    NO_DOWNLOAD = 6, "a hub or the network failed"
+    BUSY = 7, "another process holds the lock, or too many requests wait"
+    CONTEXT_FULL = 8, "the conversation does not fit the context"
+    NO_KERNELS = 9, "the native library is missing or refused"
+    NO_DEVICE = 10, "the GPU, its driver or torch failed, or its memory is full"
+    INTERNAL = 70, "kt made a mistake; KT_DEBUG=1 shows the traceback"  # EX_SOFTWARE of sysexits.h
+    INTERRUPTED = 130, "Ctrl-C; what was finished is kept"  # 128 + SIGINT, what a shell reports
 
 
 def gib(size_bytes: int | float) -> str:
@@ -52,7 +80,7 @@ class KtError(Exception):
         hint: the advice what to do next; shown on its own line.
     """
 
-    exit_code = 1
+    exit_code: ExitCode = ExitCode.FAILED
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -72,19 +100,19 @@ def hinted(hint: str) -> Iterator[None]:
 class UsageError(KtError):
     """The command line or a request does not make sense."""
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
 
 
 class NotFound(KtError):
     """A model, file or name does not exist."""
 
-    exit_code = 3
+    exit_code = ExitCode.NOT_FOUND
 
 
 class NotEnoughMemory(KtError):
     """The plan needs more bytes than the machine has free."""
 
-    exit_code = 4
+    exit_code = ExitCode.NO_ROOM
 
     def __init__(
         self, what: str, need: int, have: int, *, node: int | None = None, hint: str = ""
@@ -100,7 +128,7 @@ class NotEnoughMemory(KtError):
 class NotEnoughDisk(KtError):
     """A write needs more bytes than the disk has free."""
 
-    exit_code = 4
+    exit_code = ExitCode.NO_ROOM
 
     def __init__(self, what: str, need: int, have: int, where: str) -> None:
         super().__init__(
@@ -112,7 +140,7 @@ class NotEnoughDisk(KtError):
 class BadCheckpoint(KtError):
     """A model's files are damaged, hostile or of an unknown kind."""
 
-    exit_code = 5
+    exit_code = ExitCode.DAMAGED
 
 
 class BadPack(BadCheckpoint):
@@ -122,19 +150,19 @@ class BadPack(BadCheckpoint):
 class HubError(KtError):
     """A download failed."""
 
-    exit_code = 6
+    exit_code = ExitCode.NO_DOWNLOAD
 
 
 class Busy(KtError):
     """Another process holds the lock."""
 
-    exit_code = 7
+    exit_code = ExitCode.BUSY
 
 
 class QueueFull(KtError):
     """Too many requests wait already."""
 
-    exit_code = 7
+    exit_code = ExitCode.BUSY
 
     def __init__(self, length: int, limit: int) -> None:
         super().__init__(
@@ -146,19 +174,19 @@ class QueueFull(KtError):
 class ContextFull(KtError):
     """The conversation does not fit the context."""
 
-    exit_code = 8
+    exit_code = ExitCode.CONTEXT_FULL
 
 
 class NativeError(KtError):
     """The native library is missing or refused an argument."""
 
-    exit_code = 9
+    exit_code = ExitCode.NO_KERNELS
 
 
 class DeviceError(KtError):
     """The GPU, its driver or torch failed, or is not there."""
 
-    exit_code = 10
+    exit_code = ExitCode.NO_DEVICE
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint or "--device cpu runs without the GPU")

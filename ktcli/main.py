@@ -3,8 +3,8 @@
 Commands are rows of one table and are imported only when they run, so that `kt --help` costs
 nothing. A row names a function with typed parameters (its docstring is the help text), or a
 `typer.Typer` for a family of verbs. All errors end here: `KtError` becomes one sentence, a hint and
-its exit code; Ctrl-C ends with 130; a closed pipe ends quietly; anything else is our mistake, said
-in one sentence, with exit code 70 (the traceback appears under KT_DEBUG=1).
+its exit code; a closed pipe ends quietly; anything else is our mistake, said in one sentence (the
+traceback appears under KT_DEBUG=1). `ExitCode` has the codes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 import typer
@@ -21,11 +22,9 @@ from typer.core import TyperGroup
 
 from ktcli import __version__
 from ktcli.commands.table import COMMANDS, CONTEXT, load
-from ktcli.errors import EXIT_INTERRUPTED, KtError, UsageError
+from ktcli.errors import ExitCode, KtError, UsageError
 from ktcli.output import Mode, out
-
-EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
-
+from ktcli.settings import TABLE
 
 EPILOG = """\
 Examples:
@@ -33,16 +32,6 @@ Examples:
   kt doctor                        what this machine can run
   kt plan qwen3-30b-a3b            will it fit, how fast will it be
   kt chat qwen3-30b-a3b "Hello!"   one answer, then exit
-
-Environment:
-  KT_HOME      library folder, where models lie (default: ~/.local/share/kt)
-  KT_THREADS   CPU threads (default, and at most: one per physical core)
-  KT_NUMA      teams of threads, as --numa (default: one per NUMA node)
-  KT_ISA       row of kernels, as kt doctor lists them (default: the best)
-  KT_TILE_MIN  tokens per expert from which AMX tiles serve (default: measured)
-  KT_HEAT      off: chats do not count which experts they use (default: on)
-  KT_DRAFT     as --draft of kt chat: off, lookup or N
-  KT_CACHE     room for KV pages on disk, as 20G; 0: none (default: a tenth)
 """
 
 
@@ -74,6 +63,9 @@ class Commands(TyperGroup):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         formatter.write(f"\n{EPILOG}")
+        names = wrap(", ".join(setting.variable for setting in TABLE), 76)
+        formatter.write("\nSettings (kt config list shows them; each is a variable, too):\n")
+        formatter.write("".join(f"  {line}\n" for line in names))
 
 
 def _nearest(name: str) -> str:
@@ -120,11 +112,11 @@ def main(arguments: Sequence[str]) -> int:
         return done.exit_code
     except (KeyboardInterrupt, typer.Abort) as stop:
         # A command that has something to say about going on raises it again with a sentence.
-        return _fail(_with_code(KtError("interrupted", hint=str(stop)), EXIT_INTERRUPTED))
+        return _fail(_with_code(KtError("interrupted", hint=str(stop)), ExitCode.INTERRUPTED))
     except BrokenPipeError:
         # The reader is gone: keep the interpreter from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
+        return ExitCode.OK
     except MemoryError:
         return _fail(
             KtError("the system has no memory left", hint="kt plan MODEL shows what a model needs")
@@ -139,8 +131,9 @@ def _invoke(arguments: list[str]) -> int:
     click_error = _base_of(typer.BadParameter, "ClickException")
     try:
         with group.make_context("kt", arguments) as context:
+            _complain()
             group.invoke(context)
-            return 0
+            return ExitCode.OK
     except click_error as error:
         context_of = getattr(error, "ctx", None)
         command = context_of.command_path if context_of else _command_of(arguments)
@@ -148,6 +141,14 @@ def _invoke(arguments: list[str]) -> int:
         raise UsageError(
             sentence[:1].lower() + sentence[1:], hint=f"{command} --help shows how"
         ) from None
+
+
+def _complain() -> None:
+    """Warns of what is wrong in the settings file; the command goes on without that."""
+    from ktcli import settingsfile
+
+    if sentence := settingsfile.complaint(settingsfile.path()):
+        out.warn(sentence, hint="kt config edit opens it; kt config list shows what there is")
 
 
 def _command_of(arguments: Sequence[str]) -> str:
@@ -179,11 +180,11 @@ def _internal(error: Exception) -> int:
         first = (str(error).splitlines() or [""])[0][:300]
         hint = "run it again with KT_DEBUG=1 for the traceback, and report both"
         said = KtError(f"kt made a mistake ({type(error).__name__}: {first})", hint=hint)
-        said = _with_code(said, EXIT_INTERNAL)
+        said = _with_code(said, ExitCode.INTERNAL)
     return _fail(said, error)
 
 
-def _with_code(error: KtError, code: int) -> KtError:
+def _with_code(error: KtError, code: ExitCode) -> KtError:
     error.exit_code = code
     return error
 
@@ -198,7 +199,7 @@ def run() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             if not isinstance(error, BrokenPipeError):
                 code = code or _internal(error)
-    if code == EXIT_INTERRUPTED and threading.active_count() > 1:
+    if code == ExitCode.INTERRUPTED and threading.active_count() > 1:
         # The interpreter would wait for a hub client's threads until their files are done.
         os._exit(code)
     sys.exit(code)

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ktcli import config
 from ktcli.errors import Busy, KtError, gib
 
 MAX_NESTING = (
@@ -138,6 +137,22 @@ def write(path: Path, data: bytes | str | memoryview, mode: int = 0o644) -> None
         raise
 
 
+def make_folder(path: Path) -> Path:
+    """Creates `path` with its parents and returns it.
+
+    Raises:
+        KtError: it cannot be created or written.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise KtError(
+            f"cannot create the folder {path}: {error.strerror}",
+            hint="set KT_HOME to a folder you can write, for example: export KT_HOME=~/kt",
+        ) from error
+    return path
+
+
 def append_line(path: Path, line: bytes) -> None:
     """Append a line to a file that is there, and flush it; one torn by a power cut has no newline."""
     _put(path, line, os.O_APPEND)
@@ -201,7 +216,7 @@ def lock(path: Path, what: str, *, wait_s: float = 0.0, mode: int = 0o644) -> It
         Busy: another process holds it; the sentence says which.
         KtError: the file cannot be made.
     """
-    config.make_folder(path.parent)
+    make_folder(path.parent)
     descriptor = _acquire(path, what, time.monotonic() + max(wait_s, _RETRY_S), mode)
     try:
         try:

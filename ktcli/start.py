@@ -16,7 +16,7 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-EXIT_INTERRUPTED = 130  # as a shell has it
+EXIT_INTERRUPTED = 130  # ExitCode.INTERRUPTED, before anything can be imported
 # Imports make a hundred thousand objects that all stay; the interpreter would look for dead cycles among them at
 # every 700th, which takes a tenth of the time until the first answer.
 _GARBAGE_THRESHOLD = 50_000

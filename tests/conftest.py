@@ -17,6 +17,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # The suite's models are tiny: a second thread of torch or of numpy's BLAS would only wait for the first.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# Nor do the settings of whoever runs the tests change what they find.
+os.environ["KT_CONFIG"] = "/nonexistent/config.toml"
+
 pytest_plugins = ["tiers"]
 
 settings.register_profile("kt", deadline=None, derandomize=True)

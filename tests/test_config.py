@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ktcli import config
+from ktcli import config, smallfiles
 from ktcli.errors import KtError, UsageError
 
 
@@ -30,7 +30,7 @@ def test_a_library_folder_that_is_a_file(tmp_path: Path, monkeypatch: pytest.Mon
         config.home()
     monkeypatch.setenv("KT_HOME", str(tmp_path / "x" / "below"))
     with pytest.raises(KtError, match="cannot create the folder"):
-        config.make_folder(config.home())
+        smallfiles.make_folder(config.home())
 
 
 def test_a_library_on_a_disk_that_is_not_mounted(
@@ -46,7 +46,7 @@ def test_a_library_on_a_disk_that_is_not_mounted(
     assert config.home() == path
     monkeypatch.delenv("KT_HOME")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "nowhere" / "yet"))
-    assert config.make_folder(config.home()).is_dir()
+    assert smallfiles.make_folder(config.home()).is_dir()
 
 
 @pytest.mark.parametrize("variable", ["KT_HOME", "XDG_DATA_HOME"])

@@ -28,6 +28,8 @@ LEVELS = [
         "native",
         "numbered",
         "resources",
+        "settings",
+        "settingsfile",
         "smallfiles",
     },
     {"ops"},

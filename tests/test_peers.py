@@ -6,7 +6,7 @@ from benchmarks.peers import report
 from benchmarks.peers.arithmetic import Series, layer_ms, layer_ratios
 from benchmarks.peers.engines import ENGINES
 from benchmarks.peers.install import versions
-from benchmarks.peers.rows import DECODE, PAIRINGS, Pairing, Work, chosen
+from benchmarks.peers.rows import DECODE, PAIRINGS, STREAMS, Pairing, Work, chosen
 from benchmarks.peers.shapes import MIXES, Mix, Part, expert_bits, metadata, size_bytes, tensors
 from ktcli.models import build, cut
 from ktcli.ops.tensors import Role
@@ -67,11 +67,19 @@ def test_every_package_has_one_version():
 
 def test_rows_are_chosen_by_words_and_engines():
     assert chosen((), ()) == list(PAIRINGS)
-    assert {work for p in chosen((), (), ("prefill",)) for work in p.goals} == {DECODE}
+    assert {work for p in chosen((), (), ("prefill",)) for work in p.goals} == {DECODE, STREAMS}
     found = chosen(("decode", "int8"), ("llama.cpp",))
     assert found
-    assert all(p.engine == "llama.cpp" and set(p.goals) == {DECODE} for p in found)
+    assert all(p.engine == "llama.cpp" and set(p.goals) <= {DECODE, STREAMS} for p in found)
     assert all("int8" in p.name(DECODE) for p in found)
+
+
+def test_streams_count_all_their_tokens():
+    pairing = Pairing("m", (8, 2), PAIRINGS[0].kt, "llama.cpp", "Q4_0", {STREAMS: 1.3})
+    row = report.row(pairing, STREAMS, [Series((4.0, 4.0), (2.0,))])
+    assert (row["streams"], row["tok_s"], row["peer_tok_s"]) == (8, 8 * 32 / 2, 8 * 32 / 4)
+    assert pairing.streams == 8
+    assert pairing.name(STREAMS).startswith("decode 32 x 8 m")
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,7 @@ class Bench:
     def _peer(self, pairing: Pairing, layers: int) -> Worker:
         engine = ENGINES[pairing.engine]
         spec: dict[str, Any] = {"context": _CONTEXT, "threads": self.threads}
+        spec["streams"] = pairing.streams
         config = self._config(pairing, layers)
         if engine.gguf:
             spec |= {
@@ -200,7 +201,7 @@ class Bench:
 
     def _kt(self, pairing: Pairing, layers: int) -> Worker:
         """kt with this cut; pairings that follow with the same formats find it loaded."""
-        key = (pairing.model, pairing.kt)
+        key = (pairing.model, pairing.kt, pairing.streams)
         if self._loaded[0] != key:
             self._close_kt()
             self._loaded = (key, {})
@@ -209,6 +210,7 @@ class Bench:
             kt = pairing.kt
             spec = {"model": pairing.model, "layers": layers, "experts": kt.experts}
             spec |= {"dense": kt.dense, "context": _CONTEXT, "threads": self.threads}
+            spec["streams"] = pairing.streams
             env = self.place.environment("", None) | ({"KT_ISA": kt.isa} if kt.isa else {})
             workers[layers] = Worker(Path(sys.executable), "kt", spec, env, self.place.log("kt"))
         return workers[layers]

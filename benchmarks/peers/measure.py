@@ -49,7 +49,7 @@ class Worker:
             Unavailable: the worker has died.
         """
         assert self._process.stdin is not None
-        job = {"kind": work.kind, "n_tokens": work.n_tokens, "seed": seed}
+        job = {"kind": work.kind, "n_tokens": work.n_tokens, "streams": work.streams, "seed": seed}
         try:
             self._process.stdin.write(json.dumps(job) + "\n")
             self._process.stdin.flush()

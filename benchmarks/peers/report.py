@@ -21,6 +21,7 @@ def row(pairing: Pairing, work: Work, series: Sequence[Series]) -> Row:
     found: Row = {
         "work": work.kind,
         "n_tokens": work.n_tokens,
+        "streams": work.streams,
         "model": pairing.model,
         "layers": pairing.layers[0],
         "format": pairing.kt.name,
@@ -31,8 +32,8 @@ def row(pairing: Pairing, work: Work, series: Sequence[Series]) -> Row:
         "ratio_max": max(large.ratios),
         "goal": goal,
         "reached": None if goal is None else large.ratio >= goal,
-        "tok_s": work.n_tokens / median(large.kt_s),
-        "peer_tok_s": work.n_tokens / median(large.peer_s),
+        "tok_s": work.all_tokens / median(large.kt_s),
+        "peer_tok_s": work.all_tokens / median(large.peer_s),
         "runs_s": [{"peer": s.peer_s, "kt": s.kt_s} for s in series],
     }
     if len(series) > 1:
@@ -62,7 +63,7 @@ def text(rows: Sequence[Row]) -> str:
     head = ("work", "model", "kt", "peer", "bits", "kt tok/s", "peer tok/s", "ratio", "per layer")
     lines = [
         (
-            f"{row['work']} {row['n_tokens']}",
+            Work(row["work"], row["n_tokens"], streams=row["streams"]).name,
             f"{row['model']}, {row['layers']} layers",
             row["format"],
             f"{row['peer']} {row['peer_format']}",

@@ -6,7 +6,6 @@ engine is assembled the same way whoever listens.
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -72,5 +71,5 @@ def announce_library(listener: Listener) -> None:
     """Warns that a new library begins where KT_HOME names a folder that is not there yet: another one may be
     meant, on a disk that is not mounted."""
     home = config.home()
-    if os.environ.get("KT_HOME") and not home.exists():
+    if config.stated("home").text and not home.exists():
         listener.note(f"A new library begins in {home}")

@@ -74,6 +74,18 @@ def changed(settings: Settings, name: str, value: str) -> Settings:
         raise UsageError(f"{name} cannot be {value!r}", hint=f"it can be {_WORDS[name]}") from error
 
 
+def switched(name: str, value: str) -> bool:
+    """Reads the value of a setting that is on or off.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    try:
+        return _switch(value)
+    except KeyError as error:
+        raise UsageError(f"{name} cannot be {value!r}", hint="it can be on or off") from error
+
+
 def silent_seed(sampling: SamplingSettings) -> str:
     """The note that a seed changes nothing; empty where it does change something."""
     if sampling.seed is None or not sampling.is_greedy:

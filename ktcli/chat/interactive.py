@@ -67,7 +67,7 @@ def talk(
     Args:
         begin: called first, to go on with a kept conversation; None: it is a new one.
     """
-    desk = slash.Desk(chat, lambda text: person.note(visible(text)), person.warn)
+    desk = slash.Desk(chat, lambda text: person.note(visible(text)), person.warn, screen=screen)
     with contextlib.closing(desk.keeper), desk.keeper.on_signals():
         if begin is not None:
             begin(desk)

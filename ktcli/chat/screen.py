@@ -7,7 +7,9 @@ sequence could change colours, titles or the clipboard. Into a pipe it goes exac
 from __future__ import annotations
 
 import re
-from typing import TextIO
+import shutil
+from collections.abc import Callable
+from typing import Protocol, TextIO
 
 from ktcli.chat.chat import AnswerPiece
 
@@ -29,30 +31,57 @@ def _picture(match: re.Match[str]) -> str:
     return "\u2421" if code == 0x7F else "\ufffd"
 
 
+class Drawing(Protocol):
+    """Draws one text on a terminal."""
+
+    def feed(self, text: str) -> None:
+        """Draws the next piece."""
+
+    def finish(self) -> bool:
+        """Draws what was held back; returns whether something is on the last line."""
+
+
 class Screen:
-    """Writes answers to a stream.
+    """Writes answers to a stream: on a terminal in whole words, and as Markdown if it can show styles.
 
     Args:
         stream: the stream to write to.
         terminal: whether the stream is a terminal.
-        colour: whether thoughts may be dimmed.
+        colour: whether thoughts may be dimmed, and words be taken back.
+        columns: returns the width of the terminal.
+
+    Attributes:
+        markdown: whether answers are drawn as Markdown, where styles are shown.
     """
 
-    def __init__(self, stream: TextIO, *, terminal: bool, colour: bool) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        terminal: bool,
+        colour: bool,
+        columns: Callable[[], int] = lambda: shutil.get_terminal_size().columns,
+    ) -> None:
         self._stream, self._terminal, self._colour = stream, terminal, colour
+        self._columns = columns
+        self.markdown = True
+        self._drawing: Drawing | None = None  # of the thought or answer that has begun
         self._thought = self._reading = False
         self._last = "\n"
 
     def piece(self, piece: AnswerPiece) -> None:
         """Writes the next piece of an answer."""
         self._end_reading()
-        text = visible(piece.text) if self._terminal else piece.text
-        if self._colour and piece.thought != self._thought:
-            self._stream.write(DIM if piece.thought else PLAIN)
-        self._thought = piece.thought
-        self._stream.write(text)
+        if not self._terminal:
+            self._stream.write(piece.text)
+            self._last = piece.text[-1:] or self._last
+        else:
+            if self._drawing is None or piece.thought != self._thought:
+                self._end_drawing()
+                self._thought = piece.thought
+                self._drawing = self._drawn(thought=piece.thought)
+            self._drawing.feed(self._on_new_line(visible(piece.text)))
         self._stream.flush()
-        self._last = text[-1:] or self._last
 
     def end(self, *, gap: bool = False) -> None:
         """Ends the answer, wherever it stopped: the next thing begins on a new line.
@@ -61,9 +90,7 @@ class Screen:
             gap: whether to leave an empty line too, for a person to come back to.
         """
         self._end_reading()
-        if self._thought and self._colour:
-            self._stream.write(PLAIN)
-        self._thought = False
+        self._end_drawing()
         if self._last != "\n":
             self._stream.write("\n")
         self._last = "\n"
@@ -78,6 +105,33 @@ class Screen:
             self._stream.write(CLEAR_LINE + (f"{DIM}{line}{PLAIN}" if self._colour else line))
             self._stream.flush()
             self._reading = True
+
+    def _on_new_line(self, text: str) -> str:
+        """The text as it goes on below a thought or an answer: its own newline is that which ends them."""
+        if self._last == "\n":
+            return text
+        self._stream.write("\n")
+        self._last = "\n"
+        return text.removeprefix("\n")
+
+    def _drawn(self, *, thought: bool) -> Drawing:
+        from ktcli.chat.flow import PlainText
+        from ktcli.chat.markdown import Markdown
+
+        if self._colour and self.markdown and not thought:
+            return Markdown(self._write, self._columns)
+        return PlainText(
+            self._write, self._columns, obeys=self._colour, style="2" if thought else ""
+        )
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+
+    def _end_drawing(self) -> None:
+        """Ends a thought or an answer; what follows begins where it is."""
+        if self._drawing is not None:
+            self._last = "x" if self._drawing.finish() else "\n"
+        self._drawing = None
 
     def _end_reading(self) -> None:
         if self._reading:

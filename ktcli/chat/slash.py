@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ktcli.chat.adjust import SETTABLE, changed, shown, silent_seed
+from ktcli.chat.adjust import SETTABLE, changed, shown, silent_seed, switched
 from ktcli.chat.chat import Chat
 from ktcli.chat.chats import (
     LAST,
@@ -26,8 +26,11 @@ from ktcli.chat.chats import (
 from ktcli.chat.conversation import Saved
 from ktcli.chat.document import save
 from ktcli.chat.keeper import Keeper
+from ktcli.chat.screen import Screen
 from ktcli.engine.generate import cached_line, six_lines
 from ktcli.errors import NotFound, UsageError
+
+MARKDOWN = "markdown"  # the setting that is the screen's
 
 
 @dataclass(slots=True)
@@ -39,6 +42,7 @@ class Desk:
         warn: shows a line that must not be overlooked; None: as `say`.
         leaving: whether the person wants to go.
         again: whether the last question is to be answered once more.
+        screen: where answers are shown; None: nowhere.
         keeper: writes the chat into its file.
     """
 
@@ -47,6 +51,7 @@ class Desk:
     warn: Callable[[str], None] | None = None
     leaving: bool = False
     again: bool = False
+    screen: Screen | None = None
     keeper: Keeper = field(init=False)
 
     def __post_init__(self) -> None:
@@ -172,9 +177,13 @@ def _exit(desk: Desk, rest: str) -> None:
 def _set(desk: Desk, rest: str) -> None:
     name, _, value = rest.partition(" ")
     name = name.replace("_", "-")
-    if name:
+    if name == MARKDOWN and desk.screen is not None:
+        desk.screen.markdown = switched(name, value.strip())
+    elif name:
         desk.chat.settings = changed(desk.chat.settings, name, value.strip())
     desk.say(shown(desk.chat.settings))
+    if desk.screen is not None:
+        desk.say(f"  {MARKDOWN:<20}{'on' if desk.screen.markdown else 'off'}")
     if name == "seed" and (silent := silent_seed(desk.chat.settings.sampling)):
         desk.say(silent)
 
@@ -219,7 +228,7 @@ def words(before: str) -> Sequence[tuple[str, str]]:
     if " " in rest:
         return []
     if command == "/set":
-        return [(name, "") for name in SETTABLE]
+        return [(name, "") for name in (*SETTABLE, MARKDOWN)]
     if command == "/load":
         last = [(LAST, "the newest")] if newest() else []
         return [*last, *((name, "") for name in saved_names() if name != LAST)]

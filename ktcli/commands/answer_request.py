@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ktcli import config
 from ktcli.errors import NotFound, UsageError
 from ktcli.store import library
 
@@ -47,6 +48,23 @@ def kept_chat(last: bool, name: str | None) -> KeptChat | None:
     )
 
 
+def preferred_settings(settings: Settings) -> Settings:
+    """Returns the settings of a model with those of the person put over them: options come before both.
+
+    Raises:
+        UsageError: a variable of the environment makes no sense.
+    """
+    from ktcli.chat.settings import override
+
+    thinking = config.value("think")
+    return replace(
+        settings,
+        sampling=override(settings.sampling, temperature=config.value("temperature")),
+        max_tokens=config.value("max-tokens") or settings.max_tokens,
+        thinking=settings.thinking if thinking is None else thinking,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
     """The options of the command line about the answers."""
@@ -78,7 +96,7 @@ class AnswerRequest:
     @property
     def model(self) -> str:
         """The model for whoever names none."""
-        return self.kept.model if self.kept else library.BUILTIN
+        return self.kept.model if self.kept else config.value("model") or library.BUILTIN
 
     def require_model(self) -> None:
         """Checks that the model of a kept conversation is here; nothing is downloaded because a file says so.

@@ -11,7 +11,7 @@ import typer
 
 from ktcli import config
 from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
-from ktcli.errors import BadCheckpoint, NotFound, gib
+from ktcli.errors import ExitCode, NotFound, gib
 from ktcli.output import out, safe, table
 from ktcli.store.pagefile import Damaged, Kind, read_table
 from ktcli.store.pagefolder import PageFolder, StoredPages
@@ -64,7 +64,7 @@ def du(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
         "files": files,
         "models": [{**_named(each), "size_bytes": each.size_bytes} for each in stored],
     }
-    most = f"of at most {gib(quota)}" if quota else "and KT_CACHE=0 keeps no more"
+    most = f"of at most {gib(quota)}" if quota else "and no more are kept"
     out.result(document, f"{gib(size)} in {files:,} files {most}, in {safe(folder.path)}")
 
 
@@ -116,7 +116,7 @@ def verify(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     summary = f"{files - len(bad):,} of {files:,} files are intact"
     out.result({"ok": not bad, "files": files, "bad": bad}, "\n".join([*lines, summary]))
     if bad:
-        raise typer.Exit(BadCheckpoint.exit_code)
+        raise typer.Exit(ExitCode.DAMAGED)
 
 
 @app.command()
@@ -136,7 +136,7 @@ def rm(
     what = "all KV pages" if chosen is None else f"the KV pages of {', '.join(names or [])}"
     if folder.path.is_dir() and not yes and not out.confirm(f"Remove {what}?"):
         out.note("Nothing was removed.")
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
     removed = [each.name for each in folder.stored()] if chosen is None else chosen
     freed = sum(folder.remove(name) for name in ([None] if chosen is None else chosen))
     document = {"removed": removed, "freed_bytes": freed}

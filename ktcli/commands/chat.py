@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ktcli import config
-from ktcli.commands.answer_request import AnswerRequest, kept_chat
+from ktcli.commands.answer_request import AnswerRequest, kept_chat, preferred_settings
 from ktcli.commands.options import (
     AllowSpecialOpt,
     ContextOpt,
@@ -23,12 +23,14 @@ from ktcli.commands.options import (
     PrefillThresholdOpt,
     QuietOpt,
     ThreadsOpt,
+    setting_option,
 )
 from ktcli.commands.piped import is_typed, standard_input
 from ktcli.errors import ContextFull, DeviceError, NotFound, UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
 from ktcli.output import Mode, out
+from ktcli.settings import SETTINGS
 from ktcli.store import library
 from ktcli.store.reference import parse
 
@@ -44,7 +46,9 @@ PIPE = "-"  # a prompt that is all on standard input
 
 NameArg = Annotated[
     str | None,
-    typer.Argument(metavar="NAME", help="Model to talk to. Default: the built-in kt-mini."),
+    typer.Argument(
+        metavar="NAME", help="Model to talk to. Default: the setting model, else kt-mini."
+    ),
 ]
 PromptArg = Annotated[
     str | None,
@@ -53,23 +57,15 @@ PromptArg = Annotated[
 Greedy = Annotated[bool, typer.Option("--greedy", help="Take the most likely token always.")]
 MaxTokens = Annotated[
     int | None,
-    typer.Option(
-        "--max-tokens",
-        "-n",
-        metavar="N",
-        min=1,
-        help="Longest answer, in tokens. Default: the model's own, else what the context holds.",
-    ),
+    setting_option("max-tokens", "-n", min=1),
 ]
-System = Annotated[
-    str | None, typer.Option("--system", "-s", metavar="TEXT", help="System text. Default: none.")
-]
+System = Annotated[str | None, setting_option("system", "-s")]
 Stop = Annotated[
     list[str] | None,
     typer.Option("--stop", metavar="TEXT", help="Text that ends an answer; may be repeated."),
 ]
 Number = float | None
-Temperature = Annotated[Number, typer.Option("--temperature", metavar="X", help="0 is greedy.")]
+Temperature = Annotated[Number, setting_option("temperature")]
 TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Keep the best K tokens.")]
 TopP = Annotated[
     Number, typer.Option("--top-p", metavar="P", help="Keep the best tokens up to probability P.")
@@ -88,17 +84,13 @@ Seed = Annotated[
 Think = Annotated[
     bool | None,
     typer.Option(
-        "--think/--no-think", help="For models that can do both. Default: as the model likes."
+        "--think/--no-think",
+        help=f"{SETTINGS['think'].help} Default: {SETTINGS['think'].default}.",
     ),
 ]
 DraftOpt = Annotated[
     str | None,
-    typer.Option(
-        "--draft",
-        metavar="off|lookup|N",
-        help="Check several tokens in one step, drafted from what the conversation repeats: as many as pay, or N."
-        " Answers stay the same. Default: lookup, without a GPU.",
-    ),
+    setting_option("draft"),
 ]
 NoKvCache = Annotated[
     bool,
@@ -224,7 +216,8 @@ def _draft_wish(option: str | None) -> DraftWish:
 
     if option is not None:
         return DraftWish.parse(option, "--draft")
-    return DraftWish.parse(config.asked_draft(), "KT_DRAFT")
+    said = config.stated("draft")
+    return DraftWish.parse(said.text or None, said.source)
 
 
 def who_and_what(
@@ -296,8 +289,9 @@ def _open(model: str, asked: AnswerRequest, wanted: Wanted) -> tuple[Ready, Chat
         )
     engine = load(ready, wanted, out)
     speaker = Speaker(ready.name, engine, voice, lasting_name(model), library.identity(ready.pack))
-    made = Chat(speaker, asked.over(voice.settings), asked.draft)
-    made.conversation.system = asked.system or ""
+    made = Chat(speaker, asked.over(preferred_settings(voice.settings)), asked.draft)
+    system = config.value("system") if asked.system is None else asked.system
+    made.conversation.system = system or ""
     sampling = made.settings.sampling
     if asked.sampling["seed"] is not None and sampling.is_greedy:
         out.warn(f"--seed {sampling.seed} changes nothing: the most likely token is always taken")

@@ -15,7 +15,7 @@ from ktcli.chat.chats import Listed
 from ktcli.chat.conversation import Saved
 from ktcli.chat.document import text_of
 from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
-from ktcli.errors import UsageError
+from ktcli.errors import ExitCode, UsageError
 from ktcli.output import out, safe, table, visible
 
 BEGINS = 48  # characters of the first question in a list
@@ -94,7 +94,7 @@ def rm(
         what = ", ".join(path.stem for path in paths)
         if not out.confirm(f"Remove {what}?"):
             out.note("Nothing was removed.")
-            raise typer.Exit(1)
+            raise typer.Exit(ExitCode.FAILED)
     removed = []
     for path in paths:
         chats.remove(path)

@@ -17,6 +17,7 @@ import typer
 from ktcli.commands.table import COMMANDS, load
 from ktcli.errors import UsageError
 from ktcli.output import out
+from ktcli.settings import SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +164,13 @@ _MEANINGS: dict[str, Callable[[], Values]] = {
     "MACHINE": _machines,
     "MODEL": lambda: Values(names="all", files=".gguf"),
     "CHAT": lambda: Values(names="chats"),
+    "SETTING": lambda: Values(tuple(SETTINGS)),
     "FILE": lambda: Values(files="any"),
     "FILE.json": lambda: Values(files="any"),
     "FILE.npy": lambda: Values(files="any"),
     "DIR": lambda: Values(files="folders"),
 }
-_TYPED = {"N", "K", "P", "X", "TEXT", "LIST", "ROW", "WORD"}
+_TYPED = {"N", "K", "P", "X", "TEXT", "LIST", "ROW", "WORD", "VALUE"}
 
 # Shell words that print the names of each kind; of models a file may be named instead.
 NAMES = {

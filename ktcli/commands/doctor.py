@@ -90,11 +90,12 @@ def _kernels() -> tuple[tuple[Kernel, ...], str]:
 def _setting(native_error: str, problems: list[Problem]) -> HostSetting:
     """Reads environment and installation; what cannot be read becomes a problem."""
     threads: int | None = None
+    asked = config.stated("threads")
     try:
-        threads = config.forced_threads()
+        threads = asked.value
     except KtError as error:
-        problems.append(Problem(Level.ERROR, str(error), "unset KT_THREADS"))
-    home, home_error, home_warning = os.environ.get("KT_HOME", ""), "", ""
+        problems.append(Problem(Level.ERROR, str(error), asked.undo))
+    home, home_error, home_warning = config.stated("home").text, "", ""
     try:
         home = str(config.home())
         home_error, home_warning = _unwritable(config.home())
@@ -110,6 +111,8 @@ def _setting(native_error: str, problems: list[Problem]) -> HostSetting:
         home=home,
         home_error=home_error,
         home_warning=home_warning,
+        threads_source=asked.source,
+        threads_undo=asked.undo,
     )
 
 
@@ -128,19 +131,20 @@ def _unwritable(folder: Path) -> tuple[str, str]:
 
 
 def _threads(machine: Machine, setting: HostSetting, problems: list[Problem]) -> TeamsHere:
-    """The teams that KT_NUMA and KT_THREADS ask for on this machine; a wrong KT_NUMA becomes a problem.
+    """The teams that the settings numa and threads ask for on this machine; a wrong numa becomes a problem.
 
-    A KT_THREADS above the number of cores is named by `diagnose`.
+    A number of threads above the number of cores is named by `diagnose`.
     """
     cpu, numa = machine.cpu, AUTO
     try:
         asked = asked_numa(None)
         cpu, numa = on_nodes(machine.nodes, cpu, asked), asked
     except UsageError as error:
-        problems.append(Problem(Level.ERROR, f"{error}; {error.hint}", "unset KT_NUMA"))
+        problems.append(Problem(Level.ERROR, f"{error}; {error.hint}", config.stated("numa").undo))
     threads = min(setting.forced_threads or cpu.threads, max(1, len(cpu.cores)))
     teams = node_teams(machine.nodes, cpu, threads, numa)
-    return TeamsHere(teams, numa, setting.forced_threads is not None)
+    said = setting.threads_source if setting.forced_threads else ""
+    return TeamsHere(teams, numa, said, config.stated("numa").words)
 
 
 def _tiles(

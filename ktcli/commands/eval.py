@@ -21,7 +21,7 @@ from ktcli.commands.options import (
     writable,
 )
 from ktcli.commands.view.quality import Found, document, words
-from ktcli.errors import EXIT_INTERRUPTED, KtError, UsageError
+from ktcli.errors import ExitCode, KtError, UsageError
 from ktcli.hardware.text import whole
 from ktcli.output import out
 
@@ -29,14 +29,14 @@ TOKENS = (
     40_960  # with them the cost of int8 experts in kt-mini, a thousandth, can be told from nothing
 )
 LENGTH = 512
-_PICTURES = (".png", ".svg")
+_PICTURE = ".svg"
 
 
 def _picture(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    if path is not None and path.suffix.lower() not in _PICTURES:
+    if path is not None and path.suffix.lower() != _PICTURE:
         raise UsageError(
-            f"--plot: {str(path)[:300]} has no ending that says what to draw",
-            hint=f"end it with {' or '.join(_PICTURES)}",
+            f"--plot draws SVG files, and {str(path)[:300]} does not end like one",
+            hint=f"end it with {_PICTURE}",
         )
     return writable(option, path)
 
@@ -93,7 +93,7 @@ StrideOpt = Annotated[
 PlotOpt = Annotated[
     Path | None,
     typer.Option(
-        "--plot", metavar="FILE", callback=_picture, help="Also draw the result: .png or .svg."
+        "--plot", metavar="FILE", callback=_picture, help="Also draw the result in this SVG file."
     ),
 ]
 
@@ -132,8 +132,6 @@ def evaluate(
 
       kt eval ./tuned --against qwen3-30b-a3b --json
     """
-    if plot is not None:
-        _require_plots()
     asked = EvalRequest(context, stride or context, tokens, _depths(defer), _caches(kv))
     asked.require()
     passage = read_passage(text)
@@ -143,14 +141,14 @@ def evaluate(
     scores, complete = measure(ways, over, asked, threads, numa, out)
     found = Found.of(ways, scores, passage, reading, asked, complete)
     if found.results:
-        out.result(document(found), lambda: words(found))
+        out.result(document(found), lambda: _shown(found))
         if plot is not None:
             _draw(found, plot)
     if not complete:
         if not found.results:
             raise KeyboardInterrupt
         out.warn(f"interrupted: these are figures of {found.tokens:,} tokens")
-        raise typer.Exit(EXIT_INTERRUPTED)
+        raise typer.Exit(ExitCode.INTERRUPTED)
 
 
 def _depths(said: str) -> tuple[int, ...]:
@@ -167,15 +165,12 @@ def _caches(said: str) -> tuple[str, ...]:
     return found
 
 
-def _require_plots() -> None:
-    """Refuses --plot before the measurement if plots cannot be drawn."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise KtError(
-            "--plot needs matplotlib, which is not installed",
-            hint="pip install matplotlib, or install kt with its extra: ktcli[plot]",
-        ) from error
+def _shown(found: Found) -> str:
+    """The table for people, and below it a drawing, on a terminal with room for one."""
+    from ktcli.commands.view import plot
+
+    picture = plot.drawn(found, out.width) if out.width else ""
+    return "\n\n".join(filter(None, (words(found), picture)))
 
 
 def _draw(found: Found, path: Path) -> None:

@@ -11,13 +11,15 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ktcli import config
 from ktcli.errors import UsageError
 from ktcli.hardware.gpu import parse_device
 from ktcli.output import Mode, out
+from ktcli.settings import SETTINGS
 
 
 def _json(value: bool) -> bool:
@@ -32,8 +34,29 @@ def _quiet(value: bool) -> bool:
     return value
 
 
-def _device(value: str) -> str:
+def setting_option(name: str, *short: str, **more: Any) -> Any:
+    """The option of a setting, with the words of its row."""
+    setting = SETTINGS[name]
+    words = f"{setting.help} Default: {setting.default}."
+    return typer.Option(setting.option, *short, metavar=setting.metavar, help=words, **more)
+
+
+def preferred(context: typer.Context, option: typer.CallbackParam, value: Any) -> Any:
+    """The value of an option, or of the setting of its name where the command line does not have it.
+
+    A plan for another machine has nothing to do with the settings of this one.
+    """
+    source = context.get_parameter_source(str(option.name))
+    is_default = source is not None and source.name == "DEFAULT"
+    if not is_default or context.params.get("machine") is not None:
+        return value
+    said = config.value(str(option.name).replace("_", "-"))
+    return value if said is None else said
+
+
+def _device(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
     """Refuses an unknown device before anything is pulled or converted for it."""
+    value = preferred(context, option, value)
     parse_device(value)
     return value
 
@@ -77,41 +100,15 @@ QuietOpt = Annotated[
     ),
 ]
 YesOpt = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-ThreadsOpt = Annotated[
-    int | None,
-    typer.Option(
-        "--threads",
-        "-t",
-        metavar="N",
-        min=1,
-        help="CPU threads. Default, and at most: one per physical core.",
-    ),
-]
-NumaOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--numa",
-        metavar="auto|off|N|nodes=LIST",
-        help="Teams of threads, each with its share of the weights in memory beside it. Default: one"
-        " per NUMA node.",
-    ),
-]
+ThreadsOpt = Annotated[int | None, setting_option("threads", "-t", min=1)]
+NumaOpt = Annotated[str | None, setting_option("numa")]
 RunsOpt = Annotated[
     int,
     typer.Option(
         "--runs", metavar="N", min=1, help="Runs, each between two measurements of the ceiling."
     ),
 ]
-ContextOpt = Annotated[
-    int | None,
-    typer.Option(
-        "--context",
-        "-c",
-        metavar="N",
-        min=1,
-        help="Positions to reserve. Default: 8192, or what the model and the memory allow.",
-    ),
-]
+ContextOpt = Annotated[int | None, setting_option("context", "-c", min=1, callback=preferred)]
 LayersOpt = Annotated[
     int | None,
     typer.Option(
@@ -147,15 +144,7 @@ MachineOpt = Annotated[
         help="Plan for a machine that ships with kt or that this file describes, not for this one.",
     ),
 ]
-DeviceOpt = Annotated[
-    str,
-    typer.Option(
-        "--device",
-        metavar="auto|cpu|cuda|cuda:N",
-        help="Where attention and dense parts run. Default: a GPU if that is faster.",
-        callback=_device,
-    ),
-]
+DeviceOpt = Annotated[str, setting_option("device", callback=_device)]
 GpuExpertsOpt = Annotated[
     str | None,
     typer.Option(

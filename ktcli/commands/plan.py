@@ -22,7 +22,7 @@ from ktcli.commands.options import (
     ThreadsOpt,
 )
 from ktcli.commands.view.plan import document, render
-from ktcli.errors import NotEnoughMemory
+from ktcli.errors import ExitCode
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa, parse_numa
 from ktcli.output import out
@@ -64,4 +64,4 @@ def plan(
     made = plan_subject(subject, wanted, described=machine, by_memory=auto, listener=out)
     out.result(document(subject.name, made), lambda: render(subject.name, made))
     if not made.fits:
-        raise typer.Exit(NotEnoughMemory.exit_code)
+        raise typer.Exit(ExitCode.NO_ROOM)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ktcli import config
+from ktcli import config, smallfiles
 from ktcli.assembly.bench import Trial, plan_trial
 from ktcli.assembly.kvpages import store_below
 from ktcli.assembly.request import Wanted
@@ -80,7 +80,7 @@ def resume(
     asked = Wanted(context=tokens + 1, threads=threads, numa=asked_numa(numa))
     planned = plan_trial(Trial(subject, asked, layers), out)
     engine = planned.load(out)
-    config.make_folder(config.home())
+    smallfiles.make_folder(config.home())
     with (
         TemporaryDirectory(prefix=f"{RESUMING}{os.getpid()}-", dir=config.home()) as folder,
         out.progress(f"resume {subject.name}", 1 + 2 * runs, unit="runs") as bar,

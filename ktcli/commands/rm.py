@@ -8,7 +8,7 @@ import typer
 
 from ktcli import smallfiles
 from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
-from ktcli.errors import NotFound, UsageError, gib
+from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import out, safe
 from ktcli.store import catalog, heat, library, removal
 from ktcli.store.library import Entry
@@ -50,7 +50,7 @@ def rm(
         names = ", ".join(f"{entry.label} ({entry.kind.value})" for entry in chosen)
         if not out.confirm(f"Remove {names} and free {gib(size)}?"):
             out.note("Nothing was removed.")
-            raise typer.Exit(1)
+            raise typer.Exit(ExitCode.FAILED)
     freed, removed = 0, []
     for entry in chosen:
         with smallfiles.lock(library.lock_path(entry.name), f"removing {entry.label}"):

@@ -60,6 +60,7 @@ COMMANDS: dict[str, Row] = {
     "eval": Row(
         "ktcli.commands.eval:evaluate", "Measure how well a model predicts a text.", "Measure"
     ),
+    "config": Row("ktcli.commands.config:app", "Show and change the settings.", "Shell"),
     "completion": Row(
         "ktcli.commands.completion:completion", "Print the completion script of a shell.", "Shell"
     ),

@@ -8,7 +8,7 @@ import typer
 
 from ktcli import manifest
 from ktcli.commands.options import JsonOpt, ModelArg, QuietOpt
-from ktcli.errors import BadCheckpoint, NotFound, gib
+from ktcli.errors import ExitCode, NotFound, gib
 from ktcli.manifest import Seal
 from ktcli.output import out, safe
 from ktcli.store import integrity, library
@@ -34,7 +34,7 @@ def verify(model: ModelArg, json: JsonOpt = False, quiet: QuietOpt = False) -> N
     bad = [report for report in reports if report["bad"]]
     out.result({"ok": not bad, "models": reports}, lambda: "\n".join(map(_render, reports)))
     if bad:
-        raise typer.Exit(BadCheckpoint.exit_code)
+        raise typer.Exit(ExitCode.DAMAGED)
 
 
 def _check(entry: Entry) -> dict[str, Any]:

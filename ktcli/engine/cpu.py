@@ -80,7 +80,8 @@ class CpuEngine:
         memory = (cache.memory, cache.layout.page_bytes, cache.state_memory)
         self.program.attach(*memory, cache.states.size_bytes)
         views = outputs.logits, outputs.best, outputs.peaks, outputs.sums
-        self._rows = tuple(self.program.rows(view, self.max_outputs) for view in views)
+        outputs_of = (self.program.rows(view, self.max_outputs) for view in views)
+        self._rows = list(zip(*outputs_of, strict=True))
 
     @property
     def pools(self) -> Pools:
@@ -102,11 +103,10 @@ class CpuEngine:
 
     def run(self, batch: Batch) -> list[Logits]:
         self.program.run(batch)
-        values, best, peaks, sums = self._rows
         at = [run.temperature for run in batch.runs for _ in range(run.first_output, run.ids.size)]
         return [
-            Logits(values[i], int(best[i, 0]), peaks[i], sums[i], temperature)
-            for i, temperature in enumerate(at)
+            Logits(values, int(best[0]), peaks, sums, temperature)
+            for temperature, (values, best, peaks, sums) in zip(at, self._rows, strict=False)
         ]
 
     def depth_at(self, position: int) -> int:

@@ -74,7 +74,7 @@ class DraftWish:
             raise UsageError(
                 "drafted tokens could change answers here: on a GPU, and in AMX tiles of bf16, logits depend"
                 " on how many tokens share a step",
-                hint="leave --draft out (and KT_DRAFT unset), or say --draft off",
+                hint="leave --draft out (and the setting draft unset), or say --draft off",
             )
         return None
 

@@ -6,7 +6,7 @@ it while the logits are still in the caches (kt_program_summary in kt.h), `Logit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,7 @@ Ids = NDArray[np.int64]
 _INSIDE = np.arange(BLOCK_COLUMNS)
 
 
-@dataclass(frozen=True, slots=True)
-class Logits:
+class Logits(NamedTuple):
     """One row of logits, V values in B blocks of 64, of which the last may be shorter.
 
     Attributes:

@@ -217,7 +217,8 @@ class Sequence:
 
     def until_mark(self, n: int) -> int:
         """The tokens of the next run, of at most `n`, which should end at a mark."""
-        return min([n, *(mark - self.length for mark in self._marks if mark > self.length)])
+        ahead = [mark - self.length for mark in self._marks if mark > self.length]
+        return min(n, *ahead) if ahead else n
 
     # -- going elsewhere -------------------------------------------------------------------------------
 
@@ -305,6 +306,8 @@ class Sequence:
         last = int(self._table[at]) if self.length % PAGE_TOKENS else -1
         shared = last >= 0 and (pages.sealed(last) or pages.holders(last) > 1)
         more = max(0, pages_for(end) - self._n_pages)
+        if not (more or shared):
+            return
         try:
             taken = pages.take(more + shared)
         except PoolFull:

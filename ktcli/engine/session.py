@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Numbers
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -172,7 +172,7 @@ class Session:
         first, run = made.kept, made.run
         made.kept = n
         if not self.recurrent:
-            rest = replace(run, ids=run.ids[first:], start=run.start + first)
+            rest = run._replace(ids=run.ids[first:], start=run.start + first)
             self.sequence.commit(rest, n - first, prompt=False)
         elif n == run.ids.size > first:
             self.sequence.commit(run, prompt=False)
@@ -203,7 +203,7 @@ class Session:
         wanted, vocab = np.asarray(ids, dtype=np.int64), self._engine.spec.vocab
         if wanted.ndim != 1 or wanted.size == 0:
             raise UsageError("there is nothing to compute: no token ids were given")
-        if int(wanted.min()) < 0 or int(wanted.max()) >= vocab:
+        if int(wanted.view(np.uint64).max()) >= vocab:  # below 0, too
             bad = next(int(i) for i in wanted if not 0 <= i < vocab)
             raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")
         if length + wanted.size > self.context:

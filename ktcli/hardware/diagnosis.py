@@ -54,7 +54,8 @@ class HostSetting:
     Attributes:
         system: "Linux x86_64".
         native_error: the reason why the native library does not load; empty if it does.
-        forced_isa: KT_ISA; None if unset. forced_threads: KT_THREADS.
+        forced_isa: KT_ISA; None if unset. forced_threads: the setting `threads`, threads_source: who says it,
+            threads_undo: the command that takes it back.
         torch: whether PyTorch is installed.
         nvidia_driver: whether a kernel driver for NVIDIA GPUs is loaded.
         home: the library folder. home_error: why it cannot be used; empty if it can. home_warning: why
@@ -70,6 +71,8 @@ class HostSetting:
     home: str
     home_error: str
     home_warning: str = ""
+    threads_source: str = "KT_THREADS"
+    threads_undo: str = "unset KT_THREADS"
 
 
 def explain_rows(rows: tuple[tuple[str, bool, str], ...], forced: str | None) -> tuple[Kernel, ...]:
@@ -144,9 +147,9 @@ def _processor(
     if threads is not None and threads > len(cpu.cores):
         yield Problem(
             Level.ERROR,
-            f"KT_THREADS is {threads}, but this process may use {len(cpu.cores)} physical cores: "
+            f"{setting.threads_source} is {threads}, but this process may use {len(cpu.cores)} physical cores: "
             "kt starts no more threads than cores, as they would slow each other down",
-            "unset KT_THREADS",
+            setting.threads_undo,
         )
     if cpu.quota is not None and cpu.quota < len(cpu.cores):
         yield Problem(

@@ -85,5 +85,5 @@ def asked_numa(option: str | None) -> Numa:
     """
     if option is not None:
         return parse_numa(option)
-    forced = config.forced_numa()
-    return AUTO if forced is None else parse_numa(forced, "KT_NUMA")
+    said = config.stated("numa")
+    return parse_numa(said.text, said.source) if said.text else AUTO

@@ -63,8 +63,10 @@ def forced_size(cpu: Cpu, asked: int | None = None) -> int | None:
     """
     if asked is not None:
         return _within(cpu, asked, f"--threads asks for {asked} threads")
-    forced = config.forced_threads()
-    return None if forced is None else _within(cpu, forced, f"KT_THREADS is {forced}")
+    said = config.stated("threads")
+    return (
+        None if said.value is None else _within(cpu, said.value, f"{said.source} is {said.value}")
+    )
 
 
 def planned_size(cpu: Cpu, asked: int | None = None, gpus: int = 0) -> int:

@@ -74,7 +74,7 @@ def pull(reference: Reference, watcher: Watcher, *, hub: Hub | None = None) -> E
         snapshot = client.look(reference.repository, reference.revision)
         files = wanted(snapshot)
         _check_space(reference, files, folder)
-        config.make_folder(folder)
+        smallfiles.make_folder(folder)
         origin = f"@{reference.revision}" if reference.revision else ""
         text = f"{snapshot.hub}:{snapshot.repository}{origin}"
         smallfiles.write(folder / library.PULLING, text)

@@ -25,7 +25,7 @@ def note(name: str, origin: Path) -> None:
         OSError: the library cannot be written.
     """
     path = _path(name)
-    config.make_folder(path.parent)
+    smallfiles.make_folder(path.parent)
     smallfiles.write(path, os.fsencode(origin.absolute()))
 
 

@@ -34,6 +34,8 @@ static int64_t cut_into(work *k, int64_t queries)
     k->blocks = k->rows = k->spans = 0;
     for (int64_t i = k->runs.first; i < k->runs.last; i++) {
         cut c = cut_run(k, i);
+        if (i == k->runs.first)
+            k->first = c;
         k->blocks += c.blocks;
         k->rows = max64(k->rows, c.rows);
         k->spans = max64(k->spans, c.spans);
@@ -53,7 +55,7 @@ void cut_work(work *k)
 
 place_in first_place(const work *k)
 {
-    return (place_in){.run = k->runs.first, .c = cut_run(k, k->runs.first)};
+    return (place_in){.run = k->runs.first, .c = k->first};
 }
 
 /* Tasks of a run in a wave over spans [done, done + n) of each, counted from its first. */

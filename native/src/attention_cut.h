@@ -32,6 +32,7 @@ typedef struct work {
     run_range runs;
     int64_t queries;        /* of a block, at most */
     int64_t blocks, rows, spans;    /* of all runs: their sum, and the most of one */
+    cut first;              /* of the first run */
     head_rows q, out;
 } work;
 

@@ -78,11 +78,17 @@ int mla_next(const mla *o, const worker *w, mla_rows *r)
 
 /* The step's first rows, if they take the absorbed form: the usual ones, in phases of their own. All others go through
  * the last phase. */
-static mla_rows first_rows(const mla *o, const worker *w)
+static mla_rows find_first(const mla *o, const worker *w)
 {
     mla_rows r = {0};
     mla_next(o, w, &r);
     return r.form == MLA_ABSORBED_FORM ? r : (mla_rows){0};
+}
+
+/* The same in the phases after the first. */
+static mla_rows first_rows(const mla *o, const worker *w)
+{
+    return o->own[w->thread].first;
 }
 
 /* The runs of rows. */
@@ -156,26 +162,28 @@ void mla_split(const mla *o, const worker *w, mla_rows r, int64_t first, int64_t
 
 static void split_run(const void *arg, worker *w)
 {
-    mla_rows r = first_rows(arg, w);
+    const mla *o = arg;
+    mla_rows r = o->own[w->thread].first = find_first(o, w);
     int64_t first, last;
     own_rows(w, KT_ROWS_TOKENS, &first, &last);
-    mla_split(arg, w, r, first, min64(last, r.n));
+    mla_split(o, w, r, first, min64(last, r.n));
 }
 
-/* Task i of the products of all heads: a head and a run of its panels. One task per head would leave most
- * of a large team idle; where a matrix is cut does not change a bit. */
+/* The products of all heads are tasks of a head and a run of its panels. One task per head would leave most of a large
+ * team idle; where a matrix is cut does not change a bit. */
 typedef struct head_part {
     int64_t head, first, last;      /* panels */
 } head_part;
 
+/* Tasks of a head. */
 static int64_t parts(const mla *o, const worker *w, const matrices *m)
 {
     return min64(m->panels, (2 * (int64_t)w->threads + o->s.heads - 1) / o->s.heads);
 }
 
-static head_part part_at(const mla *o, const worker *w, const matrices *m, int64_t i)
+/* Task i, where a head has n. */
+static head_part part_at(const matrices *m, int64_t n, int64_t i)
 {
-    int64_t n = parts(o, w, m);
     return (head_part){i / n, m->panels * (i % n) / n, m->panels * (i % n + 1) / n};
 }
 
@@ -184,8 +192,9 @@ void mla_absorb(const mla *o, const worker *w, mla_rows r)
     act all = nope_act(o, w), some;
     head_rows to = mla_queries(o, w);
     product p = {.n_tokens = r.n, .y_stride = to.token_stride};
-    for (int64_t i; (i = worker_take(w, 1)) < o->s.heads * parts(o, w, &o->uk_in);) {
-        head_part t = part_at(o, w, &o->uk_in, i);
+    int64_t n = parts(o, w, &o->uk_in), tasks = n * o->s.heads;
+    for (int64_t i; (i = worker_take(w, 1)) < tasks;) {
+        head_part t = part_at(&o->uk_in, n, i);
         matrices_bind(w, &o->uk_in, t.head, t.first, t.last, &p);
         mla_tiles(&p, r.tiled);
         some = act_rows(&all, t.head * p.n_tokens);
@@ -238,8 +247,9 @@ void mla_values(const mla *o, const worker *w, mla_rows r)
     act all = result_act(o, w), some;
     head_rows from = mla_results_at(o, w);
     product p = {.n_tokens = r.n, .y_stride = view_stride(w, o->out)};
-    for (int64_t i; (i = worker_take(w, 1)) < o->s.heads * parts(o, w, &o->uv);) {
-        head_part t = part_at(o, w, &o->uv, i);
+    int64_t n = parts(o, w, &o->uv), tasks = n * o->s.heads;
+    for (int64_t i; (i = worker_take(w, 1)) < tasks;) {
+        head_part t = part_at(&o->uv, n, i);
         matrices_bind(w, &o->uv, t.head, t.first, t.last, &p);
         mla_tiles(&p, r.tiled);
         some = act_rows(&all, t.head * p.n_tokens);
@@ -390,12 +400,13 @@ int kt_program_mla(kt_program *p, kt_view out, kt_view q, kt_view latent, const 
     if (!failed && (uk_in.rotation || uk_out.rotation || uv.rotation))
         failed = program_fail(p, KT_ERR_SHAPE, "mla: weights with a rotation");
     mla *o = failed ? NULL : program_new(p, sizeof *o);
-    if (!o)
+    mla_own *own = o ? program_new(p, (size_t)kt_pool_threads(p->pool) * sizeof *own) : NULL;
+    if (!own)
         return failed ? failed : KT_ERR_MEMORY;
     int32_t width = latent.width, kv_f32 = p->options.kv_f32;
     size_t layer_bytes = (size_t)width * KT_PAGE_TOKENS * (kv_f32 ? sizeof(float) : sizeof(uint16_t));
     *o = (mla){.out = out, .q = q, .latent = latent, .s = *shape, .uk_in = uk_in, .uk_out = uk_out, .uv = uv,
-               .selection = shape->choice - 1,
+               .selection = shape->choice - 1, .own = own,
                .a = {.kv_heads = 1, .group = shape->heads, .dk = width, .dv = shape->lora, .kv_f32 = kv_f32,
                      .pack = 1, .scale = shape->scale, .k_stride = width, .v_stride = width,
                      .k_offset = shape->layer_offset, .v_offset = shape->layer_offset}};

@@ -4,17 +4,6 @@
 
 #include "attention.h"
 
-typedef struct mla {
-    kt_view out, q, latent;
-    kt_mla s;
-    matrices uk_in, uk_out, uv;
-    attention a;                /* absorbed, over latent rows: dk = lora + rope, dv = lora */
-    size_t nope_offset, query_offset, result_offset;    /* bytes into the shared scratch */
-    size_t chosen_offset, chosen_bytes;                 /* the same, of gathered rows */
-    int32_t selection;          /* whose positions are attended to; -1: all */
-    const int32_t *identity;    /* numbers of the pages of gathered rows */
-} mla;
-
 enum { MLA_ABSORBED_FORM, MLA_CHOSEN_FORM, MLA_EXPANDED_FORM };
 
 /* Rows [first, first + n) of the step that are worked on together in one form: those of one run if they are expanded,
@@ -24,6 +13,24 @@ typedef struct mla_rows {
     int32_t form;
     int32_t tiled;              /* bf16 products use tiles, where the CPU has them */
 } mla_rows;
+
+/* What one thread finds in the first phase and reads in the others: the step's first rows. A cache line each. */
+typedef union mla_own {
+    mla_rows first;
+    uint8_t line[64];
+} mla_own;
+
+typedef struct mla {
+    kt_view out, q, latent;
+    kt_mla s;
+    matrices uk_in, uk_out, uv;
+    attention a;                /* absorbed, over latent rows: dk = lora + rope, dv = lora */
+    size_t nope_offset, query_offset, result_offset;    /* bytes into the shared scratch */
+    size_t chosen_offset, chosen_bytes;                 /* the same, of gathered rows */
+    int32_t selection;          /* whose positions are attended to; -1: all */
+    const int32_t *identity;    /* numbers of the pages of gathered rows */
+    mla_own *own;               /* [threads] */
+} mla;
 
 /* A chunk of more tokens is always expanded, or goes in several batches where positions are chosen: bounds the
  * scratch, [tokens][heads][2 * lora + rope] f32. */

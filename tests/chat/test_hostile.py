@@ -15,12 +15,15 @@ from pathlib import Path
 import pytest
 from chat.fake_engine import write_tokenizer
 from chat.hostile import CONFINED, LETTERS, REFUSED, long_text
+from peak import PEAK
 
 from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.errors import BadCheckpoint
 
-READ = """
+READ = (
+    PEAK
+    + """
 import resource, sys
 from pathlib import Path
 from ktcli.chat.tokenizer import load_tokenizer
@@ -30,8 +33,9 @@ try:
 except BadCheckpoint as error:
     print(error)
 own, child = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-print(max(own.ru_maxrss, child.ru_maxrss) >> 10, own.ru_utime + child.ru_utime)
+print(max(peak_kib(), child.ru_maxrss) >> 10, own.ru_utime + child.ru_utime)
 """
+)
 
 
 def written(folder: Path, change) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,13 +15,16 @@ from typing import Any
 import pytest
 import typer
 
-from ktcli import config, errors
+from docs import reference
+from ktcli import errors
 from ktcli.commands import completion, table
 from ktcli.commands.completion import Values
 from ktcli.errors import KtError
-from ktcli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, main
+from ktcli.main import main
 from ktcli.resources import data_path
+from ktcli.settings import TABLE, Setting
 
+PACKAGE = Path(errors.__file__).parent
 SHOWN = [name for name, row in table.COMMANDS.items() if row.summary]
 
 
@@ -87,8 +91,27 @@ def test_every_help_fits_80_columns(
 def test_the_help_has_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for name in re.findall(r"^    (KT_\w+) ", str(config.__doc__), re.MULTILINE):
-        assert f"  {name} " in shown, name
+    for setting in TABLE:
+        assert re.search(rf"^  .*\b{setting.variable}\b", shown, re.MULTILINE), setting.name
+
+
+@pytest.mark.parametrize("setting", [each for each in TABLE if each.option], ids=lambda s: s.name)
+def test_the_option_of_a_setting_has_its_words(setting: Setting) -> None:
+    (option,) = (each for each in table.load("chat").params if setting.option in each.opts)
+    assert setting.help in option.help and option.help.endswith(f"Default: {setting.default}.")
+    assert option.metavar in (setting.metavar, None)
+
+
+def test_no_variable_is_read_past_the_table() -> None:
+    """But for those that are no settings."""
+    read = re.compile(r"""environ(?:\.get\(|\[)["'](KT_\w+)|getenv\(["'](KT_\w+)""")
+    found = {
+        name or other
+        for path in PACKAGE.rglob("*.py")
+        for name, other in read.findall(path.read_text())
+    }
+    others = {"KT_CONFIG", "KT_LIBRARY"}
+    assert found - {setting.variable for setting in TABLE} == others
 
 
 def test_the_help_shows_every_command_in_order(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,25 +187,34 @@ def test_with_json_an_error_is_a_document(
 def test_the_codes_cover_the_tree() -> None:
     ours = {kind.__name__ for kind in every_error() if kind.__module__ == "ktcli.errors"}
     assert ours == set(CODES)
+    assert {0, 70, 130, *CODES.values()} == {int(code) for code in errors.ExitCode}
+    assert all(code.meaning for code in errors.ExitCode)
+
+
+def test_every_end_has_a_name() -> None:
+    """No file of the package ends the program with a number of its own."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        numbers = re.findall(r"(?:typer\.Exit\(|exit_code = )\d+", path.read_text())
+        assert numbers == [], path.name
 
 
 OTHERS = {
-    "interrupted": (KeyboardInterrupt(), EXIT_INTERRUPTED, "error: interrupted\n"),
+    "interrupted": (KeyboardInterrupt(), 130, "error: interrupted\n"),
     "interrupted, with advice": (
         KeyboardInterrupt("do x"),
-        EXIT_INTERRUPTED,
+        130,
         "error: interrupted\n  do x\n",
     ),
     "exit": (typer.Exit(1), 1, ""),
-    "abort": (typer.Abort(), EXIT_INTERRUPTED, "error: interrupted\n"),
+    "abort": (typer.Abort(), 130, "error: interrupted\n"),
     "no memory": (MemoryError(), 1, "error: the system has no memory left\n"),
     "a file": (PermissionError(13, "Permission denied", "/x"), 1, "error: /x: Permission denied\n"),
     "ours": (
         ValueError("too\nlong"),
-        EXIT_INTERNAL,
+        70,
         "error: kt made a mistake (ValueError: too)\n",
     ),
-    "no words": (AssertionError(), EXIT_INTERNAL, "error: kt made a mistake (AssertionError: )\n"),
+    "no words": (AssertionError(), 70, "error: kt made a mistake (AssertionError: )\n"),
 }
 
 
@@ -205,7 +237,7 @@ def test_the_traceback_appears_when_asked_for(
 ) -> None:
     monkeypatch.setenv("KT_DEBUG", "1")
     failing(ValueError("too long"))
-    assert main(["names"]) == EXIT_INTERNAL
+    assert main(["names"]) == 70
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -286,6 +318,33 @@ def test_completions_are_not_stale(shell: str) -> None:
     )
 
 
+@pytest.mark.parametrize("path", [reference.PAGE, reference.MANUAL], ids=lambda path: path.name)
+def test_the_reference_is_not_stale(path: Path) -> None:
+    fresh = reference.page() if path == reference.PAGE else reference.manual()
+    assert path.read_text(encoding="utf-8") == fresh, (
+        f"{path.name} is stale: python docs/reference.py"
+    )
+
+
+def test_the_man_page_has_everything_and_nothing_that_roff_would_obey() -> None:
+    text = reference.manual()
+    for entry in reference.entries():
+        assert f".SS {entry.words.replace('-', reference.DASH)}" in text
+    for code in errors.ExitCode:
+        assert f"\n.B {code:d}\n" in text
+    requests = {line.split()[0] for line in text.splitlines() if line.startswith((".", "'"))}
+    assert requests <= set(".TH .nh .ad .SH .SS .P .TP .B .RS .RE .nf .fi".split())
+    assert text.isascii()
+
+
+@pytest.mark.skipif(not shutil.which("groff"), reason="there is no groff")
+def test_groff_understands_the_man_page() -> None:
+    done = subprocess.run(
+        ["groff", "-man", "-ww", "-z", reference.MANUAL], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def options(words: str, command: Any) -> Iterator[tuple[str, Any]]:
     """Every option that takes a value, of a command and those below it."""
     for parameter in command.params:
@@ -324,7 +383,7 @@ def test_a_meaning_is_the_first_sentence(text: str, line: str) -> None:
 def test_bash_completes_commands_options_and_models() -> None:
     path = data_path("completions", completion.FILES["bash"])
     words = [
-        (["kt", "c"], "chat convert cache chats completion"),
+        (["kt", "c"], "chat convert cache chats config completion"),
         (["kt", "pull", "--q"], "--quiet"),
         (["kt", "show", "kimi-k2-"], "kimi-k2-thinking"),
         (["kt", "show", "--experts", "kimi-k2-"], "kimi-k2-thinking"),
@@ -337,6 +396,7 @@ def test_bash_completes_commands_options_and_models() -> None:
         (["kt", "chat", "--no-t"], "--no-think"),
         (["kt", "rm", "kt-m"], ""),
         (["kt", "completion", "z"], "zsh"),
+        (["kt", "config", "set", "th"], "think threads"),
         (["kt", "chats", "e"], "export"),
         (["kt", "chats", "export", "x", "--format", ""], "md json"),
     ]

@@ -106,7 +106,7 @@ class Memory:
         after = self.slots[self.turn] if self.slots else -1
         ids, table = TEXTS[line.text][start : start + n], np.array(self.pages, np.int32)
         run = Run(ids, start, table, n - outputs, line.temperature, line.defer, before, after)
-        return Run(*(getattr(run, name) for name in Run.__slots__[:-1]), chunk=chunk)
+        return Run(*(getattr(run, name) for name in Run._fields[:-1]), chunk=chunk)
 
 
 @contextmanager

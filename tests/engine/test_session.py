@@ -13,6 +13,7 @@ import pytest
 from convert import convert_checkpoint
 from cores import TWO
 from loading import load_engine
+from peak import PEAK
 from reference import CASES, write_checkpoint
 
 from ktcli.engine import Engine
@@ -153,8 +154,10 @@ def test_an_impossible_context_names_the_limit(pack: Path, context: int) -> None
         load_engine(pack, context=context)
 
 
-DECODE = """
-import sys, resource
+DECODE = (
+    PEAK
+    + """
+import sys
 from pathlib import Path
 from ktcli.assembly.load import load_pack
 from ktcli.assembly.request import Wanted
@@ -162,12 +165,13 @@ session = load_pack(Path(sys.argv[1]), Wanted(context=400, threads=TWO)).session
 session.feed(list(range(64)))
 for _ in range(30):
     session.feed([5])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_kib()
 for _ in range(300):
     session.feed([5])
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "transformers"}),
-      resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+      peak_kib() - before)
 """.replace("TWO", str(TWO))
+)
 
 
 def test_decode_needs_no_torch_and_takes_no_memory(pack: Path) -> None:

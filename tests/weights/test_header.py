@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peak import PEAK
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -125,12 +126,12 @@ def test_missing_and_not_a_file(tmp_path: Path):
 def test_a_large_lie_takes_no_memory(tmp_path: Path):
     """100 MB of nested JSON, in a process that may not grow by more than the file a few times."""
     path = file_of(tmp_path / "m.safetensors", '{"a":' + "[[]," * 24_000_000)
-    code = (
-        "import resource, sys; from pathlib import Path; from ktcli.weights.header import read_header\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+    code = PEAK + (
+        "import sys; from pathlib import Path; from ktcli.weights.header import read_header\n"
+        "before = peak_kib()\n"
         "try: read_header(Path(sys.argv[1]))\n"
         "except Exception as e: print(type(e).__name__)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+        "print(peak_kib() - before)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True

@@ -38,6 +38,8 @@ class IkLlama:
         params.n_ctx = params.n_batch = spec["context"]
         params.n_threads = params.n_threads_batch = spec["threads"]
         params.flash_attn = True
+        params.n_seq_max = spec["streams"]
+        params.n_ctx = spec["context"] * spec["streams"]  # of all sequences
         self._batch = lib.llama_batch_init(spec["context"], 0, 1)
         self.vocab: int = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
         routing = self._routing(model, params, spec["top_k"])
@@ -74,6 +76,18 @@ class IkLlama:
         for position, token in enumerate(ids):
             int(self._feed([token], position).argmax())
 
+    def decode_streams(self, ids: list[list[int]]) -> None:
+        lib.llama_kv_cache_clear(self._context)
+        batch = self._batch
+        for position, row in enumerate(ids):
+            batch.n_tokens = len(row)
+            for i, token in enumerate(row):
+                batch.token[i], batch.pos[i], batch.logits[i] = token, position, True
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, i
+            self._run()
+            for i in range(len(row)):
+                int(self._logits(i).argmax())
+
     def _feed(self, ids: list[int], start: int) -> np.ndarray[Any, Any]:
         """Append ids at `start`; the logits of the last."""
         batch, n = self._batch, len(ids)
@@ -81,10 +95,17 @@ class IkLlama:
         for i, token in enumerate(ids):
             batch.token[i], batch.pos[i], batch.logits[i] = token, start + i, i == n - 1
             batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-        status = lib.llama_decode(self._context, batch)
+        self._run()
+        return self._logits(-1)
+
+    def _run(self) -> None:
+        status = lib.llama_decode(self._context, self._batch)
         if status:
             raise RuntimeError(f"llama_decode returned {status}")
-        logits = lib.llama_get_logits_ith(self._context, -1)
+
+    def _logits(self, of: int) -> np.ndarray[Any, Any]:
+        """The logits of an id of the last batch; -1: of its last."""
+        logits = lib.llama_get_logits_ith(self._context, of)
         return np.ctypeslib.as_array(logits, (self.vocab,))
 
 

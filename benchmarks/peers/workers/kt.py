@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from benchmarks.peers.workers.serve import serve
 from ktcli import __version__
 from ktcli.assembly.load import load_random
 from ktcli.assembly.request import Wanted
 from ktcli.engine.sampler import Sampler, SamplingSettings
+from ktcli.measure.streams import Streams
 from ktcli.measure.synthetic import expert_spread
 from ktcli.store import catalog
 from ktcli.weights.recipe import Recipe
@@ -23,9 +26,9 @@ class Kt:
         profile = catalog.find(spec["model"])
         assert profile is not None, "the rows name models of the catalogue"
         recipe = Recipe.named(spec["experts"], spec["dense"])
-        wanted = Wanted(spec["context"], spec["threads"])
+        wanted = Wanted(spec["context"], spec["threads"], streams=spec["streams"])
         engine = load_random(profile.config, recipe, wanted, spec["layers"])
-        self._session = engine.session()
+        self._engine, self._session = engine, engine.session()
         self.vocab = engine.spec.vocab
         spread = expert_spread(engine, self._session, _SEED)
         self.about: dict[str, Any] = {
@@ -49,6 +52,11 @@ class Kt:
         sampler = Sampler(SamplingSettings(greedy=True))
         for token in ids:
             sampler.next(self._session.feed([token], temperature=sampler.sums_at), ())
+
+    def decode_streams(self, ids: list[list[int]]) -> None:
+        streams = Streams(self._engine, len(ids[0]), 0, np.random.default_rng(_SEED))
+        streams.once(np.array(ids, dtype=np.int32))
+        streams.close()
 
 
 if __name__ == "__main__":

@@ -30,6 +30,9 @@ class Llama:
         params = lib.llama_context_default_params()
         params.n_ctx = params.n_batch = spec["context"]
         params.n_threads = params.n_threads_batch = spec["threads"]
+        params.n_seq_max = spec["streams"]
+        params.n_ctx = spec["context"] * spec["streams"]  # of all sequences
+        self._batch = lib.llama_batch_init(spec["streams"], 0, 1)
         self.vocab: int = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
         routing = self._routing(model, params, spec["top_k"])
         self._open(model, params)
@@ -74,7 +77,25 @@ class Llama:
         status = lib.llama_decode(self._context, lib.llama_batch_get_one(array, len(ids)))
         if status:
             raise RuntimeError(f"llama_decode returned {status}")
-        logits = lib.llama_get_logits_ith(self._context, -1)
+        return self._logits(-1)
+
+    def decode_streams(self, ids: list[list[int]]) -> None:
+        lib.llama_memory_clear(self._memory, False)
+        batch = self._batch
+        for position, row in enumerate(ids):
+            batch.n_tokens = len(row)
+            for i, token in enumerate(row):
+                batch.token[i], batch.pos[i], batch.logits[i] = token, position, True
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, i
+            status = lib.llama_decode(self._context, batch)
+            if status:
+                raise RuntimeError(f"llama_decode returned {status}")
+            for i in range(len(row)):
+                int(self._logits(i).argmax())
+
+    def _logits(self, of: int) -> np.ndarray[Any, Any]:
+        """The logits of an id of the last batch; -1: of its last."""
+        logits = lib.llama_get_logits_ith(self._context, of)
         return np.ctypeslib.as_array(
             ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (self.vocab,)
         )

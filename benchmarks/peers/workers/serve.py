@@ -1,6 +1,6 @@
 """The process an engine lives in: loads once, then runs what its parent asks for, line by line.
 
-    parent:  {"kind": "decode", "n_tokens": 128, "seed": 7}
+    parent:  {"kind": "decode", "n_tokens": 128, "streams": 1, "seed": 7}
     worker:  {"seconds": 1.23}
 
 The first line of the worker is what it has loaded, or why it could not. Whatever an engine prints goes to
@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -37,6 +37,14 @@ class Engine(Protocol):
         """From the empty cache: one id after the other, each up to the choice of the next token."""
 
 
+@runtime_checkable
+class StreamsEngine(Engine, Protocol):
+    """An engine that computes several sequences together."""
+
+    def decode_streams(self, ids: list[list[int]]) -> None:
+        """As `decode`, a step for each row of ids: the next of each sequence, [steps][streams]."""
+
+
 def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
     """Load what the command line describes, then answer until the parent closes the pipe."""
     channel = os.fdopen(os.dup(1), "w", encoding="ascii")
@@ -52,11 +60,19 @@ def serve(load: Callable[[dict[str, Any]], Engine]) -> None:
         say({"error": f"{type(error).__name__}: {error}"})
         return
     say({"about": engine.about})
-    works = {"prefill": engine.prefill, "decode": engine.decode}
+    works: dict[str, Callable[[Any], None]] = {
+        "prefill": engine.prefill,
+        "decode": engine.decode,
+    }
+    if isinstance(engine, StreamsEngine):
+        works["decode streams"] = engine.decode_streams
     for line in sys.stdin:
         job = json.loads(line)
         draw = np.random.default_rng(job["seed"])
-        ids = draw.integers(0, engine.vocab, job["n_tokens"]).tolist()
+        together = job["streams"] > 1
+        kind = f"{job['kind']} streams" if together else job["kind"]
+        shape = (job["n_tokens"], job["streams"]) if together else job["n_tokens"]
+        ids = draw.integers(0, engine.vocab, shape).tolist()
         start = time.perf_counter()
-        works[job["kind"]](ids)
+        works[kind](ids)
         say({"seconds": time.perf_counter() - start})

@@ -23,7 +23,8 @@ class TeamsHere:
 
     teams: tuple[NodeTeam, ...]
     numa: Numa
-    forced: bool  # by KT_THREADS
+    forced: str = ""  # who says how many threads: "KT_THREADS"; empty: nobody
+    numa_words: str = ""  # what was said of teams: "KT_NUMA=2"
 
     @property
     def count(self) -> int:
@@ -36,10 +37,10 @@ class TeamsHere:
 
     def rows(self) -> list[tuple[str, str]]:
         """The rows for people: one, or one for each team below it."""
-        said = ", because KT_THREADS says so" if self.forced else ""
+        said = f", because {self.forced} says so" if self.forced else ""
         if len(self.teams) == 1:
             return [("Threads", f"{_team_words(self.teams[0])}{said}")]
-        why = "--numa auto" if self.numa == AUTO else f"KT_NUMA={self.numa}"
+        why = "--numa auto" if self.numa == AUTO else self.numa_words
         rows = [("Threads", f"{self.count} in {len(self.teams)} teams ({why}){said}")]
         return rows + [("", _team_words(team)) for team in self.teams]
 

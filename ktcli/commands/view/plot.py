@@ -1,72 +1,185 @@
-"""Draws what `kt eval` found: a row for each way of running a model, with its 95 % interval."""
+"""Draws what `kt eval` found, a row for each way of running a model with its 95 % interval: as text and as SVG."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, floor, log10
 from pathlib import Path
-from typing import Any
+from xml.etree import ElementTree as xml
 
 from ktcli.commands.view.quality import Found
 from ktcli.measure.intervals import Interval
+from ktcli.output import safe
 
-_COLOUR = "#2f6f9f"
+_MOST_LABEL = 60  # characters
+_TICKS = 5  # about so many on an axis
+_LEAST_BAR, _MOST_BAR = 20, 60  # columns of the drawing in text
+# Pixels of the picture.
+_LABEL, _ROW, _PANEL, _TOP, _BOTTOM, _MARGIN = 7, 28, 340, 64, 52, 16
+_COLOUR, _GREY = "#2f6f9f", "#888888"
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Intervals on one axis.
+
+    Attributes:
+        title: what the axis says.
+        rows: each interval with its label.
+        low, high: the ends of the axis.
+        ticks: the values that are written below it.
+    """
+
+    title: str
+    rows: tuple[tuple[str, Interval], ...]
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+
+    @classmethod
+    def of(cls, title: str, rows: Sequence[tuple[str, Interval]], *, zero: bool) -> Chart:
+        """A chart whose axis has room for all intervals.
+
+        Args:
+            zero: whether the axis shows 0.
+        """
+        ends = [end for _, value in rows for end in (value.low, value.high)]
+        low, high = min([*ends, *[0.0] * zero]), max([*ends, *[0.0] * zero])
+        step = _step((high - low) or abs(high) or 1.0)
+        first, last = floor(low / step), ceil(high / step)
+        last += first == last
+        ticks = tuple(round(i * step, 12) for i in range(first, last + 1))
+        named = tuple((safe(label)[:_MOST_LABEL], value) for label, value in rows)
+        return cls(title, named, ticks[0], ticks[-1], ticks)
+
+    def share(self, value: float) -> float:
+        """The place of a value on the axis, 0 to 1."""
+        return (value - self.low) / (self.high - self.low)
+
+
+def charts(found: Found) -> list[Chart]:
+    """The charts of a result: likelihoods where there is one way only, else the losses of the others."""
+    pairs = [(result.way.label, result.against) for result in found.results if result.against]
+    if not pairs:
+        alone = [(result.way.label, result.nll) for result in found.results]
+        return [Chart.of("nats per token", alone, zero=False)]
+    lost = [(label, against.nll) for label, against in pairs]
+    apart = [(label, against.kl) for label, against in pairs if against.kl is not None]
+    drawn = [Chart.of("nats per token lost", lost, zero=True)]
+    return [*drawn, Chart.of("KL divergence, nats per token", apart, zero=True)] if apart else drawn
+
+
+def drawn(found: Found, columns: int) -> str:
+    """The charts of the differences as text for a terminal of so many columns; empty without differences, or room."""
+    if len(found.results) < 2:
+        return ""
+    return "\n\n".join(filter(None, (_text(chart, columns) for chart in charts(found))))
 
 
 def draw(found: Found, path: Path) -> None:
-    """Writes a PNG or SVG file, as its ending says; the same figures give the same file.
+    """Writes an SVG file; the same figures give the same file.
 
     Raises:
         OSError: it cannot be written.
     """
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    matplotlib.rcParams.update({"svg.hashsalt": "kt", "svg.fonttype": "none"})
-    panels = _panels(found)
-    tallest = max(len(rows) for _, rows in panels)
-    figure = Figure(figsize=(1.5 + 4.5 * len(panels), 1.7 + 0.4 * tallest), layout="constrained")
-    for axis, (title, rows) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
-    ):
-        _rows(axis, title, rows)
-    first = _plain(found.results[0].way.label)
-    figure.suptitle(
-        f"{_plain(found.passage.name)}, {found.tokens:,} tokens"
-        + (f"; against {first}" if len(found.results) > 1 else ""),
-        fontsize=9,
+    panels = charts(found)
+    label = _LABEL * max(len(name) for chart in panels for name, _ in chart.rows)
+    width = 2 * _MARGIN + len(panels) * (label + _PANEL) + (len(panels) - 1) * 2 * _MARGIN
+    height = _TOP + _ROW * max(len(chart.rows) for chart in panels) + _BOTTOM
+    picture = xml.Element(
+        "svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width} {height}",
+        width=f"{width}", height=f"{height}",
+    )  # fmt: skip
+    picture.set("font-family", "sans-serif")
+    xml.SubElement(picture, "rect", width="100%", height="100%", fill="white")
+    first = safe(found.results[0].way.label)[:_MOST_LABEL]
+    title = f"{safe(found.passage.name)[:_MOST_LABEL]}, {found.tokens:,} tokens" + (
+        f"; against {first}" if len(found.results) > 1 else ""
     )
-    svg = path.suffix.lower() == ".svg"
-    figure.savefig(
-        path, format="svg" if svg else "png", dpi=150, metadata={"Date": None} if svg else None
+    _words(picture, title, width / 2, 24, size=14)
+    for i, chart in enumerate(panels):
+        left = _MARGIN + label + i * (label + _PANEL + 2 * _MARGIN)
+        _panel(picture, chart, left, height - _BOTTOM)
+    tree = xml.ElementTree(picture)
+    xml.indent(tree)
+    tree.write(path, encoding="utf-8", xml_declaration=True)
+
+
+# --- as text ----------------------------------------------------------------------------------------
+
+
+def _text(chart: Chart, columns: int) -> str:
+    """One chart: ├──●──┤ for each interval, and the ends of the axis below."""
+    label = max(len(name) for name, _ in chart.rows)
+    width = min(columns - label - 3, _MOST_BAR)
+    if width < _LEAST_BAR:
+        return ""
+    lines = [chart.title]
+    for name, value in chart.rows:
+        bar = [" "] * width
+        low, at, high = (
+            min(round(chart.share(x) * (width - 1)), width - 1)
+            for x in (value.low, value.mean, value.high)
+        )
+        if chart.low <= 0.0 <= chart.high:
+            bar[round(chart.share(0.0) * (width - 1))] = "┊"
+        for place in range(low, high + 1):
+            bar[place] = "─"
+        bar[low], bar[high] = "├", "┤"
+        bar[at] = "●"
+        lines.append(f"{name:<{label}}  {''.join(bar).rstrip()}")
+    ends = f"{chart.low:g}", f"{chart.high:g}"
+    axis = ends[0] + ends[1].rjust(width - len(ends[0]))
+    return "\n".join([*lines, f"{'':<{label}}  {axis}"])
+
+
+def _step(length: float) -> float:
+    """A round distance of ticks: 1, 2 or 5 times a power of ten."""
+    rough = length / _TICKS
+    power = 10.0 ** floor(log10(rough))
+    return float(next(n * power for n in (1, 2, 5, 10) if n * power >= rough))
+
+
+# --- as SVG -----------------------------------------------------------------------------------------
+
+
+def _panel(picture: xml.Element, chart: Chart, left: float, bottom: float) -> None:
+    def x(value: float) -> float:
+        return left + chart.share(value) * _PANEL
+
+    _line(picture, (left, bottom), (left + _PANEL, bottom))
+    for tick in chart.ticks:
+        _line(picture, (x(tick), bottom), (x(tick), bottom + 4))
+        _words(picture, f"{tick:g}", x(tick), bottom + 16, size=11)
+    if chart.low <= 0.0 <= chart.high:
+        _line(picture, (x(0.0), _TOP - _ROW / 2), (x(0.0), bottom))
+    _words(
+        picture, f"{chart.title} (bars: 95 % intervals)", left + _PANEL / 2, bottom + 38, size=12
     )
+    for i, (name, value) in enumerate(chart.rows):
+        y = _TOP + _ROW * (i + 0.25)
+        _words(picture, name, left - 8, y + 4, size=11, anchor="end")
+        _line(picture, (x(value.low), y), (x(value.high), y), _COLOUR)
+        for end in (value.low, value.high):
+            _line(picture, (x(end), y - 4), (x(end), y + 4), _COLOUR)
+        xml.SubElement(
+            picture, "circle", cx=f"{x(value.mean):.1f}", cy=f"{y:.1f}", r="4", fill=_COLOUR
+        )
 
 
-Panel = tuple[str, list[tuple[str, Interval]]]
+def _line(
+    picture: xml.Element,
+    start: tuple[float, float],
+    end: tuple[float, float],
+    colour: str = _GREY,
+) -> None:
+    places = {"x1": start[0], "y1": start[1], "x2": end[0], "y2": end[1]}
+    xml.SubElement(picture, "line", {k: f"{v:.1f}" for k, v in places.items()}, stroke=colour)
 
 
-def _panels(found: Found) -> Sequence[Panel]:
-    """The panels to draw: likelihoods where there is one way only, else the losses of the others."""
-    pairs = [(result.way.label, result.against) for result in found.results if result.against]
-    if not pairs:
-        return [("nats per token", [(result.way.label, result.nll) for result in found.results])]
-    lost = [(label, against.nll) for label, against in pairs]
-    apart = [(label, against.kl) for label, against in pairs if against.kl is not None]
-    panels: list[Panel] = [("nats per token lost", lost)]
-    return [*panels, ("KL divergence, nats per token", apart)] if apart else panels
-
-
-def _rows(axis: Any, title: str, rows: list[tuple[str, Interval]]) -> None:
-    for place, (_, value) in enumerate(rows):
-        around = [[value.mean - value.low], [value.high - value.mean]]
-        axis.errorbar(value.mean, place, xerr=around, fmt="o", color=_COLOUR, capsize=3)
-    axis.set_yticks(range(len(rows)), [_plain(label) for label, _ in rows], fontsize=7)
-    axis.set_ylim(len(rows) - 0.5, -0.5)
-    if len(rows) > 1 or "lost" in title or "KL" in title:
-        axis.axvline(0.0, color="grey", linewidth=0.8)
-    axis.set_xlabel(f"{title} (bars: 95 % intervals)", fontsize=8)
-    axis.tick_params(axis="x", labelsize=7)
-
-
-def _plain(text: str) -> str:
-    """Makes a foreign name harmless: no formulas, and nothing that is not printable."""
-    return "".join(c if c.isprintable() else "?" for c in text).replace("$", r"\$")[:120]
+def _words(
+    picture: xml.Element, text: str, x: float, y: float, *, size: int, anchor: str = "middle"
+) -> None:
+    place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "font-size": f"{size}", "text-anchor": anchor}
+    xml.SubElement(picture, "text", place).text = text

@@ -8,7 +8,7 @@ only so many tokens at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ktcli.native import Run
 from ktcli.planner.memory import PREFILL_CHUNK
@@ -98,9 +98,9 @@ def _packed(runs: Iterable[Numbered], most: int) -> Iterator[list[Numbered]]:
 
 def _cut(run: Run, n: int) -> tuple[Run, Run]:
     """The first n tokens of a run, and the others, which go on from the state that the first leave."""
-    head = replace(run, ids=run.ids[:n], first_output=min(run.first_output, n))
+    head = run._replace(ids=run.ids[:n], first_output=min(run.first_output, n))
     after = max(0, run.first_output - n)
-    tail = replace(
-        run, ids=run.ids[n:], start=run.start + n, first_output=after, state=run.next_state
+    tail = run._replace(
+        ids=run.ids[n:], start=run.start + n, first_output=after, state=run.next_state
     )
     return head, tail

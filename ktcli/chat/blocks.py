@@ -1,0 +1,99 @@
+"""Tells what a line of Markdown is, from as few of its characters as make it certain."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+_QUOTE = re.compile(r"[ \t]{0,3}> ?")
+_FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*([^`\s]*)[^`]*$")
+_MARKER = re.compile(r"(?:(?P<bullet>[-*+])|(?P<number>\d{1,9}[.)]))[ \t]+(?=\S)")
+_HEADING = re.compile(r"(#{1,6})[ \t]+(?=\S)")
+_TASK = re.compile(r"\[([ xX])\][ \t]+(?=\S)")
+_RULE = re.compile(r"([-*_])[ \t]*(?:\1[ \t]*){2,}$")
+# What has come may still become a heading, an item, a fence, a rule.
+_UNCERTAIN = re.compile(
+    r"(?:#{1,6}[ \t]*|([-*_])[ \t]*(?:\1[ \t]*)*|\+[ \t]*|\d{1,9}(?:[.)][ \t]*)?|`{1,2}|~{1,2})$"
+)
+_UNCERTAIN_TASK = re.compile(r"(?:\[(?:[ xX](?:\][ \t]*)?)?)$")
+_BULLETS = ("•", "◦", "▪")
+_MOST_INDENT = 24  # columns
+
+
+class LineKind(Enum):
+    """The kinds of lines."""
+
+    TEXT = "text"  # of a paragraph, an item, a quote
+    HEADING = "heading"
+    FENCE = "fence"  # before a block of code
+    ROW = "row"  # of a table
+    RULE = "rule"
+
+
+@dataclass(frozen=True, slots=True)
+class LineStart:
+    """A line of which it is certain what it is.
+
+    Attributes:
+        body: what has come of its text; for a fence the marks and what stands behind them.
+        first, rest: what stands before the text, and before the lines that it is broken into.
+        level: of a heading, 1 to 6.
+    """
+
+    kind: LineKind
+    body: str
+    first: str = ""
+    rest: str = ""
+    level: int = 0
+
+
+def classify(source: str, *, last: bool) -> LineStart | None:
+    """Tells what a line is of which `source` has come; None: that depends on what follows.
+
+    Args:
+        last: whether it is the whole line.
+    """
+    quotes, body = "", source
+    while quote := _QUOTE.match(body):
+        quotes, body = quotes + "│ ", body[quote.end() :]
+    text = body.lstrip(" \t")
+    indent = quotes + " " * min(len(body[: len(body) - len(text)].expandtabs(4)), _MOST_INDENT)
+    if not text:
+        return LineStart(LineKind.TEXT, "", quotes, quotes) if last else None
+    if not quotes and text[0] == "|":
+        return LineStart(LineKind.ROW, text)
+    if not quotes and text.startswith(("```", "~~~")):
+        if last and _FENCE.match(text):
+            return LineStart(LineKind.FENCE, text, indent)
+        if not last and (text[0] == "~" or "`" not in text.lstrip("`")):
+            return None
+    if last and _RULE.match(text):
+        return LineStart(LineKind.RULE, "", quotes)
+    if not last and _UNCERTAIN.match(text):
+        return None
+    if heading := _HEADING.match(text):
+        return LineStart(LineKind.HEADING, text[heading.end() :], quotes, quotes, len(heading[1]))
+    marker = _MARKER.match(text)
+    if marker is None:
+        return LineStart(LineKind.TEXT, text, indent, indent)
+    body = text[marker.end() :]
+    word = marker["number"] or _BULLETS[len(indent) // 2 % len(_BULLETS)]
+    if task := _TASK.match(body):
+        word, body = "☐" if task[1] == " " else "☑", body[task.end() :]
+    elif not last and _UNCERTAIN_TASK.match(body):
+        return None
+    return LineStart(LineKind.TEXT, body, f"{indent}{word} ", indent + " " * (len(word) + 1))
+
+
+def fence_of(body: str) -> tuple[str, str]:
+    """The marks of a fence, and the name of the language, if there is one."""
+    found = _FENCE.match(body)
+    assert found is not None
+    return found[1], found[2]
+
+
+def closes(line: str, marks: str) -> bool:
+    """Tells whether a line ends a block of code that began with these marks."""
+    text = line.strip()
+    return len(text) >= len(marks) and not text.strip(marks[0])

@@ -1,0 +1,213 @@
+"""`kt config`: the settings that hold for every command, and the file that keeps them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+import typer
+
+from ktcli import config, settingsfile
+from ktcli.commands.options import JsonOpt, QuietOpt
+from ktcli.config import Origin, Stated
+from ktcli.errors import KtError, NotFound, UsageError
+from ktcli.output import out, safe, table
+from ktcli.settings import SETTINGS, TABLE, Setting
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Show and change the settings.",
+)
+
+NameArg = Annotated[
+    str, typer.Argument(metavar="SETTING", help="Name of a setting, as kt config list shows it.")
+]
+_SHOWN_CHARS = 24  # of a value in the list
+
+ValueArg = Annotated[str, typer.Argument(metavar="VALUE", help="What it is to be.")]
+
+
+@app.command("list")
+def list_settings(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+    """List all settings: what each is, and who says so.
+
+    A variable of the environment comes before the file, and an option of the command line before both.
+
+    Examples:
+
+      kt config list
+
+      kt config list --json
+    """
+    path = settingsfile.path()
+    found = [config.stated(setting.name) for setting in TABLE]
+    document = {
+        "file": str(path),
+        "faults": list(settingsfile.read(path).faults),
+        "settings": [_document(each) for each in found],
+    }
+    head = ("SETTING", "VALUE", "FROM", "MEANING")
+    rows = [(e.setting.name, _shown(e), e.origin.value, _meaning(e.setting)) for e in found]
+    out.result(
+        document,
+        lambda: f"{table(rows, head, width=out.width)}\n\n{safe(settingsfile.shown(path))}",
+    )
+
+
+@app.command()
+def get(name: NameArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+    """Show one setting.
+
+    Examples:
+
+      kt config get threads
+    """
+    said = config.stated(_setting(name).name)
+    if said.text:
+        _ = said.value  # a variable that makes no sense is an error
+    out.result(_document(said), said.text or said.setting.default)
+
+
+@app.command("set")
+def set_value(
+    name: NameArg, value: ValueArg, json: JsonOpt = False, quiet: QuietOpt = False
+) -> None:
+    """Keep a setting for all commands from now on.
+
+    Examples:
+
+      kt config set model qwen3-30b-a3b
+
+      kt config set threads 8
+
+      kt config set home ~/models
+    """
+    setting = _kept(name)
+    setting.read(value, setting.name, f"kt config unset {setting.name}")
+    _change(setting, value)
+
+
+@app.command()
+def unset(name: NameArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+    """Take a setting back to its default.
+
+    Examples:
+
+      kt config unset threads
+    """
+    _change(_kept(name), None)
+
+
+@app.command()
+def edit() -> None:
+    """Open the settings file in an editor, as $VISUAL or $EDITOR name it.
+
+    A file that is not there yet begins with every setting as a comment.
+
+    Examples:
+
+      kt config edit
+    """
+    path = settingsfile.path()
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("there is no terminal to edit on", hint=f"the file is {path}")
+    if not path.exists():
+        settingsfile.write(path, settingsfile.template())
+    asked = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    try:
+        ended = subprocess.run([*shlex.split(asked), str(path)], check=False).returncode
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise KtError(
+            f"the editor {asked[:100]!r} cannot be started: {reason}",
+            hint="set EDITOR, for example: export EDITOR=nano",
+        ) from error
+    if ended:
+        raise KtError(f"the editor {asked[:100]!r} ended with code {ended}")
+    if sentence := settingsfile.complaint(path):
+        out.warn(sentence)
+
+
+@app.command("path")
+def show_path(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+    """Print where the settings file is, whether it is there or not.
+
+    Examples:
+
+      cat "$(kt config path)"
+    """
+    path = settingsfile.path()
+    out.result({"file": str(path), "exists": path.exists()}, safe(path))
+
+
+def _setting(name: str) -> Setting:
+    """The row of a name, which may be that of its variable or option."""
+    plain = name.strip().lower().removeprefix("--").removeprefix("kt_").replace("_", "-")
+    if plain in SETTINGS:
+        return SETTINGS[plain]
+    near = get_close_matches(plain, SETTINGS, n=1)
+    raise NotFound(
+        f"there is no setting {name[:60]!r}",
+        hint=f"did you mean: {near[0]}" if near else "kt config list shows the settings",
+    )
+
+
+def _kept(name: str) -> Setting:
+    setting = _setting(name)
+    if not setting.kept:
+        raise UsageError(
+            f"{setting.name} is for trials, and not kept",
+            hint=f"set the variable for one command: {setting.variable}={setting.metavar} kt ...",
+        )
+    return setting
+
+
+def _change(setting: Setting, text: str | None) -> None:
+    path = settingsfile.path()
+    settingsfile.change(path, setting, text)
+    said = config.stated(setting.name)
+    what = said.words if said.origin is Origin.FILE else f"{setting.name}: {setting.default}"
+    if said.origin is Origin.ENVIRONMENT:
+        what = f"{setting.name} is changed in {settingsfile.shown(path)}"
+        out.warn(f"{said.words} comes before the file", hint=said.undo)
+    out.result(_document(said), what)
+
+
+def _shown(said: Stated) -> str:
+    """The value for people, cut where it is long; a wrong one is marked."""
+    text = f"{said.text[:_SHOWN_CHARS]}…" if len(said.text) > _SHOWN_CHARS else said.text
+    return f"{text} (wrong)" if _fault(said) else text
+
+
+def _meaning(setting: Setting) -> str:
+    return f"{setting.summary} (default: {setting.default})"
+
+
+def _fault(said: Stated) -> str:
+    try:
+        _ = said.value
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def _document(said: Stated) -> dict[str, Any]:
+    setting, fault = said.setting, _fault(said)
+    return {
+        "name": setting.name,
+        "value": None if fault else said.value,
+        "text": said.text,
+        "origin": said.origin.value,
+        "default": setting.default,
+        "allowed": setting.domain.allowed,
+        "variable": setting.variable,
+        "option": setting.option or None,
+        "kept": setting.kept,
+        "help": setting.help,
+        **({"fault": fault} if fault else {}),
+    }

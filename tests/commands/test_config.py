@@ -1,0 +1,355 @@
+"""`kt config` and what settings do: file < environment < option, and a file of nonsense stops nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat.fake_engine import FakeEngine
+from commands.test_chat import Run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ktcli import config, settingsfile
+from ktcli.assembly.prepare import Ready
+from ktcli.assembly.request import Wanted
+from ktcli.config import Origin
+from ktcli.engine.drafting import DraftWish
+from ktcli.hardware.gpu import parse_device
+from ktcli.hardware.numa import parse_numa
+from ktcli.main import main
+from ktcli.settings import SETTINGS, TABLE
+
+# A value of each setting that can be kept, as a person types it, and what it means.
+VALUES: dict[str, tuple[str, Any]] = {
+    "home": ("/models/kt", "/models/kt"), "model": ("qwen3-30b-a3b", "qwen3-30b-a3b"),
+    "system": ('Say "no"\toften \\ \x7f ü.', 'Say "no"\toften \\ \x7f ü.'), "temperature": ("1e-1", 0.1),
+    "max-tokens": ("0100", 100), "think": ("off", False), "context": ("4096", 4096), "draft": ("3", "3"),
+    "device": ("cuda:1", "cuda:1"), "threads": ("8", 8), "numa": ("nodes=0,2-3", "nodes=0,2-3"), "heat": ("off", False),
+    "cache": ("20G", 20 << 30),
+}  # fmt: skip
+WRONG = {
+    "home": "models", "model": " ", "system": "x" * 20_001, "temperature": "nan", "max-tokens": "0", "think": "maybe",
+    "context": "1.5", "draft": "x", "device": "tpu", "threads": "²", "numa": "some", "heat": "true", "cache": "much",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for setting in TABLE:
+        monkeypatch.delenv(setting.variable, raising=False)
+    path = tmp_path / "config" / "config.toml"
+    monkeypatch.setenv("KT_CONFIG", str(path))
+    return path
+
+
+def write(file: Path, text: str | bytes) -> None:
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def kt(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["config", *words])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+# --- the table --------------------------------------------------------------------------------------
+
+
+def test_every_setting_has_its_cases() -> None:
+    assert VALUES.keys() == WRONG.keys() == {setting.name for setting in TABLE if setting.kept}
+
+
+def test_what_the_table_lets_pass_is_understood_where_it_is_used() -> None:
+    for text in ("auto", "cpu", "cuda", "cuda:12"):
+        SETTINGS["device"].domain.read(text)
+        parse_device(text)
+    for text in ("auto", "off", "2", "nodes=0-1,3"):
+        SETTINGS["numa"].domain.read(text)
+        parse_numa(text)
+    for text in ("off", "lookup", "1", "4"):
+        SETTINGS["draft"].domain.read(text)
+        DraftWish.parse(text, "draft")
+
+
+# --- values -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_setting_that_is_kept_is_the_same_afterwards(
+    name: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, value = VALUES[name]
+    assert kt(capsys, "set", name, text)[0] == 0
+    assert (config.stated(name).origin, config.value(name)) == (Origin.FILE, value)
+    code, out, _ = kt(capsys, "get", name, "--json")
+    assert code == 0 and json.loads(out)["value"] == value
+    assert settingsfile.complaint(file) == ""
+    assert kt(capsys, "unset", name)[0] == 0
+    assert (config.stated(name).origin, config.value(name)) == (Origin.DEFAULT, None)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_value_is_refused_and_nothing_written(
+    name: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = kt(capsys, "set", name, WRONG[name])
+    assert (code, out) == (2, "") and SETTINGS[name].domain.allowed in err
+    assert not file.exists()
+
+
+def test_the_environment_comes_before_the_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(file, "threads = 8\n")
+    assert (config.value("threads"), config.stated("threads").undo) == (
+        8,
+        "kt config unset threads",
+    )
+    monkeypatch.setenv("KT_THREADS", " 2 ")
+    assert (config.value("threads"), config.stated("threads").undo) == (2, "unset KT_THREADS")
+    code, _, err = kt(capsys, "set", "threads", "4")
+    assert code == 0 and "KT_THREADS=2 comes before the file" in err
+    monkeypatch.setenv("KT_THREADS", "many")
+    found = json.loads(kt(capsys, "list", "--json")[1])
+    (row,) = (each for each in found["settings"] if each["name"] == "threads")
+    assert (row["origin"], row["value"]) == ("environment", None) and "KT_THREADS is" in row[
+        "fault"
+    ]
+
+
+def test_the_library_folder_of_the_file(file: Path, tmp_path: Path) -> None:
+    write(file, f"home = '{tmp_path}/lib'\n")
+    assert config.home() == tmp_path / "lib"
+    write(file, f"home = '{tmp_path}/none/lib'\n")
+    with pytest.raises(Exception, match=r"home in .*config\.toml is"):
+        config.home()
+
+
+class WantingRun(Run):
+    """Remembers how engines were wanted, too."""
+
+    def load(self, ready: Ready, wanted: Wanted, *_: object) -> FakeEngine:
+        self.wanted = wanted
+        return super().load(ready, wanted)
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> WantingRun:
+    made = WantingRun(tmp_path, capsys)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("ktcli.assembly.prepare.prepare", made.find)
+    monkeypatch.setattr("ktcli.assembly.load.load", made.load)
+    return made
+
+
+def test_a_chat_takes_what_is_set_and_options_come_first(
+    run: WantingRun, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(file, 'model = "some-model"\ncontext = 300\ndevice = "cpu"\nmax-tokens = 2\n')
+    assert main(["chat", "what is this?"]) == 0
+    assert run.names == ["some-model"]
+    wanted = run.wanted
+    assert (wanted.context, wanted.device.device) == (300, "cpu")
+    monkeypatch.setenv("KT_CONTEXT", "200")
+    assert main(["chat", "kt-mini", "what is this?", "--device", "auto"]) == 0
+    wanted = run.wanted
+    assert (run.names[-1], wanted.context, wanted.device.device) == ("kt-mini", 200, "auto")
+    assert main(["chat", "kt-mini", "what is this?", "--context", "100"]) == 0
+    assert run.wanted.context == 100
+    monkeypatch.setenv("KT_DEVICE", "tpu")
+    assert main(["chat", "kt-mini", "hello there"]) == 2
+
+
+# --- bad files --------------------------------------------------------------------------------------
+
+BAD = {
+    "unknown keys": (b"thread = 8\n[x]\ny = 1\n", "'thread' is no setting; 'x' is no setting"),
+    "a wrong value": (b"threads = 'many'\n", "threads is 'many', which is not a whole number"),
+    "a list": (b"threads = [1]\n", "threads is '[1]', which is not a whole number"),
+    "a switch for a number": (
+        b"threads = true\n",
+        "threads is 'True', which is not a whole number",
+    ),
+    "a variable only": (b"isa = 'avx2'\n", "isa is only a variable, KT_ISA"),
+    "no TOML": (b"threads: 8\n", "it is no TOML"),
+    "bytes": (b"\xff\xfe\0", "it is no TOML"),
+    "nested": (b"x = " + b"[" * 30_000, "it is no TOML"),
+    "a long number": (b"threads = " + b"9" * 9_000, "it is no TOML"),
+    "too large": (b"#" * (settingsfile.MAX_BYTES + 1), "it cannot be read (it has more than"),
+    "many": (b"".join(b"x%d = 1\n" % i for i in range(9)), "and 6 more"),
+    "control characters": (b'"a\\u001b[31m" = 1\n', "no setting"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_file_of_nonsense_is_one_sentence(
+    kind: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, sentence = BAD[kind]
+    write(file, data)
+    assert config.value("threads") is None
+    code, out, err = kt(capsys, "get", "threads")
+    assert (code, out) == (0, "one per physical core, which is the most\n")
+    assert err.startswith("warning: ") and sentence in err and len(err.splitlines()) == 2
+    assert "\x1b" not in err
+
+
+def test_what_is_right_in_a_bad_file_holds(file: Path) -> None:
+    write(file, "new-in-kt-9 = 1\nthreads = 2\nheat = false\n")
+    assert (config.value("threads"), config.records_heat()) == (2, False)
+
+
+def test_a_folder_a_pipe_and_a_closed_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.mkdir(parents=True)
+    assert "it is not a plain file" in kt(capsys, "get", "threads")[2]
+    assert kt(capsys, "set", "threads", "2")[0] == 2
+    file.rmdir()
+    os.mkfifo(file)
+    assert "it is not a plain file" in kt(capsys, "get", "threads")[2]
+    file.unlink()
+    write(file.parent.parent / "x", "")
+    os.environ["KT_CONFIG"] = str(file.parent.parent / "x" / "config.toml")
+    code, _, err = kt(capsys, "set", "threads", "2")
+    assert code == 1 and "cannot create the folder" in err and "Traceback" not in err
+
+
+# --- writing ----------------------------------------------------------------------------------------
+
+
+def test_a_change_leaves_every_other_line_as_it_is(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = "# mine\n\n  threads=4 # few\nnew-in-kt-9 = [1,\n  2]\n[table]\nthreads = 5\n"
+    write(file, before)
+    assert kt(capsys, "set", "threads", "8")[0] == 0
+    assert file.read_text() == before.replace("  threads=4 # few", "threads = 8")
+    assert kt(capsys, "set", "heat", "off")[0] == 0
+    assert file.read_text().index("heat") < file.read_text().index("[table]")
+    kt(capsys, "unset", "heat")
+    kt(capsys, "unset", "threads")
+    assert file.read_text() == before.replace("  threads=4 # few\n", "")
+
+
+@pytest.mark.parametrize(
+    "before", ["threads: 8\n", "threads = '''\n4'''\n", 'system = """\nthreads = 1\n"""\n', "\xff"]
+)
+def test_what_cannot_be_changed_in_one_line_is_left_to_a_person(
+    before: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(file, before.encode("latin-1"))
+    code, _, err = kt(capsys, "set", "threads", "8")
+    assert code == 2 and str(file) in err
+    assert file.read_bytes() == before.encode("latin-1")
+
+
+def test_a_link_stays_a_link(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    real = file.parent.parent / "dotfiles.toml"
+    write(file, "")
+    file.rename(real)
+    file.symlink_to(real)
+    assert kt(capsys, "set", "threads", "2")[0] == 0
+    assert file.is_symlink() and "threads = 2" in real.read_text()
+
+
+def test_two_who_write_at_once_lose_nothing(file: Path) -> None:
+    names = [name for name in VALUES if name not in ("home", "system")]
+    threads = [
+        threading.Thread(target=settingsfile.change, args=(file, SETTINGS[n], VALUES[n][0]))
+        for n in names
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(settingsfile.read(file).texts) == set(names)
+
+
+def test_the_file_of_a_new_reader_has_every_setting_as_a_comment(file: Path) -> None:
+    text = settingsfile.template()
+    assert settingsfile._parse(text.encode()) == {}
+    for setting in TABLE:
+        assert (f"# {setting.name} = " in text) is setting.kept
+
+
+LINES = st.lists(
+    st.one_of(
+        st.sampled_from(
+            ["", "# note", " threads = 8", "threads=8 # few", 'system = "a # b"', 'system = "ü"', "x = 1.50", "y = 00",
+             "y = 1.", "heat = true", "[table]", "a.b = 1", "z = 'q'", 'w = "\\t"', "v = 1_0", "u = nan", "\t", "\x0b"]
+        ),
+        st.text(max_size=12),
+        st.builds("{} = {}".format, st.text("ab-_. ", max_size=3), st.text("0129.e+-\"'", max_size=6)),
+    ),
+    max_size=4,
+)  # fmt: skip
+
+
+@settings(max_examples=40)
+@given(LINES, st.sampled_from(["\n", "\r\n", "\r"]))
+def test_a_plain_file_means_what_it_means_in_toml(lines: list[str], end: str) -> None:
+    text = end.join(lines)
+    plain = settingsfile._plain(text)
+    if plain is not None:
+        assert plain == tomllib.loads(text)
+
+
+def test_a_file_of_this_version_is_read_without_tomllib(file: Path) -> None:
+    for name, (text, _) in VALUES.items():
+        if name != "system":
+            settingsfile.change(file, SETTINGS[name], text)
+    assert settingsfile._plain(file.read_text()) is not None
+
+
+# --- the command ------------------------------------------------------------------------------------
+
+
+def test_the_list_fits_narrow_terminals(file: Path) -> None:
+    shell = f"stty cols 80 2>/dev/null; {sys.executable} -m ktcli config list"
+    done = subprocess.run(
+        ["script", "-qec", shell, "/dev/null"], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )  # fmt: skip
+    lines = done.stdout.replace("\r", "").splitlines()
+    assert lines[0].startswith("SETTING") and max(map(len, lines[:-2])) <= 80
+
+
+def test_names_are_found_as_variable_and_option_too(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert kt(capsys, "set", "KT_MAX_TOKENS", "5")[0] == 0
+    assert kt(capsys, "get", "--", "--max-tokens")[1] == "5\n"
+    code, _, err = kt(capsys, "get", "thread")
+    assert code == 3 and "did you mean: threads" in err
+    code, _, err = kt(capsys, "set", "isa", "avx2")
+    assert code == 2 and "KT_ISA=" in err
+
+
+def test_edit_needs_a_terminal(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = kt(capsys, "edit")
+    assert code == 2 and str(file) in err and not file.exists()
+
+
+def test_edit_opens_the_editor_and_tells_what_is_wrong_afterwards(file: Path) -> None:
+    """In a real terminal, with an editor that adds a line."""
+    editor = file.parent.parent / "editor"
+    editor.write_text("#!/bin/sh\necho 'threads = 0' >> \"$1\"\n")
+    editor.chmod(0o755)
+    done = subprocess.run(
+        ["script", "-qec", f"{sys.executable} -m ktcli config edit", "/dev/null"],
+        capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        env={**os.environ, "VISUAL": str(editor)},
+    )  # fmt: skip
+    assert done.returncode == 0 and "threads is '0', which is not" in done.stdout
+    assert file.read_text().startswith(settingsfile.HEADING)
