@@ -100,6 +100,7 @@ def test_wheel_holds_the_product_only(wheel: Path):
     assert {"ktcli/_native.py", "ktcli/py.typed", "ktcli/resources.py"} <= set(names)
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"ktcli"}
     assert not [name for name in names if "/recipe/" in name]
+    assert [name for name in names if name.endswith(".data/data/share/man/man1/kt.1")]
     assert str(ROOT).encode() not in library
 
 
@@ -110,6 +111,9 @@ def test_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path):
     # -S: without it the finder of an editable install would win over the path. What kt depends on
     # then comes by path too.
     path = os.pathsep.join([str(target), sysconfig.get_path("purelib")])
+    # pip compiles what it installs: a user who may not write there starts it as fast.
+    assert list((target / "ktcli" / "__pycache__").glob("main.*.pyc"))
+    assert (target / "share/man/man1/kt.1").is_file()
     run(sys.executable, "-S", "-c", PROBE, target / "ktcli", cwd=tmp_path, PYTHONPATH=path)
 
 

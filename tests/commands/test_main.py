@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import typer
 
+from docs import reference
 from ktcli import errors
 from ktcli.commands import completion, table
 from ktcli.commands.completion import Values
@@ -316,6 +318,33 @@ def test_completions_are_not_stale(shell: str) -> None:
     )
 
 
+@pytest.mark.parametrize("path", [reference.PAGE, reference.MANUAL], ids=lambda path: path.name)
+def test_the_reference_is_not_stale(path: Path) -> None:
+    fresh = reference.page() if path == reference.PAGE else reference.manual()
+    assert path.read_text(encoding="utf-8") == fresh, (
+        f"{path.name} is stale: python docs/reference.py"
+    )
+
+
+def test_the_man_page_has_everything_and_nothing_that_roff_would_obey() -> None:
+    text = reference.manual()
+    for entry in reference.entries():
+        assert f".SS {entry.words.replace('-', reference.DASH)}" in text
+    for code in errors.ExitCode:
+        assert f"\n.B {code:d}\n" in text
+    requests = {line.split()[0] for line in text.splitlines() if line.startswith((".", "'"))}
+    assert requests <= set(".TH .nh .ad .SH .SS .P .TP .B .RS .RE .nf .fi".split())
+    assert text.isascii()
+
+
+@pytest.mark.skipif(not shutil.which("groff"), reason="there is no groff")
+def test_groff_understands_the_man_page() -> None:
+    done = subprocess.run(
+        ["groff", "-man", "-ww", "-z", reference.MANUAL], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def options(words: str, command: Any) -> Iterator[tuple[str, Any]]:
     """Every option that takes a value, of a command and those below it."""
     for parameter in command.params:
@@ -367,7 +396,7 @@ def test_bash_completes_commands_options_and_models() -> None:
         (["kt", "chat", "--no-t"], "--no-think"),
         (["kt", "rm", "kt-m"], ""),
         (["kt", "completion", "z"], "zsh"),
-        (["kt", "config", "set", "th"], "think threads"),
+        (["kt", "config", "set", "th"], "think thoughts threads"),
         (["kt", "chats", "e"], "export"),
         (["kt", "chats", "export", "x", "--format", ""], "md json"),
     ]
