@@ -141,6 +141,11 @@ class DeviceEngine:
         return counts
 
     @property
+    def batch_invariant(self) -> bool:
+        """False: kernels of the device round otherwise for other numbers of rows."""
+        return False
+
+    @property
     def step_times(self) -> None:
         """Kernels of the device round otherwise for other numbers of rows."""
         return None
