@@ -165,7 +165,7 @@ def _graph_seconds(
 
     def once(run: Callable[[], None]) -> float:
         if host is not None:
-            host.begin(1, 0)
+            host.begin(1)
         start = time.perf_counter()
         run()
         stream.synchronize()

@@ -20,7 +20,7 @@ _kt() {
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --draft) words='off lookup' ;;
-                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --quiet --help' names='all' files='.gguf' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --hide-thinking --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'doctor') options='--measure --json --help' ;;
         'plan')
@@ -126,18 +126,19 @@ _kt() {
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home model system temperature max-tokens think context draft device threads numa heat cache isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache isa tile-min debug' ;;
         'config set')
             case $before in
                 home) files='folders' ;;
                 model) names='all' files='.gguf' ;;
-                think|heat) words='on off' ;;
+                think|markdown|status|heat) words='on off' ;;
+                thoughts) words='folded shown hidden' ;;
                 draft) words='off lookup' ;;
                 device) words='auto cpu cuda' names='gpus' ;;
                 numa) words='auto off' ;;
-                *) options='--json --quiet --help' words='home model system temperature max-tokens think context draft device threads numa heat cache' ;;
+                *) options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home model system temperature max-tokens think context draft device threads numa heat cache' ;;
+        'config unset') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')

@@ -244,6 +244,16 @@ TABLE: tuple[Setting, ...] = (
         option="--think",
     ),
     Setting(
+        "thoughts", WordPattern("folded|shown|hidden", "folded, shown or hidden"), "folded|shown|hidden", "folded",
+        "How a model's thoughts are shown on a terminal.",
+    ),
+    Setting(
+        "markdown", _ON_OFF, "on|off", "on", "Whether answers on a terminal are drawn as Markdown.",
+    ),
+    Setting(
+        "status", _ON_OFF, "on|off", "on", "Whether a chat shows a line about each answer below it.",
+    ),
+    Setting(
         "context", WholeNumbers(1, 10_000_000), "N", "8192, or what the model and the memory allow",
         "Positions to reserve.", option="--context",
     ),

@@ -13,6 +13,7 @@ from ktcli.chat.chat import AnswerPiece, Chat, longer_context
 from ktcli.chat.chats import LAST, newest
 from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.screen import Screen, visible
+from ktcli.chat.statusline import nearly_full, status_line
 from ktcli.engine.generate import Finish, cached_line, six_lines
 from ktcli.errors import DeviceError, KtError
 
@@ -118,15 +119,17 @@ def show(
         DeviceError: the GPU failed, and is of no more use to this process; what was said is kept.
     """
     chat, keeper = desk.chat, desk.keeper
+    before = chat.used
     try:
         with Interrupt() as interrupt:
+            screen.begin(lambda: chat.answering.stats.tokens if chat.answering else 0)
             try:
                 pieces = start(cancelled=interrupt, progress=screen.reading)
                 keeper.keep()
                 for piece in pieces or ():
                     screen.piece(piece)
             finally:
-                screen.end(gap=True)
+                screen.end(gap=True, below=_below(chat, screen))
     except DeviceError as error:
         keeper.keep()
         if keeper.is_kept:
@@ -134,16 +137,25 @@ def show(
         raise
     if chat.reply is None:
         return
+    engine = chat.speaker.engine
     ended = ENDS.get(chat.reply.finish)
     if ended:
         most = chat.settings.max_tokens or 0
-        engine = chat.speaker.engine
         said = {"context": engine.context, "max_tokens": most, "longer": longer_context(engine)}
         person.note(ended.format(**said))
+    if full := nearly_full(before, chat.used, engine.context):
+        person.note(full)
     if remarks.stats:
         person.note(f"{six_lines(chat.reply.stats)}\n{cached_line(chat.reply.stats)}")
     if remarks.losses and chat.loss is not None:
         person.note(visible(chat.loss.sentence))
+
+
+def _below(chat: Chat, screen: Screen) -> str:
+    """The line under an answer; empty where nothing came, or none is wanted."""
+    if not screen.status or chat.reply is None or not chat.reply.ids:
+        return ""
+    return status_line(chat.reply.stats, chat.used, chat.speaker.engine.context, screen.columns)
 
 
 ENDS = {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ktcli.chat.adjust import SETTABLE, changed, shown, silent_seed, switched
+from ktcli.chat.adjust import OF_SCREEN, SETTABLE, changed, show_otherwise, shown, silent_seed
 from ktcli.chat.chat import Chat
 from ktcli.chat.chats import (
     LAST,
@@ -27,10 +27,9 @@ from ktcli.chat.conversation import Saved
 from ktcli.chat.document import save
 from ktcli.chat.keeper import Keeper
 from ktcli.chat.screen import Screen
+from ktcli.chat.thoughts import without_marks
 from ktcli.engine.generate import cached_line, six_lines
 from ktcli.errors import NotFound, UsageError
-
-MARKDOWN = "markdown"  # the setting that is the screen's
 
 
 @dataclass(slots=True)
@@ -108,6 +107,11 @@ def _stats(desk: Desk, rest: str) -> None:
     desk.say(f"context:              {chat.used} of {chat.speaker.engine.context} token(s)")
 
 
+def _thoughts(desk: Desk, rest: str) -> None:
+    thoughts = without_marks(desk.screen.thoughts) if desk.screen is not None else ""
+    desk.say(thoughts or "the last answer came without thoughts")
+
+
 def _save(desk: Desk, rest: str) -> None:
     if not rest:
         raise UsageError("/save needs a name", hint=saved_hint())
@@ -177,13 +181,11 @@ def _exit(desk: Desk, rest: str) -> None:
 def _set(desk: Desk, rest: str) -> None:
     name, _, value = rest.partition(" ")
     name = name.replace("_", "-")
-    if name == MARKDOWN and desk.screen is not None:
-        desk.screen.markdown = switched(name, value.strip())
+    if name in OF_SCREEN and desk.screen is not None:
+        show_otherwise(desk.screen, name, value.strip())
     elif name:
         desk.chat.settings = changed(desk.chat.settings, name, value.strip())
-    desk.say(shown(desk.chat.settings))
-    if desk.screen is not None:
-        desk.say(f"  {MARKDOWN:<20}{'on' if desk.screen.markdown else 'off'}")
+    desk.say(shown(desk.chat.settings, desk.screen))
     if name == "seed" and (silent := silent_seed(desk.chat.settings.sampling)):
         desk.say(silent)
 
@@ -195,6 +197,7 @@ TABLE: dict[str, Slash] = {
     "clear": Slash(_clear, "", "start a new conversation"),
     "retry": Slash(_retry, "", "answer the last question again"),
     "undo": Slash(_undo, "", "take back the last question and its answer"),
+    "thoughts": Slash(_thoughts, "", "what the model thought before its last answer"),
     "stats": Slash(_stats, "", "what the last answer took"),
     "save": Slash(_save, "NAME", "keep the conversation in a file"),
     "load": Slash(_load, "NAME", "go on with a kept conversation"),
@@ -228,7 +231,7 @@ def words(before: str) -> Sequence[tuple[str, str]]:
     if " " in rest:
         return []
     if command == "/set":
-        return [(name, "") for name in (*SETTABLE, MARKDOWN)]
+        return [(name, "") for name in (*SETTABLE, *OF_SCREEN)]
     if command == "/load":
         last = [(LAST, "the newest")] if newest() else []
         return [*last, *((name, "") for name in saved_names() if name != LAST)]

@@ -77,6 +77,7 @@ class AnswerRequest:
     stats: bool
     draft: DraftWish
     allow_special: bool = False
+    hides_thoughts: bool = False
     explain_cache: bool = False
     kept: KeptChat | None = None  # to go on with
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ktcli.assembly.request import Wanted
     from ktcli.chat.chat import Chat, Reply
     from ktcli.chat.keeper import Keeper
+    from ktcli.chat.screen import Screen
     from ktcli.engine.drafting import DraftWish
 
 GREETING = "Hello!"  # what is said to the model when nobody says anything
@@ -88,6 +89,10 @@ Think = Annotated[
         help=f"{SETTINGS['think'].help} Default: {SETTINGS['think'].default}.",
     ),
 ]
+HideThinking = Annotated[
+    bool,
+    typer.Option("--hide-thinking", help="Show no thoughts, not even that there were some."),
+]
 DraftOpt = Annotated[
     str | None,
     setting_option("draft"),
@@ -131,6 +136,7 @@ def chat(
     repetition_penalty: Penalty = None,
     seed: Seed = None,
     think: Think = None,
+    hide_thinking: HideThinking = False,
     go_on: GoOn = False,
     resume: Resume = None,
     allow_special: AllowSpecialOpt = False,
@@ -189,6 +195,7 @@ def chat(
         given, max_tokens, tuple(stop or ()), system, think, stats,
         allow_special=allow_special, explain_cache=explain_cache,
         kept=kept_chat(go_on, resume), draft=_draft_wish(draft),
+        hides_thoughts=hide_thinking,
     )  # fmt: skip
     recording = config.records_heat()
     quota = 0 if no_kv_cache else cache_quota()
@@ -335,17 +342,21 @@ def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
     from ktcli.chat.chat import longer_context
     from ktcli.chat.interrupt import Interrupt
     from ktcli.chat.keeper import Keeper
+    from ktcli.chat.thoughts import without_marks
     from ktcli.engine.generate import Finish, cached_line, six_lines
 
-    screen, longer = _screen(), longer_context(made.speaker.engine)
+    screen, longer = _screen(asked), longer_context(made.speaker.engine)
     with contextlib.ExitStack() as keeping, Interrupt() as interrupt:
         if asked.kept is not None:
             keeper = Keeper(made, out.warn)
             _taken_over(keeper, made, asked)
             keeping.callback(keeper.close)
             keeping.enter_context(keeper.on_signals())
+        screen.begin(lambda: made.answering.stats.tokens if made.answering else 0)
+        said: dict[bool, str] = {True: "", False: ""}  # thoughts, and the answer
         try:
             for piece in made.ask(words, cancelled=interrupt, progress=screen.reading):
+                said[piece.thought] += piece.text
                 if out.mode is not Mode.JSON:
                     screen.piece(piece)
         except ContextFull as error:
@@ -359,7 +370,8 @@ def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
     if interrupt.asked:
         raise KeyboardInterrupt
     if out.mode is Mode.JSON:
-        shown = document(made, reply)
+        answer, thinking = said[False], without_marks(said[True])
+        shown = document(made, reply, answer.lstrip("\n") if said[True] else answer, thinking)
         if asked.explain_cache:
             shown["cache_loss"] = None if made.loss is None else asdict(made.loss)
         out.result(shown, "")
@@ -376,11 +388,12 @@ def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
         out.note(made.loss.sentence)
 
 
-def document(made: Chat, reply: Reply) -> dict[str, Any]:
-    """The answer for --json."""
+def document(made: Chat, reply: Reply, text: str, thinking: str) -> dict[str, Any]:
+    """The answer for --json, its text and its thoughts apart."""
     stats = reply.stats
     return {
-        "text": reply.text,
+        "text": text,
+        "thinking": thinking,
         "ids": reply.ids,
         "model": made.speaker.name,
         "finish": reply.finish.value,
@@ -415,15 +428,22 @@ def _converse(made: Chat, asked: AnswerRequest) -> None:
     out.note(f"{made.speaker.name}: /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves")
     prompt = Prompt(config.home() / "history", slash.words, out.warn)
     remarks = Remarks(asked.stats, asked.explain_cache)
-    talk(made, prompt, _screen(), out, remarks=remarks, begin=go_on if asked.kept else None)
+    talk(made, prompt, _screen(asked), out, remarks=remarks, begin=go_on if asked.kept else None)
 
 
-def _screen() -> Any:
+def _screen(asked: AnswerRequest) -> Screen:
     from ktcli.chat.screen import Screen
+    from ktcli.chat.thoughts import ThoughtsView
 
     stream = sys.stdout
     colour = bool(out.style("x", "dim", stream) != "x")
-    return Screen(stream, terminal=stream.isatty() and out.mode is not Mode.JSON, colour=colour)
+    terminal = stream.isatty() and out.mode is not Mode.JSON
+    screen = Screen(stream, terminal=terminal, colour=colour)
+    screen.markdown = config.value("markdown") is not False
+    screen.status = config.value("status") is not False
+    view = "hidden" if asked.hides_thoughts else config.value("thoughts")
+    screen.view = ThoughtsView(view or ThoughtsView.FOLDED)
+    return screen
 
 
 def _is_terminal() -> bool:

@@ -87,6 +87,10 @@ class Engine(Protocol):
         """The number of experts that the token of an answer at `position` may defer."""
 
     @property
+    def batch_invariant(self) -> bool:
+        """Tells whether the logits of a run have the same bits whatever other runs and outputs its step has."""
+
+    @property
     def step_times(self) -> StepTimes | None:
         """The times of its decode steps by their rows; None: a row's logits depend on the rows beside it, so that
         drafts could change an answer."""

@@ -114,11 +114,16 @@ class CpuEngine:
         return depth_at(self.plan.depths, position)
 
     @cached_property
+    def batch_invariant(self) -> bool:
+        """Whether no matrix can be multiplied in tiles that round otherwise: those of bf16, as most routers are."""
+        return not (has_tiles(self.pool.isa) and self._multiplies_bf16())
+
+    @cached_property
     def step_times(self) -> StepTimes | None:
         """The times of its decode steps, modelled until they are measured; None where so few rows can be multiplied
-        in tiles: those of bf16, as most routers are, round otherwise."""
+        in tiles that round otherwise."""
         fewest = self.pool.tile_min[2] if self.pool.tile_min else 0
-        if has_tiles(self.pool.isa) and fewest <= MOST_ROWS and self._multiplies_bf16():
+        if fewest <= MOST_ROWS and not self.batch_invariant:
             return None
         rates = self.plan.host.rates
         return StepTimes(row_seconds(self.model, self.recipe, rates, MOST_ROWS))
@@ -146,7 +151,7 @@ class CpuEngine:
         plan = self.plan
         program = Program(
             self.pool,
-            max_tokens=min(PREFILL_CHUNK, self.context),
+            max_tokens=min(PREFILL_CHUNK, plan.use.streams * self.context),
             max_outputs=plan.use.outputs(self.spec, self.context),
             exact=plan.use.exact,
             kv_f32=plan.use.kv_f32,

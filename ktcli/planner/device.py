@@ -25,6 +25,9 @@ from ktcli.weights.recipe import F32_BYTES, Recipe
 # private pool and the workspace of cuBLAS (32 MiB on Hopper).
 RUNTIME_BYTES = 640 << 20
 GRAPH_BYTES = 192 << 20
+# The numbers of sequences for which a decode step is captured: those between take the next, filled up.
+CAPTURED = (1, 2, 4, 8, 16)
+MOST_CAPTURED = CAPTURED[-1]
 # The bytes left free: for pieces that the allocator cannot use, and for what others take meanwhile.
 _MARGIN_SHARE = 0.03
 _MARGIN_LIMIT = 2 << 30
@@ -120,6 +123,11 @@ class DeviceSizes:
         if not self.expert_bytes:
             return 0
         return min(self.layer_bytes, max(1, BUFFER_BYTES // self.expert_bytes) * self.expert_bytes)
+
+
+def captured_sizes(streams: int) -> tuple[int, ...]:
+    """The numbers of sequences for which decode steps are captured, when up to `streams` are decoded together."""
+    return tuple(size for i, size in enumerate(CAPTURED) if not i or CAPTURED[i - 1] < streams)
 
 
 def margin_bytes(vram_bytes: int) -> int:

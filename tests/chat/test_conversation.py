@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import pyte
 import pytest
 from chat.fake_engine import speaker, write_tokenizer
 
@@ -18,6 +19,7 @@ from ktcli.chat.prompt import cleaned, is_open
 from ktcli.chat.screen import Screen, visible
 from ktcli.chat.settings import Settings, override, read_settings, read_stop_ids
 from ktcli.chat.template import load_template
+from ktcli.chat.thoughts import ThoughtsView, without_marks
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
@@ -170,7 +172,7 @@ def test_help_lists_every_command(tmp_path: Path) -> None:
     table, said = desk(tmp_path)
     slash.run(table, "/help")
     assert all(f"/{name}" in said[0] for name in slash.TABLE)
-    wanted = "help system set clear retry undo stats save load fork rename exit".split()
+    wanted = "help system set clear retry undo thoughts stats save load fork rename exit".split()
     assert list(slash.TABLE) == wanted
 
 
@@ -347,18 +349,56 @@ def test_control_characters_are_shown_not_sent() -> None:
     assert "\u202e" not in shown and shown.endswith("ok\n\tfine [bold]é😀")
 
 
-def test_thoughts_are_dimmed_on_a_terminal_only() -> None:
-    def shown(**how: bool) -> str:
-        stream = io.StringIO()
-        screen = Screen(stream, **how)
-        for piece in (AnswerPiece("<think>\x1b[0m", True), AnswerPiece("ok\x1b")):
-            screen.piece(piece)
-        screen.end()
-        return stream.getvalue()
+@pytest.mark.parametrize(
+    ("view", "how", "shown"),
+    [
+        ("shown", {"terminal": True, "colour": True}, "\x1b[2m<think>␛[0mhm</think>\x1b[0m\n\nok␛\n"),
+        ("shown", {"terminal": True, "colour": False}, "<think>␛[0mhm</think>\n\nok␛\n"),
+        ("hidden", {"terminal": True, "colour": True}, "ok␛\n"),
+        ("folded", {"terminal": True, "colour": False}, "▸ thought for 0.0 s, 1 token\n\nok␛\n"),
+        ("folded", {"terminal": False, "colour": False}, "ok\x1b\n"),
+        ("shown", {"terminal": False, "colour": False}, "ok\x1b\n"),
+    ],
+)  # fmt: skip
+def test_thoughts_are_shown_as_wanted_and_never_in_a_pipe(
+    view: str, how: dict[str, bool], shown: str
+) -> None:
+    stream = io.StringIO()
+    screen = Screen(stream, **how)
+    screen.view = ThoughtsView(view)
+    screen.begin(lambda: 0)
+    for text in ("<think>\x1b[0m", "hm</think>"):
+        screen.piece(AnswerPiece(text, True))
+    screen.piece(AnswerPiece("\n\nok\x1b"))
+    screen.end()
+    assert stream.getvalue().replace("\x1b[0m\x1b[2m", "") == shown
+    assert without_marks(screen.thoughts) == "\x1b[0mhm"
 
-    assert shown(terminal=True, colour=True) == "\x1b[2m<think>␛[0m\x1b[0mok␛\n"
-    assert shown(terminal=True, colour=False) == "<think>␛[0mok␛\n"
-    assert shown(terminal=False, colour=False) == "<think>\x1b[0mok\x1b\n"
+
+def test_a_folded_thought_is_counted_while_it_lasts() -> None:
+    stream, screen_of = io.StringIO(), pyte.Screen(60, 8)
+    screen = Screen(stream, terminal=True, colour=True, columns=lambda: 60)
+    told = iter(range(100))
+    screen.begin(lambda: next(told) * 10)
+    for text in ("<think>", "hm", " so", "</think>"):
+        screen.piece(AnswerPiece(text, True))
+    pyte.Stream(screen_of).feed(stream.getvalue().replace("\n", "\r\n"))
+    assert "▸ thinking, 0.0 s, 10 tokens" in screen_of.display[0]
+    screen.piece(AnswerPiece("\n\nYes."))
+    screen.end(gap=True)
+    pyte.Stream(screen_of).feed(stream.getvalue().replace("\n", "\r\n"))
+    shown = [line.strip() for line in screen_of.display]
+    assert shown[0].startswith("▸ thought for 0.0 s, ") and shown[1:4] == ["", "Yes.", ""]
+
+
+def test_no_line_stands_for_no_thought() -> None:
+    stream = io.StringIO()
+    screen = Screen(stream, terminal=True, colour=False)
+    screen.begin(lambda: 3)
+    for piece in (AnswerPiece("<think>\n\n</think>", True), AnswerPiece("\n\nok")):
+        screen.piece(piece)
+    screen.end()
+    assert stream.getvalue() == "ok\n"
 
 
 def test_reading_is_shown_and_wiped() -> None:
@@ -366,4 +406,5 @@ def test_reading_is_shown_and_wiped() -> None:
     screen = Screen(stream, terminal=True, colour=False)
     screen.reading(512, 5000)
     screen.piece(AnswerPiece("hi"))
-    assert stream.getvalue() == "\r\x1b[2Kreading 512 of 5,000 tokens\r\x1b[2Khi"
+    screen.end()
+    assert stream.getvalue() == "\r\x1b[2Kreading 512 of 5,000 tokens\r\x1b[2Khi\n"

@@ -234,6 +234,8 @@ def test_history_and_completion(terminal: Terminal) -> None:
 
 
 def test_model_text_is_never_obeyed(terminal: Terminal) -> None:
+    terminal.type("/set thoughts shown\r")
+    terminal.expect(r"thoughts +shown.*› ")
     terminal.type("evil\r")
     terminal.expect(r"\[bold\]ok\[/bold\]\n.*› ")
     assert "\x1b]0;" not in terminal.raw and "\x07" not in terminal.raw

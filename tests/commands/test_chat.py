@@ -356,7 +356,8 @@ def test_who_and_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{}", "[]", "[1.5]", "[-1]", '["a"]', "[true]", "[" * 9999]
+    "content",
+    ["", "{}", "[]", "[1.5]", "[-1]", '["a"]', "[true]", "[" * 9999, "[[1], []]", "[1, [2]]"],
 )
 def test_logits_wants_a_list_of_ids(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str

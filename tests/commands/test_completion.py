@@ -103,7 +103,7 @@ def test_bash_completes_commands_options_and_models() -> None:
         (["kt", "chat", "--no-t"], "--no-think"),
         (["kt", "rm", "kt-m"], ""),
         (["kt", "completion", "z"], "zsh"),
-        (["kt", "config", "set", "th"], "think threads"),
+        (["kt", "config", "set", "th"], "think thoughts threads"),
         (["kt", "chats", "e"], "export"),
         (["kt", "chats", "export", "x", "--format", ""], "md json"),
     ]
