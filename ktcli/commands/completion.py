@@ -14,7 +14,7 @@ import typer
 
 from ktcli.commands.completable import SHELLS, Values, Verb, verbs
 from ktcli.commands.options import JsonOpt
-from ktcli.commands.startup import Place, install, place_of, uninstall
+from ktcli.commands.startup import ScriptPlace, install, place_of, uninstall
 from ktcli.errors import UsageError
 from ktcli.output import out
 from ktcli.settingsfile import shown
@@ -77,7 +77,7 @@ def _own() -> str:
     return name
 
 
-def _words(place: Place, done: list[Path], *, installed: bool) -> str:
+def _words(place: ScriptPlace, done: list[Path], *, installed: bool) -> str:
     """What was changed, what takes it back, and how it begins to work."""
     if not installed:
         return "\n".join(f"{shown(path)}: what kt wrote is gone" for path in done) or (

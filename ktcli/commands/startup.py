@@ -16,7 +16,7 @@ _MADE = b"made by: kt completion"  # in the first lines of every script
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ScriptPlace:
     """Where the completion of a shell goes.
 
     Attributes:
@@ -31,28 +31,28 @@ class Place:
     line: str = ""
 
 
-def place_of(shell: str) -> Place:
+def place_of(shell: str) -> ScriptPlace:
     """The place of a shell's completion, by the variables that the shell itself heeds."""
     home = Path(os.path.expanduser("~"))
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
     if shell == "fish":
         config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
-        return Place(shell, config / "fish" / "completions" / "kt.fish")
+        return ScriptPlace(shell, config / "fish" / "completions" / "kt.fish")
     if shell == "zsh":
         folder = data / "zsh" / "site-functions"
         line = (
             f"fpath+=({_quoted(folder)}); (( $+functions[compdef] )) || {{ autoload -Uz compinit; compinit }};"
             f" autoload -Uz _kt; compdef _kt kt {MARK}"
         )
-        return Place(
+        return ScriptPlace(
             shell, folder / "_kt", Path(os.environ.get("ZDOTDIR") or home) / ".zshrc", line
         )
     script = data / "bash-completion" / "completions" / "kt"
     line = f"[ -r {_quoted(script)} ] && . {_quoted(script)} {MARK}"
-    return Place(shell, script, home / ".bashrc", line)
+    return ScriptPlace(shell, script, home / ".bashrc", line)
 
 
-def install(place: Place, script: str) -> list[Path]:
+def install(place: ScriptPlace, script: str) -> list[Path]:
     """Writes the script and the line; returns the files that it changed.
 
     Raises:
@@ -72,7 +72,7 @@ def install(place: Place, script: str) -> list[Path]:
     return done
 
 
-def uninstall(place: Place) -> list[Path]:
+def uninstall(place: ScriptPlace) -> list[Path]:
     """Removes the script and the line; returns the files that it changed.
 
     Raises:
@@ -93,7 +93,7 @@ def uninstall(place: Place) -> list[Path]:
     return done
 
 
-def _own_script(place: Place) -> bytes | None:
+def _own_script(place: ScriptPlace) -> bytes | None:
     """The script that is there; None: there is none."""
     data = _read(place.script)
     if data is not None and _MADE not in data[:200]:
