@@ -91,7 +91,7 @@ complete -c kt -n '__fish_seen_subcommand_from rm' -l quiet -d 'Print only resul
 complete -c kt -n '__fish_seen_subcommand_from rm' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a cache -d 'Show, check and remove the KV pages on disk'
 complete -c kt -n '__fish_seen_subcommand_from cache' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from cache' -a du -d 'Show how much the KV pages take, and how much they may'
+complete -c kt -n '__fish_seen_subcommand_from cache' -a du -d 'Show how much the KV pages take, of which models they are, and how much they may take'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from du' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from du' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from du' -l help -d 'Show this message and exit'
