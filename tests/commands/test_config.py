@@ -34,7 +34,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "system": ('Say "no"\toften \\ \x7f ü.', 'Say "no"\toften \\ \x7f ü.'), "temperature": ("1e-1", 0.1),
     "max-tokens": ("0100", 100), "think": ("off", False), "context": ("4096", 4096), "draft": ("3", "3"),
     "device": ("cuda:1", "cuda:1"), "threads": ("8", 8), "numa": ("nodes=0,2-3", "nodes=0,2-3"), "heat": ("off", False),
-    "cache": ("20G", 20 << 30), "thoughts": ("hidden", "hidden"), "markdown": ("no", False), "status": ("off", False),
+    "cache": ("20G", 20 << 30), "thoughts": ("hidden", "hidden"), "markdown": ("off", False), "status": ("off", False),
 }  # fmt: skip
 WRONG = {
     "home": "models", "model": " ", "system": "x" * 20_001, "temperature": "nan", "max-tokens": "0", "think": "maybe",
