@@ -231,7 +231,7 @@ complete -c kt -n '__fish_seen_subcommand_from config' -a list -d 'List all sett
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from config' -a get -d 'Show one setting'
+complete -c kt -n '__fish_seen_subcommand_from config' -a get -d 'Show one setting: its value on standard output, what it means and can be beside it'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -a 'home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache isa tile-min debug'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l quiet -d 'Print only results and errors'
