@@ -174,6 +174,15 @@ def test_a_chat_takes_what_is_set_and_options_come_first(
     assert main(["chat", "kt-mini", "hello there"]) == 2
 
 
+def test_a_model_that_is_set_and_not_there_is_told_with_who_set_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KT_MODEL", "no-such-model")
+    assert main(["chat", "what is this?"]) == 3
+    assert "KT_MODEL=no-such-model asks for it; unset KT_MODEL" in capsys.readouterr().err
+
+
 # --- bad files --------------------------------------------------------------------------------------
 
 BAD = {
