@@ -170,7 +170,9 @@ def change(of: Path, setting: Setting, text: str | None) -> None:
     lock = target.with_name(f".{target.name}.lock")
     with smallfiles.lock(lock, "changing the settings", wait_s=_WAIT_S):
         before = _text(of)
-        lines = _lines_with(before.splitlines(), setting.name, _line(setting, text))
+        lines = _lines_with(
+            before.removesuffix("\n").split("\n"), setting.name, _line(setting, text)
+        )
         after = "".join(f"{line}\n" for line in lines)
         _verify(of, before, after, setting.name, text)
         write(of, after)

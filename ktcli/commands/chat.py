@@ -206,7 +206,10 @@ def chat(
         asked.require_model()
     words = _words(prompt, json, named=name is not None)
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
-    ready, made = _open(model, asked, Wanted(context, threads, numa=asked_numa(numa), device=where))
+    with asked.telling_whose_model(model):
+        ready, made = _open(
+            model, asked, Wanted(context, threads, numa=asked_numa(numa), device=where)
+        )
     try:
         with stored_pages(made.speaker.engine, ready.pack, quota, out) as store:
             if words is None:

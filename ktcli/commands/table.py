@@ -62,7 +62,9 @@ COMMANDS: dict[str, Row] = {
     ),
     "config": Row("ktcli.commands.config:app", "Show and change the settings.", "Shell"),
     "completion": Row(
-        "ktcli.commands.completion:completion", "Print the completion script of a shell.", "Shell"
+        "ktcli.commands.completion:completion",
+        "Install completion of commands, options and names for a shell.",
+        "Shell",
     ),
     "logits": Row("ktcli.commands.logits:logits"),
     "names": Row("ktcli.commands.names:names"),

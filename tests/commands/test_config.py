@@ -34,7 +34,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "system": ('Say "no"\toften \\ \x7f ü.', 'Say "no"\toften \\ \x7f ü.'), "temperature": ("1e-1", 0.1),
     "max-tokens": ("0100", 100), "think": ("off", False), "context": ("4096", 4096), "draft": ("3", "3"),
     "device": ("cuda:1", "cuda:1"), "threads": ("8", 8), "numa": ("nodes=0,2-3", "nodes=0,2-3"), "heat": ("off", False),
-    "cache": ("20G", 20 << 30), "thoughts": ("hidden", "hidden"), "markdown": ("no", False), "status": ("off", False),
+    "cache": ("20G", 20 << 30), "thoughts": ("hidden", "hidden"), "markdown": ("off", False), "status": ("off", False),
 }  # fmt: skip
 WRONG = {
     "home": "models", "model": " ", "system": "x" * 20_001, "temperature": "nan", "max-tokens": "0", "think": "maybe",
@@ -174,6 +174,15 @@ def test_a_chat_takes_what_is_set_and_options_come_first(
     assert main(["chat", "kt-mini", "hello there"]) == 2
 
 
+def test_a_model_that_is_set_and_not_there_is_told_with_who_set_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KT_MODEL", "no-such-model")
+    assert main(["chat", "what is this?"]) == 3
+    assert "KT_MODEL=no-such-model asks for it; unset KT_MODEL" in capsys.readouterr().err
+
+
 # --- bad files --------------------------------------------------------------------------------------
 
 BAD = {
@@ -204,7 +213,8 @@ def test_a_file_of_nonsense_is_one_sentence(
     assert config.value("threads") is None
     code, out, err = kt(capsys, "get", "threads")
     assert (code, out) == (0, "one per physical core, which is the most\n")
-    assert err.startswith("warning: ") and sentence in err and len(err.splitlines()) == 2
+    assert err.startswith("warning: ") and sentence in err and len(err.splitlines()) == 3
+    assert err.endswith(f"Default: {SETTINGS['threads'].default}.\n")
     assert "\x1b" not in err
 
 

@@ -8,20 +8,17 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
 
 from docs import reference
 from ktcli import errors
-from ktcli.commands import completion, table
-from ktcli.commands.completion import Values
+from ktcli.commands import table
 from ktcli.errors import KtError
 from ktcli.main import main
-from ktcli.resources import data_path
 from ktcli.settings import TABLE, Setting
 
 PACKAGE = Path(errors.__file__).parent
@@ -307,15 +304,7 @@ def test_nothing_but_text_goes_to_a_pipe() -> None:
         assert b"\x1b" not in done.stdout + done.stderr
 
 
-# --- completions ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shell", completion.FILES)
-def test_completions_are_not_stale(shell: str) -> None:
-    path = data_path("completions", completion.FILES[shell])
-    assert path.read_text(encoding="utf-8") == completion.script(shell), (
-        f"{path.name} is stale: kt completion {shell} > completions/{path.name}"
-    )
+# --- the reference ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", [reference.PAGE, reference.MANUAL], ids=lambda path: path.name)
@@ -343,69 +332,3 @@ def test_groff_understands_the_man_page() -> None:
         ["groff", "-man", "-ww", "-z", reference.MANUAL], capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def options(words: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """Every option that takes a value, of a command and those below it."""
-    for parameter in command.params:
-        if parameter.param_type_name == "option" and not getattr(parameter, "is_flag", False):
-            yield f"{words} {parameter.opts[0]}", parameter
-    for name, child in getattr(command, "commands", {}).items():
-        yield from options(f"{words} {name}", child)
-
-
-def test_every_value_has_a_word_for_it_in_the_help() -> None:
-    """And not the name of a type; completions are made of these words."""
-    found = [
-        each
-        for name, row in table.COMMANDS.items()
-        if row.summary
-        for each in options(name, table.load(name))
-    ]
-    assert [name for name, parameter in found if not parameter.metavar] == []
-    offered = {name: completion.values_of(parameter.metavar) for name, parameter in found}
-    assert "int4-g32" in offered["convert --dense"].words and offered["plan --machine"].files
-    assert offered["eval --against"].names == "all" and offered["chat --seed"] == Values()
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("Number format, e.g. int4. Default: the usual.", "Number format, e.g. int4"),
-        ("Above 1: repeat less. Off by default.", "Above 1: repeat less"),
-        ("Only the first.\n\nParagraph.", "Only the first"),
-    ],
-)
-def test_a_meaning_is_the_first_sentence(text: str, line: str) -> None:
-    assert completion._line(text) == line
-
-
-def test_bash_completes_commands_options_and_models() -> None:
-    path = data_path("completions", completion.FILES["bash"])
-    words = [
-        (["kt", "c"], "chat convert cache chats config completion"),
-        (["kt", "pull", "--q"], "--quiet"),
-        (["kt", "show", "kimi-k2-"], "kimi-k2-thinking"),
-        (["kt", "show", "--experts", "kimi-k2-"], "kimi-k2-thinking"),
-        (["kt", "plan", "x", "--machine", "laptop"], "laptop-16gb laptop-8gb-gpu"),
-        (["kt", "plan", "x", "--device", "c"], "cpu cuda"),
-        (["kt", "convert", "x", "--dense", "fp"], "fp8"),
-        (["kt", "bench", "decode", "--policy", "f"], "fiddler"),
-        (["kt", "eval", "x", "--kv", ""], "bf16 f32"),
-        (["kt", "chat", "--max-tokens", ""], ""),
-        (["kt", "chat", "--no-t"], "--no-think"),
-        (["kt", "rm", "kt-m"], ""),
-        (["kt", "completion", "z"], "zsh"),
-        (["kt", "config", "set", "th"], "think thoughts threads"),
-        (["kt", "chats", "e"], "export"),
-        (["kt", "chats", "export", "x", "--format", ""], "md json"),
-    ]
-    for line, expected in words:
-        program = f"""
-            kt() {{ {sys.executable} -m ktcli "$@"; }}
-            source {path}
-            COMP_WORDS=({" ".join(word or "''" for word in line)}); COMP_CWORD={len(line) - 1}
-            _kt; echo "${{COMPREPLY[*]}}"
-        """
-        done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == expected
