@@ -93,11 +93,7 @@ def search(
     ]
     out.result(
         {"chats": [{**_row(line), "said": said} for line, said in found]},
-        lambda: table(
-            [(line.name, age(time.time() - line.used_s), said) for line, said in found],
-            ("NAME", "USED", "SAID"),
-            width=out.width,
-        ),
+        lambda: _found(found),
     )
     if not found:
         out.note(f"No kept conversation has {' and '.join(map(repr, words))[:200]}.")
@@ -224,6 +220,11 @@ def listed(lines: list[Listed], *, numbered: bool = False) -> str:
     if numbered:
         return table(rows, ("", *head), right=(0, 4, 5)) if rows else ""
     return table(rows, head, right=right) if rows else ""
+
+
+def _found(found: list[tuple[Listed, str]]) -> str:
+    rows = [(line.name, age(time.time() - line.used_s), said) for line, said in found]
+    return table(rows, ("NAME", "USED", "SAID"), width=out.width) if rows else ""
 
 
 def age(seconds: float) -> str:

@@ -14,6 +14,7 @@ from ktcli.chat.conversation import Conversation, Saved
 from ktcli.chat.desk import Desk
 from ktcli.chat.document import save
 from ktcli.chat.interactive import talk
+from ktcli.chat.thoughts import ThoughtsView
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import KtError
 
@@ -54,7 +55,8 @@ class Nobody:
     def begin(self, tokens: Callable[[], int]) -> None:
         pass
 
-    status = False
+    status = markdown = False
+    view = ThoughtsView.FOLDED
 
 
 class Lines:
