@@ -14,7 +14,6 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from textwrap import wrap
 from typing import Any
 
 import typer
@@ -24,7 +23,6 @@ from ktcli import __version__
 from ktcli.commands.table import COMMANDS, CONTEXT, load
 from ktcli.errors import ExitCode, KtError, UsageError
 from ktcli.output import Mode, out
-from ktcli.settings import TABLE
 
 EPILOG = """\
 Examples:
@@ -62,6 +60,10 @@ class Commands(TyperGroup):
             formatter.write(f"  {name:<{width}}{row.summary}\n")
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        from textwrap import wrap
+
+        from ktcli.settings import TABLE
+
         formatter.write(f"\n{EPILOG}")
         names = wrap(", ".join(setting.variable for setting in TABLE), 76)
         formatter.write("\nSettings (kt config list shows them; each is a variable, too):\n")

@@ -47,6 +47,15 @@ def text_of(saved: Saved) -> str:
     return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
 
 
+def markdown_of(saved: Saved) -> str:
+    """A conversation as Markdown, a heading for each message."""
+    model = "".join(filter(str.isprintable, saved.model))
+    names = {"system": "System", "user": "You", "assistant": model or "The model"}
+    return "\n".join(
+        f"## {names[m['role']]}\n\n{m['content']}\n" for m in saved.conversation.messages
+    )
+
+
 def write(path: Path, text: str) -> None:
     """Write the text of a chat, as a whole or not at all, for nobody else to read.
 

@@ -14,6 +14,7 @@ from ktcli.chat import slash
 from ktcli.chat.chat import AnswerPiece, Chat
 from ktcli.chat.chats import chat_path, load, saved_names
 from ktcli.chat.conversation import Conversation, Saved
+from ktcli.chat.desk import Desk
 from ktcli.chat.document import save
 from ktcli.chat.prompt import cleaned, is_open
 from ktcli.chat.screen import Screen, visible
@@ -181,16 +182,16 @@ def test_every_stop_id_is_found(tmp_path: Path) -> None:
 # --- slash commands ------------------------------------------------------------------------------
 
 
-def desk(folder: Path) -> tuple[slash.Desk, list[str]]:
+def desk(folder: Path) -> tuple[Desk, list[str]]:
     said: list[str] = []
-    return slash.Desk(Chat(speaker(folder)), said.append), said
+    return Desk(Chat(speaker(folder)), said.append), said
 
 
 def test_help_lists_every_command(tmp_path: Path) -> None:
     table, said = desk(tmp_path)
     slash.run(table, "/help")
     assert all(f"/{name}" in said[0] for name in slash.TABLE)
-    wanted = "help system set clear retry undo thoughts stats save load fork rename exit".split()
+    wanted = "help system set clear retry edit undo thoughts stats read copy export save load fork rename exit".split()
     assert list(slash.TABLE) == wanted
 
 
