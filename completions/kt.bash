@@ -54,8 +54,9 @@ _kt() {
         'cache ls') options='--json --quiet --help' ;;
         'cache verify') options='--json --quiet --help' ;;
         'cache rm') options='--yes --json --quiet --help' names='all' files='.gguf' ;;
-        'chats') options='--json --quiet --help' words='show rm export rename' ;;
+        'chats') options='--json --quiet --help' words='show search rm export rename' ;;
         'chats show') options='--json --quiet --help' names='chats' ;;
+        'chats search') options='--json --quiet --help' ;;
         'chats rm') options='--yes --json --quiet --help' names='chats' ;;
         'chats export')
             case $before in
@@ -108,11 +109,14 @@ _kt() {
             esac ;;
         'bench mixed')
             case $before in
-                --layers|--streams|--tokens|--threads)  ;;
+                --layers|--streams|--tokens|--threads|--defer)  ;;
                 --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto' ;;
                 --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
-                *) options='--layers --streams --tokens --experts --dense --threads --numa --json --help' names='all' files='.gguf' ;;
+                --device) words='auto cpu cuda' names='gpus' ;;
+                --gpu-experts) words='uniform front hot' files='any' ;;
+                --prefill-threshold) words='never' ;;
+                *) options='--layers --streams --tokens --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --json --help' names='all' files='.gguf' ;;
             esac ;;
         'eval')
             case $before in

@@ -118,6 +118,11 @@ complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from show' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from show' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from show' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from chats' -a search -d 'List the conversations in which words were said, by you or the model'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from search'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from search' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from search' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from search' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from chats' -a rm -d 'Remove conversations'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rm' -a '(kt names --chats 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rm' -l yes -d 'Do not ask'
@@ -206,6 +211,10 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l dense -d 'Number format of everything dense, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a eval -d 'Measure how well a model predicts a text'
@@ -231,7 +240,7 @@ complete -c kt -n '__fish_seen_subcommand_from config' -a list -d 'List all sett
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from config' -a get -d 'Show one setting'
+complete -c kt -n '__fish_seen_subcommand_from config' -a get -d 'Show one setting: its value on standard output, what it means and can be beside it'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -a 'home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache isa tile-min debug'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l quiet -d 'Print only results and errors'
