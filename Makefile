@@ -16,12 +16,14 @@ LARGE  := torch|torchgen|functorch|transformers|sympy|networkx|mpmath|triton|myp
 COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/($(LARGE)|tests)/' ktcli $(VENV)/lib/python3*/site-packages >/dev/null 2>&1 || true
 CMAKE   = $(firstword $(wildcard $(BIN)/cmake) cmake)
 NATIVE := $(shell find native/CMakeLists.txt native/cdef.py native/include native/src -type f)
+# With one of these no environment in this tree is needed (install.sh).
+INSTALLER = $(shell command -v pipx || command -v uv)
 # `make check` needs no torch; where it is installed, one environment does for all.
 CHECKED := $(VENV)/$(if $(wildcard $(VENV)/.kt-test),.kt-test,.kt-check)
 # An editable install keeps the library beside the sources: where it is gone, the stamp lies.
 LOST   := $(if $(wildcard ktcli/libkt.so),,lost)
 
-.PHONY: help chat check test test-all bench bench-peers lint native wheel pythons clean lost
+.PHONY: help chat install uninstall check test test-all bench bench-peers lint native wheel pythons clean lost
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -29,6 +31,12 @@ help: ## this list
 
 chat: $(VENV)/.kt-chat ## install kt into .venv and talk to the built-in model
 	@$(BIN)/kt chat
+
+install: $(if $(INSTALLER),,$(VENV)/.kt-chat) ## put kt on your PATH: with pipx or uv where one is there, else a link to .venv
+	@sh install.sh install "$(abspath $(VENV))"
+
+uninstall: ## take it off again; models, chats and settings stay
+	@sh install.sh uninstall "$(abspath $(VENV))"
 
 check: $(CHECKED) ## under a minute, after each edit: the house, the pure parts, one model; no torch
 	@$(BIN)/python -m pytest --tier=check
@@ -107,7 +115,7 @@ $(VENV)/.kt-chat: $(VENV)/.kt-venv pyproject.toml constraints.txt $(NATIVE) $(LO
 	    { $(filter-out --quiet,$(PIP)) --verbose -e ".$$extra" </dev/null 2>&1 || touch $@.failed; } | tee $@.log | awk -v tty=$$tty '$(SHOW)'; \
 	    if [ -e $@.failed ]; then tail -n 50 $@.log; echo "kt could not be installed; all of it: $@.log"; exit 1; fi
 	@$(COMPILE)
-	@echo "kt is $(BIN)/kt"
+	@echo "kt is $(BIN)/kt; make install puts it on your PATH"
 	@touch $@
 
 $(VENV)/.kt-check: $(VENV)/.kt-venv pyproject.toml constraints.txt $(NATIVE) $(LOST)

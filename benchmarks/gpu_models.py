@@ -15,8 +15,8 @@ from ktcli.assembly.plan import EXACT_ROW
 from ktcli.engine import CpuEngine, Engine
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.experts import Handoff
+from ktcli.engine.device.passes import LongPrompts
 from ktcli.engine.device.placement import Placement
-from ktcli.engine.device.steps import LongPrompts
 from ktcli.engine.loader import RandomSource, TensorSource
 from ktcli.hardware.gpu import CPU
 from ktcli.hardware.machine import Gpu, Machine

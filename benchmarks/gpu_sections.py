@@ -165,7 +165,7 @@ def _graph_seconds(
 
     def once(run: Callable[[], None]) -> float:
         if host is not None:
-            host.begin(1, 0)
+            host.begin(1)
         start = time.perf_counter()
         run()
         stream.synchronize()
@@ -207,7 +207,7 @@ def _decode_row(place: Place, engine: DeviceEngine, yardstick: DeviceCeilings) -
     job = Job(Phase.DECODE, place.scale.tokens, _AFTER)
     found = run(engine, job, yardstick, pairs=place.scale.pairs)
     mask, seconds = engine.placement.mask, found.measured.seconds
-    device_bytes = yardstick.split(engine, _last_step(job)).device_bytes
+    device_bytes = yardstick.split(engine, job, _last_step(job)).device_bytes
     return {
         "work": "decode",
         "policy": policy_of(engine).value,

@@ -16,11 +16,11 @@ _kt() {
                 --max-tokens|--system|--stop|--temperature|--top-k|--top-p|--min-p|--repetition-penalty|--seed|--context|--threads|--defer)  ;;
                 --resume) names='chats' ;;
                 --numa) words='auto off' ;;
-                --device) words='auto cpu cuda' ;;
+                --device) words='auto cpu cuda' names='gpus' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --draft) words='off lookup' ;;
-                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --quiet --help' names='all' files='.gguf' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --hide-thinking --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'doctor') options='--measure --json --help' ;;
         'plan')
@@ -29,7 +29,7 @@ _kt() {
                 --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto' ;;
                 --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
-                --device) words='auto cpu cuda' ;;
+                --device) words='auto cpu cuda' names='gpus' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --machine) words='cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb' files='any' ;;
@@ -54,8 +54,9 @@ _kt() {
         'cache ls') options='--json --quiet --help' ;;
         'cache verify') options='--json --quiet --help' ;;
         'cache rm') options='--yes --json --quiet --help' names='all' files='.gguf' ;;
-        'chats') options='--json --quiet --help' words='show rm export rename' ;;
+        'chats') options='--json --quiet --help' words='show search rm export rename' ;;
         'chats show') options='--json --quiet --help' names='chats' ;;
+        'chats search') options='--json --quiet --help' ;;
         'chats rm') options='--yes --json --quiet --help' names='chats' ;;
         'chats export')
             case $before in
@@ -70,7 +71,7 @@ _kt() {
                 --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto' ;;
                 --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
-                --device) words='auto cpu cuda' ;;
+                --device) words='auto cpu cuda' names='gpus' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --policy) words='kt all-cpu gpu-stream fiddler' ;;
@@ -83,7 +84,7 @@ _kt() {
                 --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto' ;;
                 --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
-                --device) words='auto cpu cuda' ;;
+                --device) words='auto cpu cuda' names='gpus' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --policy) words='kt all-cpu gpu-stream fiddler' ;;
@@ -108,11 +109,14 @@ _kt() {
             esac ;;
         'bench mixed')
             case $before in
-                --layers|--streams|--tokens|--threads)  ;;
+                --layers|--streams|--tokens|--threads|--defer)  ;;
                 --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto' ;;
                 --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
-                *) options='--layers --streams --tokens --experts --dense --threads --numa --json --help' names='all' files='.gguf' ;;
+                --device) words='auto cpu cuda' names='gpus' ;;
+                --gpu-experts) words='uniform front hot' files='any' ;;
+                --prefill-threshold) words='never' ;;
+                *) options='--layers --streams --tokens --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --json --help' names='all' files='.gguf' ;;
             esac ;;
         'eval')
             case $before in
@@ -126,12 +130,26 @@ _kt() {
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home model system temperature max-tokens think context draft device threads numa heat cache isa tile-min debug' ;;
-        'config set') options='--json --quiet --help' words='home model system temperature max-tokens think context draft device threads numa heat cache isa tile-min debug' ;;
-        'config unset') options='--json --quiet --help' words='home model system temperature max-tokens think context draft device threads numa heat cache isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache isa tile-min debug' ;;
+        'config set')
+            case $before in
+                home) files='folders' ;;
+                model) names='all' files='.gguf' ;;
+                think|markdown|status|heat) words='on off' ;;
+                thoughts) words='folded shown hidden' ;;
+                draft) words='off lookup' ;;
+                device) words='auto cpu cuda' names='gpus' ;;
+                numa) words='auto off' ;;
+                *) options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache' ;;
+            esac ;;
+        'config unset') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
-        'completion') options='--help' words='bash zsh fish' ;;
+        'completion')
+            case $before in
+                install|uninstall) words='bash zsh fish' ;;
+                *) options='--json --help' words='bash zsh fish install uninstall' ;;
+            esac ;;
     esac
     if [[ $word == -* && -n $options ]]; then
         COMPREPLY=($(compgen -W "$options" -- "$word"))
@@ -142,6 +160,7 @@ _kt() {
         here) words+=" $(kt names --here 2>/dev/null)" ;;
         mine) words+=" $(kt names --mine 2>/dev/null)" ;;
         chats) words+=" $(kt names --chats 2>/dev/null)" ;;
+        gpus) words+=" $(kt names --gpus 2>/dev/null)" ;;
     esac
     COMPREPLY=($(compgen -W "$words" -- "$word"))
     case $files in

@@ -14,13 +14,14 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l repetition-penalty -d 'A
 complete -c kt -n '__fish_seen_subcommand_from chat' -l seed -d 'Equal seeds give equal texts' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l think -d 'For models that can do both'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l no-think -d 'For models that can do both'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l hide-thinking -d 'Show no thoughts, not even that there were some'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l continue -d 'Go on with the last conversation'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l resume -d 'Go on with a kept conversation (kt chats lists them)' -x -a '(kt names --chats 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l allow-special -d 'Let texts give control tokens: <|im_end|> in a text then ends a turn'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l context -d 'Positions to reserve' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
@@ -35,14 +36,14 @@ complete -c kt -n __fish_use_subcommand -a doctor -d 'Show what this machine is 
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l measure -d 'Measure bandwidth and arithmetic too, and remember the result'
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l help -d 'Show this message and exit'
-complete -c kt -n __fish_use_subcommand -a plan -d 'Show where a model would go and how fast it would be'
+complete -c kt -n __fish_use_subcommand -a plan -d 'Show what runs here; of one model where it goes and how fast'
 complete -c kt -n '__fish_seen_subcommand_from plan' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l context -d 'Positions to reserve' -x
 complete -c kt -n '__fish_seen_subcommand_from plan' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l dense -d 'Number format of everything dense, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from plan' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
-complete -c kt -n '__fish_seen_subcommand_from plan' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from plan' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
 complete -c kt -n '__fish_seen_subcommand_from plan' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
@@ -90,7 +91,7 @@ complete -c kt -n '__fish_seen_subcommand_from rm' -l quiet -d 'Print only resul
 complete -c kt -n '__fish_seen_subcommand_from rm' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a cache -d 'Show, check and remove the KV pages on disk'
 complete -c kt -n '__fish_seen_subcommand_from cache' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from cache' -a du -d 'Show how much the KV pages take, and how much they may'
+complete -c kt -n '__fish_seen_subcommand_from cache' -a du -d 'Show how much the KV pages take, of which models they are, and how much they may take'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from du' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from du' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from du' -l help -d 'Show this message and exit'
@@ -117,6 +118,11 @@ complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from show' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from show' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from show' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from chats' -a search -d 'List the conversations in which words were said, by you or the model'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from search'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from search' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from search' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from search' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from chats' -a rm -d 'Remove conversations'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rm' -a '(kt names --chats 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rm' -l yes -d 'Do not ask'
@@ -146,7 +152,7 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l dense -d 'Number format of everything dense, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
@@ -165,7 +171,7 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l dense -d 'Number format of everything dense, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
@@ -205,6 +211,10 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l dense -d 'Number format of everything dense, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a eval -d 'Measure how well a model predicts a text'
@@ -230,18 +240,28 @@ complete -c kt -n '__fish_seen_subcommand_from config' -a list -d 'List all sett
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from config' -a get -d 'Show one setting'
-complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -a 'home model system temperature max-tokens think context draft device threads numa heat cache isa tile-min debug'
+complete -c kt -n '__fish_seen_subcommand_from config' -a get -d 'Show one setting: its value on standard output, what it means and can be beside it'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -a 'home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache isa tile-min debug'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from config' -a set -d 'Keep a setting for all commands from now on'
-complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -a 'home model system temperature max-tokens think context draft device threads numa heat cache isa tile-min debug'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -a 'home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = home' -a '(__fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = model' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = think' -a 'on off'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = thoughts' -a 'folded shown hidden'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = markdown' -a 'on off'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = status' -a 'on off'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = draft' -a 'off lookup'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = device' -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = numa' -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = heat' -a 'on off'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from config' -a unset -d 'Take a setting back to its default'
-complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -a 'home model system temperature max-tokens think context draft device threads numa heat cache isa tile-min debug'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -a 'home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l help -d 'Show this message and exit'
@@ -251,6 +271,9 @@ complete -c kt -n '__fish_seen_subcommand_from config' -a path -d 'Print where t
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from path' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from path' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from path' -l help -d 'Show this message and exit'
-complete -c kt -n __fish_use_subcommand -a completion -d 'Print the completion script of a shell'
-complete -c kt -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish'
+complete -c kt -n __fish_use_subcommand -a completion -d 'Install completion of commands, options and names for a shell'
+complete -c kt -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish install uninstall'
+complete -c kt -n '__fish_seen_subcommand_from completion; and test (commandline -opc)[-1] = install' -a 'bash zsh fish'
+complete -c kt -n '__fish_seen_subcommand_from completion; and test (commandline -opc)[-1] = uninstall' -a 'bash zsh fish'
+complete -c kt -n '__fish_seen_subcommand_from completion' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from completion' -l help -d 'Show this message and exit'

@@ -87,7 +87,6 @@ class RealNumbers:
         return value
 
 
-@dataclass(frozen=True, slots=True)
 class OnOff:
     """On and off."""
 
@@ -118,7 +117,6 @@ class WordPattern:
         return text if re.fullmatch(self.pattern, text, re.ASCII) else str(_no(text))
 
 
-@dataclass(frozen=True, slots=True)
 class ByteSize:
     """Sizes of files and memory, in bytes."""
 
@@ -242,6 +240,16 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "think", _ON_OFF, "on|off", "as the model likes", "For models that can do both.",
         option="--think",
+    ),
+    Setting(
+        "thoughts", WordPattern("folded|shown|hidden", "folded, shown or hidden"), "folded|shown|hidden", "folded",
+        "How a model's thoughts are shown on a terminal.",
+    ),
+    Setting(
+        "markdown", _ON_OFF, "on|off", "on", "Whether answers on a terminal are drawn as Markdown.",
+    ),
+    Setting(
+        "status", _ON_OFF, "on|off", "on", "Whether a chat shows a line about each answer below it.",
     ),
     Setting(
         "context", WholeNumbers(1, 10_000_000), "N", "8192, or what the model and the memory allow",

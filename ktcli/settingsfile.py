@@ -23,6 +23,11 @@ from ktcli.settings import SETTINGS, SHOWN_CHARS, TABLE, RealNumbers, Setting, W
 MAX_BYTES = 1 << 16
 _MOST_TOLD = 3  # faults in one sentence
 _WAIT_S = 5.0  # for another change, which takes milliseconds
+# Comments, and names with a whole number, a decimal number, a switch, or a text without escapes: here JSON is TOML.
+_PLAIN = re.compile(
+    r"""[ \t]*(?:([a-z][a-z-]*)[ ]*=[ ]*"""
+    r"""(true|false|(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,17})?|"[^"\\\x00-\x1f\x7f]*")[ ]*)?(?:\#[^\x00-\x1f\x7f]*)?"""
+)
 _NUMBERS = (WholeNumbers, RealNumbers)  # TOML has them without quotes
 HEADING = "# Settings of kt. An environment variable comes before what is said here, an option before both."
 
@@ -85,9 +90,30 @@ def _read(of: Path, state: tuple[int, ...]) -> SettingsFile:
 
 
 def _parse(data: bytes) -> dict[str, Any]:
-    import tomllib  # only where there is a file to read
+    """The table of a file.
 
-    return tomllib.loads(data.decode("utf-8"))
+    Raises:
+        ValueError, RecursionError: it is no TOML.
+    """
+    text = data.decode("utf-8")
+    plain = _plain(text)
+    if plain is not None:
+        return plain
+    import tomllib  # takes longer than all else that is read at the start
+
+    return tomllib.loads(text)
+
+
+def _plain(text: str) -> dict[str, Any] | None:
+    """The table of a file as `change` writes it; None: only TOML's own reader knows what it means."""
+    found: dict[str, Any] = {}
+    for line in text.replace("\r\n", "\n").split("\n"):
+        parts = _PLAIN.fullmatch(line)
+        if parts is None or parts[1] in found:
+            return None
+        if parts[1] is not None:
+            found[parts[1]] = json.loads(parts[2])
+    return found
 
 
 def _first_line(error: BaseException) -> str:
@@ -144,7 +170,9 @@ def change(of: Path, setting: Setting, text: str | None) -> None:
     lock = target.with_name(f".{target.name}.lock")
     with smallfiles.lock(lock, "changing the settings", wait_s=_WAIT_S):
         before = _text(of)
-        lines = _lines_with(before.splitlines(), setting.name, _line(setting, text))
+        lines = _lines_with(
+            before.removesuffix("\n").split("\n"), setting.name, _line(setting, text)
+        )
         after = "".join(f"{line}\n" for line in lines)
         _verify(of, before, after, setting.name, text)
         write(of, after)

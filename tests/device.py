@@ -79,7 +79,7 @@ class DeviceRun:
         x = self.loaded.embedding[flat].float()
         kernels = kernels_for(CPU, exact=self.exact)
         runner = ResidentRunner(kernels, self.loaded.stacks)
-        inputs = StepInputs(x, rows, self.cache.layers, states=self.cache.states)
+        inputs = StepInputs(x, (rows,), self.cache.layers, states=self.cache.states)
         backend = TorchBackend(self.loaded.weights, inputs, kernels, runner)
         logits = self.model.forward(backend)
         self.routings = backend.routings

@@ -138,7 +138,7 @@ class Made:
         table = torch.arange(pages_for(CONTEXT), dtype=torch.int32)[None]
         rows = Rows(torch.arange(start, start + len(ids)), table, len(ids))
         embedded = self.everything.embedding[torch.tensor(ids)].float()
-        inputs = StepInputs(embedded, rows, cache.layers)
+        inputs = StepInputs(embedded, (rows,), cache.layers)
         backend = TorchBackend(self.everything.weights, inputs, EXACT, runner)
         found: torch.Tensor = self.model.forward(backend)
         return found.numpy()

@@ -102,7 +102,7 @@ def by_formula(path: Path, ids: NDArray[np.int64]) -> NDArray[np.float32]:
     cache = DeviceCache(model.spec, pages_for(len(ids)), CPU, exact=True)
     table = torch.tensor([cache.pages.take(pages_for(len(ids)))], dtype=torch.int32)
     where = Rows(torch.arange(len(ids)), table, len(ids))
-    inputs = StepInputs(loaded.embedding[torch.from_numpy(ids)].float(), where, cache.layers)
+    inputs = StepInputs(loaded.embedding[torch.from_numpy(ids)].float(), (where,), cache.layers)
     runner = DeferredRunner(EXACT, loaded.stacks, ~everything, DEPTH, skip=True)
     logits = model.forward(TorchBackend(loaded.weights, inputs, EXACT, runner))
     return np.asarray(logits.numpy())

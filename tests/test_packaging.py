@@ -100,6 +100,7 @@ def test_wheel_holds_the_product_only(wheel: Path):
     assert {"ktcli/_native.py", "ktcli/py.typed", "ktcli/resources.py"} <= set(names)
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"ktcli"}
     assert not [name for name in names if "/recipe/" in name]
+    assert [name for name in names if name.endswith(".data/data/share/man/man1/kt.1")]
     assert str(ROOT).encode() not in library
 
 
@@ -110,6 +111,9 @@ def test_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path):
     # -S: without it the finder of an editable install would win over the path. What kt depends on
     # then comes by path too.
     path = os.pathsep.join([str(target), sysconfig.get_path("purelib")])
+    # pip compiles what it installs: a user who may not write there starts it as fast.
+    assert list((target / "ktcli" / "__pycache__").glob("main.*.pyc"))
+    assert (target / "share/man/man1/kt.1").is_file()
     run(sys.executable, "-S", "-c", PROBE, target / "ktcli", cwd=tmp_path, PYTHONPATH=path)
 
 
@@ -130,6 +134,83 @@ def test_the_published_wheel_names_the_glibc_it_needs(wheel: Path, tmp_path: Pat
 def test_this_install_works(tmp_path: Path):
     home = Path(data_path("__init__.py")).parent
     run(sys.executable, "-c", PROBE, home, cwd=tmp_path)
+
+
+# --- make install ---------------------------------------------------------------------------------
+
+FAKE_TOOL = """\
+#!/bin/sh
+echo "$(basename "$0") $*" >>"$HOME/calls"
+case "$*" in
+    *environment*BIN_DIR | *"dir --bin") echo "$HOME/.local/bin" ;;
+    *environment*VENVS | "tool dir") echo "$HOME/venvs" ;;
+    *list*) echo "ktcli 0.1.0" ;;
+esac
+"""
+
+
+def put_kt(what: str, home: Path, *tools: str, path: str = "") -> subprocess.CompletedProcess[str]:
+    """`sh install.sh`, with only these stand-ins for pipx and uv on the PATH."""
+    programs = home.parent / "programs"
+    programs.mkdir(exist_ok=True)
+    for name in ("sh", "dirname", "basename", "readlink", "mkdir", "ln", "rm", "grep"):
+        if not (programs / name).exists():
+            (programs / name).symlink_to(str(shutil.which(name)))
+    for name in tools:
+        (programs / name).write_text(FAKE_TOOL)
+        (programs / name).chmod(0o755)
+    return subprocess.run(
+        ["sh", ROOT / "install.sh", what, home / "venv"], capture_output=True, text=True,
+        env={"HOME": str(home), "PATH": f"{programs}{path}"},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def person(tmp_path: Path) -> Path:
+    home = tmp_path / "a person"
+    (home / "venv" / "bin").mkdir(parents=True)
+    (home / "venv" / "bin" / "kt").write_text("#!/bin/sh\necho hello\n")
+    (home / "venv" / "bin" / "kt").chmod(0o755)
+    return home
+
+
+def test_a_link_is_put_and_taken_away(person: Path) -> None:
+    bin = person / ".local" / "bin"
+    done = put_kt("install", person)
+    assert done.returncode == 0 and f"kt is {bin}/kt" in done.stdout
+    assert f"{bin} is not on the PATH" in done.stderr
+    assert subprocess.run([bin / "kt"], capture_output=True, text=True).stdout == "hello\n"
+    assert (person / ".local/share/man/man1/kt.1").samefile(ROOT / "docs" / "kt.1")
+    again = put_kt("install", person, path=f":{bin}")
+    assert (again.returncode, again.stderr) == (0, "")
+    (person / "venv" / "bin" / "kt").unlink()  # as after `make clean`
+    assert put_kt("uninstall", person).returncode == 0
+    assert [each for each in (person / ".local").rglob("*") if not each.is_dir()] == []
+    assert "not installed" in put_kt("uninstall", person).stdout
+
+
+def test_what_is_not_of_kt_stays(person: Path) -> None:
+    theirs = person / ".local" / "bin" / "kt"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("another kt")
+    done = put_kt("install", person)
+    assert done.returncode == 1 and "move it away" in done.stderr
+    put_kt("uninstall", person)
+    assert theirs.read_text() == "another kt"
+
+
+@pytest.mark.parametrize("tool", ["pipx", "uv"])
+def test_pipx_and_uv_come_first(tool: str, person: Path) -> None:
+    page = person / "venvs/ktcli/share/man/man1/kt.1"
+    page.parent.mkdir(parents=True)
+    page.write_text("")
+    done = put_kt("install", person, tool)
+    assert done.returncode == 0 and f"with {tool}" in done.stdout
+    calls = (person / "calls").read_text()
+    assert f"{tool} " in calls and "install --force" in calls and str(ROOT) in calls
+    assert (person / ".local/share/man/man1/kt.1").samefile(page)
+    assert put_kt("uninstall", person).returncode == 0
+    assert "uninstall ktcli" in (person / "calls").read_text()
 
 
 def test_missing_data_is_named():
@@ -161,6 +242,6 @@ def test_make_chat_says_what_it_does_and_where_kt_is(code: int, tmp_path: Path) 
     assert "  getting packages\n  compiling 3 files\n" in done.stdout
     assert (done.returncode == 0) == stamp.exists() == (code == 0)
     if code == 0:
-        assert done.stdout.endswith(f"kt is {tmp_path}/bin/kt\n")
+        assert done.stdout.endswith(f"kt is {tmp_path}/bin/kt; make install puts it on your PATH\n")
     else:
         assert "[3/3] Building" in done.stdout and f"{stamp}.log" in done.stdout

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
-from ktcli.assembly.host import host_here, machine_here, usable
+from ktcli.assembly.host import host_here, machine_here, torch_device, usable
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.load import WHAT
 from ktcli.assembly.plan import informed
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import Subject
-from ktcli.engine import CpuEngine
+from ktcli.engine import CpuEngine, Engine
 from ktcli.engine.loader import PackSource, Progress
+from ktcli.errors import UsageError
 from ktcli.hardware.gpu import CPU
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.numa import asked_numa
 from ktcli.measure.bench import CEILING_BYTES
+from ktcli.measure.policy import Policy
 from ktcli.measure.synthetic import fitting_plan, random_engine
 from ktcli.measure.tiles import planned_team
 from ktcli.models import Model, build, cut
@@ -25,6 +29,11 @@ from ktcli.planner.host import Host
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
 from ktcli.weights.pack import Pack
+
+if TYPE_CHECKING:
+    from ktcli.engine.device.engine import DeviceEngine
+
+AnEngine = TypeVar("AnEngine", bound=Engine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +86,52 @@ class PlannedTrial:
             NotEnoughMemory: the plan does not fit.
         """
         self.plan.require(WHAT)
+        return self._loaded(self._on_cpu, listener)
+
+    def load_with_device(
+        self, policy: Policy = Policy.KT, listener: Listener = SILENT
+    ) -> DeviceEngine:
+        """Loads the engine of a plan with a GPU.
+
+        Raises:
+            NotEnoughMemory, DeviceError: as `planned_engine`.
+        """
+        from ktcli.measure.device_synthetic import DeviceSetting, planned_engine
+
+        assert self.plan.device is not None
+        device, pack = torch_device(self.plan.device.gpu.index), self.trial.pack
+        setting = DeviceSetting(device, policy, pack=Pack.open(pack) if pack else None)
+        return self._loaded(
+            lambda progress: planned_engine(self.model, self.plan, self.start(), setting, progress),
+            listener,
+        )
+
+    def _loaded(self, load: Callable[[Progress], AnEngine], listener: Listener) -> AnEngine:
         with listener.progress(self.title) as bar:
-            engine = self._load(lambda done, total: bar.update(done=done, total=total))
+            engine = load(lambda done, total: bar.update(done=done, total=total))
         for warning in engine.warnings:
             listener.warn(warning)
         return engine
 
-    def _load(self, progress: Progress) -> CpuEngine:
+    def _on_cpu(self, progress: Progress) -> CpuEngine:
         pool, pack = self.start(), self.trial.pack
         if pack is None:
             return random_engine(self.model, self.plan, pool, progress)
         source = PackSource.planned(Pack.open(pack), pool, self.plan)
         return CpuEngine(self.model, source, pool, self.plan, progress)
+
+
+def refuse_without_gpu(options: Sequence[str]) -> None:
+    """Refuses given options that mean something only with a GPU, where the plan has none.
+
+    Raises:
+        UsageError: there are some.
+    """
+    if options:
+        raise UsageError(
+            f"{options[0]} is about a GPU, and none is used here",
+            hint="kt doctor shows what was found, kt plan where a model would go",
+        )
 
 
 def plan_trial(trial: Trial, listener: Listener = SILENT) -> PlannedTrial:

@@ -12,7 +12,10 @@ from ktcli.assembly.listener import SILENT, Listener
 from ktcli.engine import Engine
 from ktcli.engine.tier import Tier
 from ktcli.errors import KtError
-from ktcli.store import library
+from ktcli.hardware import measured
+from ktcli.hardware.cpu import read_cpu
+from ktcli.hardware.probe import SYSTEM_ROOT
+from ktcli.store import experience, library
 from ktcli.store.pagefile import Space
 from ktcli.store.pagefolder import PageFolder
 from ktcli.store.pages import PageStore
@@ -32,7 +35,7 @@ def stored_pages(
     engine: Engine, pack: Path, quota_bytes: int, listener: Listener = SILENT
 ) -> Iterator[PageStore | None]:
     """Keeps the pages of an engine in the library while the context lasts; what was computed is written at its end
-    at the latest.
+    at the latest, as is how fast that was: the next process then knows at once whether reading pages pays.
 
     Args:
         pack: the folder of the conversion that runs.
@@ -41,7 +44,7 @@ def stored_pages(
         The store; None: there is none.
     """
     folder = PageFolder.of_library()
-    if not quota_bytes or engine.memory is None:
+    if not quota_bytes:
         yield None
         return
     try:
@@ -50,21 +53,35 @@ def stored_pages(
         listener.warn(f"{error}; {error.hint}")
         yield None
         return
-    with store_below(engine, folder, quota_bytes, library.conversion_name(pack), listener) as store:
-        yield store
+    name, cpu = library.conversion_name(pack), _cpu_of(engine)
+    with store_below(engine, folder, quota_bytes, name, listener) as store:
+        tier = engine.pools.tier
+        assert tier is not None
+        tier.prompt_tok_s = experience.recall_prompt_rate(name, cpu)
+        try:
+            yield store
+        finally:
+            if tier.prompt_tok_s is not None:
+                experience.note_prompt_rate(name, cpu, tier.prompt_tok_s)
+
+
+def _cpu_of(engine: Engine) -> str:
+    """The name of the CPU with the threads and the row of kernels that the engine has, and whether a GPU helps."""
+    model, codec = read_cpu(SYSTEM_ROOT, ()).model, engine.memory.codec
+    cpu = measured.key(model, engine.pool.threads, engine.pool.isa)
+    return cpu if codec == "cpu" else f"{cpu} | {codec}"
 
 
 @contextmanager
 def store_below(
     engine: Engine, folder: PageFolder, quota_bytes: int, model: str, listener: Listener = SILENT
 ) -> Iterator[PageStore]:
-    """Puts a store in a folder below an engine whose pages can be stored.
+    """Puts a store in a folder below an engine.
 
     Args:
         model: the model's name, for people.
     """
     memory, pools = engine.memory, engine.pools
-    assert memory is not None
     facts = (pools.seed, memory.codec, memory.page_bytes, memory.state_bytes)
     space = Space(sha256(repr(facts).encode()).digest(), memory.codec)
     about = {"model": model, "page_bytes": memory.page_bytes, "state_bytes": memory.state_bytes}

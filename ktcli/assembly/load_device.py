@@ -110,6 +110,7 @@ def _try(
             pool,
             Placement.of(plan, planned),
             device,
+            max_outputs=plan.use.streams,
             progress=attempt.progress,
         )
     except OutOfDeviceMemory:

@@ -19,10 +19,19 @@ from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.gpu import CPU
 from ktcli.hardware.numa import asked_numa
-from ktcli.measure.evaluate import EvalCase, Scores, Window, piece_tokens, score, windows
+from ktcli.measure.evaluate import (
+    EvalCase,
+    Scores,
+    Window,
+    piece_tokens,
+    score,
+    windows,
+    windows_at_once,
+)
 from ktcli.measure.intervals import LEAST_VALUES
 from ktcli.models import Model, build
 from ktcli.planner.deferral import require
+from ktcli.planner.plan import Plan
 from ktcli.store import catalog, library
 from ktcli.store.reference import parse
 from ktcli.weights.pack import Pack
@@ -65,14 +74,20 @@ class EvalRequest:
                 hint=f"use --stride {self.length} or less",
             )
 
-    def wanted(self, threads: int | None, numa: str | None, ways: Sequence[Way] = ()) -> Wanted:
-        """The form in which an engine is to be loaded for `ways`, which share it; (): for preparing."""
+    def wanted(
+        self, threads: int | None, numa: str | None, ways: Sequence[Way] = (), at_once: int = 1
+    ) -> Wanted:
+        """The form in which an engine is to be loaded for `ways`, which share it; (): for preparing.
+
+        Args:
+            at_once: the windows of each that it reads at the same time.
+        """
         return Wanted(
             self.context,
             threads,
             all_logits=True,
             kv_f32=any(way.cache == "f32" for way in ways),
-            streams=max(1, len(ways)),
+            streams=at_once * max(1, len(ways)),
             numa=asked_numa(numa),
             device=DeviceWords(device=CPU, defer=max(self.depths)),
         )
@@ -258,20 +273,24 @@ def measure(
     """
     found = [_NOTHING] * len(ways)
 
-    def wanted(way: Way) -> Wanted:
-        return asked.wanted(threads, numa, [each for each in ways if each.engine == way.engine])
+    def wanted(way: Way, at_once: int) -> Wanted:
+        same = [each for each in ways if each.engine == way.engine]
+        return asked.wanted(threads, numa, same, at_once)
 
-    for group in _groups(ways, wanted, listener):
+    at_once = windows_at_once(over, ways[0].model.spec.vocab)
+    groups, at_once = _groups(ways, wanted, at_once, listener)
+    for group in groups:
         some = [ways[i] for i in group]
         try:
             engines = {
-                way.engine: load(way.ready, wanted(way), listener)
+                way.engine: load(way.ready, wanted(way, at_once), listener)
                 for way in {way.engine: way for way in some}.values()
             }
         except KeyboardInterrupt:
             return found, False
         cases = [EvalCase(engines[way.engine], way.defer) for way in some]
-        scores, complete = _scores(cases, over, compare=0 in group, listener=listener)
+        job = _Job(cases, over, at_once, compare=0 in group)
+        scores, complete = _scores(job, listener)
         for i, each in zip(group, scores, strict=True):
             found[i] = each
         if not complete:
@@ -283,35 +302,62 @@ def measure(
 _NOTHING = Scores(np.empty(0), np.empty(0, np.int32), None)
 
 
-def _scores(
-    cases: Sequence[EvalCase], over: Sequence[Window], *, compare: bool, listener: Listener
-) -> tuple[list[Scores], bool]:
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What `score` is to do."""
+
+    cases: Sequence[EvalCase]
+    over: Sequence[Window]
+    at_once: int
+    compare: bool
+
+
+def _scores(job: _Job, listener: Listener) -> tuple[list[Scores], bool]:
     """The scores of the windows that were read before Ctrl-C, and whether these are all."""
-    total = sum(len(window.ids) - 1 for window in over) * len(cases)
+    total = sum(len(window.ids) - 1 for window in job.over) * len(job.cases)
     with Interrupt() as interrupt, listener.progress("Reading", total, unit="tokens") as bar:
 
         def progress(n: int) -> None:
             bar.update(done=n)
 
-        scores = score(cases, over, compare=compare, progress=progress, cancelled=interrupt)
+        scores = score(
+            job.cases,
+            job.over,
+            at_once=job.at_once,
+            compare=job.compare,
+            progress=progress,
+            cancelled=interrupt,
+        )
         return scores, not interrupt.asked
 
 
 def _groups(
-    ways: Sequence[Way], wanted: Callable[[Way], Wanted], listener: Listener
-) -> list[list[int]]:
-    """The groups of ways that are measured together, as indices."""
-    needs: dict[tuple[Path, str], int] = {}
-    for way in ways:
-        plan = planner_of(way.model, way.recipe, wanted(way), way.ready.pack).place()
+    ways: Sequence[Way], wanted: Callable[[Way, int], Wanted], most: int, listener: Listener
+) -> tuple[list[list[int]], int]:
+    """The groups of ways that are measured together, as indices, and the windows that each reads at once: `most`, or
+    one where there is no memory for more.
+
+    Raises:
+        NotEnoughMemory: a way does not fit alone.
+    """
+    for at_once in dict.fromkeys((most, 1)):
+        plans = {way.engine: (way, _plan(way, wanted(way, at_once))) for way in ways}
+        needs = {
+            engine: plan.need_bytes - plan.host.margin_bytes + way.logits_bytes
+            for engine, (way, plan) in plans.items()
+        }
+        have = min(plan.host.room_bytes for _, plan in plans.values())
+        if sum(needs.values()) <= have and all(plan.fits for _, plan in plans.values()):
+            return [list(range(len(ways)))], at_once
+    for engine, (way, plan) in plans.items():
         plan.require(way.conversion)
-        have, margin = plan.host.room_bytes, plan.host.margin_bytes
-        needs[way.engine] = need = plan.need_bytes - margin + way.logits_bytes
-        if need > have:
-            raise NotEnoughMemory(way.conversion, need, have)
-    if sum(needs.values()) <= have:
-        return [list(range(len(ways)))]
+        if needs[engine] > plan.host.room_bytes:
+            raise NotEnoughMemory(way.conversion, needs[engine], plan.host.room_bytes)
     listener.note(
         "the models do not fit into memory together: they are measured one after the other, without KL"
     )
-    return [[i for i, way in enumerate(ways) if way.engine == engine] for engine in needs]
+    return [[i for i, way in enumerate(ways) if way.engine == engine] for engine in needs], 1
+
+
+def _plan(way: Way, wanted: Wanted) -> Plan:
+    return planner_of(way.model, way.recipe, wanted, way.ready.pack).place()

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ktcli.chat.screen import Screen
 from ktcli.chat.settings import Settings, override
+from ktcli.chat.thoughts import ThoughtsView
 from ktcli.engine.sampler import RANGES, SamplingSettings
 from ktcli.errors import UsageError
 
@@ -35,6 +37,7 @@ _SAMPLING: dict[str, Callable[[str], Any]] = {
     "greedy": _switch,
 }
 SETTABLE = (*_SAMPLING, "max-tokens", "stop", "thinking")
+OF_SCREEN = ("markdown", "thoughts", "status")  # of how answers are shown
 # The value at which each setting of sampling does nothing.
 _OFF: dict[str, Any] = {
     "top-k": 0, "top-p": 1.0, "min-p": 0.0, "repetition-penalty": 1.0, "seed": None, "greedy": False
@@ -46,6 +49,9 @@ _WORDS = {
     "max-tokens": "a whole number from 1 on, or off",
     "stop": "any text, or off: none",
     "thinking": "on, off or default: as the model likes",
+    "markdown": "on or off",
+    "thoughts": "folded, shown or hidden",
+    "status": "on or off",
 }
 
 
@@ -74,16 +80,21 @@ def changed(settings: Settings, name: str, value: str) -> Settings:
         raise UsageError(f"{name} cannot be {value!r}", hint=f"it can be {_WORDS[name]}") from error
 
 
-def switched(name: str, value: str) -> bool:
-    """Reads the value of a setting that is on or off.
+def show_otherwise(screen: Screen, name: str, value: str) -> None:
+    """Changes how answers are shown, by a line of text.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: it cannot be that; the hint says what it can be.
     """
     try:
-        return _switch(value)
-    except KeyError as error:
-        raise UsageError(f"{name} cannot be {value!r}", hint="it can be on or off") from error
+        if name == "markdown":
+            screen.markdown = _switch(value)
+        elif name == "status":
+            screen.status = _switch(value)
+        else:
+            screen.view = ThoughtsView(value)
+    except (ValueError, KeyError) as error:
+        raise UsageError(f"{name} cannot be {value!r}", hint=f"it can be {_WORDS[name]}") from error
 
 
 def silent_seed(sampling: SamplingSettings) -> str:
@@ -93,14 +104,22 @@ def silent_seed(sampling: SamplingSettings) -> str:
     return "the seed changes nothing while the most likely token is always taken; /set temperature 0.7 ends that"
 
 
-def shown(settings: Settings) -> str:
-    """The text of all settings, one a line."""
+def shown(settings: Settings, screen: Screen | None = None) -> str:
+    """The text of all settings, one a line; with a screen those of its own too."""
     sampling = settings.sampling
     rows = [(name, _shown(name, getattr(sampling, name.replace("-", "_")))) for name in _SAMPLING]
     rows += [("max-tokens", "off" if settings.max_tokens is None else str(settings.max_tokens))]
     rows += [("stop", ", ".join(map(repr, settings.stops)) or "off")]
     thinking = {None: "default", True: "on", False: "off"}[settings.thinking]
-    return "\n".join(f"  {name:<20}{words}" for name, words in [*rows, ("thinking", thinking)])
+    rows += [("thinking", thinking)]
+    if screen is not None:
+        rows += [("markdown", _on(screen.markdown)), ("thoughts", screen.view.value)]
+        rows += [("status", _on(screen.status))]
+    return "\n".join(f"  {name:<20}{words}" for name, words in rows)
+
+
+def _on(value: bool) -> str:
+    return "on" if value else "off"
 
 
 def _shown(name: str, value: Any) -> str:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from ktcli.chat import slash
+from ktcli.chat import attachments, slash
 from ktcli.chat.chat import AnswerPiece, Chat, longer_context
 from ktcli.chat.chats import LAST, newest
+from ktcli.chat.desk import Desk
 from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.screen import Screen, visible
+from ktcli.chat.statusline import nearly_full, status_line
 from ktcli.engine.generate import Finish, cached_line, six_lines
 from ktcli.errors import DeviceError, KtError
 
@@ -20,8 +22,12 @@ from ktcli.errors import DeviceError, KtError
 class Asks(Protocol):
     """A source of lines."""
 
-    def ask(self) -> str | None:
-        """Returns the next text; None when the person leaves."""
+    def ask(self, draft: str = "") -> str | None:
+        """Returns the next text; None when the person leaves.
+
+        Args:
+            draft: what stands there already.
+        """
 
 
 class Person(Protocol):
@@ -60,24 +66,26 @@ def talk(
     person: Person,
     *,
     remarks: Remarks = SILENT,
-    begin: Callable[[slash.Desk], None] | None = None,
+    begin: Callable[[Desk], None] | None = None,
 ) -> None:
     """Chat until the person leaves; the conversation keeps itself in a file (keeper.py).
 
     Args:
         begin: called first, to go on with a kept conversation; None: it is a new one.
     """
-    desk = slash.Desk(chat, lambda text: person.note(visible(text)), person.warn, screen=screen)
+    desk = Desk(chat, lambda text: person.note(visible(text)), person.warn, screen=screen)
     with contextlib.closing(desk.keeper), desk.keeper.on_signals():
         if begin is not None:
             begin(desk)
         elif newest() is not None:
             person.note(f"/load {LAST} goes on with the last conversation")
         while not desk.leaving:
-            line = prompt.ask()
+            draft, desk.draft = desk.draft, ""
+            line = prompt.ask(draft)
             if line is None:
                 return
             if not line.strip():
+                desk.editing = None
                 continue
             try:
                 _take(desk, line, screen, person, remarks)
@@ -89,13 +97,14 @@ def talk(
                 person.note(ENDS[Finish.CANCELLED])
 
 
-def _take(desk: slash.Desk, line: str, screen: Screen, person: Person, remarks: Remarks) -> None:
+def _take(desk: Desk, line: str, screen: Screen, person: Person, remarks: Remarks) -> None:
     """Runs or answers one line, and keeps the chat."""
     chat = desk.chat
     try:
         if not line.startswith("/"):
-            show(desk, partial(chat.ask, line), screen, person, remarks=remarks)
+            show(desk, partial(chat.ask, _question(desk, line)), screen, person, remarks=remarks)
             return
+        desk.editing = None
         slash.run(desk, line.strip())
         if desk.again:
             desk.again = False
@@ -104,8 +113,30 @@ def _take(desk: slash.Desk, line: str, screen: Screen, person: Person, remarks: 
         desk.keeper.keep()
 
 
+def _question(desk: Desk, line: str) -> str:
+    """The question of a line, with the files that go with it; an earlier one that it replaces is taken back."""
+    text, files = attachments.named_in(line)
+    question = attachments.joined(text, [*desk.attached, *files])
+    desk.attached.clear()
+    number, desk.editing = desk.editing, None
+    if number is not None:
+        _replace(desk, number)
+    return question
+
+
+def _replace(desk: Desk, number: int) -> None:
+    """Takes back everything from a question on; if there are answers to later ones, in a conversation of its own."""
+    turns = desk.chat.conversation.turns
+    places = [i for i, turn in enumerate(turns) if turn["role"] == "user"]
+    if number < len(places) - 1 and desk.keeper.path is not None:
+        before = desk.keeper.path.stem
+        desk.keeper.fork()
+        desk.say(f"the conversation as it was stays in {before}; /load {before} goes back")
+    del turns[places[number] :]
+
+
 def show(
-    desk: slash.Desk,
+    desk: Desk,
     start: Callable[..., Iterator[AnswerPiece] | None],
     screen: Screen,
     person: Person,
@@ -118,15 +149,17 @@ def show(
         DeviceError: the GPU failed, and is of no more use to this process; what was said is kept.
     """
     chat, keeper = desk.chat, desk.keeper
+    before = chat.used
     try:
         with Interrupt() as interrupt:
+            screen.begin(lambda: chat.answering.stats.tokens if chat.answering else 0)
             try:
                 pieces = start(cancelled=interrupt, progress=screen.reading)
                 keeper.keep()
                 for piece in pieces or ():
                     screen.piece(piece)
             finally:
-                screen.end(gap=True)
+                screen.end(gap=True, below=_below(chat, screen))
     except DeviceError as error:
         keeper.keep()
         if keeper.is_kept:
@@ -134,16 +167,25 @@ def show(
         raise
     if chat.reply is None:
         return
+    engine = chat.speaker.engine
     ended = ENDS.get(chat.reply.finish)
     if ended:
         most = chat.settings.max_tokens or 0
-        engine = chat.speaker.engine
         said = {"context": engine.context, "max_tokens": most, "longer": longer_context(engine)}
         person.note(ended.format(**said))
+    if full := nearly_full(before, chat.used, engine.context):
+        person.note(full)
     if remarks.stats:
         person.note(f"{six_lines(chat.reply.stats)}\n{cached_line(chat.reply.stats)}")
     if remarks.losses and chat.loss is not None:
         person.note(visible(chat.loss.sentence))
+
+
+def _below(chat: Chat, screen: Screen) -> str:
+    """The line under an answer; empty where nothing came, or none is wanted."""
+    if not screen.status or chat.reply is None or not chat.reply.ids:
+        return ""
+    return status_line(chat.reply.stats, chat.used, chat.speaker.engine.context, screen.columns)
 
 
 ENDS = {

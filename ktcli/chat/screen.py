@@ -1,17 +1,20 @@
-"""Writes an answer to a terminal: thoughts dimmed, and nothing in it obeyed.
+"""Writes an answer to a terminal: thoughts folded, and nothing in it obeyed.
 
 Text of a model is never markup, and its control characters are shown instead of sent: an escape
-sequence could change colours, titles or the clipboard. Into a pipe it goes exactly as it is.
+sequence could change colours, titles or the clipboard. Into a pipe it goes exactly as it is, without thoughts.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
 from ktcli.chat.chat import AnswerPiece
+from ktcli.chat.statusline import time_left
+from ktcli.chat.thoughts import ThoughtsLine, ThoughtsView
 
 DIM, PLAIN, CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[2K"
 # Control characters but newline and tab; C1 controls; characters that reverse the direction of the line.
@@ -42,16 +45,21 @@ class Drawing(Protocol):
 
 
 class Screen:
-    """Writes answers to a stream: on a terminal in whole words, and as Markdown if it can show styles.
+    """Writes answers to a stream: on a terminal in whole words, with thoughts folded, and as Markdown if it can show
+    styles; elsewhere the answers alone, as they are.
 
     Args:
         stream: the stream to write to.
         terminal: whether the stream is a terminal.
         colour: whether thoughts may be dimmed, and words be taken back.
         columns: returns the width of the terminal.
+        clock: returns seconds.
 
     Attributes:
         markdown: whether answers are drawn as Markdown, where styles are shown.
+        status: whether a person wants a line about each answer.
+        view: how thoughts are shown on a terminal.
+        thoughts: those of the last answer.
     """
 
     def __init__(
@@ -61,79 +69,142 @@ class Screen:
         terminal: bool,
         colour: bool,
         columns: Callable[[], int] = lambda: shutil.get_terminal_size().columns,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream, self._terminal, self._colour = stream, terminal, colour
         self._columns = columns
-        self.markdown = True
-        self._drawing: Drawing | None = None  # of the thought or answer that has begun
-        self._thought = self._reading = False
+        self.markdown = self.status = True
+        self.view, self.thoughts = ThoughtsView.FOLDED, ""
+        self._clock, self._began_s = clock, clock()  # of the answer
+        self._tokens: Callable[[], int] = int
+        self._drawing: Drawing | None = None  # of what has begun
+        self._folded: ThoughtsLine | None = None
+        self._thought = self._line = (
+            False  # the last piece was a thought; a line is drawn that will be wiped
+        )
+        self._skips = False  # newlines before the answer's first word
         self._last = "\n"
+
+    def begin(self, tokens: Callable[[], int]) -> None:
+        """A new answer comes; `tokens` returns how many it has so far."""
+        self._tokens, self.thoughts, self._began_s = tokens, "", self._clock()
+        self._thought = self._skips = False
 
     def piece(self, piece: AnswerPiece) -> None:
         """Writes the next piece of an answer."""
-        self._end_reading()
-        if not self._terminal:
-            self._stream.write(piece.text)
-            self._last = piece.text[-1:] or self._last
-        else:
-            if self._drawing is None or piece.thought != self._thought:
-                self._end_drawing()
-                self._thought = piece.thought
-                self._drawing = self._drawn(thought=piece.thought)
-            self._drawing.feed(self._on_new_line(visible(piece.text)))
+        text = piece.text
+        if piece.thought != self._thought:
+            self._end_drawing()
+            self._skips = self._thought and not self._shows_thoughts
+            self._thought = piece.thought
+        if piece.thought:
+            self.thoughts += text
+        elif self._skips:
+            text = text.lstrip("\n")
+            self._skips = not text
+        if piece.thought and not self._shows_thoughts:
+            self._fold(text)
+        elif text:
+            self._wipe()
+            self._write_piece(text)
         self._stream.flush()
 
-    def end(self, *, gap: bool = False) -> None:
+    @property
+    def columns(self) -> int:
+        """The width of the terminal."""
+        return self._columns()
+
+    def end(self, *, gap: bool = False, below: str = "") -> None:
         """Ends the answer, wherever it stopped: the next thing begins on a new line.
 
         Args:
             gap: whether to leave an empty line too, for a person to come back to.
+            below: a line about the answer; empty: none.
         """
-        self._end_reading()
         self._end_drawing()
+        self._wipe()
         if self._last != "\n":
             self._stream.write("\n")
         self._last = "\n"
+        if below:
+            self._stream.write(f"{self._dimmed(below)}\n")
         if gap:
             self._stream.write("\n")
         self._stream.flush()
 
     def reading(self, done: int, total: int) -> None:
-        """Shows how far a long prompt is read."""
+        """Shows how far a long prompt is read, and when it will have been."""
         if self._terminal and total > REPORTED_PROMPT and done < total:
-            line = f"reading {done:,} of {total:,} tokens"
-            self._stream.write(CLEAR_LINE + (f"{DIM}{line}{PLAIN}" if self._colour else line))
-            self._stream.flush()
-            self._reading = True
+            left = time_left(self._clock() - self._began_s, done, total)
+            self._draw_line(f"reading {done:,} of {total:,} tokens" + (f", {left}" if left else ""))
 
-    def _on_new_line(self, text: str) -> str:
-        """The text as it goes on below a thought or an answer: its own newline is that which ends them."""
-        if self._last == "\n":
-            return text
-        self._stream.write("\n")
-        self._last = "\n"
-        return text.removeprefix("\n")
+    # -- thoughts --------------------------------------------------------------------------------------
 
-    def _drawn(self, *, thought: bool) -> Drawing:
+    @property
+    def _shows_thoughts(self) -> bool:
+        return self._terminal and self.view is ThoughtsView.SHOWN
+
+    def _fold(self, text: str) -> None:
+        if not self._terminal or self.view is ThoughtsView.HIDDEN:
+            return
+        if self._folded is None:
+            if self._last != "\n":
+                self._stream.write("\n")
+                self._last = "\n"
+            draw = self._draw_line if self._colour else lambda line: None
+            self._folded = ThoughtsLine(draw, self._tokens, self._clock)
+        self._folded.feed(text)
+
+    # -- lines -----------------------------------------------------------------------------------------
+
+    def _write_piece(self, text: str) -> None:
+        if not self._terminal:
+            self._stream.write(text)
+            self._last = text[-1]
+            return
+        if self._drawing is None:
+            if (
+                self._last != "\n"
+            ):  # below a thought or an answer, whose end this text's own newline is
+                self._stream.write("\n")
+                text = text.removeprefix("\n")
+            self._drawing = self._drawn()
+        self._drawing.feed(visible(text))
+
+    def _drawn(self) -> Drawing:
         from ktcli.chat.flow import PlainText
         from ktcli.chat.markdown import Markdown
 
-        if self._colour and self.markdown and not thought:
+        if self._colour and self.markdown and not self._thought:
             return Markdown(self._write, self._columns)
         return PlainText(
-            self._write, self._columns, obeys=self._colour, style="2" if thought else ""
+            self._write, self._columns, obeys=self._colour, style="2" if self._thought else ""
         )
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
 
     def _end_drawing(self) -> None:
-        """Ends a thought or an answer; what follows begins where it is."""
+        """Ends a thought or an answer."""
         if self._drawing is not None:
             self._last = "x" if self._drawing.finish() else "\n"
         self._drawing = None
+        if self._folded is not None:
+            self._wipe()
+            if line := self._folded.finish():
+                self._stream.write(f"{self._dimmed(line)}\n\n")
+        self._folded = None
 
-    def _end_reading(self) -> None:
-        if self._reading:
+    def _draw_line(self, line: str) -> None:
+        """Draws a line that is wiped before anything else is written."""
+        self._stream.write(CLEAR_LINE + self._dimmed(line[: max(1, self._columns() - 1)]))
+        self._stream.flush()
+        self._line = True
+
+    def _wipe(self) -> None:
+        if self._line:
             self._stream.write(CLEAR_LINE)
-            self._reading = False
+            self._line = False
+
+    def _dimmed(self, line: str) -> str:
+        return f"{DIM}{line}{PLAIN}" if self._colour else line

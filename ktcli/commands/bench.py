@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ktcli.assembly.bench import PlannedTrial, Trial, plan_trial
+from ktcli.assembly.bench import PlannedTrial, Trial, plan_trial, refuse_without_gpu
 from ktcli.assembly.host import torch_device
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.subject import Subject, find_subject
@@ -34,12 +34,12 @@ from ktcli.commands.options import (
     writable,
 )
 from ktcli.commands.resume import resume
-from ktcli.commands.view.device_figures import Seen, device_figures
+from ktcli.commands.view.device_figures import Used, device_figures
 from ktcli.commands.view.figures import ceiling_figures, machine_figures
 from ktcli.commands.view.speed import batch_words, speed_row, speed_words, warn_about
 from ktcli.engine import Engine
 from ktcli.errors import UsageError
-from ktcli.hardware.gpu import AUTO, CPU
+from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
 from ktcli.measure.bench import (
     BenchResult,
@@ -53,12 +53,12 @@ from ktcli.measure.bench import (
 from ktcli.measure.clock import PAIRS
 from ktcli.measure.policy import Policy
 from ktcli.measure.synthetic import SPREAD_TOKENS
+from ktcli.measure.trace import Trace
 from ktcli.measure.trace import trace as cpu_trace
 from ktcli.models import Spec, build
 from ktcli.native import PAGE_TOKENS
 from ktcli.output import out
 from ktcli.planner.plan import DevicePlan
-from ktcli.weights.pack import Pack
 
 MOST_ANSWERS = 64  # of --batch
 
@@ -122,7 +122,7 @@ BatchOpt = Annotated[
         "--batch",
         "-b",
         metavar="N,N,...",
-        help="Answers that go on at the same time: a row for each number. On the CPU.",
+        help="Answers that go on at the same time: a row for each number.",
     ),
 ]
 
@@ -176,7 +176,7 @@ def decode(
     asked = Wanted(threads=threads, numa=asked_numa(numa), device=words)
     measured = Measuring(Job(Phase.DECODE, tokens, context), runs, policy, trace)
     if (batches := _batches(batch)) != (1,):
-        _refuse_with_batches(asked, measured, profile)
+        _refuse_with_batches(measured, profile)
         _bench_batches(find_subject(model, experts, dense), asked, layers, measured, batches)
         return
     _bench(find_subject(model, experts, dense), asked, layers, measured, profile)
@@ -252,26 +252,36 @@ class Made:
 
     Attributes:
         ceilings: the ceilings of the CPU, also where the yardstick knows more.
+        used: what is known of the device; None: there is none.
     """
 
     engine: Engine
     ceilings: Ceilings
     yardstick: Yardstick
+    used: Used | None = None
+
+    def row(
+        self, subject: Subject, result: BenchResult, trace: Trace | None = None
+    ) -> dict[str, Any]:
+        """The row of a result.
+
+        Args:
+            trace: of one decode step; None: none was taken.
+        """
+        row = speed_row(subject, self.engine, result)
+        if self.used is not None:
+            row["device"] = device_figures(self.used, result, trace)
+        return row
 
 
 def _bench(
     subject: Subject, asked: Wanted, layers: int | None, how: Measuring, profile: bool
 ) -> None:
     asked = replace(asked, context=how.room(build(subject.config).spec))
-    planned, seen = plan_trial(Trial(subject, asked, layers), out), None
-    if planned.plan.device is not None:
-        result, made, seen = _with_device(planned, how, planned.plan.device)
-    else:
-        _refuse_without(asked, how)
-        result, made = _on_cpu(planned, how)
-    row = speed_row(subject, made.engine, result)
-    if seen is not None:
-        row["device"] = device_figures(seen, result)
+    planned = plan_trial(Trial(subject, asked, layers), out)
+    made = _made(planned, asked, how)
+    result = _measured(subject, how, made)
+    row = made.row(subject, result, _traced(made, how))
     if profile:
         row["profile_s"] = dict(result.profile.operations)
     pool, ceilings = made.engine.pool, made.ceilings
@@ -291,13 +301,12 @@ def _bench_batches(
 ) -> None:
     spec = build(subject.config).spec
     room = min(how.room(spec) + 2 * PAGE_TOKENS, max(spec.context, how.room(spec)))
-    streams = how.streams(spec, max(batches))
-    asked = replace(asked, context=room, streams=streams, device=DeviceWords(CPU))
+    asked = replace(asked, context=room, streams=how.streams(spec, max(batches)))
     planned = plan_trial(Trial(subject, asked, layers), out)
-    made = _made_on_cpu(planned)
+    made = _made(planned, asked, how)
     jobs = [replace(how, job=replace(how.job, batch=n)) for n in batches]
     results = [_measured(subject, job, made) for job in jobs]
-    rows = [speed_row(subject, made.engine, result) for result in results]
+    rows = [made.row(subject, result) for result in results]
     pool, ceilings = made.engine.pool, made.ceilings
     out.result(
         {
@@ -310,14 +319,8 @@ def _bench_batches(
     warn_about(max(results, key=lambda result: result.measured.others_share))
 
 
-def _refuse_with_batches(asked: Wanted, how: Measuring, profile: bool) -> None:
+def _refuse_with_batches(how: Measuring, profile: bool) -> None:
     """Refuses options that several answers at once do not know."""
-    _refuse_without(asked, how)
-    if asked.device.device not in (AUTO, CPU):
-        raise UsageError(
-            f"--batch measures the CPU, and --device is {asked.device.device}",
-            hint="leave --device out",
-        )
     if given := [n for n, on in (("--profile", profile), ("--trace", how.trace)) if on]:
         raise UsageError(f"{given[0]} is about one answer", hint="leave --batch out")
 
@@ -333,56 +336,37 @@ def _measured(subject: Subject, how: Measuring, made: Made) -> BenchResult:
         )
 
 
-def _refuse_without(asked: Wanted, how: Measuring) -> None:
-    """Refuses options that mean something only with a GPU."""
+def _made(planned: PlannedTrial, asked: Wanted, how: Measuring) -> Made:
+    """Loads the engine of a plan, with or without a GPU."""
+    if planned.plan.device is not None:
+        return _made_with_device(planned, how.policy, planned.plan.device)
     policy = () if how.policy is Policy.KT else ("--policy",)
-    if given := (*policy, *asked.device.of_gpu()):
-        raise UsageError(
-            f"{given[0]} is about a GPU, and none is used here",
-            hint="kt doctor shows what was found, kt plan where a model would go",
-        )
-
-
-def _made_on_cpu(planned: PlannedTrial) -> Made:
+    refuse_without_gpu((*policy, *asked.device.of_gpu()))
     engine = planned.load(out)
     ceilings = Ceilings.of(engine.pool)
     return Made(engine, ceilings, ceilings)
 
 
-def _on_cpu(planned: PlannedTrial, how: Measuring) -> tuple[BenchResult, Made]:
-    made = _made_on_cpu(planned)
-    result = _measured(planned.trial.subject, how, made)
-    if how.trace is not None:
-        traced(made.engine, how.job.context, partial(cpu_trace, made.engine)).write(how.trace)
-    return result, made
-
-
-def _with_device(
-    planned: PlannedTrial, how: Measuring, used: DevicePlan
-) -> tuple[BenchResult, Made, Seen]:
+def _made_with_device(planned: PlannedTrial, policy: Policy, used: DevicePlan) -> Made:
     from ktcli.measure.device_ceilings import DeviceCeilings, measure_rates
-    from ktcli.measure.device_synthetic import DeviceSetting, planned_engine
-    from ktcli.measure.device_trace import trace as device_trace
 
-    device, trial = torch_device(used.gpu.index), planned.trial
-    rates = measure_rates(device)  # before the weights, while there is room for it
-    setting = DeviceSetting(device, how.policy, pack=Pack.open(trial.pack) if trial.pack else None)
-    with out.progress(planned.title) as bar:
-        engine = planned_engine(
-            planned.model,
-            planned.plan,
-            planned.start(),
-            setting,
-            lambda done, total: bar.update(done=done, total=total),
-        )
-    for warning in engine.warnings:
-        out.warn(warning)
+    rates = measure_rates(torch_device(used.gpu.index))  # while there is room for it
+    engine = planned.load_with_device(policy, out)
     yardstick = DeviceCeilings.of(engine, rates)
-    made = Made(engine, yardstick.cpu, yardstick)
-    result = _measured(trial.subject, how, made)
-    trace = None
-    if how.job.kind is Phase.DECODE:
-        trace = traced(engine, how.job.context, partial(device_trace, engine))
-    if trace is not None and how.trace is not None:
-        trace.write(how.trace)
-    return result, made, Seen(engine, used, rates, how.policy, trace)
+    return Made(engine, yardstick.cpu, yardstick, Used(engine, used, rates, policy))
+
+
+def _traced(made: Made, how: Measuring) -> Trace | None:
+    """Traces a decode step, for --trace and for the figures of a device."""
+    engine, used = made.engine, made.used
+    if how.job.kind is not Phase.DECODE or (used is None and how.trace is None):
+        return None
+    if used is None:
+        found = traced(engine, how.job.context, partial(cpu_trace, engine))
+    else:
+        from ktcli.measure.device_trace import trace as device_trace
+
+        found = traced(engine, how.job.context, partial(device_trace, used.engine))
+    if how.trace is not None:
+        found.write(how.trace)
+    return found

@@ -41,7 +41,7 @@ class _Held:
 
 @app.command()
 def du(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
-    """Show how much the KV pages take, and how much they may.
+    """Show how much the KV pages take, of which models they are, and how much they may take.
 
     KT_CACHE sets the most that they may take, such as 20G; 0 keeps none. Without it they may take a tenth of the
     free disk.
@@ -65,7 +65,8 @@ def du(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
         "models": [{**_named(each), "size_bytes": each.size_bytes} for each in stored],
     }
     most = f"of at most {gib(quota)}" if quota else "and no more are kept"
-    out.result(document, f"{gib(size)} in {files:,} files {most}, in {safe(folder.path)}")
+    summary = f"{gib(size)} in {files:,} files {most}, in {safe(folder.path)}"
+    out.result(document, lambda: "\n".join([summary, *_shares(stored)]))
 
 
 @app.command()
@@ -159,19 +160,24 @@ def _chosen(folder: PageFolder, names: list[str]) -> list[str] | None:
     return list(chosen)
 
 
-def _model(stored: StoredPages) -> str:
-    return str(stored.about.get("model", "unknown"))
+def _shares(stored: tuple[StoredPages, ...]) -> list[str]:
+    """A line for each conversion, the largest first."""
+    sizes: dict[str, int] = {}
+    for each in stored:
+        sizes[each.conversion] = sizes.get(each.conversion, 0) + each.size_bytes
+    ordered = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
+    lines = [[name, gib(size)] for name, size in ordered]
+    return [table(lines, ["MODEL", "SIZE"], right=(1,), width=out.width)] if lines else []
 
 
 def _names(stored: StoredPages) -> set[str]:
     """What one may call it: the conversion, its model, the id."""
-    model = _model(stored)
-    return {stored.name, _named(stored)["id"], model, model.partition("@")[0]}
+    return {stored.name, _named(stored)["id"], stored.conversion, stored.model}
 
 
 def _named(stored: StoredPages) -> dict[str, Any]:
     identity, _, codec = stored.name.partition("-")
-    return {"model": _model(stored), "id": identity[:8], "layout": codec}
+    return {"model": stored.conversion, "id": identity[:8], "layout": codec}
 
 
 def _held(stored: StoredPages) -> _Held:

@@ -25,7 +25,7 @@ from ktcli.commands.options import (
     ThreadsOpt,
     setting_option,
 )
-from ktcli.commands.piped import is_typed, standard_input
+from ktcli.commands.piped import is_piped, is_typed, standard_input
 from ktcli.errors import ContextFull, DeviceError, NotFound, UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from ktcli.assembly.prepare import Ready
     from ktcli.assembly.request import Wanted
     from ktcli.chat.chat import Chat, Reply
+    from ktcli.chat.desk import Desk
     from ktcli.chat.keeper import Keeper
+    from ktcli.chat.screen import Screen
     from ktcli.engine.drafting import DraftWish
 
 GREETING = "Hello!"  # what is said to the model when nobody says anything
@@ -46,7 +48,9 @@ PIPE = "-"  # a prompt that is all on standard input
 
 NameArg = Annotated[
     str | None,
-    typer.Argument(metavar="NAME", help="Model to talk to. Default: the built-in kt-mini."),
+    typer.Argument(
+        metavar="NAME", help="Model to talk to. Default: the setting model, else kt-mini."
+    ),
 ]
 PromptArg = Annotated[
     str | None,
@@ -85,6 +89,10 @@ Think = Annotated[
         "--think/--no-think",
         help=f"{SETTINGS['think'].help} Default: {SETTINGS['think'].default}.",
     ),
+]
+HideThinking = Annotated[
+    bool,
+    typer.Option("--hide-thinking", help="Show no thoughts, not even that there were some."),
 ]
 DraftOpt = Annotated[
     str | None,
@@ -129,6 +137,7 @@ def chat(
     repetition_penalty: Penalty = None,
     seed: Seed = None,
     think: Think = None,
+    hide_thinking: HideThinking = False,
     go_on: GoOn = False,
     resume: Resume = None,
     allow_special: AllowSpecialOpt = False,
@@ -148,8 +157,9 @@ def chat(
 ) -> None:
     """Talk to a model.
 
-    The model is pulled and converted first if it is not yet. With a PROMPT, text on standard input, or both,
-    one answer is printed. Sampling defaults are the model's own. In a chat, /help lists the commands.
+    The model is pulled and converted first if it is not yet. With a PROMPT, text on standard input, or both, one answer
+    is printed; @FILE in a PROMPT puts that file below it. Sampling defaults are the model's own. In a chat, /help lists
+    the commands.
 
     A chat on the terminal is kept as it goes on; --continue and --resume go on with it, with its model and settings
     unless others are asked for.
@@ -162,7 +172,7 @@ def chat(
 
       kt chat qwen3-30b-a3b
 
-      git diff | kt chat qwen3-30b-a3b "Review this change."
+      git diff | kt chat qwen3-30b-a3b "Review this change by @CONTRIBUTING.md"
 
       kt chat --continue
     """
@@ -187,15 +197,19 @@ def chat(
         given, max_tokens, tuple(stop or ()), system, think, stats,
         allow_special=allow_special, explain_cache=explain_cache,
         kept=kept_chat(go_on, resume), draft=_draft_wish(draft),
+        hides_thoughts=hide_thinking,
     )  # fmt: skip
     recording = config.records_heat()
     quota = 0 if no_kv_cache else cache_quota()
     model, prompt = who_and_what(name, prompt, asked.model)
     if model == asked.model:
         asked.require_model()
-    words = _words(prompt, json)
+    words = _words(prompt, json, named=name is not None)
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
-    ready, made = _open(model, asked, Wanted(context, threads, numa=asked_numa(numa), device=where))
+    with asked.telling_whose_model(model):
+        ready, made = _open(
+            model, asked, Wanted(context, threads, numa=asked_numa(numa), device=where)
+        )
     try:
         with stored_pages(made.speaker.engine, ready.pack, quota, out) as store:
             if words is None:
@@ -248,21 +262,29 @@ def who_and_what(
         raise
 
 
-def _words(prompt: str | None, json: bool) -> str | None:
+def _words(prompt: str | None, json: bool, *, named: bool) -> str | None:
     """The text for the model: the prompt, and below it the text on standard input; None: ask a person.
 
+    Args:
+        named: whether the model was named; then an empty pipe is no greeting.
     Raises:
-        UsageError: there is nothing to say.
+        UsageError: there is nothing to say, or a file that the prompt names cannot be read.
     """
+    from ktcli.chat import attachments
+
     if prompt is None:
         if not _is_terminal():
-            return standard_input() or GREETING
+            words = standard_input()
+            if not words and named and is_piped():
+                raise UsageError("standard input is empty", hint="nothing came through the pipe")
+            return words or GREETING
         if json:
             raise UsageError("--json needs a prompt", hint='for example: kt chat "Hello!" --json')
         return None
     if prompt == PIPE:
         words, empty = standard_input(), "standard input is empty"
     else:
+        prompt = attachments.joined(*attachments.named_in(prompt))
         piped = "" if is_typed() else standard_input(beside=True)
         words, empty = (
             "\n\n".join(part for part in (prompt, piped) if part.strip()),
@@ -333,17 +355,21 @@ def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
     from ktcli.chat.chat import longer_context
     from ktcli.chat.interrupt import Interrupt
     from ktcli.chat.keeper import Keeper
+    from ktcli.chat.thoughts import without_marks
     from ktcli.engine.generate import Finish, cached_line, six_lines
 
-    screen, longer = _screen(), longer_context(made.speaker.engine)
+    screen, longer = _screen(asked), longer_context(made.speaker.engine)
     with contextlib.ExitStack() as keeping, Interrupt() as interrupt:
         if asked.kept is not None:
             keeper = Keeper(made, out.warn)
             _taken_over(keeper, made, asked)
             keeping.callback(keeper.close)
             keeping.enter_context(keeper.on_signals())
+        screen.begin(lambda: made.answering.stats.tokens if made.answering else 0)
+        said: dict[bool, str] = {True: "", False: ""}  # thoughts, and the answer
         try:
             for piece in made.ask(words, cancelled=interrupt, progress=screen.reading):
+                said[piece.thought] += piece.text
                 if out.mode is not Mode.JSON:
                     screen.piece(piece)
         except ContextFull as error:
@@ -357,7 +383,8 @@ def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
     if interrupt.asked:
         raise KeyboardInterrupt
     if out.mode is Mode.JSON:
-        shown = document(made, reply)
+        answer, thinking = said[False], without_marks(said[True])
+        shown = document(made, reply, answer.lstrip("\n") if said[True] else answer, thinking)
         if asked.explain_cache:
             shown["cache_loss"] = None if made.loss is None else asdict(made.loss)
         out.result(shown, "")
@@ -374,11 +401,12 @@ def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
         out.note(made.loss.sentence)
 
 
-def document(made: Chat, reply: Reply) -> dict[str, Any]:
-    """The answer for --json."""
+def document(made: Chat, reply: Reply, text: str, thinking: str) -> dict[str, Any]:
+    """The answer for --json, its text and its thoughts apart."""
     stats = reply.stats
     return {
-        "text": reply.text,
+        "text": text,
+        "thinking": thinking,
         "ids": reply.ids,
         "model": made.speaker.name,
         "finish": reply.finish.value,
@@ -404,24 +432,32 @@ def _converse(made: Chat, asked: AnswerRequest) -> None:
     from ktcli.chat import slash
     from ktcli.chat.interactive import Remarks, talk
     from ktcli.chat.prompt import Prompt
+    from ktcli.chat.slash_files import resume
 
-    def go_on(desk: slash.Desk) -> None:
+    def go_on(desk: Desk) -> None:
         assert asked.kept is not None
-        slash.resume(desk, asked.kept.path)
+        resume(desk, asked.kept.path)
         _put_over(made, asked)
 
     out.note(f"{made.speaker.name}: /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves")
     prompt = Prompt(config.home() / "history", slash.words, out.warn)
     remarks = Remarks(asked.stats, asked.explain_cache)
-    talk(made, prompt, _screen(), out, remarks=remarks, begin=go_on if asked.kept else None)
+    talk(made, prompt, _screen(asked), out, remarks=remarks, begin=go_on if asked.kept else None)
 
 
-def _screen() -> Any:
+def _screen(asked: AnswerRequest) -> Screen:
     from ktcli.chat.screen import Screen
+    from ktcli.chat.thoughts import ThoughtsView
 
     stream = sys.stdout
     colour = bool(out.style("x", "dim", stream) != "x")
-    return Screen(stream, terminal=stream.isatty() and out.mode is not Mode.JSON, colour=colour)
+    terminal = stream.isatty() and out.mode is not Mode.JSON
+    screen = Screen(stream, terminal=terminal, colour=colour)
+    screen.markdown = config.value("markdown") is not False
+    screen.status = config.value("status") is not False
+    view = "hidden" if asked.hides_thoughts else config.value("thoughts")
+    screen.view = ThoughtsView(view or ThoughtsView.FOLDED)
+    return screen
 
 
 def _is_terminal() -> bool:

@@ -1,85 +1,101 @@
-"""`kt completion SHELL`: a completion script for a shell, made from the commands themselves.
+"""`kt completion`: a completion script for a shell, made from the commands themselves, and its installation.
 
-`completions/` holds its output and packages install it from there. Commands, options and the values that
-options take are written into the script, so that completing costs nothing; only model names are asked of
-`kt names`. What completes a value follows from its metavar, the word that stands for it in the help.
+`completions/` holds the scripts and packages install them from there. Commands, options and the values that they
+take are written into them, so that completing costs nothing; only names that change are asked of `kt names`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any
+import os
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from ktcli.commands.table import COMMANDS, load
+from ktcli.commands.completable import SHELLS, Values, Verb, verbs
+from ktcli.commands.options import JsonOpt
+from ktcli.commands.startup import ScriptPlace, install, place_of, uninstall
 from ktcli.errors import UsageError
 from ktcli.output import out
-from ktcli.settings import SETTINGS
-
-
-@dataclass(frozen=True, slots=True)
-class Values:
-    """The values that an option or argument can have.
-
-    Attributes:
-        words: literal values.
-        names: which names: of models "all", "here" (on disk), "mine" (in the library); "chats"; empty: none.
-        files: which files: "any", ".gguf" (folders too), "folders"; empty: none.
-    """
-
-    words: tuple[str, ...] = ()
-    names: str = ""
-    files: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """A long option; `values` is None if it takes none."""
-
-    name: str
-    help: str
-    values: Values | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """A command line to complete: "pull", or "bench decode".
-
-    Attributes:
-        words: the command and its subcommand.
-        help: its line in the help.
-        argument: the values of its first argument; None: it has none.
-        several: whether all arguments are like the first one.
-        children: the names of its subcommands.
-    """
-
-    words: str
-    help: str
-    flags: tuple[Flag, ...]
-    argument: Values | None
-    several: bool
-    children: tuple[str, ...]
+from ktcli.settingsfile import shown
 
 
 def completion(
-    shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="The shell.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="bash|zsh|fish|install|uninstall", help="Script to print, or what to do."
+        ),
+    ],
+    shell: Annotated[
+        str | None,
+        typer.Argument(metavar="SHELL", help="To install for. Default: the one that $SHELL names."),
+    ] = None,
+    json: JsonOpt = False,
 ) -> None:
-    """Print the completion script of a shell.
+    """Install completion of commands, options and names for a shell.
+
+    Named alone, a shell's script is printed. The script is the same until kt is updated; then install it again.
 
     Examples:
 
-      kt completion bash > ~/.local/share/bash-completion/completions/kt
-      kt completion zsh > ~/.zfunc/_kt
+      kt completion install
+
+      kt completion install zsh
+
+      kt completion uninstall
+
       kt completion fish > ~/.config/fish/completions/kt.fish
     """
-    if shell not in _SCRIPTS:
-        raise UsageError(
-            f"there is no completion for {shell!r}", hint=f"kt knows {', '.join(_SCRIPTS)}"
+    if what in ("install", "uninstall"):
+        place = place_of(_known(shell) if shell else _own())
+        done = install(place, script(place.shell)) if what == "install" else uninstall(place)
+        out.result(
+            {"shell": place.shell, "changed": [str(path) for path in done]},
+            _words(place, done, installed=what == "install"),
         )
-    out.stream(script(shell))
+        return
+    text = script(_known(what))
+    out.result({"shell": what, "script": text}, text)
+
+
+def _known(shell: str) -> str:
+    if shell not in SHELLS:
+        hint = f"kt knows {', '.join(SHELLS)}; kt completion install"
+        raise UsageError(f"there is no completion for {shell[:60]!r}", hint=hint)
+    return shell
+
+
+def _own() -> str:
+    """The shell of this person, as the system tells it to every program."""
+    name = Path(os.environ.get("SHELL", "")).name
+    if name not in SHELLS:
+        raise UsageError(
+            f"SHELL is {os.environ.get('SHELL', '')[:60]!r}, for which kt has no completion",
+            hint="name one: kt completion install bash (or zsh, fish)",
+        )
+    return name
+
+
+def _words(place: ScriptPlace, done: list[Path], *, installed: bool) -> str:
+    """What was changed, what takes it back, and how it begins to work."""
+    if not installed:
+        return "\n".join(f"{shown(path)}: what kt wrote is gone" for path in done) or (
+            f"There is no completion for {place.shell} to remove."
+        )
+    lines = [f"wrote {shown(place.script)}"] if place.script in done else []
+    if place.startup is not None and place.startup in done:
+        lines.append(f"added a line to {shown(place.startup)}")
+    if not lines:
+        lines.append(f"{shown(place.script)} is there, and as new as kt")
+    begin = f"source {shown(place.startup)}" if place.startup else "nothing more is needed"
+    return "\n".join(
+        [
+            *lines,
+            f"It works in new terminals; here: {begin}",
+            f"undo: kt completion uninstall {place.shell}",
+        ]
+    )
 
 
 def script(shell: str) -> str:
@@ -87,105 +103,14 @@ def script(shell: str) -> str:
     return _SCRIPTS[shell](verbs())
 
 
-def verbs() -> list[Verb]:
-    """Every command that the help shows, subcommands after their family."""
-    found = []
-    for name, row in COMMANDS.items():
-        if row.summary:
-            found += _verbs(name, row.summary, load(name))
-    return found
-
-
-def _verbs(words: str, summary: str, command: Any) -> list[Verb]:
-    children = getattr(command, "commands", {})
-    flags: list[Flag] = []
-    arguments = []
-    for parameter in command.params:
-        if parameter.param_type_name == "argument":
-            arguments.append(parameter)
-            continue
-        text = _line(getattr(parameter, "help", "") or "")
-        values = None if getattr(parameter, "is_flag", False) else values_of(parameter.metavar)
-        names = (*parameter.opts, *parameter.secondary_opts)
-        flags += [Flag(name, text, values) for name in names if name.startswith("--")]
-    flags.append(Flag("--help", "Show this message and exit"))
-    first = arguments[0] if arguments else None
-    here = Verb(
-        words,
-        _line(summary),
-        tuple(flags),
-        _argument(words, str(first.metavar or "")) if first else None,
-        first is not None and first.nargs != 1,
-        tuple(children),
-    )
-    below = [v for n, c in children.items() for v in _verbs(f"{words} {n}", c.help or "", c)]
-    return [here, *below]
-
-
-def _argument(words: str, metavar: str) -> Values:
-    """The values of a command's argument: most commands take a model, some only one that is on disk."""
-    if metavar.rstrip(".") not in ("MODEL", "NAME"):
-        return values_of(metavar.rstrip("."))
-    names = {"rm": "mine", "verify": "here", "convert": "here"}.get(words, "all")
-    return Values(names=names, files=".gguf")
-
-
-def values_of(metavar: str | None) -> Values:
-    """The values that a metavar stands for: "auto|cpu|cuda|cuda:N" are three words and something to be typed; one
-    in brackets may be left out."""
-    found = Values()
-    for word in (metavar or "").strip("[]").split("|"):
-        if word in _MEANINGS:
-            more = _MEANINGS[word]()
-        else:
-            literal = word and not re.search(r"[,:=]", word) and word not in _TYPED
-            more = Values((word,) if literal else ())
-        found = Values(
-            (*found.words, *more.words), found.names or more.names, found.files or more.files
-        )
-    return found
-
-
-def _formats() -> Values:
-    from ktcli.weights.formats import FORMATS
-
-    return Values(tuple(FORMATS))
-
-
-def _machines() -> Values:
-    from ktcli.hardware.profile import shipped
-
-    return Values(tuple(sorted(shipped())))
-
-
-# Words of metavars that stand for others, and those for what only the user knows.
-_MEANINGS: dict[str, Callable[[], Values]] = {
-    "FORMAT": _formats,
-    "MACHINE": _machines,
-    "MODEL": lambda: Values(names="all", files=".gguf"),
-    "CHAT": lambda: Values(names="chats"),
-    "SETTING": lambda: Values(tuple(SETTINGS)),
-    "FILE": lambda: Values(files="any"),
-    "FILE.json": lambda: Values(files="any"),
-    "FILE.npy": lambda: Values(files="any"),
-    "DIR": lambda: Values(files="folders"),
-}
-_TYPED = {"N", "K", "P", "X", "TEXT", "LIST", "ROW", "WORD", "VALUE"}
-
 # Shell words that print the names of each kind; of models a file may be named instead.
 NAMES = {
     "all": "kt names 2>/dev/null",
     "here": "kt names --here 2>/dev/null",
     "mine": "kt names --mine 2>/dev/null",
     "chats": "kt names --chats 2>/dev/null",
+    "gpus": "kt names --gpus 2>/dev/null",
 }
-
-
-def _line(text: str) -> str:
-    """The first sentence of a help text, on one line, safe between single quotes."""
-    first = " ".join(text.split("\n\n")[0].split())
-    sentence = re.split(r"(?<!e\.g)(?<!i\.e)\.(?: (?=[A-Z])|$)", first)[0]
-    return sentence.replace("'", "’").replace("`", "")
 
 
 def _families(found: list[Verb]) -> str:
@@ -240,6 +165,8 @@ def _bash_case(verb: Verb) -> str:
     flags = " ".join(flag.name for flag in verb.flags)
     rest = f"options='{flags}' {_bash_values(verb.argument or Values(verb.children))}".rstrip()
     alike: dict[str, list[str]] = {}
+    for word, offered in verb.follows:
+        alike.setdefault(_bash_values(offered), []).append(word)
     for flag in verb.flags:
         if flag.values is not None:
             alike.setdefault(_bash_values(flag.values), []).append(flag.name)
@@ -258,6 +185,8 @@ def _bash_values(values: Values) -> str:
 
 # --- zsh --------------------------------------------------------------------------------------
 
+# Kinds of names in whose place no file can be, and what they are called.
+_NO_FILES = {"chats": "chat", "gpus": "device"}
 _ZSH_FILES = {"any": "_files", ".gguf": '_files -g "*.gguf"', "folders": "_files -/"}
 
 
@@ -271,13 +200,14 @@ def _zsh(found: list[Verb]) -> str:
         ]
         if verb.argument is not None:
             specs.append(f"'{'*' if verb.several else '1'}{_zsh_values(verb.argument)}'")
+            specs += [f"'2:value:{{{_zsh_following(verb)}}}'"] if verb.follows else []
         elif verb.children:
             specs.append(f"'1{_zsh_values(Values(verb.children))}'")
         joined = " \\\n            ".join(specs)
         cases.append(f"        '{verb.words}') _arguments -s \\\n            {joined} ;;")
     names = "\n".join(
         f'_kt_{kind}() {{\n    compadd -- ${{(f)"$({words})"}}'
-        + ("" if kind == "chats" else f"\n    {_ZSH_FILES['.gguf']}")
+        + ("" if kind in _NO_FILES else f"\n    {_ZSH_FILES['.gguf']}")
         + "\n}"
         for kind, words in NAMES.items()
     )
@@ -313,12 +243,26 @@ _kt "$@"
 """
 
 
+def _zsh_following(verb: Verb) -> str:
+    """The statement of zsh that offers the second argument of a command, by the first."""
+    cases = []
+    for word, values in verb.follows:
+        offers = [f"compadd -- {' '.join(values.words)}"] if values.words else []
+        offers += [f"_kt_{values.names}"] if values.names else []
+        offers += [_ZSH_FILES[values.files]] if values.files else []
+        cases.append(f"{word}) {'; '.join(offers)} ;;")
+    return f"case $line[1] in {' '.join(cases)} esac"
+
+
 def _zsh_values(values: Values | None) -> str:
     """The end of a specification for zsh's _arguments, from the colon on."""
     if values is None:
         return ""
     if values.names:
-        return f":{'chat' if values.names == 'chats' else 'model'}:_kt_{values.names}"
+        words = f"compadd -- {' '.join(values.words)}; " if values.words else ""
+        call = f"_kt_{values.names}"
+        what = _NO_FILES.get(values.names, "model")
+        return f":{what}:{{{words}{call}}}" if words else f":{what}:{call}"
     if values.words and values.files:
         words = " ".join(values.words)
         return f":value:{{compadd -- {words}; {_ZSH_FILES[values.files]}}}"
@@ -346,6 +290,9 @@ def _fish(found: list[Verb]) -> str:
             seen = f"{seen}; and __fish_seen_subcommand_from {second}"
         if verb.argument is not None:
             lines.append(f"complete -c kt -n '{seen}'{_fish_values(verb.argument)}")
+        for word, values in verb.follows:
+            after = f"{seen}; and test (commandline -opc)[-1] = {word}"
+            lines.append(f"complete -c kt -n '{after}'{_fish_values(values)}")
         for flag in verb.flags:
             takes = ""
             if flag.values is not None:
@@ -365,5 +312,5 @@ def _fish_values(values: Values) -> str:
     return (f" -a '{offered}'" if offered else "") + (" -F" if values.files == "any" else "")
 
 
-_SCRIPTS = {"bash": _bash, "zsh": _zsh, "fish": _fish}
+_SCRIPTS = dict(zip(SHELLS, (_bash, _zsh, _fish), strict=True))
 FILES = {"bash": "kt.bash", "zsh": "_kt", "fish": "kt.fish"}

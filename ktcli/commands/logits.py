@@ -1,8 +1,9 @@
-"""`kt logits` (hidden): write the logits of every position of a sequence, for comparison with other tools."""
+"""`kt logits` (hidden): write the logits of every position of sequences, for comparison with other tools."""
 
 from __future__ import annotations
 
 import json as jsonlib
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,14 +15,19 @@ from ktcli.assembly.load import load
 from ktcli.assembly.prepare import prepare
 from ktcli.assembly.request import Wanted
 from ktcli.commands.options import JsonOpt, ModelArg, NumaOpt, ThreadsOpt
+from ktcli.engine import Engine
+from ktcli.engine.logits import F32Array
 from ktcli.errors import KtError, UsageError
 from ktcli.hardware.numa import OFF, asked_numa
+from ktcli.measure.reader import I32Array, TextReader, pieces, steps
 from ktcli.output import out, safe
 
 MAX_IDS_BYTES = 16 << 20  # a million ids
+MOST_AT_ONCE = 16  # sequences of a step, each with room for the longest
 
 IdsOpt = Annotated[
-    Path, typer.Option("--ids", metavar="FILE.json", help="A JSON list of token ids.")
+    Path,
+    typer.Option("--ids", metavar="FILE.json", help="A JSON list of token ids, or of such lists."),
 ]
 OutOpt = Annotated[
     Path, typer.Option("--out", "-o", metavar="FILE.npy", help="f32 [tokens, vocabulary].")
@@ -40,34 +46,59 @@ def logits(
     numa: NumaOpt = None,
     json: JsonOpt = False,
 ) -> None:
-    """Write the logits of every position of a sequence.
+    """Write the logits of every position of a sequence, or of several, one after the other.
+
+    Several are computed together, with the bits that each has alone.
 
     Examples:
 
       kt logits kt-mini --ids ids.json --out logits.npy --exact
     """
-    numbers = read_ids(ids)
+    sequences = read_ids(ids)
     if exact and numa not in (None, "off"):
         raise UsageError("--exact runs as one team", hint="leave --numa out")
     teams = OFF if exact else asked_numa(numa)
-    wanted = Wanted(len(numbers), threads, exact=exact, all_logits=True, numa=teams)
-    engine = load(prepare(model, wanted, listener=out), wanted, out)
-    values = engine.session().logits(numbers)
+    longest = max(each.size for each in sequences)
+    streams = min(MOST_AT_ONCE, len(sequences))
+    wanted = Wanted(longest, threads, exact=exact, all_logits=True, streams=streams, numa=teams)
+    values = _compute(load(prepare(model, wanted, listener=out), wanted, out), sequences, streams)
     try:
         with open(target, "wb") as file:
             np.save(file, values)
     except OSError as error:
         raise KtError(f"cannot write {target}: {error.strerror}") from error
     tokens, vocab = values.shape
-    document = {"path": str(target), "tokens": tokens, "vocab": vocab, "exact": exact}
+    document = {
+        "path": str(target),
+        "sequences": len(sequences),
+        "tokens": tokens,
+        "vocab": vocab,
+        "exact": exact,
+    }
     out.result(document, f"{safe(target)}: {tokens} x {vocab} f32")
 
 
-def read_ids(path: Path) -> list[int]:
-    """The ids in a file.
+def _compute(engine: Engine, sequences: list[I32Array], at_once: int) -> F32Array:
+    """The logits of every id of every sequence, [T, V]."""
+    vocab = engine.spec.vocab
+    for bad in (int(each.max()) for each in sequences if each.max() >= vocab):
+        raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")
+    rows = min(engine.max_tokens, engine.max_outputs)
+    cuts = [pieces(each, 0, rows) for each in sequences]
+    values, done = np.empty((sum(each.size for each in sequences), vocab), np.float32), 0
+    with closing(TextReader(engine)) as reader:
+        for step in steps(cuts, rows, at_once):
+            found = reader.read(step)
+            values[done : done + len(found)] = found
+            done += len(found)
+    return values
+
+
+def read_ids(path: Path) -> list[I32Array]:
+    """The sequences of ids in a file.
 
     Raises:
-        UsageError: it is not a list of whole numbers.
+        UsageError: it is neither a list of whole numbers nor a list of such lists.
     """
     try:
         data = smallfiles.read_start(path, MAX_IDS_BYTES + 1)
@@ -78,10 +109,20 @@ def read_ids(path: Path) -> list[int]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON") from error
-    if (
-        not isinstance(values, list)
-        or not values
-        or not all(type(value) is int and 0 <= value < 2**31 for value in values)
-    ):
-        raise UsageError(f"{path} is not a list of token ids", hint="for example: [1, 15, 7]")
-    return values
+    several = isinstance(values, list) and all(isinstance(each, list) for each in values)
+    lists = values if several else [values]
+    if not lists or not all(_are_ids(each) for each in lists):
+        raise UsageError(
+            f"{path} is not a list of token ids",
+            hint="for example: [1, 15, 7], or of several sequences: [[1, 15], [1, 7]]",
+        )
+    return [np.array(each, dtype=np.int32) for each in lists]
+
+
+def _are_ids(values: Any) -> bool:
+    """Tells whether this is a list of numbers that could be ids, one at least."""
+    return (
+        isinstance(values, list)
+        and bool(values)
+        and all(type(value) is int and 0 <= value < 2**31 for value in values)
+    )

@@ -6,20 +6,25 @@ from typing import Annotated, Any
 
 import typer
 
-from ktcli.assembly.bench import Trial, plan_trial
-from ktcli.assembly.request import Wanted
+from ktcli.assembly.bench import Trial, plan_trial, refuse_without_gpu
+from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.subject import find_subject
 from ktcli.commands.options import (
+    DeferOpt,
     DenseOpt,
+    DeviceOpt,
     ExpertsOpt,
+    GpuExpertsOpt,
     JsonOpt,
     LayersOpt,
     ModelArg,
     NumaOpt,
+    PrefillThresholdOpt,
     ThreadsOpt,
 )
 from ktcli.commands.view.figures import engine_figures, machine_figures, threads_words, warn_noisy
-from ktcli.engine import CpuEngine
+from ktcli.engine import Engine
+from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
 from ktcli.measure.clock import NOISY_SHARE, Others
 from ktcli.measure.mixed import MixedJob, MixedResult, measure_mixed
@@ -44,12 +49,16 @@ def mixed(
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
+    device: DeviceOpt = AUTO,
+    gpu_experts: GpuExpertsOpt = None,
+    defer: DeferOpt = None,
+    prefill_threshold: PrefillThresholdOpt = None,
     json: JsonOpt = False,
 ) -> None:
     """What answers and a long prompt leave one another.
 
     Some answers are written when a prompt comes. Each keeps a part of the speed that it would have alone:
-    answers at least 40 %, the prompt at least 65 %, where the machine allows both. Runs on the CPU.
+    answers at least 40 %, the prompt at least 65 %, where the machine allows both.
 
     Examples:
 
@@ -61,9 +70,16 @@ def mixed(
     most = build(subject.config).spec.context
     job = MixedJob(streams, min(tokens, most - 256))
     context = min(job.context, most)
-    asked = Wanted(context, threads, streams=streams + 1, numa=asked_numa(numa))
+    words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
+    asked = Wanted(context, threads, streams=streams + 1, numa=asked_numa(numa), device=words)
     planned = plan_trial(Trial(subject, asked, layers), out)
-    engine = planned.load(out)
+    used = planned.plan.device
+    engine: Engine
+    if used is None:
+        refuse_without_gpu(words.of_gpu())
+        engine = planned.load(out)
+    else:
+        engine = planned.load_with_device(listener=out)
     others = Others()
     with out.progress(f"mixed {subject.name}", None, unit="steps") as bar:
         result = measure_mixed(engine, job, lambda done: bar.update(done=done))
@@ -76,7 +92,7 @@ def mixed(
         warn_noisy(busy)
 
 
-def mixed_row(name: str, engine: CpuEngine, result: MixedResult) -> dict[str, Any]:
+def mixed_row(name: str, engine: Engine, result: MixedResult) -> dict[str, Any]:
     """The row of JSON."""
     job, gap = result.job, max(result.gaps_s, default=0.0)
     return {
@@ -95,7 +111,7 @@ def mixed_row(name: str, engine: CpuEngine, result: MixedResult) -> dict[str, An
     }
 
 
-def mixed_words(row: dict[str, Any], engine: CpuEngine) -> str:
+def mixed_words(row: dict[str, Any], engine: Engine) -> str:
     """The result in words."""
     rows = [
         ("Model", f"{row['model']}, {row['layers']} layers, {row['format'] or 'no'} experts"),

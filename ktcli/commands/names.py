@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ktcli.commands.options import JsonOpt
+from ktcli.hardware.gpu import driven_gpus
 from ktcli.output import out, safe
 from ktcli.store import catalog, library
 
@@ -15,9 +16,14 @@ def names(
     here: Annotated[bool, typer.Option("--here", help="Only those on disk.")] = False,
     mine: Annotated[bool, typer.Option("--mine", help="Only those that kt rm can remove.")] = False,
     chats: Annotated[bool, typer.Option("--chats", help="Those of kept conversations.")] = False,
+    gpus: Annotated[bool, typer.Option("--gpus", help="Those of GPUs, as devices.")] = False,
     json: JsonOpt = False,
 ) -> None:
     """List the names that MODEL can be, or CHAT."""
+    if gpus:
+        found = [f"cuda:{number}" for number in range(driven_gpus())]
+        out.result({"names": found}, "\n".join(found))
+        return
     if chats:
         from ktcli.chat.chats import saved_names
 

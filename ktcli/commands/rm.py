@@ -12,6 +12,7 @@ from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import out, safe
 from ktcli.store import catalog, heat, library, removal
 from ktcli.store.library import Entry
+from ktcli.store.pagefolder import PageFolder, StoredPages
 from ktcli.store.reference import parse
 
 
@@ -30,8 +31,9 @@ def rm(
     """Remove a model and free its space.
 
     A name means its checkpoint, all its conversions and which experts chats used; NAME@FORMATS means one
-    conversion. Only the library folder is touched: local folders and the built-in model stay, but the
-    conversions made from them can be removed by naming them.
+    conversion. The KV pages that chats with them left go, too; the chats stay. Only the library folder is
+    touched: local folders and the built-in model stay, but the conversions made from them can be removed by
+    naming them.
 
     Examples:
 
@@ -45,12 +47,10 @@ def rm(
             "no model is named", hint="kt list shows the names; kt rm --partial removes leftovers"
         )
     chosen, whole = _chosen(models or [], partial)
-    size = sum(entry.size_bytes for entry in chosen)
-    if chosen and not yes:
-        names = ", ".join(f"{entry.label} ({entry.kind.value})" for entry in chosen)
-        if not out.confirm(f"Remove {names} and free {gib(size)}?"):
-            out.note("Nothing was removed.")
-            raise typer.Exit(ExitCode.FAILED)
+    pages = removal.pages_of([entry for entry in chosen if entry.complete], whole)
+    if (chosen or pages) and not yes and not out.confirm(_question(chosen, pages)):
+        out.note("Nothing was removed.")
+        raise typer.Exit(ExitCode.FAILED)
     freed, removed = 0, []
     for entry in chosen:
         with smallfiles.lock(library.lock_path(entry.name), f"removing {entry.label}"):
@@ -61,9 +61,25 @@ def rm(
             removed.append(entry.label)
     for name in whole - {entry.name for entry in library.entries() if entry.managed}:
         removal.forget(name)
-    freed += removal.remove_leftovers()
-    document = {"removed": removed, "freed_bytes": freed}
-    out.result(document, f"Removed {safe(', '.join(removed)) or 'nothing'}, freed {gib(freed)}.")
+    # Not those of a conversion that was completed meanwhile.
+    there = {entry.label for entry in library.entries()}
+    gone = [each for each in pages if each.conversion not in there]
+    pages_freed = sum(PageFolder.of_library().remove(each.name) for each in gone)
+    freed += pages_freed + removal.remove_leftovers()
+    document = {"removed": removed, "freed_bytes": freed, "kv_pages_bytes": pages_freed}
+    what = safe(", ".join([*removed, *["KV pages"] * bool(gone)])) or "nothing"
+    out.result(document, f"Removed {what}, freed {gib(freed)}.")
+
+
+def _question(chosen: list[Entry], pages: tuple[StoredPages, ...]) -> str:
+    """Asks whether to remove these, with the bytes of everything."""
+    names = [f"{entry.label} ({entry.kind.value})" for entry in chosen]
+    stored = sum(each.size_bytes for each in pages)
+    if pages:
+        conversions = ", ".join(sorted({each.conversion for each in pages}))
+        names.append(f"the KV pages of {conversions} ({gib(stored)})")
+    size = sum(entry.size_bytes for entry in chosen) + stored
+    return f"Remove {', '.join(names)} and free {gib(size)}?"
 
 
 def _was_completed(entry: Entry) -> bool:
@@ -80,7 +96,9 @@ def _chosen(models: list[str], partial: bool) -> tuple[list[Entry], set[str]]:
         reference = parse(model)
         if not reference.formats:
             whole |= {entry.name for entry in managed} or {reference.name}
-        recorded = reference.name and heat.path_of(reference.name).is_file()
+        recorded = reference.name and (
+            heat.path_of(reference.name).is_file() or removal.pages_of((), {reference.name})
+        )
         if not managed and not reference.formats and recorded:
             continue
         if found and not managed:

@@ -32,7 +32,9 @@ COMMANDS: dict[str, Row] = {
     "chat": Row("ktcli.commands.chat:chat", "Talk to a model.", "Start", ("--resume",)),
     "doctor": Row("ktcli.commands.doctor:doctor", "Show what this machine is and can do.", "Start"),
     "plan": Row(
-        "ktcli.commands.plan:plan", "Show where a model would go and how fast it would be.", "Start"
+        "ktcli.commands.plan:plan",
+        "Show what runs here; of one model where it goes and how fast.",
+        "Start",
     ),
     "pull": Row("ktcli.commands.pull:pull", "Download a model into the library.", "Models"),
     "convert": Row(
@@ -62,7 +64,9 @@ COMMANDS: dict[str, Row] = {
     ),
     "config": Row("ktcli.commands.config:app", "Show and change the settings.", "Shell"),
     "completion": Row(
-        "ktcli.commands.completion:completion", "Print the completion script of a shell.", "Shell"
+        "ktcli.commands.completion:completion",
+        "Install completion of commands, options and names for a shell.",
+        "Shell",
     ),
     "logits": Row("ktcli.commands.logits:logits"),
     "names": Row("ktcli.commands.names:names"),

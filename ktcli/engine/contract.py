@@ -58,8 +58,8 @@ class Engine(Protocol):
         """The pages and states of its sequences."""
 
     @property
-    def memory(self) -> PageMemory | None:
-        """The memory of these, from which they can be stored; None: they cannot."""
+    def memory(self) -> PageMemory:
+        """The memory of these, from which they can be stored."""
 
     @property
     def weights_bytes(self) -> int:
@@ -85,6 +85,10 @@ class Engine(Protocol):
 
     def depth_at(self, position: int) -> int:
         """The number of experts that the token of an answer at `position` may defer."""
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Tells whether the logits of a run have the same bits whatever other runs and outputs its step has."""
 
     @property
     def step_times(self) -> StepTimes | None:

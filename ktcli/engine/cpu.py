@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from ktcli.engine.draft_length import MOST_ROWS, StepTimes
 from ktcli.engine.kvcache import KvCache
 from ktcli.engine.loader import Progress, Tensors, TensorSource, load
 from ktcli.engine.logits import Logits
-from ktcli.engine.prefix import seed
+from ktcli.engine.prefix import facts_of, seed
 from ktcli.engine.sequence import Pools, Sequence
 from ktcli.engine.session import Session
 from ktcli.engine.states import before_tail
@@ -114,11 +113,16 @@ class CpuEngine:
         return depth_at(self.plan.depths, position)
 
     @cached_property
+    def batch_invariant(self) -> bool:
+        """Whether no matrix can be multiplied in tiles that round otherwise: those of bf16, as most routers are."""
+        return not (has_tiles(self.pool.isa) and self._multiplies_bf16())
+
+    @cached_property
     def step_times(self) -> StepTimes | None:
         """The times of its decode steps, modelled until they are measured; None where so few rows can be multiplied
-        in tiles: those of bf16, as most routers are, round otherwise."""
+        in tiles that round otherwise."""
         fewest = self.pool.tile_min[2] if self.pool.tile_min else 0
-        if has_tiles(self.pool.isa) and fewest <= MOST_ROWS and self._multiplies_bf16():
+        if fewest <= MOST_ROWS and not self.batch_invariant:
             return None
         rates = self.plan.host.rates
         return StepTimes(row_seconds(self.model, self.recipe, rates, MOST_ROWS))
@@ -146,7 +150,7 @@ class CpuEngine:
         plan = self.plan
         program = Program(
             self.pool,
-            max_tokens=min(PREFILL_CHUNK, self.context),
+            max_tokens=min(PREFILL_CHUNK, plan.use.streams * self.context),
             max_outputs=plan.use.outputs(self.spec, self.context),
             exact=plan.use.exact,
             kv_f32=plan.use.kv_f32,
@@ -165,10 +169,7 @@ def _facts(model: Model, plan: Plan, pool: Pool, weights: str) -> dict[str, obje
     last bits are the row's own; where the row has tiles they change with the fewest tokens that use them.
     """
     return {
-        "weights": weights,
-        "formats": [plan.recipe.name, *sorted(part.value for part in plan.recipe.in_f32)],
-        # Rotations can depend on the context that is asked for.
-        "model": sha256(repr(model.at(plan.context)).encode()).hexdigest(),
+        **facts_of(model.at(plan.context), plan.recipe, weights),
         "exact": plan.use.exact,
         "cache": "f32" if plan.use.f32_cache else "bf16",
         "shares": pool.node_threads if len(pool.node_threads) > 1 else (),

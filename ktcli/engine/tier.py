@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ktcli.engine.pages import PagePool, Place, PoolFull, StatePool
 from ktcli.engine.prefix import chain
+from ktcli.errors import KtError
 from ktcli.native import PAGE_TOKENS
 
 PAGE, STATE = 1, 2  # the kinds of what is stored
@@ -123,6 +124,8 @@ class Tier:
 
     Attributes:
         restored_tokens: the positions that came back from the store so far.
+        prompt_tok_s: the tokens of prompts that are computed in a second, as measured here or by an earlier process;
+            None: nobody measured.
     """
 
     def __init__(
@@ -139,7 +142,7 @@ class Tier:
         self._due: dict[tuple[int, bytes], int] = {}  # the page or slot of what is to be written
         self._spilled: OrderedDict[tuple[int, bytes], U8Array] = OrderedDict()
         self._latest: dict[int, deque[tuple[int, PageLabel]]] = {}  # snapshots, by line
-        self._prompt_tok_s: float | None = None
+        self.prompt_tok_s: float | None = None
         self._began = self._touched = 0.0
         self._in_step = False
         self.restored_tokens = 0
@@ -172,8 +175,8 @@ class Tier:
         self._touched = time.monotonic()
         if n_tokens >= _LEAST_TIMED and self._touched > self._began:
             fresh = n_tokens / (self._touched - self._began)
-            known = self._prompt_tok_s
-            self._prompt_tok_s = fresh if known is None else (known + fresh) / 2
+            known = self.prompt_tok_s
+            self.prompt_tok_s = fresh if known is None else (known + fresh) / 2
 
     def sealed(self, page: int, label: PageLabel) -> None:
         """A page got its content address."""
@@ -208,7 +211,10 @@ class Tier:
             if spilled is not None:
                 into[:] = spilled
             elif number is not None:
-                into[:] = self._saved(name[0], number)
+                try:
+                    into[:] = self._saved(name[0], number)
+                except KtError:  # the device failed; whoever runs the next step says so
+                    return False
         return spilled is not None or number is not None
 
     def _saved(self, kind: int, number: int) -> U8Array:
@@ -357,7 +363,7 @@ class Tier:
 
     def _pays(self, n_tokens: int, size_bytes: int) -> bool:
         """Tells whether reading is faster than computing, as far as both were measured."""
-        read_bps, tok_s = self._store.read_bps, self._prompt_tok_s
+        read_bps, tok_s = self._store.read_bps, self.prompt_tok_s
         return read_bps is None or tok_s is None or size_bytes / read_bps < n_tokens / tok_s
 
 

@@ -60,6 +60,14 @@ def read_gpus(root: Path) -> tuple[Gpu, ...]:
     return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
+def driven_gpus(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> int:
+    """The number of GPUs that the kernel's driver has, without asking any of them, which takes a second."""
+    try:
+        return len(list(drivers.iterdir()))
+    except OSError:
+        return 0
+
+
 def visible(gpus: tuple[Gpu, ...], named: str | None) -> tuple[Gpu, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, numbered as CUDA then numbers them.
 

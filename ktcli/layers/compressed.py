@@ -116,8 +116,10 @@ class CompressedAttention:
 
     @property
     def scratch(self) -> Scratch:
-        chosen = self.indexer.shape.top_k if self.indexer else 0
-        return replace(Scratch.of(self.tensors), chosen=chosen)
+        made, index = Scratch.of(self.tensors), self.indexer.shape if self.indexer else None
+        if index is None:
+            return replace(made, partials=self.shape.partials)
+        return replace(made, chosen=index.top_k, partials=index.partials)
 
     @property
     def _pools(self) -> tuple[PoolShape, ...]:

@@ -15,10 +15,10 @@ from ktcli.layers.indexer import BlockIndexer
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import ModelPart
 from ktcli.ops.scratch import Scratch
-from ktcli.ops.state import LayerState
+from ktcli.ops.state import GQA_SPLIT_PAGES, LayerState
 from ktcli.ops.table.attention import GqaShape
 from ktcli.ops.table.rowwise import Rope
-from ktcli.ops.tensors import Stored, Tensor, matrix, vector
+from ktcli.ops.tensors import Stored, Tensor, ceil_to, matrix, vector
 
 
 class NormedQk(Enum):
@@ -170,8 +170,13 @@ class GroupedQueryAttention:
 
     @property
     def scratch(self) -> Scratch:
-        index = self.indexer.shape if self.indexer else None  # a list for each of its heads
-        return replace(Scratch.of(self.tensors), chosen=index.heads * index.top_k if index else 0)
+        s, index = self.shape, self.indexer.shape if self.indexer else None
+        partials = ceil_to(s.heads * (s.value_dim + 2), GQA_SPLIT_PAGES) // GQA_SPLIT_PAGES
+        made = replace(Scratch.of(self.tensors), partials=partials)
+        if index is None:
+            return made
+        lists = index.heads * index.top_k  # a list for each of its heads
+        return replace(made, chosen=lists, partials=max(partials, index.partials))
 
     @property
     def state(self) -> LayerState:

@@ -10,10 +10,10 @@ from ktcli.layers.indexer import Indexer
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.scratch import Scratch
-from ktcli.ops.state import LayerState
+from ktcli.ops.state import MLA_SPLIT_PAGES, LayerState
 from ktcli.ops.table.attention import MlaShape
 from ktcli.ops.table.rowwise import Rope
-from ktcli.ops.tensors import Band, Role, Stored, Tensor, matrix, vector
+from ktcli.ops.tensors import Band, Role, Stored, Tensor, ceil_to, matrix, vector
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,11 @@ class LatentAttention:
         s = self.shape
         heads = s.heads * (self.state.position_elements + 3 * s.lora // 2)
         chosen = self.indexer.shape.top_k if self.indexer else 0
+        partials = ceil_to(s.heads * (s.lora + 2), MLA_SPLIT_PAGES) // MLA_SPLIT_PAGES
+        if self.indexer:
+            partials = max(partials, self.indexer.shape.partials)
         made = Scratch.of(self.tensors)
-        return replace(made, heads=heads, expanded=True, chosen=chosen)
+        return replace(made, heads=heads, expanded=True, chosen=chosen, partials=partials)
 
     @property
     def state(self) -> LayerState:

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ktcli.engine.device.decode import DecodeStep
+from ktcli.engine.device.decode import DecodeSteps
 from ktcli.engine.device.engine import DeviceEngine
-from ktcli.engine.device.experts import HostExperts, LayerWeights
+from ktcli.engine.device.experts import Depths, HostExperts, LayerWeights
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Resident, TimedRunner, apply
 from ktcli.engine.device.slabs import Slab
@@ -83,8 +83,8 @@ class Baseline(DeviceEngine):
         mask = self.placement.mask
         return OnDemand(host, resident, self._layers, mask, self.stream, self.pool, on_cpu)
 
-    def _decode_step(self, *given: Any) -> DecodeStep | None:
-        return None if self.policy in SEQUENTIAL else super()._decode_step(*given)
+    def _decode_steps(self, *given: Any) -> DecodeSteps | None:
+        return None if self.policy in SEQUENTIAL else super()._decode_steps(*given)
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class OnDemand:
     on_cpu: Callable[[int], bool]
     phases: Phases = field(default_factory=Phases)
 
-    def begin(self, n_tokens: int, defer: int) -> None:
+    def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
         """Does nothing with `defer`: no expert is deferred here."""
 
     def check(self) -> None:
@@ -176,7 +176,7 @@ class OnDemand:
         started = time.perf_counter()
         skipped = torch.tensor(fetched, dtype=ids.dtype, device=ids.device)
         # A step of its own: between two of them the pool is free to copy.
-        self.host.begin(x.shape[0], 0)
+        self.host.begin(x.shape[0])
         self.host.enter(layer, x, torch.where(torch.isin(ids, skipped), -1, ids), gate)
         result = self.host.leave(layer, x.shape[0])
         self.stream.synchronize()

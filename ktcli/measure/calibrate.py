@@ -139,7 +139,7 @@ def calibrate(
         tokens = torch.tensor(read).flatten()
         rows = Rows(torch.arange(length).repeat(count), table, length, slots, tokens)
         x = loaded.embedding[tokens].float()
-        inputs = StepInputs(x, rows, cache.layers, states=cache.states)
+        inputs = StepInputs(x, (rows,), cache.layers, states=cache.states)
         listener = _Listener(loaded.weights, inputs, EXACT, runner)
         listener.sums = sums
         with torch.inference_mode():

@@ -20,7 +20,7 @@ from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.stream import Stream, device_errors, stream_on
 from ktcli.measure.baselines import policy_of
-from ktcli.measure.bench import Ceilings, Job, Phase, steps
+from ktcli.measure.bench import Ceilings, Job, Phase, steps, work_of
 from ktcli.measure.policy import SEQUENTIAL, Policy
 from ktcli.native import Ceiling
 from ktcli.ops.part import ModelPart
@@ -28,7 +28,7 @@ from ktcli.planner import experts
 from ktcli.planner.device_cost import DeviceRates
 from ktcli.planner.forecast import Forecast, Known
 from ktcli.planner.prefill import NEVER
-from ktcli.planner.spec import StepShape, Unit, step_work
+from ktcli.planner.spec import StepShape, Unit
 from ktcli.planner.stack import stack_of
 
 _ROUNDS = 5
@@ -140,7 +140,7 @@ class DeviceCeilings:
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
         """The seconds of CPU and device at the same time, each at its limit."""
-        found = [self.split(engine, step) for step in steps(engine, job)]
+        found = [self.split(engine, job, step) for step in steps(engine, job)]
         if job.kind is Phase.DECODE:
             read = sum(each.cpu_bytes for each in found)
             theirs = sum(each.device_bytes for each in found) / self.device.read_bps
@@ -163,7 +163,8 @@ class DeviceCeilings:
             asked = NEVER if threshold is None else threshold
             return forecast.prefill_s(job.n_tokens, asked, job.context)
         last = job.context + job.n_tokens
-        return sum(forecast.decode_s(at, engine.depth_at(at)) for at in range(job.context, last))
+        positions = range(job.context, last)
+        return sum(forecast.decode_s(at, engine.depth_at(at), job.batch) for at in positions)
 
     def forecast(self, engine: Engine) -> Forecast:
         """The forecast for this engine at these rates."""
@@ -178,13 +179,14 @@ class DeviceCeilings:
         )
         return Forecast.of(engine.model, engine.recipe, known)
 
-    def split(self, engine: Engine, step: StepShape) -> Split:
-        """Splits a step's bytes and operations; a streamed step is all the device's."""
-        streamed = self.placement.long_prompts.streams(step.n_tokens)
+    def split(self, engine: Engine, job: Job, step: StepShape) -> Split:
+        """Splits the bytes and operations of a step of a job; a streamed step is all the device's."""
+        long = self.placement.long_prompts
+        streamed = job.kind is Phase.PREFILL and long.streams(step.n_tokens)
         hit_rate = experts.hits(self.placement.mask, engine.spec.top_k).rate
         cpu_bytes = device_bytes = device_ops = 0.0
         cpu_ops = dict.fromkeys(Unit, 0)
-        for work in step_work(engine.model, engine.recipe, step):
+        for work in work_of(engine, job, step):
             away = 1 - hit_rate if work.part is ModelPart.EXPERTS and not streamed else 0.0
             cpu_bytes += away * work.read_bytes
             cpu_ops[work.unit] += round(away * work.ops)

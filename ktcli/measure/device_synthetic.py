@@ -60,5 +60,6 @@ def planned_engine(
         replace(Placement.of(plan, planned), handoff=setting.handoff),
         setting.device,
         on_cpu=forecast(model, plan, planned).is_faster_on_cpu,
+        max_outputs=plan.use.streams,
         progress=progress,
     )

@@ -1,14 +1,15 @@
 """Measures how well engines predict a text, token by token: ids in, numbers out.
 
-Every window of the text is read by all engines side by side, a piece of some rows at a time: the first
-engine's logits of the piece are kept while the others' are compared with them, over the whole vocabulary,
-and then dropped. So memory does not grow with the text. The next token is always given (teacher forcing); the
-probability that a model gave it is measured.
+Every window of the text is read by all engines side by side, some rows in each step, of several windows if they are
+short: the first engine's logits of the step are kept while the others' are compared with them, over the whole
+vocabulary, and then dropped. So memory does not grow with the text. The next token is always given (teacher
+forcing); the probability that a model gave it is measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,13 +19,14 @@ from ktcli.engine import Engine
 from ktcli.engine.logits import F32Array
 from ktcli.errors import KtError
 from ktcli.measure.intervals import Interval, interval
+from ktcli.measure.reader import Piece, TextReader, pieces, steps
 
 F64Array = NDArray[np.float64]
 I32Array = NDArray[np.int32]
 
 PIECE_BYTES = (
     64 << 20
-)  # the most logits of one piece: those of one engine are kept beside those of another
+)  # the most logits of one step: those of one engine are kept beside those of another
 _AT_ONCE_BYTES = 2 << 20  # of those, in one numpy call: its temporaries stay in the cache
 _PIECE_TOKENS = 512  # no more are of use to an engine
 
@@ -118,14 +120,22 @@ def windows(ids: Sequence[int], length: int, stride: int, begin: int | None) -> 
 
 
 def piece_tokens(vocab: int) -> int:
-    """The number of tokens of a piece."""
+    """The number of tokens of a step."""
     return max(1, min(_PIECE_TOKENS, PIECE_BYTES // (4 * vocab)))
+
+
+def windows_at_once(over: Sequence[Window], vocab: int) -> int:
+    """The most of these windows that fit into one step, 1 at least."""
+    rows = piece_tokens(vocab)
+    cuts = [[Piece(window.ids[:-1])] for window in over if len(window.ids) - 1 <= rows]
+    return max((len(step) for step in steps(cuts, rows, len(cuts))), default=1)
 
 
 def score(
     cases: Sequence[EvalCase],
     over: Sequence[Window],
     *,
+    at_once: int = 1,
     compare: bool = True,
     progress: Progress = lambda n: None,
     cancelled: Callable[[], bool] = lambda: False,
@@ -134,33 +144,38 @@ def score(
 
     Args:
         cases: the cases; their models have one vocabulary.
+        at_once: the most windows that share a step; the engines have room for so many, of each case.
         compare: whether to measure the divergence of each prediction from the first case's.
-        cancelled: called between pieces; once it is true, the scores of the finished windows are returned.
+        cancelled: called between steps; once it is true, the scores of the finished windows are returned.
     Raises:
         KtError: a model's logits hold a NaN or Inf.
     """
     found = [_room(sum(window.counted for window in over), compare) for _ in cases]
-    sessions = [case.engine.session() for case in cases]
     rows = piece_tokens(cases[0].engine.spec.vocab)
-    done = read = 0
-    for window in over:
-        for session in sessions:
-            session.truncate(0)
-        at = done
-        for piece in _pieces(window, rows):
-            here, kept = slice(at, at + len(piece.targets)), None
-            for case, session, scores in zip(cases, sessions, found, strict=True):
+    cuts = [pieces(window.ids[:-1], window.first, rows) for window in over]
+    targets = np.concatenate([window.ids[1 + window.first :] for window in over])
+    whole = set(np.cumsum([window.counted for window in over]).tolist())
+    done = at = read = 0
+    with ExitStack() as stack:
+        readers = [
+            stack.enter_context(closing(TextReader(each.engine, each.defer))) for each in cases
+        ]
+        for step in steps(cuts, rows, at_once):
+            n = sum(piece.ids.size for piece in step)
+            here = slice(at, at + n - sum(piece.skip for piece in step))
+            kept = None
+            for reader, scores in zip(readers, found, strict=True):
                 if cancelled():
                     return [each.first(done) for each in found]
-                logits = session.logits(piece.ids.tolist(), defer=case.defer)[piece.skip :]
-                this = _Predictions(logits, _measure(logits, piece.targets, scores, here))
+                logits = reader.read(step)
+                this = _Predictions(logits, _measure(logits, targets[here], scores, here))
                 kept = kept or this
                 if scores.kl is not None:
                     scores.kl[here] = _divergence(kept, this)
-                read += len(piece.ids)
+                read += n
                 progress(read)
             at = here.stop
-        done = at
+            done = at if at in whole else done
     return found
 
 
@@ -178,27 +193,11 @@ def difference(this: Scores, other: Scores) -> Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class _WindowPiece:
-    """The ids that are read in one step; the logits after the first `skip` predict `targets`."""
-
-    ids: I32Array
-    targets: I32Array
-    skip: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Predictions:
     """The logits [R, V] and the logarithms of the sums of their exponentials [R]."""
 
     logits: F32Array
     sums: F64Array
-
-
-def _pieces(window: Window, rows: int) -> Iterator[_WindowPiece]:
-    for start in range(0, len(window.ids) - 1, rows):
-        end = min(start + rows, len(window.ids) - 1)
-        skip = min(max(0, window.first - start), end - start)
-        yield _WindowPiece(window.ids[start:end], window.ids[start + skip + 1 : end + 1], skip)
 
 
 def _measure(logits: F32Array, targets: I32Array, into: Scores, here: slice) -> F64Array:

@@ -23,7 +23,7 @@ class Run(NamedTuple):
         next_state: the slot that gets the state after the run; -1: no operation keeps a state.
         chunk: the (start, tokens) of the prompt's chunk that the run is a piece of: it decides whatever depends on how
             many tokens go together; None: the run itself. (start, 1): each token gives what it gives alone, as drafted
-            ones must.
+            ones must; several are never the first of a sequence.
     """
 
     ids: NDArray[np.int32]

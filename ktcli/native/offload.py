@@ -94,13 +94,21 @@ class Offload:
         require(ticket != self._ffi.NULL, f"layer {layer} of {self.layers}")
         return self._address(ticket)
 
-    def begin(self, n_tokens: int, defer: int = 0) -> None:
+    def begin(self, n_tokens: int, defer: NDArray[np.int32] | None = None) -> None:
         """Prepares a step of `n_tokens`, in which each layer comes once; call it before the step is launched.
 
+        Args:
+            defer: the most experts of each token that are deferred, int32 [n_tokens]; None: none is.
         Raises:
             KtError: a count is out of range, or the last step still runs; nothing will be computed.
         """
-        self._check(self._lib.kt_offload_begin(self._handle, n_tokens, defer))
+        if defer is not None:
+            fits = defer.dtype == np.int32 and defer.shape == (n_tokens,)
+            require(fits, f"depths of deferral are {n_tokens} int32")
+        depths = self._ffi.NULL
+        if defer is not None and defer.any():
+            depths = self._ffi.from_buffer("int32_t[]", np.ascontiguousarray(defer))
+        self._check(self._lib.kt_offload_begin(self._handle, n_tokens, depths))
 
     def result(self) -> None:
         """Waits until nothing of the step runs any more; call it when the stream is through with it.
@@ -114,7 +122,7 @@ class Offload:
         """The parts of the last step, in the order in which they ran; call it after `result`."""
         out = self._ffi.new("kt_span[]", 2 * self.layers)
         n = self._lib.kt_offload_spans(self._handle, out, 2 * self.layers)
-        return tuple(PartSpan(s.layer, bool(s.late), s.start_ns, s.end_ns) for s in out[0:n])
+        return tuple(PartSpan(s.layer, bool(s.deferred), s.start_ns, s.end_ns) for s in out[0:n])
 
     def close(self) -> None:
         """Ends the thread, in the middle of a step too. Its tickets are invalid afterwards."""

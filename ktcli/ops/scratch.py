@@ -24,6 +24,8 @@ class Scratch:
             come from (absorbed latent attention).
         streams: the width of a residual of several streams; 0: there is only one.
         chosen: the number of places that attention chooses for a token, in all its lists.
+        partials: f32 elements for each page that a token can attend to, where its pages are worked on side by side
+            (decode on a GPU): partial results of attention, or scores of places.
         expanded: whether prefill expands keys and values of all heads from what is cached, some heads at a time.
     """
 
@@ -32,6 +34,7 @@ class Scratch:
     heads: int = 0
     streams: int = 0
     chosen: int = 0
+    partials: int = 0
     expanded: bool = False
 
     @classmethod

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 SNAPSHOTS = 4
 # A step of more tokens always works on expanded keys and values, where a layer has them: MLA_ABSORBED of mla.h.
 ABSORBED_TOKENS = 128
+# Pages of a sequence that one program of a GPU attends to, see ops/triton/attention.py: what it finds is merged with
+# what the others do.
+GQA_SPLIT_PAGES, MLA_SPLIT_PAGES = 2, 4
 
 
 def state_slots(streams: int = 1) -> int:

@@ -25,6 +25,9 @@ from ktcli.weights.recipe import F32_BYTES, Recipe
 # private pool and the workspace of cuBLAS (32 MiB on Hopper).
 RUNTIME_BYTES = 640 << 20
 GRAPH_BYTES = 192 << 20
+# The numbers of sequences for which a decode step is captured: those between take the next, filled up.
+CAPTURED = (1, 2, 4, 8, 16)
+MOST_CAPTURED = CAPTURED[-1]
 # The bytes left free: for pieces that the allocator cannot use, and for what others take meanwhile.
 _MARGIN_SHARE = 0.03
 _MARGIN_LIMIT = 2 << 30
@@ -80,6 +83,8 @@ class DeviceSizes:
         expands: whether keys and values are expanded from latents at prefill.
         expert_bytes: bytes of the largest expert.
         layer_bytes: bytes of all experts of the largest layer.
+        page_bytes: bytes that a token of a decode step works with for each page that it attends to.
+        streams: the sequences that are decoded together, each with the whole context.
     """
 
     near_bytes: int
@@ -88,9 +93,11 @@ class DeviceSizes:
     expands: bool
     expert_bytes: int
     layer_bytes: int
+    page_bytes: int
+    streams: int = 1
 
     @classmethod
-    def of(cls, model: Model, recipe: Recipe, stack: ModelLoads) -> DeviceSizes:
+    def of(cls, model: Model, recipe: Recipe, stack: ModelLoads, streams: int = 1) -> DeviceSizes:
         """Counts the sizes of a model.
 
         Activations per token, in f32, are the residual stream, its norm and two sums; the widest product and
@@ -107,12 +114,26 @@ class DeviceSizes:
             expands=layers.expanded,
             expert_bytes=expert,
             layer_bytes=expert * spec.experts,
+            page_bytes=4 * layers.partials,
+            streams=streams,
         )
 
     def step_bytes(self, n_tokens: int, context: int) -> int:
-        """The bytes of a chunk's workspace: activations, the causal mask (a byte per pair), one row of logits."""
-        fixed = self.logits_bytes + (EXPANDED_BYTES if self.expands else 0)
+        """The bytes of a chunk's workspace: activations, the causal mask (a byte per pair), a row of logits of each
+        sequence."""
+        fixed = self.streams * self.logits_bytes + (EXPANDED_BYTES if self.expands else 0)
         return n_tokens * (self.token_bytes + context) + fixed
+
+    def graph_bytes(self, context: int) -> int:
+        """The bytes of captured steps: that of one sequence, and what those of several take beside it. Each has its
+        own inputs and results, of which logits are almost all; the steps themselves work in the same memory, on
+        logits in four forms."""
+        *_, most = sizes = captured_sizes(self.streams)
+        if most == 1:
+            return GRAPH_BYTES
+        kept = self.logits_bytes + self.logits_bytes // 16 + self.token_bytes
+        working = 4 * self.logits_bytes + self.token_bytes + _pages(context) * self.page_bytes
+        return GRAPH_BYTES + sum(sizes[1:]) * kept + most * working
 
     @property
     def buffer_bytes(self) -> int:
@@ -120,6 +141,11 @@ class DeviceSizes:
         if not self.expert_bytes:
             return 0
         return min(self.layer_bytes, max(1, BUFFER_BYTES // self.expert_bytes) * self.expert_bytes)
+
+
+def captured_sizes(streams: int) -> tuple[int, ...]:
+    """The numbers of sequences for which decode steps are captured, when up to `streams` are decoded together."""
+    return tuple(size for i, size in enumerate(CAPTURED) if not i or CAPTURED[i - 1] < streams)
 
 
 def margin_bytes(vram_bytes: int) -> int:
@@ -147,10 +173,10 @@ def share_out(
     least, longest = min(PREFILL_CHUNK, context), chunk_limit(context)
     need = Vram(
         weights=sizes.near_bytes,
-        cache=cache_bytes(model.spec, context),
+        cache=cache_bytes(model.spec, context, sizes.streams),
         workspace=sizes.step_bytes(least, context),
         stream=0,
-        graph=GRAPH_BYTES,
+        graph=sizes.graph_bytes(context),
         runtime=RUNTIME_BYTES,
         margin=margin_bytes(gpu.vram_bytes),
         experts=0,
@@ -169,14 +195,20 @@ def share_out(
     )
 
 
-def cache_bytes(spec: Spec, context: int) -> int:
-    """The bytes of a context's cache, with one page and one state more for rows of a step without a session."""
-    return kv_bytes(spec, context + PAGE_TOKENS) - sequence_bytes(spec) + states_bytes(spec)
+def cache_bytes(spec: Spec, context: int, streams: int = 1) -> int:
+    """The bytes of the cache of some sequences, with one page and one state more for rows of a step that belong to
+    none."""
+    positions = (streams * _pages(context) + 1) * PAGE_TOKENS
+    return kv_bytes(spec, positions) - sequence_bytes(spec) + states_bytes(spec, streams)
 
 
-def states_bytes(spec: Spec) -> int:
-    """The bytes of states that layers keep of sessions whatever their length, with one state more."""
-    return sequence_bytes(spec) + spec.sequence_elements * F32_BYTES
+def states_bytes(spec: Spec, streams: int = 1) -> int:
+    """The bytes of states that layers keep of sequences whatever their length, with one state more."""
+    return sequence_bytes(spec, streams) + spec.sequence_elements * F32_BYTES
+
+
+def _pages(context: int) -> int:
+    return -(-context // PAGE_TOKENS)
 
 
 def chunk_limit(context: int) -> int:
@@ -198,8 +230,9 @@ def fitting(model: Model, sizes: DeviceSizes, gpu: Gpu, most: int, limit: int | 
     room = share_out(model, sizes, gpu, most, streams=False, limit=limit).experts_bytes
     if room >= 0:
         return most
-    least = min(PREFILL_CHUNK, most)
-    missing_pages = -(room // ((kv_bytes_per_token(model.spec) + least) * PAGE_TOKENS))
+    least, kv = min(PREFILL_CHUNK, most), sizes.streams * kv_bytes_per_token(model.spec)
+    working = sizes.graph_bytes(PAGE_TOKENS) - sizes.graph_bytes(0)
+    missing_pages = -(room // ((kv + least) * PAGE_TOKENS + working))
     found = (most - 1) // PAGE_TOKENS * PAGE_TOKENS
     return max(0, min(found, (most // PAGE_TOKENS - missing_pages) * PAGE_TOKENS))
 

@@ -110,21 +110,31 @@ class Hybrid:
 
     # --- decode -----------------------------------------------------------------------------------
 
-    def layers(self, position: int) -> list[Layer]:
-        """The layers of a step of one token at `position`, for the simulation."""
-        stack, rates = self.stack, self.device
-        products = self._products(stack.before, 1), self._products(stack.beside, 1)
-        before = products[0] + KERNELS_BEFORE * KERNEL_S + self.cache_s(position)
-        resident_s = self.k_gpu * stack.expert.size_bytes / (rates.read_bps * READ_SHARE)
+    def layers(self, position: int, answers: int = 1) -> list[Layer]:
+        """The layers of a step of one token of each of some answers at `position`, for the simulation."""
+        stack, rates, n = self.stack, self.device, answers
+        products = self._products(stack.before, n), self._products(stack.beside, n)
+        before = products[0] + KERNELS_BEFORE * KERNEL_S + n * self.cache_s(position)
+        k_gpu, k_cpu = self._touched(n)
+        resident_s = k_gpu * stack.expert.size_bytes / (rates.read_bps * READ_SHARE)
         beside = products[1] + resident_s + KERNELS_BESIDE * KERNEL_S
-        send, fetch, expert = self._send_s(1), self._fetch_s(1), self.expert_s
+        send, fetch, expert = self._send_s(n), self._fetch_s(n), self.expert_s
         found = [
             Layer(float(b), float(s), send, fetch, float(k), e)
             if k > 0
             else Layer(float(b), float(s))
-            for b, s, k, e in zip(before, beside, self.k_cpu, expert, strict=True)
+            for b, s, k, e in zip(before, beside, k_cpu, expert, strict=True)
         ]
-        return found if self.measured is None else self._as_measured(found, position)
+        alone = n == 1 and self.measured is not None
+        return self._as_measured(found, position) if alone else found
+
+    def _touched(self, answers: int) -> tuple[F64Array, F64Array]:
+        """The expected experts that at least one of the answers chooses, on the GPU and on the CPU, [L]."""
+        if answers == 1:
+            return self.k_gpu, self.k_cpu
+        resident = self.by_layer(self.resident)
+        left = self.by_layer((self.stack.experts,) * len(self.stack.moe)) - resident
+        return touched(resident, self.k_gpu, answers), touched(left, self.k_cpu, answers)
 
     def times(self, position: int) -> Times:
         """The times t_e, T_g and T_s of the average layer with experts on the CPU; zeros if there is none."""
@@ -156,11 +166,11 @@ class Hybrid:
         pairs = zip(expert.size_bytes.tolist(), expert.ops.tolist(), strict=True)
         return [cache[pair] for pair in pairs]
 
-    def head_s(self) -> float:
+    def head_s(self, answers: int = 1) -> float:
         """The seconds of the graph's launch, the output head, and the copy of the logits."""
         head, rates = self.stack.head, self.device
         reading = head.read_bytes / (rates.read_bps * READ_SHARE)
-        return LAUNCH_S + reading + 4 * self.stack.vocab / rates.copy_bps
+        return LAUNCH_S + reading + answers * 4 * self.stack.vocab / rates.copy_bps
 
     def cache_s(self, position: int) -> float:
         """The seconds of one layer's attention over `position` cached positions."""

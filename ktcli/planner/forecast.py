@@ -73,10 +73,14 @@ class Forecast:
     def hybrid(self) -> Hybrid:
         return self.prefill.hybrid
 
-    def decode_s(self, position: int, depth: int = 0) -> float:
-        """The seconds of one token at `position`, CPU and GPU working at the same time."""
+    def decode_s(self, position: int, depth: int = 0, answers: int = 1) -> float:
+        """The seconds of one token of each of some answers at `position`, CPU and GPU working at the same time."""
         hybrid = self.hybrid
-        return simulate(hybrid.layers(position), depth, hybrid.head_s()).step_s
+        layers, hits = hybrid.layers(position, answers), hybrid.mean_hits()
+        if answers > 1 and hits:  # each answer defers some of its own
+            some = [layer.hits for layer in layers if layer.hits > 0]
+            depth = round(depth * sum(some) / len(some) / hits)
+        return simulate(layers, depth, hybrid.head_s(answers)).step_s
 
     def prefill_s(self, n_tokens: int, threshold: int, start: int = 0) -> float:
         """The seconds of a prompt's next tokens, with `start` positions before them in the cache."""

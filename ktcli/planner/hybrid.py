@@ -65,7 +65,7 @@ def plan_with(model: Model, host: Host, gpu: Gpu, request: Request) -> Plan:
         UsageError: the request does not fit this model.
     """
     stack = stack_of(model, request.recipe)
-    sizes = DeviceSizes.of(model, request.recipe, stack)
+    sizes = DeviceSizes.of(model, request.recipe, stack, request.use.streams)
     context = request.context or device_context(model, sizes, gpu, request.vram_bytes)
     case = _Case(model, host, gpu, request, stack, sizes, context)
     wants = _wants_stream(case)
@@ -189,4 +189,5 @@ def _assembled(
         traffic_bytes=traffic_bytes(model, recipe, max(1, len(host.teams)), here.tensors),
         device=replace(device, reasons=tuple(account.reasons())),
         notes=host.notes,
+        use=case.request.use,
     )

@@ -14,7 +14,7 @@ import numpy as np
 from ktcli.errors import gib
 from ktcli.models.model import Model
 from ktcli.ops.part import ModelPart
-from ktcli.planner.device import states_bytes
+from ktcli.planner.device import captured_sizes, states_bytes
 from ktcli.planner.experts import ResidentChoice
 from ktcli.planner.host import Host, node_words
 from ktcli.planner.memory import PREFILL_CHUNK, PROCESS_BYTES
@@ -81,7 +81,9 @@ class HybridAccount:
     def pinned_bytes(self) -> int:
         """The bytes of the pinned buffers that copies to and from the GPU go through."""
         spec = self.model.spec
-        return self.device.need.stream + 8 * PREFILL_CHUNK * spec.hidden + 4 * spec.vocab
+        answers = sum(captured_sizes(self.request.use.streams))
+        logits = 4 * answers * spec.vocab
+        return self.device.need.stream + 8 * PREFILL_CHUNK * spec.hidden + logits
 
     @property
     def extra_bytes(self) -> int:
@@ -132,8 +134,10 @@ class HybridAccount:
             reason = _resident_words(self.device) if routed else "every token needs it"
             fmt = "f32" if size > part.size_bytes else part.format
             yield line(part.part, fmt, size, reason, self.device.hit_rate if routed else 1.0)
-        kept = f"{self.context} positions, {gib(kv_bytes_per_token(model.spec))} each"
-        states = states_bytes(model.spec)
+        streams = self.request.use.streams
+        times = f"{streams} x " if streams > 1 else ""
+        kept = f"{times}{self.context} positions, {gib(kv_bytes_per_token(model.spec))} each"
+        states = states_bytes(model.spec, streams)
         yield line(ModelPart.CACHE, "bf16", need.cache - states, kept)
         if states:
             yield line(ModelPart.STATES, "f32", states, STATES_REASON)

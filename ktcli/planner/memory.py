@@ -84,7 +84,7 @@ class Use:
         return max(
             1,
             min(self.streams, context),
-            min(PREFILL_CHUNK, context, _LOGITS_BYTES // (4 * spec.vocab)),
+            min(PREFILL_CHUNK, self.streams * context, _LOGITS_BYTES // (4 * spec.vocab)),
         )
 
     def logits_bytes(self, spec: Spec, context: int) -> int:

@@ -39,7 +39,7 @@ class Request:
         heat: how often each expert was chosen, [MoE layers, E]; None: nobody counted.
         vram_bytes: the most bytes of the GPU's memory that the plan may take; None: all that are free.
         times: t_e, T_g and T_s at `device_cost.MEASURED_AT` positions, measured with this machine.
-        use: what the engine is used for; anything but TALK runs on the CPU alone.
+        use: what the engine is used for; with a GPU all but `streams` is as in TALK.
     """
 
     recipe: Recipe = field(default_factory=Recipe)

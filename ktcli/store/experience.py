@@ -1,6 +1,7 @@
-"""Remembers what running a model with a GPU taught about this machine: memory it really got, times of a layer.
+"""Remembers what running a model taught about this machine: memory that it really got on a GPU, times of a layer, the
+speed at which it reads prompts.
 
-It is kept per conversion (`library.conversion_name`) and GPU, so that the next start plans with it. The memory
+It is kept per conversion (`library.conversion_name`) and GPU or CPU, so that the next start counts with it. The memory
 counts only as long as no more is free than was free then: whoever had taken it may have gone.
 """
 
@@ -15,10 +16,12 @@ from typing import Any
 from ktcli import config, smallfiles
 from ktcli.errors import KtError
 
-_NAME = "gpu.json"
+_GPU, _CPU = "gpu.json", "cpu.json"
 _MAX_BYTES = 1 << 20
 _MOST_BYTES = 1 << 60  # of a GPU's memory
 _MORE = 1.02  # free memory wavers by some megabytes
+_MOST_TOK_S = 1e9
+_SAME = 0.1  # a speed that differs by less is not worth another write
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Experience:
 
 def recall(conversion: str, gpu: str, free_bytes: int) -> Experience:
     """Reads the experience of a conversion; the memory limit counts only while no more is free than then."""
-    found = _read().get(_key(conversion, gpu))
+    found = _read(_GPU).get(_key(conversion, gpu))
     if not isinstance(found, dict):
         return Experience()
     limit: int | None = None
@@ -55,31 +58,54 @@ def recall(conversion: str, gpu: str, free_bytes: int) -> Experience:
 
 def note_memory(conversion: str, gpu: str, free_bytes: int, limit_bytes: int) -> None:
     """Keeps the limit that worked; where the library cannot be written, it is forgotten."""
-    _note(conversion, gpu, "memory", {"free_bytes": free_bytes, "limit_bytes": limit_bytes})
+    _note(
+        _GPU,
+        _key(conversion, gpu),
+        "memory",
+        {"free_bytes": free_bytes, "limit_bytes": limit_bytes},
+    )
 
 
 def note_times(conversion: str, gpu: str, layer_s: tuple[float, float, float]) -> None:
     """Keeps the measured times, see `Experience`."""
-    _note(conversion, gpu, "layer_s", list(layer_s))
+    _note(_GPU, _key(conversion, gpu), "layer_s", list(layer_s))
 
 
-def _note(conversion: str, gpu: str, field: str, value: Any) -> None:
-    path = config.home() / _NAME
-    lock = smallfiles.lock(path.with_suffix(".lock"), "noting a GPU's figures", wait_s=1.0)
+def recall_prompt_rate(conversion: str, cpu: str) -> float | None:
+    """Reads the tokens of a prompt that a conversion computes in a second; None: nobody measured.
+
+    Args:
+        cpu: the name of the CPU with its threads and row of kernels, see `hardware.measured.key`.
+    """
+    match _read(_CPU).get(_key(conversion, cpu)):
+        case {"prompt_tok_s": float(rate)} if 0 < rate < _MOST_TOK_S:
+            return rate
+    return None
+
+
+def note_prompt_rate(conversion: str, cpu: str, tok_s: float) -> None:
+    """Keeps that rate, if it is another than the one known; where the library cannot be written, it is forgotten."""
+    known = recall_prompt_rate(conversion, cpu)
+    if known is None or abs(tok_s - known) > _SAME * known:
+        _note(_CPU, _key(conversion, cpu), "prompt_tok_s", tok_s)
+
+
+def _note(name: str, key: str, field: str, value: Any) -> None:
+    path = config.home() / name
+    lock = smallfiles.lock(path.with_suffix(".lock"), "noting measured figures", wait_s=1.0)
     with contextlib.suppress(KtError, OSError), lock:
-        known = _read()
-        before = known.get(_key(conversion, gpu))
+        known = _read(name)
+        before = known.get(key)
         fresh = {**(before if isinstance(before, dict) else {}), field: value}
-        text = json.dumps({**known, _key(conversion, gpu): fresh}, indent=1)
-        smallfiles.write(path, text + "\n")
+        smallfiles.write(path, json.dumps({**known, key: fresh}, indent=1) + "\n")
 
 
-def _key(conversion: str, gpu: str) -> str:
-    return f"{conversion} on {gpu}"
+def _key(conversion: str, where: str) -> str:
+    return f"{conversion} on {where}"
 
 
-def _read() -> dict[str, Any]:
+def _read(name: str) -> dict[str, Any]:
     try:
-        return smallfiles.json_object(smallfiles.read_bounded(config.home() / _NAME, _MAX_BYTES))
+        return smallfiles.json_object(smallfiles.read_bounded(config.home() / name, _MAX_BYTES))
     except (OSError, ValueError):
         return {}

@@ -72,6 +72,16 @@ class StoredPages:
     files: tuple[PageFile, ...]
 
     @property
+    def conversion(self) -> str:
+        """The name of the conversion that computed them, see `library.conversion_name`; "unknown" if nobody noted."""
+        return str(self.about.get("model", "unknown"))
+
+    @property
+    def model(self) -> str:
+        """The name that all conversions of its model share."""
+        return self.conversion.partition("@")[0]
+
+    @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
 

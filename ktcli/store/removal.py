@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from ktcli import config
 from ktcli.errors import KtError, UsageError
 from ktcli.store import heat, library, origins
+from ktcli.store.pagefolder import OtherVersion, PageFolder, StoredPages
 
 # These begin the names of folders of a process, whose number follows.
 CALIBRATING, RESUMING = "calibrate-", "resume-"
@@ -58,6 +60,30 @@ def forget(model: str) -> bool:
     except OSError as error:
         raise KtError(f"cannot remove {path}: {error.strerror}") from error
     return known
+
+
+def pages_of(gone: Collection[library.Entry], models: Collection[str]) -> tuple[StoredPages, ...]:
+    """The KV pages on disk that go with conversions that are removed, and all of `models`. Those that an equal
+    conversion under another name can use stay, as do those of whose origin nothing is known.
+
+    Args:
+        models: names that all conversions of a model share.
+    """
+    folder = PageFolder.of_library()
+    try:
+        folder.check()
+    except OtherVersion:
+        return ()
+    packs = {each.path: each.label for each in library.entries() if each.formats}
+    going = {each.path for each in gone}
+    used = {library.identity(path) for path in packs if path not in going} - {""}
+    names = {packs[path] for path in going & packs.keys() if library.identity(path) not in used}
+    there = set(packs.values())
+    return tuple(
+        each
+        for each in folder.stored()
+        if each.conversion in names or (each.model in models and each.conversion not in there)
+    )
 
 
 def leftovers() -> tuple[Path, ...]:

@@ -1,8 +1,8 @@
 /* kt_offload.h - parts of a program run for another device.
  *
  * A thread that runs parts of a program for a stream of another device: the stream hands over layer after layer
- * and waits for each. For a layer it runs part now[layer], lets the stream go on, then runs part late[layer]
- * (not in a step with defer 0), one layer after the other in the order of their arrival. It runs as the pool's
+ * and waits for each. For a layer it runs part immediate[layer], lets the stream go on, then runs part
+ * deferred[layer] (not in a step that defers nothing), one layer after the other in the order of their arrival. It runs as the pool's
  * thread 0; from kt_offload_begin until kt_offload_result nobody else uses the pool or the program.
  *
  * Two ways in. By calls: the stream calls kt_offload_submit and kt_offload_wait, which have the signature of
@@ -15,7 +15,7 @@
  * while somebody waited, a part ran, or layers were to come by flags - the layers left in the step are done at
  * once, without computing. The first error is kept until the next step begins.
  *
- * While late[layer] runs, the stream may already write what layer + 1 reads: such neighbours read views and given
+ * While deferred[layer] runs, the stream may already write what layer + 1 reads: such neighbours read views and given
  * routings of their own (two of each, in turn, are enough).
  */
 #ifndef KT_API_OFFLOAD_H
@@ -31,11 +31,11 @@ typedef struct kt_offload kt_offload;
 
 typedef struct kt_offload_options {
     int32_t layers;
-    const int32_t *now;     /* [layers] parts; copied */
-    const int32_t *late;    /* [layers] parts, or -1: none; copied */
-    int32_t timeout_ms;     /* >= 1 */
+    const int32_t *immediate;   /* [layers] parts; copied */
+    const int32_t *deferred;    /* [layers] parts, or -1: none; copied */
+    int32_t timeout_ms;         /* >= 1 */
     int32_t spin_us;
-    int32_t *flags;         /* [2 * layers], which must outlive the handle; NULL: by calls */
+    int32_t *flags;             /* [2 * layers], which must outlive the handle; NULL: by calls */
 } kt_offload_options;
 
 /* The program is finished, has neither embeddings nor attention (a step gives it no ids and no cache), and must
@@ -46,9 +46,10 @@ KT_API kt_offload *kt_offload_create(kt_program *program, const kt_offload_optio
 KT_API void kt_offload_free(kt_offload *offload);
 KT_API const char *kt_offload_error(const kt_offload *offload);
 
-/* A step of so many tokens will be launched: forget the last one. Each layer comes once. KT_ERR_RANGE;
- * KT_ERR_TIMEOUT: the last step still runs. After an error nothing is computed until the next begin. */
-KT_API int kt_offload_begin(kt_offload *offload, int64_t n_tokens, int32_t defer);
+/* A step of so many tokens will be launched: forget the last one. Each layer comes once. defer [n_tokens]: the most
+ * experts of each token that are deferred; copied; NULL: none. KT_ERR_RANGE; KT_ERR_TIMEOUT: the last step still
+ * runs. After an error nothing is computed until the next begin. */
+KT_API int kt_offload_begin(kt_offload *offload, int64_t n_tokens, const int32_t *defer);
 /* The step is over: when nothing runs any more, KT_OK or its first error. */
 KT_API int kt_offload_result(kt_offload *offload);
 
@@ -56,12 +57,12 @@ KT_API int kt_offload_result(kt_offload *offload);
 KT_API void *kt_offload_ticket(kt_offload *offload, int32_t layer);
 /* The layer's input is there. Returns at once; from any thread. */
 KT_API void kt_offload_submit(void *ticket);
-/* Returns when the layer's part now is done, or the step has failed; from any thread. */
+/* Returns when the layer's immediate part is done, or the step has failed; from any thread. */
 KT_API void kt_offload_wait(void *ticket);
 
 /* A part as it ran. */
 typedef struct kt_span {
-    int32_t layer, late;        /* late: 1: it was part late[layer] */
+    int32_t layer, deferred;    /* deferred: 1: it was part deferred[layer] */
     int64_t start_ns, end_ns;   /* CLOCK_MONOTONIC */
 } kt_span;
 

@@ -51,7 +51,8 @@ typedef struct kt_run {
     /* The chunk of a prompt that the run is a piece of. Whatever depends on how many tokens go together (the form of
      * latent attention, whether positions are chosen) depends on the chunk; so pieces of it give what all of it gives. */
     int64_t chunk_start;
-    int64_t chunk_tokens;   /* 0: the run itself; 1: each token gives what it gives alone, as drafted ones must */
+    int64_t chunk_tokens;   /* 0: the run itself; 1: each token gives what it gives alone, as drafted ones must; several
+                             * are never the first of a sequence */
     const int32_t *pages;   /* [n_pages] cache page of each 64 positions of the sequence */
     int64_t n_pages;        /* >= ceil((start + n_tokens) / 64) */
     float temperature;      /* of the sums of kt_program_summary, finite; 0: none are wanted */

@@ -65,7 +65,26 @@ static void reset(kt_offload *o)
     o->error[0] = 0;
 }
 
-int kt_offload_begin(kt_offload *o, int64_t n_tokens, int32_t defer)
+/* One run for neighbours of one depth; KT_ERR_RANGE if a depth is none. */
+static int make_runs(kt_offload *o, int64_t n_tokens, const int32_t *defer)
+{
+    int64_t n = 0;
+    o->defers = 0;
+    for (int64_t t = 0; t < n_tokens; t++) {
+        int32_t depth = defer ? defer[t] : 0;
+        if (depth < 0)
+            return offload_fail(o, KT_ERR_RANGE, "defer of token %lld is %d; 0 or more is possible", (long long)t,
+                                depth);
+        if (n == 0 || o->runs[n - 1].defer != depth)
+            o->runs[n++] = (kt_run){.defer = depth};
+        o->runs[n - 1].first_output = ++o->runs[n - 1].n_tokens;
+        o->defers |= depth > 0;
+    }
+    o->step = (kt_step){.runs = o->runs, .n_runs = n};
+    return KT_OK;
+}
+
+int kt_offload_begin(kt_offload *o, int64_t n_tokens, const int32_t *defer)
 {
     int64_t most = o->program->options.max_tokens;
     finish_step(o);
@@ -77,10 +96,9 @@ int kt_offload_begin(kt_offload *o, int64_t n_tokens, int32_t defer)
     pthread_mutex_unlock(&o->lock);
     if (n_tokens < 1 || n_tokens > most)
         return offload_fail(o, KT_ERR_RANGE, "n_tokens is %lld, outside 1..%lld", (long long)n_tokens, (long long)most);
-    if (defer < 0)
-        return offload_fail(o, KT_ERR_RANGE, "defer is %d; 0 or more is possible", defer);
-    o->run = (kt_run){.n_tokens = n_tokens, .first_output = n_tokens, .defer = defer};
-    o->step = (kt_step){.runs = &o->run, .n_runs = 1};
+    int failed = make_runs(o, n_tokens, defer);
+    if (failed)
+        return failed;
     atomic_store_explicit(&o->event_ns, now_ns(), memory_order_relaxed);
     atomic_store(&o->active, 1);
     bell_ring(&o->work);
@@ -119,29 +137,31 @@ static int check(const kt_program *p, const kt_offload_options *o, char *error, 
         return 0;
     }
     for (int32_t i = 0; i < o->layers; i++) {
-        if (o->now[i] < 0 || o->now[i] > p->parts.n || o->late[i] < -1 || o->late[i] > p->parts.n) {
-            snprintf(error, size, "layer %d runs parts %d and %d of %d", i, o->now[i], o->late[i], p->parts.n + 1);
+        if (o->immediate[i] < 0 || o->immediate[i] > p->parts.n || o->deferred[i] < -1 || o->deferred[i] > p->parts.n) {
+            snprintf(error, size, "layer %d runs parts %d and %d of %d", i, o->immediate[i], o->deferred[i],
+                     p->parts.n + 1);
             return 0;
         }
     }
     return 1;
 }
 
-/* Memory for all layers; 0 if there is none. */
-static int make_layers(kt_offload *o, const kt_offload_options *options)
+/* Memory for all layers, and for the runs of a step; 0 if there is none. */
+static int make_layers(kt_offload *o, int64_t max_tokens, const kt_offload_options *options)
 {
     size_t n = (size_t)options->layers;
-    o->now = calloc(n, sizeof *o->now);
-    o->late = calloc(n, sizeof *o->late);
+    o->immediate = calloc(n, sizeof *o->immediate);
+    o->deferred = calloc(n, sizeof *o->deferred);
+    o->runs = calloc((size_t)max_tokens, sizeof *o->runs);
     o->tickets = calloc(n, sizeof *o->tickets);
     o->state = calloc(n, sizeof *o->state);
     o->queue = calloc(n, sizeof *o->queue);
     o->spans = calloc(2 * n, sizeof *o->spans);
-    if (!o->now || !o->late || !o->tickets || !o->state || !o->queue || !o->spans)
+    if (!o->immediate || !o->deferred || !o->runs || !o->tickets || !o->state || !o->queue || !o->spans)
         return 0;
     o->layers = options->layers;
-    memcpy(o->now, options->now, n * sizeof *o->now);
-    memcpy(o->late, options->late, n * sizeof *o->late);
+    memcpy(o->immediate, options->immediate, n * sizeof *o->immediate);
+    memcpy(o->deferred, options->deferred, n * sizeof *o->deferred);
     for (int32_t i = 0; i < o->layers; i++)
         o->tickets[i] = (ticket){o, i};
     return 1;
@@ -170,7 +190,7 @@ kt_offload *kt_offload_create(kt_program *program, const kt_offload_options *opt
     kt_offload *o = aligned_alloc(LINE, sizeof *o);
     if (o)
         memset(o, 0, sizeof *o);
-    if (!o || !make_layers(o, options)) {
+    if (!o || !make_layers(o, program->options.max_tokens, options)) {
         snprintf(error, error_size, "no memory for the offload of %d layers", options->layers);
         kt_offload_free(o);
         return NULL;
@@ -214,8 +234,9 @@ void kt_offload_free(kt_offload *o)
         return;
     if (o->program)
         stop_threads(o);
-    free(o->now);
-    free(o->late);
+    free(o->immediate);
+    free(o->deferred);
+    free(o->runs);
     free(o->tickets);
     free(o->state);
     free(o->queue);

@@ -2,7 +2,7 @@
  *
  * The *thread* is asleep between steps. In a step it takes the layers that have come, one by one: from a queue that
  * kt_offload_submit fills, or from flags that the device writes. A layer is *open* until it is signalled, which
- * happens once per step: by the thread after part now, or by whoever finds an error, for all layers at once.
+ * happens once per step: by the thread after the immediate part, or by whoever finds an error, for all layers at once.
  *
  * The *watchdog* wakes four times per timeout and calls it an error when nothing has happened for that long
  * although something should have.
@@ -55,11 +55,11 @@ int offload_fail(kt_offload *o, int32_t code, const char *format, ...)
 
 /* ---- the thread --------------------------------------------------------------------------------- */
 
-static void run_part(kt_offload *o, int32_t layer, int32_t late)
+static void run_part(kt_offload *o, int32_t layer, int32_t deferred)
 {
-    kt_span s = {.layer = layer, .late = late, .start_ns = now_ns()};
+    kt_span s = {.layer = layer, .deferred = deferred, .start_ns = now_ns()};
     atomic_store_explicit(&o->event_ns, s.start_ns, memory_order_relaxed);
-    int code = kt_program_run_part(o->program, &o->step, late ? o->late[layer] : o->now[layer]);
+    int code = kt_program_run_part(o->program, &o->step, deferred ? o->deferred[layer] : o->immediate[layer]);
     s.end_ns = now_ns();
     atomic_store_explicit(&o->event_ns, s.end_ns, memory_order_relaxed);
     int32_t at = atomic_load_explicit(&o->n_spans, memory_order_relaxed);
@@ -74,7 +74,7 @@ static void serve(kt_offload *o, int32_t layer)
     if (!offload_failed(o))
         run_part(o, layer, 0);
     signal_layer(o, layer);
-    if (o->late[layer] >= 0 && o->run.defer > 0 && !offload_failed(o))
+    if (o->deferred[layer] >= 0 && o->defers && !offload_failed(o))
         run_part(o, layer, 1);
 }
 

@@ -37,14 +37,15 @@ struct kt_offload {
     _Atomic int64_t event_ns;   /* when something happened last */
     kt_program *program;
     int32_t layers;
-    int32_t *now, *late;        /* [layers] */
+    int32_t *immediate, *deferred;      /* [layers] parts */
     ticket *tickets;            /* [layers] */
     _Atomic int32_t *state;     /* [layers] OPEN, ... */
     _Atomic int32_t *queue;     /* [layers] in order of arrival; -1: not there yet */
     _Atomic int32_t *flags;     /* [2 * layers] or NULL */
     kt_span *spans;             /* [2 * layers] */
-    kt_run run;                 /* all tokens of a step */
-    kt_step step;               /* of that run */
+    kt_run *runs;               /* [max_tokens] the tokens of a step: one run for neighbours of one depth */
+    kt_step step;               /* of these runs */
+    int32_t defers;             /* some token of the step defers */
     int64_t timeout_ns, spin_ns;
     pthread_t thread, watchdog;
     int started;                /* threads */

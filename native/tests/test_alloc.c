@@ -115,13 +115,13 @@ static void check_offload(kt_pool *pool)
     OK(kt_program_add(p, a, a, a), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     for (int by_flags = 0; by_flags < 2; by_flags++) {
-        kt_offload_options options = {.layers = 1, .now = (int32_t[]){0}, .late = (int32_t[]){0}, .timeout_ms = 60000,
-                                      .flags = by_flags ? (int32_t *)(void *)flags : NULL};
+        kt_offload_options options = {.layers = 1, .immediate = (int32_t[]){0}, .deferred = (int32_t[]){0},
+                                      .timeout_ms = 60000, .flags = by_flags ? (int32_t *)(void *)flags : NULL};
         kt_offload *o = kt_offload_create(p, &options, error, sizeof error);
         CHECK(o != NULL, "%s", error);
         atomic_store(&calls, 0);
         atomic_store(&counting, 1);
-        OK(kt_offload_begin(o, 2, 1), kt_offload_error(o));
+        OK(kt_offload_begin(o, 2, (int32_t[]){1, 0}), kt_offload_error(o));
         if (by_flags)
             atomic_store(&flags[0], 1);
         else

@@ -73,8 +73,12 @@ static void check_refused(kt_pool *pool)
     runs[1].n_tokens = 3;
     WRONG(chunk_tokens, 2, "run 1: positions 0..3 are no piece of a chunk of 2 from 0 on");
     WRONG(chunk_tokens, -1, "run 1: positions");
-    runs[1].chunk_tokens = 1;       /* drafted */
+    runs[1].n_tokens = 2;
+    WRONG(chunk_tokens, 1, "run 1: 2 drafted tokens follow none");
+    runs[0].chunk_start = runs[0].start;
+    runs[0].chunk_tokens = 1;       /* drafted */
     OK(kt_program_run(p, &s), why(p));
+    runs[0] = good[0];
 #undef WRONG
     runs[1] = good[1];
     runs[0].state = 3;

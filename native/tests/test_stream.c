@@ -11,7 +11,7 @@
 #include <time.h>
 
 enum { LAYERS = 4, HIDDEN = 32, WIDTH = 16, EXPERTS = 8, TOP_K = 4, TOKENS = 3, VARIANTS = 5, LONG_MS = 20000 };
-enum { NO_LAYER = -1 };
+enum { NO_LAYER = -1, ALL_TOKENS = (1 << TOKENS) - 1 };
 
 /* Inputs and routings of neighbouring layers are two in turn: the stream writes one while the other is read. */
 typedef struct model {
@@ -19,8 +19,8 @@ typedef struct model {
     kt_program *program;
     test_weight gate_up, down;
     kt_view x[2], out, after[2];
-    int32_t given[2], now[LAYERS], late[LAYERS];    /* routings; parts */
-    float want[2][VARIANTS][LAYERS][TOKENS][HIDDEN];    /* by defer / 2 */
+    int32_t given[2], immediate[LAYERS], deferred[LAYERS];    /* routings; parts */
+    float want[2][VARIANTS][LAYERS][TOKENS][HIDDEN];    /* by depth / 2 */
 } model;
 
 /* What a router on the device gives: experts and weights of a layer. */
@@ -48,7 +48,7 @@ static void make_program_of(model *m)
     }
     m->out = make_view(p, HIDDEN, KT_ROWS_TOKENS);
     for (int i = 0; i < LAYERS; i++) {
-        m->now[i] = kt_program_part(p);
+        m->immediate[i] = kt_program_part(p);
         OK(kt_program_input(p, m->x[i % 2]), kt_program_error(p));
         int32_t now = kt_program_split(p, &(kt_split){.routing = m->given[i % 2], .defers = i + 1 < LAYERS});
         OK(now, kt_program_error(p));
@@ -57,7 +57,7 @@ static void make_program_of(model *m)
            kt_program_error(p));
         if (i > 0)
             OK(kt_program_carry(p, m->out, m->after[(i + 1) % 2]), kt_program_error(p));
-        m->late[i] = i + 1 < LAYERS ? kt_program_part(p) : -1;
+        m->deferred[i] = i + 1 < LAYERS ? kt_program_part(p) : -1;
         if (i + 1 < LAYERS)
             OK(kt_program_experts(p, m->after[i % 2], m->x[i % 2],
                                   &(kt_experts){.routing = now + 1, .gate_up = &m->gate_up.w, .down = &m->down.w}),
@@ -82,11 +82,11 @@ static model *make_model(int32_t threads)
     for (int32_t i = 0; i < 2 * VARIANTS * LAYERS; i++) {
         int32_t layer = i % LAYERS, variant = i / LAYERS % VARIANTS, deferring = i / LAYERS / VARIANTS;
         write_layer(m, variant, layer, NO_LAYER);
-        run_one(m, m->now[layer], 2 * deferring);
+        run_one(m, m->immediate[layer], 2 * deferring);
         for (int t = 0; t < TOKENS; t++)
             memcpy(m->want[deferring][variant][layer][t], row_of(m->program, m->out, t), HIDDEN * sizeof(float));
-        if (m->late[layer] >= 0)
-            run_one(m, m->late[layer], 2 * deferring);
+        if (m->deferred[layer] >= 0)
+            run_one(m, m->deferred[layer], 2 * deferring);
     }
     return m;
 }
@@ -107,7 +107,8 @@ typedef struct stream {
     kt_offload *o;
     _Atomic int32_t *flags;     /* NULL: by calls */
     sem_t go, ended;
-    int32_t variant, defer, stray, checked;     /* of the next step; variant < 0: the stream ends */
+    int32_t variant, stray, checked;    /* of the next step; variant < 0: the stream ends */
+    int32_t defer[TOKENS];
     uint64_t state;
     pthread_t thread;
 } stream;
@@ -143,8 +144,9 @@ static void *stream_thread(void *arg)
             write_layer(s->m, s->variant, i, s->stray);
             hand_over(s, i);
             for (int t = 0; t < TOKENS && s->checked; t++)
-                CHECK(!memcmp(row_of(s->m->program, s->m->out, t), s->m->want[s->defer / 2][s->variant][i][t],
-                              HIDDEN * sizeof(float)), "variant %d, defer %d, layer %d is wrong", s->variant, s->defer, i);
+                CHECK(!memcmp(row_of(s->m->program, s->m->out, t), s->m->want[s->defer[t] / 2][s->variant][i][t],
+                              HIDDEN * sizeof(float)), "variant %d, layer %d, token %d of depth %d is wrong", s->variant,
+                      i, t, s->defer[t]);
         }
         sem_post(&s->ended);
     }
@@ -154,8 +156,8 @@ static void *stream_thread(void *arg)
 static kt_offload *make_offload(model *m, int32_t timeout_ms, _Atomic int32_t *flags)
 {
     char error[256] = "";
-    kt_offload_options o = {.layers = LAYERS, .now = m->now, .late = m->late, .timeout_ms = timeout_ms, .spin_us = 20,
-                            .flags = (int32_t *)(void *)flags};
+    kt_offload_options o = {.layers = LAYERS, .immediate = m->immediate, .deferred = m->deferred,
+                            .timeout_ms = timeout_ms, .spin_us = 20, .flags = (int32_t *)(void *)flags};
     kt_offload *offload = kt_offload_create(m->program, &o, error, sizeof error);
     CHECK(offload != NULL, "%s", error);
     return offload;
@@ -185,13 +187,15 @@ static void end_stream(stream *s)
     free(s);
 }
 
-static int step(stream *s, int32_t variant, int32_t defer, int32_t stray)
+/* which: the tokens that defer, a bit each. */
+static int step(stream *s, int32_t variant, int32_t which, int32_t stray)
 {
     s->variant = variant;
-    s->defer = defer;
+    for (int t = 0; t < TOKENS; t++)
+        s->defer[t] = which >> t & 1 ? 2 : 0;
     s->stray = stray;
     s->checked = stray == NO_LAYER;
-    OK(kt_offload_begin(s->o, TOKENS, defer), kt_offload_error(s->o));
+    OK(kt_offload_begin(s->o, TOKENS, which ? s->defer : NULL), kt_offload_error(s->o));
     sem_post(&s->go);
     sem_wait(&s->ended);
     return kt_offload_result(s->o);
@@ -199,15 +203,19 @@ static int step(stream *s, int32_t variant, int32_t defer, int32_t stray)
 
 /* ---- what goes well ----------------------------------------------------------------------------- */
 
-/* Now and late of each layer in turn, one after the other; only the first `layers`. */
+/* Both parts of each layer in turn, one after the other; only the first `layers`. */
 static void check_spans(const stream *s, int32_t layers)
 {
     kt_span spans[2 * LAYERS];
+    int32_t defers = 0;
+    for (int t = 0; t < TOKENS; t++)
+        defers |= s->defer[t];
     int32_t n = kt_offload_spans(s->o, spans, 2 * LAYERS), at = 0;
     for (int32_t i = 0; i < layers; i++) {
-        for (int32_t late = 0; late <= (s->defer > 0 && i + 1 < layers); late++, at++) {
+        for (int32_t later = 0; later <= (defers && i + 1 < layers); later++, at++) {
             const kt_span *p = &spans[at];
-            CHECK(at < n && p->layer == i && p->late == late, "span %d of %d: not layer %d, late %d", at, n, i, late);
+            CHECK(at < n && p->layer == i && p->deferred == later, "span %d of %d: not layer %d, deferred %d", at, n, i,
+                  later);
             CHECK(p->start_ns <= p->end_ns && (at == 0 || p[-1].end_ns <= p->start_ns), "span %d overlaps", at);
         }
     }
@@ -219,8 +227,8 @@ static void check_steps(model *m, _Atomic int32_t *flags, int steps)
     stream *s = make_stream(m, LONG_MS, flags);
     uint64_t state = 17;
     for (int i = 0; i < steps; i++) {
-        int32_t variant = (int32_t)(random_bits(&state) % VARIANTS), defer = (int32_t)(random_bits(&state) % 2) * 2;
-        OK(step(s, variant, defer, NO_LAYER), kt_offload_error(s->o));
+        int32_t variant = (int32_t)(random_bits(&state) % VARIANTS), which = (int32_t)(random_bits(&state) % (ALL_TOKENS + 1));
+        OK(step(s, variant, i % 2 ? which : 0, NO_LAYER), kt_offload_error(s->o));
         if (i % 16 == 0)
             check_spans(s, LAYERS);
     }
@@ -231,7 +239,7 @@ static void check_steps(model *m, _Atomic int32_t *flags, int steps)
 static void check_idle(model *m, _Atomic int32_t *flags)
 {
     stream *s = make_stream(m, LONG_MS, flags);
-    OK(step(s, 0, 2, NO_LAYER), kt_offload_error(s->o));
+    OK(step(s, 0, ALL_TOKENS, NO_LAYER), kt_offload_error(s->o));
     struct timespec before, after, pause = {.tv_nsec = 50000000};
     nanosleep(&pause, NULL);
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
@@ -248,13 +256,13 @@ static void check_error(model *m, _Atomic int32_t *flags)
 {
     stream *s = make_stream(m, LONG_MS, flags);
     for (int32_t layer = 0; layer < LAYERS; layer++) {
-        REFUSED(step(s, 1, 2, layer), KT_ERR_RANGE, kt_offload_error(s->o), "expert 8, outside -1..7");
+        REFUSED(step(s, 1, ALL_TOKENS, layer), KT_ERR_RANGE, kt_offload_error(s->o), "expert 8, outside -1..7");
         char sentence[32];
         snprintf(sentence, sizeof sentence, "layer %d: ", layer);
         CHECK(strstr(kt_offload_error(s->o), sentence), "\"%s\" without \"%s\"", kt_offload_error(s->o), sentence);
         check_spans(s, layer + 1);
         REFUSED(kt_offload_result(s->o), KT_ERR_RANGE, kt_offload_error(s->o), "layer");
-        OK(step(s, 2, 2, NO_LAYER), kt_offload_error(s->o));
+        OK(step(s, 2, ALL_TOKENS, NO_LAYER), kt_offload_error(s->o));
     }
     end_stream(s);
 }
@@ -264,7 +272,7 @@ static void check_silence(model *m, _Atomic int32_t *flags)
 {
     kt_offload *o = make_offload(m, 20, flags);
     for (int i = 0; i < 2; i++) {
-        OK(kt_offload_begin(o, 1, 0), kt_offload_error(o));
+        OK(kt_offload_begin(o, 1, NULL), kt_offload_error(o));
         for (int32_t layer = 0; layer < LAYERS; layer++)
             kt_offload_wait(kt_offload_ticket(o, layer));
         for (int32_t layer = 0; layer < LAYERS && flags; layer++)
@@ -288,7 +296,7 @@ static void submit_long_part(kt_offload *o, _Atomic int32_t *flags)
 /* The next step, as soon as the part of the last one is over. */
 static void begin_again(kt_offload *o, int tokens)
 {
-    while (kt_offload_begin(o, tokens, 0) != KT_OK)
+    while (kt_offload_begin(o, tokens, NULL) != KT_OK)
         CHECK(strstr(kt_offload_error(o), "runs"), "%s", kt_offload_error(o));
 }
 
@@ -304,11 +312,11 @@ static void check_long_part(int by_flags, int freed)
     kt_view x = make_view(p, WIDE, KT_ROWS_TOKENS), y = make_view(p, WIDE, KT_ROWS_TOKENS);
     OK(kt_program_linear(p, y, x, &(kt_linear){.weight = &w.w, .reads = KT_READ_F32}), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
-    kt_offload_options options = {.layers = 1, .now = (int32_t[]){0}, .late = (int32_t[]){-1}, .timeout_ms = 1,
-                                  .flags = by_flags ? (int32_t *)(void *)flags : NULL};
+    kt_offload_options options = {.layers = 1, .immediate = (int32_t[]){0}, .deferred = (int32_t[]){-1},
+                                  .timeout_ms = 1, .flags = by_flags ? (int32_t *)(void *)flags : NULL};
     kt_offload *o = kt_offload_create(p, &options, error, sizeof error);
     CHECK(o != NULL, "%s", error);
-    OK(kt_offload_begin(o, MANY, 0), kt_offload_error(o));
+    OK(kt_offload_begin(o, MANY, NULL), kt_offload_error(o));
     submit_long_part(o, by_flags ? flags : NULL);
     if (!freed) {
         /* On a busy machine the thread may not have looked at all for that long: then there is nothing to see yet. */
@@ -352,7 +360,7 @@ static void check_freed(model *m, _Atomic int32_t *flags)
         pthread_t thread;
         sem_init(&w.waits, 0, 0);
         write_layer(m, 0, 0, NO_LAYER);
-        OK(kt_offload_begin(w.o, TOKENS, 2), kt_offload_error(w.o));
+        OK(kt_offload_begin(w.o, TOKENS, (int32_t[TOKENS]){2, 0, 2}), kt_offload_error(w.o));
         pthread_create(&thread, NULL, wait_for_nothing, &w);
         sem_wait(&w.waits);
         nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);    /* so that it waits by now */
@@ -374,23 +382,23 @@ static void check_misuse(model *m, _Atomic int32_t *flags)
     kt_offload_submit(first);
     kt_offload_wait(first);
     REFUSED(kt_offload_result(o), KT_ERR_RANGE, kt_offload_error(o), "submitted outside of a step");
-    OK(kt_offload_begin(o, 1, 0), kt_offload_error(o));
+    OK(kt_offload_begin(o, 1, NULL), kt_offload_error(o));
     kt_offload_submit(first);
     kt_offload_submit(first);
     kt_offload_wait(kt_offload_ticket(o, 3));
     REFUSED(kt_offload_result(o), KT_ERR_RANGE, kt_offload_error(o), "twice");
-    REFUSED(kt_offload_begin(o, TOKENS + 1, 0), KT_ERR_RANGE, kt_offload_error(o), "n_tokens is 4, outside 1..3");
-    REFUSED(kt_offload_begin(o, 0, 0), KT_ERR_RANGE, kt_offload_error(o), "n_tokens is 0");
-    REFUSED(kt_offload_begin(o, 1, -1), KT_ERR_RANGE, kt_offload_error(o), "defer is -1");
+    REFUSED(kt_offload_begin(o, TOKENS + 1, NULL), KT_ERR_RANGE, kt_offload_error(o), "n_tokens is 4, outside 1..3");
+    REFUSED(kt_offload_begin(o, 0, NULL), KT_ERR_RANGE, kt_offload_error(o), "n_tokens is 0");
+    REFUSED(kt_offload_begin(o, 2, (int32_t[]){0, -1}), KT_ERR_RANGE, kt_offload_error(o), "defer of token 1 is -1");
     kt_offload_wait(first);
-    OK(kt_offload_begin(o, 1, 0), kt_offload_error(o));
+    OK(kt_offload_begin(o, 1, NULL), kt_offload_error(o));
     OK(kt_offload_result(o), kt_offload_error(o));
     CHECK(kt_offload_spans(o, NULL, 0) == 0, "spans of an empty step");
     kt_offload_wait(first);
     REFUSED(kt_offload_result(o), KT_ERR_RANGE, kt_offload_error(o), "waited for outside");
     kt_offload_free(o);
     o = make_offload(m, LONG_MS, flags);
-    OK(kt_offload_begin(o, 1, 0), kt_offload_error(o));
+    OK(kt_offload_begin(o, 1, NULL), kt_offload_error(o));
     kt_offload_submit(kt_offload_ticket(o, 0));
     REFUSED(kt_offload_result(o), KT_ERR_RANGE, kt_offload_error(o), "come by flags");
     kt_offload_free(o);
@@ -400,14 +408,14 @@ static void check_misuse(model *m, _Atomic int32_t *flags)
 static void check_create(model *m)
 {
     char error[256] = "";
-    int32_t now[] = {99}, late[] = {-2};
-    kt_offload_options o = {.layers = 0, .now = m->now, .late = m->late, .timeout_ms = 1};
+    int32_t strange[] = {99}, none[] = {-2};
+    kt_offload_options o = {.layers = 0, .immediate = m->immediate, .deferred = m->deferred, .timeout_ms = 1};
     CHECK(!kt_offload_create(m->program, &o, error, sizeof error) && strstr(error, "layers 0"), "%s", error);
-    o = (kt_offload_options){.layers = 1, .now = m->now, .late = m->late};
+    o = (kt_offload_options){.layers = 1, .immediate = m->immediate, .deferred = m->deferred};
     CHECK(!kt_offload_create(m->program, &o, error, sizeof error) && strstr(error, "timeout_ms 0"), "%s", error);
-    o = (kt_offload_options){.layers = 1, .now = now, .late = m->late, .timeout_ms = 1};
+    o = (kt_offload_options){.layers = 1, .immediate = strange, .deferred = m->deferred, .timeout_ms = 1};
     CHECK(!kt_offload_create(m->program, &o, error, sizeof error) && strstr(error, "parts 99 and 2 of 8"), "%s", error);
-    o = (kt_offload_options){.layers = 1, .now = m->now, .late = late, .timeout_ms = 1};
+    o = (kt_offload_options){.layers = 1, .immediate = m->immediate, .deferred = none, .timeout_ms = 1};
     CHECK(!kt_offload_create(m->program, &o, error, sizeof error) && strstr(error, "and -2"), "%s", error);
     kt_program *p = make_program(m->pool, 1, 1, 0);
     CHECK(!kt_offload_create(p, &o, error, sizeof error) && strstr(error, "not finished"), "%s", error);

@@ -116,9 +116,10 @@ def test_the_cpu_takes_what_was_planned(where: str, name: str, use: Use) -> None
 
 
 @pytest.mark.each_once
+@pytest.mark.parametrize("use", [TALK, SEVERAL])
 @pytest.mark.parametrize(("where", "name"), WITH_GPU)
-def test_a_gpu_takes_what_was_planned(where: str, name: str) -> None:
-    plan, pool = planned(where, name, Request())
+def test_a_gpu_takes_what_was_planned(where: str, name: str, use: Use) -> None:
+    plan, pool = planned(where, name, Request(use=use))
     device = plan.device
     if device is None:
         pytest.skip("the plan has no GPU")
@@ -132,6 +133,7 @@ def test_a_gpu_takes_what_was_planned(where: str, name: str) -> None:
     pieces = DEVICE_LINE * len(engine.model.tensors)
     assert 0 <= engine.device_weights_bytes - (device.need.weights + device.need.experts) <= pieces
     assert 0 <= engine.cache_bytes - device.need.cache <= pieces
+    assert engine.pools.pages.count == use.streams * pages_for(plan.context)
     assert engine.placement.slab_bytes == device.need.stream // 2
     longest = engine.placement.long_prompts.chunk_tokens(plan.context)
     assert longest == (device.chunk if device.streams or device.mask.all() else PREFILL_CHUNK)

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import pyte
 import pytest
 from chat.fake_engine import speaker, write_tokenizer
 
@@ -13,11 +14,13 @@ from ktcli.chat import slash
 from ktcli.chat.chat import AnswerPiece, Chat
 from ktcli.chat.chats import chat_path, load, saved_names
 from ktcli.chat.conversation import Conversation, Saved
+from ktcli.chat.desk import Desk
 from ktcli.chat.document import save
 from ktcli.chat.prompt import cleaned, is_open
 from ktcli.chat.screen import Screen, visible
 from ktcli.chat.settings import Settings, override, read_settings, read_stop_ids
 from ktcli.chat.template import load_template
+from ktcli.chat.thoughts import ThoughtsView, without_marks
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
@@ -80,6 +83,15 @@ BROKEN = {
     "range": json.dumps(GOOD | {"sampling": {"top_p": 7}}).encode(),
     "infinite": b'{"kt_chat": 1, "turns": [], "sampling": {"top_k": Infinity}}',
     "nested": json.dumps(GOOD)[:-1].encode() + b', "x": ' + b"[" * 99 + b"]" * 99 + b"}",
+    **{
+        f"bias {text}": f'{{"kt_chat": 1, "turns": [], "sampling": {{"logit_bias": {text}}}}}'.encode()
+        for text in (
+            *("{}", '"x"', "true", "7", "[1]", "[[1]]", "[[1, 2, 3]]", "[null]", "[[[1], 2]]"),
+            *('[["1", 2]]', "[[1, null]]", "[[true, 2]]", "[[1, true]]", "[[1.5, 2]]", "[[-1, 2]]"),
+            *("[[4294967297, 2]]", "[[1e30, 2]]", "[[1, NaN]]", "[[1, -1e999]]", "[[1, 101]]"),
+            *(f"[[1, {10**400}]]", "[[3, 1], [3, 2]]"),
+        )
+    },
     "digits": json.dumps(GOOD | {"sampling": {"seed": 10**3000}}).encode(),
 }
 
@@ -92,6 +104,15 @@ def test_broken_chats_are_one_sentence(tmp_path: Path, content: bytes) -> None:
         load(path)
     assert "x.json" in str(caught.value) and "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300 + len(str(tmp_path))
+
+
+def test_biases_of_tokens_that_a_model_has_not_are_kept_and_mean_nothing(tmp_path: Path) -> None:
+    """A chat may go on with a model of fewer tokens, and with the first one again."""
+    chat = Chat(speaker(tmp_path))
+    sampling = SamplingSettings(logit_bias=((3, 1.0), (999_999, 5.0)))
+    chat.settings = replace(chat.settings, sampling=sampling)
+    assert "".join(piece.text for piece in chat.ask("hi")) == "you said hi"
+    assert chat.settings.sampling == sampling
 
 
 def test_a_path_below_the_home_of_nobody() -> None:
@@ -161,16 +182,16 @@ def test_every_stop_id_is_found(tmp_path: Path) -> None:
 # --- slash commands ------------------------------------------------------------------------------
 
 
-def desk(folder: Path) -> tuple[slash.Desk, list[str]]:
+def desk(folder: Path) -> tuple[Desk, list[str]]:
     said: list[str] = []
-    return slash.Desk(Chat(speaker(folder)), said.append), said
+    return Desk(Chat(speaker(folder)), said.append), said
 
 
 def test_help_lists_every_command(tmp_path: Path) -> None:
     table, said = desk(tmp_path)
     slash.run(table, "/help")
     assert all(f"/{name}" in said[0] for name in slash.TABLE)
-    wanted = "help system set clear retry undo stats save load fork rename exit".split()
+    wanted = "help system set clear retry edit undo thoughts stats read copy export save load fork rename exit".split()
     assert list(slash.TABLE) == wanted
 
 
@@ -347,18 +368,56 @@ def test_control_characters_are_shown_not_sent() -> None:
     assert "\u202e" not in shown and shown.endswith("ok\n\tfine [bold]é😀")
 
 
-def test_thoughts_are_dimmed_on_a_terminal_only() -> None:
-    def shown(**how: bool) -> str:
-        stream = io.StringIO()
-        screen = Screen(stream, **how)
-        for piece in (AnswerPiece("<think>\x1b[0m", True), AnswerPiece("ok\x1b")):
-            screen.piece(piece)
-        screen.end()
-        return stream.getvalue()
+@pytest.mark.parametrize(
+    ("view", "how", "shown"),
+    [
+        ("shown", {"terminal": True, "colour": True}, "\x1b[2m<think>␛[0mhm</think>\x1b[0m\n\nok␛\n"),
+        ("shown", {"terminal": True, "colour": False}, "<think>␛[0mhm</think>\n\nok␛\n"),
+        ("hidden", {"terminal": True, "colour": True}, "ok␛\n"),
+        ("folded", {"terminal": True, "colour": False}, "▸ thought for 0.0 s, 1 token\n\nok␛\n"),
+        ("folded", {"terminal": False, "colour": False}, "ok\x1b\n"),
+        ("shown", {"terminal": False, "colour": False}, "ok\x1b\n"),
+    ],
+)  # fmt: skip
+def test_thoughts_are_shown_as_wanted_and_never_in_a_pipe(
+    view: str, how: dict[str, bool], shown: str
+) -> None:
+    stream = io.StringIO()
+    screen = Screen(stream, **how)
+    screen.view = ThoughtsView(view)
+    screen.begin(lambda: 0)
+    for text in ("<think>\x1b[0m", "hm</think>"):
+        screen.piece(AnswerPiece(text, True))
+    screen.piece(AnswerPiece("\n\nok\x1b"))
+    screen.end()
+    assert stream.getvalue().replace("\x1b[0m\x1b[2m", "") == shown
+    assert without_marks(screen.thoughts) == "\x1b[0mhm"
 
-    assert shown(terminal=True, colour=True) == "\x1b[2m<think>␛[0m\x1b[0mok␛\n"
-    assert shown(terminal=True, colour=False) == "<think>␛[0mok␛\n"
-    assert shown(terminal=False, colour=False) == "<think>\x1b[0mok\x1b\n"
+
+def test_a_folded_thought_is_counted_while_it_lasts() -> None:
+    stream, screen_of = io.StringIO(), pyte.Screen(60, 8)
+    screen = Screen(stream, terminal=True, colour=True, columns=lambda: 60)
+    told = iter(range(100))
+    screen.begin(lambda: next(told) * 10)
+    for text in ("<think>", "hm", " so", "</think>"):
+        screen.piece(AnswerPiece(text, True))
+    pyte.Stream(screen_of).feed(stream.getvalue().replace("\n", "\r\n"))
+    assert "▸ thinking, 0.0 s, 10 tokens" in screen_of.display[0]
+    screen.piece(AnswerPiece("\n\nYes."))
+    screen.end(gap=True)
+    pyte.Stream(screen_of).feed(stream.getvalue().replace("\n", "\r\n"))
+    shown = [line.strip() for line in screen_of.display]
+    assert shown[0].startswith("▸ thought for 0.0 s, ") and shown[1:4] == ["", "Yes.", ""]
+
+
+def test_no_line_stands_for_no_thought() -> None:
+    stream = io.StringIO()
+    screen = Screen(stream, terminal=True, colour=False)
+    screen.begin(lambda: 3)
+    for piece in (AnswerPiece("<think>\n\n</think>", True), AnswerPiece("\n\nok")):
+        screen.piece(piece)
+    screen.end()
+    assert stream.getvalue() == "ok\n"
 
 
 def test_reading_is_shown_and_wiped() -> None:
@@ -366,4 +425,5 @@ def test_reading_is_shown_and_wiped() -> None:
     screen = Screen(stream, terminal=True, colour=False)
     screen.reading(512, 5000)
     screen.piece(AnswerPiece("hi"))
-    assert stream.getvalue() == "\r\x1b[2Kreading 512 of 5,000 tokens\r\x1b[2Khi"
+    screen.end()
+    assert stream.getvalue() == "\r\x1b[2Kreading 512 of 5,000 tokens\r\x1b[2Khi\n"

@@ -9,6 +9,7 @@ import pytest
 from shapes import config
 from weights.fake_checkpoint import random_checkpoint
 
+from ktcli.assembly import bench as assembly
 from ktcli.assembly import host as here
 from ktcli.commands import bench as command
 from ktcli.commands.view.figures import ops_words
@@ -192,7 +193,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     found = Gpu(0, "NVIDIA Test", 8 << 30, 8 << 30, 16e9, "9.0", "580.1", 1e12, 1e14)
     monkeypatch.setattr(here, "probe", lambda **_: replace(probe(), gpus=(found,)))
-    monkeypatch.setattr(command, "torch_device", lambda index: torch.device("cpu"))
+    for module in (command, assembly):
+        monkeypatch.setattr(module, "torch_device", lambda index: torch.device("cpu"))
     monkeypatch.setattr(usable, "why_not", lambda: "")
 
 
@@ -422,6 +424,17 @@ def test_several_answers_have_a_row_for_each_number(model: str, capsys):
     assert one["bytes_per_token"] / 3 < three["bytes_per_token"] < one["bytes_per_token"]
 
 
+def test_several_answers_are_measured_on_a_gpu(gpu, qwen: str, capsys):
+    words = ["-n", "2", "--layers", "2", "--device", "cuda", "--gpu-experts", "6"]
+    rows = measured(capsys, "decode", qwen, *words, "--batch", "1,3")["results"]
+    assert [row["batch"] for row in rows] == [1, 3]
+    one, three = rows
+    assert set(three["device"]["gpu_experts"]) == {6}
+    assert one["predicted_tok_s"] < three["predicted_tok_s"] < 3 * one["predicted_tok_s"]
+    top_k = TINY["qwen3"]["num_experts_per_tok"]
+    assert one["experts_touched"] == top_k <= three["experts_touched"] <= 3 * top_k
+
+
 def test_several_answers_are_shown_beside_each_other(qwen: str, capsys):
     arguments = ["bench", "decode", qwen, "-n", "2", "--runs", "1", "--layers", "1"]
     assert main([*arguments, "--batch", "1,2"]) == 0
@@ -437,7 +450,7 @@ def test_several_answers_are_shown_beside_each_other(qwen: str, capsys):
         (["--batch", "1,x"], "--batch is '1,x'"),
         (["--batch", "65"], "--batch is '65'"),
         (["--batch", "2", "--profile"], "--profile is about one answer"),
-        (["--batch", "2", "--device", "cuda"], "--batch measures the CPU"),
+        (["--batch", "2", "--gpu-experts", "3"], "--gpu-experts is about a GPU"),
     ],
 )
 def test_a_batch_that_cannot_be_measured_is_refused(
@@ -457,3 +470,10 @@ def test_answers_beside_a_prompt(qwen: str, capsys):
     assert main(arguments) == 0
     shown = capsys.readouterr().out
     assert "2 answers" in shown and "Longest wait" in shown
+
+
+def test_answers_beside_a_prompt_on_a_gpu(gpu, qwen: str, capsys):
+    arguments = ["bench", "mixed", qwen, "--streams", "2", "--tokens", "100", "--threads", "1"]
+    assert main([*arguments, "--device", "cuda", "--gpu-experts", "6", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["results"]
+    assert row["streams_percent"] > 0 and row["prompt_percent"] > 0

@@ -7,13 +7,17 @@ import os
 import pty
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packs import pretend_pack
 from store.page_labels import conversation, opened, put
 
+from ktcli.errors import gib
 from ktcli.main import main
+from ktcli.store.pagefile import Space
 from ktcli.store.pagefolder import PageFolder
 
 Capture = pytest.CaptureFixture[str]
@@ -123,6 +127,77 @@ def test_a_quota_of_nonsense_is_refused(
         said = capsys.readouterr().err
         assert said.startswith(f"error: KT_CACHE is {text!r}, which is no size")
         assert len(said.splitlines()) == 2
+
+
+# --- kt rm ------------------------------------------------------------------------------------------
+
+
+def stored(folder: PageFolder, model: str, space: str = "") -> int:
+    """Stores a page of a conversion; returns the bytes of its file."""
+    store = opened(
+        folder, space=Space(sha256((space or model).encode()).digest(), "cpu"), model=model
+    )
+    put(store, conversation(model, 1))
+    store.close()
+    return sum(each.size_bytes for each in folder.stored() if each.conversion == model)
+
+
+def conversions(folder: PageFolder) -> list[str]:
+    return sorted(each.conversion for each in folder.stored())
+
+
+def test_with_a_model_its_pages_go_and_no_others(
+    folder: PageFolder, home: Path, capsys: Capture
+) -> None:
+    for name in ("a@int4-int8", "a@int8-int8", "ab@int4-int8"):
+        experts = name.partition("@")[2].partition("-")[0]
+        pretend_pack(home / "packs" / name, experts, files={"config.json": name.encode()})
+        stored(folder, name)
+    stored(folder, "a@bf16-bf16")  # a conversion that was removed by hand
+    size = stored(folder, "a@int4-int8", "with another context")
+    assert main(["cache", "du"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        "MODEL", "m", "a@int4-int8", "a@bf16-bf16", "a@int8-int8", "ab@int4-int8",
+    ]  # fmt: skip
+    assert main(["rm", "a@int4-int8"]) == 2  # no terminal to ask on
+    said = capsys.readouterr().err
+    assert f"the KV pages of a@int4-int8 ({gib(size)})" in said and len(conversions(folder)) == 6
+    found = document(["rm", "a@int4-int8", "--yes"], capsys)
+    assert found["removed"] == ["a@int4-int8"] and found["kv_pages_bytes"] >= size
+    assert conversions(folder) == ["a@bf16-bf16", "a@int8-int8", "ab@int4-int8", "m"]
+    document(["rm", "a", "--yes"], capsys)
+    assert conversions(folder) == ["ab@int4-int8", "m"]
+    # Of a model that is gone already.
+    assert document(["rm", "m", "--yes"], capsys)["removed"] == []
+    assert conversions(folder) == ["ab@int4-int8"]
+
+
+def test_pages_that_an_equal_conversion_can_use_stay(
+    folder: PageFolder, home: Path, capsys: Capture
+) -> None:
+    for name in ("a@int4-int8", "b@int4-int8"):
+        pretend_pack(home / "packs" / name)
+    stored(folder, "a@int4-int8")
+    document(["rm", "a", "--yes"], capsys)
+    assert conversions(folder) == ["a@int4-int8", "m"]
+    document(["rm", "b", "--yes"], capsys)
+    assert conversions(folder) == ["a@int4-int8", "m"]  # noted under another name: kt cache rm a
+    document(["rm", "a", "--yes"], capsys)
+    assert conversions(folder) == ["m"]
+
+
+def test_pages_of_unknown_origin_and_of_other_versions_stay(
+    folder: PageFolder, home: Path, capsys: Capture
+) -> None:
+    pretend_pack(home / "packs" / "m@int4-int8")
+    (about,) = folder.path.glob("*/about.json")
+    for text in ("", "[]", '{"model": 7}', '{"model": ["m"]}'):
+        about.write_text(text)
+        assert document(["rm", "m", "--yes"], capsys, 3 if text else 0) is not None
+    about.write_text('{"model": "m"}')
+    (folder.path / "kt-kv.json").write_text('{"kt_kv": 7}')
+    assert main(["rm", "m", "--yes"]) == 3
+    assert len(pages(home)) == 1
 
 
 # --- kt chat ----------------------------------------------------------------------------------------

@@ -8,12 +8,15 @@ import os
 import subprocess
 import sys
 import threading
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chat.fake_engine import FakeEngine
 from commands.test_chat import Run
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ktcli import config, settingsfile
 from ktcli.assembly.prepare import Ready
@@ -31,11 +34,12 @@ VALUES: dict[str, tuple[str, Any]] = {
     "system": ('Say "no"\toften \\ \x7f ü.', 'Say "no"\toften \\ \x7f ü.'), "temperature": ("1e-1", 0.1),
     "max-tokens": ("0100", 100), "think": ("off", False), "context": ("4096", 4096), "draft": ("3", "3"),
     "device": ("cuda:1", "cuda:1"), "threads": ("8", 8), "numa": ("nodes=0,2-3", "nodes=0,2-3"), "heat": ("off", False),
-    "cache": ("20G", 20 << 30),
+    "cache": ("20G", 20 << 30), "thoughts": ("hidden", "hidden"), "markdown": ("off", False), "status": ("off", False),
 }  # fmt: skip
 WRONG = {
     "home": "models", "model": " ", "system": "x" * 20_001, "temperature": "nan", "max-tokens": "0", "think": "maybe",
     "context": "1.5", "draft": "x", "device": "tpu", "threads": "²", "numa": "some", "heat": "true", "cache": "much",
+    "thoughts": "loud", "markdown": "html", "status": "x",
 }  # fmt: skip
 
 
@@ -170,6 +174,15 @@ def test_a_chat_takes_what_is_set_and_options_come_first(
     assert main(["chat", "kt-mini", "hello there"]) == 2
 
 
+def test_a_model_that_is_set_and_not_there_is_told_with_who_set_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KT_MODEL", "no-such-model")
+    assert main(["chat", "what is this?"]) == 3
+    assert "KT_MODEL=no-such-model asks for it; unset KT_MODEL" in capsys.readouterr().err
+
+
 # --- bad files --------------------------------------------------------------------------------------
 
 BAD = {
@@ -200,7 +213,8 @@ def test_a_file_of_nonsense_is_one_sentence(
     assert config.value("threads") is None
     code, out, err = kt(capsys, "get", "threads")
     assert (code, out) == (0, "one per physical core, which is the most\n")
-    assert err.startswith("warning: ") and sentence in err and len(err.splitlines()) == 2
+    assert err.startswith("warning: ") and sentence in err and len(err.splitlines()) == 3
+    assert err.endswith(f"Default: {SETTINGS['threads'].default}.\n")
     assert "\x1b" not in err
 
 
@@ -279,6 +293,35 @@ def test_the_file_of_a_new_reader_has_every_setting_as_a_comment(file: Path) -> 
     assert settingsfile._parse(text.encode()) == {}
     for setting in TABLE:
         assert (f"# {setting.name} = " in text) is setting.kept
+
+
+LINES = st.lists(
+    st.one_of(
+        st.sampled_from(
+            ["", "# note", " threads = 8", "threads=8 # few", 'system = "a # b"', 'system = "ü"', "x = 1.50", "y = 00",
+             "y = 1.", "heat = true", "[table]", "a.b = 1", "z = 'q'", 'w = "\\t"', "v = 1_0", "u = nan", "\t", "\x0b"]
+        ),
+        st.text(max_size=12),
+        st.builds("{} = {}".format, st.text("ab-_. ", max_size=3), st.text("0129.e+-\"'", max_size=6)),
+    ),
+    max_size=4,
+)  # fmt: skip
+
+
+@settings(max_examples=40)
+@given(LINES, st.sampled_from(["\n", "\r\n", "\r"]))
+def test_a_plain_file_means_what_it_means_in_toml(lines: list[str], end: str) -> None:
+    text = end.join(lines)
+    plain = settingsfile._plain(text)
+    if plain is not None:
+        assert plain == tomllib.loads(text)
+
+
+def test_a_file_of_this_version_is_read_without_tomllib(file: Path) -> None:
+    for name, (text, _) in VALUES.items():
+        if name != "system":
+            settingsfile.change(file, SETTINGS[name], text)
+    assert settingsfile._plain(file.read_text()) is not None
 
 
 # --- the command ------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""`kt eval` on kt-mini: what it measures, draws and refuses. The measures themselves: tests/engine/test_evaluate.py."""
+"""`kt eval` and `kt logits` on kt-mini: what they measure, draw and refuse. The measures themselves:
+tests/measure/test_evaluate.py."""
 
 from __future__ import annotations
 
@@ -12,13 +13,18 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ktcli.assembly import ways
+from ktcli.engine import CpuEngine
+from ktcli.engine.logits import Logits
 from ktcli.hardware.machine import Memory
 from ktcli.hardware.probe import probe
 from ktcli.main import main
 from ktcli.measure import evaluate
+from ktcli.native import Batch
 from ktcli.resources import data_path
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.pack import Pack
@@ -121,7 +127,7 @@ def test_with_more_before_it_a_token_is_likelier(capsys: Capture, tmp_path: Path
 def test_what_does_not_fit_together_is_measured_one_after_the_other(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = (MINI, "--formats", "int8,int4", "--defer", "0,3", "-n", "600")
+    line = (MINI, "--formats", "int8,int4", "--defer", "0,3", "-n", "600", "-c", "100")
     together = document(capsys, *line)
     size = 300 << 20  # one takes 230 MiB with the interpreter
     little = Memory(total_bytes=size, available_bytes=size)
@@ -134,6 +140,50 @@ def test_what_does_not_fit_together_is_measured_one_after_the_other(
     tiny = replace(machine, memory=Memory(1 << 20, 1 << 20))
     monkeypatch.setattr("ktcli.assembly.host.probe", lambda **_: tiny)
     assert document(capsys, *line, code=4)["error"]["type"] == "NotEnoughMemory"
+
+
+def test_short_windows_share_passes_over_the_weights(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, rows = CpuEngine.run, []
+
+    def counted(self: CpuEngine, batch: Batch) -> list[Logits]:
+        rows.append(batch.rows)
+        return run(self, batch)
+
+    monkeypatch.setattr(CpuEngine, "run", counted)
+    together = document(capsys, MINI, "-n", "600", "-c", "16")
+    assert rows == [512, 88]
+    rows.clear()
+    monkeypatch.setattr(CpuEngine, "batch_invariant", False)
+    apart = document(capsys, MINI, "-n", "600", "-c", "16")
+    assert rows == [16] * 37 + [8]
+    assert apart["results"] == together["results"]
+
+
+def test_logits_of_several_sequences_are_those_of_each(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    draw, run, steps = np.random.default_rng(2), CpuEngine.run, []
+    sequences = [draw.integers(0, 300, n).tolist() for n in (5, 70, 600, 64, 1, 9)]
+
+    def counted(self: CpuEngine, batch: Batch) -> list[Logits]:
+        steps.append([each.ids.size for each in batch.runs])
+        return run(self, batch)
+
+    def logits(ids: object) -> NDArray[np.float32]:
+        (tmp_path / "ids.json").write_text(json.dumps(ids))
+        line = ["logits", MINI, "--ids", str(tmp_path / "ids.json"), "--json"]
+        assert main([*line, "--out", str(tmp_path / "found.npy")]) == 0
+        said = json.loads(capsys.readouterr().out)
+        values: NDArray[np.float32] = np.load(tmp_path / "found.npy")
+        assert said["tokens"] == len(values)
+        return values
+
+    alone = np.concatenate([logits(ids) for ids in sequences])
+    monkeypatch.setattr(CpuEngine, "run", counted)
+    assert np.array_equal(logits(sequences), alone)
+    assert steps == [[5, 70], [512], [88], [64, 1, 9]]
 
 
 def test_a_plot_is_drawn_as_a_picture_and_on_the_terminal(
@@ -179,7 +229,7 @@ def test_an_interrupt_shows_what_was_measured(
 
     monkeypatch.setattr(evaluate, "_measure", interrupted)
     found = document(capsys, MINI, "-n", "40000", "-c", "100", code=130)
-    assert not found["complete"] and found["predicted_tokens"] == 700
+    assert not found["complete"] and found["predicted_tokens"] == 3500  # of 5 windows in a step
     calls.clear()
     assert main(["eval", MINI, "-n", "40000", "-c", "512", "--defer", "0,3"]) == 130
     assert "interrupted: these are figures of 1,536 tokens" in capsys.readouterr().err

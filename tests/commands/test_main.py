@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
 
+from docs import reference
 from ktcli import errors
-from ktcli.commands import completion, table
-from ktcli.commands.completion import Values
+from ktcli.commands import table
 from ktcli.errors import KtError
 from ktcli.main import main
-from ktcli.resources import data_path
 from ktcli.settings import TABLE, Setting
 
 PACKAGE = Path(errors.__file__).parent
@@ -45,6 +44,23 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
         monkeypatch.setattr("ktcli.commands.names.names", command)
 
     return put
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("chat kt-mini hi --context abc", "--context is 'abc', which is no whole number"),
+        ("chat kt-mini hi -c 1.5", "--context is '1.5', which is no whole number"),
+        ("chat kt-mini hi -c 0", "--context is '0', it can be 1 or more"),
+        ("bench mixed kt-mini --streams 99", "--streams is '99', it can be 15 at most"),
+        ("chat kt-mini hi --temperature hot", "--temperature is 'hot', which is no number"),
+    ],
+)
+def test_a_wrong_number_is_said_in_our_own_words(
+    line: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line.split()) == 2
+    assert capsys.readouterr().err.splitlines()[0] == f"error: {says}"
 
 
 # --- the table --------------------------------------------------------------------------------
@@ -305,78 +321,31 @@ def test_nothing_but_text_goes_to_a_pipe() -> None:
         assert b"\x1b" not in done.stdout + done.stderr
 
 
-# --- completions ------------------------------------------------------------------------------
+# --- the reference ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shell", completion.FILES)
-def test_completions_are_not_stale(shell: str) -> None:
-    path = data_path("completions", completion.FILES[shell])
-    assert path.read_text(encoding="utf-8") == completion.script(shell), (
-        f"{path.name} is stale: kt completion {shell} > completions/{path.name}"
+@pytest.mark.parametrize("path", [reference.PAGE, reference.MANUAL], ids=lambda path: path.name)
+def test_the_reference_is_not_stale(path: Path) -> None:
+    fresh = reference.page() if path == reference.PAGE else reference.manual()
+    assert path.read_text(encoding="utf-8") == fresh, (
+        f"{path.name} is stale: python docs/reference.py"
     )
 
 
-def options(words: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """Every option that takes a value, of a command and those below it."""
-    for parameter in command.params:
-        if parameter.param_type_name == "option" and not getattr(parameter, "is_flag", False):
-            yield f"{words} {parameter.opts[0]}", parameter
-    for name, child in getattr(command, "commands", {}).items():
-        yield from options(f"{words} {name}", child)
+def test_the_man_page_has_everything_and_nothing_that_roff_would_obey() -> None:
+    text = reference.manual()
+    for entry in reference.entries():
+        assert f".SS {entry.words.replace('-', reference.DASH)}" in text
+    for code in errors.ExitCode:
+        assert f"\n.B {code:d}\n" in text
+    requests = {line.split()[0] for line in text.splitlines() if line.startswith((".", "'"))}
+    assert requests <= set(".TH .nh .ad .SH .SS .P .TP .B .RS .RE .nf .fi".split())
+    assert text.isascii()
 
 
-def test_every_value_has_a_word_for_it_in_the_help() -> None:
-    """And not the name of a type; completions are made of these words."""
-    found = [
-        each
-        for name, row in table.COMMANDS.items()
-        if row.summary
-        for each in options(name, table.load(name))
-    ]
-    assert [name for name, parameter in found if not parameter.metavar] == []
-    offered = {name: completion.values_of(parameter.metavar) for name, parameter in found}
-    assert "int4-g32" in offered["convert --dense"].words and offered["plan --machine"].files
-    assert offered["eval --against"].names == "all" and offered["chat --seed"] == Values()
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("Number format, e.g. int4. Default: the usual.", "Number format, e.g. int4"),
-        ("Above 1: repeat less. Off by default.", "Above 1: repeat less"),
-        ("Only the first.\n\nParagraph.", "Only the first"),
-    ],
-)
-def test_a_meaning_is_the_first_sentence(text: str, line: str) -> None:
-    assert completion._line(text) == line
-
-
-def test_bash_completes_commands_options_and_models() -> None:
-    path = data_path("completions", completion.FILES["bash"])
-    words = [
-        (["kt", "c"], "chat convert cache chats config completion"),
-        (["kt", "pull", "--q"], "--quiet"),
-        (["kt", "show", "kimi-k2-"], "kimi-k2-thinking"),
-        (["kt", "show", "--experts", "kimi-k2-"], "kimi-k2-thinking"),
-        (["kt", "plan", "x", "--machine", "laptop"], "laptop-16gb laptop-8gb-gpu"),
-        (["kt", "plan", "x", "--device", "c"], "cpu cuda"),
-        (["kt", "convert", "x", "--dense", "fp"], "fp8"),
-        (["kt", "bench", "decode", "--policy", "f"], "fiddler"),
-        (["kt", "eval", "x", "--kv", ""], "bf16 f32"),
-        (["kt", "chat", "--max-tokens", ""], ""),
-        (["kt", "chat", "--no-t"], "--no-think"),
-        (["kt", "rm", "kt-m"], ""),
-        (["kt", "completion", "z"], "zsh"),
-        (["kt", "config", "set", "th"], "think threads"),
-        (["kt", "chats", "e"], "export"),
-        (["kt", "chats", "export", "x", "--format", ""], "md json"),
-    ]
-    for line, expected in words:
-        program = f"""
-            kt() {{ {sys.executable} -m ktcli "$@"; }}
-            source {path}
-            COMP_WORDS=({" ".join(word or "''" for word in line)}); COMP_CWORD={len(line) - 1}
-            _kt; echo "${{COMPREPLY[*]}}"
-        """
-        done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == expected
+@pytest.mark.skipif(not shutil.which("groff"), reason="there is no groff")
+def test_groff_understands_the_man_page() -> None:
+    done = subprocess.run(
+        ["groff", "-man", "-ww", "-z", reference.MANUAL], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loading import load_engine
 
-from ktcli.engine import CpuEngine, Finish, GenerationRequest, Limits, Scheduler
+from ktcli.engine import Engine, Finish, GenerationRequest, Limits, Scheduler
+from ktcli.engine.device.passes import LongPrompts
+from ktcli.engine.device.placement import Placement
 from ktcli.engine.sampler import SamplingSettings
 
 CONTEXT = 256
@@ -18,10 +20,24 @@ CONTEXT = 256
 FAMILIES = "qwen3 deepseek-v3 gpt-oss qwen3-next".split()
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
-    made = Made.convert(request.param, tmp_path_factory.mktemp(request.param))
-    return load_engine(made.path, context=CONTEXT, threads=1, streams=4, defer=1)
+@pytest.fixture(
+    scope="module",
+    params=[
+        *((name, False) for name in FAMILIES),
+        # With a device, torch on the CPU in its place: f32, so that no choice depends on rounding.
+        pytest.param(("qwen3-next", True), id="qwen3-next-device"),
+        pytest.param(("gpt-oss", True), id="gpt-oss-device", marks=pytest.mark.thorough),
+    ],
+    ids=lambda param: param[0],
+)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    name, on_device = request.param
+    made = Made.convert(name, tmp_path_factory.mktemp(name))
+    if not on_device:
+        return load_engine(made.path, context=CONTEXT, threads=1, streams=4, defer=1)
+    long = LongPrompts(80, 128)
+    some = Placement(made.mask("some"), CONTEXT, ((0, 1),), long, slab_bytes=1 << 14, streams=4)
+    return made.engine(some)
 
 
 def request_of(seed: int, length: int, tokens: int) -> GenerationRequest:
@@ -47,7 +63,7 @@ plans = st.lists(
 @given(plan=plans, held=st.sampled_from([0, 7, 10]))
 @settings(max_examples=6)
 def test_ids_are_those_of_the_request_alone(
-    engine: CpuEngine, plan: list[tuple[int, int, int, int | None]], held: int
+    engine: Engine, plan: list[tuple[int, int, int, int | None]], held: int
 ) -> None:
     engine.pools.forget()
     others = engine.pools.pages.take(held)  # of 16: somebody else has them

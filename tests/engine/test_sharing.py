@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -22,6 +22,7 @@ from ktcli.engine.sequence import Sequence, pages_for
 from ktcli.native import PAGE_TOKENS, Batch, Run
 
 CONTEXT, STREAMS, LINES = 320, 4, 3
+MOST_DRAFTED, MOST_CHECKED = 4, 3  # tokens of a step; drafts of a schedule
 PROBE = np.array([3], np.int32)
 Ids = NDArray[np.int32]
 # Grouped and latent attention, windows, states, pooled windows, chosen positions and blocks.
@@ -57,6 +58,7 @@ class Step:
     Attributes:
         before: the step that computed the position before it; None: it begins at 0.
         state: the step whose state it read; None: none.
+        drafted: whether each token gives what it gives alone.
     """
 
     start: int
@@ -64,12 +66,24 @@ class Step:
     defer: int
     before: Step | None = None
     state: Step | None = None
+    drafted: bool = False
 
-    def run(self, end: int, pages: Ids, state: int, next_state: int) -> Run:
-        """Its part up to position `end`, as a piece of all of it."""
-        ids, chunk = np.array(self.ids, np.int32)[: end - self.start], (self.start, len(self.ids))
-        last = ids.size - 1
-        return Run(ids, self.start, pages, last, 0.0, self.defer, state, next_state, chunk)
+    def spans(self, end: int) -> list[tuple[int, int]]:
+        """Its part up to position `end`, as what is computed in one step: drafted tokens one by one."""
+        if self.drafted:
+            return [(at, at + 1) for at in range(self.start, end)]
+        return [(self.start, end)]
+
+    def run(self, span: tuple[int, int], pages: Ids, states: tuple[int, int]) -> Run:
+        """A span of it, as a piece of all of it.
+
+        Args:
+            states: the slots to read and to write.
+        """
+        first, end = span
+        ids = np.array(self.ids, np.int32)[first - self.start : end - self.start]
+        chunk = (first, 1) if self.drafted else (self.start, len(self.ids))
+        return Run(ids, first, pages, ids.size - 1, 0.0, self.defer, *states, chunk)
 
 
 class World:
@@ -81,19 +95,23 @@ class World:
         slots = engine.pools.states.count if engine.pools.states else 0
         self.left: list[Step | None] = [None] * slots  # who left which state
         self.lines = [engine.sequence()]
+        # Steps, and the logits of the last of several outputs after them.
+        self.drafted: list[tuple[list[Step], NDArray[np.float32]]] = []
 
     def feed(self, line: Sequence, ids: Ids, defer: int = 0) -> NDArray[np.float32]:
         """Computes ids; returns the logits after them."""
         return self.computed((line, self.extended(line, ids, defer)))[0]
 
     def together(self, a: int, b: int) -> None:
-        """All sequences that have room go on in one step, each with its own text and so many ids."""
+        """All sequences that have room go on in one step, each with its own text and so many ids, some drafted."""
         parts = []
         for i, line in enumerate(self.lines):
-            ids = TEXTS[(a + i) % 3][line.length : line.length + 1 + (b * i) % 80]
+            drafted = line.length > 0 and (a + b + i) % 3 == 0
+            most = MOST_DRAFTED if drafted else 80
+            ids = TEXTS[(a + i) % 3][line.length : line.length + 1 + (b * i) % most]
             with suppress(PoolFull):
                 if ids.size:
-                    parts.append((line, self.extended(line, ids, i % 2)))
+                    parts.append((line, self.extended(line, ids, i % 2, drafted=drafted)))
         if parts:
             self.computed(*parts)
 
@@ -110,9 +128,24 @@ class World:
                 self.by[run.pages[at // PAGE_TOKENS]][at % PAGE_TOKENS] = step
         return found
 
-    def extended(self, line: Sequence, ids: Ids, defer: int = 0) -> Run:
+    def draft(self, line: Sequence, ids: Ids, accepted: int) -> None:
+        """Tries ids in one step, with logits after each, of which the first ones are accepted."""
+        run = self.extended(line, ids, drafted=True)._replace(first_output=0)
+        rows = self.engine.run(Batch((run,)))
+        step = self.step(line, run)
+        step = replace(step, ids=step.ids[:accepted])
+        self.drafted.append(([*self.steps(line), step], rows[accepted - 1].values.copy()))
+        if self.left and accepted < ids.size:
+            return  # the state between them is not known
+        line.commit(run, accepted, prompt=False)
+        if self.left:
+            self.left[run.next_state] = step
+        for at in range(run.start, line.length):
+            self.by[run.pages[at // PAGE_TOKENS]][at % PAGE_TOKENS] = step
+
+    def extended(self, line: Sequence, ids: Ids, defer: int = 0, *, drafted: bool = False) -> Run:
         before = line.pages
-        run = line.extend(ids, defer=defer)
+        run = line.extend(ids, defer=defer, chunk=(line.length, 1) if drafted else None)
         for old, new in zip(before, line.pages, strict=False):
             if old != new:  # copied, to be written
                 self.by[new] = list(self.by[old])
@@ -122,7 +155,8 @@ class World:
         """A run as a step."""
         before = self.steps(line)[-1] if line.length else None
         state = self.left[run.state] if self.left and run.state >= 0 else None
-        return Step(run.start, tuple(run.ids.tolist()), run.defer, before, state)
+        drafted = run.chunk == (run.start, 1)
+        return Step(run.start, tuple(run.ids.tolist()), run.defer, before, state, drafted)
 
     def steps(self, line: Sequence) -> list[Step]:
         """The steps that computed what it holds, in order."""
@@ -140,8 +174,13 @@ class World:
                 self.feed(line, text[:1], defer=1)
             case "fail" if text.size:
                 self.engine.run(Batch((self.extended(line, text[::-1].copy()),)))
+            case "draft" if text.size and line.length:
+                ids = text[: 1 + b % MOST_DRAFTED]
+                self.draft(line, ids, 1 + (a + b) % ids.size)
             case "truncate":
                 line.truncate(b)
+            case "open" if len(self.lines) < LINES:
+                self.lines.append(self.engine.sequence())
             case "fork" if len(self.lines) < LINES:
                 self.lines.append(line.fork())
             case "together":
@@ -166,9 +205,12 @@ def never_left(engine: CpuEngine, steps: list[Step]) -> NDArray[np.float32]:
     try:
         table, read = np.array(own, np.int32), -1
         ends = [*(step.start for step in steps[1:]), steps[-1].start + len(steps[-1].ids)]
-        for i, (step, end) in enumerate(zip(steps, ends, strict=True)):
+        spans = [
+            (step, span) for step, end in zip(steps, ends, strict=True) for span in step.spans(end)
+        ]
+        for i, (step, span) in enumerate(spans):
             write = slots[i % 2] if slots else -1
-            logits = engine.run(Batch((step.run(end, table, read, write),)))[-1]
+            logits = engine.run(Batch((step.run(span, table, (read, write)),)))[-1]
             read = write
         return logits.values.copy()
     finally:
@@ -201,7 +243,8 @@ ACTS = st.one_of(
     st.tuples(st.just("together"), st.integers(0, 2), st.integers(0, 79)),
     st.tuples(st.sampled_from(["defer", "fail"]), st.integers(0, 2), SIZES),
     st.tuples(st.sampled_from(["truncate", "adopt"]), st.integers(0, 2), st.integers(0, CONTEXT)),
-    st.tuples(st.sampled_from(["fork", "keep", "close"]), st.just(0), st.just(0)),
+    st.tuples(st.just("draft"), st.integers(0, 2), st.integers(0, 40)),
+    st.tuples(st.sampled_from(["open", "fork", "keep", "close"]), st.just(0), st.just(0)),
 )
 SCHEDULES = st.lists(st.tuples(st.integers(0, LINES), ACTS), min_size=3, max_size=25)
 
@@ -231,7 +274,8 @@ def check(engine: CpuEngine, schedule) -> None:
         found = world.computed(*((line, run) for line, run, _ in parts)) if parts else []
         for line in world.lines:
             line.close()
-        for (_, _, steps), logits in zip(parts, found, strict=True):
+        ends = [(steps, logits) for (_, _, steps), logits in zip(parts, found, strict=True)]
+        for steps, logits in (*world.drafted[-MOST_CHECKED:], *ends):
             if is_latent(engine) and not of_one_hand(steps):
                 continue
             np.testing.assert_array_equal(logits, never_left(engine, steps))

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from loading import load_engine
 from numpy.typing import NDArray
 
-from ktcli.assembly.kvpages import store_below
+from ktcli.assembly.kvpages import store_below, stored_pages
 from ktcli.engine import CpuEngine
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.tier import Tier
 from ktcli.native import PAGE_TOKENS, Batch
 from ktcli.store.pagefolder import PageFolder
+from ktcli.store.pages import PageStore
 
 CONTEXT = 320
 Ids = NDArray[np.int32]
@@ -203,3 +204,23 @@ def test_a_store_that_is_slower_than_computing_is_not_read(
         before = store.counts.read
         assert resumed(engine, TEXT[:250])[0] == 0 and store.counts.read == before
         assert tier.restored_tokens == 0
+
+
+def test_the_next_process_knows_at_once_whether_reading_pays(
+    engine: CpuEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    pack = tmp_path / "pack"
+    leave(engine)
+    with stored_pages(engine, pack, 1 << 40):
+        told(engine, TEXT, [200])
+    leave(engine)
+    monkeypatch.setattr(PageStore, "read_bps", 1.0)
+    with stored_pages(engine, pack, 1 << 40) as store:
+        assert store is not None
+        assert resumed(engine, TEXT[:250])[0] == 0 and store.counts.read == 0
+    (tmp_path / "cpu.json").write_text("{" * 1000)  # nobody has measured
+    leave(engine)
+    with stored_pages(engine, pack, 1 << 40) as store:
+        assert store is not None
+        assert resumed(engine, TEXT[:250])[0] > 0 and store.counts.read > 0

@@ -64,7 +64,7 @@ class Layers:
         gate[:] = rng.random((TOKENS, TOP_K))
 
     def alone(self, seed: int, defer: int) -> np.ndarray:
-        """[L, T, H]: the parts one by one."""
+        """[L, T, H]: the parts one by one, each token with the same depth."""
         run = Run(np.zeros(TOKENS, np.int32), 0, np.zeros(1, np.int32), TOKENS, defer=defer)
         outs = []
         for layer in range(LAYERS):
@@ -123,14 +123,14 @@ def run_stream(layers: Layers, offload: Offload, seed: int) -> np.ndarray:
 def test_stream_gives_what_the_parts_give(layers: Layers, by_flags: bool) -> None:
     flags = np.zeros(2 * LAYERS, np.int32) if by_flags else None
     offload = Offload(layers.program, layers.now, layers.late, flags=flags)
-    for step, defer in enumerate((0, 2, 1, 0)):
-        want = layers.alone(step, defer)
-        offload.begin(TOKENS, defer)
+    for step, depths in enumerate(((0, 0), (2, 2), (1, 0), (0, 2), (0, 0))):
+        want = np.stack([layers.alone(step, n)[:, t] for t, n in enumerate(depths)], axis=1)
+        offload.begin(TOKENS, np.array(depths, np.int32))
         np.testing.assert_array_equal(run_stream(layers, offload, step), want)
         offload.result()
         spans = offload.spans()
         ran = [(i, late) for i in range(LAYERS) for late in (False, True)]
-        ran = [each for each in ran if not each[1] or (defer and each[0] < LAYERS - 1)]
+        ran = [each for each in ran if not each[1] or (any(depths) and each[0] < LAYERS - 1)]
         assert [(span.layer, span.deferred) for span in spans] == ran
         times = [ns for span in spans for ns in (span.start_ns, span.end_ns)]
         assert times == sorted(times) and times[-1] <= time.monotonic_ns()

@@ -117,7 +117,7 @@ def run_torch(values: dict[str, Any]) -> tuple[list[Any], list[Any]]:
         {t.name: torch.from_numpy(values[t.name].reshape(-1)) for t in (*VECTORS, CHOICES)},
     )
     rows = Rows(torch.arange(len(IDS)), torch.zeros(1, 1, dtype=torch.int32), len(IDS), ids=ids)
-    step = StepInputs(torch.from_numpy(values[TABLE.name])[ids], rows, ())
+    step = StepInputs(torch.from_numpy(values[TABLE.name])[ids], (rows,), ())
     results, routed = forward(TorchBackend(weights, step, EXACT, ResidentRunner(EXACT, ())))
     return [x.numpy() for x in results], [(i.numpy(), gate.numpy()) for i, gate in routed]
 
@@ -245,7 +245,7 @@ def pool_torch(shape: PoolShape, v: dict[str, Any], sizes: list[int]) -> NDArray
         slots = torch.tensor([[i % 2 if i else -1], [(i + 1) % 2]])
         rows = Rows(torch.arange(start, start + n), torch.zeros(1, 1, dtype=torch.int32), n, slots)
         x = torch.from_numpy(v["embed"])[start : start + n]
-        step = StepInputs(x, rows, (), states=(memory,))
+        step = StepInputs(x, (rows,), (), states=(memory,))
         out.append(
             pool_forward(TorchBackend(weights, step, EXACT, ResidentRunner(EXACT, ())), shape)
         )

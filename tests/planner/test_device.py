@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.machine import Gpu, Machine
 from ktcli.hardware.profile import read_machine
 from ktcli.planner.deferral import Times
-from ktcli.planner.device import DeviceSizes, fitting, share_out, step_down
+from ktcli.planner.device import GRAPH_BYTES, DeviceSizes, fitting, share_out, step_down
 from ktcli.planner.device_cost import device_rates
 from ktcli.planner.host import Host, host_of
 from ktcli.planner.memory import LEAST_CONTEXT
@@ -180,9 +181,22 @@ def test_a_longer_context_never_leaves_more_for_experts(streams: bool):
     assert left == sorted(left, reverse=True)
 
 
-@pytest.mark.parametrize("gib", [2.6, 2.8, 3.0, 3.5, 4.0])
-def test_the_context_that_fits_is_the_longest(gib: float):
-    sizes = DeviceSizes.of(model(QWEN), Recipe(), stack_of(model(QWEN), Recipe()))
+def test_each_captured_size_is_counted():
+    """From one answer to the next number nothing changes but cache and logits until a larger graph is needed."""
+    spec, recipe = model(QWEN).spec, Recipe()
+    of = [
+        DeviceSizes.of(model(QWEN), recipe, stack_of(model(QWEN), recipe), n) for n in range(1, 20)
+    ]
+    graphs = [sizes.graph_bytes(8192) for sizes in of]
+    assert [a < b for a, b in pairwise(graphs)] == [n in (1, 2, 4, 8) for n in range(1, 19)]
+    assert graphs[0] == GRAPH_BYTES and graphs[-1] - graphs[0] >= (2 + 4 + 8 + 16) * 4 * spec.vocab
+
+
+@pytest.mark.parametrize(
+    ("gib", "answers"), [(2.6, 1), (2.8, 1), (3.0, 1), (3.5, 1), (4.0, 1), (4.5, 3), (6, 16)]
+)
+def test_the_context_that_fits_is_the_longest(gib: float, answers: int):
+    sizes = DeviceSizes.of(model(QWEN), Recipe(), stack_of(model(QWEN), Recipe()), answers)
     gpu = with_vram(gib).gpus[0]
     found = fitting(model(QWEN), sizes, gpu, 40960)
     assert share_out(model(QWEN), sizes, gpu, found, streams=False).fits or found == 0

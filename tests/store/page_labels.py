@@ -67,8 +67,14 @@ def read(store: PageStore, parts: list[Part], size: int = PAGE_BYTES) -> int:
     return n
 
 
-def opened(folder: PageFolder, said: list[str] | None = None, quota: int = 1 << 30) -> PageStore:
+def opened(
+    folder: PageFolder,
+    said: list[str] | None = None,
+    quota: int = 1 << 30,
+    *,
+    space: Space = SPACE,
+    model: str = "m",
+) -> PageStore:
     """A store as a new process opens it."""
-    return PageStore(
-        folder, SPACE, quota, {"model": "m"}, (said if said is not None else []).append
-    )
+    warn = (said if said is not None else []).append
+    return PageStore(folder, space, quota, {"model": model}, warn)

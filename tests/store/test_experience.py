@@ -1,4 +1,4 @@
-"""What a GPU taught about this machine: kept, and a file that says something else."""
+"""What running a model taught about this machine: kept, and a file that says something else."""
 
 from __future__ import annotations
 
@@ -41,3 +41,32 @@ def test_a_damaged_note_is_no_note(
     assert experience.recall("m", "g", 1000) == Experience()
     experience.note_memory("m", "g", 1000, 500)
     assert experience.recall("m", "g", 1000).limit_bytes == 500
+
+
+def test_the_speed_of_prompts_is_remembered_for_one_conversion_on_one_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    rate = experience.recall_prompt_rate
+    assert rate("m", "c") is None
+    experience.note_prompt_rate("m", "c", 200.0)
+    experience.note_prompt_rate("m", "other", 300.0)
+    assert (rate("m", "c"), rate("m", "other"), rate("n", "c")) == (200.0, 300.0, None)
+    experience.note_prompt_rate("m", "c", 210.0)
+    assert rate("m", "c") == 200.0  # about the same is not written again
+    experience.note_prompt_rate("m", "c", 250.0)
+    assert rate("m", "c") == 250.0
+
+
+ODD = ("0.0", "-1.0", "NaN", "Infinity", "1e99", '"7"', "[7.0]", "null", "true", "9" * 400)
+
+
+@pytest.mark.parametrize("entry", ["3", "[]", *(f'{{"prompt_tok_s": {value}}}' for value in ODD)])
+def test_a_damaged_speed_is_none(
+    entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    (tmp_path / "cpu.json").write_text(f'{{"m on c": {entry}}}')
+    assert experience.recall_prompt_rate("m", "c") is None
+    experience.note_prompt_rate("m", "c", 200.0)
+    assert experience.recall_prompt_rate("m", "c") == 200.0

@@ -19,40 +19,39 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """The facts about an engine with a device after a measurement.
-
-    Attributes:
-        trace: the trace of one decode step; None: none was taken.
-    """
+class Used:
+    """What is known of the device of an engine that is measured."""
 
     engine: DeviceEngine
     plan: DevicePlan
     rates: DeviceRates
     policy: Policy
-    trace: Trace | None
 
 
-def device_figures(seen: Seen, result: BenchResult) -> dict[str, Any]:
-    """The figures for --json."""
-    placement, trace = seen.engine.placement, seen.trace
+def device_figures(used: Used, result: BenchResult, trace: Trace | None) -> dict[str, Any]:
+    """The figures for --json.
+
+    Args:
+        trace: the trace of one decode step; None: none was taken.
+    """
+    placement = used.engine.placement
     parts = dict(result.profile.operations)
     cpu_s = result.profile.seconds - sum(parts.get(name, 0.0) for name in (GPU_EXPERTS, COPIES))
     found: dict[str, Any] = {
-        "gpu": seen.plan.gpu.name,
-        "policy": seen.policy.value,
+        "gpu": used.plan.gpu.name,
+        "policy": used.policy.value,
         "handoff": placement.handoff.value,
         "gpu_experts": placement.mask.sum(axis=1).tolist(),
-        "rule": seen.plan.rule,
+        "rule": used.plan.rule,
         "hit_percent": 100 * hit_rate(result.chosen, placement.mask),
-        "hit_percent_planned": 100 * seen.plan.hit_rate,
-        "defer": seen.engine.depth_at(result.job.context),
+        "hit_percent_planned": 100 * used.plan.hit_rate,
+        "defer": used.engine.depth_at(result.job.context),
         "cpu_busy_percent": 100 * cpu_s / result.measured.seconds,
-        "read_gb_s": seen.rates.read_bps / 1e9,
-        "bf16_tflop_s": seen.rates.bf16_ops / 1e12,
-        "copy_gb_s": seen.rates.copy_bps / 1e9,
+        "read_gb_s": used.rates.read_bps / 1e9,
+        "bf16_tflop_s": used.rates.bf16_ops / 1e12,
+        "copy_gb_s": used.rates.copy_bps / 1e9,
     }
-    if seen.policy in SEQUENTIAL:
+    if used.policy in SEQUENTIAL:
         found["phases_s"] = parts
     if trace is not None:
         found |= trace_figures(trace)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ktcli.engine import CpuEngine
+from ktcli.engine import Engine
 from ktcli.hardware.machine import Machine
 from ktcli.measure.bench import Ceilings
 from ktcli.measure.clock import NOISY_SHARE
@@ -25,7 +25,7 @@ def machine_figures(machine: Machine, pool: Pool) -> dict[str, Any]:
     }
 
 
-def engine_figures(work: str, name: str, engine: CpuEngine) -> dict[str, Any]:
+def engine_figures(work: str, name: str, engine: Engine) -> dict[str, Any]:
     """The fields with which a row of results begins: the work, and the engine that it was done on."""
     return {
         "work": work,

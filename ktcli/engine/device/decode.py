@@ -1,9 +1,10 @@
-"""One decode step of B sequences: static buffers around a captured forward.
+"""Decode steps of B sequences: static buffers around a captured forward.
 
 A step's inputs lie in pinned memory that nothing else writes: they are filled in, the step is replayed, and the
 results are read there once the stream is done. The copies to and from the device are
 part of what is captured, so that a step costs one launch. No result is looked at before the end, and
-nothing is allocated.
+nothing is allocated. A step of fewer sequences than it was captured for is filled up with rows that belong to none:
+they use a page and a state of nobody, and choose no experts.
 """
 
 from __future__ import annotations
@@ -17,15 +18,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ktcli.engine.device.experts import HostExperts
-from ktcli.engine.device.stream import Stream, one_step
+from ktcli.engine.device.stream import Stream, device_errors, one_step
 from ktcli.engine.logits import Logits
-from ktcli.native import BLOCK_COLUMNS
+from ktcli.errors import OutOfDeviceMemory
+from ktcli.native import BLOCK_COLUMNS, Run
 from ktcli.ops.torch.functions import Rows
+from ktcli.planner.device import captured_sizes
 
 # forward(embedded [T, hidden], rows) -> logits [outputs, vocab], on the device
 Forward = Callable[[Tensor, Rows], Tensor]
 
 _WARM_UPS = 2  # kernels are compiled and workspaces taken before capture
+# The id in a row that belongs to no sequence. In a step of one, which is never filled up, it only warms up: there id 0
+# saves the operations that look for such rows.
+_NOBODY = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +41,15 @@ class Sizes:
     Attributes:
         batch: the number of sequences.
         pages: the entries of a page table.
-        recurrent: whether some layers keep states.
+        scratch: the page of rows that belong to no sequence.
+        scratch_slot: the state that these rows write; None: no layer keeps states.
     """
 
     batch: int
     pages: int
     vocab: int
-    recurrent: bool = False
+    scratch: int
+    scratch_slot: int | None = None
 
 
 class DecodeStep:
@@ -64,14 +72,15 @@ class DecodeStep:
         captured: bool = True,
     ) -> None:
         self._forward, self._table, self._stream, self._host = forward, table, stream, host
-        b, blocks = sizes.batch, -(-sizes.vocab // BLOCK_COLUMNS)
+        self._sizes, b, blocks = sizes, sizes.batch, -(-sizes.vocab // BLOCK_COLUMNS)
         self._given = _Pairs(stream)
         self._embedded = self._given.pair((b, table.shape[1]), table.dtype)
         self._ids = self._given.pair((b,), torch.int64)
         self._positions = self._given.pair((b,), torch.int64)
         self._pages = self._given.pair((b, sizes.pages), torch.int32)
-        self._slots = self._given.pair((2, b), torch.int64) if sizes.recurrent else None
-        self._temperature = self._given.pair((1,), torch.float32)
+        recurrent = sizes.scratch_slot is not None
+        self._slots = self._given.pair((2, b), torch.int64) if recurrent else None
+        self._temperatures = self._given.pair((b,), torch.float32)
         self._results = _Pairs(stream)
         self._logits = self._results.pair((b, sizes.vocab), torch.float32)
         self._best = self._results.pair((b,), torch.int64)
@@ -79,37 +88,36 @@ class DecodeStep:
         self._sums = self._results.pair((b, blocks), torch.float32)
         self._replay = self._warmed() if captured else self._work
 
-    def run(
-        self,
-        ids: NDArray[np.int32],
-        positions: Sequence[int],
-        pages: NDArray[np.int32],
-        *,
-        slots: NDArray[np.int64] | None = None,
-        temperature: float = 0.0,
-        defer: int = 0,
-    ) -> None:
-        """Computes one token of each sequence.
+    def run(self, runs: Sequence[Run]) -> None:
+        """Computes runs of one token each, as many as it was made for at most; see `summary`.
 
-        Args:
-            ids: the ids [B].
-            positions: the position of each.
-            pages: the page tables [B, P], page 0 where there is none.
-            slots: the states to read (negative: none) and to write, [2, B]; where some layers keep states.
         Raises:
             DeviceError: the device failed.
             KtError: the CPU's share failed.
         """
         with one_step(self._stream):
-            self._ids.host.copy_(torch.from_numpy(ids))
-            torch.index_select(self._table, 0, self._ids.host, out=self._embedded.host)
-            self._positions.host.copy_(torch.tensor(positions))
-            self._pages.host.copy_(torch.from_numpy(pages))
-            if self._slots is not None:
-                assert slots is not None
-                self._slots.host.copy_(torch.from_numpy(slots))
-            self._temperature.host.fill_(temperature)
-            self._once(self._replay, defer)
+            self._fill(runs)
+            self._once(self._replay, runs)
+
+    def _fill(self, runs: Sequence[Run]) -> None:
+        """Writes what a step reads."""
+        sizes, n = self._sizes, len(runs)
+        ids = self._ids.host.numpy()
+        ids[:n], ids[n:] = [run.ids[0] for run in runs], _NOBODY if sizes.batch > 1 else 0
+        rows = self._ids.host.clamp(min=0)
+        torch.index_select(self._table, 0, rows, out=self._embedded.host)
+        positions = self._positions.host.numpy()
+        positions[:n], positions[n:] = [run.start for run in runs], 0
+        pages = self._pages.host.numpy()
+        pages[:] = sizes.scratch
+        for table, run in zip(pages, runs, strict=False):
+            table[: run.pages.size] = run.pages
+        if self._slots is not None:
+            slots = self._slots.host.numpy()
+            slots[0, :n], slots[0, n:] = [run.state for run in runs], -1
+            slots[1, :n], slots[1, n:] = [run.next_state for run in runs], sizes.scratch_slot
+        temperatures = self._temperatures.host.numpy()
+        temperatures[:n], temperatures[n:] = [run.temperature for run in runs], 0.0
 
     def logits(self) -> NDArray[np.float32]:
         """The logits [B, vocab] of the last step, in place."""
@@ -126,46 +134,78 @@ class DecodeStep:
             temperature,
         )
 
-    def _once(self, work: Callable[[], None], defer: int) -> None:
+    def _once(self, work: Callable[[], None], runs: Sequence[Run]) -> None:
         if self._host is not None:
-            self._host.begin(self._positions.host.shape[0], defer)
+            defer = np.zeros(self._sizes.batch, dtype=np.int32)
+            defer[: len(runs)] = [run.defer for run in runs]
+            self._host.begin(defer.size, defer)
         work()
         self._stream.synchronize()
         if self._host is not None:
             self._host.check()
 
     def _warmed(self) -> Callable[[], None]:
-        for pair in self._given.all:
-            pair.host.zero_()
+        self._fill(())
         for _ in range(_WARM_UPS):
-            self._once(self._work, 0)
+            self._once(self._work, ())
         return self._stream.capture(self._work)
 
     def _work(self) -> None:
         self._given.to_device()
         with self._stream.running():
             slots = None if self._slots is None else self._slots.device
-            of = self._positions.device, self._pages.device
-            rows = Rows(*of, 1, slots, self._ids.device)
+            ids, live = self._ids.device, None
+            if self._sizes.batch > 1:
+                ids, live = ids.clamp(min=0), ids >= 0
+            rows = Rows(self._positions.device, self._pages.device, 1, slots, ids, live)
             logits = self._forward(self._embedded.device.float(), rows)
             self._logits.device.copy_(logits)
-            best, peaks, sums = summarize(logits, self._temperature.device)
+            best, peaks, sums = summarize(logits, self._temperatures.device)
             self._best.device.copy_(best)
             self._peaks.device.copy_(peaks)
             self._sums.device.copy_(sums)
         self._results.to_host()
 
 
+class DecodeSteps:
+    """The captured steps of an engine, by the number of their sequences. Each is made when it is first needed; that of
+    one sequence at once.
+
+    Args:
+        make: makes the step of so many sequences.
+        most: the most sequences that are to be decoded together.
+    """
+
+    def __init__(self, make: Callable[[int], DecodeStep], most: int) -> None:
+        self._make, self._sizes = make, captured_sizes(most)
+        self._made: dict[int, DecodeStep | None] = {1: make(1)}
+
+    def of(self, n: int) -> DecodeStep | None:
+        """The step for n sequences; None: there is none, as they are too many or the device's memory is full."""
+        size = next((size for size in self._sizes if size >= n), None)
+        if size is None:
+            return None
+        if size not in self._made:
+            try:
+                with device_errors(f"preparing steps of {size} answers"):
+                    self._made[size] = self._make(size)
+            except OutOfDeviceMemory:
+                self._made[size] = None
+        return self._made[size]
+
+
 def summarize(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The `best` [B], peaks and sums [B, blocks] (see `Logits`) of logits [B, vocab]; sums are 0 at temperature 0."""
+    """The `best` [B], peaks and sums [B, blocks] (see `Logits`) of logits [B, vocab], each row at its temperature [B];
+    sums are 0 at temperature 0."""
     vocab = logits.shape[1]
     short = -vocab % BLOCK_COLUMNS
     padded = torch.nn.functional.pad(logits, (0, short), value=-torch.inf)
     blocks = padded.view(logits.shape[0], -1, BLOCK_COLUMNS)
     peaks = blocks.amax(2)
     base = torch.where(peaks.isfinite(), peaks, 0.0)
-    weights = ((blocks - base[:, :, None]) / temperature.clamp_min(1e-30)).exp()
-    sums = torch.where(temperature > 0, weights.sum(2), 0.0)
+    divisor = temperature.clamp_min(1e-30)[:, None, None]
+    weights = ((blocks - base[:, :, None]) / divisor).exp()
+    sums = torch.where(temperature[:, None] > 0, weights.sum(2), 0.0)
     return logits.argmax(1), torch.where(peaks.isnan(), torch.inf, peaks), sums
 
 

@@ -17,28 +17,31 @@ from torch import Tensor
 
 from ktcli.engine.arenas import refusals
 from ktcli.engine.contract import depth_at
-from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts
-from ktcli.engine.device.decode import DecodeStep, Sizes
+from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts, parts_of_pages
+from ktcli.engine.device.decode import DecodeStep, DecodeSteps, Sizes
 from ktcli.engine.device.experts import ExpertShape, HostExperts, LayerWeights
+from ktcli.engine.device.paging import DevicePages
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, Resident, Runner, Streamed, TimedRunner
 from ktcli.engine.device.slabs import SlabStream, slabs_of
 from ktcli.engine.device.steps import DeviceSteps, Ways
-from ktcli.engine.device.stream import device_errors, stream_on
+from ktcli.engine.device.stream import device_errors, device_name, stream_on
 from ktcli.engine.device.weights import DeviceModel, load_device
 from ktcli.engine.loader import Progress, TensorSource, load
 from ktcli.engine.logits import Logits
-from ktcli.engine.prefix import seed
+from ktcli.engine.prefix import facts_of, seed
 from ktcli.engine.sequence import Pools, Sequence, pages_for
 from ktcli.engine.session import Session
 from ktcli.engine.states import before_tail
 from ktcli.models import Model, Spec
 from ktcli.native import Batch, Pool
 from ktcli.ops.recording import record
+from ktcli.ops.state import state_slots
 from ktcli.ops.tensors import Role
 from ktcli.ops.torch.backend import StepInputs, TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels, kernels_for, triton_missing
+from ktcli.planner.device import MOST_CAPTURED
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.weights.recipe import Recipe, stored_bytes
 
@@ -48,6 +51,7 @@ class DeviceEngine:
 
     Attributes:
         placement: the placement that it follows.
+        memory: its pages and states, from which they can be stored.
         stream: the device's stream in which its steps run.
 
     Args:
@@ -76,21 +80,32 @@ class DeviceEngine:
         self.max_tokens = max(placement.long_prompts.chunk, placement.long_prompts.short)
         self.max_outputs = max_outputs
         self.stream, self._copies = stream_on(device), stream_on(device)
+        self._paging = stream_on(device)
         # Tensors on the device are made in this stream, too: it does not wait for any other.
         with device_errors("loading"), self.stream.running():
             self._load(source, progress)
             self._ways = self._make_ways()
-        self._steps = DeviceSteps(self._ways, pages_for(self.context))
-        cache, pages = self._cache, pages_for(self.context)
-        parts = cached_parts(record(model.forward), self.spec.layers)
+        self._steps, cache = DeviceSteps(self._ways), self._cache
+        widths = cached_parts(record(model.forward), self.spec.layers)
+        parts = parts_of_pages(cache.layers, widths, cache.pages.count + 1)
+        self.memory = DevicePages(parts, cache.states, self._paging)
         self.pools = Pools(
             cache.pages,
             cache.slots if cache.states else None,
-            PageCopy(cache.layers, parts, pages + 1, self.stream),
-            # Nothing outlives the engine, or leaves the device.
-            seed({"engine": id(self)}),
+            PageCopy(parts, self.stream),
+            seed(self._facts(source.identity)),
             self.context,
         )
+
+    def _facts(self, weights: str) -> dict[str, object]:
+        """What the bytes of pages depend on beside ids and deferral. Not where the experts lie: that changes with what
+        is chatted about, and their results by no more than the rounding of what they read."""
+        return {
+            **facts_of(self.model, self.recipe, weights),
+            "exact": self.exact,
+            "kernels": self._kernels.name,
+            "device": device_name(self.stream.device),
+        }
 
     def depth_at(self, position: int) -> int:
         """The number of experts that the token at `position` may defer."""
@@ -126,10 +141,6 @@ class DeviceEngine:
             self._chosen.zero_()
 
     @property
-    def memory(self) -> None:
-        """Pages in the device's memory cannot be stored."""
-
-    @property
     def weights_bytes(self) -> int:
         return self._host_bytes + self._on_device.size_bytes
 
@@ -138,6 +149,11 @@ class DeviceEngine:
         with device_errors("counting"), self.stream.running():
             counts: NDArray[np.int64] = self._chosen.cpu().numpy().copy()
         return counts
+
+    @property
+    def batch_invariant(self) -> bool:
+        """False: kernels of the device round otherwise for other numbers of rows."""
+        return False
 
     @property
     def step_times(self) -> None:
@@ -160,7 +176,9 @@ class DeviceEngine:
         first, then = _one_count(progress, self.model, self.recipe)
         self._kernels: Kernels = kernels_for(device, exact=self.exact)
         # Before a byte is read: where memory is short, that is found out at once.
-        self._cache = DeviceCache(self.spec, pages_for(self.context), device, exact=self.exact)
+        streams = self.placement.streams
+        pages, slots = streams * pages_for(self.context), state_slots(streams)
+        self._cache = DeviceCache(self.spec, pages, device, slots=slots, exact=self.exact)
         self._on_device: DeviceModel = load_device(
             self.model, self.recipe, source, mask, device, first
         )
@@ -202,25 +220,31 @@ class DeviceEngine:
             table=self._on_device.embedding,
             long_prompts=placement.long_prompts,
         )
-        return replace(ways, decode=self._decode_step(whole, runner, host))
+        return replace(ways, decode=self._decode_steps(whole, runner, host))
 
-    def _decode_step(
+    def _decode_steps(
         self, whole: _Forward, runner: TimedRunner, host: HostExperts | None
-    ) -> DecodeStep | None:
-        """The captured step of one token; None: each step runs anew."""
+    ) -> DecodeSteps | None:
+        """The captured steps of one token of each sequence; None: each step runs anew."""
+        cache, table, stream = self._cache, self._on_device.embedding, self.stream
+        pages, vocab = pages_for(self.context), self.spec.vocab
+        slot = cache.scratch_slot if cache.states else None
 
         def forward(embedded: Tensor, rows: Rows) -> Tensor:
-            return whole(embedded, rows, 0, runner)
+            return whole(embedded, (rows,), None, runner)
 
-        recurrent = bool(self._cache.states)
-        sizes = Sizes(1, pages_for(self.context), self.spec.vocab, recurrent)
-        step = DecodeStep(forward, self._on_device.embedding, sizes, self.stream, host)
+        def make(n: int) -> DecodeStep:
+            sizes = Sizes(n, pages, vocab, cache.scratch, slot)
+            return DecodeStep(forward, table, sizes, stream, host)
+
+        steps = DecodeSteps(make, self.placement.streams)
         self.forget_choices()
-        return step
+        return steps
 
     def _host_experts(self) -> HostExperts:
         spec, placement = self.spec, self.placement
-        shape = ExpertShape(spec.hidden, spec.experts, spec.top_k, min(PREFILL_CHUNK, self.context))
+        most = max(min(PREFILL_CHUNK, self.context), MOST_CAPTURED)
+        shape = ExpertShape(spec.hidden, spec.experts, spec.top_k, most)
         elsewhere = placement.mask.astype(np.uint8)
         return HostExperts(
             self.pool,
@@ -263,9 +287,11 @@ class _Forward:
     chosen: Tensor
     states: Several[Tensor] = ()
 
-    def __call__(self, embedded: Tensor, rows: Rows, first_output: int, runner: Runner) -> Tensor:
-        """The logits [outputs, vocab] of embedded rows; counts the experts they chose."""
-        inputs = StepInputs(embedded, rows, self.caches, first_output, self.states)
+    def __call__(
+        self, embedded: Tensor, parts: Several[Rows], outputs: Tensor | None, runner: Runner
+    ) -> Tensor:
+        """The logits [outputs, vocab] of embedded rows, see `StepInputs`; counts the experts they chose."""
+        inputs = StepInputs(embedded, parts, self.caches, outputs, self.states)
         backend = TorchBackend(self.weights, inputs, self.kernels, runner)
         logits: Tensor = self.model.forward(backend)
         if backend.routings:
@@ -295,8 +321,10 @@ def _slower(device: torch.device) -> tuple[str, ...]:
 
 
 def count(chosen: Tensor, ids: Several[Tensor]) -> None:
-    """Adds to chosen [layers, experts] how often each layer's ids [T, top_k] name each expert."""
+    """Adds to chosen [layers, experts] how often each layer's ids [T, top_k] name each expert; negative ids name
+    none."""
     layers, experts = chosen.shape
     first = torch.arange(0, layers * experts, experts, device=chosen.device)
-    places = (torch.stack(list(ids)).long() + first[:, None, None]).flatten()
-    chosen.view(-1).index_add_(0, places, torch.ones_like(places))
+    numbers = torch.stack(list(ids)).long()
+    places = (numbers.clamp(min=0) + first[:, None, None]).flatten()
+    chosen.view(-1).index_add_(0, places, (numbers >= 0).long().flatten())

@@ -29,6 +29,8 @@ from ktcli.engine.device.stream import Stream
 from ktcli.native import Offload, PartSpan, Pool, Program, View, Weight
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras
 
+Depths = NDArray[np.int32]  # of each token of a step
+
 WATCHDOG_MS = 30_000  # the slowest layer of a prefill chunk takes seconds, a hang for ever
 
 
@@ -124,8 +126,12 @@ class HostExperts:
 
     # -- of a step -----------------------------------------------------------------------------------
 
-    def begin(self, n_tokens: int, defer: int) -> None:
-        """Begins a step; call it before the step's work is given to the stream."""
+    def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
+        """Begins a step; call it before the step's work is given to the stream.
+
+        Args:
+            defer: the most experts of each token that may be deferred; None: none.
+        """
         self._offload.begin(n_tokens, defer)
 
     def enter(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:

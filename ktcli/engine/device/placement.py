@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine.device.experts import Handoff
-from ktcli.engine.device.steps import LongPrompts
+from ktcli.engine.device.passes import LongPrompts
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import DevicePlan, Plan
 
@@ -24,6 +24,7 @@ class Placement:
             from 0.
         slab_bytes: the bytes of each of two buffers through which experts come to the device.
         deferral: whether experts may be deferred at all, so that depths can change.
+        streams: the sequences that can have the whole context, and be decoded, at the same time.
     """
 
     mask: NDArray[np.bool_]
@@ -33,6 +34,7 @@ class Placement:
     slab_bytes: int = 256 << 20
     handoff: Handoff = Handoff.CALLS
     deferral: bool = True
+    streams: int = 1
 
     @classmethod
     def of(cls, plan: Plan, device: DevicePlan) -> Placement:
@@ -45,4 +47,5 @@ class Placement:
             depths=device.depths,
             long_prompts=LongPrompts(threshold, device.chunk, short),
             slab_bytes=device.need.stream // 2,
+            streams=plan.use.streams,
         )

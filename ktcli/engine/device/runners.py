@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from ktcli.engine.device.experts import HostExperts
+from ktcli.engine.device.experts import Depths, HostExperts
 from ktcli.engine.device.slabs import SlabStream
 from ktcli.ops.torch.backend import ExpertRunner
 from ktcli.ops.torch.kernels import Kernels
@@ -25,11 +25,11 @@ from ktcli.ops.torch.packed import PackedStack
 class Runner(ExpertRunner, Protocol):
     """A runner of the routed experts of a step."""
 
-    def begin(self, n_tokens: int, defer: int) -> None:
+    def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
         """Begins a step; call it before the step's work is given to the stream.
 
         Args:
-            defer: the most experts of a token that may be deferred.
+            defer: the most experts of each token that may be deferred; None: none.
         """
 
     def check(self) -> None:
@@ -75,7 +75,7 @@ class Coupled:
     def __init__(self, host: HostExperts | None, resident: Resident) -> None:
         self._host, self._resident = host, resident
 
-    def begin(self, n_tokens: int, defer: int) -> None:
+    def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
         if self._host is not None:
             self._host.begin(n_tokens, defer)
 
@@ -107,7 +107,7 @@ class Streamed:
     def __init__(self, slabs: SlabStream, resident: Resident) -> None:
         self._slabs, self._resident = slabs, resident
 
-    def begin(self, n_tokens: int, defer: int) -> None:
+    def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
         """Does nothing with `defer`: no expert is deferred here."""
         self._slabs.begin()
 

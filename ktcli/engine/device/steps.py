@@ -1,56 +1,32 @@
-"""Steps on a device: decode replays the captured step, a prompt runs as it comes.
+"""Steps on a device: decode replays a captured step, prompts and what is beside them run as they come.
 
-A prompt's chunk takes one of two ways through the experts in main memory: short ones let the CPU
-compute them, long ones bring them to the device. The way is decided for each chunk by its own length, so
-a long prompt's last few tokens go the short way.
+A prompt takes one of two ways through the experts in main memory: short chunks let the CPU compute them, long ones
+bring them to the device. The way is decided for each step by its own length, so a long prompt's last few tokens go the
+short way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ktcli.engine.device.decode import DecodeStep
-from ktcli.engine.device.experts import HostExperts
+from ktcli.engine.device.decode import DecodeSteps
+from ktcli.engine.device.experts import Depths, HostExperts
+from ktcli.engine.device.passes import LongPrompts, Pass, passes
 from ktcli.engine.device.runners import Runner, Streamed, TimedRunner
 from ktcli.engine.device.stream import Stream, one_step
 from ktcli.engine.logits import F32Array, Logits
 from ktcli.engine.sequence import pages_for
 from ktcli.native import Batch, Run
 from ktcli.ops.torch.functions import Rows
-from ktcli.planner.memory import PREFILL_CHUNK
 
-# forward(embedded [T, hidden], rows, first output row, runner) -> logits [outputs, vocab]
-Forward = Callable[[Tensor, Rows, int, Runner], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class LongPrompts:
-    """The rule by which long prompts are read.
-
-    Attributes:
-        threshold: the fewest tokens of a chunk whose experts come to the device; None: never.
-        chunk: the most tokens of such a chunk.
-        short: the most tokens of any other chunk; where the CPU has experts, PREFILL_CHUNK is all it takes.
-    """
-
-    threshold: int | None
-    chunk: int
-    short: int = PREFILL_CHUNK
-
-    def streams(self, n_tokens: int) -> bool:
-        """Tells whether a chunk of `n_tokens` has its experts brought to the device."""
-        return self.threshold is not None and n_tokens >= max(2, self.threshold)
-
-    def chunk_tokens(self, left: int) -> int:
-        """The tokens of the next chunk, when `left` are left."""
-        long = min(left, self.chunk)
-        return long if self.streams(long) else min(left, self.short)
+# forward(embedded [T, hidden], parts, outputs, runner) -> logits [outputs, vocab]; see `StepInputs`
+Forward = Callable[[Tensor, Sequence[Rows], Tensor | None, Runner], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +34,14 @@ class Ways:
     """The ways in which steps run.
 
     Attributes:
-        decode: the captured step of one token; None: every step runs anew.
-        runner: the runner of decode and of short chunks of a prompt.
+        decode: the captured steps; None: every step runs anew.
+        runner: the runner of decode and of short chunks of prompts.
         streamed: the runner of long ones; None: there are none.
         host: experts in main memory; None: there are none.
     """
 
     forward: Forward
-    decode: DecodeStep | None
+    decode: DecodeSteps | None
     runner: TimedRunner
     streamed: Streamed | None
     host: HostExperts | None
@@ -75,78 +51,92 @@ class Ways:
 
 
 class DeviceSteps:
-    """Runs batches on a device, one run after the other.
+    """Runs batches on a device."""
 
-    Args:
-        pages: the entries of a page table.
-    """
-
-    def __init__(self, ways: Ways, pages: int) -> None:
-        self._ways, self._pages = ways, pages
+    def __init__(self, ways: Ways) -> None:
+        self._ways = ways
 
     def run(self, batch: Batch) -> list[Logits]:
-        """The logits of each output row."""
-        if len(batch.runs) == 1:
-            return self._run(batch.runs[0])
-        # What the next run overwrites is kept.
-        return [_kept(each) for run in batch.runs for each in self._run(run)]
+        """The logits of each output row, in place where they come from a captured step: valid until the next one."""
+        found: list[list[Logits]] = [[] for _ in batch.runs]
+        host, rule = self._ways.host, self._ways.long_prompts
+        most = rule.short if host is None else min(rule.short, host.shape.max_tokens)
+        for each in passes(batch.runs, rule, most):
+            for (number, _), logits in zip(each.runs, self._logits(each), strict=True):
+                found[number] += logits
+        return [logits for of_run in found for logits in of_run]
 
-    def _run(self, run: Run) -> list[Logits]:
-        if run.ids.size == 1 and run.first_output == 0 and self._ways.decode is not None:
-            return [self._decode(self._ways.decode, run)]
-        n = run.ids.size - run.first_output
-        rows = self._read(run)
-        return [Logits.of(row, run.temperature) for row in rows[len(rows) - n :]]
+    def _logits(self, some: Pass) -> Iterator[list[Logits]]:
+        """Computes a pass; yields the logits of each of its runs."""
+        decode, runs = self._ways.decode, [run for _, run in some.runs]
+        if decode is not None and some.single:
+            step = decode.of(len(runs))
+            if step is not None:
+                step.run(runs)
+                for row, run in enumerate(runs):
+                    wanted = run.first_output == 0
+                    yield [step.summary(row, run.temperature)] if wanted else []
+                return
+        rows = iter(self._anew(runs, some.streamed))
+        for run in runs:
+            outputs = range(run.first_output, run.ids.size)
+            yield [Logits.of(next(rows), run.temperature) for _ in outputs]
 
-    def _decode(self, step: DecodeStep, run: Run) -> Logits:
-        pages = np.zeros((1, self._pages), dtype=np.int32)
-        pages[0, : run.pages.size] = run.pages
-        step.run(
-            run.ids,
-            [run.start],
-            pages,
-            slots=_slots(run),
-            temperature=run.temperature,
-            defer=run.defer,
-        )
-        return step.summary(0, run.temperature)
-
-    def _read(self, run: Run) -> F32Array:
-        """Runs a chunk of a prompt, or a token that is not computed by the captured step; returns the logits of its
-        outputs, of the last token if it has none."""
-        ways, n = self._ways, run.ids.size
-        runner = self._runner(n)
-        first_output = min(run.first_output, n - 1)  # one at least: operations need a row
+    def _anew(self, runs: Sequence[Run], streamed: bool) -> F32Array:
+        """Computes runs in a step that is not captured; returns the logits of their outputs, of some row if there are
+        none."""
+        ways, n = self._ways, sum(run.ids.size for run in runs)
+        runner = ways.streamed if streamed and ways.streamed is not None else ways.runner
         with one_step(ways.stream):
-            runner.begin(n, run.defer)
+            runner.begin(n, depths(runs))
             with ways.stream.running():
-                logits = ways.forward(*self._inputs(run), first_output, runner)
+                logits = ways.forward(*self._inputs(runs), runner)
                 found: F32Array = logits.cpu().numpy()  # waits for all that was given to the stream
             ways.stream.synchronize()
             runner.check()
         return found
 
-    def _runner(self, n_tokens: int) -> Runner:
-        streamed = self._ways.streamed if self._ways.long_prompts.streams(n_tokens) else None
-        return self._ways.runner if streamed is None else streamed
-
-    def _inputs(self, run: Run) -> tuple[Tensor, Rows]:
-        n, device = run.ids.size, self._ways.stream.device
-        ids = torch.from_numpy(run.ids).long()
+    def _inputs(self, runs: Sequence[Run]) -> tuple[Tensor, tuple[Rows, ...], Tensor | None]:
+        device = self._ways.stream.device
+        ids = torch.from_numpy(np.concatenate([run.ids for run in runs])).long()
         embedded = self._ways.table[ids].to(device).float()
-        positions = torch.arange(run.start, run.start + n, device=device)
-        reached = pages_for(run.start + n)
-        pages = torch.from_numpy(run.pages[None, :reached].copy()).to(device)
-        slots = _slots(run)
-        places = None if slots is None else torch.from_numpy(slots).to(device)
-        return embedded, Rows(positions, pages, n, places, ids.to(device))
+        gives = np.concatenate([np.arange(run.ids.size) >= run.first_output for run in runs])
+        if not gives.any():
+            gives[-1] = True  # one at least: operations need a row
+        outputs = None if gives.all() else torch.from_numpy(np.flatnonzero(gives)).to(device)
+        return embedded, tuple(parts_of(runs, device)), outputs
 
 
-def _slots(run: Run) -> NDArray[np.int64] | None:
-    """The states to read (negative: none) and to write, [2, 1]; None: no layer keeps any."""
-    return None if run.next_state < 0 else np.array([[run.state], [run.next_state]], dtype=np.int64)
+def depths(runs: Sequence[Run]) -> Depths:
+    """The depth of deferral of each row."""
+    each = np.array([run.defer for run in runs], dtype=np.int32)
+    return np.repeat(each, [run.ids.size for run in runs])
 
 
-def _kept(logits: Logits) -> Logits:
-    arrays = {name: getattr(logits, name).copy() for name in ("values", "peaks", "sums")}
-    return logits._replace(**arrays)
+def parts_of(runs: Sequence[Run], device: torch.device) -> Iterator[Rows]:
+    """Yields the parts of a step: neighbours of one token together, each longer run by itself."""
+    for single, some in groupby(runs, key=lambda run: run.ids.size == 1):
+        for group in [list(some)] if single else [[run] for run in some]:
+            yield _rows(group, device)
+
+
+def _rows(runs: Sequence[Run], device: torch.device) -> Rows:
+    """The rows of runs of equal length."""
+    n = runs[0].ids.size
+    positions = np.concatenate([np.arange(run.start, run.start + n) for run in runs])
+    pages = np.zeros((len(runs), max(pages_for(run.start + n) for run in runs)), dtype=np.int32)
+    for row, run in zip(pages, runs, strict=True):
+        reached = run.pages[: row.size]
+        row[: reached.size] = reached
+    ids = torch.from_numpy(np.concatenate([run.ids for run in runs])).long()
+    slots = None
+    if runs[0].next_state >= 0:
+        both = np.array([[run.state for run in runs], [run.next_state for run in runs]])
+        slots = torch.from_numpy(both).to(device)
+    return Rows(
+        torch.from_numpy(positions).to(device),
+        torch.from_numpy(pages).to(device),
+        n,
+        slots,
+        ids.to(device),
+    )

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -181,6 +181,8 @@ class CudaStream:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # Host address -> the device's address: asked for once, which is before a capture.
         self._seen_at: dict[int, int] = {}
+        # One pool for all graphs, which replay in any order: what is to last is copied to memory outside of it.
+        self._graphs: Any = None
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         _require_whole(target, source)
@@ -217,8 +219,12 @@ class CudaStream:
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
+        if self._graphs is None:
+            self._graphs = torch.cuda.graph_pool_handle()
         # Other threads may allocate or copy meanwhile: only this thread's calls are captured.
-        capture = torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
+        capture = torch.cuda.graph(
+            graph, self._graphs, stream=self._stream, capture_error_mode="thread_local"
+        )
         with device_errors("capturing a decode step"), _nothing_collected(), capture:
             work()
 
@@ -288,6 +294,11 @@ def one_step(stream: Stream) -> Iterator[None]:
 def stream_on(device: torch.device) -> Stream:
     """Makes a new stream of a device."""
     return CudaStream(device) if device.type == "cuda" else HostStream()
+
+
+def device_name(device: torch.device) -> str:
+    """The name of a device's kind: results of two of one kind are the same bits."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 @contextmanager

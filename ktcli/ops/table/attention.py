@@ -124,6 +124,12 @@ class ChooseShape:
         """The number of elements that are cached for each position."""
         return paged_elements(self.dim, self.every, 16)
 
+    @property
+    def partials(self) -> int:
+        """The f32 elements with which a token scores all places of a page: their keys, scores, and sorted scores with
+        numbers of 64 bits."""
+        return max(1, PAGE_TOKENS // self.every) * (self.dim + 5 * self.heads)
+
 
 @dataclass(frozen=True, slots=True)
 class Choose(Operation):
@@ -229,6 +235,13 @@ class MqaShape:
     def paged(self) -> int:
         """The number of elements of pooled rows per position."""
         return paged_elements(self.dim, self.every) if self.every else 0
+
+    @property
+    def partials(self) -> int:
+        """The f32 elements with which a token attends to all pooled rows of a page: rows three times, and scores."""
+        if not self.every:
+            return 0
+        return max(1, PAGE_TOKENS // self.every) * (3 * self.dim + 2 * self.heads)
 
     @property
     def state_elements(self) -> int:

@@ -2,8 +2,9 @@
 
 One backend is one step: it is made with what the step reads (embedded rows, positions, pages), runs the
 forward once and is dropped; or it is run once under capture, and the graph replayed while the caller writes
-the same tensors anew. The residual stream and all rows between operations are f32. Where the experts run is
-not decided here: an `ExpertRunner` takes a layer's rows and gives back their sum.
+the same tensors anew. The residual stream and all rows between operations are f32. Operations that look at positions,
+pages or states take neighbouring runs of equal length together, all others every row of the step. Where the experts run
+is not decided here: an `ExpertRunner` takes a layer's rows and gives back their sum.
 """
 
 from __future__ import annotations
@@ -81,15 +82,16 @@ class StepInputs:
 
     Attributes:
         x: [T, H], the embedded rows.
+        parts: the rows in order, cut where the length of runs changes; each longer run is a part of its own.
         caches: the pages of each layer, flat: 64 * elements per position * pages.
-        first_output: rows from here on give logits.
+        outputs: the rows that give logits, int64, ascending; None: all.
         states: the states of sequences of each layer, f32 [slots, elements]; (): no layer has any.
     """
 
     x: torch.Tensor
-    rows: Rows
+    parts: Sequence[Rows]
     caches: Sequence[torch.Tensor]
-    first_output: int = 0
+    outputs: torch.Tensor | None = None
     states: Sequence[torch.Tensor] = ()
 
 
@@ -106,7 +108,7 @@ class TorchBackend(Backend):
         self._weights, self._step = weights, step
         self._kernels, self._runner = kernels, runner
         self.routings: list[Routed] = []
-        self._chosen: Chosen | None = None
+        self._chosen: Sequence[Chosen | None] = ()  # of each part
 
     def do(self, operation: Operation) -> Any:
         match operation:
@@ -116,14 +118,19 @@ class TorchBackend(Backend):
                 assert self._step.x.shape[1] == table.k, table.name
                 return self._step.x.float()
             case Select(x):
-                return x[self._step.first_output :]
+                outputs = self._step.outputs
+                return x if outputs is None else x.index_select(0, outputs)
             case Experts(x, routed):  # the runner has the weights of experts
                 return self._runner.start(len(self.routings) - 1, x, *routed)
-        made = self._kernels[operation.name](**dict(self._given(operation)))
+        if not operation.reads_step:
+            return self._kernels[operation.name](**dict(self._given(operation)))
+        of_parts = self._of_parts(operation)
+        if FieldKind.CHOICE in operation.gives:
+            self._chosen = of_parts
+            return None
+        made = _joined(of_parts)
         if FieldKind.ROUTING in operation.gives:
             self.routings.append(made)
-        if FieldKind.CHOICE in operation.gives:
-            self._chosen = made
         return made
 
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
@@ -137,28 +144,53 @@ class TorchBackend(Backend):
     def collect(self, started: Any) -> Value:
         return self._runner.finish(started)
 
-    def _given(self, operation: Operation) -> Iterator[tuple[str, Any]]:
-        """Yields what the kernel of an operation takes, by name."""
+    def _of_parts(self, operation: Operation) -> list[Any]:
+        """Runs the kernel of an operation that reads the step on each part."""
+        layout, kernel = layout_of(type(operation)), self._kernels[operation.name]
+        given, first, made = dict(self._given(operation)), 0, []
+        for number, rows in enumerate(self._step.parts):
+            own, last = dict(given), first + rows.positions.shape[0]
+            for name in layout.operands:
+                if given[name] is not None:
+                    own[name] = given[name][first:last]
+            if layout.choice:
+                own[layout.choice] = self._chosen[number] if given[layout.choice] else None
+            result = kernel(**own, rows=rows, **dict(self._kept(operation, rows)))
+            if FieldKind.ROUTING in operation.gives and rows.live is not None:
+                ids, gate = result
+                result = ids.masked_fill(~rows.live[:, None], -1), gate
+            made.append(result)
+            first = last
+        return made
+
+    def _kept(self, operation: Operation, rows: Rows) -> Iterator[tuple[str, Any]]:
+        """Yields what a layer keeps of the sequences of some rows, as the kernel of an operation takes it."""
         layout, step = layout_of(type(operation)), self._step
-        for name, kind in layout.given:
-            yield name, self._resolved(kind, getattr(operation, name))
-        if operation.reads_step:
-            yield "rows", step.rows
         if layout.pages:
-            yield (
-                "cache",
-                own_parts(step.caches[getattr(operation, layout.pages)], operation.cached),
-            )
+            pages = step.caches[getattr(operation, layout.pages)]
+            yield "cache", own_parts(pages, operation.cached)
         if layout.state:
-            assert step.rows.slots is not None, "the step says nothing of states"
+            assert rows.slots is not None, "the step says nothing of states"
             memory = step.states[getattr(operation, layout.state)]
-            yield "state", States(memory, step.rows.slots, getattr(operation, layout.first))
+            yield "state", States(memory, rows.slots, getattr(operation, layout.first))
+
+    def _given(self, operation: Operation) -> Iterator[tuple[str, Any]]:
+        """Yields the fields that the kernel of an operation takes, by name."""
+        for name, kind in layout_of(type(operation)).given:
+            yield name, self._resolved(kind, getattr(operation, name))
 
     def _resolved(self, kind: FieldKind | None, value: Any) -> Any:
-        if kind is FieldKind.CHOICE:
-            return self._chosen if value else None
         if kind is FieldKind.MATRIX and value is not None:
             return self._weights.matrices[value.name]
         if kind in (FieldKind.VECTOR, FieldKind.IDS) and value is not None:
             return self._weights.vectors[value.name]
         return value
+
+
+def _joined(made: Sequence[Any]) -> Any:
+    """Joins the rows that a kernel gave for each part: tensors, or pairs of them."""
+    if len(made) == 1:
+        return made[0]
+    if isinstance(made[0], tuple):
+        return tuple(torch.cat(each) for each in zip(*made, strict=True))
+    return torch.cat(list(made))

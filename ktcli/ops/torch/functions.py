@@ -38,7 +38,7 @@ _UNPACKED_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The positions, pages and states of the T = sequences * run rows of a step.
+    """The positions, pages and states of T = sequences * run rows: all of a step, or neighbours in it.
 
     Attributes:
         positions: int64 [T], on the device.
@@ -48,6 +48,8 @@ class Rows:
         slots: int64 [2, sequences], on the device: which states are read and which written, see
             `recurrent.States`; None: no layer keeps one.
         ids: int64 [T], on the device: the tokens; None: no layer looks at them.
+        live: bool [T], on the device: the rows of sequences; the others fill a captured step up and choose no
+            experts; None: all are.
     """
 
     positions: Tensor
@@ -55,6 +57,7 @@ class Rows:
     run: int
     slots: Tensor | None = None
     ids: Tensor | None = None
+    live: Tensor | None = None
 
 
 # -- each row by itself ---------------------------------------------------------------------------------

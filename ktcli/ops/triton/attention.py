@@ -24,12 +24,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ktcli.native import PAGE_TOKENS
+from ktcli.ops.state import GQA_SPLIT_PAGES, MLA_SPLIT_PAGES
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.pages import KvPages
 
-_GQA_SPLIT_PAGES = 2
-_MLA_SPLIT_PAGES = 4
 _MLA_HEADS = 16  # of one program: the least rows of tl.dot
 _MERGED_SPLITS = 32  # partial results that are read at once
 
@@ -223,12 +222,12 @@ def gqa_one(
     [sequences, heads * value_dim] f32."""
     s = shape
     group = s.heads // s.kv_heads
-    parts = _Parts(rows, s.heads, s.value_dim, _GQA_SPLIT_PAGES)
+    parts = _Parts(rows, s.heads, s.value_dim, GQA_SPLIT_PAGES)
     width, wide = triton.next_power_of_2(s.head_dim), triton.next_power_of_2(s.value_dim)
     _gqa_kernel[(parts.splits, s.kv_heads, q.shape[0])](
         q, *cache, rows.positions, rows.pages, parts.sums, parts.peaks, parts.weights,
         q.stride(0), rows.pages.shape[1], group, s.scale, s.window,
-        D=s.head_dim, DV=s.value_dim, PAGE=PAGE_TOKENS, SPLIT=_GQA_SPLIT_PAGES,
+        D=s.head_dim, DV=s.value_dim, PAGE=PAGE_TOKENS, SPLIT=GQA_SPLIT_PAGES,
         BH=max(16, triton.next_power_of_2(group)), BD=max(16, width), BV=max(16, wide),
         BL=64 if max(width, wide) <= 128 else 32, num_stages=2,
     )  # fmt: skip
@@ -243,12 +242,12 @@ def mla_one(absorbed: Tensor, q: Tensor, cache: Tensor, rows: Rows, shape: MlaSh
         q: [sequences, heads * (nope + rope)], of which the rotated columns are read.
     """
     s = shape
-    parts = _Parts(rows, s.heads, s.lora, _MLA_SPLIT_PAGES)
+    parts = _Parts(rows, s.heads, s.lora, MLA_SPLIT_PAGES)
     width = triton.next_power_of_2(s.lora)
     _mla_kernel[(parts.splits, triton.cdiv(s.heads, _MLA_HEADS), q.shape[0])](
         absorbed, q, cache, rows.positions, rows.pages, parts.sums, parts.peaks, parts.weights,
         q.stride(0), s.nope + s.rope, rows.pages.shape[1], s.heads, s.scale,
-        NOPE=s.nope, LORA=s.lora, ROPE=s.rope, PAGE=PAGE_TOKENS, SPLIT=_MLA_SPLIT_PAGES,
+        NOPE=s.nope, LORA=s.lora, ROPE=s.rope, PAGE=PAGE_TOKENS, SPLIT=MLA_SPLIT_PAGES,
         BH=_MLA_HEADS, BC=max(16, width), BR=max(16, triton.next_power_of_2(s.rope)),
         BL=64 if width <= 128 else 32,
         num_warps=4 if width <= 256 else 8, num_stages=2,

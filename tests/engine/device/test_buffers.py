@@ -140,7 +140,7 @@ def run_step(
     """Results [T, hidden] of the layers that are here."""
     found, spoil, i = [], Rubbish(host), 0
     later = stream.later if isinstance(stream, LateStream) else lambda work: work()
-    host.begin(len(inputs[0].x), defer)
+    host.begin(len(inputs[0].x), np.full(len(inputs[0].x), defer, np.int32))
     for layer, each in enumerate(inputs):
         if not host.has(layer):
             continue

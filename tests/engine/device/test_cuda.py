@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from hybrid import ANSWER, IDS, Made, answer, close
+from hybrid import ANSWER, IDS, F32Array, Made, answer, close
 from torch import Tensor
 
-from ktcli.engine.device.decode import DecodeStep, Sizes
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.experts import Handoff, HostExperts
-from ktcli.engine.device.steps import LongPrompts
+from ktcli.engine.device.passes import LongPrompts
+from ktcli.engine.sequence import Sequence
 from ktcli.errors import KtError, OutOfDeviceMemory
 from ktcli.measure.policy import Policy
-from ktcli.ops.torch.functions import Rows
+from ktcli.native import Batch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -102,34 +103,36 @@ def test_a_step_gives_the_same_bits_again(there: Made, handoff: Handoff, exact: 
         np.testing.assert_array_equal(session.feed([5], defer=2).values, first)
 
 
-def _steps(engine: DeviceEngine, batch: int, captured: bool = True) -> DecodeStep:
-    ways = engine._ways
+def test_captured_steps_of_each_size_give_what_steps_without_a_graph_give(there: Made) -> None:
+    """Graphs of one pool, made late and replayed in any order; rows that fill a graph up."""
+    for mask in ("all", "some", "none"):
+        engine = there.engine(there.placed(mask, streams=16))
+        plain = there.engine(there.placed(mask, streams=16))
+        plain._steps._ways = replace(plain._ways, decode=None)
+        batches = [Many(each) for each in (engine, plain)]
+        for n in (3, 1, 16, 2, 5, 3, 1):
+            together, wanted = (many.step(n) for many in batches)
+            assert all(close(a, b, EPS) for a, b in zip(together, wanted, strict=True)), (mask, n)
 
-    def forward(embedded: Tensor, rows: Rows) -> Tensor:
-        return ways.forward(embedded, rows, 0, ways.runner)
 
-    sizes = Sizes(batch, 2, ways.vocab)
-    return DecodeStep(forward, ways.table, sizes, ways.stream, ways.host, captured=captured)
+class Many:
+    """Sequences of different lengths, of which the first few go on with each step."""
 
+    def __init__(self, engine: DeviceEngine) -> None:
+        self.engine, self.sequences = engine, []
+        for n in range(16):
+            self.sequences.append(engine.sequence())
+            self._feed([(self.sequences[-1], IDS[n : 2 * n + 3])])
 
-def test_four_sequences_in_a_graph_are_each_as_if_alone(there: Made) -> None:
-    """The graph of four, that of one, and no graph; lengths differ."""
-    engine = there.engine(there.placed())
-    four, one, plain = _steps(engine, 4), _steps(engine, 1), _steps(engine, 1, captured=False)
-    pages = np.array([[0, 0], [1, 1], [2, 2], [3, 3]], np.int32)
-    lengths = [0, 3, 17, 30]
-    for row, length in enumerate(lengths):
-        for at in range(length):
-            one.run(np.array([IDS[at]], np.int32), [at], pages[row : row + 1])
-    ids = np.array(ANSWER[:4], np.int32)
-    four.run(ids, lengths, pages, defer=1)
-    together = four.logits().copy()
-    for row, length in enumerate(lengths):
-        of = ids[row : row + 1], [length], pages[row : row + 1]
-        one.run(*of, defer=1)
-        plain.run(*of, defer=1)
-        np.testing.assert_array_equal(one.logits(), plain.logits())
-        assert close(together[row], one.logits()[0], EPS)
+    def step(self, n: int) -> list[F32Array]:
+        return self._feed([(each, [i + n]) for i, each in enumerate(self.sequences[:n])], defer=1)
+
+    def _feed(self, some: list[tuple[Sequence, list[int]]], defer: int = 0) -> list[F32Array]:
+        runs = [s.extend(np.array(ids, np.int32), defer=defer) for s, ids in some]
+        found = [each.values.copy() for each in self.engine.run(Batch(tuple(runs)))]
+        for (sequence, _), run in zip(some, runs, strict=True):
+            sequence.commit(run)
+        return found
 
 
 def test_chosen_experts_are_counted(there: Made) -> None:

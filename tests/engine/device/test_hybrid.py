@@ -15,7 +15,7 @@ from hybrid import ANSWER, CONTEXT, IDS, Made, answer, close
 from loading import load_engine
 
 from ktcli.engine.device.experts import Handoff
-from ktcli.engine.device.steps import LongPrompts
+from ktcli.engine.device.passes import LongPrompts
 from ktcli.hardware.team import NodeTeam
 from ktcli.measure.policy import Policy
 

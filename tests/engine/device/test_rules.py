@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hybrid import ANSWER, IDS, Made, close
+from hybrid import ANSWER, IDS, Made
 from shapes import shape
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ktcli.engine.device import engine as engine_module
-from ktcli.engine.device.decode import DecodeStep, Sizes, summarize
+from ktcli.engine.device.decode import summarize
 from ktcli.engine.device.engine import DeviceEngine, _Forward
 from ktcli.engine.device.experts import Handoff, HostExperts
+from ktcli.engine.device.passes import LongPrompts
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, Resident
-from ktcli.engine.device.steps import LongPrompts
 from ktcli.engine.device.stream import HostStream
 from ktcli.errors import KtError
 from ktcli.hardware.profile import read_machine
@@ -117,11 +117,14 @@ def test_a_captured_step_neither_waits_nor_touches_the_host(made: Made, batch: i
         embedded = torch.empty(batch, spec.hidden, device=GPU)
         positions = torch.empty(batch, dtype=torch.int64, device=GPU)
         pages = torch.empty(batch, 4, dtype=torch.int32, device=GPU)
-        temperature = torch.empty(1, device=GPU)
+        temperature = torch.empty(batch, device=GPU)
+        ids = torch.empty(batch, dtype=torch.int64, device=GPU)
+        live = torch.empty(batch, dtype=torch.bool, device=GPU) if batch > 1 else None
+        rows = Rows(positions, pages, 1, None, ids, live)
         shapes = []
         for watched in (nullcontext(), NothingFromTheHost()):
             with watched:
-                logits = forward(embedded, Rows(positions, pages, 1), 0, runner)
+                logits = forward(embedded, (rows,), None, runner)
                 shapes.append([each.shape for each in (logits, *summarize(logits, temperature))])
     assert shapes[0] == shapes[1] and shapes[0][0] == (batch, spec.vocab)
 
@@ -189,43 +192,6 @@ def test_steps_touch_the_same_pinned_memory(made: Made, watched) -> None:
     assert seen[0] and all(each == seen[0] for each in seen)
 
 
-# -- sequences together --------------------------------------------------------------------------------
-
-
-def test_four_sequences_are_each_as_if_alone(made: Made) -> None:
-    """Lengths differ, so do places in pages; whoever else is in the step changes no bit of a row."""
-    engine = made.engine(made.placed(), exact=True)
-    ways, vocab = engine._ways, made.model.spec.vocab
-
-    def forward(embedded: Tensor, rows: Rows) -> Tensor:
-        return ways.forward(embedded, rows, 0, ways.runner)
-
-    four, one = (
-        DecodeStep(forward, ways.table, Sizes(b, 2, vocab), ways.stream, ways.host) for b in (4, 1)
-    )
-    lengths = np.array([0, 3, 37, 64])
-    pages = np.array([[0, 0], [1, 1], [2, 2], [3, 0]], np.int32)  # the last begins on a second page
-    for row, length in enumerate(lengths[1:], 1):
-        ways.runner.begin(length, 0)
-        rows = Rows(torch.arange(length), torch.from_numpy(pages[row : row + 1]), int(length))
-        ways.forward(ways.table[torch.tensor(IDS[:length])].float(), rows, length - 1, ways.runner)
-        ways.runner.check()
-    ids = np.array(ANSWER[:4], np.int32)
-    alone = []
-    for row in (3, 0, 1, 2):  # the last one's second page is the first one's: it is written first
-        one.run(ids[row : row + 1], [lengths[row]], pages[row : row + 1], defer=1)
-        alone.append((row, one.logits()[0].copy()))
-    order = np.array([0, 1, 2])  # rows that share no page
-    four.run(ids, lengths.tolist(), np.where(np.arange(4)[:, None] == 3, 3, pages), defer=1)
-    together = four.logits().copy()
-    for row, logits in alone:
-        if row in order:
-            assert close(together[row], logits, 1e-5)
-    others = np.array([*ids[:1], 5, *ids[2:3], 9], np.int32)
-    four.run(others, [0, 3, 37, 60], np.where(np.arange(4)[:, None] == 3, 3, pages), defer=1)
-    np.testing.assert_array_equal(four.logits()[[0, 2]], together[[0, 2]])
-
-
 # -- steps that fail or are broken off -----------------------------------------------------------------
 
 
@@ -263,16 +229,17 @@ def test_what_is_interrupted_counts_for_nothing(
     long = LongPrompts(threshold, 40)
     engine, stream = watched(made, handoff=handoff, long_prompts=long)
     session, chance = engine.session(), random.Random(1)
-    straight = [session.feed(turn, defer=2).values.copy() for turn in (IDS[:9], [4], [5])]
+    turns = (IDS[:9], 0), ([4], 2), ([5], 2)
+    straight = [session.feed(turn, defer=depth).values.copy() for turn, depth in turns]
     for _ in range(4):
         session.truncate(0)
-        for turn, wanted in zip((IDS[:9], [4], [5]), straight, strict=True):
+        for (turn, depth), wanted in zip(turns, straight, strict=True):
             before, stream.stop_at = session.length, chance.randrange(14)
             try:
-                found = session.feed(turn, defer=2).values
+                found = session.feed(turn, defer=depth).values
             except KeyboardInterrupt:
                 assert session.length == before
-                found = session.feed(turn, defer=2).values
+                found = session.feed(turn, defer=depth).values
             stream.stop_at = None
             np.testing.assert_array_equal(found, wanted)
 

@@ -178,7 +178,7 @@ def test_a_step_of_single_rows_never_waits_for_the_device(pair: Pair) -> None:
     caches, states = (
         [layer.to(nowhere) for layer in kept] for kept in (run.cache.layers, run.cache.states)
     )
-    inputs = StepInputs(x, rows, caches, states=states)
+    inputs = StepInputs(x, (rows,), caches, states=states)
     backend = TorchBackend(weights, inputs, TORCH, ResidentRunner(TORCH, stacks))
     logits = run.model.forward(backend)
     assert logits.shape == (4, run.model.spec.vocab) and logits.device == nowhere

@@ -1,0 +1,243 @@
+"""Writes docs/commands.md and docs/kt.1, the man page: every command, option, setting and exit code.
+
+    python docs/reference.py
+
+Nothing in them is written by hand: commands and options come from the commands themselves, settings from their table,
+codes from theirs. A test fails when they are stale.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ktcli.commands.table import COMMANDS, load
+from ktcli.errors import ExitCode
+from ktcli.settings import OTHER_VARIABLES, TABLE
+
+HERE = Path(__file__).parent
+PAGE, MANUAL = HERE / "commands.md", HERE / "kt.1"
+TITLE = "talk to Mixture-of-Experts models far larger than your VRAM, on one machine"
+ORDER = "A variable of the environment comes before the settings file, an option of the command line before both."
+DASH = r"\-"  # a hyphen that is a part of a word to type
+DOCTOR = "kt doctor ends with 0: good, 1: usable, with warnings, or 2: kt cannot run here."
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A command as the reference shows it.
+
+    Attributes:
+        words: "kt bench decode".
+        usage: what follows them: "[OPTIONS] MODEL".
+        paragraphs: its help; those that begin with spaces are examples.
+        options: names with the word for the value, and meaning.
+    """
+
+    words: str
+    usage: str
+    paragraphs: tuple[str, ...]
+    options: tuple[tuple[str, str], ...]
+
+
+def entries() -> list[Entry]:
+    """Every command that the help shows, subcommands after their family."""
+    shown = [name for name, row in COMMANDS.items() if row.summary]
+    return [entry for name in shown for entry in _entries(f"kt {name}", load(name))]
+
+
+def _entries(words: str, command: Any) -> Iterator[Entry]:
+    children = getattr(command, "commands", {})
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option"]
+    shown = [_argument(each) for each in arguments] or (["COMMAND"] if children else [])
+    yield Entry(
+        words,
+        " ".join([*(["[OPTIONS]"] if options else []), *shown]),
+        tuple(_paragraphs(command.help or "")),
+        (*map(_meaning, arguments), *map(_meaning, options)),
+    )
+    for name, child in children.items():
+        yield from _entries(f"{words} {name}", child)
+
+
+def _argument(parameter: Any) -> str:
+    word = str(parameter.metavar).strip("[]")
+    return word if parameter.required else f"[{word}]"
+
+
+def _meaning(parameter: Any) -> tuple[str, str]:
+    """The names of a parameter with its value, and what it means, with its default."""
+    if parameter.param_type_name == "argument":
+        names = str(parameter.metavar).strip("[]")
+    else:
+        names = ", ".join([*parameter.opts, *parameter.secondary_opts])
+        if not getattr(parameter, "is_flag", False):
+            names += f" {parameter.metavar}"
+    text = " ".join(str(parameter.help).split())
+    default = getattr(parameter.default, "value", parameter.default)
+    says = (
+        isinstance(default, (int, float, str)) and not isinstance(default, bool) and default != ""
+    )
+    if says and "Default" not in text:
+        text += f" Default: {default}."
+    return names, text
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """The paragraphs of a help; examples that follow each other are one."""
+    examples: list[str] = []
+    for paragraph in text.replace("\b\n", "").split("\n\n"):
+        if paragraph.startswith("  "):
+            examples.append(paragraph)
+            continue
+        if examples:
+            yield "\n".join(examples)
+            examples = []
+        if paragraph.strip() != "Examples:":
+            yield " ".join(paragraph.split())
+    if examples:
+        yield "\n".join(examples)
+
+
+# --- Markdown -----------------------------------------------------------------------------------------
+
+
+def page() -> str:
+    """The text of docs/commands.md."""
+    found = entries()
+    parts = [
+        "# Commands, settings, exit codes",
+        f"`kt`: {TITLE}. This page is generated: `python docs/reference.py`; `man kt` says the same.",
+        "- "
+        + "\n- ".join(
+            f"[{e.words}](#{e.words.replace(' ', '-')}): {e.paragraphs[0]}" for e in found
+        ),
+    ]
+    for entry in found:
+        parts += [f"## {entry.words}", f"`{entry.words} {entry.usage}`"]
+        parts += [_block(each) for each in entry.paragraphs]
+        if entry.options:
+            parts.append(_table(("option", "meaning"), entry.options))
+    settings = [
+        (s.name, s.variable, s.domain.allowed, s.default, s.help + ("" if s.kept else " Not kept."))
+        for s in TABLE
+    ]
+    codes = [(str(int(code)), f"{code.meaning}") for code in ExitCode]
+    parts += [
+        "## Settings",
+        f"{ORDER} `kt config` shows and changes them; those that are not kept are for trials.",
+        _table(("setting", "variable", "can be", "default", "meaning"), settings, code=2),
+        "Other variables that kt heeds:",
+        _table(("variable", "meaning"), OTHER_VARIABLES.items()),
+        "## Exit codes",
+        _table(("code", "meaning"), codes),
+        DOCTOR,
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _block(paragraph: str) -> str:
+    if not paragraph.startswith("  "):
+        return re.sub(r"([<>])", r"\\\1", paragraph)
+    return "```\n" + re.sub(r"(?m)^  ", "", paragraph) + "\n```"
+
+
+def _table(head: tuple[str, ...], rows: Any, code: int = 1) -> str:
+    """A table whose first `code` columns are literal."""
+
+    def cell(at: int, text: str) -> str:
+        text = text.replace("|", "\\|")
+        return f"`{text}`" if at < code else re.sub(r"([<>])", r"\\\1", text)
+
+    lines = [" | ".join(cell(at, text) for at, text in enumerate(row)) for row in rows]
+    return "\n".join(
+        f"| {line} |" for line in [" | ".join(head), "|".join(["---"] * len(head)), *lines]
+    )
+
+
+# --- roff ---------------------------------------------------------------------------------------------
+
+
+def manual() -> str:
+    """The text of the man page."""
+    lines = [
+        '.TH KT 1 "" "kt" "User Commands"',
+        ".nh",
+        ".ad l",
+        ".SH NAME",
+        f"kt \\- {_roff(TITLE)}",
+    ]
+    lines += [
+        ".SH SYNOPSIS",
+        ".B kt",
+        r"\fICOMMAND\fR [\fIOPTIONS\fR] [\fIARGUMENTS\fR]",
+        ".SH COMMANDS",
+    ]
+    for entry in entries():
+        lines += [f".SS {_roff(entry.words)} {_roff(entry.usage)}".rstrip()]
+        for paragraph in entry.paragraphs:
+            lines += _roff_paragraph(paragraph)
+        lines += _items(entry.options)
+    settings = [
+        (
+            s.name,
+            f"{s.help} It can be {s.domain.allowed}. Default: {s.default}. Variable: {s.variable}.",
+        )
+        for s in TABLE
+        if s.kept
+    ]
+    trials = [(s.variable, f"{s.help} Default: {s.default}.") for s in TABLE if not s.kept]
+    lines += [
+        ".SH SETTINGS",
+        _roff(f"{ORDER} kt config shows and changes them."),
+        *_items(settings),
+    ]
+    lines += [".SH ENVIRONMENT", "Each setting has a variable; there are others:"]
+    lines += _items([*trials, *OTHER_VARIABLES.items()])
+    lines += [
+        ".SH EXIT STATUS",
+        *_items((str(int(c)), f"{c.meaning[0].upper()}{c.meaning[1:]}.") for c in ExitCode),
+    ]
+    lines += [".P", _roff(DOCTOR), ".SH FILES"]
+    lines += _items(
+        [
+            ("~/.config/kt/config.toml", "Settings."),
+            ("~/.local/share/kt", "Models, chats and KV pages."),
+        ]
+    )
+    return "\n".join(lines) + "\n"
+
+
+_ROFF = {"…": "...", "→": "\\(->", "×": "\\(mu", "–": "\\(en", "’": "'"}
+
+
+def _roff(text: str) -> str:
+    plain = text.replace("\\", "\\e").replace("-", DASH).replace("~", "\\(ti").replace("^", "\\(ha")
+    plain = "".join(c if c.isascii() else _ROFF.get(c, "?") for c in plain.replace("`", "\\(ga"))
+    return f"\\&{plain}" if plain.startswith((".", "'")) else plain
+
+
+def _roff_paragraph(paragraph: str) -> list[str]:
+    if not paragraph.startswith("  "):
+        return [".P", _roff(paragraph)]
+    return [
+        ".P",
+        ".RS 4",
+        ".nf",
+        *(_roff(line[2:]) for line in paragraph.splitlines()),
+        ".fi",
+        ".RE",
+    ]
+
+
+def _items(items: Any) -> list[str]:
+    return [line for name, text in items for line in (".TP", f".B {_roff(name)}", _roff(text))]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    MANUAL.write_text(manual(), encoding="utf-8")

@@ -1,0 +1,65 @@
+"""The dim line under an answer: its tokens and speed, what was read before it, and how full the context is."""
+
+from __future__ import annotations
+
+from ktcli.engine.generate import Stats
+
+_BAR = 10  # characters
+_FULL_SHARE = 0.8  # of the context, from which a word is said about it
+
+
+def status_line(stats: Stats, used: int, context: int, columns: int) -> str:
+    """Returns the line, with as many of its parts as fit.
+
+    Args:
+        used: the tokens in the context, of `context`.
+    """
+    parts = [_answer(stats), *_reading(stats), _context(used, context)]
+    line = parts[0]
+    for part in parts[1:]:
+        if len(line) + 3 + len(part) < columns:
+            line = f"{line} · {part}"
+    return line
+
+
+def nearly_full(before: int, used: int, context: int) -> str:
+    """The word that is said once, with the answer that takes the context over 80 %; empty: it is not this one."""
+    full = _FULL_SHARE * context
+    if not before < full <= used:
+        return ""
+    left = max(0, context - used)
+    return (
+        f"(the context is {100 * used // context} % full, {left:,} tokens are left: /undo takes a turn back,"
+        " /clear starts afresh)"
+    )
+
+
+def time_left(seconds: float, done: int, total: int) -> str:
+    """The time that a prompt takes from here, at the speed that it had so far; empty: that is not known yet."""
+    if done <= 0 or seconds < 1:
+        return ""
+    left = round(seconds * (total - done) / done)
+    minutes, rest = divmod(left, 60)
+    return f"{minutes} min {rest} s left" if minutes else f"{rest} s left"
+
+
+def _answer(stats: Stats) -> str:
+    tokens = f"{stats.tokens:,} token{'' if stats.tokens == 1 else 's'}"
+    return f"{tokens}, {_rate(stats.tokens, stats.eval_s)}" if stats.eval_s > 0 else tokens
+
+
+def _reading(stats: Stats) -> list[str]:
+    if not stats.prefilled_tokens:
+        return []
+    cached = f", {stats.reused_tokens:,} cached" if stats.reused_tokens else ""
+    return [f"read {stats.prefilled_tokens:,} in {stats.prompt_s:.1f} s{cached}"]
+
+
+def _context(used: int, context: int) -> str:
+    full = min(_BAR, -(-_BAR * used // context))
+    return f"context {'█' * full}{'░' * (_BAR - full)} {100 * used // context} %"
+
+
+def _rate(count: int, seconds: float) -> str:
+    rate = count / seconds
+    return f"{rate:.1f} tok/s" if rate < 100 else f"{rate:,.0f} tok/s"

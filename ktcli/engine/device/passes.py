@@ -1,0 +1,106 @@
+"""How a batch is cut into passes over the model: which runs are computed together, and where their experts are.
+
+As a rule the whole batch is one pass. Prompts that are long enough to have their experts brought to the device are a
+pass of their own: that takes far longer than the step of the answers beside them, and defers nothing. And the CPU takes
+only so many tokens at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ktcli.native import Run
+from ktcli.planner.memory import PREFILL_CHUNK
+
+# A run, or a piece of one, with its number in the batch.
+Numbered = tuple[int, Run]
+
+
+@dataclass(frozen=True, slots=True)
+class LongPrompts:
+    """The rule by which long prompts are read.
+
+    Attributes:
+        threshold: the fewest tokens of a chunk whose experts come to the device; None: never.
+        chunk: the most tokens of such a chunk.
+        short: the most tokens of any other chunk; where the CPU has experts, PREFILL_CHUNK is all it takes.
+    """
+
+    threshold: int | None
+    chunk: int
+    short: int = PREFILL_CHUNK
+
+    def streams(self, n_tokens: int) -> bool:
+        """Tells whether a chunk of `n_tokens` has its experts brought to the device."""
+        return self.threshold is not None and n_tokens >= max(2, self.threshold)
+
+    def chunk_tokens(self, left: int) -> int:
+        """The tokens of the next chunk, when `left` are left."""
+        long = min(left, self.chunk)
+        return long if self.streams(long) else min(left, self.short)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Runs that are computed together.
+
+    Attributes:
+        streamed: whether the experts in main memory come to the device.
+    """
+
+    runs: tuple[Numbered, ...]
+    streamed: bool = False
+
+    @property
+    def single(self) -> bool:
+        """Tells whether each run has one token."""
+        return all(run.ids.size == 1 for _, run in self.runs)
+
+
+def passes(runs: Sequence[Run], rule: LongPrompts, most: int) -> list[Pass]:
+    """Cuts a batch into passes, in the order in which they are to run.
+
+    Args:
+        most: the tokens of a pass that is not streamed.
+    """
+    numbered = list(enumerate(runs))
+    prompts = [each for each in numbered if _is_prompt(each[1])]
+    if not rule.streams(sum(run.ids.size for _, run in prompts)):
+        return [Pass(tuple(some)) for some in _packed(numbered, most)]
+    rest = [each for each in numbered if not _is_prompt(each[1])]
+    answers = [Pass(tuple(some)) for some in _packed(rest, most)]
+    return [*answers, *(Pass(tuple(some), True) for some in _packed(prompts, rule.chunk))]
+
+
+def _is_prompt(run: Run) -> bool:
+    """Tells whether a run may be computed where nothing is deferred, in a pass for many tokens."""
+    return run.ids.size > 1 and not run.defer
+
+
+def _packed(runs: Iterable[Numbered], most: int) -> Iterator[list[Numbered]]:
+    """Yields the runs in groups of at most `most` tokens; one that goes beyond is cut."""
+    some: list[Numbered] = []
+    room = most
+    for number, run in runs:
+        rest = run
+        while rest.ids.size > room:
+            if room:
+                head, rest = _cut(rest, room)
+                some.append((number, head))
+            yield some
+            some, room = [], most
+        some.append((number, rest))
+        room -= rest.ids.size
+    if some:
+        yield some
+
+
+def _cut(run: Run, n: int) -> tuple[Run, Run]:
+    """The first n tokens of a run, and the others, which go on from the state that the first leave."""
+    head = run._replace(ids=run.ids[:n], first_output=min(run.first_output, n))
+    after = max(0, run.first_output - n)
+    tail = run._replace(
+        ids=run.ids[n:], start=run.start + n, first_output=after, state=run.next_state
+    )
+    return head, tail

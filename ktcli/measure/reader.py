@@ -1,0 +1,121 @@
+"""Reads several sequences side by side and gives the logits of their ids: one pass over the weights for all of a step.
+
+A sequence is cut into pieces that fit into a step. Sequences of one piece share steps, as runs of one batch, as many as
+fit; a longer one fills its steps alone. Each piece is computed in the form that it has alone, so by the law of batches
+(docs/batches.md) its logits have the same bits in any company; with an engine that does not promise that, it has
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Several
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.engine import Engine, Sequence
+from ktcli.engine.logits import F32Array
+from ktcli.native import Batch
+
+I32Array = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The ids of a sequence that go together in a step.
+
+    Attributes:
+        ids: the ids [T] int32.
+        skip: the logits after the first `skip` of them are not wanted, 0..T.
+        begins: whether they begin a sequence; else they go on with that of the step before.
+    """
+
+    ids: I32Array
+    skip: int = 0
+    begins: bool = True
+
+
+def pieces(ids: I32Array, skip: int, rows: int) -> list[Piece]:
+    """Cuts a sequence into pieces of at most `rows` ids; the logits after its first `skip` ids are not wanted."""
+    return [
+        Piece(part, min(max(0, skip - start), part.size), start == 0)
+        for start in range(0, ids.size, rows)
+        for part in (ids[start : start + rows],)
+    ]
+
+
+def steps(sequences: Several[Several[Piece]], rows: int, most: int) -> Iterator[list[Piece]]:
+    """Yields the pieces of each step, in the order of the sequences.
+
+    Args:
+        sequences: the pieces of each sequence.
+        rows: the most ids of a step; no piece has more.
+        most: the most sequences of a step.
+    """
+    step: list[Piece] = []
+    for cut in sequences:
+        if step and (
+            len(cut) > 1
+            or len(step) == most
+            or sum(p.ids.size for p in step) + cut[0].ids.size > rows
+        ):
+            yield step
+            step = []
+        if len(cut) > 1:
+            yield from ([piece] for piece in cut)
+        else:
+            step = [*step, *cut]
+    if step:
+        yield step
+
+
+class TextReader:
+    """Computes steps of pieces on an engine. Close it, or what it holds stays held.
+
+    Args:
+        defer: the number of experts of each token that are deferred, at every position.
+    """
+
+    def __init__(self, engine: Engine, defer: int = 0) -> None:
+        self._engine, self._defer = engine, defer
+        self._lines: list[Sequence] = []
+
+    def read(self, step: Several[Piece]) -> F32Array:
+        """Returns the wanted logits of the pieces of a step, one piece after the other, [R, V] f32.
+
+        Raises:
+            ContextFull, PoolFull: a sequence is too long, or there are too many.
+        """
+        if self._engine.batch_invariant:
+            return self._run(step, [piece.skip for piece in step])
+        # In company a piece would round otherwise, and with fewer outputs the head would.
+        parts = [self._run([piece], [0])[piece.skip :] for piece in step]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def close(self) -> None:
+        """Gives the sequences up."""
+        for line in self._lines:
+            line.close()
+        self._lines = []
+
+    def _run(self, step: Several[Piece], skips: list[int]) -> F32Array:
+        """Runs pieces as one batch; returns the logits after the first ids of each, as many as `skips` says."""
+        while len(self._lines) < len(step):
+            self._lines.append(self._engine.sequence())
+        lines = self._lines[: len(step)]
+        if step[0].begins:
+            for line in self._lines:
+                line.truncate(0)
+        runs = [
+            line.extend(piece.ids, first_output=skip, defer=self._defer)
+            for line, piece, skip in zip(lines, step, skips, strict=True)
+        ]
+        outputs = self._engine.run(Batch(tuple(runs)))
+        for line, run in zip(lines, runs, strict=True):
+            line.commit(run, prompt=False)  # nobody goes on from here
+        found = np.empty((len(outputs), self._engine.spec.vocab), dtype=np.float32)
+        for row, logits in zip(found, outputs, strict=True):
+            row[:] = logits.values
+        return found
