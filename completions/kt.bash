@@ -54,8 +54,9 @@ _kt() {
         'cache ls') options='--json --quiet --help' ;;
         'cache verify') options='--json --quiet --help' ;;
         'cache rm') options='--yes --json --quiet --help' names='all' files='.gguf' ;;
-        'chats') options='--json --quiet --help' words='show rm export rename' ;;
+        'chats') options='--json --quiet --help' words='show search rm export rename' ;;
         'chats show') options='--json --quiet --help' names='chats' ;;
+        'chats search') options='--json --quiet --help' ;;
         'chats rm') options='--yes --json --quiet --help' names='chats' ;;
         'chats export')
             case $before in

@@ -14,7 +14,6 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from textwrap import wrap
 from typing import Any
 
 import typer
@@ -24,12 +23,12 @@ from ktcli import __version__
 from ktcli.commands.table import COMMANDS, CONTEXT, load
 from ktcli.errors import ExitCode, KtError, UsageError
 from ktcli.output import Mode, out
-from ktcli.settings import TABLE
 
 EPILOG = """\
 Examples:
   kt chat                          talk to the small built-in model
   kt doctor                        what this machine can run
+  kt plan                          which models run here
   kt plan qwen3-30b-a3b            will it fit, how fast will it be
   kt chat qwen3-30b-a3b "Hello!"   one answer, then exit
 """
@@ -62,6 +61,10 @@ class Commands(TyperGroup):
             formatter.write(f"  {name:<{width}}{row.summary}\n")
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        from textwrap import wrap
+
+        from ktcli.settings import TABLE
+
         formatter.write(f"\n{EPILOG}")
         names = wrap(", ".join(setting.variable for setting in TABLE), 76)
         formatter.write("\nSettings (kt config list shows them; each is a variable, too):\n")
@@ -137,10 +140,28 @@ def _invoke(arguments: list[str]) -> int:
     except click_error as error:
         context_of = getattr(error, "ctx", None)
         command = context_of.command_path if context_of else _command_of(arguments)
-        sentence = str(error.format_message()).rstrip(".")
+        sentence = _wrong_value(error) or str(error.format_message()).rstrip(".")
         raise UsageError(
             sentence[:1].lower() + sentence[1:], hint=f"{command} --help shows how"
         ) from None
+
+
+def _wrong_value(error: Any) -> str:
+    """Says what is wrong with a number on the command line; "": the error is another one, or typer's own words do."""
+    param, cause = getattr(error, "param", None), error.__cause__
+    try:  # of pydantic, which later versions of typer check values with
+        (first,) = cause.errors()
+        kind, given, limits = first["type"], str(first["input"])[:40], first.get("ctx", {})
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return ""
+    said = f"{max(getattr(param, 'opts', ()) or ('a value',), key=len)} is {given!r}"
+    if kind.startswith(("int_", "float_")):
+        return f"{said}, which is no {'whole ' if kind.startswith('int_') else ''}number"
+    limit = {"greater_than_equal": ("ge", "or more"), "less_than_equal": ("le", "at most")}
+    if kind not in limit:
+        return ""
+    name, words = limit[kind]
+    return f"{said}, it can be {limits[name]} {words}"
 
 
 def _complain() -> None:

@@ -87,7 +87,6 @@ class RealNumbers:
         return value
 
 
-@dataclass(frozen=True, slots=True)
 class OnOff:
     """On and off."""
 
@@ -118,7 +117,6 @@ class WordPattern:
         return text if re.fullmatch(self.pattern, text, re.ASCII) else str(_no(text))
 
 
-@dataclass(frozen=True, slots=True)
 class ByteSize:
     """Sizes of files and memory, in bytes."""
 

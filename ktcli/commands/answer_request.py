@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,6 +100,17 @@ class AnswerRequest:
     def model(self) -> str:
         """The model for whoever names none."""
         return self.kept.model if self.kept else config.value("model") or library.BUILTIN
+
+    @contextmanager
+    def telling_whose_model(self, model: str) -> Iterator[None]:
+        """Adds to an error about a model that nobody named on the command line who named it."""
+        said = config.stated("model")
+        try:
+            yield
+        except (NotFound, UsageError) as error:
+            if self.kept is None and said.text and model == self.model:
+                error.hint = f"{said.words} asks for it; {said.undo} ends that"
+            raise
 
     def require_model(self) -> None:
         """Checks that the model of a kept conversation is here; nothing is downloaded because a file says so.

@@ -27,7 +27,7 @@ app = typer.Typer(
 NameArg = Annotated[
     str, typer.Argument(metavar="SETTING", help="Name of a setting, as kt config list shows it.")
 ]
-_SHOWN_CHARS = 24  # of a value in the list
+_SHOWN_CHARS = 200  # of a value in the list
 
 ValueArg = Annotated[str, typer.Argument(metavar="VALUE", help="What it is to be.")]
 
@@ -51,17 +51,17 @@ def list_settings(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
         "faults": list(settingsfile.read(path).faults),
         "settings": [_document(each) for each in found],
     }
-    head = ("SETTING", "VALUE", "FROM", "MEANING")
-    rows = [(e.setting.name, _shown(e), e.origin.value, _meaning(e.setting)) for e in found]
+    rows = [(each.setting.name, each.origin.value, _shown(each)) for each in found]
+    about = f"{safe(settingsfile.shown(path))}; kt config get SETTING says what it means and can be"
     out.result(
         document,
-        lambda: f"{table(rows, head, width=out.width)}\n\n{safe(settingsfile.shown(path))}",
+        lambda: f"{table(rows, ('SETTING', 'FROM', 'VALUE'), width=out.width)}\n\n{about}",
     )
 
 
 @app.command()
 def get(name: NameArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
-    """Show one setting.
+    """Show one setting: its value on standard output, what it means and can be beside it.
 
     Examples:
 
@@ -70,6 +70,8 @@ def get(name: NameArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     said = config.stated(_setting(name).name)
     if said.text:
         _ = said.value  # a variable that makes no sense is an error
+    setting = said.setting
+    out.note(f"{setting.help} It can be {setting.domain.allowed}. Default: {setting.default}.")
     out.result(_document(said), said.text or said.setting.default)
 
 
@@ -180,12 +182,10 @@ def _change(setting: Setting, text: str | None) -> None:
 
 def _shown(said: Stated) -> str:
     """The value for people, cut where it is long; a wrong one is marked."""
+    if not said.text:
+        return said.setting.default
     text = f"{said.text[:_SHOWN_CHARS]}…" if len(said.text) > _SHOWN_CHARS else said.text
-    return f"{text} (wrong)" if _fault(said) else text
-
-
-def _meaning(setting: Setting) -> str:
-    return f"{setting.summary} (default: {setting.default})"
+    return f"{text} (wrong: {_fault(said)})" if _fault(said) else text
 
 
 def _fault(said: Stated) -> str:

@@ -174,6 +174,15 @@ def test_a_chat_takes_what_is_set_and_options_come_first(
     assert main(["chat", "kt-mini", "hello there"]) == 2
 
 
+def test_a_model_that_is_set_and_not_there_is_told_with_who_set_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KT_MODEL", "no-such-model")
+    assert main(["chat", "what is this?"]) == 3
+    assert "KT_MODEL=no-such-model asks for it; unset KT_MODEL" in capsys.readouterr().err
+
+
 # --- bad files --------------------------------------------------------------------------------------
 
 BAD = {
@@ -204,7 +213,8 @@ def test_a_file_of_nonsense_is_one_sentence(
     assert config.value("threads") is None
     code, out, err = kt(capsys, "get", "threads")
     assert (code, out) == (0, "one per physical core, which is the most\n")
-    assert err.startswith("warning: ") and sentence in err and len(err.splitlines()) == 2
+    assert err.startswith("warning: ") and sentence in err and len(err.splitlines()) == 3
+    assert err.endswith(f"Default: {SETTINGS['threads'].default}.\n")
     assert "\x1b" not in err
 
 

@@ -176,6 +176,11 @@ def test_a_queue_that_is_full_says_so() -> None:
     [
         (GenerationRequest([]), UsageError, "no tokens"),
         (GenerationRequest([5, 999]), UsageError, "999 is outside the vocabulary of 67"),
+        (
+            GenerationRequest([5], SamplingSettings(logit_bias=((3, 1.0), (67, 1.0)))),
+            UsageError,
+            "token 67, which is outside the vocabulary of 67",
+        ),
         (GenerationRequest([5, -1]), UsageError, "-1 is outside"),
         (GenerationRequest([5], priority=11), UsageError, "priority is 11"),
         (GenerationRequest([5] * 192), ContextFull, "192 tokens and the context holds 192"),
