@@ -50,8 +50,9 @@ def test_same_bits(amx: Amx, fmt: str) -> None:
 
 @pytest.mark.thorough
 def test_a_run_gets_the_same_in_any_batch(amx: Amx) -> None:
-    """Operation by operation; products of bf16 within their bound."""
-    tests = (str(HERE / "test_same_batch.py"), "-k", "amx")
+    """Operation by operation; with bf16, products and models within their bounds."""
+    models = HERE.parent / "engine" / "test_batches.py"
+    tests = (str(HERE / "test_same_batch.py"), str(models), "-k", "amx or test_tiles")
     plain = ("-q", "-p", "no:cacheprovider", "-p", "no:faulthandler")
     done = python("pytest", *tests, *plain, environment=amx.environment)
     assert "passed" in done.stdout and "skipped" not in done.stdout
