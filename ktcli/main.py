@@ -29,6 +29,7 @@ EPILOG = """\
 Examples:
   kt chat                          talk to the small built-in model
   kt doctor                        what this machine can run
+  kt plan                          which models run here
   kt plan qwen3-30b-a3b            will it fit, how fast will it be
   kt chat qwen3-30b-a3b "Hello!"   one answer, then exit
 """
