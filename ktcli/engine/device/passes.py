@@ -35,6 +35,11 @@ class LongPrompts:
         """Tells whether a chunk of `n_tokens` has its experts brought to the device."""
         return self.threshold is not None and n_tokens >= max(2, self.threshold)
 
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens of a step."""
+        return max(self.chunk, self.short) if self.streams(self.chunk) else self.short
+
     def chunk_tokens(self, left: int) -> int:
         """The tokens of the next chunk, when `left` are left."""
         long = min(left, self.chunk)

@@ -8,6 +8,7 @@ deviation on these models; in captured steps of one size not a bit differs, as n
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 
@@ -18,10 +19,13 @@ from hybrid import CONTEXT, Made, close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ktcli.engine.device.decode import DecodeStep
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.passes import LongPrompts, passes
+from ktcli.engine.device.stream import HostStream
 from ktcli.engine.logits import Logits
 from ktcli.engine.sequence import Sequence
+from ktcli.errors import OutOfDeviceMemory
 from ktcli.native import Batch, Run
 
 LINES = 4
@@ -119,25 +123,40 @@ def test_company_changes_nothing(engine: DeviceEngine, plan: list[list[int]], se
     assert not any(wanted)
 
 
-def test_who_else_is_in_a_captured_step_changes_no_bit(engine: DeviceEngine) -> None:
-    """A row of a full step, and the same with others, or with nobody, beside it."""
+@contextmanager
+def beginnings(engine: DeviceEngine) -> Iterator[list[Sequence]]:
+    """Sequences of different lengths."""
     engine.pools.forget()
     sequences = [engine.sequence() for _ in range(LINES)]
     for n, (each, ids) in enumerate(zip(sequences, TEXTS, strict=True)):
         run = each.extend(ids[: 3 * n + 2])
         compute(engine, [run])
         each.commit(run)
-    seen = []
-    for others, ids in (((1, 2, 3), (7, 8, 9)), ((3, 2, 1), (4, 5, 6)), ((1, 2), (7, 3))):
-        step = [(sequences[0].fork(), 50)]
-        step += [(sequences[i].fork(), id) for i, id in zip(others, ids, strict=True)]
-        runs = [line.extend(np.array([id], np.int32), defer=1) for line, id in step]
-        seen.append(compute(engine, runs)[0][0].values.copy())
-        for line, _ in step:
-            line.close()
+    yield sequences
     for each in sequences:
         each.close()
-    np.testing.assert_array_equal(seen[1:], seen[:1] * 2)
+
+
+def go_on(
+    engine: DeviceEngine, some: list[Sequence], ids: tuple[int, ...] = (50, 7, 8, 9)
+) -> list[np.ndarray]:
+    """The logits of one more token of each, which does not count."""
+    lines = [each.fork() for each in some]
+    try:
+        pairs = zip(lines, ids, strict=False)
+        runs = [line.extend(np.array([id], np.int32), defer=1) for line, id in pairs]
+        return [each[0].values.copy() for each in compute(engine, runs)]
+    finally:
+        for line in lines:
+            line.close()
+
+
+def test_who_else_is_in_a_captured_step_changes_no_bit(engine: DeviceEngine) -> None:
+    """A row of a full step, and the same with others, or with nobody, beside it."""
+    with beginnings(engine) as (a, b, c, d):
+        wanted = go_on(engine, [a, b, c, d])[0]
+        np.testing.assert_array_equal(go_on(engine, [a, d, c, b], (50, 4, 5, 6))[0], wanted)
+        np.testing.assert_array_equal(go_on(engine, [a, b, c], (50, 7, 3))[0], wanted)
 
 
 def test_rows_of_nobody_leave_no_trace(engine: DeviceEngine) -> None:
@@ -168,6 +187,48 @@ def test_rows_of_nobody_leave_no_trace(engine: DeviceEngine) -> None:
         pages.release(page)
     for slot in slots:
         states.release(slot)
+
+
+def test_where_memory_is_short_a_larger_step_runs_as_it_comes(
+    engine: DeviceEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, asked = engine._ways.decode, []
+
+    def full(n: int) -> DecodeStep:
+        asked.append(n)
+        raise OutOfDeviceMemory("the GPU's memory is full")
+
+    assert decode is not None
+    with beginnings(engine) as sequences:
+        wanted = go_on(engine, sequences[:3])
+        monkeypatch.setattr(decode, "_made", {1: decode.of(1)})
+        monkeypatch.setattr(decode, "_make", full)
+        for _ in range(2):
+            for a, b in zip(go_on(engine, sequences[:3]), wanted, strict=True):
+                assert close(a, b)
+    assert asked == [4]
+
+
+@pytest.mark.each_once
+@pytest.mark.parametrize(("n", "copies"), [(3, 0), (3, 5), (2, 2)])
+def test_an_interrupted_batch_counts_for_nobody(
+    engine: DeviceEngine, n: int, copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at some copy to or from the device: the next step of all gives the same bits."""
+    copy, left = HostStream.copy, [copies]
+
+    def copied(self: HostStream, target: torch.Tensor, source: torch.Tensor) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        copy(self, target, source)
+
+    with beginnings(engine) as sequences:
+        wanted = go_on(engine, sequences[:n])
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(HostStream, "copy", copied)
+            go_on(engine, sequences[:n])
+        np.testing.assert_array_equal(go_on(engine, sequences[:n]), wanted)
 
 
 @given(
