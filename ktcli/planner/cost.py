@@ -19,12 +19,12 @@ from ktcli.models.model import Model
 from ktcli.planner.spec import PartWork, StepShape, Unit, step_work
 from ktcli.weights.recipe import Recipe
 
-# What a step costs beside its bytes and operations. Measured on two cores of a Zen 4 (avx512bf16) that other programs
-# used too: kt-mini with 1 to 5 layers, 20 to 96 operations, the best of 183 runs of 64 tokens each, 2026-11-22. With one
-# thread 50 to 113 us: about 0.8 us more for each operation, its own work included, and some 30 us whatever their number.
-# With two threads 49 to 161 us, 1.5 us for each operation at best; medians lay at two to six times that, because a team
-# waits for whichever thread was interrupted. So one thread's figure is near what was seen, while a team's is neither
-# the best nor the median, and an idle machine has yet to confirm both.
+# What a step costs beside its bytes and operations. Measured on two cores of a Zen 4 (avx512bf16) that other
+# programs used too: kt-mini with 1 to 5 layers, 20 to 96 operations, the best of 61 to 183 runs of 64 tokens,
+# 2026-11-22. With one thread 50 to 113 us: about 0.8 us more for each operation, its own work included, and some 30 us
+# whatever their number. With two threads 49 to 161 us, 1.5 us for each operation at best; medians lay at two to six
+# times that, because a team waits for whichever thread was interrupted. So one thread's figure is near what was
+# seen, while a team's is neither the best nor the median, and an idle machine has yet to confirm both.
 STEP_S = 30e-6  # beginning a step and reading its logits
 ALONE_S = 0.6e-6  # one operation by one thread
 OPERATION_S = 3e-6  # one operation by a team
