@@ -33,6 +33,9 @@ def test_ctrl_c_while_the_program_is_loaded(module: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
 
 
+FULL = "error: cannot write the output: No space left on device\n"
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
@@ -48,8 +51,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("no-such-command 2>&-", 2, "", ""),
         ("no-such-command 2>/dev/full", 2, "", ""),
         ("--version <&-", 0, f"kt {__version__}\n", ""),
-        ("> /dev/full", 1, "", "error: No space left on device\n"),
-        ("names > /dev/full", 1, "", "error: No space left on device\n"),
+        ("> /dev/full", 1, "", FULL),
+        ("names > /dev/full", 1, "", FULL),
+        ("chat kt-mini hi -n 1 --quiet > /dev/full", 1, "", FULL),
         ("chat kt-mini hi -n 1 <&- >&- 2>&-", 1, "", ""),
     ],
 )
