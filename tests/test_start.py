@@ -44,6 +44,8 @@ sys.argv[0] = "kt"
 run()
 """
 
+FULL = "error: cannot write the output: No space left on device\n"
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -73,8 +75,9 @@ def test_the_first_answer_waits_for_no_search_for_dead_cycles(home: Path) -> Non
         ("no-such-command 2>&-", 2, "", ""),
         ("no-such-command 2>/dev/full", 2, "", ""),
         ("--version <&-", 0, f"kt {__version__}\n", ""),
-        ("> /dev/full", 1, "", "error: No space left on device\n"),
-        ("names > /dev/full", 1, "", "error: No space left on device\n"),
+        ("> /dev/full", 1, "", FULL),
+        ("names > /dev/full", 1, "", FULL),
+        ("chat kt-mini hi -n 1 --quiet > /dev/full", 1, "", FULL),
         ("chat kt-mini hi -n 1 <&- >&- 2>&-", 1, "", ""),
     ],
 )
