@@ -162,7 +162,8 @@ class Chat:
     @settings.setter
     def settings(self, settings: Settings) -> None:
         self._settings = settings
-        self._sampler = Sampler(settings.sampling)
+        # A kept chat may have been with a model of more tokens.
+        self._sampler = Sampler(settings.sampling.within(self.speaker.engine.spec.vocab))
 
     @property
     def seed(self) -> int:

@@ -152,10 +152,11 @@ def sampling_of(values: Mapping[str, Any]) -> SamplingSettings:
     biases = [tuple(pair) for pair in pairs if isinstance(pair, (list, tuple))]
     if len(biases) < len(pairs) or any(len(pair) != 2 for pair in biases):
         raise ValueError("logit_bias is no list of pairs")
-    numbers = [*known.values(), *(number for pair in biases for number in pair)]
-    if not all(isinstance(value, (bool, int, float)) for value in numbers):
+    if not all(type(id) is int and type(bias) in (int, float) for id, bias in biases):
+        raise ValueError("logit_bias is no list of ids with numbers")
+    if not all(isinstance(value, (bool, int, float)) for value in known.values()):
         raise ValueError("a sampling setting is not a number")
-    known["logit_bias"] = tuple((int(id), float(bias)) for id, bias in biases)
+    known["logit_bias"] = tuple((id, float(bias)) for id, bias in biases)
     for key in known.keys() & {"top_k", "seed"}:
         known[key] = int(known[key])
     return SamplingSettings(**{**known, "greedy": bool(known.get("greedy", False))})

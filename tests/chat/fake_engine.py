@@ -124,7 +124,7 @@ class FakeEngine:
         most: int = 4096,
     ) -> None:
         self.tokenizer, self.script, self.context = tokenizer, script, context
-        self.spec = SimpleNamespace(moe_layers=2, experts=4, top_k=1, context=most)
+        self.spec = SimpleNamespace(vocab=VOCAB, moe_layers=2, experts=4, top_k=1, context=most)
         self.sessions: list[FakeSession] = []
         self.step_times = None
         self.memory = None  # nothing to store
