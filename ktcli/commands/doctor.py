@@ -16,7 +16,7 @@ from ktcli.assembly.measuring import measure_machine
 from ktcli.assembly.survey import Surveyed, best_here
 from ktcli.commands.options import JsonOpt, writable
 from ktcli.commands.report import record_machine, write_report
-from ktcli.commands.view.machine import Examined, TeamsHere, TilesHere, render, render_all
+from ktcli.commands.view.machine import Examination, TeamsHere, TilesHere, render, render_all
 from ktcli.commands.view.survey import surveyed_document
 from ktcli.errors import KtError, NativeError, UsageError
 from ktcli.hardware import amx, gpu, profile
@@ -112,7 +112,7 @@ def doctor(
         record_machine(machine, record)
     if report is not None:
         write_report(document, report)
-    shown = Examined(machine, kernels, setting, threads, begin, found, models)
+    shown = Examination(machine, kernels, setting, threads, begin, found, models)
     out.result(document, lambda: render_all(shown) if verbose else render(shown))
     _tell_written(record, report)
     if code:

@@ -104,7 +104,7 @@ def _begin_words(choice: tiles.Choice) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class Examination:
     """Everything that `kt doctor` found; findings are in the order in which they are shown."""
 
     machine: Machine
@@ -131,7 +131,7 @@ class Examined:
         return self.begin is not None and self.begin.verdict.possible
 
 
-def render(found: Examined) -> str:
+def render(found: Examination) -> str:
     """The verdict, a few rows, and what is wrong."""
     notes = [problem for problem in found.problems if problem.level is Level.NOTE]
     shown = [problem for problem in found.problems if problem.level is not Level.NOTE]
@@ -141,7 +141,7 @@ def render(found: Examined) -> str:
     return "\n".join([*words, out.style(f"kt doctor -v shows {more}.", "dim")])
 
 
-def render_all(found: Examined) -> str:
+def render_all(found: Examination) -> str:
     """The verdict and every fact and finding."""
     begin = found.begin.rows() if found.begin and found.has_tiles else []
     rows = [
@@ -155,11 +155,11 @@ def render_all(found: Examined) -> str:
     return "\n".join([*words, *([""] if found.problems else []), *map(_problem, found.problems)])
 
 
-def _shown_kernels(found: Examined) -> tuple[Kernel, ...]:
+def _shown_kernels(found: Examination) -> tuple[Kernel, ...]:
     return tuple(row for row in found.kernels if row.name != amx.ROW or found.has_tiles)
 
 
-def _short_rows(found: Examined) -> list[tuple[str, str]]:
+def _short_rows(found: Examination) -> list[tuple[str, str]]:
     """A row each for the processor, memory, GPUs, disk and models."""
     machine, memory = found.machine, found.machine.memory
     used = next((kernel.name for kernel in found.kernels if kernel.used), "")
@@ -279,9 +279,10 @@ def _problem(problem: Problem) -> str:
         Level.WARNING: ("warning:", "yellow"),
         Level.ERROR: ("error:", "red"),
     }[problem.level]
-    line = f"{out.style(label, colour)} {safe(problem.message)}"
+    sentence = out.fold(f"{label} {safe(problem.message)}", "  ")
+    line = sentence.replace(label, out.style(label, colour), 1)
     gain = f"  -> {problem.gain}" if problem.gain else ""
-    return f"{line}\n  {safe(problem.fix)}{gain}" if problem.fix else line
+    return f"{line}\n{out.fold(f'  {safe(problem.fix)}{gain}', '    ')}" if problem.fix else line
 
 
 def _n(count: int, what: str) -> str:
