@@ -127,7 +127,6 @@ class FakeEngine:
         self.spec = SimpleNamespace(vocab=VOCAB, moe_layers=2, experts=4, top_k=1, context=most)
         self.sessions: list[FakeSession] = []
         self.step_times = None
-        self.memory = None  # nothing to store
 
     def depth_at(self, position: int) -> int:
         return 0

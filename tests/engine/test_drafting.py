@@ -307,7 +307,12 @@ def test_where_tiles_may_multiply_bf16_nothing_is_drafted(
     """Routers are in bf16."""
     monkeypatch.setattr("ktcli.engine.cpu.has_tiles", lambda isa: True)
     for least, possible in ((2, False), (17, False), (18, True)):
-        monkeypatch.delitem(engine.__dict__, "step_times", raising=False)
+        asked_anew(engine, monkeypatch)
         monkeypatch.setattr(engine.pool, "tile_min", (2, 2, least))
         assert (engine.step_times is not None) == (possible or not engine.spec.moe_layers)
-    monkeypatch.delitem(engine.__dict__, "step_times", raising=False)
+    asked_anew(engine, monkeypatch)
+
+
+def asked_anew(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("step_times", "batch_invariant"):
+        monkeypatch.delitem(engine.__dict__, name, raising=False)
