@@ -284,7 +284,7 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         "isa", FreeText(100), "ROW", "the best that this CPU can run",
-        "Row of kernels, as kt doctor lists them.", kept=False,
+        "Row of kernels, as kt doctor -v lists them.", kept=False,
     ),
     Setting(
         "tile-min", WholeNumbers(1, 4096), "N", "what this machine measures",
