@@ -22,7 +22,11 @@ _kt() {
                 --draft) words='off lookup' ;;
                 *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --hide-thinking --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
-        'doctor') options='--measure --json --help' ;;
+        'doctor')
+            case $before in
+                --record|--report) files='any' ;;
+                *) options='--measure --verbose --record --report --json --help' ;;
+            esac ;;
         'plan')
             case $before in
                 --context|--threads|--defer)  ;;
@@ -54,8 +58,9 @@ _kt() {
         'cache ls') options='--json --quiet --help' ;;
         'cache verify') options='--json --quiet --help' ;;
         'cache rm') options='--yes --json --quiet --help' names='all' files='.gguf' ;;
-        'chats') options='--json --quiet --help' words='show rm export rename' ;;
+        'chats') options='--json --quiet --help' words='show search rm export rename' ;;
         'chats show') options='--json --quiet --help' names='chats' ;;
+        'chats search') options='--json --quiet --help' ;;
         'chats rm') options='--yes --json --quiet --help' names='chats' ;;
         'chats export')
             case $before in

@@ -34,9 +34,12 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l quiet -d 'Print only res
 complete -c kt -n '__fish_seen_subcommand_from chat' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a doctor -d 'Show what this machine is and can do'
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l measure -d 'Measure bandwidth and arithmetic too, and remember the result'
+complete -c kt -n '__fish_seen_subcommand_from doctor' -l verbose -d 'Show kernels, threads, caches and notes too'
+complete -c kt -n '__fish_seen_subcommand_from doctor' -l record -d 'Write this machine into a file for: kt plan --machine FILE' -r -F
+complete -c kt -n '__fish_seen_subcommand_from doctor' -l report -d 'Write a file for a bug report, without names, folders and tokens' -r -F
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l help -d 'Show this message and exit'
-complete -c kt -n __fish_use_subcommand -a plan -d 'Show where a model would go and how fast it would be'
+complete -c kt -n __fish_use_subcommand -a plan -d 'Show what runs here; of one model where it goes and how fast'
 complete -c kt -n '__fish_seen_subcommand_from plan' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l context -d 'Positions to reserve' -x
 complete -c kt -n '__fish_seen_subcommand_from plan' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto'
@@ -118,6 +121,11 @@ complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from show' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from show' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from show' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from chats' -a search -d 'List the conversations in which words were said, by you or the model'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from search'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from search' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from search' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from search' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from chats' -a rm -d 'Remove conversations'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rm' -a '(kt names --chats 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rm' -l yes -d 'Do not ask'

@@ -10,6 +10,7 @@ traceback appears under KT_DEBUG=1). `ExitCode` has the codes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import threading
@@ -28,9 +29,13 @@ EPILOG = """\
 Examples:
   kt chat                          talk to the small built-in model
   kt doctor                        what this machine can run
+  kt plan                          which models run here
   kt plan qwen3-30b-a3b            will it fit, how fast will it be
   kt chat qwen3-30b-a3b "Hello!"   one answer, then exit
 """
+
+
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # by a disk
 
 
 class Commands(TyperGroup):
@@ -139,10 +144,28 @@ def _invoke(arguments: list[str]) -> int:
     except click_error as error:
         context_of = getattr(error, "ctx", None)
         command = context_of.command_path if context_of else _command_of(arguments)
-        sentence = str(error.format_message()).rstrip(".")
+        sentence = _wrong_value(error) or str(error.format_message()).rstrip(".")
         raise UsageError(
             sentence[:1].lower() + sentence[1:], hint=f"{command} --help shows how"
         ) from None
+
+
+def _wrong_value(error: Any) -> str:
+    """Says what is wrong with a number on the command line; "": the error is another one, or typer's own words do."""
+    param, cause = getattr(error, "param", None), error.__cause__
+    try:  # of pydantic, which later versions of typer check values with
+        (first,) = cause.errors()
+        kind, given, limits = first["type"], str(first["input"])[:40], first.get("ctx", {})
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return ""
+    said = f"{max(getattr(param, 'opts', ()) or ('a value',), key=len)} is {given!r}"
+    if kind.startswith(("int_", "float_")):
+        return f"{said}, which is no {'whole ' if kind.startswith('int_') else ''}number"
+    limit = {"greater_than_equal": ("ge", "or more"), "less_than_equal": ("le", "at most")}
+    if kind not in limit:
+        return ""
+    name, words = limit[kind]
+    return f"{said}, it can be {limits[name]} {words}"
 
 
 def _complain() -> None:
@@ -175,7 +198,12 @@ def _fail(error: KtError, cause: BaseException | None = None) -> int:
 
 def _internal(error: Exception) -> int:
     """Prints an exception nobody expected, our mistake or the system's, and returns its exit code."""
-    if isinstance(error, OSError) and error.strerror:
+    if isinstance(error, OSError) and error.errno in _REFUSED and not error.filename:
+        # A file that cannot be written has a name; what is printed has none.
+        said = KtError(
+            f"cannot write the output: {error.strerror}", hint="send it to where there is room"
+        )
+    elif isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         said = KtError(f"{where}{error.strerror}")
     else:

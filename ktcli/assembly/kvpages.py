@@ -44,7 +44,7 @@ def stored_pages(
         The store; None: there is none.
     """
     folder = PageFolder.of_library()
-    if not quota_bytes or engine.memory is None:
+    if not quota_bytes:
         yield None
         return
     try:
@@ -66,22 +66,22 @@ def stored_pages(
 
 
 def _cpu_of(engine: Engine) -> str:
-    """The name of the CPU with the threads and the row of kernels that the engine has."""
-    model = read_cpu(SYSTEM_ROOT, ()).model
-    return measured.key(model, engine.pool.threads, engine.pool.isa)
+    """The name of the CPU with the threads and the row of kernels that the engine has, and whether a GPU helps."""
+    model, codec = read_cpu(SYSTEM_ROOT, ()).model, engine.memory.codec
+    cpu = measured.key(model, engine.pool.threads, engine.pool.isa)
+    return cpu if codec == "cpu" else f"{cpu} | {codec}"
 
 
 @contextmanager
 def store_below(
     engine: Engine, folder: PageFolder, quota_bytes: int, model: str, listener: Listener = SILENT
 ) -> Iterator[PageStore]:
-    """Puts a store in a folder below an engine whose pages can be stored.
+    """Puts a store in a folder below an engine.
 
     Args:
         model: the model's name, for people.
     """
     memory, pools = engine.memory, engine.pools
-    assert memory is not None
     facts = (pools.seed, memory.codec, memory.page_bytes, memory.state_bytes)
     space = Space(sha256(repr(facts).encode()).digest(), memory.codec)
     about = {"model": model, "page_bytes": memory.page_bytes, "state_bytes": memory.state_bytes}

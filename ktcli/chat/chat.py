@@ -8,16 +8,17 @@ earlier turn differently (without its thoughts, say) as much as is common is reu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
 from ktcli.chat.channels import Channels
-from ktcli.chat.control import ControlTokens
+from ktcli.chat.control import ControlTokens, Marked
 from ktcli.chat.conversation import Conversation, Identity, Saved, Spoken, Turn, remember
-from ktcli.chat.reuse import Loss, Timeline, lost
+from ktcli.chat.reuse import Loss, Timeline, common, lost
 from ktcli.chat.settings import Settings, read_settings, read_stop_ids
+from ktcli.chat.snapshots import snapshot_positions
 from ktcli.chat.splice import Splicer
 from ktcli.chat.stream import THINK, Detokenizer, StopStrings, Thinking
 from ktcli.chat.template import ChatTemplate, load_template
@@ -161,7 +162,8 @@ class Chat:
     @settings.setter
     def settings(self, settings: Settings) -> None:
         self._settings = settings
-        self._sampler = Sampler(settings.sampling)
+        # A kept chat may have been with a model of more tokens.
+        self._sampler = Sampler(settings.sampling.within(self.speaker.engine.spec.vocab))
 
     @property
     def seed(self) -> int:
@@ -251,7 +253,7 @@ class Chat:
             reply.at, reply.timeline = len(text), self._read(prompt)
             self._before = self.timeline
             self.reply = reply
-            generation = self._generation(prompt, cancelled, progress, reply)
+            generation = self._generation(reply, cancelled, progress)
             if Channels.known_to(self.speaker.voice.tokenizer):
                 yield from self._in_channels(generation, reply)
             else:
@@ -264,15 +266,13 @@ class Chat:
         if answer.ids and self._splicer.is_whole(answer):
             remember(self.spoken, answer)
         if reply.stats.prompt_tokens == len(prompt):  # else reading it was stopped
-            self.timeline = reply.timeline.answered(reply.text, reply.ids)
+            self.timeline = reply.timeline.answered(reply.text, reply.ids, self.session.depths)
 
     def _generation(
-        self,
-        prompt: list[int],
-        cancelled: Callable[[], bool],
-        progress: Progress | None,
-        reply: Reply,
+        self, reply: Reply, cancelled: Callable[[], bool], progress: Progress | None
     ) -> Generation:
+        assert reply.timeline is not None
+        prompt = reply.timeline.ids
         return Generation(
             self.session,
             prompt,
@@ -283,6 +283,8 @@ class Chat:
             cancelled,
             progress,
             self.speaker.engine.depth_at,
+            reply.timeline.depths,
+            self._snapshots(prompt),
             self._drafting,
             stats=reply.stats,
             ids=reply.ids,
@@ -324,7 +326,11 @@ class Chat:
 
     def _told(self, generation: Generation) -> Iterator[int]:
         """Yields the ids of an answer; after each, when its text is part of the reply, `heard` is told."""
+        reply = self.reply
+        assert reply is not None and reply.timeline is not None
         for id in generation:
+            if len(reply.ids) == 1:  # the prompt was read, and nothing else yet
+                reply.timeline = replace(reply.timeline, depths=self.session.depths)
             yield id
             self.heard()
 
@@ -354,13 +360,8 @@ class Chat:
 
     def _prompt(self) -> tuple[str, list[int]]:
         """Renders the conversation as text and as ids."""
-        voice, context = self.speaker.voice, self.speaker.engine.context
-        rendered = voice.control.render(
-            lambda messages, more: voice.template.render(messages, **more),
-            self.conversation.messages,
-            self._settings.variables,
-            context,
-        )
+        context = self.speaker.engine.context
+        rendered = self._rendered(self.conversation.messages)
         ids = self._splicer.ids(rendered, self.spoken, context)
         if ids is None:
             self._refuse(f"more than {context:,}")
@@ -368,11 +369,35 @@ class Chat:
             self._refuse(f"{len(ids):,}")
         return rendered.text, ids
 
+    def _rendered(self, messages: list[Turn]) -> Marked:
+        voice = self.speaker.voice
+        return voice.control.render(
+            lambda messages, more: voice.template.render(messages, **more),
+            messages,
+            self._settings.variables,
+            self.speaker.engine.context,
+        )
+
+    def _snapshots(self, prompt: Sequence[int]) -> tuple[int, ...]:
+        """The positions of the prompt at which a state should be kept, where layers keep any."""
+        if not self.session.recurrent:
+            return ()
+        context = self.speaker.engine.context
+
+        def ids_of(messages: list[Turn]) -> list[int] | None:
+            rendered = self._rendered(messages)
+            return self._splicer.ids(rendered, self.spoken, context, passing=True)
+
+        return snapshot_positions(prompt, self.conversation.messages, ids_of)
+
     def _read(self, prompt: list[int]) -> Timeline:
         messages = tuple((turn["role"], turn["content"]) for turn in self.conversation.messages)
         model = self.speaker.model
-        variables = self._settings.variables
-        return Timeline(tuple(prompt), messages, variables, (model.name, model.pack))
+        before = self.timeline
+        depths = before.depths[: common(before.ids, prompt)] if before is not None else b""
+        return Timeline(
+            tuple(prompt), messages, self._settings.variables, (model.name, model.pack), depths
+        )
 
     def _refuse(self, tokens: str) -> NoReturn:
         raise ContextFull(

@@ -10,7 +10,9 @@ import contextlib
 import errno
 import os
 import re
+import stat
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from ktcli.chat import document, log
 from ktcli.chat.conversation import Saved
 from ktcli.errors import KtError, NotFound, UsageError
 
+_AROUND = 40  # characters on each side of what was searched
 LAST = "last"  # of the chat that was kept last; earlier versions of kt had a file of this name, and no other
 FORMS = (log.SUFFIX, document.SUFFIX)
 _NAME = re.compile(r"\w[\w. -]{0,99}")
@@ -100,6 +103,8 @@ def files() -> list[Path]:
             if path.suffix in FORMS and not entry.name.startswith("."):
                 with contextlib.suppress(OSError):
                     status = entry.stat()
+                    if not stat.S_ISREG(status.st_mode):
+                        continue
                     if status.st_size or path.suffix != log.SUFFIX:  # else it was never begun
                         found.append((status.st_mtime_ns, entry.name, path))
     return [path for _, _, path in sorted(found, reverse=True)]
@@ -237,6 +242,24 @@ def require_closed(path: Path) -> None:
     """
     if path.suffix == log.SUFFIX and log.is_open(path):
         raise log.busy(path)
+
+
+def said(path: Path, words: Sequence[str]) -> str:
+    """Where a chat has all of some words, whatever their case: the first place of the first one, with what stands
+    around it; empty: it has not, or cannot be read."""
+    try:
+        messages = load(path).conversation.messages
+    except KtError:
+        return ""
+    texts = [" ".join(message["content"].split()) for message in messages]
+    folded, wanted = [text.casefold() for text in texts], [word.casefold() for word in words]
+    if not all(any(word in text for text in folded) for word in wanted):
+        return ""
+    text, at = next(
+        (texts[i], place) for i, each in enumerate(folded) if (place := each.find(wanted[0])) >= 0
+    )
+    first, last = max(0, at - _AROUND), at + len(words[0]) + _AROUND
+    return ("…" if first else "") + text[first:last] + ("…" if last < len(text) else "")
 
 
 @dataclass(frozen=True, slots=True)

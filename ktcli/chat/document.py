@@ -47,6 +47,15 @@ def text_of(saved: Saved) -> str:
     return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
 
 
+def markdown_of(saved: Saved) -> str:
+    """A conversation as Markdown, a heading for each message."""
+    model = "".join(filter(str.isprintable, saved.model))
+    names = {"system": "System", "user": "You", "assistant": model or "The model"}
+    return "\n".join(
+        f"## {names[m['role']]}\n\n{m['content']}\n" for m in saved.conversation.messages
+    )
+
+
 def write(path: Path, text: str) -> None:
     """Write the text of a chat, as a whole or not at all, for nobody else to read.
 
@@ -143,10 +152,11 @@ def sampling_of(values: Mapping[str, Any]) -> SamplingSettings:
     biases = [tuple(pair) for pair in pairs if isinstance(pair, (list, tuple))]
     if len(biases) < len(pairs) or any(len(pair) != 2 for pair in biases):
         raise ValueError("logit_bias is no list of pairs")
-    numbers = [*known.values(), *(number for pair in biases for number in pair)]
-    if not all(isinstance(value, (bool, int, float)) for value in numbers):
+    if not all(type(id) is int and type(bias) in (int, float) for id, bias in biases):
+        raise ValueError("logit_bias is no list of ids with numbers")
+    if not all(isinstance(value, (bool, int, float)) for value in known.values()):
         raise ValueError("a sampling setting is not a number")
-    known["logit_bias"] = tuple((int(id), float(bias)) for id, bias in biases)
+    known["logit_bias"] = tuple((id, float(bias)) for id, bias in biases)
     for key in known.keys() & {"top_k", "seed"}:
         known[key] = int(known[key])
     return SamplingSettings(**{**known, "greedy": bool(known.get("greedy", False))})

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from ktcli.chat import slash
+from ktcli.chat import attachments, slash
 from ktcli.chat.chat import AnswerPiece, Chat, longer_context
 from ktcli.chat.chats import LAST, newest
+from ktcli.chat.desk import Desk
 from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.screen import Screen, visible
 from ktcli.chat.statusline import nearly_full, status_line
@@ -21,8 +22,12 @@ from ktcli.errors import DeviceError, KtError
 class Asks(Protocol):
     """A source of lines."""
 
-    def ask(self) -> str | None:
-        """Returns the next text; None when the person leaves."""
+    def ask(self, draft: str = "") -> str | None:
+        """Returns the next text; None when the person leaves.
+
+        Args:
+            draft: what stands there already.
+        """
 
 
 class Person(Protocol):
@@ -61,24 +66,26 @@ def talk(
     person: Person,
     *,
     remarks: Remarks = SILENT,
-    begin: Callable[[slash.Desk], None] | None = None,
+    begin: Callable[[Desk], None] | None = None,
 ) -> None:
     """Chat until the person leaves; the conversation keeps itself in a file (keeper.py).
 
     Args:
         begin: called first, to go on with a kept conversation; None: it is a new one.
     """
-    desk = slash.Desk(chat, lambda text: person.note(visible(text)), person.warn, screen=screen)
+    desk = Desk(chat, lambda text: person.note(visible(text)), person.warn, screen=screen)
     with contextlib.closing(desk.keeper), desk.keeper.on_signals():
         if begin is not None:
             begin(desk)
         elif newest() is not None:
             person.note(f"/load {LAST} goes on with the last conversation")
         while not desk.leaving:
-            line = prompt.ask()
+            draft, desk.draft = desk.draft, ""
+            line = prompt.ask(draft)
             if line is None:
                 return
             if not line.strip():
+                desk.editing = None
                 continue
             try:
                 _take(desk, line, screen, person, remarks)
@@ -90,13 +97,14 @@ def talk(
                 person.note(ENDS[Finish.CANCELLED])
 
 
-def _take(desk: slash.Desk, line: str, screen: Screen, person: Person, remarks: Remarks) -> None:
+def _take(desk: Desk, line: str, screen: Screen, person: Person, remarks: Remarks) -> None:
     """Runs or answers one line, and keeps the chat."""
     chat = desk.chat
     try:
         if not line.startswith("/"):
-            show(desk, partial(chat.ask, line), screen, person, remarks=remarks)
+            show(desk, partial(chat.ask, _question(desk, line)), screen, person, remarks=remarks)
             return
+        desk.editing = None
         slash.run(desk, line.strip())
         if desk.again:
             desk.again = False
@@ -105,8 +113,30 @@ def _take(desk: slash.Desk, line: str, screen: Screen, person: Person, remarks: 
         desk.keeper.keep()
 
 
+def _question(desk: Desk, line: str) -> str:
+    """The question of a line, with the files that go with it; an earlier one that it replaces is taken back."""
+    text, files = attachments.named_in(line)
+    question = attachments.joined(text, [*desk.attached, *files])
+    desk.attached.clear()
+    number, desk.editing = desk.editing, None
+    if number is not None:
+        _replace(desk, number)
+    return question
+
+
+def _replace(desk: Desk, number: int) -> None:
+    """Takes back everything from a question on; if there are answers to later ones, in a conversation of its own."""
+    turns = desk.chat.conversation.turns
+    places = [i for i, turn in enumerate(turns) if turn["role"] == "user"]
+    if number < len(places) - 1 and desk.keeper.path is not None:
+        before = desk.keeper.path.stem
+        desk.keeper.fork()
+        desk.say(f"the conversation as it was stays in {before}; /load {before} goes back")
+    del turns[places[number] :]
+
+
 def show(
-    desk: slash.Desk,
+    desk: Desk,
     start: Callable[..., Iterator[AnswerPiece] | None],
     screen: Screen,
     person: Person,

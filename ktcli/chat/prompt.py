@@ -66,10 +66,14 @@ class Prompt:
             enable_suspend=True,
         )
 
-    def ask(self) -> str | None:
-        """Returns the next text; empty after Ctrl-C, None when the person leaves (Ctrl-D)."""
+    def ask(self, draft: str = "") -> str | None:
+        """Returns the next text; empty after Ctrl-C, None when the person leaves (Ctrl-D).
+
+        Args:
+            draft: what stands there already.
+        """
         try:
-            return cleaned(self._session.prompt([("class:mark", MARK)]))
+            return cleaned(self._session.prompt([("class:mark", MARK)], default=draft))
         except KeyboardInterrupt:
             return ""
         except EOFError:

@@ -5,56 +5,16 @@ A command gets the `Desk` (the chat, and a way to speak to the person) and the r
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
+from ktcli.chat import slash_files as files
 from ktcli.chat.adjust import OF_SCREEN, SETTABLE, changed, show_otherwise, shown, silent_seed
-from ktcli.chat.chat import Chat
-from ktcli.chat.chats import (
-    LAST,
-    chat_path,
-    chats_folder,
-    find,
-    load,
-    newest,
-    require_free,
-    saved_hint,
-    saved_names,
-)
-from ktcli.chat.conversation import Saved
-from ktcli.chat.document import save
-from ktcli.chat.keeper import Keeper
-from ktcli.chat.screen import Screen
+from ktcli.chat.chats import LAST, newest, saved_names
+from ktcli.chat.desk import Desk
 from ktcli.chat.thoughts import without_marks
 from ktcli.engine.generate import cached_line, six_lines
-from ktcli.errors import NotFound, UsageError
-
-
-@dataclass(slots=True)
-class Desk:
-    """The state that commands act on.
-
-    Attributes:
-        say: shows a line to the person.
-        warn: shows a line that must not be overlooked; None: as `say`.
-        leaving: whether the person wants to go.
-        again: whether the last question is to be answered once more.
-        screen: where answers are shown; None: nowhere.
-        keeper: writes the chat into its file.
-    """
-
-    chat: Chat
-    say: Callable[[str], None]
-    warn: Callable[[str], None] | None = None
-    leaving: bool = False
-    again: bool = False
-    screen: Screen | None = None
-    keeper: Keeper = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.keeper = Keeper(self.chat, self.warn or self.say)
+from ktcli.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,66 +72,17 @@ def _thoughts(desk: Desk, rest: str) -> None:
     desk.say(thoughts or "the last answer came without thoughts")
 
 
-def _save(desk: Desk, rest: str) -> None:
-    if not rest:
-        raise UsageError("/save needs a name", hint=saved_hint())
-    path = chat_path(rest)
-    require_free(path)
-    with contextlib.suppress(NotFound):
-        load(path)  # raises where something is that is no chat: it is not written over
-    chat = desk.chat
-    others = chat.settings.others
-    save(path, Saved(chat.speaker.name, chat.conversation, chat.settings.sampling, others))
-    outside = "" if path.parent == chats_folder() else ", outside the library"
-    desk.say(f"saved in {path}{outside}")
-
-
-def _load(desk: Desk, rest: str) -> None:
-    if not rest:
-        raise UsageError("/load needs a name", hint=saved_hint())
-    try:
-        path = find(rest)
-    except NotFound:
-        if not Path(rest).is_file():
-            raise
-        path = Path(rest).absolute()  # named exactly, with another ending or in this folder
-    resume(desk, path)
-
-
-def resume(desk: Desk, path: Path) -> None:
-    """Goes on with a kept conversation, and says what it is.
-
-    Raises:
-        NotFound, UsageError: there is no such conversation; the chat is as it was.
-    """
-    saved = desk.keeper.take_over(path)
-    turns = saved.conversation.turns
-    desk.say(f"{len(turns)} messages from {path}; the next answer reads them all")
-    if saved.model != desk.chat.speaker.name:
-        desk.say(f"they were said with {saved.model or 'another model'}")
-    if saved.unfinished or (turns and turns[-1]["role"] == "user"):
-        desk.say("the last answer broke off: /retry answers that question again")
-
-
-def _fork(desk: Desk, rest: str) -> None:
-    if not desk.chat.conversation.turns:
-        raise UsageError("there is nothing to fork yet", hint="ask something first")
-    before = desk.keeper.path
-    desk.keeper.fork()
-    if rest:
-        desk.keeper.rename(rest)
-    path = desk.keeper.path
-    if path is not None:
-        back = f"; /load {before.stem} goes back" if before else ""
-        desk.say(f"a conversation of its own from here, {path.stem}{back}")
-
-
-def _rename(desk: Desk, rest: str) -> None:
-    if not rest:
-        name = desk.keeper.path.stem if desk.keeper.path else "(not kept yet)"
-        desk.say(f"this chat is called {name}")
-        return
-    desk.say(f"this chat is called {desk.keeper.rename(rest).stem} now")
+def _edit(desk: Desk, rest: str) -> None:
+    questions = desk.questions
+    if not questions:
+        raise UsageError("there is no question to edit yet", hint="ask something first")
+    number = len(questions) if not rest else int(rest) if rest.isdecimal() else 0
+    if not 1 <= number <= len(questions):
+        raise UsageError(
+            f"/edit {rest[:40]}: there is no such question",
+            hint=f"questions are numbered from 1 to {len(questions)}; /edit alone takes the last",
+        )
+    desk.editing, desk.draft = number - 1, questions[number - 1]
 
 
 def _exit(desk: Desk, rest: str) -> None:
@@ -196,16 +107,20 @@ TABLE: dict[str, Slash] = {
     "set": Slash(_set, "[NAME VALUE]", "show or change how answers are made"),
     "clear": Slash(_clear, "", "start a new conversation"),
     "retry": Slash(_retry, "", "answer the last question again"),
+    "edit": Slash(_edit, "[N]", "ask the last question otherwise, or question N"),
     "undo": Slash(_undo, "", "take back the last question and its answer"),
     "thoughts": Slash(_thoughts, "", "what the model thought before its last answer"),
     "stats": Slash(_stats, "", "what the last answer took"),
-    "save": Slash(_save, "NAME", "keep the conversation in a file"),
-    "load": Slash(_load, "NAME", "go on with a kept conversation"),
-    "fork": Slash(_fork, "[NAME]", "go on in a new conversation from here"),
-    "rename": Slash(_rename, "NAME", "give the conversation a name"),
+    "read": Slash(files.attach, "FILE", "put a file into the next question; @FILE in it does too"),
+    "copy": Slash(files.copy, "[code]", "copy the last answer, or its last block of code"),
+    "export": Slash(files.export, "FILE", "write the conversation as .md or .json"),
+    "save": Slash(files.keep_copy, "NAME", "keep a copy of the conversation in the library"),
+    "load": Slash(files.go_on_with, "NAME", "go on with a kept conversation"),
+    "fork": Slash(files.fork, "[NAME]", "go on in a new conversation from here"),
+    "rename": Slash(files.rename, "NAME", "give the conversation a name"),
     "exit": Slash(_exit, "", "leave"),
 }
-ALIASES = {"quit": "exit", "bye": "exit", "?": "help"}
+ALIASES = {"branch": "fork", "quit": "exit", "bye": "exit", "?": "help"}
 
 
 def run(desk: Desk, line: str) -> None:
@@ -237,4 +152,6 @@ def words(before: str) -> Sequence[tuple[str, str]]:
         return [*last, *((name, "") for name in saved_names() if name != LAST)]
     if command == "/save":
         return [(name, "") for name in saved_names()]
+    if command == "/copy":
+        return [("code", "its last block of code")]
     return []

@@ -25,7 +25,7 @@ from ktcli.commands.options import (
     ThreadsOpt,
     setting_option,
 )
-from ktcli.commands.piped import is_typed, standard_input
+from ktcli.commands.piped import is_piped, is_typed, standard_input
 from ktcli.errors import ContextFull, DeviceError, NotFound, UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ktcli.assembly.prepare import Ready
     from ktcli.assembly.request import Wanted
     from ktcli.chat.chat import Chat, Reply
+    from ktcli.chat.desk import Desk
     from ktcli.chat.keeper import Keeper
     from ktcli.chat.screen import Screen
     from ktcli.engine.drafting import DraftWish
@@ -156,8 +157,9 @@ def chat(
 ) -> None:
     """Talk to a model.
 
-    The model is pulled and converted first if it is not yet. With a PROMPT, text on standard input, or both,
-    one answer is printed. Sampling defaults are the model's own. In a chat, /help lists the commands.
+    The model is pulled and converted first if it is not yet. With a PROMPT, text on standard input, or both, one answer
+    is printed; @FILE in a PROMPT puts that file below it. Sampling defaults are the model's own. In a chat, /help lists
+    the commands.
 
     A chat on the terminal is kept as it goes on; --continue and --resume go on with it, with its model and settings
     unless others are asked for.
@@ -170,7 +172,7 @@ def chat(
 
       kt chat qwen3-30b-a3b
 
-      git diff | kt chat qwen3-30b-a3b "Review this change."
+      git diff | kt chat qwen3-30b-a3b "Review this change by @CONTRIBUTING.md"
 
       kt chat --continue
     """
@@ -202,7 +204,7 @@ def chat(
     model, prompt = who_and_what(name, prompt, asked.model)
     if model == asked.model:
         asked.require_model()
-    words = _words(prompt, json)
+    words = _words(prompt, json, named=name is not None)
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     with asked.telling_whose_model(model):
         ready, made = _open(
@@ -260,21 +262,29 @@ def who_and_what(
         raise
 
 
-def _words(prompt: str | None, json: bool) -> str | None:
+def _words(prompt: str | None, json: bool, *, named: bool) -> str | None:
     """The text for the model: the prompt, and below it the text on standard input; None: ask a person.
 
+    Args:
+        named: whether the model was named; then an empty pipe is no greeting.
     Raises:
-        UsageError: there is nothing to say.
+        UsageError: there is nothing to say, or a file that the prompt names cannot be read.
     """
+    from ktcli.chat import attachments
+
     if prompt is None:
         if not _is_terminal():
-            return standard_input() or GREETING
+            words = standard_input()
+            if not words and named and is_piped():
+                raise UsageError("standard input is empty", hint="nothing came through the pipe")
+            return words or GREETING
         if json:
             raise UsageError("--json needs a prompt", hint='for example: kt chat "Hello!" --json')
         return None
     if prompt == PIPE:
         words, empty = standard_input(), "standard input is empty"
     else:
+        prompt = attachments.joined(*attachments.named_in(prompt))
         piped = "" if is_typed() else standard_input(beside=True)
         words, empty = (
             "\n\n".join(part for part in (prompt, piped) if part.strip()),
@@ -422,10 +432,11 @@ def _converse(made: Chat, asked: AnswerRequest) -> None:
     from ktcli.chat import slash
     from ktcli.chat.interactive import Remarks, talk
     from ktcli.chat.prompt import Prompt
+    from ktcli.chat.slash_files import resume
 
-    def go_on(desk: slash.Desk) -> None:
+    def go_on(desk: Desk) -> None:
         assert asked.kept is not None
-        slash.resume(desk, asked.kept.path)
+        resume(desk, asked.kept.path)
         _put_over(made, asked)
 
     out.note(f"{made.speaker.name}: /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves")

@@ -13,7 +13,7 @@ import typer
 from ktcli.chat import chats
 from ktcli.chat.chats import Listed
 from ktcli.chat.conversation import Saved
-from ktcli.chat.document import text_of
+from ktcli.chat.document import markdown_of, text_of
 from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.errors import ExitCode, UsageError
 from ktcli.output import out, safe, table, visible
@@ -71,6 +71,32 @@ def show(chat: ChatArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     path = chats.find(chat)
     saved = chats.load(path)
     out.result(_document(path, saved), lambda: visible(_as_text(saved)))
+
+
+@app.command()
+def search(
+    words: Annotated[
+        list[str], typer.Argument(metavar="TEXT...", help="Words; all of them must be there.")
+    ],
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """List the conversations in which words were said, by you or the model.
+
+    Examples:
+
+      kt chats search holiday
+      kt chats search numa threads --json
+    """
+    found = [
+        (chats.line_of(path), said) for path in chats.files() if (said := chats.said(path, words))
+    ]
+    out.result(
+        {"chats": [{**_row(line), "said": said} for line, said in found]},
+        lambda: _found(found),
+    )
+    if not found:
+        out.note(f"No kept conversation has {' and '.join(map(repr, words))[:200]}.")
 
 
 @app.command()
@@ -196,6 +222,11 @@ def listed(lines: list[Listed], *, numbered: bool = False) -> str:
     return table(rows, head, right=right) if rows else ""
 
 
+def _found(found: list[tuple[Listed, str]]) -> str:
+    rows = [(line.name, age(time.time() - line.used_s), said) for line, said in found]
+    return table(rows, ("NAME", "USED", "SAID"), width=out.width) if rows else ""
+
+
 def age(seconds: float) -> str:
     """A time ago for people; a clock that went back makes nothing younger than now."""
     for length, unit in _UNITS:
@@ -246,11 +277,4 @@ def _as_text(saved: Saved) -> str:
     return "\n".join(said) or "(nothing was said)"
 
 
-def _markdown(saved: Saved) -> str:
-    names = {"system": "System", "user": "You", "assistant": safe(saved.model) or "The model"}
-    return "\n".join(
-        f"## {names[m['role']]}\n\n{m['content']}\n" for m in saved.conversation.messages
-    )
-
-
-_FORMS: dict[str, Callable[[Saved], str]] = {"md": _markdown, "json": text_of}
+_FORMS: dict[str, Callable[[Saved], str]] = {"md": markdown_of, "json": text_of}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import select
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,14 @@ def is_typed() -> bool:
     try:
         return sys.stdin is not None and sys.stdin.isatty()
     except ValueError:  # closed
+        return False
+
+
+def is_piped() -> bool:
+    """Returns whether standard input is a pipe."""
+    try:
+        return sys.stdin is not None and stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode)
+    except (OSError, ValueError):  # closed
         return False
 
 

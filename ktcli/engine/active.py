@@ -9,6 +9,7 @@ import numpy as np
 from ktcli.engine.contract import Engine
 from ktcli.engine.generate import Finish
 from ktcli.engine.logits import Logits
+from ktcli.engine.prefix import depths_of
 from ktcli.engine.request import Answer, Candidate, Token
 from ktcli.engine.sampler import History, chosen_id
 from ktcli.engine.sequence import Sequence, pages_for
@@ -71,10 +72,11 @@ class Active:
 
     def open(self, engine: Engine) -> None:
         """Begins, or begins again, with as much as is found of what it knows."""
-        depths = np.zeros(len(self.known), dtype=np.uint8)
+        request = self.answer.request
+        depths = depths_of(request.depths[: self.prompt_tokens], len(self.known))
         for at in range(self.prompt_tokens, len(self.known)):
             depths[at] = engine.depth_at(at)
-        reused = self.sequence.adopt(self.known, depths)
+        reused = self.sequence.adopt(self.known, depths, request.marks)
         stats = self.answer.stats
         if stats.queued_s:
             return

@@ -58,8 +58,8 @@ class Engine(Protocol):
         """The pages and states of its sequences."""
 
     @property
-    def memory(self) -> PageMemory | None:
-        """The memory of these, from which they can be stored; None: they cannot."""
+    def memory(self) -> PageMemory:
+        """The memory of these, from which they can be stored."""
 
     @property
     def weights_bytes(self) -> int:

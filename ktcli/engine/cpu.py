@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from ktcli.engine.draft_length import MOST_ROWS, StepTimes
 from ktcli.engine.kvcache import KvCache
 from ktcli.engine.loader import Progress, Tensors, TensorSource, load
 from ktcli.engine.logits import Logits
-from ktcli.engine.prefix import seed
+from ktcli.engine.prefix import facts_of, seed
 from ktcli.engine.sequence import Pools, Sequence
 from ktcli.engine.session import Session
 from ktcli.engine.states import before_tail
@@ -170,10 +169,7 @@ def _facts(model: Model, plan: Plan, pool: Pool, weights: str) -> dict[str, obje
     last bits are the row's own; where the row has tiles they change with the fewest tokens that use them.
     """
     return {
-        "weights": weights,
-        "formats": [plan.recipe.name, *sorted(part.value for part in plan.recipe.in_f32)],
-        # Rotations can depend on the context that is asked for.
-        "model": sha256(repr(model.at(plan.context)).encode()).hexdigest(),
+        **facts_of(model.at(plan.context), plan.recipe, weights),
         "exact": plan.use.exact,
         "cache": "f32" if plan.use.f32_cache else "bf16",
         "shares": pool.node_threads if len(pool.node_threads) > 1 else (),

@@ -92,6 +92,7 @@ class Generation:
         progress: called while the prompt is read: (tokens done, tokens in all).
         depth_at: returns the number of experts that the token at a position may defer; prompts are read without
             deferral.
+        depths, marks: of the prompt, as `Session.advance` takes them.
         drafting: the drafts of this conversation; None: every step computes one token.
         ids: the ids handed out so far.
         finish: the reason why it ended; CANCELLED until it ends by itself.
@@ -106,6 +107,8 @@ class Generation:
     cancelled: Callable[[], bool] = lambda: False
     progress: Progress | None = None
     depth_at: Callable[[int], int] = lambda position: 0
+    depths: bytes = b""
+    marks: Sequence[int] = ()
     drafting: Drafting | None = None
     stats: Stats = field(default_factory=Stats)
     ids: list[int] = field(default_factory=list)
@@ -214,7 +217,11 @@ class Generation:
                 raise _Cancelled
 
         logits, reused = self.session.advance(
-            self.prompt, progress=between_chunks, temperature=self.sampler.sums_at
+            self.prompt,
+            progress=between_chunks,
+            temperature=self.sampler.sums_at,
+            depths=self.depths,
+            marks=self.marks,
         )
         self.stats.prompt_s = time.perf_counter() - started
         self.stats.prompt_tokens, self.stats.reused_tokens = len(self.prompt), reused

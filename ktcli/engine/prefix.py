@@ -13,6 +13,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.models import Model
+from ktcli.weights.recipe import Recipe
+
 VERSION = 1  # of what a key means, and of the layout of pages
 
 Ids = NDArray[np.int32]
@@ -24,6 +27,20 @@ def seed(facts: Mapping[str, object]) -> bytes:
     and lists and mappings of these."""
     text = json.dumps({"kt_pages": VERSION, **facts}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).digest()
+
+
+def facts_of(model: Model, recipe: Recipe, weights: str) -> dict[str, object]:
+    """What the bytes of pages depend on everywhere: the weights, their formats, and the model's forward.
+
+    Args:
+        model: at the context that is asked for: rotations can depend on it.
+        weights: the identity of their source.
+    """
+    return {
+        "weights": weights,
+        "formats": [recipe.name, *sorted(part.value for part in recipe.in_f32)],
+        "model": hashlib.sha256(repr(model).encode()).hexdigest(),
+    }
 
 
 def chain(previous: bytes, ids: Ids, depths: Depths | None = None) -> bytes:
@@ -38,3 +55,10 @@ def chain(previous: bytes, ids: Ids, depths: Depths | None = None) -> bytes:
     if depths is not None and depths.any():
         digest.update(depths.tobytes())
     return digest.digest()
+
+
+def depths_of(first: bytes, n: int) -> Depths:
+    """The depths of deferral of n ids, [n], of which the first few are given and the others are 0."""
+    depths = np.zeros(n, dtype=np.uint8)
+    depths[: len(first)] = np.frombuffer(first, dtype=np.uint8)[:n]
+    return depths

@@ -24,6 +24,9 @@ class GenerationRequest:
         priority: a higher one goes first, -10..10; a request that waits long rises.
         caller: whoever asks: callers of equal priority take turns.
         logprobs: the number of the likeliest tokens whose chances come with each token; None: no chances at all.
+        depths: the depth of deferral with which the prompt's first ids were computed, as part of earlier answers: a
+            byte for each; of those behind: 0. What was computed so is found again.
+        marks: positions of the prompt from which other prompts will probably go on, see `Sequence.adopt`.
     """
 
     prompt: Sequence[int]
@@ -33,6 +36,8 @@ class GenerationRequest:
     priority: int = 0
     caller: str = ""
     logprobs: int | None = None
+    depths: bytes = b""
+    marks: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,12 +76,30 @@ class SamplingSettings:
                 said = str(value)[:30]
                 raise UsageError(f"{name.replace('_', '-')} is {said}, it can be {words}")
         for id, bias in self.logit_bias:
+            if not 0 <= id < 2**31:
+                raise UsageError(f"a logit bias is of token {str(id)[:30]}, there is no such id")
             if not -_MOST_BIAS <= bias <= _MOST_BIAS:
                 raise UsageError(f"the logit bias of token {id} is {bias}, it can be -100 to 100")
         if len({id for id, _ in self.logit_bias}) < len(self.logit_bias):
             raise UsageError("a token has two logit biases")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise UsageError(f"seed is {str(self.seed)[:30]}, it can be 0 to 2^64 - 1")
+
+    def require_within(self, vocab: int) -> None:
+        """Refuses biases of tokens that a vocabulary of `vocab` ids does not have.
+
+        Raises:
+            UsageError: there is one.
+        """
+        if bad := next((id for id, _ in self.logit_bias if id >= vocab), None):
+            raise UsageError(
+                f"a logit bias is of token {bad}, which is outside the vocabulary of {vocab}"
+            )
+
+    def within(self, vocab: int) -> SamplingSettings:
+        """The same settings without biases of tokens that a vocabulary of `vocab` ids does not have."""
+        known = tuple((id, bias) for id, bias in self.logit_bias if id < vocab)
+        return self if known == self.logit_bias else replace(self, logit_bias=known)
 
     @property
     def is_greedy(self) -> bool:

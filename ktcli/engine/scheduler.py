@@ -182,6 +182,7 @@ class Scheduler:
         vocab = self._engine.spec.vocab
         if bad := next((id for id in request.prompt if not 0 <= id < vocab), None):
             raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")
+        request.sampling.require_within(vocab)
         holds = min(self._engine.context, self._engine.pools.pages.count * PAGE_TOKENS)
         if n >= holds:
             raise ContextFull(

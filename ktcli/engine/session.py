@@ -9,7 +9,7 @@ leaves a valid shorter timeline. It works on each device.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Numbers
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine.logits import F32Array, Logits
+from ktcli.engine.prefix import depths_of
 from ktcli.engine.sequence import Pools, Sequence
 from ktcli.errors import ContextFull, UsageError
 from ktcli.models import Spec
@@ -73,6 +74,11 @@ class Session:
         return self.sequence.length
 
     @property
+    def depths(self) -> bytes:
+        """The depth of deferral with which each id was computed; those behind its end are 0."""
+        return self.sequence.depths
+
+    @property
     def ids(self) -> tuple[int, ...]:
         """The ids that were computed."""
         return self.sequence.ids
@@ -116,17 +122,28 @@ class Session:
         return last[-1]
 
     def advance(
-        self, ids: Numbers[int], *, progress: Progress | None = None, temperature: float = 0.0
+        self,
+        ids: Numbers[int],
+        *,
+        progress: Progress | None = None,
+        temperature: float = 0.0,
+        depths: bytes = b"",
+        marks: Iterable[int] = (),
     ) -> tuple[Logits, int]:
         """Makes the timeline equal `ids`, reusing the longest beginning that it has itself, as far as it can be gone
         back to, or that the engine still knows of other sequences; returns the logits after the last, and the number
         of ids reused.
 
         At least the last id is computed, since its logits are wanted.
+
+        Args:
+            depths: the depth of deferral with which the first ids were computed, as others may know them: a byte for
+                each; of those behind: 0.
+            marks: positions from which other prompts will probably go on, see `Sequence.adopt`.
         """
         wanted = self._checked(ids, 0)
         self._catch_up(wanted)
-        reused = self.sequence.adopt(wanted)
+        reused = self.sequence.adopt(wanted, depths_of(depths, wanted.size), marks)
         return self.feed(ids[reused:], progress=progress, temperature=temperature), reused
 
     @property
@@ -203,7 +220,9 @@ class Session:
         wanted, vocab = np.asarray(ids, dtype=np.int64), self._engine.spec.vocab
         if wanted.ndim != 1 or wanted.size == 0:
             raise UsageError("there is nothing to compute: no token ids were given")
-        if int(wanted.view(np.uint64).max()) >= vocab:  # below 0, too
+        if (
+            min(ids) < 0 or max(ids) >= vocab
+        ):  # Python's own: numpy takes ten times as long for one id
             bad = next(int(i) for i in wanted if not 0 <= i < vocab)
             raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")
         if length + wanted.size > self.context:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ktcli.engine.pages import PagePool, Place, PoolFull, StatePool
 from ktcli.engine.prefix import chain
+from ktcli.errors import KtError
 from ktcli.native import PAGE_TOKENS
 
 PAGE, STATE = 1, 2  # the kinds of what is stored
@@ -210,7 +211,10 @@ class Tier:
             if spilled is not None:
                 into[:] = spilled
             elif number is not None:
-                into[:] = self._saved(name[0], number)
+                try:
+                    into[:] = self._saved(name[0], number)
+                except KtError:  # the device failed; whoever runs the next step says so
+                    return False
         return spilled is not None or number is not None
 
     def _saved(self, kind: int, number: int) -> U8Array:

@@ -68,6 +68,9 @@ class FakeSession:
         self._engine = engine
         self.cache: list[int] = []
         self.computed = 0  # tokens that went through
+        self.depths = b""
+        self.recurrent = False
+        self.marks: list[tuple[int, ...]] = []  # of each prompt
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -78,8 +81,15 @@ class FakeSession:
         return len(self.cache)
 
     def advance(
-        self, ids: Sequence[int], *, progress=None, temperature: float = 0.0
+        self,
+        ids: Sequence[int],
+        *,
+        progress=None,
+        temperature: float = 0.0,
+        depths: bytes = b"",
+        marks: Sequence[int] = (),
     ) -> tuple[Logits, int]:
+        self.marks.append(tuple(marks))
         limit = min(len(ids) - 1, len(self.cache))
         common = next((i for i in range(limit) if ids[i] != self.cache[i]), limit)
         if len(ids) > self._engine.context:
@@ -114,7 +124,7 @@ class FakeEngine:
         most: int = 4096,
     ) -> None:
         self.tokenizer, self.script, self.context = tokenizer, script, context
-        self.spec = SimpleNamespace(moe_layers=2, experts=4, top_k=1, context=most)
+        self.spec = SimpleNamespace(vocab=VOCAB, moe_layers=2, experts=4, top_k=1, context=most)
         self.sessions: list[FakeSession] = []
         self.step_times = None
         self.memory = None  # nothing to store

@@ -24,7 +24,7 @@ class Person(Nobody):
         self._numbers = itertools.count()
         self._before = ""
 
-    def ask(self) -> str:
+    def ask(self, draft: str = "") -> str:
         number = next(self._numbers)
         self._before = "\n" * bool(number) + f"question {number}\n"
         return f"question {number}"

@@ -14,6 +14,7 @@ from ktcli.chat import slash
 from ktcli.chat.chat import AnswerPiece, Chat
 from ktcli.chat.chats import chat_path, load, saved_names
 from ktcli.chat.conversation import Conversation, Saved
+from ktcli.chat.desk import Desk
 from ktcli.chat.document import save
 from ktcli.chat.prompt import cleaned, is_open
 from ktcli.chat.screen import Screen, visible
@@ -82,6 +83,15 @@ BROKEN = {
     "range": json.dumps(GOOD | {"sampling": {"top_p": 7}}).encode(),
     "infinite": b'{"kt_chat": 1, "turns": [], "sampling": {"top_k": Infinity}}',
     "nested": json.dumps(GOOD)[:-1].encode() + b', "x": ' + b"[" * 99 + b"]" * 99 + b"}",
+    **{
+        f"bias {text}": f'{{"kt_chat": 1, "turns": [], "sampling": {{"logit_bias": {text}}}}}'.encode()
+        for text in (
+            *("{}", '"x"', "true", "7", "[1]", "[[1]]", "[[1, 2, 3]]", "[null]", "[[[1], 2]]"),
+            *('[["1", 2]]', "[[1, null]]", "[[true, 2]]", "[[1, true]]", "[[1.5, 2]]", "[[-1, 2]]"),
+            *("[[4294967297, 2]]", "[[1e30, 2]]", "[[1, NaN]]", "[[1, -1e999]]", "[[1, 101]]"),
+            *(f"[[1, {10**400}]]", "[[3, 1], [3, 2]]"),
+        )
+    },
     "digits": json.dumps(GOOD | {"sampling": {"seed": 10**3000}}).encode(),
 }
 
@@ -94,6 +104,22 @@ def test_broken_chats_are_one_sentence(tmp_path: Path, content: bytes) -> None:
         load(path)
     assert "x.json" in str(caught.value) and "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300 + len(str(tmp_path))
+
+
+def test_biases_of_tokens_that_a_model_has_not_are_kept_and_mean_nothing(tmp_path: Path) -> None:
+    """A chat may go on with a model of fewer tokens, and with the first one again."""
+    chat = Chat(speaker(tmp_path))
+    sampling = SamplingSettings(logit_bias=((3, 1.0), (999_999, 5.0)))
+    chat.settings = replace(chat.settings, sampling=sampling)
+    assert "".join(piece.text for piece in chat.ask("hi")) == "you said hi"
+    assert chat.settings.sampling == sampling
+
+
+def test_what_is_no_file_is_no_kept_chat(home: Path) -> None:
+    save(chat_path("mine"), Saved("m", Conversation(), SamplingSettings()))
+    os.mkfifo(chat_path("mine").with_name("pipe.jsonl"))
+    chat_path("mine").with_name("folder.json").mkdir()
+    assert saved_names() == ("mine",)
 
 
 def test_a_path_below_the_home_of_nobody() -> None:
@@ -163,16 +189,16 @@ def test_every_stop_id_is_found(tmp_path: Path) -> None:
 # --- slash commands ------------------------------------------------------------------------------
 
 
-def desk(folder: Path) -> tuple[slash.Desk, list[str]]:
+def desk(folder: Path) -> tuple[Desk, list[str]]:
     said: list[str] = []
-    return slash.Desk(Chat(speaker(folder)), said.append), said
+    return Desk(Chat(speaker(folder)), said.append), said
 
 
 def test_help_lists_every_command(tmp_path: Path) -> None:
     table, said = desk(tmp_path)
     slash.run(table, "/help")
     assert all(f"/{name}" in said[0] for name in slash.TABLE)
-    wanted = "help system set clear retry undo thoughts stats save load fork rename exit".split()
+    wanted = "help system set clear retry edit undo thoughts stats read copy export save load fork rename exit".split()
     assert list(slash.TABLE) == wanted
 
 

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from chat.fake_engine import speaker
 
-from ktcli.chat import log, slash
+from ktcli.chat import log
 from ktcli.chat.chat import AnswerPiece, Chat, Speaker
 from ktcli.chat.chats import chat_path, load, newest
 from ktcli.chat.conversation import Conversation, Saved
+from ktcli.chat.desk import Desk
 from ktcli.chat.document import save
 from ktcli.chat.interactive import talk
+from ktcli.chat.thoughts import ThoughtsView
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import KtError
 
@@ -44,11 +46,17 @@ class Nobody:
     def piece(self, piece: AnswerPiece) -> None:
         self.at_piece()
 
-    def end(self, *, gap: bool = False) -> None:
+    def end(self, *, gap: bool = False, below: str = "") -> None:
         pass
 
     def reading(self, done: int, total: int) -> None:
         pass
+
+    def begin(self, tokens: Callable[[], int]) -> None:
+        pass
+
+    status = markdown = False
+    view = ThoughtsView.FOLDED
 
 
 class Lines:
@@ -57,7 +65,7 @@ class Lines:
     def __init__(self, lines: tuple[str | Callable[[], str], ...]) -> None:
         self._lines = iter(lines)
 
-    def ask(self) -> str | None:
+    def ask(self, draft: str = "") -> str | None:
         line = next(self._lines, None)
         return line() if callable(line) else line
 
@@ -237,7 +245,7 @@ def test_a_disk_that_has_room_again_is_used(
     with monkeypatch.context() as full:
         full.setattr(log.os, "pwrite", refuse)
         chat, person = Chat(model), Nobody()
-        desk = slash.Desk(chat, person.note, person.warn)
+        desk = Desk(chat, person.note, person.warn)
         list(chat.ask("one"))
         desk.keeper.keep()
     assert person.warnings and not desk.keeper.is_kept

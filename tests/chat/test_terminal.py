@@ -241,3 +241,23 @@ def test_model_text_is_never_obeyed(terminal: Terminal) -> None:
     assert "\x1b]0;" not in terminal.raw and "\x07" not in terminal.raw
     assert "\x1b[31m" not in terminal.raw and "␛]0;owned␇" in terminal.raw
     assert "\x1b[2m<think>␛[31mhm</think>\x1b[0m" in terminal.raw.replace("\x1b[0m\x1b[2m", "")
+
+
+def test_an_earlier_question_is_asked_otherwise(terminal: Terminal) -> None:
+    """The line holds the old words; the conversation as it was stays."""
+    for question in ("first", "second"):
+        terminal.type(f"{question}\r")
+        terminal.expect(rf"you said b'{question}'.*› ")
+    terminal.type("/edit 1\r")
+    terminal.expect(r"› first")
+    terminal.type(" of all\r")
+    said = terminal.expect(r"you said b'first of all'.*› ")
+    assert "the conversation as it was stays in " in said
+    terminal.type("/edit\r")
+    terminal.expect(r"› first of all")
+    terminal.type(CTRL_C)
+    terminal.expect("› ")
+    terminal.type("third\r")
+    terminal.expect(r"you said b'third'.*› ")
+    terminal.type("/edit 3\r")
+    terminal.expect("numbered from 1 to 2")

@@ -105,6 +105,30 @@ def test_empty_input_gets_a_greeting(
     assert run() == (0, "you said Hello!\n", "")
 
 
+def test_an_empty_pipe_to_a_named_model_is_an_error(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(writing)
+    with open(reading) as pipe:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        code, out, err = run("kt-mini")
+        assert (code, out) == (2, "") and "standard input is empty" in err
+        assert run() == (0, "you said Hello!\n", "")
+
+
+def test_files_that_a_prompt_names_come_below_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rules.md").write_text("be kind\n")
+    code, out, _ = run("kt-mini", "follow @rules.md")
+    assert code == 0 and out == "you said follow rules.md\n\nrules.md:\n```\nbe kind\n```\n"
+    (tmp_path / "rules.md").write_bytes(b"\xff")
+    code, out, err = run("kt-mini", "follow @rules.md")
+    assert (code, out) == (2, "") and "rules.md is not UTF-8 text" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -294,7 +318,7 @@ def test_what_was_chosen_is_recorded_however_a_chat_ends(
         arguments = ["kt-mini"]
         monkeypatch.setattr(command, "_is_terminal", lambda: True)
         lines = iter(["hello", "and you?", "/exit"])
-        monkeypatch.setattr("ktcli.chat.prompt.Prompt.ask", lambda prompt: next(lines))
+        monkeypatch.setattr("ktcli.chat.prompt.Prompt.ask", lambda prompt, draft: next(lines))
     got, _, err = run(*arguments)
     assert got == code and (end != "context full" or "tokens is full" in err)
     computed = sum(session.computed for session in run.engine.sessions)

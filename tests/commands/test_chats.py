@@ -114,6 +114,19 @@ def test_show_and_export(kt, tmp_path: Path) -> None:
     assert json.loads(kt("chats", "export", "alpha", "--json")[1])["format"] == "md"
 
 
+def test_search_finds_what_anybody_said(kt, tmp_path: Path) -> None:
+    kept(tmp_path, "alpha", "what of\nthe SEA \x1b[31m?", "and the shore?")
+    kept(tmp_path, "beta", "mountains")
+    (chats_folder() / "bad.jsonl").write_bytes(b"\xff\x00 nonsense\n")
+    code, out, _ = kt("chats", "search", "sea", "shore")
+    assert code == 0 and "alpha" in out and "what of the SEA" in out
+    assert "beta" not in out and "\x1b" not in out
+    (found,) = json.loads(kt("chats", "search", "MOUNT", "--json")[1])["chats"]
+    assert found["name"] == "beta" and "mountains" in found["said"]
+    code, out, err = kt("chats", "search", "sea", "mountains")
+    assert (code, out) == (0, "") and "No kept conversation has 'sea' and 'mountains'" in err
+
+
 def test_rename_and_rm(kt, tmp_path: Path) -> None:
     kept(tmp_path, "alpha", "one")
     kept(tmp_path, "beta", "two")
@@ -180,7 +193,7 @@ def test_an_interactive_chat_goes_on(
     path = kept(tmp_path, "alpha", "one " * 40)
     monkeypatch.setattr(command, "_is_terminal", lambda: True)
     lines = iter(["two", "/stats", "/exit"])
-    monkeypatch.setattr("ktcli.chat.prompt.Prompt.ask", lambda prompt: next(lines))
+    monkeypatch.setattr("ktcli.chat.prompt.Prompt.ask", lambda prompt, draft: next(lines))
     code, _, err = kt("chat", "--continue", "--explain-cache")
     assert code == 0 and "2 messages from" in err and "nothing of it was kept" in err
     assert "cached / prompt:" in err and questions(path) == ["one " * 40, "two"]

@@ -46,6 +46,23 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
     return put
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("chat kt-mini hi --context abc", "--context is 'abc', which is no whole number"),
+        ("chat kt-mini hi -c 1.5", "--context is '1.5', which is no whole number"),
+        ("chat kt-mini hi -c 0", "--context is '0', it can be 1 or more"),
+        ("bench mixed kt-mini --streams 99", "--streams is '99', it can be 15 at most"),
+        ("chat kt-mini hi --temperature hot", "--temperature is 'hot', which is no number"),
+    ],
+)
+def test_a_wrong_number_is_said_in_our_own_words(
+    line: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line.split()) == 2
+    assert capsys.readouterr().err.splitlines()[0] == f"error: {says}"
+
+
 # --- the table --------------------------------------------------------------------------------
 
 

@@ -136,13 +136,13 @@ def test_each_id_is_computed_in_the_form_in_which_it_would_be_alone(plan: Plan, 
     check(answers, events, {id(a): alone(a.request, forms=True)[0] for a in answers})
 
 
-@pytest.mark.thorough
-def test_ten_thousand_requests_leave_the_pages_that_were_free() -> None:
+@pytest.mark.parametrize("requests", [200, pytest.param(10_000, marks=pytest.mark.thorough)])
+def test_random_requests_leave_the_pages_that_were_free(requests: int) -> None:
     draw, engine = random.Random(1), ToyEngine(30, max_tokens=64)
     scheduler = serving(engine, waiting=50)
     flying: list[Answer] = []
     finished = 0
-    for _ in range(10_000):
+    for _ in range(requests):
         request = GenerationRequest(
             prompt(draw.randrange(5), draw.randrange(1, 200)),
             GREEDY,
@@ -157,8 +157,11 @@ def test_ten_thousand_requests_leave_the_pages_that_were_free() -> None:
         if draw.random() < 0.4:
             draw.choice(flying[-30:]).cancel()
     finished += sum(isinstance(event, Finished) for event in drain(scheduler, 100_000))
-    assert finished == 10_000
-    assert engine.pools.pages.held == 0
+    assert finished == requests
+    pages = engine.pools.pages
+    assert pages.held == 0
+    engine.pools.forget()
+    assert sorted(pages.take(pages.count)) == list(range(pages.count))
 
 
 def test_a_queue_that_is_full_says_so() -> None:
@@ -176,6 +179,11 @@ def test_a_queue_that_is_full_says_so() -> None:
     [
         (GenerationRequest([]), UsageError, "no tokens"),
         (GenerationRequest([5, 999]), UsageError, "999 is outside the vocabulary of 67"),
+        (
+            GenerationRequest([5], SamplingSettings(logit_bias=((3, 1.0), (67, 1.0)))),
+            UsageError,
+            "token 67, which is outside the vocabulary of 67",
+        ),
         (GenerationRequest([5, -1]), UsageError, "-1 is outside"),
         (GenerationRequest([5], priority=11), UsageError, "priority is 11"),
         (GenerationRequest([5] * 192), ContextFull, "192 tokens and the context holds 192"),
@@ -287,6 +295,19 @@ def test_a_shared_prompt_is_read_once() -> None:
     drain(scheduler)
     assert [answer.stats.reused_tokens for answer in answers] == [0, 448, 448, 448]
     assert len({tuple(answer.ids) for answer in answers}) == 1
+
+
+def test_what_an_answer_deferred_is_found_by_who_knows_how_deep() -> None:
+    """The toy defers from position 100 on; prompts are read without."""
+    scheduler = serving(ToyEngine())
+    first = scheduler.submit(GenerationRequest(prompt(1, 70), GREEDY, max_tokens=130))
+    drain(scheduler)
+    asked = GenerationRequest([*prompt(1, 70), *first.ids, *prompt(2, 20)], GREEDY, max_tokens=3)
+    deep = bytes(at >= 100 for at in range(199))  # the last id was not computed
+    found = [scheduler.submit(replace(asked, depths=depths)) for depths in (b"", deep)]
+    drain(scheduler)
+    assert [answer.stats.reused_tokens for answer in found] == [64, 192]
+    assert found[0].finish is found[1].finish is Finish.LENGTH
 
 
 def test_a_kept_timeline_holds_prompt_and_answer() -> None:

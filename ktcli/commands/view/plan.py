@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ktcli.assembly.disk import DiskNeed
+from ktcli.commands.view.bars import bars_of, draw
 from ktcli.commands.view.device_plan import cost_words, device_document, device_rows, rate_rows
 from ktcli.errors import gib, predicted
 from ktcli.hardware.team import NodeTeam
@@ -13,6 +16,8 @@ from ktcli.output import out, safe, table
 from ktcli.planner.hybrid_account import ON_GPU
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import EARLY_TOKENS, Line, Plan
+
+_NARROW = 70  # columns below which the table of parts is short
 
 
 def document(name: str, made: Plan) -> dict[str, Any]:
@@ -67,21 +72,33 @@ def _line_document(line: Line) -> dict[str, Any]:
     }
 
 
-def render(name: str, made: Plan) -> str:
-    """The plan for people."""
-    fits = out.style("fits", "green") if made.fits else out.style("does not fit", "red")
-    words = [f"{safe(name)} {fits}{_sizes(made)}"]
-    words += ["", _parts(made), ""]
+def render(
+    name: str, made: Plan, disk: DiskNeed | None = None, following: Sequence[str] = ()
+) -> str:
+    """The plan for people.
+
+    Args:
+        disk: what must come onto the disk; None: this is another machine.
+        following: what to do next, or what else would do: lines below the verdict at the end.
+    """
+    said, colour = ("fits", "green") if made.fits else ("does not fit", "red")
+    sentence = out.fold(f"{safe(name)} {said}{_sizes(made)}", "  ")
+    verdict = sentence.replace(f" {said}", f" {out.style(said, colour)}", 1)
+    words = [verdict, "", draw(bars_of(made, disk)), "", _parts(made), ""]
     if made.nodes:
         words += [_nodes(made), ""]
     words.append(_facts(made))
-    if made.advice:
-        words += ["", "What would make it fit:", *(f"  {advice}" for advice in made.advice)]
     if made.costs:
         words += ["", "What is forced:", *(f"  {cost_words(cost)}" for cost in made.costs)]
     if made.notes:
-        words += ["", *(f"Note: {safe(note)}" for note in made.notes)]
-    return "\n".join(words)
+        words += ["", *(out.fold(f"Note: {safe(note)}", "  ") for note in made.notes)]
+    words += ["", verdict]
+    if made.advice:
+        words += [
+            "What would make it fit:",
+            *(out.fold(f"  {advice}", "    ") for advice in made.advice),
+        ]
+    return "\n".join([*words, *following])
 
 
 def _sizes(made: Plan) -> str:
@@ -101,7 +118,13 @@ def _sizes(made: Plan) -> str:
 
 
 def _parts(made: Plan) -> str:
-    """The table of parts, a line each; with a GPU, the place stands before the size."""
+    """The table of parts, a line each; with a GPU, the place stands before the size.
+
+    A narrow terminal has room for what lies where, and no more.
+    """
+    if out.width is not None and out.width < _NARROW:
+        brief = [(line.part, _place_word(line), gib(line.size_bytes)) for line in made.lines]
+        return table(brief, ("part", "where", "size"), right=(2,))
     head = ("part", "format", "memory", "read/token", "decode", "prefill", "why")
     rows = [
         (

@@ -70,29 +70,33 @@ class PageCopy:
     """Copies pages in the stream in which they are read and written.
 
     Args:
-        layers: as of `DeviceCache`.
-        parts: the elements of a position in each layer's parts; a part lies together for all pages (`own_parts`).
-        pages: the number of pages, scratch included.
+        parts: the parts of the layers' pages, see `parts_of_pages`.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[torch.Tensor],
-        parts: Sequence[Sequence[int]],
-        pages: int,
-        stream: Stream,
-    ) -> None:
-        self._parts = [
-            part.view(pages, -1)
-            for layer, widths in zip(layers, parts, strict=True)
-            for part in torch.split(layer, [pages * PAGE_TOKENS * width for width in widths])
-        ]
-        self._stream = stream
+    def __init__(self, parts: Sequence[torch.Tensor], stream: Stream) -> None:
+        self._parts, self._stream = parts, stream
 
     def __call__(self, of: int, to: int) -> None:
         with self._stream.running():
             for part in self._parts:
                 part[to].copy_(part[of])
+
+
+def parts_of_pages(
+    layers: Sequence[torch.Tensor], widths: Sequence[Sequence[int]], pages: int
+) -> list[torch.Tensor]:
+    """The parts of flat pages of layers, [pages, elements] each.
+
+    Args:
+        layers: as of `DeviceCache`.
+        widths: the elements of a position in each layer's parts; a part lies together for all pages (`own_parts`).
+        pages: the number of pages, scratch included.
+    """
+    return [
+        part.view(pages, -1)
+        for layer, own in zip(layers, widths, strict=True)
+        for part in torch.split(layer, [pages * PAGE_TOKENS * width for width in own])
+    ]
 
 
 def cached_parts(recording: Recording, layers: int) -> list[list[int]]:

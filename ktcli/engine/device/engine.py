@@ -17,18 +17,19 @@ from torch import Tensor
 
 from ktcli.engine.arenas import refusals
 from ktcli.engine.contract import depth_at
-from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts
+from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts, parts_of_pages
 from ktcli.engine.device.decode import DecodeStep, DecodeSteps, Sizes
 from ktcli.engine.device.experts import ExpertShape, HostExperts, LayerWeights
+from ktcli.engine.device.paging import DevicePages
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, Resident, Runner, Streamed, TimedRunner
 from ktcli.engine.device.slabs import SlabStream, slabs_of
 from ktcli.engine.device.steps import DeviceSteps, Ways
-from ktcli.engine.device.stream import device_errors, stream_on
+from ktcli.engine.device.stream import device_errors, device_name, stream_on
 from ktcli.engine.device.weights import DeviceModel, load_device
 from ktcli.engine.loader import Progress, TensorSource, load
 from ktcli.engine.logits import Logits
-from ktcli.engine.prefix import seed
+from ktcli.engine.prefix import facts_of, seed
 from ktcli.engine.sequence import Pools, Sequence, pages_for
 from ktcli.engine.session import Session
 from ktcli.engine.states import before_tail
@@ -50,6 +51,7 @@ class DeviceEngine:
 
     Attributes:
         placement: the placement that it follows.
+        memory: its pages and states, from which they can be stored.
         stream: the device's stream in which its steps run.
 
     Args:
@@ -75,23 +77,35 @@ class DeviceEngine:
         self.recipe, self.pool, self.placement = recipe, pool, placement
         self.spec: Spec = model.spec
         self.context = placement.context
-        self.max_tokens = max(placement.long_prompts.chunk, placement.long_prompts.short)
+        self.max_tokens = placement.long_prompts.most_tokens
         self.max_outputs = max_outputs
         self.stream, self._copies = stream_on(device), stream_on(device)
+        self._paging = stream_on(device)
         # Tensors on the device are made in this stream, too: it does not wait for any other.
         with device_errors("loading"), self.stream.running():
             self._load(source, progress)
             self._ways = self._make_ways()
         self._steps, cache = DeviceSteps(self._ways), self._cache
-        parts = cached_parts(record(model.forward), self.spec.layers)
+        widths = cached_parts(record(model.forward), self.spec.layers)
+        parts = parts_of_pages(cache.layers, widths, cache.pages.count + 1)
+        self.memory = DevicePages(parts, cache.states, self._paging)
         self.pools = Pools(
             cache.pages,
             cache.slots if cache.states else None,
-            PageCopy(cache.layers, parts, cache.pages.count + 1, self.stream),
-            # Nothing outlives the engine, or leaves the device.
-            seed({"engine": id(self)}),
+            PageCopy(parts, self.stream),
+            seed(self._facts(source.identity)),
             self.context,
         )
+
+    def _facts(self, weights: str) -> dict[str, object]:
+        """What the bytes of pages depend on beside ids and deferral. Not where the experts lie: that changes with what
+        is chatted about, and their results by no more than the rounding of what they read."""
+        return {
+            **facts_of(self.model, self.recipe, weights),
+            "exact": self.exact,
+            "kernels": self._kernels.name,
+            "device": device_name(self.stream.device),
+        }
 
     def depth_at(self, position: int) -> int:
         """The number of experts that the token at `position` may defer."""
@@ -125,10 +139,6 @@ class DeviceEngine:
         """Resets the counts of chosen experts, after steps that only measure."""
         with self.stream.running():
             self._chosen.zero_()
-
-    @property
-    def memory(self) -> None:
-        """Pages in the device's memory cannot be stored."""
 
     @property
     def weights_bytes(self) -> int:

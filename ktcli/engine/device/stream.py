@@ -296,6 +296,11 @@ def stream_on(device: torch.device) -> Stream:
     return CudaStream(device) if device.type == "cuda" else HostStream()
 
 
+def device_name(device: torch.device) -> str:
+    """The name of a device's kind: results of two of one kind are the same bits."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 @contextmanager
 def device_errors(doing: str) -> Iterator[None]:
     """Turns torch's errors about a failed device into `DeviceError`.

@@ -1,0 +1,99 @@
+"""Puts files that a question names into it: `@notes.txt` in what a person typed, or `/read notes.txt` before it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ktcli import smallfiles
+from ktcli.errors import NotFound, UsageError
+
+MAX_BYTES = 4 << 20  # of a file: about a million tokens
+_NAMED = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|([^\s"]+))')
+_AFTER = ".,;:!?)]}'"  # what may follow a name in a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A file of text.
+
+    Attributes:
+        name: the path as the person named it.
+    """
+
+    name: str
+    text: str
+
+    @property
+    def block(self) -> str:
+        """The file as it stands in a question: its name, and its text between fences that the text does not have."""
+        longest = max(map(len, re.findall("`{3,}", self.text)), default=2)
+        fence = "`" * (longest + 1)
+        return f"{self.name}:\n{fence}\n{self.text.rstrip()}\n{fence}"
+
+
+def read(name: str) -> Attachment:
+    """Reads a file that a person names.
+
+    Raises:
+        NotFound: there is no such file. UsageError: it is no plain file of text, or too large.
+    """
+    try:
+        data = smallfiles.read_bounded(Path(name).expanduser(), MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"there is no file {name[:300]}") from None
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read {name[:300]}: {reason}") from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{name[:300]} is not UTF-8 text (byte {error.start})",
+            hint="attach a file of plain text",
+        ) from error
+    if not text.strip():
+        raise UsageError(f"{name[:300]} is empty")
+    return Attachment(name, text)
+
+
+def named_in(question: str) -> tuple[str, list[Attachment]]:
+    """Finds the files that a question names with @; returns it without those signs, and the files.
+
+    A word that is no file here stays as it is.
+
+    Raises:
+        UsageError: a file that is here cannot be read as text.
+    """
+    found: dict[str, Attachment] = {}
+
+    def plain(match: re.Match[str]) -> str:
+        quoted, word = match.groups()
+        name = quoted or _file_of(word)
+        if not name or not _is_there(name):
+            return match.group()
+        if name not in found:
+            found[name] = read(name)
+        return name + ("" if quoted else word[len(name) :])
+
+    return _NAMED.sub(plain, question), list(found.values())
+
+
+def joined(question: str, files: list[Attachment]) -> str:
+    """A question with files below it."""
+    return "\n\n".join([question, *(file.block for file in files)])
+
+
+def _file_of(word: str) -> str:
+    """The name in a word, which may end with the signs of a sentence."""
+    while word and not _is_there(word) and word[-1] in _AFTER:
+        word = word[:-1]
+    return word
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return Path(name).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):
+        return False

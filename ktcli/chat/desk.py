@@ -1,0 +1,54 @@
+"""What the commands of a chat act on, and what they leave for the next question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ktcli.chat.attachments import Attachment
+from ktcli.chat.chat import Chat
+from ktcli.chat.keeper import Keeper
+from ktcli.chat.screen import Screen
+
+
+@dataclass(slots=True)
+class Desk:
+    """The state that commands act on.
+
+    Attributes:
+        say: shows a line to the person.
+        warn: shows a line that must not be overlooked; None: as `say`.
+        leaving: whether the person wants to go.
+        again: whether the last question is to be answered once more.
+        screen: where answers are shown; None: nowhere.
+        attached: the files that go with the next question.
+        editing: the number of the question, from 0, in whose place the next one comes; None: it comes at the end.
+        draft: what stands in the next line before the person types.
+        keeper: writes the chat into its file.
+    """
+
+    chat: Chat
+    say: Callable[[str], None]
+    warn: Callable[[str], None] | None = None
+    leaving: bool = False
+    again: bool = False
+    screen: Screen | None = None
+    attached: list[Attachment] = field(default_factory=list)
+    editing: int | None = None
+    draft: str = ""
+    keeper: Keeper = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.keeper = Keeper(self.chat, self.warn or self.say)
+
+    @property
+    def questions(self) -> list[str]:
+        """The questions of the conversation, in order."""
+        turns = self.chat.conversation.turns
+        return [turn["content"] for turn in turns if turn["role"] == "user"]
+
+    @property
+    def answer(self) -> str:
+        """The last answer; empty: there is none."""
+        turns = reversed(self.chat.conversation.turns)
+        return next((turn["content"] for turn in turns if turn["role"] == "assistant"), "")
