@@ -36,7 +36,7 @@ complete -c kt -n __fish_use_subcommand -a doctor -d 'Show what this machine is 
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l measure -d 'Measure bandwidth and arithmetic too, and remember the result'
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l help -d 'Show this message and exit'
-complete -c kt -n __fish_use_subcommand -a plan -d 'Show where a model would go and how fast it would be'
+complete -c kt -n __fish_use_subcommand -a plan -d 'Show what runs here; of one model where it goes and how fast'
 complete -c kt -n '__fish_seen_subcommand_from plan' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l context -d 'Positions to reserve' -x
 complete -c kt -n '__fish_seen_subcommand_from plan' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto'

@@ -25,7 +25,7 @@ PICTURE = Path(__file__).with_name("first-minute.svg")
 # Each with the number of lines of its output that are shown.
 COMMANDS = (
     ('kt chat "what does kt convert do?"', 4),
-    ("kt plan qwen3-30b-a3b", 24),
+    ("kt plan qwen3-30b-a3b", 28),
     ("kt plan kimi-k2", 1),
 )
 # The terminal's own fonts: the picture asks for nothing from outside.

@@ -109,6 +109,11 @@ def home() -> Path:
         raise UsageError(f"{source} is {given}, but there is no such home folder") from None
     try:
         wrong = path.exists() and not path.is_dir()
+        if not path.exists() and path.is_symlink():
+            raise UsageError(
+                f"{source} is {path}, a link that leads nowhere",
+                hint="set KT_HOME to a folder on a disk with room, for example: export KT_HOME=~/kt",
+            )
         lost = bool(said.text) and not path.parent.exists()
     except OSError as error:
         raise UsageError(f"{source} cannot be read: {path}: {error.strerror}") from error

@@ -66,10 +66,9 @@ def gib(size_bytes: int | float) -> str:
 
 
 def predicted(tok_s: float) -> str:
-    """A predicted speed for people, with no more digits than a prediction has: '1.6', '15.9', '155', '5,300'."""
-    if tok_s < 100:
-        return f"{tok_s:.1f}"
-    return f"{tok_s:,.0f}" if tok_s < 1000 else f"{float(f'{tok_s:.2g}'):,.0f}"
+    """A predicted speed for people, with the two digits that a prediction has: '1.6', '16', '160', '5,300'."""
+    digits = float(f"{tok_s:.2g}")
+    return f"{digits:.1f}" if digits < 10 else f"{digits:,.0f}"
 
 
 class KtError(Exception):

@@ -10,6 +10,7 @@ traceback appears under KT_DEBUG=1). `ExitCode` has the codes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import threading
@@ -28,9 +29,13 @@ EPILOG = """\
 Examples:
   kt chat                          talk to the small built-in model
   kt doctor                        what this machine can run
+  kt plan                          which models run here
   kt plan qwen3-30b-a3b            will it fit, how fast will it be
   kt chat qwen3-30b-a3b "Hello!"   one answer, then exit
 """
+
+
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # by a disk
 
 
 class Commands(TyperGroup):
@@ -193,7 +198,12 @@ def _fail(error: KtError, cause: BaseException | None = None) -> int:
 
 def _internal(error: Exception) -> int:
     """Prints an exception nobody expected, our mistake or the system's, and returns its exit code."""
-    if isinstance(error, OSError) and error.strerror:
+    if isinstance(error, OSError) and error.errno in _REFUSED and not error.filename:
+        # A file that cannot be written has a name; what is printed has none.
+        said = KtError(
+            f"cannot write the output: {error.strerror}", hint="send it to where there is room"
+        )
+    elif isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         said = KtError(f"{where}{error.strerror}")
     else:

@@ -27,6 +27,7 @@ CHECKPOINT = "kt-source.json"
 PACK = "kt.json"
 LOCK = "kt.lock"  # in the folder of a pack: held by the conversion that makes it
 VERSION = 1
+UPDATE = "update kt, which reads it then; nothing in it is damaged"
 MAX_BYTES = 10_000_000  # a hundred times the manifest of the largest model
 MOST_FIGURE = 1e9  # of an error report; NaN is none of its numbers
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -39,6 +40,10 @@ _MARKS = {
     CHECKPOINT: "kt_source",
     PACK: "kt_pack",
 }  # the key of the version says which of both it is
+
+
+class NewerVersion(ValueError):
+    """A manifest is of a version that this kt does not know yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +194,8 @@ def read(path: Path) -> Manifest | None:
         raise BadCheckpoint(f"cannot read {path}: {error.strerror}") from error
     try:
         return parse(data, path.name)
+    except NewerVersion as error:
+        raise BadCheckpoint(f"{path} {error}", hint=UPDATE) from None
     except ValueError as error:
         raise BadCheckpoint(f"{path} is damaged: it {error}") from None
 
@@ -203,9 +210,10 @@ def parse(data: bytes, kind: str = PACK) -> Manifest:
     version = document.get(_MARKS[kind])
     if type(version) is not int or version != VERSION:
         what = "pack" if kind == PACK else "manifest"
-        raise ValueError(
-            f"has {what} version {repr(version)[:20]}, this kt reads version {VERSION}"
-        )
+        words = f"{what} version {repr(version)[:20]}, this kt reads version {VERSION}"
+        if type(version) is int and version > VERSION:
+            raise NewerVersion(f"is from a newer kt: it has {words}")
+        raise ValueError(f"has {words}")
     source = _object(document, "source")
     found = Manifest(
         files=_records(document, "files"),

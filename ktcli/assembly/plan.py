@@ -95,6 +95,18 @@ def plan_ahead(model: Model, recipe: Recipe, wanted: Wanted, listener: Listener 
     return place(model, host, wanted.request(recipe, model.spec, where))
 
 
+def host_described(wanted: Wanted, described: Path | None = None) -> Host:
+    """Returns the facts of this machine, or of the one that a file describes, for plans that are only looked at.
+
+    Raises:
+        UsageError, NotFound: there is no such file, or what is asked for is not of this machine.
+    """
+    if described is None:
+        return _host(machine_here(), wanted, torch=torch_installed())
+    numa = AUTO_NUMA if wanted.numa is None else wanted.numa
+    return host_of(read_machine(described), threads=wanted.threads, numa=numa, torch=True)
+
+
 def plan_subject(
     subject: Subject,
     wanted: Wanted,
@@ -112,11 +124,7 @@ def plan_subject(
         UsageError, NotFound: what is asked for is not of this model or machine.
         NotEnoughMemory: a GPU was asked for that cannot hold what must lie on it.
     """
-    if described is None:
-        host = _host(machine_here(), wanted, torch=torch_installed())
-    else:
-        machine, numa = read_machine(described), AUTO_NUMA if wanted.numa is None else wanted.numa
-        host = host_of(machine, threads=wanted.threads, numa=numa, torch=True)
+    host = host_described(wanted, described)
     model = build(subject.config)
     request = wanted.device.apply(Request(subject.recipe, wanted.context), model.spec)
     if by_memory:

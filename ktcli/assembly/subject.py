@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ktcli.assembly.preview import preview
 from ktcli.store import catalog, library
 from ktcli.store.library import EntryKind
 from ktcli.store.reference import parse
@@ -29,6 +30,8 @@ class Subject:
         config: its `config.json`.
         recipe: its number formats, existing or intended.
         pack: the folder of the conversion with exactly these formats; None: there is none on disk.
+        download_bytes: what a pull would fetch; 0: nothing, or it is not known.
+        remote: the reference of a repository that is not on disk and not in the catalogue; empty: it is.
     """
 
     said: str
@@ -36,16 +39,22 @@ class Subject:
     config: Mapping[str, Any]
     recipe: Recipe
     pack: Path | None = None
+    download_bytes: int = 0
+    remote: str = ""
 
 
-def find_subject(name: str, experts: str | None = None, dense: str | None = None) -> Subject:
-    """Finds the model that `name` means: on disk first, then in the catalogue.
+def find_subject(
+    name: str, experts: str | None = None, dense: str | None = None, *, ask_hub: bool = False
+) -> Subject:
+    """Finds the model that `name` means: on disk first, then in the catalogue, then on its hub.
 
     Args:
         experts, dense: names of formats to take instead of those it has or would get; None: those.
+        ask_hub: whether a repository that is neither on disk nor in the catalogue is looked at where it is.
     Raises:
         UsageError: not a name, or no such format.
-        NotFound: nothing on disk and not in the catalogue.
+        NotFound: nothing on disk and not in the catalogue, and no such repository.
+        HubError, BadCheckpoint: the hub does not answer, or has no model there that kt can read.
     """
     entry = library.find(name)
     if entry is not None and entry.kind is EntryKind.PACK:
@@ -60,7 +69,15 @@ def find_subject(name: str, experts: str | None = None, dense: str | None = None
     profile = catalog.find(known if entry is None else entry.name)
     if profile is not None:
         recipe = Recipe.named(experts or profile.experts, dense or profile.dense)
-        return Subject(name, profile.name, profile.config, recipe)
+        size = profile.download_bytes or 0
+        return Subject(name, profile.name, profile.config, recipe, download_bytes=size)
+    if ask_hub and entry is None and reference.repository and not reference.formats:
+        there = preview(reference)
+        recipe = Recipe.named(experts, dense)
+        size, title = there.download_bytes, reference.repository
+        return Subject(
+            name, title, there.config, recipe, download_bytes=size, remote=reference.text
+        )
     entry = entry or library.resolve(name)
     asked = split_pair(reference.formats)  # of a folder: those of a conversion of it
     experts, dense = experts or asked[0] or None, dense or asked[1] or None

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import re
+import stat
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,6 +103,8 @@ def files() -> list[Path]:
             if path.suffix in FORMS and not entry.name.startswith("."):
                 with contextlib.suppress(OSError):
                     status = entry.stat()
+                    if not stat.S_ISREG(status.st_mode):
+                        continue
                     if status.st_size or path.suffix != log.SUFFIX:  # else it was never begun
                         found.append((status.st_mtime_ns, entry.name, path))
     return [path for _, _, path in sorted(found, reverse=True)]

@@ -12,7 +12,7 @@ from ktcli.errors import gib
 from ktcli.output import out, table
 from ktcli.store import catalog, library
 from ktcli.store.catalog import ModelProfile
-from ktcli.store.library import Entry
+from ktcli.store.library import Entry, EntryKind
 
 
 def list_models(
@@ -87,7 +87,7 @@ def _render(entries: tuple[Entry, ...], known: tuple[ModelProfile, ...]) -> str:
             entry.label,
             entry.kind.value,
             gib(entry.size_bytes),
-            _short(entry.source) if entry.complete else _sick(entry),
+            _origin(entry) if entry.complete else _sick(entry),
         )
         for entry in entries
     ]
@@ -114,8 +114,13 @@ def _sick(entry: Entry) -> str:
     if entry.running:
         return entry.problem
     if entry.problem != library.INTERRUPTED:
-        return f"damaged; kt verify {entry.label} says more"
+        return f"cannot be used; kt verify {entry.label} says why"
     return f"interrupted; continue with: {entry.again}"
+
+
+def _origin(entry: Entry) -> str:
+    """Where it came from; a conversion of which nobody recorded that came from the model of its name."""
+    return _short(entry.source) or (entry.name if entry.kind is EntryKind.PACK else "")
 
 
 def _short(source: str) -> str:

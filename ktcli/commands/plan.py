@@ -1,12 +1,19 @@
-"""`kt plan`: whether a model fits, where its parts go, how fast it will be, and why."""
+"""`kt plan`: what runs on this machine; or of one model whether it fits, where its parts go, how fast, and why."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-from ktcli.assembly.plan import plan_subject
+from ktcli import config
+from ktcli.assembly.disk import DiskNeed, disk_need
+from ktcli.assembly.plan import host_described, plan_subject
 from ktcli.assembly.request import DeviceWords, Wanted
-from ktcli.assembly.subject import find_subject
+from ktcli.assembly.subject import Subject, find_subject
+from ktcli.assembly.survey import Formats, Surveyed, best_here, ranked, survey
 from ktcli.commands.options import (
     ContextOpt,
     DeferOpt,
@@ -16,21 +23,32 @@ from ktcli.commands.options import (
     GpuExpertsOpt,
     JsonOpt,
     MachineOpt,
-    ModelArg,
     NumaOpt,
     PrefillThresholdOpt,
     ThreadsOpt,
 )
 from ktcli.commands.view.plan import document, render
-from ktcli.errors import ExitCode
+from ktcli.commands.view.survey import render_survey, survey_document
+from ktcli.errors import ExitCode, gib
+from ktcli.hardware.disk import read_disk
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa, parse_numa
-from ktcli.output import out
+from ktcli.output import out, safe
 from ktcli.planner.choice import BY_MEMORY
+from ktcli.planner.plan import Plan
+from ktcli.store import catalog
+
+_ALTERNATIVES = 3  # smaller models that are named where one does not fit
 
 
 def plan(
-    model: ModelArg,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="As for kt chat; a repository is looked at without its weights. Default: all that kt knows.",
+        ),
+    ] = None,
     context: ContextOpt = None,
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
@@ -43,11 +61,15 @@ def plan(
     machine: MachineOpt = None,
     json: JsonOpt = False,
 ) -> None:
-    """Show where a model would go and how fast it would be.
+    """Show what runs here; of one model where it goes and how fast.
 
     Works for every name that kt list --all shows, pulled or not. Exit code 4: it does not fit.
 
     Examples:
+
+      kt plan                                       what runs here, best first
+
+      kt plan --machine xeon-2x32-512gb             what runs there
 
       kt plan qwen3-30b-a3b --context 32768
 
@@ -56,12 +78,61 @@ def plan(
       kt plan qwen3-30b-a3b --machine laptop-8gb-gpu --gpu-experts front --defer 0
     """
     words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
-    subject = find_subject(model, None if experts == BY_MEMORY else experts, dense)
     # The settings of the environment are those of this machine only.
     teams = asked_numa(numa) if machine is None else parse_numa(numa or "auto")
     wanted = Wanted(context, threads, numa=teams, device=words)
     auto = experts == BY_MEMORY
+    if model is None:
+        _plan_all(wanted, Formats(None if auto else experts, dense, auto), machine)
+        return
+    subject = find_subject(model, None if auto else experts, dense, ask_hub=True)
     made = plan_subject(subject, wanted, described=machine, by_memory=auto, listener=out)
-    out.result(document(subject.name, made), lambda: render(subject.name, made))
+    others = () if made.fits else _smaller(subject, wanted, machine)
+    disk = disk_need(subject, made.recipe) if machine is None else None
+    found = {**document(subject.name, made), "smaller": [each.profile.name for each in others]}
+    if disk is not None:
+        found["disk"] = asdict(disk)
+    following = _next(subject, made, others, disk)
+    out.result(found, lambda: render(subject.name, made, disk, following))
     if not made.fits:
         raise typer.Exit(ExitCode.NO_ROOM)
+
+
+def _plan_all(wanted: Wanted, formats: Formats, machine: Path | None) -> None:
+    host = host_described(wanted, machine)
+    found = []
+    with out.progress("Planning", len(catalog.names()), unit="models") as bar:
+        for each in survey(host, wanted, formats):
+            found.append(each)
+            bar.advance()
+    best = ranked(found)
+    where = "" if machine is None else str(machine)
+    disk = read_disk(config.home())
+    out.result(survey_document(host, best), lambda: render_survey(host, best, safe(where), disk))
+
+
+def _smaller(subject: Subject, wanted: Wanted, machine: Path | None) -> tuple[Surveyed, ...]:
+    """The best models on the same machine that are smaller than one that does not fit."""
+    profile = catalog.find(subject.name)
+    host = host_described(wanted, machine)
+    return best_here(host, _ALTERNATIVES, profile.parameters if profile else None)
+
+
+def _next(
+    subject: Subject, made: Plan, others: tuple[Surveyed, ...], disk: DiskNeed | None
+) -> list[str]:
+    """The lines below the verdict at the end of a plan: what else runs on that machine, or what to do here."""
+    if not made.fits:
+        names = ", ".join(each.profile.name for each in others)
+        return [f"  smaller models that run: {names} (kt plan NAME)"] if names else []
+    if disk is None:
+        return []
+    if not disk.fits:
+        return [
+            f"It needs {gib(disk.need_bytes)} on disk, and only {gib(disk.free_bytes)} is free:"
+            " kt rm NAME makes room, KT_HOME names another disk."
+        ]
+    name = safe(subject.remote or subject.said)
+    fetched = f" fetches {gib(disk.download_bytes)} and" if disk.download_bytes else ""
+    first = f"; first it{fetched} writes {gib(disk.pack_bytes)}" if disk.need_bytes else ""
+    return [f"Next: {out.style(f'kt chat {name}', 'bold')}{first}"]

@@ -32,7 +32,9 @@ COMMANDS: dict[str, Row] = {
     "chat": Row("ktcli.commands.chat:chat", "Talk to a model.", "Start", ("--resume",)),
     "doctor": Row("ktcli.commands.doctor:doctor", "Show what this machine is and can do.", "Start"),
     "plan": Row(
-        "ktcli.commands.plan:plan", "Show where a model would go and how fast it would be.", "Start"
+        "ktcli.commands.plan:plan",
+        "Show what runs here; of one model where it goes and how fast.",
+        "Start",
     ),
     "pull": Row("ktcli.commands.pull:pull", "Download a model into the library.", "Models"),
     "convert": Row(

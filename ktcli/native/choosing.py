@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +14,12 @@ from ktcli.native.pool import Pool
 
 F32Array = NDArray[np.float32]
 I32Array = NDArray[np.int32]
+_F32, _I32, _U32 = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.uint32)
 
 BROKEN, NONE_LEFT = -1, -2
 
 
-@dataclass(frozen=True, slots=True)
-class TokenChoice:
+class TokenChoice(NamedTuple):
     """One row of logits and how its token is chosen; the fields are those of kt_choice.
 
     Attributes:
@@ -49,8 +48,7 @@ class TokenChoice:
     likeliest: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenToken:
+class ChosenToken(NamedTuple):
     """What was chosen.
 
     Attributes:
@@ -86,51 +84,62 @@ class Chooser:
         n = len(choices)
         if len(self._rows) < n:
             self._rows = self._ffi.new("kt_choice[]", n)
-        kept = [self._fill(row, choice) for row, choice in zip(self._rows, choices, strict=False)]
+        kept = [self._fill(i, choice) for i, choice in enumerate(choices)]
         if self._lib.kt_sampler_choose(self._handle, self._rows, n) < 0:
             raise NativeError(f"an id is outside the vocabulary of {self._vocab} tokens")
         return [self._read(self._rows[i], choice) for i, choice in enumerate(choices) if kept]
 
-    def _fill(self, row: Any, choice: TokenChoice) -> list[Any]:
-        """Fills in one row; returns what has to live until it was chosen."""
+    def _fill(self, i: int, choice: TokenChoice) -> list[Any]:
+        """Fills in row i; returns what has to live until it was chosen."""
         vocab, blocks = self._vocab, -(-self._vocab // BLOCK_COLUMNS)
         require(
             choice.values.size == vocab and choice.peaks.size == choice.sums.size == blocks,
             f"the logits are not those of {vocab} tokens",
         )
+        words = None if choice.mask is None else choice.mask.size
+        require(words in (None, -(-vocab // 32)), f"the mask has not {vocab} bits")
         kept: list[Any] = []
 
-        def pointer(kind: str, array: NDArray[Any] | None, dtype: type[np.generic]) -> Any:
-            if array is None:
+        def pointer(array: NDArray[Any] | None, dtype: np.dtype[Any], kind: str) -> Any:
+            if array is None or not array.size:
                 return self._ffi.NULL
             require(array.dtype == dtype and array.flags.c_contiguous, f"no {kind} in a row")
             kept.append(self._ffi.from_buffer(kind, array))
             return kept[-1]
 
-        row.values = pointer("float[]", choice.values, np.float32)
-        row.peaks = pointer("float[]", choice.peaks, np.float32)
-        row.sums = pointer("float[]", choice.sums, np.float32)
-        row.best, row.sums_temperature = choice.best, choice.sums_temperature
-        row.temperature, row.at = choice.temperature, choice.at
-        row.top_k, row.top_p, row.min_p = choice.top_k, choice.top_p, choice.min_p
-        row.repetition, row.presence = choice.repetition, choice.presence
-        row.frequency = choice.frequency
-        row.n_seen = 0 if choice.seen is None else choice.seen.size
-        row.n_bias = 0 if choice.bias_ids is None else choice.bias_ids.size
-        row.seen = pointer("int32_t[]", choice.seen, np.int32)
-        row.answered = pointer("int32_t[]", choice.answered, np.int32)
-        row.bias_ids = pointer("int32_t[]", choice.bias_ids, np.int32)
-        row.bias = pointer("float[]", choice.bias, np.float32)
-        words = None if choice.mask is None else choice.mask.size
-        require(words in (None, -(-vocab // 32)), f"the mask has not {vocab} bits")
-        row.mask = pointer("uint32_t[]", choice.mask, np.uint32)
-        row.n_likeliest, row.logprob = choice.likeliest, 0.0
-        if choice.likeliest > 0:
-            row.likeliest = pointer("int32_t[]", np.empty(choice.likeliest, np.int32), np.int32)
-            row.logprobs = pointer("float[]", np.empty(choice.likeliest, np.float32), np.float32)
+        wanted = max(0, choice.likeliest)
+        self._rows[i] = (  # all fields at once, in their order
+            pointer(choice.values, _F32, "float[]"),
+            pointer(choice.peaks, _F32, "float[]"),
+            pointer(choice.sums, _F32, "float[]"),
+            choice.best,
+            choice.sums_temperature,
+            choice.temperature,
+            choice.top_k,
+            choice.top_p,
+            choice.min_p,
+            choice.at,
+            choice.repetition,
+            choice.presence,
+            choice.frequency,
+            0 if choice.seen is None else choice.seen.size,
+            0 if choice.bias_ids is None else choice.bias_ids.size,
+            pointer(choice.seen, _I32, "int32_t[]"),
+            pointer(choice.answered, _I32, "int32_t[]"),
+            pointer(choice.bias_ids, _I32, "int32_t[]"),
+            pointer(choice.bias, _F32, "float[]"),
+            pointer(choice.mask, _U32, "uint32_t[]"),
+            choice.likeliest,
+            NONE_LEFT,
+            0.0,
+            pointer(np.empty(wanted, np.int32) if wanted else None, _I32, "int32_t[]"),
+            pointer(np.empty(wanted, np.float32) if wanted else None, _F32, "float[]"),
+        )
         return kept
 
     @staticmethod
     def _read(row: Any, choice: TokenChoice) -> ChosenToken:
-        pairs = ((row.likeliest[i], row.logprobs[i]) for i in range(max(0, choice.likeliest)))
+        if choice.likeliest <= 0:
+            return ChosenToken(row.id, row.logprob, ())
+        pairs = ((row.likeliest[i], row.logprobs[i]) for i in range(choice.likeliest))
         return ChosenToken(row.id, row.logprob, tuple(pair for pair in pairs if pair[0] >= 0))

@@ -33,7 +33,7 @@ from ktcli.planner.spec import (
     step_work,
     tensor_work,
 )
-from ktcli.planner.stack import ModelLoads, device_bytes
+from ktcli.planner.stack import ModelLoads, bytes_on_device
 
 # Of main memory, assumed, not yet measured: torch with its CUDA libraries loaded.
 TORCH_BYTES = 3 << 30
@@ -109,7 +109,9 @@ class HybridAccount:
         """Yields the parts on the GPU; predicted times are those of its own work, part by part."""
         model, recipe, need = self.model, self.request.recipe, self.device.need
         steps = StepShape(1, min(EARLY_TOKENS, self.context - 1)), StepShape(self._chunk)
-        one, many = ({w.part: w for w in step_work(model, recipe, s, device_bytes)} for s in steps)
+        one, many = (
+            {w.part: w for w in step_work(model, recipe, s, bytes_on_device)} for s in steps
+        )
         hybrid = self.prefill.hybrid
 
         def line(part: ModelPart, fmt: str, size: int, reason: str, share: float = 1.0) -> Line:
@@ -128,7 +130,7 @@ class HybridAccount:
 
         sizes: defaultdict[ModelPart, int] = defaultdict(int)
         for tensor in self.there.tensors:
-            sizes[tensor.part] += device_bytes(tensor, recipe)
+            sizes[tensor.part] += bytes_on_device(tensor, recipe)
         for part in parts(self.there, recipe):
             routed, size = part.part is ModelPart.EXPERTS, sizes[part.part]
             reason = _resident_words(self.device) if routed else "every token needs it"

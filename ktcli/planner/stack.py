@@ -87,7 +87,7 @@ def stack_of(model: Model, recipe: Recipe) -> ModelLoads:
     sums = {name: np.zeros((2, spec.layers)) for name in ("before", "beside", "expert")}
     head, unit, moe = PartWork(ModelPart.HEAD, Unit.BF16, 0, 0), Unit.INT8, set()
     for tensor in model.tensors:
-        work = tensor_work(tensor, spec, recipe, one, device_bytes)
+        work = tensor_work(tensor, spec, recipe, one, bytes_on_device)
         if tensor.layer is None:
             if tensor.role is not Role.TABLE:
                 head = replace(
@@ -147,7 +147,7 @@ def _some(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
 def near_bytes(model: Model, recipe: Recipe) -> int:
     """The bytes of everything that lies on a GPU in use, whatever the mask."""
     return sum(
-        device_bytes(tensor, recipe)
+        bytes_on_device(tensor, recipe)
         for tensor in model.tensors
         if tensor.role not in (Role.TABLE, Role.EXPERTS)
     )
@@ -164,7 +164,7 @@ def plain_bytes(tensor: Tensor, fmt: Format) -> int:
     return F32_BYTES if tensor.role is Role.KEPT or fmt.bits == 32 else BF16_BYTES
 
 
-def device_bytes(tensor: Tensor, recipe: Recipe) -> int:
+def bytes_on_device(tensor: Tensor, recipe: Recipe) -> int:
     """The bytes of a tensor on a GPU: as stored, or those of plain rows (see `plain_bytes`)."""
     fmt = format_of(tensor, recipe)
     each = 0 if fmt is None else plain_bytes(tensor, fmt)

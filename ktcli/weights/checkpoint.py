@@ -170,7 +170,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def parse_object(data: bytes, what: str) -> dict[str, Any]:
-    """A JSON object from a small file called `what`, without NaN, Infinity and endless nesting.
+    """A JSON object from a small file called `what`, without NaN, Infinity, endless nesting, and names that have two
+    values: readers differ in which of them counts.
 
     Raises:
         BadCheckpoint: it is something else.
@@ -186,7 +187,19 @@ def parse_object(data: bytes, what: str) -> dict[str, Any]:
     def integer(text: str) -> int:
         return int(text) if len(text) < 25 else refuse(text[:40])
 
-    hooks = {"parse_constant": refuse, "parse_float": number, "parse_int": integer}
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        for name, value in pairs if len(found) < len(pairs) else ():
+            if value != found[name]:
+                raise BadCheckpoint(f"{what} gives {name[:60]!r} two different values")
+        return found
+
+    hooks = {
+        "parse_constant": refuse,
+        "parse_float": number,
+        "parse_int": integer,
+        "object_pairs_hook": unique,
+    }
     try:
         return smallfiles.json_object(data, **hooks)
     except ValueError as error:

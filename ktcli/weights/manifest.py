@@ -37,6 +37,8 @@ def parse_pack(data: bytes, what: str = manifest.PACK) -> tuple[Manifest, Recipe
     """
     try:
         found = manifest.parse(data)
+    except manifest.NewerVersion as error:
+        raise BadPack(f"{what} {error}", hint=manifest.UPDATE) from None
     except ValueError as error:
         raise BadPack(f"{what} {error}") from None
     if not all(extra_limit(record.name) for record in found.extras):

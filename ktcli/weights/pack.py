@@ -245,7 +245,7 @@ def _read_manifest(path: Path) -> tuple[Manifest, Recipe]:
     except BadPack:
         raise
     except BadCheckpoint as error:
-        raise BadPack(str(error)) from None
+        raise BadPack(str(error), hint=error.hint) from None
 
 
 def _check_size(folder: Path, record: FileRecord) -> None:

@@ -223,6 +223,48 @@ static void test_exp(const kt_kernels *kernels)
     law(kernels->name, "exp within 3e-7 from 0 to 80", 320000, worst > 3e-7);
 }
 
+/* Chances against double precision, and against those of the plain row, bit by bit. */
+static void test_chances(const kt_kernels *kernels)
+{
+    enum { N = 20011 };
+    const kt_row *plain = kt_rows;
+    while (plain[1].kernels)
+        plain++;
+    int64_t broken = 0;
+    float *x = allocate(N * sizeof *x), *out = allocate(N * sizeof *out), *same = allocate(N * sizeof *same);
+    for (int i = 0; i < N; i++)
+        x[i] = 3.0f - 110.0f * (float)i / N;
+    x[7] = -INFINITY;
+    kernels->chances(x, N, 3.0f, 0.9f, out);
+    plain->kernels->chances(x, N, 3.0f, 0.9f, same);
+    for (int i = 0; i < N; i++) {
+        double want = exp((double)((x[i] - 3.0f) / 0.9f));
+        broken += fabs((double)out[i] - want) > 0.51 * 0x1p-23 * want + 0x1p-149;
+    }
+    broken += memcmp(out, same, N * sizeof *out) != 0 || out[0] != 1.0f || out[7] != 0.0f;
+    law(kernels->name, "chances within 0.51 units in the last place, the same in every row", N, broken);
+    free(x);
+    free(out);
+    free(same);
+}
+
+static void test_masked(const kt_kernels *kernels)
+{
+    int64_t broken = 0;
+    uint64_t state = 9;
+    for (int n = 1; n <= 64; n++) {
+        float *x = random_floats_of(64, &state), out[64];
+        uint64_t mask = state ^ state << 23;
+        kernels->masked(x, n, mask, out);
+        for (int i = 0; i < n; i++)
+            broken += out[i] != (mask >> i & 1 ? x[i] : -INFINITY);
+        kernels->masked(x, n, mask, x);
+        broken += memcmp(x, out, (size_t)n * sizeof *x) != 0;
+        free(x);
+    }
+    law(kernels->name, "masked, also in place", 64, broken);
+}
+
 static void test_ceilings(const kt_kernels *kernels)
 {
     uint8_t *data = allocate(8192);
@@ -246,6 +288,8 @@ static void test_row(const kt_kernels *kernels)
     test_rope(kernels);
     test_elementwise(kernels);
     test_exp(kernels);
+    test_chances(kernels);
+    test_masked(kernels);
     test_ceilings(kernels);
 }
 

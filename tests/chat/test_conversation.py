@@ -116,6 +116,13 @@ def test_biases_of_tokens_that_a_model_has_not_are_kept_and_mean_nothing(tmp_pat
     assert chat.settings.sampling == sampling
 
 
+def test_what_is_no_file_is_no_kept_chat(home: Path) -> None:
+    save(chat_path("mine"), Saved("m", Conversation(), SamplingSettings()))
+    os.mkfifo(chat_path("mine").with_name("pipe.jsonl"))
+    chat_path("mine").with_name("folder.json").mkdir()
+    assert saved_names() == ("mine",)
+
+
 def test_a_path_below_the_home_of_nobody() -> None:
     with pytest.raises(UsageError, match="home folder"):
         chat_path("~no such user/x.json")

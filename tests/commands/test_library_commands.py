@@ -92,6 +92,19 @@ def test_list_shows_what_is_there_and_what_is_not_whole(capsys: Capture) -> None
     assert models["kimi-k2"]["problem"] == "interrupted"
 
 
+def test_list_says_where_a_conversion_is_from_and_which_is_of_a_newer_kt(capsys: Capture) -> None:
+    pretend_pack(library.pack_path("tiny", "int4", "int8"))
+    newer = pretend_pack(library.pack_path("tiny", "int8", "int8")) / manifest.PACK
+    newer.write_bytes(newer.read_bytes().replace(b'"kt_pack": 1', b'"kt_pack": 99'))
+    assert main(["list"]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert rows["tiny@int4-int8"].endswith("B  tiny")
+    assert rows["tiny@int8-int8"].endswith("cannot be used; kt verify tiny@int8-int8 says why")
+    error = document(["verify", "tiny@int8-int8"], capsys, 5)["error"]
+    assert "is from a newer kt: it has pack version 99, this kt reads version 1" in error["message"]
+    assert "damaged" not in error["message"] and error["hint"].startswith("update kt")
+
+
 def test_a_hostile_folder_name_cannot_reach_the_terminal(capsys: Capture) -> None:
     add("evil\x1b[31mred")
     assert main(["list"]) == 0
@@ -287,6 +300,20 @@ def test_doctor(home: Path, capsys: Capture) -> None:
     assert found["home"] == str(home)
     assert sum(kernel["used"] for kernel in found["kernels"]) == 1
     assert found["machine"]["cpu"]["physical_cores"] >= 1
+
+
+def test_a_library_folder_that_is_a_link_to_nowhere(
+    home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, nowhere = home.parent / "loop", home.parent / "nowhere"
+    loop.symlink_to(loop)
+    nowhere.symlink_to(home.parent / "gone")
+    for link in (loop, nowhere):
+        monkeypatch.setenv("KT_HOME", str(link))
+        found = document(["doctor"], capsys, 2)
+        assert f"KT_HOME is {link}, a link that leads nowhere" in json.dumps(found["problems"])
+        for line in (["list"], ["chat", "kt-mini", "hi"], ["cache", "du"]):
+            assert "leads nowhere" in document(line, capsys, 2)["error"]["message"]
 
 
 def test_doctor_on_a_library_that_cannot_be_written(

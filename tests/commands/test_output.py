@@ -196,6 +196,14 @@ def test_the_last_column_is_broken_between_words() -> None:
     assert table(wide, width=28).splitlines() == own_lines
 
 
-def test_predicted_speeds_have_few_digits() -> None:
-    said = {0.14: "0.1", 1.58: "1.6", 15.94: "15.9", 155.4: "155", 2609.2: "2,600", 5324.4: "5,300"}
+def test_predicted_speeds_have_two_digits() -> None:
+    said = {
+        0.14: "0.1",
+        1.58: "1.6",
+        15.94: "16",
+        155.4: "160",
+        9.96: "10",
+        2609.2: "2,600",
+        5324.4: "5,300",
+    }
     assert {value: predicted(value) for value in said} == said

@@ -2,12 +2,15 @@
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from shapes import config
+from store.fake_hub import Hub, serve
 
+from ktcli.commands.view import bars
 from ktcli.hardware.machine import Cpu, Gpu, Machine, Memory, Node
 from ktcli.hardware.profile import document as machine_document
 from ktcli.main import main
@@ -188,7 +191,6 @@ def test_people_see_every_part(home: Path, capsys):
     ("arguments", "code", "sentence"),
     [
         (["no-such-model"], 3, "no model"),
-        (["some/repository"], 3, "not in the library"),
         (["qwen3-30b-a3b@int8-int8"], 3, "not in the library"),
         (["qwen3-30b-a3b", "--experts", "int5"], 2, "int5"),
         (["qwen3-30b-a3b", "--context", "9999999"], 2, "40960 positions"),
@@ -324,3 +326,148 @@ def test_the_headline_says_what_is_needed_and_free(
     """Of the memory and of the GPU, where most of a model may lie."""
     main(["plan", model, "--machine", machine])
     assert re.match(f"{model} {pattern}", capsys.readouterr().out)
+
+
+# --- what comes first and last ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("model", "code"), [("deepseek-v2-lite", 0), ("kimi-k2", 4)])
+def test_the_verdict_is_first_and_last(model: str, code: int, capsys) -> None:
+    """The screen shows the end of a long table, a pipe its beginning."""
+    assert main(["plan", model, "--machine", "desktop-24gb-gpu"]) == code
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first in rest and "GiB are free" in first
+    assert all(line.startswith(("What", "  ")) for line in rest[rest.index(first) + 1 :])
+
+
+def test_a_refused_plan_names_smaller_models_that_run(capsys) -> None:
+    code, plan = planned(capsys, "kimi-k2", "--machine", "laptop-16gb")
+    assert code == 4 and len(plan["smaller"]) == 3
+    for name in plan["smaller"]:
+        assert planned(capsys, name, "--machine", "laptop-16gb")[0] == 0
+    main(["plan", "kimi-k2", "--machine", "laptop-16gb"])
+    assert f"smaller models that run: {', '.join(plan['smaller'])}" in capsys.readouterr().out
+
+
+def test_a_plan_names_the_next_command(capsys) -> None:
+    assert main(["plan", "kt-mini"]) == 0
+    assert "Next: kt chat kt-mini; first it writes " in capsys.readouterr().out
+
+
+# --- bars -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [10, 40, 80, 200])
+@pytest.mark.parametrize("plain", [True, False])
+def test_bars_fit_the_terminal(columns: int, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bars, "can_draw", lambda: not plain)
+    monkeypatch.setattr(type(out), "width", columns)
+    found = (
+        bars.MemoryBar("memory", (6 * GIB, 2 * GIB, 1), 10 * GIB),
+        bars.MemoryBar("disk", (1, 8 * GIB), GIB),
+    )
+    shown = bars.draw(found)
+    assert shown.isascii() == plain
+    if columns >= 40:
+        assert max(map(len, shown.splitlines())) <= columns
+    assert "8.0 GiB, 10.0 GiB free" in shown
+
+
+@pytest.mark.parametrize("have", [0, 1, 7, 100, 10**15])
+@pytest.mark.parametrize("parts", [(0, 0), (1, 0), (3, 4), (10**15, 1), (1, 10**15)])
+def test_a_bar_has_its_cells_and_an_end_where_it_is_too_small(parts: tuple, have: int) -> None:
+    bar = bars.MemoryBar("x", parts, have)
+    for cells in (8, 9, 48):
+        drawn = bar.draw(cells, ("a", "b", "."), "|")
+        assert len(drawn) == cells
+        assert ("|" in drawn) == (sum(parts) > have)
+        if sum(parts) <= have:
+            assert ("a" in drawn) == bool(parts[0])
+
+
+# --- without a name ---------------------------------------------------------------------------------
+
+
+def test_what_runs_on_a_machine_best_first(capsys) -> None:
+    assert main(["plan", "--machine", "laptop-16gb", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    models = found["models"]
+    assert {each["name"] for each in models} == set(catalog.names())
+    assert found["best"] == models[0]["name"]
+    fits = [each["fits"] for each in models]
+    assert fits == sorted(fits, reverse=True) and 0 < sum(fits) < len(fits)
+    quick = [e for e in models if e["fits"] and e["predicted"]["decode_tok_s"] >= 5]
+    assert models[: len(quick)] == quick
+    sizes = [each["parameters"] or 0 for each in quick]
+    assert sizes == sorted(sizes, reverse=True)
+    lacks = [each["missing_bytes"] for each in models if not each["fits"]]
+    assert lacks == sorted(lacks) and lacks[0] > 0
+    for each in (models[0], models[-1]):
+        _, plan = planned(capsys, each["name"], "--machine", "laptop-16gb")
+        assert (plan["fits"], plan["need_bytes"]) == (each["fits"], each["need_bytes"])
+
+
+def test_the_table_of_models_has_its_columns(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "names", lambda: ("deepseek-v2-lite", "kimi-k2"))
+    for width, words in ((40, "T/S"), (80, "DOWNLOAD"), (200, "LICENCE"), (None, "LICENCE")):
+        monkeypatch.setattr(type(out), "width", width)
+        assert main(["plan", "--machine", "laptop-16gb"]) == 0
+        said = capsys.readouterr().out
+        assert "1 of 2 models run on laptop-16gb: " in said and words in said
+        rows = [line for line in said.splitlines() if "deepseek-v2" in line or "kimi" in line]
+        assert all(len(line) <= (width or 200) for line in rows)
+
+
+def test_options_of_all_models_must_be_possible_with_some(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(catalog, "names", lambda: ("deepseek-v2-lite", "mixtral-8x7b"))
+    arguments = ["plan", "--machine", "xeon-2x32-512gb", "--json", "--context"]
+    assert main([*arguments, "100000"]) == 0
+    found = json.loads(capsys.readouterr().out)["models"]
+    assert [each["fits"] for each in found] == [True, False]
+    assert "32768 positions" in found[1]["reason"]
+    assert main([*arguments, "9999999"]) == 2
+    assert "9999999" in capsys.readouterr().err
+
+
+# --- a repository before its first byte -------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serve() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+def test_a_repository_is_planned_by_its_config_alone(hub: Hub, home: Path, capsys) -> None:
+    written = json.dumps(config("qwen3-30b-a3b", num_hidden_layers=2)).encode()
+    hub.repositories["some/repository"] = {
+        "config.json": written, "model.safetensors": bytes(1 << 20), "tokenizer.json": b"{}",
+    }  # fmt: skip
+    code, plan = planned(capsys, "some/repository")
+    assert (code, plan["model"]) == (0, "some/repository")
+    assert plan["disk"]["download_bytes"] == (1 << 20) + len(written) + 2
+    assert hub.fetched("model.safetensors") == hub.fetched("tokenizer.json") == 0
+    assert not (home / "home" / "checkpoints").exists()
+    assert main(["plan", "some/repository"]) == 0
+    assert "Next: kt chat some/repository; first it fetches 1.0 MiB" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("files", "code", "sentence"),
+    [
+        (None, 3, "there is no repository some/repository"),
+        ({"config.json": b"{}", "model.bin": b""}, 5, "no safetensors weights, only .bin"),
+        ({"config.json": b"\xff" * 9, "a.safetensors": b""}, 5, "config.json"),
+        ({"config.json": bytes(5 << 20), "a.safetensors": b""}, 5, "5.0 MiB, too large"),
+        ({"config.json": b'{"model_type": "x"}', "a.safetensors": b""}, 5, "'x'"),
+    ],
+)
+def test_a_repository_without_a_model_is_one_sentence(
+    files: dict[str, bytes] | None, code: int, sentence: str, hub: Hub, capsys
+) -> None:
+    if files is not None:
+        hub.repositories["some/repository"] = files
+    assert main(["plan", "some/repository"]) == code
+    said = capsys.readouterr().err
+    assert sentence in said and "Traceback" not in said

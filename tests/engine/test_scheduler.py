@@ -231,13 +231,13 @@ def test_drafts_that_were_asked_for_are_refused_where_they_could_change_answers(
     assert serving(engine).idle
 
 
-@pytest.mark.thorough
-def test_ten_thousand_requests_leave_the_pages_that_were_free() -> None:
+@pytest.mark.parametrize("requests", [200, pytest.param(10_000, marks=pytest.mark.thorough)])
+def test_random_requests_leave_the_pages_that_were_free(requests: int) -> None:
     draw, engine = random.Random(1), ToyEngine(30, max_tokens=64)
     scheduler = serving(engine, waiting=50)
     flying: list[Answer] = []
     finished = 0
-    for _ in range(10_000):
+    for _ in range(requests):
         request = GenerationRequest(
             prompt(draw.randrange(5), draw.randrange(1, 200)),
             GREEDY,
@@ -252,8 +252,11 @@ def test_ten_thousand_requests_leave_the_pages_that_were_free() -> None:
         if draw.random() < 0.4:
             draw.choice(flying[-30:]).cancel()
     finished += sum(isinstance(event, Finished) for event in drain(scheduler, 100_000))
-    assert finished == 10_000
-    assert engine.pools.pages.held == 0
+    assert finished == requests
+    pages = engine.pools.pages
+    assert pages.held == 0
+    engine.pools.forget()
+    assert sorted(pages.take(pages.count)) == list(range(pages.count))
 
 
 def test_a_queue_that_is_full_says_so() -> None:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from loading import load_engine
 from numpy.typing import NDArray
+from reference import ONE_OF_EACH
 
 from ktcli.assembly.kvpages import store_below, stored_pages
 from ktcli.engine import CpuEngine
@@ -25,6 +26,7 @@ Ids = NDArray[np.int32]
 # Grouped and latent attention, windows, states, pooled windows, chosen positions and blocks.
 FAMILIES = "qwen3 deepseek-v3 gpt-oss qwen3-next deepseek-v4".split()
 MORE = "deepseek-v3.2 glm-5.3 minimax-m3 mimo-v2-flash ling-3 mistral laguna".split()
+OTHERS = sorted({case.name for case in ONE_OF_EACH} - {*FAMILIES, *MORE})
 TEXT = np.random.default_rng(7).integers(0, 99, CONTEXT).astype(np.int32)
 OTHER = np.random.default_rng(8).integers(0, 99, CONTEXT).astype(np.int32)
 STEPS = st.lists(st.sampled_from([1, 1, 2, 16, 63, 64, 65, 100]), min_size=1, max_size=8)
@@ -118,6 +120,17 @@ def test_what_comes_back_equals_what_never_left_however_it_was_computed(
     engine: CpuEngine, tmp_path_factory: pytest.TempPathFactory, steps: list[int]
 ) -> None:
     check(engine, steps, PageFolder(tmp_path_factory.mktemp("kv") / "kv"))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_comes_back_equals_what_never_left_in_every_other_family(
+    tmp_path: Path, name: str
+) -> None:
+    made = Made.convert(name, tmp_path)
+    engine = load_engine(made.path, context=CONTEXT, threads=1)
+    for i, steps in enumerate(([100, 1, 65, 2], [64, 1, 1, 150])):
+        check(engine, steps, PageFolder(tmp_path / f"kv-{i}"))
 
 
 def test_what_is_evicted_before_it_was_written_is_written_and_comes_back(

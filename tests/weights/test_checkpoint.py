@@ -194,6 +194,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "config is no JSON": (lambda f: config(f, "{"), "is not JSON"),
     "config is binary": (lambda f: config(f, b"\xff\0\xfe"), "is not JSON"),
     "config with NaN": (lambda f: config(f, '{"a": NaN}'), "holds NaN"),
+    "config with two values": (
+        lambda f: config(f, '{"a": {"b": 1, "c": 2, "b": 3}}'),
+        "config.json gives 'b' two different values",
+    ),
     "config with Infinity": (lambda f: config(f, '{"a": -Infinity}'), "holds -Infinity"),
     "config with 1e999": (lambda f: config(f, '{"a": 1e999}'), "holds 1e999"),
     "config with endless digits": (lambda f: config(f, '{"a": %s}' % ("9" * 9999)), "holds 9999"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ktcli.assembly.disk import DiskNeed
+from ktcli.commands.view.bars import bars_of, draw
 from ktcli.commands.view.device_plan import cost_words, device_document, device_rows, rate_rows
 from ktcli.errors import gib, predicted
 from ktcli.hardware.team import NodeTeam
@@ -67,21 +70,29 @@ def _line_document(line: Line) -> dict[str, Any]:
     }
 
 
-def render(name: str, made: Plan) -> str:
-    """The plan for people."""
+def render(
+    name: str, made: Plan, disk: DiskNeed | None = None, following: Sequence[str] = ()
+) -> str:
+    """The plan for people.
+
+    Args:
+        disk: what must come onto the disk; None: this is another machine.
+        following: what to do next, or what else would do: lines below the verdict at the end.
+    """
     fits = out.style("fits", "green") if made.fits else out.style("does not fit", "red")
-    words = [f"{safe(name)} {fits}{_sizes(made)}"]
-    words += ["", _parts(made), ""]
+    verdict = f"{safe(name)} {fits}{_sizes(made)}"
+    words = [verdict, "", draw(bars_of(made, disk)), "", _parts(made), ""]
     if made.nodes:
         words += [_nodes(made), ""]
     words.append(_facts(made))
-    if made.advice:
-        words += ["", "What would make it fit:", *(f"  {advice}" for advice in made.advice)]
     if made.costs:
         words += ["", "What is forced:", *(f"  {cost_words(cost)}" for cost in made.costs)]
     if made.notes:
         words += ["", *(f"Note: {safe(note)}" for note in made.notes)]
-    return "\n".join(words)
+    words += ["", verdict]
+    if made.advice:
+        words += ["What would make it fit:", *(f"  {advice}" for advice in made.advice)]
+    return "\n".join([*words, *following])
 
 
 def _sizes(made: Plan) -> str:

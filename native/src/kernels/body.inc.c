@@ -20,6 +20,7 @@
 #include "search.inc.c"
 #include "encode.inc.c"
 #include "rotate.inc.c"
+#include "chances.inc.c"
 #include "ceiling.inc.c"
 #ifdef KT_TILES
 #include "amx_tiles.inc.c"
@@ -273,6 +274,8 @@ const kt_kernels NAME(KT_ISA) = {
     .add = add,
     .divide = divide,
     .summarize = summarize,
+    .chances = chances,
+    .masked = masked,
     .attend_f32 = attend_f32,
     .attend_bf16 = attend_bf16,
     .index_f32 = index_f32,

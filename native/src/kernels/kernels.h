@@ -141,6 +141,10 @@ typedef struct kt_kernels {
     void (*divide)(const float *a, const float *b, int64_t n, float *out);     /* out may be a */
     /* peaks and sums of ceil(n / 64) blocks of x[0..n), as kt_program_summary has them */
     void (*summarize)(const float *x, int64_t n, float temperature, float *peaks, float *sums);
+    /* out[i] = e^((x[i] - top) / temperature), no x above top; the same bits in every row */
+    void (*chances)(const float *x, int64_t n, float top, float temperature, float *out);
+    /* out[i] = x[i] where bit i of the mask is set, else -Inf; n <= 64; out may be x */
+    void (*masked)(const float *x, int64_t n, uint64_t mask, float *out);
     void (*attend_f32)(const page_attention *a);
     void (*attend_bf16)(const page_attention *a);
     /* out[c] = silu(sum over i of rows[i][c] * weight[i][c]), i < width and c < n; weight [width][n] */

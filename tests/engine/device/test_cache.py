@@ -6,7 +6,7 @@ import pytest
 import torch
 from shapes import shape
 
-from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts
+from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts, parts_of_pages
 from ktcli.engine.device.stream import HostStream
 from ktcli.errors import NotEnoughMemory
 from ktcli.ops.operation import Cached
@@ -33,7 +33,7 @@ def test_a_copied_page_is_the_same_in_every_layer() -> None:
     parts = [p for at in zip(cache.layers, cached, strict=True) for p in own_parts(*at)]
     for i, part in enumerate(parts):
         part[1] = i + 1
-    PageCopy(cache.layers, widths, 4, HostStream())(1, 2)
+    PageCopy(parts_of_pages(cache.layers, widths, 4), HostStream())(1, 2)
     for i, part in enumerate(parts):
         assert (part[1:3] == i + 1).all() and not part[0].any() and not part[3].any()
 

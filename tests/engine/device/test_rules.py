@@ -264,6 +264,8 @@ def test_chunks_are_no_longer_than_their_way_can_take(threshold: int | None, chu
     for left in (1, 2, 5, 599, 600, 601, 5000):
         size = long.chunk_tokens(left)
         assert 1 <= size <= min(left, chunk if long.streams(size) else 512)
+        assert size <= long.most_tokens
+    assert long.most_tokens == (max(chunk, 512) if long.streams(chunk) else 512)
 
 
 def test_a_model_that_is_all_on_the_device_reads_prompts_in_planned_chunks() -> None:

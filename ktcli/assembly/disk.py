@@ -1,0 +1,47 @@
+"""Counts what must come onto the disk of this machine before a model runs: its download and its conversion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ktcli import config
+from ktcli.assembly.subject import Subject
+from ktcli.hardware.disk import read_disk
+from ktcli.models import build
+from ktcli.planner.spec import weight_bytes
+from ktcli.store import library
+from ktcli.store.library import EntryKind
+from ktcli.weights.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class DiskNeed:
+    """The bytes that are still to come onto the library's disk, and those that are free there."""
+
+    download_bytes: int
+    pack_bytes: int
+    free_bytes: int
+
+    @property
+    def need_bytes(self) -> int:
+        return self.download_bytes + self.pack_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.need_bytes <= self.free_bytes
+
+
+def disk_need(subject: Subject, recipe: Recipe) -> DiskNeed | None:
+    """Counts what a model needs on the disk of the library; None: the disk cannot be asked.
+
+    Raises:
+        UsageError: the library folder is none.
+    """
+    disk = read_disk(config.home())
+    if disk is None:
+        return None
+    if subject.pack is not None and recipe == subject.recipe:
+        return DiskNeed(0, 0, disk.free_bytes)
+    here = library.find(subject.said, EntryKind.CHECKPOINT) or library.find(subject.name)
+    download = 0 if here is not None else subject.download_bytes
+    return DiskNeed(download, weight_bytes(build(subject.config), recipe), disk.free_bytes)

@@ -1,0 +1,157 @@
+"""Surveys which models of the catalogue run on a machine: each is planned with the formats it would be converted to.
+
+The order is the only judgement made: of the models that answer faster than people read, the largest come first;
+then the slower ones, the fastest first; then those that do not fit, the ones that lack least first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from ktcli.assembly.auto import chosen, kept_by
+from ktcli.assembly.request import Wanted
+from ktcli.errors import NotEnoughMemory, UsageError
+from ktcli.models import build
+from ktcli.planner.host import Host
+from ktcli.planner.placement import place
+from ktcli.planner.plan import Plan, Request
+from ktcli.store import catalog, library
+from ktcli.store.catalog import ModelProfile
+from ktcli.store.library import EntryKind
+from ktcli.weights.recipe import Recipe
+
+READING_TOK_S = 5.0  # tokens per second: about 230 words a minute, as people read
+_LEAST_BITS = 4  # of a weight in memory, for a first look at what could fit at all
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """The number formats that are asked for all models alike; None: those of the catalogue."""
+
+    experts: str | None = None
+    dense: str | None = None
+    by_memory: bool = False  # the experts' are the most precise that fit
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """One model of the catalogue on one machine.
+
+    Attributes:
+        plan: where it would go; None: what was asked is not possible with it, and `reason` says why.
+        here: what of it is on disk: "pack", "checkpoint" or "".
+    """
+
+    profile: ModelProfile
+    plan: Plan | None
+    reason: str = ""
+    here: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return self.plan is not None and self.plan.fits
+
+    @property
+    def is_quick(self) -> bool:
+        """Tells whether it answers faster than people read."""
+        return self.plan is not None and self.fits and self.plan.speed.decode >= READING_TOK_S
+
+    @property
+    def missing_bytes(self) -> int:
+        """The bytes of memory that it lacks, in all or on the node that lacks most; 0 if it fits."""
+        if self.plan is None or self.fits:
+            return 0
+        lacks = [need.need_bytes - need.free_bytes for need in self.plan.nodes]
+        return max(self.plan.need_bytes - self.plan.host.available_bytes, *lacks, 0)
+
+    @property
+    def disk_bytes(self) -> int:
+        """The bytes, at most, that must come onto the disk before it runs."""
+        if self.plan is None or self.here == EntryKind.PACK.value:
+            return 0
+        packed = self.plan.need_bytes + (self.plan.device.need.total if self.plan.device else 0)
+        return packed + (0 if self.here else self.profile.download_bytes or 0)
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """The key of the order: the smaller, the better."""
+        if self.plan is None:
+            return 3, 0.0
+        if not self.fits:
+            return 2, self.missing_bytes
+        if not self.is_quick:
+            return 1, -self.plan.speed.decode
+        return 0, -(self.profile.parameters or 0)
+
+
+def survey(host: Host, wanted: Wanted, formats: Formats) -> Iterator[Surveyed]:
+    """Yields every model of the catalogue on `host`, in alphabetical order.
+
+    Raises:
+        UsageError: what is asked for is possible with none of the models.
+    """
+    here = on_disk()
+    first: UsageError | None = None
+    possible = False
+    for name in catalog.names():
+        profile = catalog.get(name)
+        try:
+            plan, reason = _plan(profile, host, wanted, formats), ""
+        except NotEnoughMemory as error:  # of a GPU that was asked for
+            plan, reason = None, str(error)
+        except UsageError as error:
+            plan, reason, first = None, str(error), first or error
+        else:
+            possible = True
+        yield Surveyed(profile, plan, reason, here.get(name, ""))
+    if first is not None and not possible:
+        raise first
+
+
+def ranked(found: Iterable[Surveyed]) -> tuple[Surveyed, ...]:
+    """Sorts models, the best first."""
+    return tuple(sorted(found, key=lambda each: each.rank))
+
+
+def best_here(host: Host, most: int, below: int | None = None) -> tuple[Surveyed, ...]:
+    """The best models that run on `host`, one of each size, planned only until enough are found.
+
+    Args:
+        most: how many.
+        below: only models with fewer parameters than this; None: all.
+    """
+    here, found, sizes = on_disk(), list[Surveyed](), set[int]()
+    roomy = host.available_bytes + sum(gpu.free_bytes for gpu in host.gpus)
+    profiles = [catalog.get(name) for name in catalog.names() if name != library.BUILTIN]
+    profiles.sort(key=lambda profile: -(profile.parameters or 0))
+    for profile in profiles:
+        parameters = profile.parameters or 0
+        if parameters * _LEAST_BITS / 8 > roomy or (below is not None and parameters >= below):
+            continue
+        if parameters in sizes:  # another training of the same shape
+            continue
+        sizes.add(parameters)
+        plan = _plan(profile, host, Wanted(), Formats())
+        found.append(Surveyed(profile, plan, here=here.get(profile.name, "")))
+        if sum(each.is_quick for each in found) == most:
+            break
+    return tuple(each for each in ranked(found) if each.fits)[:most]
+
+
+def on_disk() -> dict[str, str]:
+    """What of each model is on disk: a pack where there is one, else the checkpoint."""
+    complete = [entry for entry in library.entries() if entry.complete and entry.managed]
+    kinds = sorted(complete, key=lambda entry: entry.kind is EntryKind.PACK)
+    return {entry.name: entry.kind.value for entry in kinds}
+
+
+def _plan(profile: ModelProfile, host: Host, wanted: Wanted, formats: Formats) -> Plan:
+    model = build(profile.config)
+    experts, dense = formats.experts or profile.experts, formats.dense or profile.dense
+    recipe = Recipe.named(experts, dense)
+    request = wanted.device.apply(Request(recipe, wanted.context), model.spec)
+    if formats.by_memory:
+        best = chosen(model, host, request, kept_by(profile.name, model))
+        request = replace(request, recipe=recipe.like(best, recipe.dense.name))
+    return place(model, host, request)

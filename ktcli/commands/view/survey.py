@@ -1,0 +1,141 @@
+"""Shows which models run on a machine: as a document, and as a table, best first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ktcli.assembly.survey import READING_TOK_S, Surveyed
+from ktcli.commands.view.bars import can_draw
+from ktcli.errors import gib, predicted
+from ktcli.hardware.machine import Disk
+from ktcli.output import out, safe, table
+from ktcli.planner.host import Host
+
+_LACKING = 5  # models that do not fit which are shown
+_NARROW, _MIDDLE, _WIDE = 60, 96, 200  # columns below which the table has fewer; of no terminal
+
+
+def survey_document(host: Host, found: Sequence[Surveyed]) -> dict[str, Any]:
+    """The models for --json, best first."""
+    best = found[0] if found and found[0].fits else None
+    return {
+        "machine": {
+            "name": host.name,
+            "threads": host.threads,
+            "isa": host.isa,
+            "available_bytes": host.available_bytes,
+            "gpus": [{"name": gpu.name, "free_bytes": gpu.free_bytes} for gpu in host.gpus],
+            "measured": host.rates.measured,
+        },
+        "best": best.profile.name if best else None,
+        "models": [surveyed_document(each) for each in found],
+    }
+
+
+def surveyed_document(each: Surveyed) -> dict[str, Any]:
+    """One model of a survey for --json."""
+    profile, plan = each.profile, each.plan
+    speed = plan.speed if plan else None
+    return {
+        "name": profile.name,
+        "title": profile.title,
+        "license": profile.license,
+        "parameters": profile.parameters,
+        "download_bytes": profile.download_bytes,
+        "on_disk": each.here or None,
+        "fits": each.fits,
+        "reason": each.reason,
+        "need_bytes": plan.need_bytes if plan else None,
+        "device_need_bytes": plan.device.need.total if plan and plan.device else 0,
+        "missing_bytes": each.missing_bytes,
+        "context": plan.context if plan else None,
+        "experts": plan.recipe.experts_name if plan else None,
+        "dense": plan.recipe.dense.name if plan else None,
+        "predicted": {"decode_tok_s": speed.decode, "prefill_tok_s": speed.prefill}
+        if speed
+        else None,
+    }
+
+
+def render_survey(
+    host: Host, found: tuple[Surveyed, ...], machine: str = "", disk: Disk | None = None
+) -> str:
+    """The models for people.
+
+    Args:
+        machine: the name of another machine; empty: this one.
+        disk: the disk of the library; None: unknown.
+    """
+    fits = [each for each in found if each.fits]
+    count = f"{len(fits)} of {len(found)} models run"
+    words = [f"{out.style(count, 'green')} on {machine or 'this machine'}: {_machine_words(host)}"]
+    shown = found[: len(fits) + _LACKING]
+    words += ["", survey_table(shown)]
+    if shown != found:
+        words.append(f"  and {len(found) - len(shown)} that lack more; --json lists them all")
+    words.append("")
+    words += [
+        f"Largest first of those faster than people read ({READING_TOK_S:g} tokens/s), then the slower ones.",
+    ]
+    if not host.rates.measured:
+        words.append("Speeds rest on assumed rates; kt doctor --measure replaces them.")
+    if fits and not machine:
+        words += _next(fits, disk)
+    return "\n".join(words)
+
+
+def _next(fits: Sequence[Surveyed], disk: Disk | None) -> list[str]:
+    """The best model for which there is room on the disk, too."""
+    free = disk.free_bytes if disk else 0
+    chosen = next((each for each in fits if disk is None or each.disk_bytes <= free), fits[-1])
+    best, name, words = fits[0], chosen.profile.name, list[str]()
+    if chosen is not best:
+        words.append(
+            f"{best.profile.name} takes about {gib(best.disk_bytes)} of disk at first, {gib(free)} is free."
+        )
+    return [
+        *words,
+        f"Next: {out.style(f'kt chat {name}', 'bold')}, or kt plan {name} for its parts",
+    ]
+
+
+def _machine_words(host: Host) -> str:
+    gpus = ", ".join(f"{safe(gpu.name)} with {gib(gpu.free_bytes)}" for gpu in host.gpus)
+    read = f"read {host.rates.read_bps / 1e9:.0f} GB/s"
+    return f"{gib(host.available_bytes)} free, {read}, {gpus or 'no GPU'}"
+
+
+def survey_table(found: Sequence[Surveyed]) -> str:
+    """The table of models, with as many columns as the terminal has room for."""
+    width = out.width or _WIDE
+    columns = 3 if width < _NARROW else 5 if width < _MIDDLE else 6
+    head = (
+        "MODEL",
+        "MEMORY",
+        "TOKENS/S" if columns > 3 else "T/S",
+        "READS/S",
+        "DOWNLOAD",
+        "LICENCE",
+    )
+    rows = [_cells(each, short=columns == 3)[:columns] for each in found]
+    first, *lines = table(rows, head[:columns], right=(1, 2, 3, 4)).splitlines()
+    yes, no = ("\u2713", "\u2717") if can_draw() else ("+", "-")
+    marks = (out.style(yes, "green") if each.fits else no for each in found)
+    return "\n".join([f"  {first}", *map("{} {}".format, marks, lines)])
+
+
+def _cells(each: Surveyed, short: bool) -> tuple[str, ...]:
+    profile, plan = each.profile, each.plan
+    last = (
+        "built in" if profile.builtin else each.here or gib(profile.download_bytes or 0),
+        profile.license,
+    )
+    if plan is None:
+        return profile.name, "-", "-" if short else "not as asked", "", *last
+    # The memory of the machine and of the GPU, where it is used.
+    need = gib(plan.need_bytes + (plan.device.need.total if plan.device else 0))
+    if not each.fits:
+        return profile.name, need, "-" if short else f"lacks {gib(each.missing_bytes)}", "", *last
+    speed = plan.speed
+    return profile.name, need, predicted(speed.decode), predicted(speed.prefill), *last
