@@ -9,15 +9,16 @@ earlier turn differently (without its thoughts, say) as much as is common is reu
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
-from ktcli.chat.control import ControlTokens
+from ktcli.chat.control import ControlTokens, Marked
 from ktcli.chat.conversation import Conversation, Identity, Saved, Spoken, Turn, remember
-from ktcli.chat.reuse import Loss, Timeline, lost
+from ktcli.chat.reuse import Loss, Timeline, common, lost
 from ktcli.chat.settings import Settings, read_settings, read_stop_ids
+from ktcli.chat.snapshots import snapshot_positions
 from ktcli.chat.splice import Splicer
 from ktcli.chat.template import ChatTemplate, load_template
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
@@ -257,7 +258,7 @@ class Chat:
             self._before = self.timeline
             self.reply = reply
             transcript = Transcript(self.speaker.voice.tokenizer, self._settings.stops, text)
-            answer = self._submit(prompt, transcript)
+            answer = self._submit(reply.timeline, transcript)
             reply.stats = answer.stats
             yield from self._told(answer, transcript, reply, cancelled, progress)
         finally:
@@ -267,15 +268,17 @@ class Chat:
         if spoken.ids and self._splicer.is_whole(spoken):
             remember(self.spoken, spoken)
         if reply.stats.prompt_tokens == len(prompt):  # else reading it was stopped
-            self.timeline = reply.timeline.answered(reply.text, reply.ids)
+            depths = self.sequence.depths
+            self.timeline = reply.timeline.answered(reply.text, reply.ids, depths)
 
-    def _submit(self, prompt: list[int], transcript: Transcript) -> Answer:
-        settings = self._settings
+    def _submit(self, read: Timeline, transcript: Transcript) -> Answer:
         request = GenerationRequest(
-            prompt,
+            read.ids,
             self._sampler.settings,
             self.speaker.voice.stop_ids,
-            settings.max_tokens,
+            self._settings.max_tokens,
+            depths=read.depths,
+            marks=self._snapshots(read.ids),
             ends=transcript.hears,
         )
         return self._scheduler.submit(
@@ -300,6 +303,7 @@ class Chat:
                     if isinstance(event, PromptRead) and progress is not None:
                         progress(event.done, event.total)
                     if isinstance(event, Token):
+                        self._note_depths(reply)
                         reply.ids.append(event.id)
                         yield from self._added(reply, transcript.next())
                         self.heard()
@@ -311,6 +315,11 @@ class Chat:
             if answer.finish is None:  # nobody listens any more
                 answer.cancel()
                 self._scheduler.step()
+
+    def _note_depths(self, reply: Reply) -> None:
+        """Notes how the prompt was computed, once it was read and nothing else yet."""
+        if not reply.ids and reply.timeline is not None:
+            reply.timeline = replace(reply.timeline, depths=self.sequence.depths)
 
     @staticmethod
     def _added(reply: Reply, added: Added) -> Iterator[AnswerPiece]:
@@ -326,13 +335,8 @@ class Chat:
 
     def _prompt(self) -> tuple[str, list[int]]:
         """Renders the conversation as text and as ids."""
-        voice, context = self.speaker.voice, self.speaker.engine.context
-        rendered = voice.control.render(
-            lambda messages, more: voice.template.render(messages, **more),
-            self.conversation.messages,
-            self._settings.variables,
-            context,
-        )
+        context = self.speaker.engine.context
+        rendered = self._rendered(self.conversation.messages)
         ids = self._splicer.ids(rendered, self.spoken, context)
         if ids is None:
             self._refuse(f"more than {context:,}")
@@ -340,11 +344,35 @@ class Chat:
             self._refuse(f"{len(ids):,}")
         return rendered.text, ids
 
+    def _rendered(self, messages: list[Turn]) -> Marked:
+        voice = self.speaker.voice
+        return voice.control.render(
+            lambda messages, more: voice.template.render(messages, **more),
+            messages,
+            self._settings.variables,
+            self.speaker.engine.context,
+        )
+
+    def _snapshots(self, prompt: Sequence[int]) -> tuple[int, ...]:
+        """The positions of the prompt at which a state should be kept, where layers keep any."""
+        if not self.sequence.recurrent:
+            return ()
+        context = self.speaker.engine.context
+
+        def ids_of(messages: list[Turn]) -> list[int] | None:
+            rendered = self._rendered(messages)
+            return self._splicer.ids(rendered, self.spoken, context, passing=True)
+
+        return snapshot_positions(prompt, self.conversation.messages, ids_of)
+
     def _read(self, prompt: list[int]) -> Timeline:
         messages = tuple((turn["role"], turn["content"]) for turn in self.conversation.messages)
         model = self.speaker.model
-        variables = self._settings.variables
-        return Timeline(tuple(prompt), messages, variables, (model.name, model.pack))
+        before = self.timeline
+        depths = before.depths[: common(before.ids, prompt)] if before is not None else b""
+        return Timeline(
+            tuple(prompt), messages, self._settings.variables, (model.name, model.pack), depths
+        )
 
     def _refuse(self, tokens: str) -> NoReturn:
         raise ContextFull(

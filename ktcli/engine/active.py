@@ -11,6 +11,7 @@ from ktcli.engine.draft_length import MOST_ROWS
 from ktcli.engine.drafting import Drafting
 from ktcli.engine.logits import Logits
 from ktcli.engine.pages import PoolFull
+from ktcli.engine.prefix import depths_of
 from ktcli.engine.request import Answer, Candidate, Finish, Token
 from ktcli.engine.sampler import History, chosen_id
 from ktcli.engine.sequence import Sequence, pages_for
@@ -91,10 +92,11 @@ class Active:
 
     def open(self, engine: Engine) -> None:
         """Begins, or begins again, with as much as is found of what it knows."""
-        depths = np.zeros(len(self.known), dtype=np.uint8)
+        request = self.answer.request
+        depths = depths_of(request.depths[: self.prompt_tokens], len(self.known))
         for at in range(self.prompt_tokens, len(self.known)):
             depths[at] = engine.depth_at(at)
-        reused = self.sequence.adopt(self.known, depths)
+        reused = self.sequence.adopt(self.known, depths, request.marks)
         stats = self.answer.stats
         if stats.queued_s:
             return

@@ -63,6 +63,9 @@ class GenerationRequest:
         priority: a higher one goes first, -10..10; a request that waits long rises.
         caller: whoever asks: callers of equal priority take turns.
         logprobs: the number of the likeliest tokens whose chances come with each token; None: no chances at all.
+        depths: the depth of deferral with which the prompt's first ids were computed, as part of earlier answers: a
+            byte for each; of those behind: 0. What was computed so is found again.
+        marks: positions of the prompt from which other prompts will probably go on, see `Sequence.adopt`.
         ends: called with each id of the answer, in order; true: the answer ends with it, as at a stop string.
         draft: what may be tried beside the next token; the answer is the same with drafts and without.
     """
@@ -74,6 +77,8 @@ class GenerationRequest:
     priority: int = 0
     caller: str = ""
     logprobs: int | None = None
+    depths: bytes = b""
+    marks: Sequence[int] = ()
     ends: Callable[[int], bool] = lambda id: False
     draft: DraftWish = NO_DRAFTS
 

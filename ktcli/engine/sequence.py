@@ -9,7 +9,7 @@ going back is possible where a state was kept: at the last few steps as long as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Numbers
 from dataclasses import dataclass
 from itertools import count
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ktcli.engine.pages import PagePool, Place, PoolFull, StatePool
 from ktcli.engine.prefix import chain
+from ktcli.engine.states import worth_a_step
 from ktcli.engine.tier import PAGE, STATE, PageLabel, Tier
 from ktcli.errors import ContextFull
 from ktcli.native import PAGE_TOKENS, Run
@@ -107,6 +108,11 @@ class Sequence:
     def ids(self) -> tuple[int, ...]:
         """The ids that were computed."""
         return tuple(self._ids[: self.length].tolist())
+
+    @property
+    def depths(self) -> bytes:
+        """The depth of deferral with which each id was computed; those behind its end are 0."""
+        return self._depths[: self.length].tobytes().rstrip(b"\0")
 
     @property
     def pages(self) -> tuple[int, ...]:
@@ -264,7 +270,10 @@ class Sequence:
         return made
 
     def adopt(
-        self, ids: Numbers[int] | NDArray[np.int32], depths: NDArray[np.uint8] | None = None
+        self,
+        ids: Numbers[int] | NDArray[np.int32],
+        depths: NDArray[np.uint8] | None = None,
+        marks: Iterable[int] = (),
     ) -> int:
         """Makes the timeline the longest beginning of `ids` that is known, here or to other sequences, but never all
         of it: at least the last id is left to compute, since its logits are wanted. Returns its length.
@@ -272,6 +281,8 @@ class Sequence:
         Args:
             depths: the depth of deferral with which each id was computed; None: 0. What this sequence holds itself is
                 taken as it is.
+            marks: positions from which other prompts will probably go on; see `mark`. Those that are not worth a step
+                are left out.
         """
         wanted = np.asarray(ids, dtype=np.int64)[: self.context]
         n = max(0, min(self.length, wanted.size - 1))
@@ -289,6 +300,8 @@ class Sequence:
         # Where the pages of others end is where reuse begins: the next one finds a state there, too.
         self._marks.clear()
         self.mark(len(known.shared) * PAGE_TOKENS)
+        for position in worth_a_step(marks, self.length, wanted.size):
+            self.mark(position)
         return self.length
 
     def close(self) -> None:
