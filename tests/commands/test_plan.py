@@ -471,3 +471,24 @@ def test_a_repository_without_a_model_is_one_sentence(
     assert main(["plan", "some/repository"]) == code
     said = capsys.readouterr().err
     assert sentence in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("arguments", [["kimi-k2"], ["gpt-oss-120b"], []], ids=str)
+def test_a_terminal_breaks_no_line(
+    columns: int, arguments: list[str], capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(out), "width", columns)
+    monkeypatch.setattr(catalog, "names", lambda: ("deepseek-v2-lite", "gpt-oss-120b", "kimi-k2"))
+    main(["plan", *arguments, "--machine", "desktop-24gb-gpu"])
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > columns] == []
+
+
+def test_who_asks_for_ascii_gets_it(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("LC_ALL", "C"), ("TERM", "dumb")):
+        with monkeypatch.context() as said:
+            said.setenv(name, value)
+            main(["plan", "deepseek-v2-lite", "--machine", "desktop-24gb-gpu"])
+            assert "E experts" in capsys.readouterr().out
+            main(["plan", "deepseek-v2-lite", "--machine", "laptop-16gb"])
+            assert capsys.readouterr().out.isascii()

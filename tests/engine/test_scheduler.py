@@ -392,6 +392,19 @@ def test_a_shared_prompt_is_read_once() -> None:
     assert len({tuple(answer.ids) for answer in answers}) == 1
 
 
+def test_what_an_answer_deferred_is_found_by_who_knows_how_deep() -> None:
+    """The toy defers from position 100 on; prompts are read without."""
+    scheduler = serving(ToyEngine())
+    first = scheduler.submit(GenerationRequest(prompt(1, 70), GREEDY, max_tokens=130))
+    drain(scheduler)
+    asked = GenerationRequest([*prompt(1, 70), *first.ids, *prompt(2, 20)], GREEDY, max_tokens=3)
+    deep = bytes(at >= 100 for at in range(199))  # the last id was not computed
+    found = [scheduler.submit(replace(asked, depths=depths)) for depths in (b"", deep)]
+    drain(scheduler)
+    assert [answer.stats.reused_tokens for answer in found] == [64, 192]
+    assert found[0].finish is found[1].finish is Finish.LENGTH
+
+
 def test_a_kept_timeline_holds_prompt_and_answer() -> None:
     engine = ToyEngine()
     scheduler, sequence = serving(engine), engine.sequence()
