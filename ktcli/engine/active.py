@@ -26,7 +26,7 @@ _SLICE = PAGE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class DraftRoom:
     """What a step has for the drafts of one answer.
 
     Attributes:
@@ -38,7 +38,7 @@ class Space:
     beside: int = 0
 
 
-NO_SPACE = Space()
+NO_DRAFT_ROOM = DraftRoom()
 
 
 @dataclass(eq=False, slots=True)
@@ -133,7 +133,7 @@ class Active:
         upto = at + self.sequence.until_mark(min(most, sum(chunk) - at))
         return self._run(upto, upto == len(self.known), 0, chunk)
 
-    def writes(self, engine: Engine, space: Space = NO_SPACE) -> Run:
+    def writes(self, engine: Engine, room: DraftRoom = NO_DRAFT_ROOM) -> Run:
         """The run that computes what the answer knows and the timeline has not: one id, or several where pages were
         given back; and behind them a draft, each id of which has logits. Each is computed as if it came alone.
 
@@ -147,7 +147,7 @@ class Active:
         while upto < min(len(self.known), at + _AGAIN) and engine.depth_at(upto) == depth:
             upto += 1
         wanted = upto == len(self.known) and self.finish is None
-        drafted = self._draft(engine, upto - at - 1, space) if wanted else ()
+        drafted = self._draft(engine, upto - at - 1, room) if wanted else ()
         if drafted:
             try:
                 return self._run(upto, wanted, depth, (at, 1), drafted)
@@ -155,14 +155,14 @@ class Active:
                 pass  # a draft is worth nobody's pages
         return self._run(upto, wanted, depth, (at, 1))
 
-    def _draft(self, engine: Engine, waiting: int, space: Space) -> tuple[int, ...]:
+    def _draft(self, engine: Engine, waiting: int, room: DraftRoom) -> tuple[int, ...]:
         """The ids to try behind those that are known: none after a stop, none that defers otherwise than the last."""
         request, said = self.answer.request, len(self.answer.ids)
         limit = self.room if request.max_tokens is None else min(self.room, request.max_tokens)
-        most = min(limit - said, space.outputs) - 1
+        most = min(limit - said, room.outputs) - 1
         if self.drafting is None:
             return ()
-        drafted = self.drafting.next(waiting, most, space.beside)
+        drafted = self.drafting.next(waiting, most, room.beside)
         at = len(self.known)
         depth = engine.depth_at(at - 1)
         unfit = (

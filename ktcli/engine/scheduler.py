@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from ktcli.engine.active import NO_SPACE, Active, Space
+from ktcli.engine.active import NO_DRAFT_ROOM, Active, DraftRoom
 from ktcli.engine.contract import Engine
 from ktcli.engine.drafting import Drafting
 from ktcli.engine.logits import Logits
@@ -272,15 +272,15 @@ class Scheduler:
         for place, each in enumerate(answering):
             if each in self._active:
                 others = len(answering) - place - 1
-                space = self._space(parts, others) if drafts else NO_SPACE
-                self._add(parts, each, partial(each.writes, self._engine, space), events)
+                room = self._draft_room(parts, others) if drafts else NO_DRAFT_ROOM
+                self._add(parts, each, partial(each.writes, self._engine, room), events)
         return parts
 
-    def _space(self, parts: list[_InStep], others: int) -> Space:
+    def _draft_room(self, parts: list[_InStep], others: int) -> DraftRoom:
         """What a step with these parts has for the drafts of the next answer, if each of the others gets a row."""
         outputs = sum(part.run.ids.size - part.run.first_output for part in parts)
         rows = sum(part.run.ids.size for part in parts)
-        return Space(self._engine.max_outputs - outputs - others, rows + others)
+        return DraftRoom(self._engine.max_outputs - outputs - others, rows + others)
 
     def _prompts(self, parts: list[_InStep], events: list[Event]) -> None:
         """Adds pieces of prompts, in turn, up to the rows that time allows."""
