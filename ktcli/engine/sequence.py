@@ -129,6 +129,11 @@ class Sequence:
         """The number of positions that it may have."""
         return self._pools.context
 
+    @property
+    def recurrent(self) -> bool:
+        """Tells whether some layer keeps a state."""
+        return self._pools.states is not None
+
     # -- steps -----------------------------------------------------------------------------------------
 
     def extend(

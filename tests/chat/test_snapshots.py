@@ -79,10 +79,10 @@ def test_chats_with_one_system_text_share_it(model: Speaker) -> None:
     second = chat_with(model)
     said = ask(second, "And that of snow?")
     shared = second.reply.stats.reused_tokens
-    assert shared == (HEADER if first.session.recurrent else HEADER // 64 * 64)
+    assert shared == (HEADER if first.sequence.recurrent else HEADER // 64 * 64)
     model.engine.pools.forget()
     for chat in (first, second):
-        chat.session.sequence.close()
+        chat.sequence.close()
     model.engine.pools.forget()
     third = chat_with(model)
     assert ask(third, "And that of snow?") == said
@@ -106,7 +106,7 @@ def test_a_resumed_chat_finds_what_its_answers_deferred(model: Speaker, tmp_path
     model.engine.pools.forget()
     whole = chat_with(model, tokens=100)
     said = [ask(whole, question) for question in questions]
-    whole.session.sequence.close()
+    whole.sequence.close()
     model.engine.pools.forget()
     chat = chat_with(model, tokens=100)
     keeper = Keeper(chat, pytest.fail)
@@ -118,11 +118,11 @@ def test_a_resumed_chat_finds_what_its_answers_deferred(model: Speaker, tmp_path
         assert kept.depths == chat.timeline.depths and any(kept.depths)
     known = len(kept.ids)
     keeper.close()
-    chat.session.sequence.close()
+    chat.sequence.close()
     again, keeper, _ = resumed(model)
     again.settings = chat.settings
     answer = ask(again, questions[2])
-    found = known if again.session.recurrent else known // 64 * 64
+    found = known if again.sequence.recurrent else known // 64 * 64
     assert again.reply.stats.reused_tokens == found
     assert again.timeline.depths[:found] == whole.timeline.depths[:found]
     if found == known:  # else a part of a page was read again, without deferral
