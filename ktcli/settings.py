@@ -232,7 +232,7 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         "isa", texts(100), "ROW", "the best that this CPU can run",
-        "Row of kernels, as kt doctor lists them.", kept=False,
+        "Row of kernels, as kt doctor -v lists them.", kept=False,
     ),
     Setting(
         "tile-min", whole_numbers(1, 4096), "N", "what this machine measures",

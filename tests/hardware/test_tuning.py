@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, dict[str, str], str, str, str]] = {
         "promises only 10.0 GiB", "sysctl vm.overcommit_memory=0", "22.0 GiB more",
     ),
     "balancing": (
-        "two-sockets", {"proc/sys/kernel/numa_balancing": "1"},
+        "odd-node-ids", {"proc/sys/kernel/numa_balancing": "1"},
         "moves memory between the nodes", "sysctl kernel.numa_balancing=0", "steadier",
     ),
     "huge pages": (
@@ -76,7 +76,7 @@ def test_a_setting_that_costs_is_a_finding(kind: str, tmp_path: Path) -> None:
     ("name", "files"),
     [
         ("desktop", {}),
-        ("two-sockets", {"proc/sys/kernel/numa_balancing": "0"}),
+        ("odd-node-ids", {"proc/sys/kernel/numa_balancing": "0"}),
         ("desktop", {"proc/sys/kernel/numa_balancing": "1"}),
         ("desktop", clock("powersave", "intel_pstate")),
         ("desktop", clock("performance", "acpi-cpufreq")),
