@@ -92,12 +92,13 @@ class Active:
 
     def open(self, engine: Engine) -> None:
         """Begins, or begins again, with as much as is found of what it knows."""
-        request = self.answer.request
-        depths = depths_of(request.depths[: self.prompt_tokens], len(self.known))
+        request, stats = self.answer.request, self.answer.stats
+        # What was not found the first time was read without deferral.
+        late = stats.reused_tokens if stats.queued_s else self.prompt_tokens
+        depths = depths_of(request.depths[:late], len(self.known))
         for at in range(self.prompt_tokens, len(self.known)):
             depths[at] = engine.depth_at(at)
         reused = self.sequence.adopt(self.known, depths, request.marks)
-        stats = self.answer.stats
         if stats.queued_s:
             return
         if self.drafting is not None:

@@ -405,6 +405,22 @@ def test_what_an_answer_deferred_is_found_by_who_knows_how_deep() -> None:
     assert found[0].finish is found[1].finish is Finish.LENGTH
 
 
+def test_a_prompt_that_was_read_is_found_by_the_depths_that_it_was_read_with() -> None:
+    """Others may remember deferral that nobody finds any more: when the request begins again, that is known."""
+    engine = ToyEngine()
+    scheduler = serving(engine)
+    asked = GenerationRequest(prompt(1, 200), GREEDY, max_tokens=9, depths=bytes([1]) * 150)
+    answer = scheduler.submit(asked)
+    while not answer.ids:
+        scheduler.step()
+    (active,) = scheduler._active
+    active.give_back()
+    active.open(engine)  # type: ignore[arg-type]
+    assert active.sequence.length == 192
+    drain(scheduler)
+    assert answer.ids == alone(asked)[0]
+
+
 def test_a_kept_timeline_holds_prompt_and_answer() -> None:
     engine = ToyEngine()
     scheduler, sequence = serving(engine), engine.sequence()
