@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -264,7 +265,18 @@ def chat(home: Path, *options: str, **environment: str) -> tuple[dict[str, Any],
     return json.loads(done.stdout), done.stderr
 
 
-def test_a_new_process_goes_on_where_the_last_one_ended(home: Path) -> None:
+def test_a_new_process_goes_on_where_the_last_one_ended(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def chat_here() -> tuple[dict[str, Any], str]:
+        """The same in this process, where another shows no more."""
+        monkeypatch.setenv("KT_THREADS", "1")
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+        words = ["chat", "kt-mini", PROMPT, "-n", "8", "--greedy", "--json"]
+        assert main(words) == 0
+        said = capsys.readouterr()
+        return json.loads(said.out), said.err
+
     without, _ = chat(home, "--no-kv-cache")
     assert not (home / "kv").exists()
     first, _ = chat(home)
@@ -281,11 +293,13 @@ def test_a_new_process_goes_on_where_the_last_one_ended(home: Path) -> None:
     assert third["ids"] == first["ids"] and third["stats"]["reused_tokens"] < n // 64 * 64
     assert said.count("warning:") == 1 and str(path) in said and not path.exists()
     left = pages(home)
-    off, _ = chat(home, KT_CACHE="0")
+    monkeypatch.setenv("KT_CACHE", "0")
+    off, _ = chat_here()
+    monkeypatch.delenv("KT_CACHE")
     assert pages(home) == left  # what is there stays until somebody removes it
     assert off["ids"] == first["ids"] and off["stats"]["reused_tokens"] == 0
     (home / "kv" / "kt-kv.json").write_text('{"kt_kv": 2}')
-    left, said = chat(home)
+    left, said = chat_here()
     assert left["ids"] == first["ids"] and left["stats"]["reused_tokens"] == 0
     assert said.count("warning:") == 1 and "version 2" in said
 
