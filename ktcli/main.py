@@ -35,6 +35,11 @@ Examples:
 """
 
 
+# What other programs for models call a command of kt.
+_ELSEWHERE = {
+    "run": "chat", "cli": "chat", "download": "pull", "get": "pull", "quantize": "convert",
+    "create": "convert", "info": "show", "remove": "rm", "delete": "rm", "perplexity": "eval",
+}  # fmt: skip
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # by a disk
 
 
@@ -78,7 +83,8 @@ class Commands(TyperGroup):
 def _nearest(name: str) -> str:
     from difflib import get_close_matches
 
-    near = get_close_matches(name, [n for n, row in COMMANDS.items() if row.summary], n=1)
+    known = [n for n, row in COMMANDS.items() if row.summary]
+    near = [_ELSEWHERE[name]] if name in _ELSEWHERE else get_close_matches(name, known, n=1)
     return f"did you mean: kt {near[0]}" if near else "kt --help lists the commands"
 
 

@@ -289,9 +289,12 @@ def test_a_wrong_option_points_at_the_help_of_its_command(
     assert "kt chat --help shows how" in capsys.readouterr().err
 
 
-def test_a_near_miss_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["chatt"])
-    assert "did you mean: kt chat" in capsys.readouterr().err
+@pytest.mark.parametrize(("word", "meant"), [("chatt", "chat"), ("run", "chat"), ("delete", "rm")])
+def test_a_near_miss_and_a_word_of_other_programs_name_the_command(
+    word: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word, "kt-mini"]) == 2
+    assert capsys.readouterr().err.endswith(f"did you mean: kt {meant}\n")
 
 
 # --- the real process -------------------------------------------------------------------------
