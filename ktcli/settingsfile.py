@@ -22,6 +22,7 @@ from ktcli.settings import SETTINGS, SHOWN_CHARS, TABLE, Setting
 
 MAX_BYTES = 1 << 16
 _MOST_TOLD = 3  # faults in one sentence
+_ELSEWHERE = ("KT_CONFIG", "~/kt.toml")  # what a user sets to have the file in another place
 _WAIT_S = 5.0  # for another change, which takes milliseconds
 # Comments, and names with a whole number, a decimal number, a switch, or a text without escapes: here JSON is TOML.
 _PLAIN = (
@@ -167,6 +168,7 @@ def change(of: Path, setting: Setting, text: str | None) -> None:
         text = str(setting.domain.read(text))  # as TOML writes it
     target = Path(os.path.realpath(of))  # a link, from a repository of such files, stays one
     lock = target.with_name(f".{target.name}.lock")
+    smallfiles.make_folder(lock.parent, *_ELSEWHERE)
     with smallfiles.lock(lock, "changing the settings", wait_s=_WAIT_S):
         before = _text(of)
         lines = _lines_with(
@@ -184,7 +186,7 @@ def write(of: Path, text: str) -> None:
         KtError: the system refuses.
     """
     target = Path(os.path.realpath(of))
-    smallfiles.make_folder(target.parent)
+    smallfiles.make_folder(target.parent, *_ELSEWHERE)
     try:
         smallfiles.write(target, text)
     except OSError as error:

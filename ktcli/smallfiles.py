@@ -137,8 +137,8 @@ def write(path: Path, data: bytes | str | memoryview, mode: int = 0o644) -> None
         raise
 
 
-def make_folder(path: Path) -> Path:
-    """Creates `path` with its parents and returns it.
+def make_folder(path: Path, variable: str = "KT_HOME", example: str = "~/kt") -> Path:
+    """Creates `path` with its parents and returns it; `variable` is what a user sets to have another.
 
     Raises:
         KtError: it cannot be created or written.
@@ -148,7 +148,7 @@ def make_folder(path: Path) -> Path:
     except OSError as error:
         raise KtError(
             f"cannot create the folder {path}: {error.strerror}",
-            hint="set KT_HOME to a folder you can write, for example: export KT_HOME=~/kt",
+            hint=f"set {variable} to a place you can write, for example: export {variable}={example}",
         ) from error
     return path
 

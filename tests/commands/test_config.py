@@ -337,6 +337,14 @@ def test_the_list_fits_narrow_terminals(file: Path) -> None:
     assert lines[0].startswith("SETTING") and max(map(len, lines[:-2])) <= 80
 
 
+def test_a_folder_that_cannot_be_made_names_the_variable_of_the_settings_file(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.parent.write_text("a file, not a folder")
+    code, _, err = kt(capsys, "set", "threads", "2")
+    assert code != 0 and "export KT_CONFIG=" in err and "KT_HOME" not in err
+
+
 def test_names_are_found_as_variable_and_option_too(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
