@@ -9,9 +9,10 @@ import numpy as np
 from ktcli.engine.contract import Engine
 from ktcli.engine.generate import Finish
 from ktcli.engine.logits import Logits
+from ktcli.engine.pagetable import pages_for
 from ktcli.engine.request import Answer, Candidate, Token
 from ktcli.engine.sampler import History, chosen_id
-from ktcli.engine.sequence import Sequence, pages_for
+from ktcli.engine.sequence import Sequence
 from ktcli.native import PAGE_TOKENS
 from ktcli.native.batch import Run
 from ktcli.native.choosing import ChosenToken, TokenChoice

@@ -6,17 +6,20 @@ that what the plan promises is what a load then does.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ktcli.hardware.machine import Node
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS, Team
-from ktcli.ops.state import ABSORBED_TOKENS
+from ktcli.ops.state import ABSORBED_TOKENS, SNAPSHOTS
 from ktcli.planner.nodes import node_needs
 from ktcli.planner.spec import kv_bytes_per_token, sequence_bytes, weight_bytes
 from ktcli.weights.recipe import Recipe
 
+# Places in a sequence whose window stays known after it has gone on: ends of prompts and answers, as of states.
+_WINDOWS_KEPT = SNAPSHOTS
 DEFAULT_CONTEXT = 8_192  # positions reserved when nobody asks: a chat, not a library
 LEAST_CONTEXT = 2_048  # below this a chat is over before it begins
 # Tokens of one prefill step: long enough that each of 128 experts sees 32 tokens at top-8, short enough
@@ -33,6 +36,12 @@ _LOGITS_BYTES = 256 << 20
 # Kept free for everything else that runs: a share of the memory there is, up to a limit.
 _MARGIN_SHARE = 0.03
 MARGIN_LIMIT_BYTES = 4 << 30
+
+
+def window_pages(window: int) -> int:
+    """The most pages that a sequence holds for a window of so many positions when it goes on: the window may begin in
+    the middle of a page and end in one, and a page that others read is copied before it is written."""
+    return -(-window // PAGE_TOKENS) + 2
 
 
 def margin_bytes(total_bytes: int) -> int:
@@ -69,9 +78,20 @@ class Use:
         """The pages of the contexts of all streams, which share them."""
         return self.streams * -(-context // PAGE_TOKENS)
 
+    def window_pages(self, spec: Spec, context: int) -> int:
+        """The pages of the layers with a window: every stream's window, a prompt's chunk, and some earlier windows to
+        begin with; no more than whole contexts have, and none where no layer has a window."""
+        if not spec.window:
+            return 0
+        chunk, kept = PREFILL_CHUNK // PAGE_TOKENS, _WINDOWS_KEPT * -(-spec.window // PAGE_TOKENS)
+        return min(self.pages(context), self.streams * window_pages(spec.window) + chunk + kept)
+
     def cache_bytes(self, spec: Spec, context: int) -> int:
-        """The bytes of these pages."""
-        return self.pages(context) * PAGE_TOKENS * self.position_bytes(spec)
+        """The bytes of all these pages."""
+        each = PAGE_TOKENS * self.position_bytes(spec)
+        windows = each * spec.window_elements // max(1, spec.position_elements)
+        pages = self.pages(context) * (each - windows)
+        return pages + self.window_pages(spec, context) * windows
 
     def states_bytes(self, spec: Spec) -> int:
         """The bytes of the states beside them."""
@@ -160,12 +180,16 @@ def node_room_bytes(
 
 def fitting_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TALK) -> int:
     """The most positions that fit into `room_bytes`, whole pages; 0 if none do."""
-    page_bytes = use.cache_bytes(model.spec, PAGE_TOKENS)
+    spec = model.spec
     longest = model.spec.context
     room = room_bytes - need_bytes(model, recipe, 0, use) - use.logits_bytes(model.spec, longest)
-    if not page_bytes:  # a benchmark's few layers, none of which keeps positions
-        return model.spec.context if room >= 0 else 0
-    return min(max(room, 0) // page_bytes * PAGE_TOKENS, model.spec.context)
+    if room < 0:
+        return 0
+    most = -(-longest // PAGE_TOKENS)
+    pages = bisect_right(
+        range(1, most + 1), room, key=lambda n: use.cache_bytes(spec, n * PAGE_TOKENS)
+    )
+    return min(pages * PAGE_TOKENS, longest)
 
 
 def default_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TALK) -> int:

@@ -47,6 +47,7 @@ class Kind(IntEnum):
 
     PAGE = 1
     STATE = 2
+    WINDOW = 3  # a page of the layers with a window
 
 
 class Label(Protocol):
