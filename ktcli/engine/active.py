@@ -67,8 +67,17 @@ class Active:
     @property
     def pages_ahead(self) -> int:
         """The pages that it needs beside those it holds, for what it knows and a first piece of what follows."""
-        ends = min(len(self.known) + _SLICE, self.prompt_tokens + self.room)
-        return max(0, pages_for(ends) - pages_for(self.sequence.length))
+        return max(0, pages_for(self._ends) - pages_for(self.sequence.length))
+
+    @property
+    def windows_ahead(self) -> int:
+        """The same of the layers with a window, from step to step: a prompt's chunk takes more for one step."""
+        return self.sequence.windows_ahead(self._ends)
+
+    @property
+    def _ends(self) -> int:
+        """Where what it knows and a first piece of what follows end."""
+        return min(len(self.known) + _SLICE, self.prompt_tokens + self.room)
 
     def open(self, engine: Engine) -> None:
         """Begins, or begins again, with as much as is found of what it knows."""

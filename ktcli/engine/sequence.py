@@ -49,6 +49,12 @@ class Pools:
     tier: Tier | None = None
     windows: WindowPages | None = None
 
+    @property
+    def available(self) -> tuple[int, int]:
+        """The pages that can be taken, and those of the layers with a window."""
+        windows = self.windows
+        return self.pages.available, 0 if windows is None else windows.pool.available
+
     def forget(self) -> None:
         """Forgets all that no sequence holds: nothing is found by its ids any more."""
         self.pages.forget()
@@ -122,6 +128,12 @@ class Sequence:
     def window_pages(self) -> tuple[int, ...]:
         """The pages of the layers with a window that it holds: the last ones."""
         return self._windows.held if self._windows is not None else ()
+
+    def windows_ahead(self, end: int) -> int:
+        """The pages, of the layers with a window, that it needs beside those it holds to go on to `end`, a token at a
+        time."""
+        windows = self._pools.windows
+        return 0 if windows is None else max(0, windows.most(end) - len(self.window_pages))
 
     @property
     def keys(self) -> tuple[bytes, ...]:

@@ -153,7 +153,7 @@ class Program:
             page_bytes: the bytes of one, of all layers that have a window.
         """
         self._windows, c = windows, self._step
-        c.windows, c.window_bytes = self._ffi.cast("void *", windows.address), page_bytes
+        c.windows, c.window_page_bytes = self._ffi.cast("void *", windows.address), page_bytes
         c.n_window_pages = windows.size_bytes // page_bytes
 
     def run(self, batch: Batch) -> None:

@@ -74,6 +74,12 @@ class Use:
         """The bytes that one cached position occupies over all layers."""
         return kv_bytes_per_token(spec) * (2 if self.f32_cache else 1)
 
+    def kind_bytes(self, spec: Spec) -> tuple[int, int]:
+        """The part of these in pages that a sequence keeps, and the part of the layers with a window in pages of their
+        own."""
+        windows = self.position_bytes(spec) * spec.window_elements // max(1, spec.position_elements)
+        return self.position_bytes(spec) - windows, windows
+
     def pages(self, context: int) -> int:
         """The pages of the contexts of all streams, which share them."""
         return self.streams * -(-context // PAGE_TOKENS)
@@ -88,10 +94,9 @@ class Use:
 
     def cache_bytes(self, spec: Spec, context: int) -> int:
         """The bytes of all these pages."""
-        each = PAGE_TOKENS * self.position_bytes(spec)
-        windows = each * spec.window_elements // max(1, spec.position_elements)
-        pages = self.pages(context) * (each - windows)
-        return pages + self.window_pages(spec, context) * windows
+        whole, in_windows = self.kind_bytes(spec)
+        pages = self.pages(context), self.window_pages(spec, context)
+        return PAGE_TOKENS * (pages[0] * whole + pages[1] * in_windows)
 
     def states_bytes(self, spec: Spec) -> int:
         """The bytes of the states beside them."""

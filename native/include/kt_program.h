@@ -76,7 +76,7 @@ typedef struct kt_step {
     size_t page_bytes;      /* multiple of 64, no less than the last layer's end */
     void *windows;          /* [n_window_pages][window_bytes]; likewise written by one run at most */
     int64_t n_window_pages;
-    size_t window_bytes;    /* of a window page: multiple of 64, no less than the last windowed layer's end */
+    size_t window_page_bytes;   /* multiple of 64, no less than the last windowed layer's end */
     float *states;          /* [n_states][state_bytes] */
     int64_t n_states;
     size_t state_bytes;     /* multiple of 64, no less than the last operation's end */

@@ -83,7 +83,7 @@ static inline uint8_t *cache_page(const worker *w, const kt_run *run, int64_t pa
 static inline uint8_t *attention_page(const attention *a, const worker *w, const kt_run *run, int64_t page)
 {
     const kt_step *s = w->step;
-    return a->windowed ? (uint8_t *)s->windows + (size_t)run->window_pages[page] * s->window_bytes
+    return a->windowed ? (uint8_t *)s->windows + (size_t)run->window_pages[page] * s->window_page_bytes
                        : cache_page(w, run, page);
 }
 

@@ -104,11 +104,11 @@ static int check_pages(kt_program *p, const kt_step *s, const page_kind *k, int6
         return program_fail(p, KT_ERR_RANGE, "run %lld ends at position %lld; sequences have %lld at most",
                             (long long)r, (long long)run_end(run), (long long)p->positions);
     if (given < needed)
-        return program_fail(p, KT_ERR_RANGE, "run %lld: %lld %s given; positions up to %lld need %lld",
+        return program_fail(p, KT_ERR_RANGE, "run %lld: %lld %ss given; positions up to %lld need %lld",
                             (long long)r, (long long)given, k->name, (long long)run_end(run), (long long)needed);
     for (int64_t i = first; i < needed; i++) {
         if (pages[i] < 0 || pages[i] >= k->count)
-            return program_fail(p, KT_ERR_RANGE, "run %lld: %s[%lld] is %d, outside 0..%lld", (long long)r,
+            return program_fail(p, KT_ERR_RANGE, "run %lld: %ss[%lld] is %d, outside 0..%lld", (long long)r,
                                 k->name, (long long)i, pages[i], (long long)(k->count - 1));
     }
     return KT_OK;
@@ -138,7 +138,7 @@ static int check_kind(kt_program *p, const kt_step *s, const page_kind *k)
     for (int64_t r = 0; r < s->n_runs && !failed; r++)
         failed = check_pages(p, s, k, r);
     if (!failed && (k->bytes < k->needed_bytes || k->bytes % 64 != 0))
-        failed = program_fail(p, KT_ERR_RANGE, "%s have %zu bytes; a multiple of 64 from %zu on is needed",
+        failed = program_fail(p, KT_ERR_RANGE, "%s_bytes is %zu; a multiple of 64 from %zu on is needed",
                               k->name, k->bytes, k->needed_bytes);
     for (int64_t r = 1; r < s->n_runs && !failed; r++)
         failed = check_written(p, s, k, r);
@@ -147,8 +147,8 @@ static int check_kind(kt_program *p, const kt_step *s, const page_kind *k)
 
 static int check_cache(kt_program *p, const kt_step *s)
 {
-    page_kind all = {"pages", s->cache, s->cache_pages, s->page_bytes, p->page_bytes, 0};
-    page_kind windows = {"window_pages", s->windows, s->n_window_pages, s->window_bytes, p->window_bytes, p->window};
+    page_kind all = {"page", s->cache, s->cache_pages, s->page_bytes, p->page_bytes, 0};
+    page_kind windows = {"window_page", s->windows, s->n_window_pages, s->window_page_bytes, p->window_bytes, p->window};
     int failed = check_kind(p, s, &all);
     return failed ? failed : check_kind(p, s, &windows);
 }
