@@ -74,7 +74,7 @@ typedef struct kt_step {
     void *cache;            /* [cache_pages][page_bytes]; a page is written by one run at most */
     int64_t cache_pages;
     size_t page_bytes;      /* multiple of 64, no less than the last layer's end */
-    void *windows;          /* [n_window_pages][window_bytes]; likewise written by one run at most */
+    void *windows;          /* [n_window_pages][window_page_bytes]; likewise written by one run at most */
     int64_t n_window_pages;
     size_t window_page_bytes;   /* multiple of 64, no less than the last windowed layer's end */
     float *states;          /* [n_states][state_bytes] */
