@@ -17,32 +17,38 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ktcli.assembly.bench import Trial, plan_trial
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.subject import find_subject
 from ktcli.chat.tokenizer import load_tokenizer
+from ktcli.engine import Engine
 from ktcli.engine.draft import GRAMS, Lookup
-from ktcli.engine.session import Session
+from ktcli.engine.sequence import Sequence
 from ktcli.hardware.gpu import CPU
+from ktcli.native import Batch
 from ktcli.resources import data_path
 
+I32Array = NDArray[np.int32]
 ROOT = Path(__file__).parents[1]
 TEXTS = {
     "prose": ("README.md", "docs/text.md", "docs/gpu.md"),
-    "code": ("ktcli/engine/sequence.py", "ktcli/engine/generate.py", "native/src/mla.c"),
+    "code": ("ktcli/engine/sequence.py", "ktcli/engine/scheduler.py", "native/src/mla.c"),
     "json": ("benchmarks/results/2026-11-20-amd-epyc-2-cores.json",),
 }
 STEPS = 6  # of a run with drafts
 
 
-def seconds(session: Session, ids: list[int], rows: int) -> float:
-    """The seconds of steps of so many rows, all of which count."""
-    session.rewind(64)
+def seconds(engine: Engine, line: Sequence, ids: I32Array, rows: int) -> float:
+    """The seconds of steps of so many rows, all of which count and give logits, as those of right drafts do."""
+    line.truncate(64)
     started = time.perf_counter()
-    for at in range(0, len(ids), rows):
-        session.attempt(ids[at : at + rows], rows)
-        session.keep(rows)
+    for at in range(0, ids.size, rows):
+        chunk = (line.length, 1)
+        run = line.extend(ids[at : at + rows], first_output=0, chunk=chunk)
+        engine.run(Batch((run,)))
+        line.commit(run, prompt=False)
     return time.perf_counter() - started
 
 
@@ -51,12 +57,14 @@ def gain(model: str, layers: int, length: int, pairs: int) -> dict[str, Any]:
     subject = find_subject(model, None, None)
     asked = Wanted(512, device=DeviceWords(device=CPU))
     engine = plan_trial(Trial(subject, asked, layers)).load()
-    session, draw = engine.session(), np.random.default_rng(1)
-    session.feed(draw.integers(0, engine.spec.vocab, 64).tolist())
+    line, draw = engine.sequence(), np.random.default_rng(1)
+    start = line.extend(draw.integers(0, engine.spec.vocab, 64).astype(np.int32))
+    engine.run(Batch((start,)))
+    line.commit(start)
     ratios, plain = [], []
     for pair in range(pairs + 1):  # the first warms up
-        ids = draw.integers(0, engine.spec.vocab, STEPS * (1 + length)).tolist()
-        alone, together = seconds(session, ids, 1), seconds(session, ids, 1 + length)
+        ids = draw.integers(0, engine.spec.vocab, STEPS * (1 + length)).astype(np.int32)
+        alone, together = seconds(engine, line, ids, 1), seconds(engine, line, ids, 1 + length)
         if pair:
             ratios.append(alone / together)
             plain.append(len(ids) / alone)

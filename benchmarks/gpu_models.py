@@ -29,6 +29,7 @@ from ktcli.native import Arena, Pool, Weight
 from ktcli.ops.native import Loaded
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.planner.cost import assumed_rates
+from ktcli.planner.device import CAPTURED
 from ktcli.planner.device_cost import DeviceRates
 from ktcli.planner.experts import Room, uniform
 from ktcli.planner.forecast import Forecast, Known
@@ -90,6 +91,11 @@ class Scale:
         """Depths of deferral to measure, of 0 to `most`."""
         return (0, most) if self.smoke else tuple(range(most + 1))
 
+    @property
+    def answers(self) -> tuple[int, ...]:
+        """Numbers of answers that go on at the same time, ascending."""
+        return (1, 3) if self.smoke else CAPTURED
+
     def config(self, name: str) -> dict[str, Any]:
         """Of a model, at its true shapes or tiny."""
         return tiny(name) if self.smoke else dict(_config(name))
@@ -134,6 +140,7 @@ class Wish:
         share: of each layer's experts on the device.
         defer: depth of deferral.
         threshold: tokens from which a prompt's experts are streamed; None: never.
+        answers: that go on at the same time.
     """
 
     name: str
@@ -143,6 +150,7 @@ class Wish:
     policy: Policy = Policy.KT
     handoff: Handoff = Handoff.CALLS
     threshold: int | None = None
+    answers: int = 1
 
 
 def tiny(name: str) -> dict[str, Any]:
@@ -181,6 +189,7 @@ def device_engine(place: Place, wish: Wish) -> DeviceEngine:
         depths=((0, wish.defer),),
         long_prompts=LongPrompts(wish.threshold, 4096),
         handoff=wish.handoff,
+        streams=wish.answers,
     )
     known = Known(place.ceilings.rates(), place.rates, placed.mask)
     on_cpu = Forecast.of(model, Recipe(), known).is_faster_on_cpu

@@ -230,6 +230,29 @@ def _decode_row(place: Place, engine: DeviceEngine, yardstick: DeviceCeilings) -
     }
 
 
+def answers(place: Place) -> Iterator[Row]:
+    """Tokens per second of several answers at once, with no and with all experts on the GPU."""
+    for share in (0.0, 1.0):
+        engine = device_engine(place, Wish(QWEN, share, answers=place.scale.answers[-1]))
+        yardstick = yardstick_of(place, engine)
+        for n in place.scale.answers:
+            job = Job(Phase.DECODE, place.scale.tokens, _AFTER, n)
+            found = run(engine, job, yardstick, pairs=place.scale.pairs)
+            yield {
+                "work": "answers",
+                "layers": engine.spec.layers,
+                "gpu_experts": int(engine.placement.mask[0].sum()),
+                "batch": n,
+                "tok_s": found.tok_s,
+                "predicted_tok_s": job.tokens / found.predicted_s,
+                "percent_of_ceiling": 100 * found.measured.share,
+                "experts_touched": found.job.touched or float(engine.spec.top_k),
+                "noisy": found.measured.noisy,
+            }
+        del engine, yardstick
+        free(place)
+
+
 def _last_step(job: Job) -> StepShape:
     return StepShape(1, job.context + job.n_tokens - 1)
 
@@ -392,6 +415,7 @@ SECTIONS: dict[str, Callable[[Place], Iterator[Row]]] = {
     "handoff": handoff,
     "decode qwen3-30b-a3b": lambda place: decode(place, QWEN),
     "decode deepseek-v3-shaped": lambda place: decode(place, DEEPSEEK),
+    "answers at once": answers,
     "plans": plans,
     "policies": policies,
     "handoffs of a real step": handoffs,

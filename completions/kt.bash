@@ -22,7 +22,11 @@ _kt() {
                 --draft) words='off lookup' ;;
                 *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --hide-thinking --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
-        'doctor') options='--measure --json --help' ;;
+        'doctor')
+            case $before in
+                --record|--report) files='any' ;;
+                *) options='--measure --verbose --record --report --json --help' ;;
+            esac ;;
         'plan')
             case $before in
                 --context|--threads|--defer)  ;;

@@ -34,6 +34,9 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l quiet -d 'Print only res
 complete -c kt -n '__fish_seen_subcommand_from chat' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a doctor -d 'Show what this machine is and can do'
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l measure -d 'Measure bandwidth and arithmetic too, and remember the result'
+complete -c kt -n '__fish_seen_subcommand_from doctor' -l verbose -d 'Show kernels, threads, caches and notes too'
+complete -c kt -n '__fish_seen_subcommand_from doctor' -l record -d 'Write this machine into a file for: kt plan --machine FILE' -r -F
+complete -c kt -n '__fish_seen_subcommand_from doctor' -l report -d 'Write a file for a bug report, without names, folders and tokens' -r -F
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a plan -d 'Show what runs here; of one model where it goes and how fast'

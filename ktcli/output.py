@@ -221,6 +221,16 @@ class Output:
         """The columns of the terminal that results go to; None if it is no terminal and lines may be long."""
         return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
+    def fold(self, text: str, indent: str = "") -> str:
+        """Returns a line broken between words where the terminal ends; `text` has no colours yet."""
+        width = self.width
+        if width is None or len(text) <= width or width <= len(indent) + _LEAST_ROOM:
+            return text
+        lines = wrap(
+            text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        return "\n".join(lines)
+
     # --- everything else: stderr --------------------------------------------------------------
 
     def note(self, text: str) -> None:

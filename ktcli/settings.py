@@ -7,161 +7,111 @@ a setting is now. A row with an option is overridden by it: file < environment <
 
 from __future__ import annotations
 
-import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ktcli.errors import UsageError
 
 SHOWN_CHARS = 60  # of a wrong value in a sentence
 _MOST_DIGITS = 19
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_SIZE = re.compile(
-    r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*(?:([KMGT])(?:i?B)?|B)?", re.ASCII | re.IGNORECASE
-)
-
-
-class Domain(Protocol):
-    """The values that a setting can have."""
-
-    @property
-    def allowed(self) -> str:
-        """What a value can be, for people: "a whole number from 1 to 4096"."""
-
-    @property
-    def wrong(self) -> str:
-        """What a wrong value is, after "which is": "not a whole number from 1 to 4096"."""
-
-    def read(self, text: str) -> Any:
-        """The value that a text means.
-
-        Raises:
-            ValueError: it means none.
-        """
+_SIZE = r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*(?:([KMGT])(?:i?B)?|B)?"
+_MOST_PATH = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class WholeNumbers:
-    """Whole numbers of a range."""
+class Domain:
+    """The values that a setting can have.
 
-    least: int
-    most: int
+    Attributes:
+        allowed: what a value can be, for people: "a whole number from 1 to 4096".
+        wrong: what a wrong value is, after "which is": "not a whole number from 1 to 4096".
+        read: gives the value that a text means; raises ValueError if it means none.
+        bare: whether TOML has it without quotes.
+    """
 
-    @property
-    def allowed(self) -> str:
-        return f"a whole number from {self.least} to {self.most}"
+    allowed: str
+    wrong: str
+    read: Callable[[str], Any]
+    bare: bool = False
 
-    @property
-    def wrong(self) -> str:
-        return f"not {self.allowed}"
 
-    def read(self, text: str) -> int:
+def whole_numbers(least: int, most: int) -> Domain:
+    """The domain of whole numbers of a range."""
+
+    def read(text: str) -> int:
         # int() itself also takes other digits, and refuses thousands of them with an error of its own.
         if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
             raise ValueError(text)
-        if not self.least <= int(text) <= self.most:
+        if not least <= int(text) <= most:
             raise ValueError(text)
         return int(text)
 
+    allowed = f"a whole number from {least} to {most}"
+    return Domain(allowed, f"not {allowed}", read, bare=True)
 
-@dataclass(frozen=True, slots=True)
-class RealNumbers:
-    """Numbers of a range."""
 
-    least: float
-    most: float
+def real_numbers(least: float, most: float) -> Domain:
+    """The domain of numbers of a range."""
 
-    @property
-    def allowed(self) -> str:
-        return f"a number from {self.least:g} to {self.most:g}"
-
-    @property
-    def wrong(self) -> str:
-        return f"not {self.allowed}"
-
-    def read(self, text: str) -> float:
+    def read(text: str) -> float:
         value = float(text)
-        if not (math.isfinite(value) and self.least <= value <= self.most):
+        if not least <= value <= most:  # also false for NaN
             raise ValueError(text)
         return value
 
-
-class OnOff:
-    """On and off."""
-
-    @property
-    def allowed(self) -> str:
-        return "on or off"
-
-    @property
-    def wrong(self) -> str:
-        return "neither on nor off"
-
-    def read(self, text: str) -> bool:
-        return {"on": True, "off": False}[text] if text in ("on", "off") else _no(text)
+    allowed = f"a number from {least:g} to {most:g}"
+    return Domain(allowed, f"not {allowed}", read, bare=True)
 
 
-@dataclass(frozen=True, slots=True)
-class WordPattern:
-    """Words of a regular expression; whoever uses them knows more about them."""
+def words_like(pattern: str, allowed: str) -> Domain:
+    """The domain of words of a regular expression; whoever uses them knows more about them."""
 
-    pattern: str
-    allowed: str
-
-    @property
-    def wrong(self) -> str:
-        return f"not {self.allowed}"
-
-    def read(self, text: str) -> str:
-        return text if re.fullmatch(self.pattern, text, re.ASCII) else str(_no(text))
-
-
-class ByteSize:
-    """Sizes of files and memory, in bytes."""
-
-    @property
-    def allowed(self) -> str:
-        return "a size, such as 20G, 500M or 0"
-
-    @property
-    def wrong(self) -> str:
-        return "no size"
-
-    def read(self, text: str) -> int:
-        found = _SIZE.fullmatch(text)
-        if found is None:
-            raise ValueError(text)
-        return int(float(found[1]) * _UNITS[(found[2] or "").upper()])
-
-
-@dataclass(frozen=True, slots=True)
-class FreeText:
-    """Any text of some length; a folder must not depend on where a command is run."""
-
-    most_chars: int
-    folder: bool = False
-
-    @property
-    def allowed(self) -> str:
-        return "an absolute path, or one that begins with ~" if self.folder else "a text"
-
-    @property
-    def wrong(self) -> str:
-        return (
-            f"not {self.allowed}" if self.folder else f"longer than {self.most_chars:,} characters"
-        )
-
-    def read(self, text: str) -> str:
-        if len(text) > self.most_chars or "\0" in text or not text.strip():
-            raise ValueError(text)
-        if self.folder and not text.startswith(("/", "~")):
+    def read(text: str) -> str:
+        if re.fullmatch(pattern, text, re.ASCII) is None:
             raise ValueError(text)
         return text
 
+    return Domain(allowed, f"not {allowed}", read)
 
-def _no(text: str) -> Any:
-    raise ValueError(text)
+
+def texts(most_chars: int) -> Domain:
+    """The domain of texts of some length."""
+
+    def read(text: str) -> str:
+        if len(text) > most_chars or "\0" in text or not text.strip():
+            raise ValueError(text)
+        return text
+
+    return Domain("a text", f"longer than {most_chars:,} characters, or empty", read)
+
+
+def _read_switch(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise ValueError(text)
+    return text == "on"
+
+
+def _read_size(text: str) -> int:
+    found = re.fullmatch(_SIZE, text, re.ASCII | re.IGNORECASE)
+    if found is None:
+        raise ValueError(text)
+    return int(float(found[1]) * _UNITS[(found[2] or "").upper()])
+
+
+def _read_folder(text: str) -> str:
+    """A folder must not depend on where a command is run."""
+    if not text.startswith(("/", "~")) or "\0" in text or len(text) > _MOST_PATH:
+        raise ValueError(text)
+    return text
+
+
+ON_OFF = Domain("on or off", "neither on nor off", _read_switch)
+SIZES = Domain("a size, such as 20G, 500M or 0", "no size", _read_size)
+_PATHS = "an absolute path, or one that begins with ~"
+FOLDERS = Domain(_PATHS, f"not {_PATHS}", _read_folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,84 +164,82 @@ class Setting:
             ) from None
 
 
-_ON_OFF = OnOff()
-
 # In the order in which `kt config list` shows them.
 TABLE: tuple[Setting, ...] = (
     Setting(
-        "home", FreeText(4096, folder=True), "DIR", "~/.local/share/kt",
+        "home", FOLDERS, "DIR", "~/.local/share/kt",
         "Library folder, where models and chats lie.",
     ),
     Setting(
-        "model", FreeText(1000), "MODEL", "kt-mini",
+        "model", texts(1000), "MODEL", "kt-mini",
         "Model that kt chat talks to when none is named.",
     ),
     Setting(
-        "system", FreeText(20_000), "TEXT", "none", "System text.", option="--system",
+        "system", texts(20_000), "TEXT", "none", "System text.", option="--system",
     ),
     Setting(
-        "temperature", RealNumbers(0, 100), "X", "the model's own",
+        "temperature", real_numbers(0, 100), "X", "the model's own",
         "Randomness of answers; 0 is greedy.", option="--temperature",
     ),
     Setting(
-        "max-tokens", WholeNumbers(1, 10_000_000), "N", "the model's own, else what the context holds",
+        "max-tokens", whole_numbers(1, 10_000_000), "N", "the model's own, else what the context holds",
         "Longest answer, in tokens.", option="--max-tokens",
     ),
     Setting(
-        "think", _ON_OFF, "on|off", "as the model likes", "For models that can do both.",
+        "think", ON_OFF, "on|off", "as the model likes", "For models that can do both.",
         option="--think",
     ),
     Setting(
-        "thoughts", WordPattern("folded|shown|hidden", "folded, shown or hidden"), "folded|shown|hidden", "folded",
+        "thoughts", words_like("folded|shown|hidden", "folded, shown or hidden"), "folded|shown|hidden", "folded",
         "How a model's thoughts are shown on a terminal.",
     ),
     Setting(
-        "markdown", _ON_OFF, "on|off", "on", "Whether answers on a terminal are drawn as Markdown.",
+        "markdown", ON_OFF, "on|off", "on", "Whether answers on a terminal are drawn as Markdown.",
     ),
     Setting(
-        "status", _ON_OFF, "on|off", "on", "Whether a chat shows a line about each answer below it.",
+        "status", ON_OFF, "on|off", "on", "Whether a chat shows a line about each answer below it.",
     ),
     Setting(
-        "context", WholeNumbers(1, 10_000_000), "N", "8192, or what the model and the memory allow",
+        "context", whole_numbers(1, 10_000_000), "N", "8192, or what the model and the memory allow",
         "Positions to reserve.", option="--context",
     ),
     Setting(
-        "draft", WordPattern("off|lookup|[1-9][0-9]?", "off, lookup or a number of tokens"), "off|lookup|N",
+        "draft", words_like("off|lookup|[1-9][0-9]?", "off, lookup or a number of tokens"), "off|lookup|N",
         "lookup, without a GPU",
         "Check several tokens in one step, drafted from what the conversation repeats. As many as pay, or N;"
         " answers stay the same.",
         option="--draft",
     ),
     Setting(
-        "device", WordPattern("auto|cpu|cuda(:[0-9]{1,4})?", "auto, cpu, cuda or cuda:N"), "auto|cpu|cuda|cuda:N",
+        "device", words_like("auto|cpu|cuda(:[0-9]{1,4})?", "auto, cpu, cuda or cuda:N"), "auto|cpu|cuda|cuda:N",
         "a GPU if that is faster", "Where attention and dense parts run.", option="--device",
     ),
     Setting(
-        "threads", WholeNumbers(1, 4096), "N", "one per physical core, which is the most",
+        "threads", whole_numbers(1, 4096), "N", "one per physical core, which is the most",
         "CPU threads.", option="--threads",
     ),
     Setting(
-        "numa", WordPattern(r"auto|off|[0-9]{1,2}|nodes=[0-9,-]{1,200}", "auto, off, a number of teams, or nodes=LIST"),
+        "numa", words_like(r"auto|off|[0-9]{1,2}|nodes=[0-9,-]{1,200}", "auto, off, a number of teams, or nodes=LIST"),
         "auto|off|N|nodes=LIST", "one per NUMA node",
         "Teams of threads, each with its share of the weights in memory beside it.", option="--numa",
     ),
     Setting(
-        "heat", _ON_OFF, "on|off", "on", "Whether chats record which experts they use.",
+        "heat", ON_OFF, "on|off", "on", "Whether chats record which experts they use.",
     ),
     Setting(
-        "cache", ByteSize(), "SIZE", "a tenth of the free disk",
+        "cache", SIZES, "SIZE", "a tenth of the free disk",
         "Most that KV pages on disk may take; 0 keeps none.",
     ),
     Setting(
-        "isa", FreeText(100), "ROW", "the best that this CPU can run",
-        "Row of kernels, as kt doctor lists them.", kept=False,
+        "isa", texts(100), "ROW", "the best that this CPU can run",
+        "Row of kernels, as kt doctor -v lists them.", kept=False,
     ),
     Setting(
-        "tile-min", WholeNumbers(1, 4096), "N", "what this machine measures",
+        "tile-min", whole_numbers(1, 4096), "N", "what this machine measures",
         "Tokens per expert from which AMX tiles are used.", kept=False,
     ),
     Setting(
-        "debug", FreeText(100), "1", "off", "Show the traceback of an error.", kept=False,
+        "debug", texts(100), "1", "off", "Show the traceback of an error.", kept=False,
     ),
 )  # fmt: skip
 

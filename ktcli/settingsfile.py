@@ -18,17 +18,16 @@ from typing import Any
 
 from ktcli import smallfiles
 from ktcli.errors import KtError, UsageError
-from ktcli.settings import SETTINGS, SHOWN_CHARS, TABLE, RealNumbers, Setting, WholeNumbers
+from ktcli.settings import SETTINGS, SHOWN_CHARS, TABLE, Setting
 
 MAX_BYTES = 1 << 16
 _MOST_TOLD = 3  # faults in one sentence
 _WAIT_S = 5.0  # for another change, which takes milliseconds
 # Comments, and names with a whole number, a decimal number, a switch, or a text without escapes: here JSON is TOML.
-_PLAIN = re.compile(
+_PLAIN = (
     r"""[ \t]*(?:([a-z][a-z-]*)[ ]*=[ ]*"""
     r"""(true|false|(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,17})?|"[^"\\\x00-\x1f\x7f]*")[ ]*)?(?:\#[^\x00-\x1f\x7f]*)?"""
 )
-_NUMBERS = (WholeNumbers, RealNumbers)  # TOML has them without quotes
 HEADING = "# Settings of kt. An environment variable comes before what is said here, an option before both."
 
 
@@ -108,7 +107,7 @@ def _plain(text: str) -> dict[str, Any] | None:
     """The table of a file as `change` writes it; None: only TOML's own reader knows what it means."""
     found: dict[str, Any] = {}
     for line in text.replace("\r\n", "\n").split("\n"):
-        parts = _PLAIN.fullmatch(line)
+        parts = re.fullmatch(_PLAIN, line)
         if parts is None or parts[1] in found:
             return None
         if parts[1] is not None:
@@ -164,7 +163,7 @@ def change(of: Path, setting: Setting, text: str | None) -> None:
     Raises:
         UsageError: the file is none that a line can be changed in. KtError: it cannot be written.
     """
-    if text is not None and isinstance(setting.domain, _NUMBERS):
+    if text is not None and setting.domain.bare:
         text = str(setting.domain.read(text))  # as TOML writes it
     target = Path(os.path.realpath(of))  # a link, from a repository of such files, stays one
     lock = target.with_name(f".{target.name}.lock")
@@ -221,7 +220,7 @@ def _line(setting: Setting, text: str | None) -> str:
     """The line of a value in the file; empty: there is none."""
     if text is None:
         return ""
-    if isinstance(setting.domain, _NUMBERS):
+    if setting.domain.bare:
         return f"{setting.name} = {text}"
     # JSON's escapes are TOML's, but for DEL, which TOML does not let stand.
     quoted = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

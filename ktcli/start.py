@@ -18,8 +18,8 @@ from typing import NoReturn
 
 EXIT_INTERRUPTED = 130  # ExitCode.INTERRUPTED, before anything can be imported
 # Imports make a hundred thousand objects that all stay; the interpreter would look for dead cycles among them at
-# every 700th, which takes a tenth of the time until the first answer.
-_GARBAGE_THRESHOLD = 50_000
+# every 700th, which takes a tenth of the time until the first answer. So it does not look before there are more.
+_GARBAGE_THRESHOLD = 150_000
 
 
 def run() -> None:

@@ -38,6 +38,8 @@ def test_every_section_runs(script, tmp_path, monkeypatch):
     assert {row["handoff"] for row in sections["handoff"]["rows"]} == {"calls", "flags"}
     decode = sections["decode qwen3-30b-a3b"]["rows"]
     assert {"decode", "deferral", "kernels"} == {row["work"] for row in decode}
+    batches = [row["batch"] for row in sections["answers at once"]["rows"]]
+    assert batches == [1, 3] * 2
     assert {row["way"] for row in sections["prefill"]["rows"]} == {
         "streamed", "CPU experts", "CPU alone"
     }  # fmt: skip

@@ -106,7 +106,7 @@ def test_a_kept_conversation_goes_on_as_if_never_left(speaker: Speaker) -> None:
     kept = Keeper(again, pytest.fail)
     kept.take_over(chats.find("last"))
     answers = ["".join(piece.text for piece in each.ask("And kt rm?")) for each in (chat, again)]
-    assert answers[0] == answers[1] and again.session.ids == chat.session.ids
+    assert answers[0] == answers[1] and again.sequence.ids == chat.sequence.ids
     assert chat.loss is None
     kept.close()
 

@@ -33,12 +33,36 @@ def test_ctrl_c_while_the_program_is_loaded(module: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
 
 
+# Prints how often the interpreter looks for dead cycles while a command runs.
+WALKS = """
+import atexit, gc, sys
+from ktcli.start import run
+walks = []
+gc.callbacks.append(lambda phase, info: walks.append(phase))
+atexit.register(lambda: print(len(walks), file=sys.stderr))
+sys.argv[0] = "kt"
+run()
+"""
+
 FULL = "error: cannot write the output: No space left on device\n"
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
+
+
+def test_the_first_answer_waits_for_no_search_for_dead_cycles(home: Path) -> None:
+    """Each would walk a hundred thousand objects of imported modules, which all stay."""
+    done = subprocess.run(
+        [sys.executable, "-c", WALKS, "chat", "kt-mini", "hi", "-n", "1"],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "KT_HOME": str(home)},
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "0")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """A chat with a loaded model: messages in, pieces of text out.
 
-Each turn renders the whole conversation, and the session computes only what it does not hold yet.
+Each turn renders the whole conversation, and the engine computes only what it does not hold yet.
 The ids of earlier turns are kept as they were generated (a model need not cut its own text the way the
 tokenizer would), so the second turn computes the new question alone; where the template writes an
 earlier turn differently (without its thoughts, say) as much as is common is reused.
@@ -8,24 +8,34 @@ earlier turn differently (without its thoughts, say) as much as is common is reu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
-from ktcli.chat.channels import Channels
-from ktcli.chat.control import ControlTokens
+from ktcli.chat.control import ControlTokens, Marked
 from ktcli.chat.conversation import Conversation, Identity, Saved, Spoken, Turn, remember
-from ktcli.chat.reuse import Loss, Timeline, lost
+from ktcli.chat.reuse import Loss, Timeline, common, lost
 from ktcli.chat.settings import Settings, read_settings, read_stop_ids
+from ktcli.chat.snapshots import snapshot_positions
 from ktcli.chat.splice import Splicer
-from ktcli.chat.stream import THINK, Detokenizer, StopStrings, Thinking
 from ktcli.chat.template import ChatTemplate, load_template
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
+from ktcli.chat.transcript import Added, AnswerPiece, Transcript
 from ktcli.engine import Engine
 from ktcli.engine.drafting import NO_DRAFTS, DraftWish
-from ktcli.engine.generate import Finish, Generation, Stats
+from ktcli.engine.request import (
+    Answer,
+    Finish,
+    Finished,
+    GenerationRequest,
+    PromptRead,
+    Stats,
+    Token,
+)
 from ktcli.engine.sampler import Sampler
+from ktcli.engine.scheduler import Scheduler
 from ktcli.engine.session import Progress
 from ktcli.errors import ContextFull
 
@@ -99,14 +109,6 @@ class Speaker:
         return Identity(self.name, self.asked or self.name, self.pack)
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerPiece:
-    """A piece of an answer's text; `thought` says whether the model speaks to itself."""
-
-    text: str
-    thought: bool = False
-
-
 @dataclass(slots=True)
 class Reply:
     """The answer to one question, final when its pieces are through.
@@ -127,9 +129,10 @@ class Reply:
 
 
 class Chat:
-    """A conversation on one session.
+    """A conversation on an engine, which serves nobody else meanwhile.
 
     Attributes:
+        sequence: what the engine holds of it.
         conversation: the messages.
         reply: the reply to the last question that was not refused; None before the first.
         spoken: the answers as they were generated, by where they are in the rendered conversation.
@@ -142,8 +145,10 @@ class Chat:
     ) -> None:
         self.speaker = speaker
         self.conversation = Conversation()
-        self.session = speaker.engine.session()
-        self._drafting = draft.of(speaker.engine, self.session)
+        self.sequence = speaker.engine.sequence()
+        weakref.finalize(self, self.sequence.close)
+        self._scheduler = Scheduler(speaker.engine)
+        self._drafting = draft.of(speaker.engine)
         self.reply: Reply | None = None
         self.spoken: list[Spoken] = []
         self.timeline: Timeline | None = None
@@ -200,7 +205,7 @@ class Chat:
     @property
     def used(self) -> int:
         """The number of tokens in the context."""
-        return len(self.session.ids)
+        return self.sequence.length
 
     def ask(
         self,
@@ -252,99 +257,74 @@ class Chat:
             reply.at, reply.timeline = len(text), self._read(prompt)
             self._before = self.timeline
             self.reply = reply
-            generation = self._generation(prompt, cancelled, progress, reply)
-            if Channels.known_to(self.speaker.voice.tokenizer):
-                yield from self._in_channels(generation, reply)
-            else:
-                yield from self._between_marks(generation, reply, text)
-            reply.finish = generation.finish
+            transcript = Transcript(self.speaker.voice.tokenizer, self._settings.stops, text)
+            answer = self._submit(reply.timeline, transcript)
+            reply.stats = answer.stats
+            yield from self._told(answer, transcript, reply, cancelled, progress)
         finally:
             self._answering = None
             self._remember(reply, before)
-        answer = Spoken(reply.at, reply.text, tuple(reply.ids))
-        if answer.ids and self._splicer.is_whole(answer):
-            remember(self.spoken, answer)
+        spoken = Spoken(reply.at, reply.text, tuple(reply.ids))
+        if spoken.ids and self._splicer.is_whole(spoken):
+            remember(self.spoken, spoken)
         if reply.stats.prompt_tokens == len(prompt):  # else reading it was stopped
-            self.timeline = reply.timeline.answered(reply.text, reply.ids)
+            depths = self.sequence.depths
+            self.timeline = reply.timeline.answered(reply.text, reply.ids, depths)
 
-    def _generation(
-        self,
-        prompt: list[int],
-        cancelled: Callable[[], bool],
-        progress: Progress | None,
-        reply: Reply,
-    ) -> Generation:
-        return Generation(
-            self.session,
-            prompt,
-            self._sampler,
+    def _submit(self, read: Timeline, transcript: Transcript) -> Answer:
+        request = GenerationRequest(
+            read.ids,
+            self._sampler.settings,
             self.speaker.voice.stop_ids,
             self._settings.max_tokens,
-            self.speaker.engine.context,
-            cancelled,
-            progress,
-            self.speaker.engine.depth_at,
-            self._drafting,
-            stats=reply.stats,
-            ids=reply.ids,
+            depths=read.depths,
+            marks=self._snapshots(read.ids),
+            ends=transcript.hears,
+        )
+        return self._scheduler.submit(
+            request, sampler=self._sampler, sequence=self.sequence, drafting=self._drafting
         )
 
-    def _between_marks(
-        self, generation: Generation, reply: Reply, prompt: str
+    def _told(
+        self,
+        answer: Answer,
+        transcript: Transcript,
+        reply: Reply,
+        cancelled: Callable[[], bool],
+        progress: Progress | None,
     ) -> Iterator[AnswerPiece]:
-        """The answer's pieces where a model puts its thoughts between <think> and </think>."""
-        thinking = Thinking(inside=prompt.rstrip().endswith(THINK))
-        for fresh in self._texts(generation):
-            reply.text += fresh
-            yield from (AnswerPiece(part, thought) for thought, part in thinking.feed(fresh))
-        yield from (AnswerPiece(part, thought) for thought, part in thinking.finish())
+        """Yields the pieces of an answer; after those of each token, when its text is part of the reply, `heard` is
+        told."""
+        try:
+            while answer.finish is None:
+                if cancelled():
+                    answer.cancel()
+                for event in self._scheduler.step():
+                    if isinstance(event, PromptRead) and progress is not None:
+                        progress(event.done, event.total)
+                    if isinstance(event, Token):
+                        self._note_depths(reply)
+                        reply.ids.append(event.id)
+                        yield from self._added(reply, transcript.next())
+                        self.heard()
+                    if isinstance(event, Finished) and event.error is not None:
+                        raise event.error
+            yield from self._added(reply, transcript.finish())
+            reply.finish = Finish.STOP if transcript.stopped else answer.finish
+        finally:
+            if answer.finish is None:  # nobody listens any more
+                answer.cancel()
+                self._scheduler.step()
 
-    def _in_channels(self, generation: Generation, reply: Reply) -> Iterator[AnswerPiece]:
-        """The answer's pieces where a model answers in channels; stop strings count in the last one only."""
-        channels = Channels(self.speaker.voice.tokenizer)
-        stops = StopStrings(self._settings.stops)
-        for id in self._told(generation):
-            thought, text = channels.feed(id)
-            if not thought:
-                text = stops.feed(text)
-                reply.text += text
-            if text:
-                yield AnswerPiece(text, thought)
-            if stops.stopped:
-                generation.finish = Finish.STOP
-                return
-        thought, text = channels.finish()
-        if thought and text:
-            yield AnswerPiece(text, thought)
-        rest = stops.feed("" if thought else text) + stops.finish()
-        if stops.stopped:
-            generation.finish = Finish.STOP
-        if rest:
-            reply.text += rest
-            yield AnswerPiece(rest)
+    def _note_depths(self, reply: Reply) -> None:
+        """Notes how the prompt was computed, once it was read and nothing else yet."""
+        if not reply.ids and reply.timeline is not None:
+            reply.timeline = replace(reply.timeline, depths=self.sequence.depths)
 
-    def _told(self, generation: Generation) -> Iterator[int]:
-        """Yields the ids of an answer; after each, when its text is part of the reply, `heard` is told."""
-        for id in generation:
-            yield id
-            self.heard()
-
-    def _texts(self, generation: Generation) -> Iterator[str]:
-        """The answer's text in whole characters, up to a stop string."""
-        detokenizer = Detokenizer(self.speaker.voice.tokenizer)
-        stops = StopStrings(self._settings.stops)
-        for id in self._told(generation):
-            text = stops.feed(detokenizer.feed(id))
-            if text:
-                yield text
-            if stops.stopped:
-                generation.finish = Finish.STOP
-                return
-        rest = stops.feed(detokenizer.finish()) + stops.finish()
-        if stops.stopped:
-            generation.finish = Finish.STOP
-        if rest:
-            yield rest
+    @staticmethod
+    def _added(reply: Reply, added: Added) -> Iterator[AnswerPiece]:
+        reply.text += added.text
+        yield from added.pieces
 
     def _remember(self, reply: Reply, before: list[Turn]) -> None:
         """Keeps the answer, cut or whole; a question without any answer is taken back."""
@@ -355,13 +335,8 @@ class Chat:
 
     def _prompt(self) -> tuple[str, list[int]]:
         """Renders the conversation as text and as ids."""
-        voice, context = self.speaker.voice, self.speaker.engine.context
-        rendered = voice.control.render(
-            lambda messages, more: voice.template.render(messages, **more),
-            self.conversation.messages,
-            self._settings.variables,
-            context,
-        )
+        context = self.speaker.engine.context
+        rendered = self._rendered(self.conversation.messages)
         ids = self._splicer.ids(rendered, self.spoken, context)
         if ids is None:
             self._refuse(f"more than {context:,}")
@@ -369,11 +344,35 @@ class Chat:
             self._refuse(f"{len(ids):,}")
         return rendered.text, ids
 
+    def _rendered(self, messages: list[Turn]) -> Marked:
+        voice = self.speaker.voice
+        return voice.control.render(
+            lambda messages, more: voice.template.render(messages, **more),
+            messages,
+            self._settings.variables,
+            self.speaker.engine.context,
+        )
+
+    def _snapshots(self, prompt: Sequence[int]) -> tuple[int, ...]:
+        """The positions of the prompt at which a state should be kept, where layers keep any."""
+        if not self.sequence.recurrent:
+            return ()
+        context = self.speaker.engine.context
+
+        def ids_of(messages: list[Turn]) -> list[int] | None:
+            rendered = self._rendered(messages)
+            return self._splicer.ids(rendered, self.spoken, context, passing=True)
+
+        return snapshot_positions(prompt, self.conversation.messages, ids_of)
+
     def _read(self, prompt: list[int]) -> Timeline:
         messages = tuple((turn["role"], turn["content"]) for turn in self.conversation.messages)
         model = self.speaker.model
-        variables = self._settings.variables
-        return Timeline(tuple(prompt), messages, variables, (model.name, model.pack))
+        before = self.timeline
+        depths = before.depths[: common(before.ids, prompt)] if before is not None else b""
+        return Timeline(
+            tuple(prompt), messages, self._settings.variables, (model.name, model.pack), depths
+        )
 
     def _refuse(self, tokens: str) -> NoReturn:
         raise ContextFull(

@@ -24,7 +24,7 @@ from ktcli.chat import chats, log
 from ktcli.chat.chat import Chat, Reply
 from ktcli.chat.conversation import Identity, Saved, Turn
 from ktcli.chat.log import Log, Record
-from ktcli.chat.reuse import common
+from ktcli.chat.reuse import Timeline, common, depth_runs
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import Busy, KtError
 
@@ -38,6 +38,7 @@ class _Content:
         turns: the messages, without the answer that is being made.
         reply: the answer that is being made; None: none.
         letters, tokens: what is there of it.
+        defer: the depth of deferral of the last id of it.
         ids: the ids that were read and said last.
     """
 
@@ -48,6 +49,7 @@ class _Content:
     reply: Reply | None = None
     letters: int = 0
     tokens: int = 0
+    defer: int = 0
     ids: tuple[int, ...] = ()
 
 
@@ -271,7 +273,7 @@ class Keeper:
         said = turns[n : n + 1] == [{"role": "assistant", "content": reply.text}]
         same = turns[:n] == held.turns and (answering or said)
         if same:
-            held = _told(held, reply, records)
+            held = self._gone_on(held, reply, records)
             if answering:
                 return held
         ids = (*held.ids, *reply.ids[: held.tokens])
@@ -305,7 +307,7 @@ class Keeper:
             records.append({"assistant": said, **ids})
         timeline = self._chat.timeline
         if not held.ids and turns and timeline is not None and self._chat.answering is None:
-            records.append({"read": list(timeline.ids), "kept": 0, "at": 0})
+            records.append({"read": list(timeline.ids), "kept": 0, "at": 0, **_late(timeline)})
             held = replace(held, ids=timeline.ids)
         return replace(held, turns=turns)
 
@@ -317,8 +319,24 @@ class Keeper:
             records.append(_named(self._chat.speaker.model))
         ids = reply.timeline.ids
         kept = common(held.ids, ids)
-        records.append({"read": list(ids[kept:]), "kept": kept, "at": reply.at})
-        return _told(replace(held, reply=reply, letters=0, tokens=0, ids=ids), reply, records)
+        late = _late(reply.timeline)
+        records.append({"read": list(ids[kept:]), "kept": kept, "at": reply.at, **late})
+        held = replace(held, reply=reply, letters=0, tokens=0, defer=0, ids=ids)
+        return self._gone_on(held, reply, records)
+
+    def _gone_on(self, held: _Content, reply: Reply, records: list[Record]) -> _Content:
+        """Adds what is new of an answer."""
+        text, ids = reply.text[held.letters :], reply.ids[held.tokens :]
+        if not text and not ids:
+            return held
+        depth_at, first = self._chat.speaker.engine.depth_at, len(held.ids) + held.tokens
+        depths = bytes(depth_at(first + i) for i in range(len(ids)))
+        done, defer = 0, held.defer
+        for n, depth in depth_runs(depths) or [[0, defer]]:
+            late = {"defer": depth} if depth != defer else {}
+            records.append({"piece": "" if done else text, "ids": ids[done : done + n], **late})
+            done, defer = done + n, depth
+        return replace(held, letters=len(reply.text), tokens=len(reply.ids), defer=defer)
 
     # --- how it ends ----------------------------------------------------------------------------------
 
@@ -357,13 +375,9 @@ class Keeper:
             self._warn(f"this chat is not kept: {said}")
 
 
-def _told(held: _Content, reply: Reply, records: list[Record]) -> _Content:
-    """Adds what is new of an answer."""
-    text, ids = reply.text[held.letters :], reply.ids[held.tokens :]
-    if not text and not ids:
-        return held
-    records.append({"piece": text, "ids": ids})
-    return replace(held, letters=len(reply.text), tokens=len(reply.ids))
+def _late(timeline: Timeline) -> Record:
+    """What a record says of the ids of a timeline that deferred experts."""
+    return {"depths": depth_runs(timeline.depths)} if timeline.depths else {}
 
 
 def _named(model: Identity) -> Record:

@@ -10,7 +10,9 @@ U+FFFD in its place, and the rest is read. A file is hostile input all the same:
     {"system": "Be brief.", "crc": "…"}
     {"user": "What is kt?", "time": 1766000000, "crc": "…"}
     {"read": [ids], "kept": 0, "at": 57, "crc": "…"}     after the first `kept` ids of what was there; at: characters
+                                                         depths: [[n, depth], …] of deferral, if any, of all ids so far
     {"piece": "It", "ids": [4], "crc": "…"}              begins an answer, or goes on with it
+                                                         defer: the depth from these ids on; an answer begins with 0
     {"end": "stop", "crc": "…"}
     {"turns": 2, "crc": "…"}                             only so many messages remain
     {"assistant": "Yes.", "ids": [7], "at": 90, "crc": "…"}    an answer as a whole
@@ -24,6 +26,7 @@ import fcntl
 import json
 import os
 import stat
+import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -126,6 +129,10 @@ class _Replay:
         self._timeline: Timeline | None = None
         self._open: list[str] | None = None  # the pieces of the answer that is being made
         self._ids: list[int] = []
+        self._late, self._defer = (
+            bytearray(),
+            0,
+        )  # the depths of deferral of `_ids`, and of the next
         self._at, self._whole = 0, True
         self._tokens = self._time_s = self._damaged = 0
 
@@ -202,19 +209,25 @@ class _Replay:
             raise ValueError("more ids are kept than were there")
         self._close()
         self._at = at
+        every = (*before[:kept], *ids)
+        depths = _depths(record.get("depths", []), len(every))
         messages = tuple((turn["role"], turn["content"]) for turn in self._conversation.messages)
         variables = Settings(thinking=self._others.get("thinking")).variables
         model = (self._model.name, self._model.pack)
-        self._timeline = Timeline((*before[:kept], *ids), messages, variables, model)
+        self._timeline = Timeline(every, messages, variables, model, depths)
 
     def piece(self, record: Record) -> None:
         said, ids = plain_text(record["piece"]), _ids(record.get("ids", []))
+        defer = _count(record["defer"], 255) if "defer" in record else None
         if self._open is None:
             self._ask_anyhow()
             self._conversation.say("assistant", "")
             self._open, self._ids, self._whole = [], [], True
+            self._late, self._defer = bytearray(), 0
+        self._defer = self._defer if defer is None else defer
         self._open.append(said)
         self._ids += ids
+        self._late += bytes([self._defer]) * len(ids)
         self._tokens += len(ids)
 
     def end(self, record: Record) -> None:
@@ -241,7 +254,9 @@ class _Replay:
         if ids and self._whole:
             remember(self._spoken, Spoken(self._at, said, ids))
         if self._timeline is not None:
-            self._timeline = self._timeline.answered(said, ids)
+            first = self._timeline.depths.ljust(len(self._timeline.ids), b"\0")
+            depths = (first + self._late).rstrip(b"\0")
+            self._timeline = self._timeline.answered(said, ids, depths)
 
 
 _KINDS = {
@@ -264,10 +279,18 @@ def _ids(value: Any) -> list[int]:
     return value
 
 
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
+def _count(value: Any, most: int = sys.maxsize) -> int:
+    if type(value) is not int or not 0 <= value <= most:
         raise ValueError("a count is none")
     return int(value)
+
+
+def _depths(value: Any, n: int) -> bytes:
+    """The depths of deferral of n ids, as `reuse.depth_runs` wrote them."""
+    found = bytearray()
+    for count, depth in value:
+        found += bytes([_count(depth, 255)]) * _count(count, n - len(found))
+    return bytes(found)
 
 
 # --- writing ----------------------------------------------------------------------------------------

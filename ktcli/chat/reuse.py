@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 from ktcli.native.library import PAGE_TOKENS
@@ -29,16 +30,23 @@ class Timeline:
         messages: role and content of each message, the system text first if there is one.
         variables: what the template was given beside them: tools, whether to think.
         model: the model's name for people, and the identity of its conversion.
+        depths: the depth of deferral with which each id was computed, a byte for each; of those behind: 0.
     """
 
     ids: tuple[int, ...]
     messages: tuple[Message, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
     model: tuple[str, str] = ("", "")
+    depths: bytes = b""
 
-    def answered(self, text: str, ids: Sequence[int]) -> Timeline:
-        """The same, and an answer after it."""
-        return replace(self, ids=(*self.ids, *ids), messages=(*self.messages, ("assistant", text)))
+    def answered(self, text: str, ids: Sequence[int], depths: bytes = b"") -> Timeline:
+        """The same, and an answer after it.
+
+        Args:
+            depths: those of all ids.
+        """
+        messages = (*self.messages, ("assistant", text))
+        return replace(self, ids=(*self.ids, *ids), messages=messages, depths=depths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,11 @@ class Loss:
     def sentence(self) -> str:
         """The loss for people."""
         return f"the cache was lost from token {self.at:,} on ({self.tokens:,} tokens): {self.why}"
+
+
+def depth_runs(depths: bytes) -> list[list[int]]:
+    """Depths of deferral as pairs: the number of ids with the same one behind each other, and the depth."""
+    return [[len(list(same)), depth] for depth, same in groupby(depths)]
 
 
 def common(before: Sequence[int], now: Sequence[int]) -> int:

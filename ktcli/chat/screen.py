@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from ktcli.chat.chat import AnswerPiece
 from ktcli.chat.statusline import time_left
 from ktcli.chat.thoughts import ThoughtsLine, ThoughtsView
+from ktcli.chat.transcript import AnswerPiece
 
 DIM, PLAIN, CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[2K"
 # Control characters but newline and tab; C1 controls; characters that reverse the direction of the line.

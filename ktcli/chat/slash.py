@@ -12,8 +12,8 @@ from ktcli.chat import slash_files as files
 from ktcli.chat.adjust import OF_SCREEN, SETTABLE, changed, show_otherwise, shown, silent_seed
 from ktcli.chat.chats import LAST, newest, saved_names
 from ktcli.chat.desk import Desk
+from ktcli.chat.statistics import cached_line, six_lines
 from ktcli.chat.thoughts import without_marks
-from ktcli.engine.generate import cached_line, six_lines
 from ktcli.errors import UsageError
 
 

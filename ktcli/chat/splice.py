@@ -21,11 +21,14 @@ class Splicer:
         self._tokenizer, self._control = tokenizer, control
         self._known: dict[Marked, list[int]] = {}
 
-    def ids(self, rendered: Marked, spoken: Sequence[Spoken], most: int) -> list[int] | None:
+    def ids(
+        self, rendered: Marked, spoken: Sequence[Spoken], most: int, *, passing: bool = False
+    ) -> list[int] | None:
         """The ids of a rendered conversation; None if they are surely more than `most`.
 
         Args:
             spoken: answers, by where they may be in the text; those that are not there are left out.
+            passing: whether it is no state of the conversation, so that its stretches need not be known again.
         """
         answers = _present(rendered.text, spoken)
         known = self._known
@@ -48,7 +51,8 @@ class Splicer:
             if bad is None:
                 break
             del answers[bad]
-        self._known = fresh
+        if not passing:
+            self._known = fresh
         ids = list(fresh[stretches[0]])
         for answer, stretch in zip(answers, stretches[1:], strict=True):
             ids += (*answer.ids, *fresh[stretch])

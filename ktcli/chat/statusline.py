@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ktcli.engine.generate import Stats
+from ktcli.engine.request import Stats
 
 _BAR = 10  # characters
 _FULL_SHARE = 0.8  # of the context, from which a word is said about it

@@ -217,7 +217,7 @@ def chat(
             else:
                 _answer_once(made, words, asked)
             if store is not None:
-                made.session.sequence.keep()  # the end of the last answer
+                made.sequence.keep()  # the end of the last answer
     finally:
         if recording:
             _record(ready, made)
@@ -355,8 +355,9 @@ def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
     from ktcli.chat.chat import longer_context
     from ktcli.chat.interrupt import Interrupt
     from ktcli.chat.keeper import Keeper
+    from ktcli.chat.statistics import cached_line, six_lines
     from ktcli.chat.thoughts import without_marks
-    from ktcli.engine.generate import Finish, cached_line, six_lines
+    from ktcli.engine.request import Finish
 
     screen, longer = _screen(asked), longer_context(made.speaker.engine)
     with contextlib.ExitStack() as keeping, Interrupt() as interrupt:

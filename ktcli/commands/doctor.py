@@ -11,18 +11,33 @@ from typing import Annotated
 import typer
 
 from ktcli import __version__, config
+from ktcli.assembly.host import host_here
 from ktcli.assembly.measuring import measure_machine
-from ktcli.commands.options import JsonOpt
-from ktcli.commands.view.machine import TeamsHere, TilesHere, render
+from ktcli.assembly.survey import Surveyed, best_here
+from ktcli.commands.options import JsonOpt, writable
+from ktcli.commands.report import record_machine, write_report
+from ktcli.commands.view.machine import Examination, TeamsHere, TilesHere, render, render_all
+from ktcli.commands.view.survey import surveyed_document
 from ktcli.errors import KtError, NativeError, UsageError
 from ktcli.hardware import amx, gpu, profile
-from ktcli.hardware.diagnosis import HostSetting, Kernel, Level, Problem, diagnose, explain_rows
+from ktcli.hardware.diagnosis import (
+    HostSetting,
+    Kernel,
+    Level,
+    Problem,
+    diagnose,
+    explain_rows,
+    in_order,
+)
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.numa import AUTO, asked_numa
-from ktcli.hardware.probe import amx_facts, probe
+from ktcli.hardware.probe import SYSTEM_ROOT, amx_facts, probe
 from ktcli.hardware.team import node_teams, on_nodes
+from ktcli.hardware.tuning import read_tuning
 from ktcli.measure import tiles
 from ktcli.output import out
+
+_MODELS = 3  # that run here, of those named
 
 
 def doctor(
@@ -32,6 +47,27 @@ def doctor(
             "--measure", help="Measure bandwidth and arithmetic too, and remember the result."
         ),
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show kernels, threads, caches and notes too.")
+    ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record",
+            metavar="FILE",
+            help="Write this machine into a file for: kt plan --machine FILE.",
+            callback=writable,
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="Write a file for a bug report, without names, folders and tokens.",
+            callback=writable,
+        ),
+    ] = None,
     json: JsonOpt = False,
 ) -> None:
     """Show what this machine is and can do.
@@ -41,8 +77,10 @@ def doctor(
     Examples:
 
       kt doctor
+      kt doctor -v                     kernels, threads, caches and notes too
       kt doctor --measure              some seconds of all cores
-      kt doctor --json > server.json   for: kt plan NAME --machine server.json
+      kt doctor --record server.json   for: kt plan --machine server.json
+      kt doctor --report report.json   what a bug report needs, without names
     """
     problems: list[Problem] = []
     kernels, native_error = _kernels()
@@ -53,10 +91,11 @@ def doctor(
         machine = measure_machine(machine, threads.count, out)
     begin = None if native_error else _tiles(machine, kernels, threads.count, problems)
     verdict = begin.verdict if begin else None
-    problems = sorted(
-        [*problems, *diagnose(machine, kernels, setting, verdict)], key=lambda p: -p.level
+    found = in_order(
+        [*problems, *diagnose(machine, kernels, setting, verdict, read_tuning(SYSTEM_ROOT))]
     )
-    code = max((problem.level for problem in problems), default=Level.NOTE)
+    code = max((problem.level for problem in found), default=Level.NOTE)
+    models = _models(machine) if code is not Level.ERROR else ()
     document = {
         "version": __version__,
         "machine": profile.document(machine),
@@ -65,15 +104,37 @@ def doctor(
         "amx": begin.document() if begin else None,
         "torch": setting.torch,
         "home": setting.home,
-        "problems": [
-            {"level": problem.level.name.lower(), "message": problem.message, "fix": problem.fix}
-            for problem in problems
-        ],
+        "problems": [{**asdict(problem), "level": problem.level.name.lower()} for problem in found],
+        "models": [surveyed_document(each) for each in models],
         "exit_code": int(code),
     }
-    out.result(document, lambda: render(machine, kernels, setting, threads, begin, problems))
+    if record is not None:
+        record_machine(machine, record)
+    if report is not None:
+        write_report(document, report)
+    shown = Examination(machine, kernels, setting, threads, begin, found, models)
+    out.result(document, lambda: render_all(shown) if verbose else render(shown))
+    _tell_written(record, report)
     if code:
         raise typer.Exit(int(code))
+
+
+def _tell_written(record: Path | None, report: Path | None) -> None:
+    if record is not None:
+        out.note(f"Wrote {record}; plan for it anywhere: kt plan --machine {record}")
+    if report is not None:
+        out.note(
+            f"Wrote {report}: no names, folders or tokens are in it; look at it, then attach it"
+        )
+
+
+def _models(machine: Machine) -> tuple[Surveyed, ...]:
+    """The best models that run here; none where the environment says what cannot be."""
+    try:
+        host = host_here(machine, None, asked_numa(None), torch=gpu.torch_installed())
+        return best_here(host, _MODELS)
+    except UsageError:
+        return ()
 
 
 def _kernels() -> tuple[tuple[Kernel, ...], str]:

@@ -124,15 +124,15 @@ def _next(
     """The lines below the verdict at the end of a plan: what else runs on that machine, or what to do here."""
     if not made.fits:
         names = ", ".join(each.profile.name for each in others)
-        return [f"  smaller models that run: {names} (kt plan NAME)"] if names else []
+        return [out.fold(f"  smaller models that run: {names}", "    ")] if names else []
     if disk is None:
         return []
     if not disk.fits:
-        return [
-            f"It needs {gib(disk.need_bytes)} on disk, and only {gib(disk.free_bytes)} is free:"
-            " kt rm NAME makes room, KT_HOME names another disk."
-        ]
+        lack = f"It needs {gib(disk.need_bytes)} on disk, and only {gib(disk.free_bytes)} is free:"
+        return [out.fold(f"{lack} kt rm NAME makes room, KT_HOME names another disk.", "  ")]
     name = safe(subject.remote or subject.said)
     fetched = f" fetches {gib(disk.download_bytes)} and" if disk.download_bytes else ""
     first = f"; first it{fetched} writes {gib(disk.pack_bytes)}" if disk.need_bytes else ""
-    return [f"Next: {out.style(f'kt chat {name}', 'bold')}{first}"]
+    command = f"kt chat {name}"
+    line = out.fold(f"Next: {command}{first}", "  ")
+    return [line.replace(command, out.style(command, "bold"), 1)]

@@ -51,7 +51,9 @@ def rm(
     if (chosen or pages) and not yes and not out.confirm(_question(chosen, pages)):
         out.note("Nothing was removed.")
         raise typer.Exit(ExitCode.FAILED)
-    freed, removed = 0, []
+    # First, so that whoever writes pages at this moment is met before anything is gone.
+    pages_freed = sum(PageFolder.of_library().remove(each.name) for each in pages)
+    freed, removed = pages_freed, []
     for entry in chosen:
         with smallfiles.lock(library.lock_path(entry.name), f"removing {entry.label}"):
             if not entry.complete and _was_completed(entry):
@@ -61,13 +63,9 @@ def rm(
             removed.append(entry.label)
     for name in whole - {entry.name for entry in library.entries() if entry.managed}:
         removal.forget(name)
-    # Not those of a conversion that was completed meanwhile.
-    there = {entry.label for entry in library.entries()}
-    gone = [each for each in pages if each.conversion not in there]
-    pages_freed = sum(PageFolder.of_library().remove(each.name) for each in gone)
-    freed += pages_freed + removal.remove_leftovers()
+    freed += removal.remove_leftovers()
     document = {"removed": removed, "freed_bytes": freed, "kv_pages_bytes": pages_freed}
-    what = safe(", ".join([*removed, *["KV pages"] * bool(gone)])) or "nothing"
+    what = safe(", ".join([*removed, *["KV pages"] * bool(pages)])) or "nothing"
     out.result(document, f"Removed {what}, freed {gib(freed)}.")
 
 

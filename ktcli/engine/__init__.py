@@ -2,8 +2,7 @@
 
 from ktcli.engine.contract import Engine
 from ktcli.engine.cpu import CpuEngine
-from ktcli.engine.generate import Finish
-from ktcli.engine.request import Answer, Finished, GenerationRequest, PromptRead, Token
+from ktcli.engine.request import Answer, Finish, Finished, GenerationRequest, PromptRead, Token
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.session import Session

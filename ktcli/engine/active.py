@@ -7,20 +7,39 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ktcli.engine.contract import Engine
-from ktcli.engine.generate import Finish
+from ktcli.engine.draft_length import MOST_ROWS
+from ktcli.engine.drafting import Drafting
 from ktcli.engine.logits import Logits
+from ktcli.engine.pages import PoolFull
 from ktcli.engine.pagetable import pages_for
-from ktcli.engine.request import Answer, Candidate, Token
+from ktcli.engine.prefix import depths_of
+from ktcli.engine.request import Answer, Candidate, Finish, Token
 from ktcli.engine.sampler import History, chosen_id
 from ktcli.engine.sequence import Sequence
 from ktcli.native import PAGE_TOKENS
 from ktcli.native.batch import Run
 from ktcli.native.choosing import ChosenToken, TokenChoice
 
-# Ids of an answer that are computed again in one step, after its pages were given back.
-_AGAIN = 16
+# Ids of an answer that are computed again in one step, after its pages were given back or a draft failed.
+_AGAIN = MOST_ROWS
 # Tokens of an answer for which there must be room before its prompt is read.
 _SLICE = PAGE_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRoom:
+    """What a step has for the drafts of one answer.
+
+    Attributes:
+        outputs: the rows of its run that can give logits, 1 at least.
+        beside: the rows of others in the step.
+    """
+
+    outputs: int = 1
+    beside: int = 0
+
+
+NO_DRAFT_ROOM = DraftRoom()
 
 
 @dataclass(eq=False, slots=True)
@@ -31,6 +50,7 @@ class Active:
         room: the most tokens of the answer.
         sequence: its timeline.
         kept: whether the timeline is the caller's, and stays.
+        drafting: its drafts; None: every step computes one token.
         known: the ids of the prompt and the answer; those that the timeline has not are still to be computed.
         finish: the reason why no token follows; a kept timeline still gets the last one.
         begun: whether a step has computed anything of it since its timeline was opened.
@@ -41,6 +61,7 @@ class Active:
     submitted_s: float
     sequence: Sequence
     kept: bool
+    drafting: Drafting | None = None
     known: list[int] = field(init=False)
     finish: Finish | None = None
     begun: bool = False
@@ -81,13 +102,17 @@ class Active:
 
     def open(self, engine: Engine) -> None:
         """Begins, or begins again, with as much as is found of what it knows."""
-        depths = np.zeros(len(self.known), dtype=np.uint8)
+        request, stats = self.answer.request, self.answer.stats
+        # What was not found the first time was read without deferral.
+        late = stats.reused_tokens if stats.queued_s else self.prompt_tokens
+        depths = depths_of(request.depths[:late], len(self.known))
         for at in range(self.prompt_tokens, len(self.known)):
             depths[at] = engine.depth_at(at)
-        reused = self.sequence.adopt(self.known, depths)
-        stats = self.answer.stats
+        reused = self.sequence.adopt(self.known, depths, request.marks)
         if stats.queued_s:
             return
+        if self.drafting is not None:
+            self.drafting.begin(self.known)
         stats.reused_tokens = stats.prompt_tokens = reused
         self._chunks.clear()
         while reused < self.prompt_tokens:
@@ -119,9 +144,9 @@ class Active:
         upto = at + self.sequence.until_mark(min(most, sum(chunk) - at))
         return self._run(upto, upto == len(self.known), 0, chunk)
 
-    def writes(self, engine: Engine) -> Run:
+    def writes(self, engine: Engine, room: DraftRoom = NO_DRAFT_ROOM) -> Run:
         """The run that computes what the answer knows and the timeline has not: one id, or several where pages were
-        given back. Each is computed as if it came alone.
+        given back; and behind them a draft, each id of which has logits. Each is computed as if it came alone.
 
         Raises:
             PoolFull: there are no pages for it.
@@ -133,7 +158,53 @@ class Active:
         while upto < min(len(self.known), at + _AGAIN) and engine.depth_at(upto) == depth:
             upto += 1
         wanted = upto == len(self.known) and self.finish is None
+        drafted = self._draft(engine, upto - at - 1, room) if wanted else ()
+        if drafted:
+            try:
+                return self._run(upto, wanted, depth, (at, 1), drafted)
+            except PoolFull:
+                pass  # a draft is worth nobody's pages
         return self._run(upto, wanted, depth, (at, 1))
+
+    def _draft(self, engine: Engine, waiting: int, room: DraftRoom) -> tuple[int, ...]:
+        """The ids to try behind those that are known: none after a stop, none that defers otherwise than the last."""
+        request, said = self.answer.request, len(self.answer.ids)
+        limit = self.room if request.max_tokens is None else min(self.room, request.max_tokens)
+        most = min(limit - said, room.outputs) - 1
+        if self.drafting is None:
+            return ()
+        drafted = self.drafting.next(waiting, most, room.beside)
+        at = len(self.known)
+        depth = engine.depth_at(at - 1)
+        unfit = (
+            i
+            for i, id in enumerate(drafted)
+            if id in request.stop_ids or engine.depth_at(at + i) != depth
+        )
+        return drafted[: next(unfit, len(drafted))]
+
+    def computed(self, run: Run, *, ends_chunk: bool) -> None:
+        """A run of this request was computed: what is sure of it counts."""
+        drafted = self.drafted_in(run)
+        if not drafted:
+            self.sequence.commit(run, prompt=ends_chunk)
+        elif not self.sequence.recurrent:
+            self.sequence.commit(run, run.ids.size - len(drafted), prompt=False)
+
+    def drafted_in(self, run: Run) -> list[int]:
+        """The ids of a run that were drafted: those behind the first that has logits."""
+        return run.ids[run.first_output + 1 :].tolist()  # type: ignore[no-any-return]
+
+    def keep(self, run: Run, right: int) -> None:
+        """Counts the first ids of a run's draft. Where layers keep states, it counts as a whole or not at all: the
+        states between are not known, and what was right is computed again."""
+        drafted = len(self.drafted_in(run))
+        if not self.sequence.recurrent:
+            sure = run.ids.size - drafted
+            rest = run._replace(ids=run.ids[sure:], start=run.start + sure)
+            self.sequence.commit(rest, right, prompt=False)
+        elif right == drafted:
+            self.sequence.commit(run, prompt=False)
 
     def choice(self, logits: Logits) -> TokenChoice:
         """How the next token is to be chosen from these logits."""
@@ -159,13 +230,22 @@ class Active:
         self.answer.stats.tokens += 1
         self.known.append(id)
         self._history.append(id)
+        if self.drafting is not None:
+            self.drafting.said(id)
 
-    def _run(self, upto: int, wanted: bool, depth: int, chunk: tuple[int, int]) -> Run:
-        """The run of the ids up to `upto`; `wanted`: with logits after the last."""
-        ids = np.array(self.known[self.sequence.length : upto], dtype=np.int32)
+    def _run(
+        self,
+        upto: int,
+        wanted: bool,
+        depth: int,
+        chunk: tuple[int, int],
+        drafted: tuple[int, ...] = (),
+    ) -> Run:
+        """The run of the ids up to `upto` and of those drafted; `wanted`: with logits after the last known."""
+        ids = np.array([*self.known[self.sequence.length : upto], *drafted], dtype=np.int32)
         return self.sequence.extend(
             ids,
-            first_output=ids.size - wanted,
+            first_output=ids.size - len(drafted) - wanted,
             temperature=self.answer.sampler.sums_at if wanted else 0.0,
             defer=depth,
             chunk=chunk,

@@ -158,12 +158,19 @@ class Question:
         waiting: the rows that the step has to compute again, see `MOST_ROWS`.
         repeats: whether the right ids of a draft are computed again unless all are right: a layer keeps a state.
         may_cost: the seconds by which the step may be longer than one without a draft.
+        beside: the rows of other conversations in the step, each of which gives a token.
     """
 
     chances: Sequence[float]
     waiting: int = 0
     repeats: bool = False
     may_cost: float = float("inf")
+    beside: int = 0
+
+    @property
+    def least(self) -> int:
+        """The rows of the step without a draft."""
+        return self.beside + self.waiting + 1
 
 
 def best_length(question: Question, times: StepTimes) -> int:
@@ -172,13 +179,14 @@ def best_length(question: Question, times: StepTimes) -> int:
     Where no time of a step with a draft is known, and a short one would probably be right, that is tried.
     """
     chances = question.chances[: _affordable(question, times)]
-    best, best_rate = 0, _WORTH / times.seconds(question.waiting + 1)
-    tokens, all_right, repeated = 1.0, 1.0, 0.0
+    tokens, all_right, repeated = 1.0 + question.beside, 1.0, 0.0
+    best, best_rate = 0, _WORTH * tokens / times.seconds(question.least)
     for k, chance in enumerate(chances, 1):
-        rows = question.waiting + 1 + k
+        rows = question.least + k
         # Where the k-th id is the first that is wrong, the next step computes the right rows before it again.
         if question.repeats:
-            repeated += all_right * (1 - chance) * (times.seconds(rows) - times.seconds(1))
+            alone = times.seconds(question.beside + 1)
+            repeated += all_right * (1 - chance) * (times.seconds(rows) - alone)
         all_right *= chance
         tokens += all_right
         rate = tokens / (times.seconds(rows) + repeated)
@@ -186,7 +194,7 @@ def best_length(question: Question, times: StepTimes) -> int:
             best, best_rate = k, rate
     if (
         not best
-        and not question.waiting
+        and question.least == 1
         and times.is_unknown
         and prod(chances[:_TRIED]) > _TRIED_CHANCE
     ):
@@ -196,11 +204,11 @@ def best_length(question: Question, times: StepTimes) -> int:
 
 def _affordable(question: Question, times: StepTimes) -> int:
     """The most ids that cost no more than they may, whatever the step turns out to take and the next one repeats."""
-    least = times.seconds(question.waiting + 1)
-    most = MOST_ROWS - 1 - question.waiting
+    least = times.seconds(question.least)
+    most = MOST_ROWS - question.least
     lengths = range(1, min(most, len(question.chances)) + 1)
     may_cost = question.may_cost / 2 if question.repeats else question.may_cost
-    dear = (k for k in lengths if times.at_most(question.waiting + 1 + k) > least + may_cost)
+    dear = (k for k in lengths if times.at_most(question.least + k) > least + may_cost)
     return next(dear, lengths.stop) - 1
 
 

@@ -1,9 +1,9 @@
 """The drafts of one conversation: what to try in its next step, and what its steps have taught.
 
     drafting.begin(prompt)
-    ids = drafting.next(waiting, most)      # before a step
-    drafting.ran(rows, seconds)             # after it
-    drafting.said(id)                       # each id of the answer, as it is chosen
+    ids = drafting.next(waiting, most, beside)  # before a step
+    drafting.ran(rows, beside, seconds)         # after it
+    drafting.said(id)                           # each id of the answer, as it is chosen
 
 A step computes the last id with a draft behind it, and the sampler takes the rows in turn as if each had come from a
 step of its own. It draws the same numbers and sees the same history, so an answer is the same with drafts and without.
@@ -24,7 +24,6 @@ from ktcli.engine.draft_length import (
     StepTimes,
     best_length,
 )
-from ktcli.engine.session import Session
 from ktcli.errors import UsageError
 from ktcli.planner.memory import MOST_DRAFTED
 
@@ -59,8 +58,8 @@ class DraftWish:
             )
         return cls(text != "off", int(text) if text in numbers else None, asked=True)
 
-    def of(self, engine: Engine, session: Session) -> Drafting | None:
-        """The drafts of a session; None: none are made.
+    def of(self, engine: Engine) -> Drafting | None:
+        """The drafts of a conversation; None: none are made.
 
         Raises:
             UsageError: somebody asked for drafts where they could change answers.
@@ -69,7 +68,9 @@ class DraftWish:
             return None
         times = engine.step_times
         if times is not None:
-            return Drafting(Lookup(), times, length=self.length, repeats=session.recurrent)
+            return Drafting(
+                Lookup(), times, length=self.length, repeats=engine.pools.states is not None
+            )
         if self.asked:
             raise UsageError(
                 "drafted tokens could change answers here: on a GPU, and in AMX tiles of bf16, logits depend"
@@ -105,7 +106,7 @@ class Drafting:
         self._acceptance = Acceptance(source.kinds)
         self._account = Account()
         self._guess, self._right = Draft(), 0  # the guess that is compared with what is said
-        self._step: tuple[int, float] | None = None  # rows and seconds of the last one
+        self._step: tuple[int, int, float] | None = None  # rows, those beside, seconds of the last
         self._said = 0  # ids since then
 
     def begin(self, ids: Sequence[int]) -> None:
@@ -114,33 +115,33 @@ class Drafting:
         self._guess = Draft()
         self._source.follow(ids)
 
-    def next(self, waiting: int, most: int) -> tuple[int, ...]:
+    def next(self, waiting: int, most: int, beside: int = 0) -> tuple[int, ...]:
         """The ids to try in the next step.
 
         Args:
             waiting: the rows that it computes again.
             most: the most ids that there is room for.
+            beside: the rows of other conversations in that step.
         """
         self._settle()
         guess = self._source.draft(MOST_DRAFTED)
         if not self._guess.ids:
             self._guess, self._right = guess, 0
-        most = min(most, len(guess.ids), MOST_ROWS - 1 - waiting)
+        most = min(most, len(guess.ids), MOST_ROWS - 1 - waiting - beside)
         if most < 1:
             return ()
         if self._length is not None:
             return guess.ids[: min(most, self._length)]
-        if self._times.needs_plain:
+        if not beside and self._times.needs_plain:
             return ()
         chances = self._acceptance.chances(guess.kind, most)
-        may_cost = self._account.may_cost(self._times.seconds(1))
-        question = Question(chances, waiting, self._repeats, may_cost)
+        may_cost = self._account.may_cost(self._times.seconds(beside + 1))
+        question = Question(chances, waiting, self._repeats, may_cost, beside)
         return guess.ids[: best_length(question, self._times)]
 
-    def ran(self, rows: int, seconds: float) -> None:
-        """The step of so many rows is over."""
-        self._times.add(rows, seconds)
-        self._step, self._said = (rows, seconds), 0
+    def ran(self, rows: int, beside: int, seconds: float) -> None:
+        """The step is over that computed so many rows of this conversation, and others beside them."""
+        self._step, self._said = (rows, beside, seconds), 0
 
     def said(self, id: int) -> None:
         """The answer goes on with `id`."""
@@ -158,6 +159,7 @@ class Drafting:
     def _settle(self) -> None:
         """Enters the last step into the account, now that it is known how many ids it gave."""
         if self._step is not None:
-            rows, seconds = self._step
-            self._account.add(self._said, seconds, self._times.seconds(1), drafted=rows > 1)
+            rows, beside, seconds = self._step
+            plain = self._times.seconds(beside + 1)
+            self._account.add(self._said, seconds, plain, drafted=rows > 1)
             self._step = None

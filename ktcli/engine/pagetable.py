@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ktcli.engine.pages import PagePool, PoolFull
 from ktcli.native import PAGE_TOKENS
-from ktcli.planner.memory import window_pages
+from ktcli.planner.memory import MOST_DRAFTED, window_pages
 
 U8Array = NDArray[np.uint8]
 _NONE = -1  # in a table: no page is held there
@@ -134,8 +134,8 @@ class PageTable:
         self.end += more
 
     def pass_by(self, length: int) -> None:
-        """Gives up the pages that a token at `length` does not reach any more."""
-        first = min(self.needed(length), self.end)
+        """Gives up the pages that a token at `length`, or a few positions before, does not reach any more."""
+        first = min(self.needed(length - MOST_DRAFTED), self.end)
         for page in self.numbers[self.first : first].tolist():
             self._pool.release(page)
         self.numbers[self.first : first] = _NONE

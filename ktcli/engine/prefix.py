@@ -55,3 +55,10 @@ def chain(previous: bytes, ids: Ids, depths: Depths | None = None) -> bytes:
     if depths is not None and depths.any():
         digest.update(depths.tobytes())
     return digest.digest()
+
+
+def depths_of(first: bytes, n: int) -> Depths:
+    """The depths of deferral of n ids, [n], of which the first few are given and the others are 0."""
+    depths = np.zeros(n, dtype=np.uint8)
+    depths[: len(first)] = np.frombuffer(first, dtype=np.uint8)[:n]
+    return depths

@@ -6,11 +6,50 @@ whoever submitted the request holds it to cancel, and finds it again in every ev
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
-from ktcli.engine.generate import Finish, Stats
+from ktcli.engine.drafting import NO_DRAFTS, DraftWish
 from ktcli.engine.sampler import Sampler, SamplingSettings
+
+
+class Finish(Enum):
+    """The reason why an answer ended."""
+
+    STOP = "stop"  # the model ended it, or a stop string appeared
+    LENGTH = "length"  # --max-tokens
+    CONTEXT = "context"  # no position left
+    CANCELLED = "cancelled"  # Ctrl-C, or whoever asked has left
+    FAILED = "failed"  # the model or the machine could not go on
+
+
+@dataclass(slots=True)
+class Stats:
+    """The counts and times of one answer; every counted token went through the model once.
+
+    Times are those of the steps that it took part in, with whatever else these computed.
+    """
+
+    prompt_tokens: int = 0  # the prompt's tokens, as far as it was read
+    reused_tokens: int = 0  # those of them that were already in the cache
+    prompt_s: float = 0.0
+    tokens: int = 0  # the answer's tokens, without the stop token
+    eval_s: float = 0.0
+    queued_s: float = 0.0  # from the request to its first step
+    steps: int = 0  # those that the answer took after its first token
+    drafted: int = 0  # ids that were tried before anything chose them
+    accepted: int = 0  # those of them that were chosen
+
+    @property
+    def tokens_per_step(self) -> float:
+        """The tokens that an average step gave; 0: there was none. The first token is the prompt's."""
+        return (self.steps + self.accepted) / self.steps if self.steps else 0.0
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """The prompt tokens that were computed."""
+        return self.prompt_tokens - self.reused_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +63,11 @@ class GenerationRequest:
         priority: a higher one goes first, -10..10; a request that waits long rises.
         caller: whoever asks: callers of equal priority take turns.
         logprobs: the number of the likeliest tokens whose chances come with each token; None: no chances at all.
+        depths: the depth of deferral with which the prompt's first ids were computed, as part of earlier answers: a
+            byte for each; of those behind: 0. What was computed so is found again.
+        marks: positions of the prompt from which other prompts will probably go on, see `Sequence.adopt`.
+        ends: called with each id of the answer, in order; true: the answer ends with it, as at a stop string.
+        draft: what may be tried beside the next token; the answer is the same with drafts and without.
     """
 
     prompt: Sequence[int]
@@ -33,6 +77,10 @@ class GenerationRequest:
     priority: int = 0
     caller: str = ""
     logprobs: int | None = None
+    depths: bytes = b""
+    marks: Sequence[int] = ()
+    ends: Callable[[int], bool] = lambda id: False
+    draft: DraftWish = NO_DRAFTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from ktcli.engine.active import Active
+from ktcli.engine.active import NO_DRAFT_ROOM, Active, DraftRoom
 from ktcli.engine.contract import Engine
-from ktcli.engine.generate import Finish
+from ktcli.engine.drafting import Drafting
 from ktcli.engine.logits import Logits
 from ktcli.engine.pace import Pace
 from ktcli.engine.pages import PoolFull
 from ktcli.engine.pagetable import pages_for
-from ktcli.engine.request import Answer, Event, Finished, GenerationRequest, PromptRead, Token
+from ktcli.engine.request import (
+    Answer,
+    Event,
+    Finish,
+    Finished,
+    GenerationRequest,
+    PromptRead,
+    Token,
+)
 from ktcli.engine.sampler import Sampler
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.waiting import Turns, require_room
@@ -64,6 +72,34 @@ class _InStep:
         """Tells whether a chunk of the prompt ends here, as it would if the request were alone."""
         run = self.run
         return self.reads and run.chunk is not None and run.start + run.ids.size == sum(run.chunk)
+
+
+@dataclass(slots=True)
+class _Tried:
+    """A request whose next tokens are chosen from the rows of a step.
+
+    Attributes:
+        rows: the logits after the last id that is known, and after each one that was drafted.
+        right: the drafted ids that were chosen so far.
+        open: whether the next token is to be chosen, too: its row is known.
+        end: why no token follows; None: one does.
+    """
+
+    part: _InStep
+    rows: list[Logits]
+    drafted: list[int]
+    right: int = 0
+    open: bool = False
+    end: Finish | None = None
+    error: KtError | None = None
+
+    @property
+    def active(self) -> Active:
+        return self.part.active
+
+    @property
+    def row(self) -> Logits:
+        return self.rows[self.right]
 
 
 def _importance(each: Active) -> tuple[int, int]:
@@ -122,6 +158,7 @@ class Scheduler:
         *,
         sampler: Sampler | None = None,
         sequence: Sequence | None = None,
+        drafting: Drafting | None = None,
     ) -> Answer:
         """Takes a request; its events come from `step`.
 
@@ -129,6 +166,7 @@ class Scheduler:
             sampler: goes on with this random sequence; None: a new one.
             sequence: the timeline to answer on, which stays the caller's and holds prompt and answer afterwards;
                 None: one that ends with the answer.
+            drafting: the drafts of the conversation, which go on learning; None: new ones, as the request wishes.
         Raises:
             QueueFull: too many wait already.
             ContextFull: the prompt leaves no room for an answer.
@@ -136,12 +174,13 @@ class Scheduler:
         """
         room = self._room(request)
         kept = sequence is not None
+        drafts = request.draft.of(self._engine) if drafting is None else drafting
         with self._lock:
             require_room(self.waiting, self._limits.waiting)
             self._numbers += 1
             answer = Answer(request, self._numbers, sampler or Sampler(request.sampling))
             timeline = sequence or self._engine.sequence()
-            self._new.append(Active(answer, room, self._clock(), timeline, kept))
+            self._new.append(Active(answer, room, self._clock(), timeline, kept, drafts))
         return answer
 
     def step(self) -> list[Event]:
@@ -236,10 +275,20 @@ class Scheduler:
     def _answers(self, events: list[Event]) -> list[_InStep]:
         """The runs of the answers in progress, the most important first: the others make room."""
         parts: list[_InStep] = []
-        for each in sorted(self._active, key=_importance):
-            if each in self._active and not each.reading:
-                self._add(parts, each, partial(each.writes, self._engine), events)
+        answering = [each for each in sorted(self._active, key=_importance) if not each.reading]
+        drafts = len(answering) == len(self._active)  # beside a prompt each row would take its time
+        for place, each in enumerate(answering):
+            if each in self._active:
+                others = len(answering) - place - 1
+                room = self._draft_room(parts, others) if drafts else NO_DRAFT_ROOM
+                self._add(parts, each, partial(each.writes, self._engine, room), events)
         return parts
+
+    def _draft_room(self, parts: list[_InStep], others: int) -> DraftRoom:
+        """What a step with these parts has for the drafts of the next answer, if each of the others gets a row."""
+        outputs = sum(part.run.ids.size - part.run.first_output for part in parts)
+        rows = sum(part.run.ids.size for part in parts)
+        return DraftRoom(self._engine.max_outputs - outputs - others, rows + others)
 
     def _prompts(self, parts: list[_InStep], events: list[Event]) -> None:
         """Adds pieces of prompts, in turn, up to the rows that time allows."""
@@ -296,64 +345,95 @@ class Scheduler:
             for part in parts:
                 self._end(part.active, Finish.FAILED, events, error)
             return
+        ran_s = self._clock() - began
+        tried: list[_Tried] = []
         for part in parts:
-            part.active.sequence.commit(part.run, prompt=part.ends_chunk)
-        due = [
-            (part.active, next(rows)) for part in parts if part.run.first_output < part.run.ids.size
-        ]
-        drawn = self._draw(due)
-        self._account(parts, self._clock() - began, events)
-        for each, token in drawn:
-            if isinstance(token, KtError):
-                self._end(each, Finish.FAILED, events, token)
-            else:
-                self._take(each, token, events)
+            part.active.computed(part.run, ends_chunk=part.ends_chunk)
+            outputs = [next(rows) for _ in range(part.run.first_output, part.run.ids.size)]
+            if outputs:
+                tried.append(_Tried(part, outputs, part.active.drafted_in(part.run)))
+        self._tell_read(parts, events)
+        self._choose(tried, events)
+        self._account(parts, self._clock() - began)
+        for each in tried:
+            if each.drafted:
+                each.active.keep(each.part.run, each.right)
+        if not any(part.reads for part in parts):
+            self._learn(tried, sum(part.run.ids.size for part in parts), ran_s)
+        for each in tried:
+            if each.end is not None:
+                self._end(each.active, each.end, events, each.error)
         for part in parts:
-            each = part.active
-            if each.finish is not None and each.sequence.length == len(each.known):
-                self._end(each, each.finish, events)
+            finish = part.active.finish
+            if finish is not None and part.active.sequence.length == len(part.active.known):
+                self._end(part.active, finish, events)
 
-    def _draw(self, due: list[tuple[Active, Logits]]) -> list[tuple[Active, Token | KtError]]:
-        """The next token of each, or why there is none."""
-        choices = [each.choice(logits) for each, logits in due]
-        drawn: list[tuple[Active, Token | KtError]] = []
-        for (each, logits), chosen in zip(due, self._chooser.choose(choices), strict=True):
-            try:
-                drawn.append((each, each.token(chosen, logits)))
-            except KtError as error:
-                drawn.append((each, error))
-        return drawn
+    def _choose(self, tried: list[_Tried], events: list[Event]) -> None:
+        """Chooses the next tokens of each: as many as its draft is right, and one more; each choice is made as if its
+        row had come from a step of its own."""
+        while tried:
+            choices = [each.active.choice(each.row) for each in tried]
+            for each, chosen in zip(tried, self._chooser.choose(choices), strict=True):
+                try:
+                    self._take(each, each.active.token(chosen, each.row), events)
+                except KtError as error:
+                    each.end, each.error = Finish.FAILED, error
+            tried = [each for each in tried if each.open]
 
-    def _take(self, each: Active, token: Token, events: list[Event]) -> None:
+    def _take(self, each: _Tried, token: Token, events: list[Event]) -> None:
         """An answer goes on with a token, or ends."""
-        answer = each.answer
+        active, answer = each.active, each.active.answer
+        each.open = False
         if token.id in answer.request.stop_ids:
-            self._end(each, Finish.STOP, events)
+            each.end = Finish.STOP
             return
-        each.take(token.id)
+        active.take(token.id)
         events.append(token)
-        if len(answer.ids) == each.room:
-            each.finish = Finish.CONTEXT
+        if len(answer.ids) == active.room:
+            active.finish = Finish.CONTEXT
         elif len(answer.ids) == answer.request.max_tokens:
-            each.finish = Finish.LENGTH
-        if each.finish is not None and not each.kept:
-            self._end(each, each.finish, events)
+            active.finish = Finish.LENGTH
+        if each.right < len(each.drafted) and each.drafted[each.right] == token.id:
+            each.right += 1
+            answer.stats.accepted += 1
+            each.open = active.finish is None
+        if answer.request.ends(token.id):
+            each.end, each.open = Finish.STOP, False
+        elif active.finish is not None and not active.kept:
+            each.end = active.finish
 
-    def _account(self, parts: list[_InStep], seconds: float, events: list[Event]) -> None:
+    def _learn(self, tried: list[_Tried], rows: int, seconds: float) -> None:
+        """Tells those who draft what a step of answers alone took."""
+        times = self._engine.step_times
+        if times is not None:
+            times.add(rows, seconds)
+        for each in tried:
+            own = each.part.run.ids.size
+            if each.active.drafting is not None:
+                each.active.drafting.ran(own, rows - own, seconds)
+
+    def _tell_read(self, parts: list[_InStep], events: list[Event]) -> None:
+        """Tells how far prompts are read."""
+        for part in parts:
+            active, stats = part.active, part.active.answer.stats
+            done = active.sequence.length
+            if part.reads and done > stats.prompt_tokens:
+                stats.prompt_tokens = done
+                total = active.prompt_tokens - stats.reused_tokens
+                events.append(PromptRead(active.answer, done - stats.reused_tokens, total))
+
+    def _account(self, parts: list[_InStep], seconds: float) -> None:
         """Enters a step into the statistics of whoever had a part in it, and into the pace."""
         prompts = sum(part.run.ids.size for part in parts if part.reads)
         answers = sum(part.run.ids.size for part in parts) - prompts
         for part in parts:
             stats = part.active.answer.stats
-            if not part.reads:
+            if part.reads:
+                stats.prompt_s += seconds
+            else:
                 stats.eval_s += seconds
-                continue
-            stats.prompt_s += seconds
-            done = part.active.sequence.length
-            if done > stats.prompt_tokens:
-                stats.prompt_tokens = done
-                total = part.active.prompt_tokens - stats.reused_tokens
-                events.append(PromptRead(part.active.answer, done - stats.reused_tokens, total))
+                stats.steps += 1
+                stats.drafted += len(part.active.drafted_in(part.run))
         self.pace.record(answers, prompts, seconds)
         if answers and prompts:
             chunk = self._engine.max_tokens

@@ -9,7 +9,7 @@ going back is possible where a state was kept: at the last few steps as long as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Numbers
 from dataclasses import dataclass
 from itertools import count
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ktcli.engine.pages import PagePool, Place, PoolFull, StatePool
 from ktcli.engine.pagetable import PageTable, WindowPages, pages_for
 from ktcli.engine.prefix import chain
+from ktcli.engine.states import worth_a_step
 from ktcli.engine.tier import PAGE, STATE, WINDOW, PageLabel, Tier
 from ktcli.errors import ContextFull
 from ktcli.native import PAGE_TOKENS, Run
@@ -120,6 +121,11 @@ class Sequence:
         return tuple(self._ids[: self.length].tolist())
 
     @property
+    def depths(self) -> bytes:
+        """The depth of deferral with which each id was computed; those behind its end are 0."""
+        return self._depths[: self.length].tobytes().rstrip(b"\0")
+
+    @property
     def pages(self) -> tuple[int, ...]:
         """The pages that it holds."""
         return self._table.held
@@ -144,6 +150,11 @@ class Sequence:
     def context(self) -> int:
         """The number of positions that it may have."""
         return self._pools.context
+
+    @property
+    def recurrent(self) -> bool:
+        """Tells whether some layer keeps a state."""
+        return self._pools.states is not None
 
     # -- steps -----------------------------------------------------------------------------------------
 
@@ -291,7 +302,10 @@ class Sequence:
         return made
 
     def adopt(
-        self, ids: Numbers[int] | NDArray[np.int32], depths: NDArray[np.uint8] | None = None
+        self,
+        ids: Numbers[int] | NDArray[np.int32],
+        depths: NDArray[np.uint8] | None = None,
+        marks: Iterable[int] = (),
     ) -> int:
         """Makes the timeline the longest beginning of `ids` that is known, here or to other sequences, but never all
         of it: at least the last id is left to compute, since its logits are wanted. Returns its length.
@@ -299,6 +313,8 @@ class Sequence:
         Args:
             depths: the depth of deferral with which each id was computed; None: 0. What this sequence holds itself is
                 taken as it is.
+            marks: positions from which other prompts will probably go on; see `mark`. Those that are not worth a step
+                are left out.
         """
         wanted = np.asarray(ids, dtype=np.int64)[: self.context]
         n = max(0, min(self.length, wanted.size - 1))
@@ -316,6 +332,8 @@ class Sequence:
         # Where the pages of others end is where reuse begins: the next one finds a state there, too.
         self._marks.clear()
         self.mark(len(known.shared) * PAGE_TOKENS)
+        for position in worth_a_step(marks, self.length, wanted.size):
+            self.mark(position)
         return self.length
 
     def close(self) -> None:

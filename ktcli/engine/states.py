@@ -6,6 +6,7 @@ where each layer's part of a state lies, and how prompts are cut so that states 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -47,3 +48,10 @@ class StateLayout:
 def before_tail(size: int, left: int) -> int:
     """The tokens of the next chunk, of at most `size`, when `left` are left: see _TAIL."""
     return min(size, left - _TAIL) if left >= _LONG else size
+
+
+def worth_a_step(positions: Iterable[int], start: int, end: int) -> list[int]:
+    """Of positions of a prompt whose tokens from `start` to `end` are new, those at which a step should end, so that
+    a state is left there: not right behind the start, and not in the tail, before which a step ends anyway."""
+    last = end - _TAIL if end - start >= _LONG else end - 1
+    return [position for position in positions if start + _TAIL <= position <= last]

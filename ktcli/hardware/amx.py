@@ -86,6 +86,7 @@ class Verdict:
 
     Attributes:
         fix: the action that makes tiles usable; empty if nothing prevents them, or nothing helps.
+        possible: whether this CPU could have them; else they are not worth a word.
     """
 
     cpuid: Check
@@ -94,6 +95,7 @@ class Verdict:
     used: bool
     reason: str
     fix: str = ""
+    possible: bool = True
 
 
 def explain(facts: Facts) -> Verdict:
@@ -106,7 +108,15 @@ def explain(facts: Facts) -> Verdict:
         used=facts.used_row == ROW,
         reason=reason,
         fix=fix,
+        possible=_possible(facts),
     )
+
+
+def _possible(facts: Facts) -> bool:
+    """Tells whether the CPU has any of it, is known to, or may have it behind a hypervisor; or somebody asks for it."""
+    seen = facts.tile or facts.int8 or facts.bf16 or facts.forced_isa == ROW
+    hidden = facts.hypervisor and "intel" in (facts.model or "").lower()
+    return seen or hidden or bool(known_for_tiles(facts.model, facts.signature))
 
 
 def known_for_tiles(model: str | None, signature: tuple[int, int] | None) -> str:

@@ -6,7 +6,7 @@ something; a *note* is worth knowing and needs no action.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -15,6 +15,7 @@ from ktcli.hardware.amx import Verdict
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.team import home_of
 from ktcli.hardware.text import cpu_text, numbered
+from ktcli.hardware.tuning import Tuning
 
 _LITTLE_MEMORY = 2 << 30  # a small model, its cache and the interpreter
 _LITTLE_DISK = 20 << 30  # less than the smallest model of the catalogue, pulled and converted
@@ -30,11 +31,20 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One finding: a sentence, and the command or action that changes it (may be empty)."""
+    """One finding.
+
+    Attributes:
+        message: a sentence.
+        fix: the command or action that changes it; may be empty.
+        gain: what that is expected to bring; empty where nobody can say.
+        loss: the share of speed or memory that it costs at most, by which findings of a level are ordered.
+    """
 
     level: Level
     message: str
     fix: str = ""
+    gain: str = ""
+    loss: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +110,27 @@ def diagnose(
     kernels: tuple[Kernel, ...],
     setting: HostSetting,
     tiles: Verdict | None = None,
+    tuning: Tuning | None = None,
 ) -> tuple[Problem, ...]:
-    """The problems of a machine, worst first; `tiles`: the verdict about AMX, if there is one."""
+    """The problems of a machine: worst first, then the costliest.
+
+    Args:
+        tiles: the verdict about AMX, if there is one.
+        tuning: the settings of the system; None: nobody read them.
+    """
     found = [
         *_installation(kernels, setting),
         *_processor(machine, kernels, setting, tiles),
         *_memory(machine),
         *_devices(machine, setting),
+        *(_tuning(machine, tuning) if tuning else ()),
     ]
-    return tuple(sorted(found, key=lambda problem: -problem.level))
+    return in_order(found)
+
+
+def in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Sorts findings: the worst level first, and within it those that cost most."""
+    return tuple(sorted(problems, key=lambda problem: (-problem.level, -problem.loss)))
 
 
 def _installation(kernels: tuple[Kernel, ...], setting: HostSetting) -> Iterator[Problem]:
@@ -142,7 +164,8 @@ def _processor(
             "use a CPU from 2013 or later",
         )
     if tiles is not None and tiles.fix and not tiles.used:
-        yield Problem(Level.WARNING, f"AMX is not used: {tiles.reason}", tiles.fix)
+        gain = "prompts read about twice as fast, by what others publish of AMX"
+        yield Problem(Level.WARNING, f"AMX is not used: {tiles.reason}", tiles.fix, gain, 0.5)
     threads = setting.forced_threads
     if threads is not None and threads > len(cpu.cores):
         yield Problem(
@@ -155,7 +178,9 @@ def _processor(
         yield Problem(
             Level.WARNING,
             f"the container may use {cpu.quota:g} CPUs' worth of time on {len(cpu.cores)} cores",
-            "raise the limit, for example: docker run --cpus=N",
+            f"raise the limit, for example: docker run --cpus={len(cpu.cores)}",
+            f"up to {len(cpu.cores) / max(cpu.quota, 0.01):.1f} times the threads",
+            1 - cpu.quota / len(cpu.cores),
         )
     if len(cpu.cores) < cpu.physical_cores:
         yield Problem(
@@ -163,6 +188,8 @@ def _processor(
             f"this process may use {len(cpu.cores)} of {cpu.physical_cores} physical cores "
             f"({numbered('CPU', cpu.cores)})",
             "the cpuset comes from taskset, numactl, a container or a batch system",
+            f"up to {cpu.physical_cores / max(1, len(cpu.cores)):.1f} times the threads",
+            1 - len(cpu.cores) / cpu.physical_cores,
         )
 
 
@@ -178,14 +205,73 @@ def _memory(machine: Machine) -> Iterator[Problem]:
         yield Problem(
             Level.NOTE,
             f"a container limit allows {gib(memory.limit_bytes)} of the machine's {gib(memory.total_bytes)} memory",
+            f"raise it, for example: docker run --memory={memory.total_bytes >> 30}g",
+            f"models of up to {gib(max(0, memory.available_bytes - memory.free_bytes))} more",
+            1 - min(1.0, memory.limit_bytes / max(1, memory.total_bytes)),
         )
     if memory.huge_pages == "never":
         yield Problem(
             Level.WARNING,
             "huge pages are switched off, which slows prefill down",
             "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
+            "prompts are read faster, how much is not measured here",
+            0.1,
         )
     yield from _nodes(machine)
+
+
+def _tuning(machine: Machine, tuning: Tuning) -> Iterator[Problem]:
+    """The findings about settings of the system."""
+    cpu, siblings = machine.cpu, len(tuning.cpus) - len(machine.cpu.cores)
+    if siblings > 0 and len(cpu.cores) < cpu.physical_cores:
+        more = min(len(tuning.cpus), cpu.physical_cores) / len(cpu.cores)
+        yield Problem(
+            Level.WARNING,
+            f"the {len(tuning.cpus)} CPUs of this process are only {len(cpu.cores)} cores: {siblings} are their"
+            " second hyperthreads, which kt does not use",
+            "give it one CPU of each core (lscpu -e lists them): taskset -c LIST, docker run --cpuset-cpus=LIST",
+            f"up to {more:.1f} times the threads",
+            1 - 1 / more,
+        )
+    if tuning.channels == 1:
+        yield Problem(
+            Level.WARNING,
+            "all memory modules are on one channel",
+            "move one to another channel; the board's manual and sudo dmidecode -t memory name the slots",
+            "up to twice the tokens per second of an answer",
+            0.5,
+        )
+    if tuning.governor:
+        ratio = tuning.clock_gain
+        yield Problem(
+            Level.WARNING,
+            f"the cores run at a low clock: their governor is {tuning.governor}",
+            "sudo cpupower frequency-set -g performance",
+            f"up to {ratio:.1f} times the clock" if ratio else "the cores' full clock",
+            1 - 1 / ratio if ratio else 0.3,
+        )
+    yield from _kernel_memory(machine, tuning)
+
+
+def _kernel_memory(machine: Machine, tuning: Tuning) -> Iterator[Problem]:
+    """The findings about how the kernel hands out memory."""
+    free, commit = machine.memory.free_bytes, tuning.commit_bytes
+    if commit is not None and commit < free:
+        yield Problem(
+            Level.WARNING,
+            f"the kernel promises only {gib(commit)} more memory, although {gib(free)} is free",
+            "sudo sysctl vm.overcommit_memory=0",
+            f"models of up to {gib(free - commit)} more",
+            1 - commit / free,
+        )
+    if tuning.numa_balancing and len(machine.worker_nodes) > 1:
+        yield Problem(
+            Level.WARNING,
+            "the kernel moves memory between the nodes by itself, and kt has put it where it is read",
+            "sudo sysctl kernel.numa_balancing=0",
+            "steadier answers, how much is not measured here",
+            0.05,
+        )
 
 
 def _nodes(machine: Machine) -> Iterator[Problem]:

@@ -1,6 +1,6 @@
-"""A machine as a file: TOML written by hand, or the JSON that `kt doctor --json` prints.
+"""A machine as a file: TOML written by hand, or the JSON that `kt doctor --record` writes and `--json` prints.
 
-    kt doctor --json > server.json      on the server
+    kt doctor --record server.json      on the server
     kt plan kimi-k2 --machine server.json      anywhere
     kt plan kimi-k2 --machine xeon-2x32-512gb  one of profiles/machines
 
@@ -120,7 +120,7 @@ def read_machine(path: Path) -> Machine:
     except (ValueError, RecursionError) as error:
         raise UsageError(
             f"{path} does not describe a machine: {str(error)[:200]}",
-            hint="make one with: kt doctor --json > machine.json",
+            hint="make one with: kt doctor --record machine.json",
         ) from error
 
 

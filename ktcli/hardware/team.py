@@ -85,7 +85,7 @@ def _within(cpu: Cpu, threads: int, saying: str) -> int:
         return threads
     raise UsageError(
         f"{saying}, but only {cores} physical core{'s' if cores > 1 else ''} can be used",
-        hint=f"kt doctor shows the cores of this machine; the default is {cpu.threads},"
+        hint=f"kt doctor -v shows the cores of this machine; the default is {cpu.threads},"
         " and more threads than cores would be slower",
     )
 

@@ -26,7 +26,7 @@ from ktcli.measure.streams import Streams, streams_work
 from ktcli.measure.synthetic import Spread, expert_spread
 from ktcli.measure.trace import Trace
 from ktcli.native import Arena, Ceiling, Pool
-from ktcli.planner.cost import Rates, has_tiles, step_seconds
+from ktcli.planner.cost import Rates, has_tiles, operation_seconds, step_seconds
 from ktcli.planner.spec import PartWork, StepShape, Unit, step_work
 
 CEILING_BYTES = 512 << 20  # far larger than any cache; read in alternation with the work
@@ -167,7 +167,8 @@ class Ceilings:
         """The rates as the planner takes them."""
         read, int8, bf16 = map(self.rate, (Ceiling.READ, Ceiling.INT8, Ceiling.BF16))
         basis, tiles = "measured in this run", has_tiles(self.pool.isa)
-        return Rates(read, int8, bf16, measured=True, basis=basis, tiles=tiles)
+        each = operation_seconds(self.pool.threads)
+        return Rates(read, int8, bf16, True, basis, tiles, each)
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
         wanted = demand(engine, job)
@@ -185,7 +186,8 @@ class Ceilings:
     def predicted_s(self, engine: Engine, job: Job) -> float:
         rates = self.rates()
         works = ((work_of(engine, job, s), s) for s in steps(engine, job))
-        return sum(step_seconds(work, engine.spec, rates, s.n_tokens) for work, s in works)
+        operations = engine.model.operations
+        return sum(step_seconds(work, operations, rates, s.n_tokens) for work, s in works)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,9 @@ from ktcli.planner.spec import experts_touched
 
 _SEED = 1
 SPREAD_TOKENS = 256  # tokens whose experts are counted to see how evenly they are chosen
+_SPREAD_STEP = (
+    64  # of them, in one step: Ctrl-C is heard between two, within a second of a whole large model
+)
 
 
 def fitting_plan(
@@ -157,7 +160,9 @@ def expert_spread(engine: Engine, session: Session, seed: int) -> Spread | None:
     tokens = min(SPREAD_TOKENS, engine.context)
     session.truncate(0)
     before = engine.chosen()
-    session.feed(np.random.default_rng(seed).integers(0, spec.vocab, tokens).tolist())
+    ids = np.random.default_rng(seed).integers(0, spec.vocab, tokens).tolist()
+    for start in range(0, tokens, _SPREAD_STEP):
+        session.feed(ids[start : start + _SPREAD_STEP])
     session.truncate(0)
     loads = engine.chosen() - before
     expected = experts_touched(spec, tokens) / spec.experts

@@ -88,6 +88,10 @@ class Model(Protocol):
         """The buffers that a program of the forward writes its rows into, layer after layer."""
 
     @property
+    def operations(self) -> int:
+        """The number of operations of one step's program."""
+
+    @property
     def ignored(self) -> tuple[str, ...]:
         """The patterns (`fnmatch`) of checkpoint names that are left out on purpose."""
 
@@ -139,6 +143,11 @@ class DecoderModel:
     def buffers(self) -> tuple[Buffer, ...]:
         """The buffers of one layer of each kind, which all others use again."""
         return reuse_buffers(record(self.decoder.one_of_each.forward)).buffers
+
+    @cached_property
+    def operations(self) -> int:
+        """The number of operations that the forward of all layers records."""
+        return len(record(self.forward).records)
 
     def at(self, context: int) -> DecoderModel:
         return at_context(self, context)

@@ -109,7 +109,7 @@ class Pool:
         handle = lib.kt_pool_create(options, error, ERROR_BYTES)
         if handle == ffi.NULL:
             raise NativeError(
-                ffi.string(error).decode(), hint="kt doctor shows what this machine can run"
+                ffi.string(error).decode(), hint="kt doctor -v shows what this machine can run"
             )
         self._ffi, self._lib = ffi, lib
         self.handle = ffi.gc(handle, lib.kt_pool_free)

@@ -204,7 +204,8 @@ class Program:
         return pages, windows
 
     def _pointer(self, numbers: NDArray[np.int32]) -> Any:
-        require(numbers.dtype == _INT32, "ids and pages are int32")
+        if numbers.dtype != _INT32:
+            raise NativeError("ids and pages are int32")
         return self._ffi.from_buffer("int32_t[]", numbers)
 
     # -- results -------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ class Alone:
     def step_s(self, step: StepShape) -> float:
         """The predicted seconds of a step."""
         works = step_work(self.model, self.recipe, step)
-        return step_seconds(works, self.model.spec, self.host.rates, step.n_tokens)
+        return step_seconds(works, self.model.operations, self.host.rates, step.n_tokens)
 
     def speed(self, context: int) -> Speed:
         """The speed of decode early and at the end of a context, and of a prefill chunk."""

@@ -15,9 +15,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ktcli.models.model import Model, Spec
+from ktcli.models.model import Model
 from ktcli.planner.spec import PartWork, StepShape, Unit, step_work
 from ktcli.weights.recipe import Recipe
+
+# What a step costs beside its bytes and operations. Measured on two cores of a Zen 4 (avx512bf16) that other
+# programs used too: kt-mini with 1 to 5 layers, 20 to 96 operations, the best of 61 to 183 runs of 64 tokens,
+# 2026-11-22. With one thread 50 to 113 us: about 0.8 us more for each operation, its own work included, and some 30 us
+# whatever their number. With two threads 49 to 161 us, 1.5 us for each operation at best; medians lay at two to six
+# times that, because a team waits for whichever thread was interrupted. So one thread's figure is near what was
+# seen, while a team's is neither the best nor the median, and an idle machine has yet to confirm both.
+STEP_S = 30e-6  # beginning a step and reading its logits
+ALONE_S = 0.6e-6  # one operation by one thread
+OPERATION_S = 3e-6  # one operation by a team
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,7 @@ class Rates:
         measured: whether they were measured; else they are assumed from the kind of CPU.
         basis: where they come from, for people.
         tiles: whether the operations are those of tiles, which steps of one token, attention and f32 do not use.
+        operation_s: the seconds of entering and leaving one operation of a program.
     """
 
     read_bps: float
@@ -38,6 +49,7 @@ class Rates:
     measured: bool
     basis: str
     tiles: bool = False
+    operation_s: float = OPERATION_S
 
     def reached(self, unit: Unit, n_tokens: int) -> float:
         """The operations per second that the engine's own loop of this kind reaches."""
@@ -75,9 +87,6 @@ TILE_BASIS = (
     "prefill with tiles assumed at a fifth (int8) or a quarter (bf16) of that, as others reach"
 )
 
-# Entering and leaving one operation of the program by a spinning team, and operations per layer.
-OPERATION_S = 3e-6
-OPERATIONS_PER_LAYER = 16
 _EARLY = 512  # positions in the cache of steps that are compared by their rows
 
 
@@ -149,14 +158,15 @@ def seconds(work: PartWork, rates: Rates, n_tokens: int) -> float:
     return max(reading, computing) if n_tokens == 1 else reading + computing
 
 
-def overhead_seconds(spec: Spec) -> float:
-    """The seconds of a step that no part accounts for: handing each operation to the team."""
-    return spec.layers * OPERATIONS_PER_LAYER * OPERATION_S
+def operation_seconds(threads: int) -> float:
+    """The seconds in which `threads` threads enter and leave one operation of a program."""
+    return ALONE_S if threads == 1 else OPERATION_S
 
 
-def step_seconds(works: Iterable[PartWork], spec: Spec, rates: Rates, n_tokens: int) -> float:
-    """The seconds of a whole step: its parts run one after the other."""
-    return sum(seconds(work, rates, n_tokens) for work in works) + overhead_seconds(spec)
+def step_seconds(works: Iterable[PartWork], operations: int, rates: Rates, n_tokens: int) -> float:
+    """The seconds of a whole step: its parts run one after the other, in so many operations of a program."""
+    parts = sum(seconds(work, rates, n_tokens) for work in works)
+    return parts + STEP_S + operations * rates.operation_s
 
 
 def row_seconds(model: Model, recipe: Recipe, rates: Rates, most: int) -> tuple[float, ...]:
@@ -166,5 +176,5 @@ def row_seconds(model: Model, recipe: Recipe, rates: Rates, most: int) -> tuple[
     """
     counts = sorted({min(1 << i, most) for i in range(most.bit_length() + 1)})
     works = (step_work(model, recipe, StepShape(rows, _EARLY, rows)) for rows in counts)
-    modelled = [step_seconds(work, model.spec, rates, 1) for work in works]
+    modelled = [step_seconds(work, model.operations, rates, 1) for work in works]
     return tuple(np.interp(range(1, most + 1), counts, modelled).tolist())

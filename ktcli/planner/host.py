@@ -23,6 +23,7 @@ from ktcli.planner.cost import (
     assumed_rates,
     assumed_read_bps,
     has_tiles,
+    operation_seconds,
 )
 
 
@@ -159,7 +160,8 @@ def _rates(machine: Machine, teams: Sequence[NodeTeam], isa: str) -> Rates:
     if found is None or found.isa != isa or found.nodes != bound_nodes(teams):
         # More threads than cores, or than the container's time is for, get no more done.
         useful = min(threads, cores) / threads
-        return assumed_rates(isa, threads * useful, _assumed_read_bps(machine, teams, useful))
+        assumed = assumed_rates(isa, threads * useful, _assumed_read_bps(machine, teams, useful))
+        return replace(assumed, operation_s=operation_seconds(threads))
     # A core more brings its arithmetic; beyond the cores there is nothing more to have.
     scale = min(threads, cores) / min(found.threads, cores)
     read = min(found.read_bps * max(scale, 1.0), CORE_READ_BPS * threads)
@@ -173,6 +175,7 @@ def _rates(machine: Machine, teams: Sequence[NodeTeam], isa: str) -> Rates:
         measured=True,
         basis=f"{basis}; {TILE_BASIS}" if has_tiles(isa) else basis,
         tiles=has_tiles(isa),
+        operation_s=operation_seconds(threads),
     )
 
 

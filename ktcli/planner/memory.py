@@ -39,9 +39,10 @@ MARGIN_LIMIT_BYTES = 4 << 30
 
 
 def window_pages(window: int) -> int:
-    """The most pages that a sequence holds for a window of so many positions when it goes on: the window may begin in
-    the middle of a page and end in one, and a page that others read is copied before it is written."""
-    return -(-window // PAGE_TOKENS) + 2
+    """The most pages that a sequence holds for a window of so many positions when it goes on: a few positions can be
+    taken back, the window may begin in the middle of a page and end in one, and a page that others read is copied
+    before it is written."""
+    return -(-(window + MOST_DRAFTED) // PAGE_TOKENS) + 2
 
 
 def margin_bytes(total_bytes: int) -> int:

@@ -119,7 +119,9 @@ class PageFolder:
             version = None if any(self._folders()) else VERSION
         except (OSError, ValueError):
             version = None
-        if version != VERSION or isinstance(version, bool):
+        if type(version) is not int:
+            version = None
+        if version != VERSION:
             raise OtherVersion(
                 f"the KV pages in {self.path} are of {_words(version)}, not version {VERSION}, and stay unused",
                 hint="kt cache rm removes them, and new ones are kept; --no-kv-cache does without",

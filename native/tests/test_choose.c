@@ -1,49 +1,10 @@
-/* test_choose.c - chosen positions against plain loops: the best k of a stream; scores and choices of both kinds;
- * latent attention over what was chosen, positions or windows; and the laws that threads, rows and how a prompt is cut change no choice,
- * that of equals the lower place is chosen, and that a short context is plain latent attention, bit by bit. */
-#include "check.h"
-#include "choose.h"
+/* test_choose.c - chosen positions against plain loops: scores and choices; latent attention over what was
+ * chosen, positions or windows; and the laws that threads, rows and how a prompt is cut change no choice, that of equals
+ * the lower place is chosen, and that a short context is plain latent attention, bit by bit. */
+#include "chosen.h"
 
-enum { HEADS = 3, NOPE = 24, ROPE = 8, V = 20, LORA = 40, LATENT = LORA + ROPE, INDEX_HEADS = 11, DIM = 22, TOP = 70 };
-enum { LATENT_AT = 192, TOKENS = 330, EVERY = 8, BEST = 8, PLACES = BEST * EVERY + EVERY - 1 };
-
-/* ---- the best k --------------------------------------------------------------------------------- */
-
-static int descending(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? 1 : x > y ? -1 : 0;
-}
-
-/* n scores of `values` different values, k of them chosen. */
-static void check_top(int64_t n, int64_t k, int values)
-{
-    uint64_t *all = need(sizeof(uint64_t) * (size_t)n), state = (uint64_t)(n + k + values);
-    int32_t *places = need(sizeof(int32_t) * (size_t)k), *spare = need(sizeof(int32_t) * (size_t)k);
-    top t = {.keys = need(sizeof(uint64_t) * (size_t)(k + 100)), .most = k, .capacity = k + 100};
-    for (int64_t i = 0; i < n; i++) {
-        float score = (float)(random_bits(&state) % (uint64_t)values) - (float)(values / 2);
-        all[i] = top_key(score == 0 && i % 2 ? -0.0f : score, i);
-        top_push(&t, all[i]);
-    }
-    top_trim(&t);
-    top_places(&t, places, spare);
-    qsort(all, (size_t)n, sizeof *all, descending);
-    int64_t expected = n < k ? n : k;
-    CHECK(t.n == expected, "%lld of %lld scores: %lld chosen, not %lld", (long long)k, (long long)n, (long long)t.n,
-          (long long)expected);
-    for (int64_t i = 0; i < expected; i++) {
-        int32_t place = (int32_t)(UINT32_MAX - (uint32_t)all[i]), found = 0;
-        for (int64_t j = 0; j < t.n; j++)
-            found |= places[j] == place;
-        CHECK(found, "%lld of %lld scores: place %d is not chosen", (long long)k, (long long)n, place);
-        CHECK(i == 0 || places[i] > places[i - 1], "places are not ascending");
-    }
-    free(all);
-    free(places);
-    free(spare);
-    free(t.keys);
-}
+enum { HEADS = 3, NOPE = 24, ROPE = 8, V = 20, LORA = 40, LATENT = LORA + ROPE, INDEX_HEADS = 11, TOP = 70 };
+enum { LATENT_AT = 192, EVERY = 8, BEST = 8, PLACES = BEST * EVERY + EVERY - 1 };
 
 /* ---- a program of choose and mla ---------------------------------------------------------------- */
 
@@ -110,22 +71,6 @@ static void input(const run *r, const model *m, int64_t row, int64_t t)
     }
 }
 
-typedef struct cache {
-    uint8_t *data;
-    int32_t pages[(TOKENS + 63) / 64];
-} cache;
-
-/* NaN, pages in descending order. */
-static cache make_cache(const model *m)
-{
-    enum { PAGES = (TOKENS + 63) / 64 };
-    cache c = {.data = need(PAGES * m->page_bytes)};
-    memset(c.data, 0xff, PAGES * m->page_bytes);
-    for (int i = 0; i < PAGES; i++)
-        c.pages[i] = PAGES - 1 - i;
-    return c;
-}
-
 /* Everything a run gave, by token. */
 typedef struct result {
     float out[TOKENS][HEADS * V];
@@ -166,7 +111,7 @@ static result *run_all(kt_pool *pool, const model *m, int64_t piece)
 {
     result *to = need(sizeof *to);
     run r = record(pool, m, piece);
-    cache c = make_cache(m);
+    cache c = make_cache(m->page_bytes);
     for (int64_t t = 0; t < TOKENS; t += piece)
         step(&r, m, &c, t, piece < TOKENS - t ? piece : TOKENS - t, to);
     free(c.data);
@@ -175,11 +120,6 @@ static result *run_all(kt_pool *pool, const model *m, int64_t piece)
 }
 
 /* ---- the reference ------------------------------------------------------------------------------ */
-
-static double kept(const model *m, float x)
-{
-    return (double)(m->exact ? x : from_bf16(to_bf16(x)));
-}
 
 typedef struct inputs {
     float q[TOKENS][HEADS * (NOPE + ROPE)], latent[TOKENS][LATENT];
@@ -208,7 +148,7 @@ REFERENCE static double score(const model *m, const inputs *x, int64_t t, int64_
     for (int h = 0; h < INDEX_HEADS; h++) {
         double dot = 0;
         for (int i = 0; i < DIM; i++)
-            dot += kept(m, x->index_q[t][h * DIM + i]) * kept(m, x->key[j][i]);
+            dot += kept(m->exact, x->index_q[t][h * DIM + i]) * kept(m->exact, x->key[j][i]);
         sum += (double)x->weight[t][h] * 0.3 * fmax(dot, 0);
     }
     return sum;
@@ -247,14 +187,14 @@ REFERENCE static void expect(const model *m, const inputs *x, const result *r, i
         for (int32_t j = 0; j < n; j++) {
             weight[j] = 0;
             for (int i = 0; i < LATENT; i++)
-                weight[j] += 0.2 * q[i] * kept(m, x->latent[r->places[t][j]][i]);
+                weight[j] += 0.2 * q[i] * kept(m->exact, x->latent[r->places[t][j]][i]);
             max = fmax(max, weight[j]);
         }
         for (int32_t j = 0; j < n; j++)
             sum += weight[j] = exp(weight[j] - max);
         for (int32_t j = 0; j < n; j++)
             for (int i = 0; i < LORA; i++)
-                mixed[i] += weight[j] / sum * kept(m, x->latent[r->places[t][j]][i]);
+                mixed[i] += weight[j] / sum * kept(m->exact, x->latent[r->places[t][j]][i]);
         multiply(m->uv.values + h * V * LORA, V, LORA, mixed, out + h * V);
     }
 }
@@ -369,124 +309,6 @@ static void check_ties(const char *isa)
     kt_pool_free(pool);
 }
 
-/* ---- blocks ------------------------------------------------------------------------------------- */
-
-enum { BLOCK = 128, BLOCKS = 2, LISTS = 3, GROUP = 2, HEAD = 18, QUERY = LISTS * GROUP * HEAD };
-
-typedef struct block_run {
-    kt_program *p;
-    kt_view index_q, key, q, k, v, out;
-    int32_t choice;
-} block_run;
-
-static block_run record_blocks(kt_pool *pool, int32_t exact, int64_t tokens)
-{
-    size_t behind = (size_t)(2 * LISTS * HEAD * 64) * (exact ? 4 : 2);
-    block_run r = {.p = make_program(pool, tokens, 1, exact)};
-    r.index_q = make_view(r.p, LISTS * DIM, KT_ROWS_TOKENS);
-    r.key = make_view(r.p, DIM, KT_ROWS_TOKENS);
-    r.q = make_view(r.p, QUERY, KT_ROWS_TOKENS);
-    r.k = make_view(r.p, LISTS * HEAD, KT_ROWS_TOKENS);
-    r.v = make_view(r.p, LISTS * HEAD, KT_ROWS_TOKENS);
-    r.out = make_view(r.p, QUERY, KT_ROWS_TOKENS);
-    kt_choose s = {LISTS, DIM, BLOCKS, BLOCK, 1, 1, behind};
-    r.choice = kt_program_choose(r.p, r.index_q, r.key, (kt_view){0, 0, 0}, &s);
-    OK(r.choice, kt_program_error(r.p));
-    kt_gqa a = {LISTS * GROUP, LISTS, HEAD, 0.3f, 0, 0, NULL, r.choice};
-    OK(kt_program_gqa(r.p, r.out, r.q, r.k, r.v, &a), kt_program_error(r.p));
-    OK(kt_program_finish(r.p, NULL), kt_program_error(r.p));
-    return r;
-}
-
-/* What every token brought so far. */
-typedef struct history {
-    float key[TOKENS][DIM], k[TOKENS][LISTS * HEAD], v[TOKENS][LISTS * HEAD];
-} history;
-
-static void bring(const block_run *r, history *h, int64_t row, int64_t t)
-{
-    const kt_view views[] = {r->index_q, r->q, r->key, r->k, r->v};
-    for (uint64_t i = 0; i < 5; i++)
-        fill(row_of(r->p, views[i], row), (size_t)views[i].width, 70000 * i + (uint64_t)t);
-    memcpy(h->key[t], row_of(r->p, r->key, row), sizeof h->key[t]);
-    memcpy(h->k[t], row_of(r->p, r->k, row), sizeof h->k[t]);
-    memcpy(h->v[t], row_of(r->p, r->v, row), sizeof h->v[t]);
-}
-
-/* Token t, in the third block, chose its own and the better of the two others. */
-static void check_block_choice(const model *m, const history *h, const float *q, const int32_t *got, int32_t count)
-{
-    double best[2] = {-INFINITY, -INFINITY};
-    for (int64_t j = 0; j < 2 * BLOCK; j++) {
-        double dot = 0;
-        for (int i = 0; i < DIM; i++)
-            dot += kept(m, q[i]) * kept(m, h->key[j][i]);
-        best[j / BLOCK] = fmax(best[j / BLOCK], dot);
-    }
-    int32_t other = fabs(best[0] - best[1]) < 1e-5 ? got[0] : best[1] > best[0];
-    CHECK(count == 2 && got[0] == other && got[1] == 2, "blocks %d and %d of %d", got[0], got[1], count);
-}
-
-REFERENCE static void expect_blocks(const model *m, const history *h, const float *q, const int32_t *places,
-                                    int64_t list, int64_t t, double *out)
-{
-    double weight[TOKENS], max = -INFINITY, sum = 0;
-    memset(out, 0, sizeof(double) * HEAD);
-    for (int64_t j = 0; j <= t; j++) {
-        weight[j] = places[0] == j / BLOCK || places[1] == j / BLOCK ? 0 : -INFINITY;
-        for (int i = 0; i < HEAD; i++)
-            weight[j] += 0.3 * kept(m, q[i]) * kept(m, h->k[j][list * HEAD + i]);
-        max = fmax(max, weight[j]);
-    }
-    for (int64_t j = 0; j <= t; j++)
-        sum += weight[j] = exp(weight[j] - max);
-    for (int64_t j = 0; j <= t; j++)
-        for (int i = 0; i < HEAD; i++)
-            out[i] += weight[j] / sum * kept(m, h->v[j][list * HEAD + i]);
-}
-
-static void check_row(const model *m, const block_run *r, const history *h, int64_t row, int64_t t)
-{
-    const int32_t *count, *places = kt_program_choice(r->p, r->choice, &count);
-    for (int64_t list = 0; list < LISTS; list++) {
-        const int32_t *got = places + (row * LISTS + list) * BLOCKS;
-        check_block_choice(m, h, row_of(r->p, r->index_q, row) + list * DIM, got, count[row * LISTS + list]);
-        for (int64_t head = list * GROUP * HEAD; head < (list + 1) * GROUP * HEAD; head += HEAD) {
-            double want[HEAD], off;
-            expect_blocks(m, h, row_of(r->p, r->q, row) + head, got, list, t, want);
-            off = distance(row_of(r->p, r->out, row) + head, want, HEAD);
-            CHECK(off <= (m->exact ? 1e-5 : 0.01), "token %lld over blocks is off by %g", (long long)t, off);
-        }
-    }
-}
-
-/* Blocks of 128 positions: each head's best, by the best position of each that the token sees, and attention over
- * those blocks alone. last: what the last token attended to. */
-static void check_blocks(const char *isa, int32_t exact, int64_t piece, int32_t threads, float *last)
-{
-    kt_pool *pool = make_pool(isa, threads);
-    block_run r = record_blocks(pool, exact, piece);
-    model m = {.exact = exact, .page_bytes = (size_t)((2 * LISTS * HEAD + DIM) * 64) * (exact ? 4 : 2)};
-    cache c = make_cache(&m);
-    history *h = need(sizeof *h);
-    for (int64_t start = 0; start < TOKENS; start += piece) {
-        int64_t n = piece < TOKENS - start ? piece : TOKENS - start;
-        for (int64_t t = 0; t < n; t++)
-            bring(&r, h, t, start + t);
-        kt_step step = {RUN(.n_tokens = n, .start = start, .first_output = n, .pages = c.pages,
-                            .n_pages = (TOKENS + 63) / 64),
-                        .cache = c.data, .cache_pages = (TOKENS + 63) / 64, .page_bytes = m.page_bytes};
-        OK(kt_program_run(r.p, &step), kt_program_error(r.p));
-        for (int64_t t = start > 2 * BLOCK ? 0 : 2 * BLOCK - start; t < n; t += 7)
-            check_row(&m, &r, h, t, start + t);
-        memcpy(last, row_of(r.p, r.out, n - 1), sizeof(float) * QUERY);
-    }
-    free(h);
-    free(c.data);
-    kt_program_free(r.p);
-    kt_pool_free(pool);
-}
-
 static void check_refusals(const char *isa)
 {
     kt_pool *pool = make_pool(isa, 1);
@@ -539,7 +361,7 @@ static void check_windows(kt_pool *pool, int64_t most)
     OK(r.choice, kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     m.page_bytes = PAGE;
-    cache c = make_cache(&m);
+    cache c = make_cache(m.page_bytes);
     for (int64_t start = 0, n; start < TOKENS; start += n) {
         n = most < TOKENS - start ? most : TOKENS - start;
         for (int64_t t = 0; t < n; t++)
@@ -569,10 +391,6 @@ int main(void)
 {
     const char *rows[8];
     int n = usable_rows(rows);
-    const int64_t sizes[][3] = {{1, 1, 1}, {50, 70, 9}, {3000, 70, 1}, {3000, 70, 3}, {3000, 70, 100000},
-                                {3000, 1, 50}, {900, 899, 7}, {2500, 2048, 100000}};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        check_top(sizes[i][0], sizes[i][1], (int)sizes[i][2]);
     check_model(own_row(), 0);
     check_model(own_row(), 1);
     check_model("portable", 1);
@@ -581,14 +399,6 @@ int main(void)
     check_same(rows, n, TOKENS);
     check_same(rows, n, 3);
     check_ties(own_row());
-    float blocks[4][QUERY];
-    check_blocks(own_row(), 1, TOKENS, 3, blocks[0]);
-    check_blocks(own_row(), 0, TOKENS, 2, blocks[0]);
-    check_blocks(own_row(), 0, 47, 3, blocks[1]);
-    check_blocks(own_row(), 0, 1, 1, blocks[2]);
-    check_blocks(own_row(), 0, 1, 4, blocks[3]);
-    for (int i = 1; i < 4; i++)
-        CHECK(memcmp(blocks[0], blocks[i], sizeof blocks[0]) == 0, "pieces or threads give other bits over blocks");
     check_refusals(own_row());
     kt_pool *two = make_pool(NULL, 2);
     check_windows(two, TOKENS);

@@ -21,7 +21,7 @@ from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.engine.device import usable
 from ktcli.engine.device.decode import DecodeStep
 from ktcli.engine.device.engine import DeviceEngine
-from ktcli.engine.generate import Generation
+from ktcli.engine.scheduler import Scheduler
 from ktcli.errors import DeviceError, OutOfDeviceMemory
 from ktcli.hardware.machine import Gpu
 from ktcli.hardware.probe import probe
@@ -190,7 +190,7 @@ def test_why_a_gpu_failed_is_said_though_it_cannot_be_asked_any_more(
     def lost(self: DeviceEngine) -> None:
         raise DeviceError("the GPU failed in counting")
 
-    monkeypatch.setattr(Generation, "__iter__", fail)
+    monkeypatch.setattr(Scheduler, "step", fail)
     monkeypatch.setattr(DeviceEngine, "chosen", lost)
     code, _, err = say("--device", "cuda")
     assert code == 10 and "failed in a step" in err and "counting" not in err

@@ -15,7 +15,11 @@ import numpy as np
 from ktcli.chat.chat import Speaker, read_voice
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.engine.logits import Logits
-from ktcli.errors import ContextFull
+from ktcli.engine.pages import PagePool
+from ktcli.engine.pagetable import pages_for
+from ktcli.engine.sequence import Pools
+from ktcli.engine.sequence import Sequence as Timeline
+from ktcli.native import PAGE_TOKENS, Batch, Pool
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -25,6 +29,7 @@ END = "<|end|>"
 SPECIALS = ["<|bos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 CHUNK = 16
 VOCAB = 1024  # more than the tokenizer has ids
+POOL = Pool(1)
 
 
 def write_tokenizer(
@@ -61,49 +66,14 @@ def write_tokenizer(
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
 
 
-class FakeSession:
-    """A timeline that answers by a script."""
-
-    def __init__(self, engine: FakeEngine) -> None:
-        self._engine = engine
-        self.cache: list[int] = []
-        self.computed = 0  # tokens that went through
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        return tuple(self.cache)
-
-    def truncate(self, position: int) -> int:
-        del self.cache[position:]
-        return len(self.cache)
-
-    def advance(
-        self, ids: Sequence[int], *, progress=None, temperature: float = 0.0
-    ) -> tuple[Logits, int]:
-        limit = min(len(ids) - 1, len(self.cache))
-        common = next((i for i in range(limit) if ids[i] != self.cache[i]), limit)
-        if len(ids) > self._engine.context:
-            raise ContextFull("too long")
-        self.truncate(common)
-        return self.feed(ids[common:], progress=progress, temperature=temperature), common
-
-    def feed(
-        self, ids: Sequence[int], *, progress=None, temperature: float = 0.0, defer: int = 0
-    ) -> Logits:
-        if len(self.cache) + len(ids) > self._engine.context:
-            raise ContextFull("too long")
-        for start in range(0, len(ids), CHUNK):
-            self.cache += ids[start : start + CHUNK]
-            self.computed += len(ids[start : start + CHUNK])
-            if progress:
-                progress(min(start + CHUNK, len(ids)), len(ids))
-        return Logits.of(self._engine.logits(self.cache), temperature)
-
-
 class FakeEngine:
     """Says `script(question)` after each `<|assistant|>`, then `<|end|>`.
 
-    Every token chooses expert 0 in the first of two MoE layers, and expert 3 in the second.
+    Pages hold the ids that were computed. Every token chooses expert 0 in the first of two MoE layers, and expert 3 in
+    the second.
+
+    Attributes:
+        computed: the tokens that went through.
     """
 
     def __init__(
@@ -115,20 +85,35 @@ class FakeEngine:
     ) -> None:
         self.tokenizer, self.script, self.context = tokenizer, script, context
         self.spec = SimpleNamespace(vocab=VOCAB, moe_layers=2, experts=4, top_k=1, context=most)
-        self.sessions: list[FakeSession] = []
+        self.pool, self.max_tokens, self.max_outputs = POOL, CHUNK, 9
+        self._ids = np.zeros((2 * pages_for(context), PAGE_TOKENS), dtype=np.int64)
+        self.pools = Pools(PagePool(len(self._ids)), None, self._copy, b"fake", context)
+        self.computed = 0
         self.step_times = None
-        self.memory = None  # nothing to store
 
     def depth_at(self, position: int) -> int:
         return 0
 
-    def session(self) -> FakeSession:
-        self.sessions.append(FakeSession(self))
-        return self.sessions[-1]
+    def chunk_tokens(self, left: int, *, tail: bool = True) -> int:
+        return min(left, CHUNK)
+
+    def sequence(self) -> Timeline:
+        return Timeline(self.pools)
+
+    def run(self, batch: Batch) -> list[Logits]:
+        (run,) = batch.runs
+        self.computed += run.ids.size
+        for at, id in enumerate(run.ids.tolist(), run.start):
+            self._ids[run.pages[at // PAGE_TOKENS], at % PAGE_TOKENS] = id
+        end = run.start + run.ids.size
+        whole = self._ids[run.pages].ravel()[:end].tolist()
+        return [
+            Logits.of(self.logits(whole[: run.start + at + 1]), run.temperature)
+            for at in range(run.first_output, run.ids.size)
+        ]
 
     def chosen(self) -> np.ndarray:
-        computed = sum(session.computed for session in self.sessions)
-        return computed * np.array([[1, 0, 0, 0], [0, 0, 0, 1]], dtype=np.int64)
+        return self.computed * np.array([[1, 0, 0, 0], [0, 0, 0, 1]], dtype=np.int64)
 
     def logits(self, cache: list[int]) -> np.ndarray:
         assistant = self.tokenizer.id_of("<|assistant|>")
@@ -140,6 +125,9 @@ class FakeEngine:
         out = np.full(VOCAB, -10, dtype=np.float32)
         out[ids[said] if said < len(ids) else self.tokenizer.id_of("<|end|>")] = 10
         return out
+
+    def _copy(self, source: int, target: int) -> None:
+        self._ids[target] = self._ids[source]
 
 
 def speaker(

@@ -10,8 +10,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from chat.fake_engine import speaker
 from chat.test_keeper import Nobody
 
-from ktcli.chat.chat import AnswerPiece, Chat
+from ktcli.chat.chat import Chat
 from ktcli.chat.interactive import talk
+from ktcli.chat.transcript import AnswerPiece
 
 
 def say(text: str) -> None:

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from chat.fake_engine import FakeEngine, FakeSession, speaker
+from chat.fake_engine import FakeEngine, speaker
 
 from ktcli.chat import slash
 from ktcli.chat.chat import Chat
@@ -28,17 +28,17 @@ def script(question: str) -> str:
     return f"you said {question.encode()}"
 
 
-class SlowSession(FakeSession):
-    def feed(self, ids, *, progress=None, temperature=0.0, defer=0):
-        time.sleep(SLOW_S if slow and len(ids) == 1 else 0)
-        return super().feed(ids, progress=progress, temperature=temperature)
+class SlowEngine(FakeEngine):
+    def run(self, batch):
+        time.sleep(SLOW_S if slow and batch.runs[0].ids.size == 1 else 0)
+        return super().run(batch)
 
 
 def main(folder: Path, disk: str = "") -> None:
     model = speaker(folder, script)
     engine = model.engine
     assert isinstance(engine, FakeEngine)
-    engine.session = lambda: SlowSession(engine)  # type: ignore[method-assign]
+    engine.__class__ = SlowEngine
     chat = Chat(model)
     screen = Screen(sys.stdout, terminal=True, colour=True)
     if disk == "full":  # not a byte more in any file

@@ -7,7 +7,7 @@ import pytest
 from chat.fake_engine import speaker
 
 from ktcli.chat.chat import Chat
-from ktcli.engine.generate import Finish
+from ktcli.engine.request import Finish
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import ContextFull
 
@@ -58,7 +58,7 @@ def test_the_second_turn_computes_only_what_is_new(tmp_path: Path) -> None:
     second = chat.reply.stats
     fresh = chat.speaker.voice.tokenizer.encode("<|end|><|user|>second<|end|><|assistant|>")
     assert second.prefilled_tokens == len(fresh)
-    assert chat.session.computed == len(chat.session.ids)
+    assert chat.speaker.engine.computed == len(chat.sequence.ids)
 
 
 def test_ids_as_generated_are_reused(tmp_path: Path) -> None:
@@ -153,9 +153,13 @@ def test_cancelled_answers_are_kept_and_the_chat_goes_on(tmp_path: Path) -> None
 
 def test_cancelled_while_reading_takes_the_question_back(tmp_path: Path) -> None:
     chat = Chat(speaker(tmp_path))
-    assert list(chat.ask("long " * 50, cancelled=lambda: True)) == []
+    read: list[int] = []
+    pieces = chat.ask(
+        "long " * 50, cancelled=lambda: bool(read), progress=lambda done, total: read.append(done)
+    )
+    assert list(pieces) == []
     assert chat.conversation.turns == []
-    assert 0 < len(chat.session.ids) < 60  # whole chunks only, and they stay useful
+    assert 0 < len(chat.sequence.ids) < 60  # whole chunks only, and they stay useful
     assert say(chat, "ok") == "you said ok"
 
 
@@ -164,7 +168,7 @@ def test_a_stopped_reading_counts_what_was_read(tmp_path: Path) -> None:
     asked: list[bool] = []
     said = chat.ask("long " * 50, cancelled=lambda: bool(asked.append(True)) or len(asked) > 2)
     assert list(said) == [] and chat.reply is not None
-    stats, read = chat.reply.stats, chat.session.computed
+    stats, read = chat.reply.stats, chat.speaker.engine.computed
     assert 0 < read < 60 and (stats.prefilled_tokens, stats.reused_tokens) == (read, 0)
     assert stats.prompt_tokens == read and stats.prompt_s > 0
     say(chat, "ok")
@@ -203,7 +207,7 @@ def test_max_tokens(tmp_path: Path) -> None:
     chat = Chat(model, replace(model.voice.settings, max_tokens=3))
     say(chat, "hello there")
     assert chat.reply.finish is Finish.LENGTH and len(chat.reply.ids) == 3
-    assert chat.session.ids[-3:] == tuple(chat.reply.ids)
+    assert chat.sequence.ids[-3:] == tuple(chat.reply.ids)
 
 
 def test_stop_strings_span_tokens(tmp_path: Path) -> None:
@@ -246,7 +250,7 @@ def test_the_system_text_comes_first(tmp_path: Path) -> None:
     chat = Chat(speaker(tmp_path))
     chat.conversation.system = "Be brief."
     say(chat, "hi")
-    shown = chat.speaker.voice.tokenizer.decode(chat.session.ids, special=True)
+    shown = chat.speaker.voice.tokenizer.decode(chat.sequence.ids, special=True)
     assert shown.startswith("<|bos|><|system|>Be brief.<|end|><|user|>hi<|end|><|assistant|>")
 
 

@@ -11,7 +11,7 @@ import pytest
 from chat.fake_engine import speaker, write_tokenizer
 
 from ktcli.chat import slash
-from ktcli.chat.chat import AnswerPiece, Chat
+from ktcli.chat.chat import Chat
 from ktcli.chat.chats import chat_path, load, saved_names
 from ktcli.chat.conversation import Conversation, Saved
 from ktcli.chat.desk import Desk
@@ -22,6 +22,7 @@ from ktcli.chat.settings import Settings, override, read_settings, read_stop_ids
 from ktcli.chat.template import load_template
 from ktcli.chat.thoughts import ThoughtsView, without_marks
 from ktcli.chat.tokenizer import load_tokenizer
+from ktcli.chat.transcript import AnswerPiece
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
 

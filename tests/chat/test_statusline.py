@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ktcli.chat.statusline import nearly_full, status_line, time_left
-from ktcli.engine.generate import Stats
+from ktcli.engine.request import Stats
 
 STATS = Stats(prompt_tokens=1100, reused_tokens=1000, prompt_s=2.04, tokens=214, eval_s=17.4)
 

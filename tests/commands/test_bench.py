@@ -473,7 +473,7 @@ def test_answers_beside_a_prompt(qwen: str, capsys):
 
 
 def test_answers_beside_a_prompt_on_a_gpu(gpu, qwen: str, capsys):
-    arguments = ["bench", "mixed", qwen, "--streams", "2", "--tokens", "100", "--threads", "1"]
+    arguments = ["bench", "mixed", qwen, "--streams", "2", "--tokens", "64", "--threads", "1"]
     assert main([*arguments, "--device", "cuda", "--gpu-experts", "6", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["results"]
     assert row["streams_percent"] > 0 and row["prompt_percent"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -15,7 +16,7 @@ import pytest
 from packs import pretend_pack
 from store.page_labels import conversation, opened, put
 
-from ktcli.errors import gib
+from ktcli.errors import Busy, gib
 from ktcli.main import main
 from ktcli.store.pagefile import Space
 from ktcli.store.pagefolder import PageFolder
@@ -117,6 +118,41 @@ def test_a_store_of_another_version_is_one_sentence(folder: PageFolder, capsys: 
     assert pages(folder.path.parent)
 
 
+MARKS = [
+    "",
+    "[]",
+    "{",
+    '{"kt_kv": true}',
+    '{"kt_kv": "1"}',
+    '{"kt_kv": null}',
+    "\0" * 99,
+    "[" * 9999,
+]
+
+
+@pytest.mark.parametrize("mark", [*MARKS, None])
+def test_a_store_that_nonsense_marks_is_one_sentence_and_stays(
+    mark: str | None, folder: PageFolder, home: Path, capsys: Capture
+) -> None:
+    path = folder.path / "kt-kv.json"
+    path.unlink()
+    path.mkdir() if mark is None else path.write_text(mark)
+    for verb in ("ls", "du", "verify"):
+        assert main(["cache", verb]) == 1
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 2 and "of an unknown version, not version 1" in said[0]
+    assert len(pages(home)) == 1
+
+
+def test_without_a_quota_nothing_is_kept(
+    folder: PageFolder, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_CACHE", "0")
+    assert document(["cache", "du"], capsys)["quota_bytes"] == 0
+    assert main(["cache", "du"]) == 0
+    assert "and no more are kept" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("text", ["much", "-1", "1e9", "10 Q", "1.2.3G", "٣G", "nan", "G"])
 def test_a_quota_of_nonsense_is_refused(
     text: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
@@ -172,6 +208,18 @@ def test_with_a_model_its_pages_go_and_no_others(
     assert conversions(folder) == ["ab@int4-int8"]
 
 
+def test_while_somebody_writes_pages_nothing_is_removed(
+    folder: PageFolder, home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = pretend_pack(home / "packs" / "m@int4-int8")
+    stored(folder, "m@int4-int8")
+    monkeypatch.setattr(PageFolder.lock, "__defaults__", (0.0,))
+    with folder.lock():
+        assert main(["rm", "m", "--yes"]) == Busy.exit_code
+    assert "writing KV pages" in capsys.readouterr().err
+    assert pack.is_dir() and conversions(folder) == ["m", "m@int4-int8"]
+
+
 def test_pages_that_an_equal_conversion_can_use_stay(
     folder: PageFolder, home: Path, capsys: Capture
 ) -> None:
@@ -217,7 +265,18 @@ def chat(home: Path, *options: str, **environment: str) -> tuple[dict[str, Any],
     return json.loads(done.stdout), done.stderr
 
 
-def test_a_new_process_goes_on_where_the_last_one_ended(home: Path) -> None:
+def test_a_new_process_goes_on_where_the_last_one_ended(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def chat_here() -> tuple[dict[str, Any], str]:
+        """The same in this process, where another shows no more."""
+        monkeypatch.setenv("KT_THREADS", "1")
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+        words = ["chat", "kt-mini", PROMPT, "-n", "8", "--greedy", "--json"]
+        assert main(words) == 0
+        said = capsys.readouterr()
+        return json.loads(said.out), said.err
+
     without, _ = chat(home, "--no-kv-cache")
     assert not (home / "kv").exists()
     first, _ = chat(home)
@@ -233,10 +292,14 @@ def test_a_new_process_goes_on_where_the_last_one_ended(home: Path) -> None:
     third, said = chat(home)
     assert third["ids"] == first["ids"] and third["stats"]["reused_tokens"] < n // 64 * 64
     assert said.count("warning:") == 1 and str(path) in said and not path.exists()
-    off, _ = chat(home, KT_CACHE="0")
+    left = pages(home)
+    monkeypatch.setenv("KT_CACHE", "0")
+    off, _ = chat_here()
+    monkeypatch.delenv("KT_CACHE")
+    assert pages(home) == left  # what is there stays until somebody removes it
     assert off["ids"] == first["ids"] and off["stats"]["reused_tokens"] == 0
     (home / "kv" / "kt-kv.json").write_text('{"kt_kv": 2}')
-    left, said = chat(home)
+    left, said = chat_here()
     assert left["ids"] == first["ids"] and left["stats"]["reused_tokens"] == 0
     assert said.count("warning:") == 1 and "version 2" in said
 

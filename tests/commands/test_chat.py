@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from chat.fake_engine import TEMPLATE, FakeEngine, speaker, write_tokenizer
+from chat.fake_engine import TEMPLATE, VOCAB, FakeEngine, speaker, write_tokenizer
 
 from ktcli.assembly.prepare import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.commands import chat as command
 from ktcli.commands import piped
-from ktcli.engine.drafting import DraftWish
+from ktcli.engine.drafting import NO_DRAFTS, DraftWish
 from ktcli.errors import NotFound, UsageError
 from ktcli.hardware.numa import AUTO, OFF, Numa
 from ktcli.main import main
@@ -63,6 +63,7 @@ class Run:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     made = Run(tmp_path, capsys)
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KT_CACHE", "0")  # what is fake is not stored
     monkeypatch.setattr("ktcli.assembly.prepare.prepare", made.find)
     monkeypatch.setattr("ktcli.assembly.load.load", made.load)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
@@ -307,7 +308,7 @@ def test_what_was_chosen_is_recorded_however_a_chat_ends(
             if end == "interrupted":
                 signal.raise_signal(signal.SIGINT)
             if end == "not numbers":
-                return np.full(5, np.nan, dtype=np.float32)
+                return np.full(VOCAB, np.nan, dtype=np.float32)
         return whole(engine, cache)
 
     monkeypatch.setattr(FakeEngine, "logits", spoilt)
@@ -321,7 +322,7 @@ def test_what_was_chosen_is_recorded_however_a_chat_ends(
         monkeypatch.setattr("ktcli.chat.prompt.Prompt.ask", lambda prompt, draft: next(lines))
     got, _, err = run(*arguments)
     assert got == code and (end != "context full" or "tokens is full" in err)
-    computed = sum(session.computed for session in run.engine.sessions)
+    computed = run.engine.computed
     found = heat.read(run.folder, (2, 4))
     assert found is not None and found.tokens == computed > 5
     assert (found.counts == run.engine.chosen()).all()
@@ -358,7 +359,7 @@ def test_broken_text_files_are_one_sentence(run: Run) -> None:
 
 
 def test_logits_that_are_not_numbers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeEngine, "logits", lambda *_: np.full(5, np.nan, dtype=np.float32))
+    monkeypatch.setattr(FakeEngine, "logits", lambda *_: np.full(VOCAB, np.nan, dtype=np.float32))
     code, out, err = run("kt-mini", "hi")
     assert (code, out.strip()) == (5, "") and "where a number is due" in err
 
@@ -424,8 +425,9 @@ def test_endless_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 def test_drafts_change_no_answer_and_are_counted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[bool, int | None]] = []
 
-    def of(wish: DraftWish, engine: object, session: object) -> None:
-        asked.append((wish.drafts, wish.length))
+    def of(wish: DraftWish, engine: object) -> None:
+        if wish is not NO_DRAFTS:  # that of every request without a wish
+            asked.append((wish.drafts, wish.length))
 
     monkeypatch.setattr(DraftWish, "of", of)
     monkeypatch.setenv("KT_DRAFT", "3")

@@ -25,6 +25,7 @@ from ktcli.main import main
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     made = Run(tmp_path, capsys)
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KT_CACHE", "0")  # what is fake is not stored
     monkeypatch.setattr("ktcli.assembly.prepare.prepare", made.find)
     monkeypatch.setattr("ktcli.assembly.load.load", made.load)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))

@@ -151,6 +151,7 @@ def run(
     made = WantingRun(tmp_path, capsys)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KT_CACHE", "0")  # what is fake is not stored
     monkeypatch.setattr("ktcli.assembly.prepare.prepare", made.find)
     monkeypatch.setattr("ktcli.assembly.load.load", made.load)
     return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import pty
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from packs import pretend_pack
 from weights.fake_checkpoint import QWEN3, random_checkpoint
 
-from ktcli import manifest, smallfiles
+from ktcli import manifest, native, smallfiles
 from ktcli.main import main
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.store import integrity, library
@@ -291,7 +292,7 @@ def test_rm_asks_on_a_terminal(answer: str, code: int, there: bool) -> None:
 
 
 def test_doctor(home: Path, capsys: Capture) -> None:
-    code = main(["doctor"])
+    code = main(["doctor", "-v"])
     text = capsys.readouterr().out
     assert code in (0, 1)
     assert "USED" in text
@@ -347,14 +348,20 @@ CHECKS = ("cpuid", "os", "permission")
 
 
 def test_doctor_says_why_tiles_are_or_are_not_used(home: Path, capsys: Capture) -> None:
-    code = main(["doctor"])
+    """All of it for scripts; for people only where the CPU could have them."""
+    from ktcli.hardware.amx import explain
+    from ktcli.hardware.probe import amx_facts, probe
+
+    code = main(["doctor", "-v"])
     text = capsys.readouterr().out
     amx = document(["doctor"], capsys, code)["amx"]
     assert {*amx} == {*CHECKS, "used", "reason", "tile_min", "tile_min_from"}
     assert all({*amx[name]} == {"ok", "detail"} for name in CHECKS)
-    assert f"AMX      {'used' if amx['used'] else 'not used'}: {amx['reason']}" in text
-    for name in CHECKS:
-        assert amx[name]["detail"] in text
+    used = next(each.name for each in native.isa_rows() if each.usable)
+    said = [f"AMX      {'used' if amx['used'] else 'not used'}: {amx['reason']}"]
+    said += [amx[name]["detail"] for name in CHECKS]
+    possible = explain(amx_facts(probe(gpus=False), used)).possible
+    assert [words in text for words in said] == [possible] * len(said)
 
 
 @pytest.fixture
@@ -378,9 +385,9 @@ def test_doctor_shows_where_tiles_begin(
 
     found = Measured("amx", 1, 1e11, 1e13, 1e13, "2026-01-01")
     monkeypatch.setattr(rates, "measure", lambda *_: found)
-    code = main(["doctor"])
+    code = main(["doctor", "-v"])
     assert "the first model that is loaded does it" in capsys.readouterr().out
-    assert main(["doctor", "--measure"]) == code
+    assert main(["doctor", "-v", "--measure"]) == code
     said = capsys.readouterr()
     assert "from 4 (int4), 6 (int8), 3 (bf16) tokens per expert, measured" in said.out
     assert "tiles against vectors" in said.err
@@ -389,20 +396,67 @@ def test_doctor_shows_where_tiles_begin(
     assert amx["tile_min_from"] == "measured"
     assert all(amx[name]["ok"] for name in CHECKS)
     monkeypatch.setenv("KT_ISA", "amx")
-    main(["doctor"])
+    main(["doctor", "-v"])
     assert "from 2 tokens per expert, not measured under KT_ISA" in capsys.readouterr().out
     monkeypatch.setenv("KT_TILE_MIN", "9")
-    main(["doctor"])
+    main(["doctor", "-v"])
     assert "from 9 tokens per expert, as KT_TILE_MIN says" in capsys.readouterr().out
 
 
 def test_doctor_shows_the_teams(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KT_NUMA", "2")
-    code = main(["doctor"])
+    code = main(["doctor", "-v"])
     assert "in 2 teams (KT_NUMA=2)" in capsys.readouterr().out
     found = document(["doctor"], capsys, code)
     assert (found["numa"], len(found["teams"])) == ("2", 2)
     assert sum(team["threads"] for team in found["teams"]) == found["threads"]
+
+
+def test_doctor_begins_with_its_verdict_and_is_short(capsys: Capture) -> None:
+    code = main(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    found = document(["doctor"], capsys, code)
+    assert lines[0] == {0: "Good: this machine can run kt.", 1: "Usable, with warnings."}[code]
+    warnings = [each for each in found["problems"] if each["level"] == "warning"]
+    assert len(lines) <= 10 + 2 * len(warnings) + len(found["machine"]["gpus"])
+    assert lines[-1].startswith("kt doctor -v shows ")
+    assert 1 <= len(found["models"]) <= 3 and all(each["fits"] for each in found["models"])
+    shown = next(line for line in lines if line.startswith("Runs"))
+    assert all(each["name"] in shown for each in found["models"])
+
+
+def test_doctor_records_a_machine_to_plan_for(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "mine.json"
+    code = main(["doctor", "--record", str(path)])
+    assert code in (0, 1)
+    assert f"kt plan --machine {path}" in capsys.readouterr().err
+    assert str(tmp_path) not in path.read_text()
+    plan = document(["plan", "kt-mini", "--machine", str(path)], capsys, 0)
+    assert plan["fits"] and plan["machine"]["threads"] >= 1
+
+
+def test_doctor_reports_without_names(
+    home: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("USER", "ada.lovelace")
+    monkeypatch.setenv("LOGNAME", "ada.lovelace")
+    monkeypatch.setenv("HOME", "/home/ada.lovelace")
+    monkeypatch.setenv("HF_TOKEN", "a-very-secret-word")
+    monkeypatch.setenv("KT_ISA", "a-very-secret-word of ada.lovelace in /home/ada.lovelace/x")
+    path = tmp_path / "report.json"
+    main(["doctor", "--report", str(path)])
+    text = path.read_text()
+    for word in ("ada.lovelace", "secret-word", str(home), platform.node()):
+        assert word not in text
+    found = json.loads(text)
+    assert found["home"] == "KT_HOME" and found["machine"]["cpu"]["physical_cores"] >= 1
+    assert found["problems"][0]["level"] == "error" and found["version"]
+
+
+@pytest.mark.parametrize("option", ["--record", "--report"])
+def test_a_file_that_cannot_be_written_is_told_at_once(option: str, capsys: Capture) -> None:
+    assert main(["doctor", option, "/nowhere/x.json"]) == 2
+    assert f"{option}: the file /nowhere/x.json cannot be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"x": 1}', "\0", "[" * 100_000])

@@ -313,12 +313,14 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 
 def test_nothing_but_text_goes_to_a_pipe() -> None:
-    for arguments in (["--help"], ["list", "--all"], ["doctor"], ["show", "kimi-k2"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "ktcli", *arguments], capture_output=True, check=False,
-            env={**os.environ, "FORCE_COLOR": "1", "CLICOLOR_FORCE": "1"},
-        )  # fmt: skip
-        assert b"\x1b" not in done.stdout + done.stderr
+    words = [["list", "--all"], ["doctor"], ["show", "kimi-k2"], ["--help"]]
+    code = f"from ktcli.main import main\nfor words in {words}: print(main(words))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True,
+        env={**os.environ, "FORCE_COLOR": "1", "CLICOLOR_FORCE": "1"},
+    )  # fmt: skip
+    assert b"\x1b" not in done.stdout + done.stderr
+    assert b"kimi-k2" in done.stdout and b"Usage" in done.stdout
 
 
 # --- the reference ------------------------------------------------------------------------------

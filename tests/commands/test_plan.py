@@ -331,10 +331,13 @@ def test_the_headline_says_what_is_needed_and_free(
 # --- what comes first and last ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("model", "code"), [("deepseek-v2-lite", 0), ("kimi-k2", 4)])
-def test_the_verdict_is_first_and_last(model: str, code: int, capsys) -> None:
+@pytest.mark.parametrize(
+    ("model", "machine", "code"),
+    [("deepseek-v2-lite", "desktop-24gb-gpu", 0), ("mixtral-8x7b", "laptop-16gb", 4)],
+)
+def test_the_verdict_is_first_and_last(model: str, machine: str, code: int, capsys) -> None:
     """The screen shows the end of a long table, a pipe its beginning."""
-    assert main(["plan", model, "--machine", "desktop-24gb-gpu"]) == code
+    assert main(["plan", model, "--machine", machine]) == code
     first, *rest = capsys.readouterr().out.splitlines()
     assert first in rest and "GiB are free" in first
     assert all(line.startswith(("What", "  ")) for line in rest[rest.index(first) + 1 :])
@@ -388,11 +391,13 @@ def test_a_bar_has_its_cells_and_an_end_where_it_is_too_small(parts: tuple, have
 # --- without a name ---------------------------------------------------------------------------------
 
 
-def test_what_runs_on_a_machine_best_first(capsys) -> None:
+def test_what_runs_on_a_machine_best_first(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = ("deepseek-v2-lite", "gpt-oss-20b", "kimi-k2", "kt-mini", "olmoe-1b-7b", "qwen3-8b")
+    monkeypatch.setattr(catalog, "names", lambda: some)
     assert main(["plan", "--machine", "laptop-16gb", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     models = found["models"]
-    assert {each["name"] for each in models} == set(catalog.names())
+    assert {each["name"] for each in models} == set(some)
     assert found["best"] == models[0]["name"]
     fits = [each["fits"] for each in models]
     assert fits == sorted(fits, reverse=True) and 0 < sum(fits) < len(fits)
@@ -471,3 +476,24 @@ def test_a_repository_without_a_model_is_one_sentence(
     assert main(["plan", "some/repository"]) == code
     said = capsys.readouterr().err
     assert sentence in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("arguments", [["mixtral-8x7b"], ["deepseek-v2-lite"], []], ids=str)
+def test_a_terminal_breaks_no_line(
+    columns: int, arguments: list[str], capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(out), "width", columns)
+    monkeypatch.setattr(catalog, "names", lambda: ("deepseek-v2-lite", "mixtral-8x7b"))
+    main(["plan", *arguments, "--machine", "laptop-8gb-gpu"])
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > columns] == []
+
+
+def test_who_asks_for_ascii_gets_it(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("LC_ALL", "C"), ("TERM", "dumb")):
+        with monkeypatch.context() as said:
+            said.setenv(name, value)
+            main(["plan", "deepseek-v2-lite", "--machine", "desktop-24gb-gpu"])
+            assert "E experts" in capsys.readouterr().out
+            main(["plan", "deepseek-v2-lite", "--machine", "laptop-16gb"])
+            assert capsys.readouterr().out.isascii()

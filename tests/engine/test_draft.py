@@ -180,7 +180,8 @@ def simulated(
         rows = waiting + 1 + len(drafted)
         step = seconds[rows - 1] * draw.uniform(0.97, 1.03)
         took += step
-        drafting.ran(rows, step)
+        times.add(rows, step)
+        drafting.ran(rows, 0, step)
         right = 0
         while True:
             id = int(draw.random() >= chance)
@@ -233,4 +234,4 @@ def test_wishes() -> None:
         with pytest.raises(UsageError, match="it can be off, lookup, or 1 to 8") as caught:
             DraftWish.parse(text, "KT_DRAFT")
         assert len(str(caught.value)) < 120
-    assert NO_DRAFTS.of(None, None) is None
+    assert NO_DRAFTS.of(None) is None

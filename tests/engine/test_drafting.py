@@ -3,8 +3,8 @@ every kind of layer; and what was drafted in vain leaves no trace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 import pytest
@@ -16,14 +16,17 @@ from loading import load_engine
 from reference import CASES, ONE_OF_EACH, write_checkpoint
 
 from ktcli.engine import CpuEngine
-from ktcli.engine.draft import Draft, DraftSource, Lookup
+from ktcli.engine.draft import DraftSource, Lookup
 from ktcli.engine.draft_length import StepTimes
 from ktcli.engine.drafting import Drafting
-from ktcli.engine.generate import Finish, Generation, Stats
 from ktcli.engine.logits import Logits
-from ktcli.engine.sampler import Sampler, SamplingSettings
-from ktcli.engine.session import Session
+from ktcli.engine.request import Finish, GenerationRequest, Stats
+from ktcli.engine.sampler import History, Sampler, SamplingSettings
+from ktcli.engine.scheduler import Scheduler
+from ktcli.engine.sequence import Sequence as Timeline
 from ktcli.native import Batch
+from ktcli.native.choosing import TokenChoice
+from tests.engine.toy import Oracle
 
 CONTEXT = 200
 VOCAB = 99
@@ -54,26 +57,6 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @dataclass
-class Oracle:
-    """Drafts what will be said, but for ids that are wrong."""
-
-    answer: Sequence[int]
-    is_wrong: Callable[[int], bool] = lambda place: False
-    kinds: tuple[float, ...] = (0.5,)
-    said: int = 0
-
-    def follow(self, ids: Sequence[int]) -> None:
-        self.said = 0
-
-    def extend(self, id: int) -> None:
-        self.said += 1
-
-    def draft(self, most: int) -> Draft:
-        places = range(self.said, min(self.said + most, len(self.answer)))
-        return Draft(tuple((self.answer[i] + self.is_wrong(i)) % VOCAB for i in places))
-
-
-@dataclass
 class Watched(Sampler):
     """A sampler that remembers what it was asked."""
 
@@ -83,11 +66,11 @@ class Watched(Sampler):
     def __post_init__(self) -> None:
         Sampler.__init__(self, self.given)
 
-    def next(self, logits: Logits, history: Sequence[int]) -> int:
+    def choice(self, logits: Logits, history: History, **wanted: int) -> TokenChoice:
         sums = logits.sums if logits.temperature else np.zeros(1)
         parts = logits.values, logits.peaks, sums, np.array([logits.best])
         self.rows.append(np.concatenate([part.astype(np.float64) for part in parts]))
-        return super().next(logits, history)
+        return super().choice(logits, history, **wanted)
 
 
 @dataclass
@@ -110,40 +93,41 @@ class Answer:
     stats: Stats
 
 
-_OPEN: list[Session] = []
+_OPEN: list[Timeline] = []
 
 
-def alone(engine: CpuEngine) -> Session:
-    """A session that finds nothing that others computed."""
+def alone(engine: CpuEngine) -> Timeline:
+    """A timeline that finds nothing that others computed."""
     for before in _OPEN:
-        before.sequence.close()
+        before.close()
     engine.pools.forget()
-    _OPEN[:] = [engine.session()]
+    _OPEN[:] = [engine.sequence()]
     return _OPEN[0]
 
 
-def ask(session: Session, asked: Asked, drafting: Drafting | None = None) -> Answer:
-    sampler = Watched(asked.sampling)
-    made = Generation(
-        session,
+def ask(
+    engine: CpuEngine, line: Timeline, asked: Asked, drafting: Drafting | None = None
+) -> Answer:
+    sampler, heard = Watched(asked.sampling), count(1)
+    request = GenerationRequest(
         asked.prompt,
-        sampler,
+        asked.sampling,
         asked.stop_ids,
         asked.max_tokens,
-        CONTEXT,
-        drafting=drafting,
+        ends=lambda id: next(heard) == asked.left_after,
     )
-    for n, _ in enumerate(made, 1):
-        if n == asked.left_after:
-            break
+    scheduler = Scheduler(engine)
+    made = scheduler.submit(request, sampler=sampler, sequence=line, drafting=drafting)
+    while not scheduler.idle:
+        scheduler.step()
+    assert made.finish is not None
     return Answer(made.ids, sampler.rows, made.finish, sampler._random.random(), made.stats)
 
 
-def drafting_of(
-    engine: CpuEngine, session: Session, source: DraftSource, length: int | None
-) -> Drafting:
+def drafting_of(engine: CpuEngine, source: DraftSource, length: int | None) -> Drafting:
     assert engine.step_times is not None
-    return Drafting(source, engine.step_times, length=length, repeats=session.recurrent)
+    repeats = engine.pools.states is not None
+    return Drafting(source, engine.step_times, length=length, repeats=repeats)
 
 
 def assert_same(got: Answer, want: Answer) -> None:
@@ -191,7 +175,7 @@ def source_of(name: str, answer: list[int], seed: int) -> DraftSource:
     wrong = (
         np.random.default_rng(seed).random(CONTEXT) < {"right": 0, "wrong": 1, "mixed": 0.3}[name]
     )
-    return Oracle(answer, lambda place: bool(wrong[place]))
+    return Oracle(answer, lambda place: bool(wrong[place]), VOCAB)
 
 
 @settings(
@@ -205,63 +189,68 @@ def source_of(name: str, answer: list[int], seed: int) -> DraftSource:
 def test_an_answer_with_drafts_is_the_answer_without(
     engine: CpuEngine, asked: Asked, length: int | None, name: str, seed: int
 ) -> None:
-    whole = ask(alone(engine), Asked(asked.prompt, asked.sampling, asked.max_tokens)).ids
+    whole = ask(engine, alone(engine), Asked(asked.prompt, asked.sampling, asked.max_tokens)).ids
     answers, lengths = [], []
     for drafts in (False, True):
-        session = alone(engine)
+        line = alone(engine)
         source = source_of(name, whole, seed)
-        drafting = drafting_of(engine, session, source, length) if drafts else None
-        first = ask(session, asked, drafting)
-        # The session holds what was said, but perhaps the last id: nothing that was only tried.
+        drafting = drafting_of(engine, source, length) if drafts else None
+        first = ask(engine, line, asked, drafting)
+        # The timeline holds what was said, but perhaps the last id: nothing that was only tried.
         said = [*asked.prompt, *first.ids]
-        assert session.ids == tuple(said[: session.length])
-        lengths.append(session.length)
+        assert line.ids == tuple(said[: line.length])
+        lengths.append(line.length)
         again = Asked([*said, *IDS[:4]], SamplingSettings(seed=3), 5)
         if len(again.prompt) + 5 <= CONTEXT:
-            answers.append((first, ask(session, again)))  # it goes on as one that never drafted
-            assert session.ids == (*again.prompt, *answers[-1][1].ids)
+            # it goes on as one that never drafted
+            answers.append((first, ask(engine, line, again)))
+            assert line.ids == (*again.prompt, *answers[-1][1].ids)
         else:
             answers.append((first, first))
     for got, want in zip(*reversed(answers), strict=True):
         assert_same(got, want)
-    assert lengths[0] == lengths[1] or session.recurrent
+    assert lengths[0] == lengths[1] or line.recurrent
 
 
 def test_right_drafts_save_steps_and_wrong_ones_cost_none(engine: CpuEngine) -> None:
     asked = Asked(IDS[:60], SamplingSettings(greedy=True, seed=0), 41)
-    want = ask(alone(engine), asked)
+    want = ask(engine, alone(engine), asked)
     for name, steps in (("right", 6), ("wrong", 41)):
-        session = alone(engine)
-        drafting = drafting_of(engine, session, source_of(name, want.ids, 0), 8)
-        got = ask(session, asked, drafting)
+        drafting = drafting_of(engine, source_of(name, want.ids, 0), 8)
+        got = ask(engine, alone(engine), asked, drafting)
         assert got.ids == want.ids
         assert got.stats.steps == steps
         assert got.stats.accepted == (35 if name == "right" else 0)
         assert got.stats.accepted <= got.stats.drafted
-    assert ask(alone(engine), asked).stats.drafted == 0
+    assert ask(engine, alone(engine), asked).stats.drafted == 0
 
 
-def test_a_step_that_fails_leaves_no_trace(
+def test_a_step_that_is_interrupted_leaves_no_trace(
     engine: CpuEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An interrupt after the step ran and before any of its ids was kept."""
+    """An interrupt after the step ran and before any of its ids was kept: the next one does it again."""
+    asked = Asked(IDS[:70], SamplingSettings(greedy=True, seed=0), 20)
+    want = ask(engine, alone(engine), asked)
+    calls = count()
 
-    def run(batch: Batch) -> None:
-        CpuEngine.run(engine, batch)
-        raise KeyboardInterrupt
+    def run(batch: Batch) -> list[Logits]:
+        rows = CpuEngine.run(engine, batch)
+        if next(calls) % 2:
+            raise KeyboardInterrupt
+        return rows
 
-    rows = []
-    for fails in (False, True):
-        session = alone(engine)
-        session.feed(IDS[:70])
-        if fails:
-            monkeypatch.setattr(engine, "run", run)
-            with pytest.raises(KeyboardInterrupt):
-                session.attempt(IDS[:9], 9)
-            monkeypatch.undo()
-        assert session.ids == tuple(IDS[:70])
-        rows.append(session.feed([5]).values.copy())
-    assert np.array_equal(*rows)
+    monkeypatch.setattr(engine, "run", run)
+    request = GenerationRequest(asked.prompt, asked.sampling, (), asked.max_tokens)
+    scheduler, line = Scheduler(engine), alone(engine)
+    drafting = drafting_of(engine, source_of("right", want.ids, 0), 8)
+    made = scheduler.submit(request, sequence=line, drafting=drafting)
+    interrupts = 0
+    while not scheduler.idle:
+        try:
+            scheduler.step()
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert interrupts > 1 and made.ids == want.ids
 
 
 def test_drafts_end_at_the_depth_of_deferral(
@@ -269,8 +258,7 @@ def test_drafts_end_at_the_depth_of_deferral(
 ) -> None:
     """Each token defers as many experts as it would alone."""
     asked = Asked(IDS[:60], SamplingSettings(greedy=True, seed=0), 30)
-    want = ask(alone(engine), asked)
-    session = alone(engine)
+    want = ask(engine, alone(engine), asked)
     seen: list[tuple[int, int, int]] = []
 
     def run(batch: Batch) -> list[Logits]:
@@ -278,18 +266,9 @@ def test_drafts_end_at_the_depth_of_deferral(
         return CpuEngine.run(engine, batch)
 
     monkeypatch.setattr(engine, "run", run)
-    source = Oracle(want.ids, lambda place: place % 7 == 5)
-    made = Generation(
-        session,
-        asked.prompt,
-        Sampler(asked.sampling),
-        (),
-        30,
-        CONTEXT,
-        depth_at=lambda position: int(position >= 73),
-        drafting=drafting_of(engine, session, source, 8),
-    )
-    list(made)
+    monkeypatch.setattr(engine, "depth_at", lambda position: int(position >= 73))
+    source = Oracle(want.ids, lambda place: place % 7 == 5, VOCAB)
+    ask(engine, alone(engine), asked, drafting_of(engine, source, 8))
     answer = [step for step in seen if step[0] >= 60]
     assert any(n > 1 for _, n, _ in answer)
     for start, n, defer in answer:
@@ -308,6 +287,7 @@ def test_where_tiles_may_multiply_bf16_nothing_is_drafted(
     monkeypatch.setattr("ktcli.engine.cpu.has_tiles", lambda isa: True)
     for least, possible in ((2, False), (17, False), (18, True)):
         monkeypatch.delitem(engine.__dict__, "step_times", raising=False)
+        monkeypatch.delitem(engine.__dict__, "batch_invariant", raising=False)
         monkeypatch.setattr(engine.pool, "tile_min", (2, 2, least))
         assert (engine.step_times is not None) == (possible or not engine.spec.moe_layers)
     monkeypatch.delitem(engine.__dict__, "step_times", raising=False)

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ktcli.engine.generate import Finish
-from ktcli.engine.request import Answer, Event, Finished, GenerationRequest, PromptRead, Token
-from ktcli.engine.sampler import SamplingSettings
+from ktcli.engine.drafting import Drafting, DraftWish
+from ktcli.engine.request import (
+    Answer,
+    Event,
+    Finish,
+    Finished,
+    GenerationRequest,
+    PromptRead,
+    Token,
+)
+from ktcli.engine.sampler import Sampler, SamplingSettings
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.errors import ContextFull, DeviceError, QueueFull, UsageError
-from tests.engine.toy import STOP, ToyEngine
+from tests.engine.toy import STOP, Oracle, ToyEngine
 
 GREEDY = SamplingSettings(greedy=True)
 
@@ -71,7 +80,12 @@ plans = st.lists(
 )
 
 
-def play(scheduler: Scheduler, plan: Plan) -> tuple[list[Answer], list[Event]]:
+Drafts = Callable[[GenerationRequest], Drafting | None]
+
+
+def play(
+    scheduler: Scheduler, plan: Plan, drafts: Drafts = lambda request: None
+) -> tuple[list[Answer], list[Event]]:
     """Submits and cancels as planned; returns the answers and all events."""
     answers: list[Answer] = []
     events: list[Event] = []
@@ -84,7 +98,7 @@ def play(scheduler: Scheduler, plan: Plan) -> tuple[list[Answer], list[Event]]:
             for at, answer in due:
                 if at == step:
                     answer.cancel()
-        answers.append(scheduler.submit(request))
+        answers.append(scheduler.submit(request, drafting=drafts(request)))
         if cancel is not None:
             due.append((step + cancel, answers[-1]))
     while not scheduler.idle:
@@ -136,13 +150,94 @@ def test_each_id_is_computed_in_the_form_in_which_it_would_be_alone(plan: Plan, 
     check(answers, events, {id(a): alone(a.request, forms=True)[0] for a in answers})
 
 
-@pytest.mark.thorough
-def test_ten_thousand_requests_leave_the_pages_that_were_free() -> None:
+@given(
+    plan=plans,
+    pages=st.sampled_from([9, 12, 40]),
+    wrong=st.sampled_from([0.0, 0.3, 1.0]),
+    length=st.sampled_from([None, 1, 3, 8]),
+    forms=st.booleans(),
+)
+@settings(max_examples=40)
+def test_drafts_change_no_id_of_anybody(
+    plan: Plan, pages: int, wrong: float, length: int | None, forms: bool
+) -> None:
+    """Some draft, some do not; what is drafted is right, partly right or wrong."""
+    if forms:
+        plan = [
+            (wait, replace(request, prompt=[i, *request.prompt]), cancel)
+            for i, (wait, request, cancel) in enumerate(plan)
+        ]
+    expected = {id(request): alone(request, forms=forms)[0] for _, request, _ in plan}
+    engine = ToyEngine(pages, forms=forms)
+    draw = random.Random(7)
+
+    def drafts(request: GenerationRequest) -> Drafting | None:
+        if draw.random() < 0.3:
+            return None
+        is_wrong = [draw.random() < wrong for _ in range(300)]
+        source = Oracle(expected[id(request)], lambda place: is_wrong[place])
+        return Drafting(source, engine.step_times, length=length)
+
+    answers, events = play(serving(engine, active=5), plan, drafts)
+    check(answers, events, {id(a): expected[id(a.request)] for a in answers})
+    assert engine.pools.pages.held == 0
+    assert all(len(rows) <= 16 and sum(rows) <= engine.max_tokens for rows in engine.batches)
+
+
+def test_right_drafts_of_streams_save_steps() -> None:
+    plain = [GenerationRequest(prompt(seed, 40), GREEDY, (), 41) for seed in range(3)]
+    expected = {id(request): alone(request)[0] for request in plain}
+    steps = {}
+    for length in (0, 4):
+        engine = ToyEngine()
+        scheduler = serving(engine)
+        for request in plain:
+            source = Oracle(expected[id(request)])
+            drafting = Drafting(source, engine.step_times, length=length) if length else None
+            scheduler.submit(request, drafting=drafting)
+        events = drain(scheduler)
+        assert all(
+            e.answer.ids == expected[id(e.answer.request)]
+            for e in events
+            if isinstance(e, Finished)
+        )
+        steps[length] = len(engine.batches)
+    assert steps[4] < steps[0] / 3
+
+
+def test_an_answer_ends_where_its_listener_says_so() -> None:
+    """At that token, though more of the draft was right; the random sequence went no further either."""
+    request = GenerationRequest(prompt(1, 40), SamplingSettings(seed=4), (), 41)
+    whole, drawn = alone(request)[0], []
+    for length in (None, 8):
+        engine, heard = ToyEngine(), []
+        scheduler = serving(engine)
+        ended = replace(request, ends=lambda id, heard=heard: heard.append(id) or len(heard) == 6)
+        drafting = Drafting(Oracle(whole), engine.step_times, length=8) if length else None
+        sampler = Sampler(request.sampling)
+        answer = scheduler.submit(ended, drafting=drafting, sampler=sampler)
+        drain(scheduler)
+        assert (answer.ids, answer.finish) == (whole[:6], Finish.STOP) and heard == whole[:6]
+        drawn.append(sampler._random.random())
+    assert drawn[0] == drawn[1]
+
+
+def test_drafts_that_were_asked_for_are_refused_where_they_could_change_answers() -> None:
+    engine = ToyEngine()
+    engine.step_times = None  # type: ignore[assignment]
+    wish = DraftWish(length=3, asked=True)
+    with pytest.raises(UsageError, match="drafted tokens could change answers"):
+        serving(engine).submit(GenerationRequest([5], draft=wish))
+    assert serving(engine).idle
+
+
+@pytest.mark.parametrize("requests", [200, pytest.param(10_000, marks=pytest.mark.thorough)])
+def test_random_requests_leave_the_pages_that_were_free(requests: int) -> None:
     draw, engine = random.Random(1), ToyEngine(30, max_tokens=64)
     scheduler = serving(engine, waiting=50)
     flying: list[Answer] = []
     finished = 0
-    for _ in range(10_000):
+    for _ in range(requests):
         request = GenerationRequest(
             prompt(draw.randrange(5), draw.randrange(1, 200)),
             GREEDY,
@@ -157,8 +252,11 @@ def test_ten_thousand_requests_leave_the_pages_that_were_free() -> None:
         if draw.random() < 0.4:
             draw.choice(flying[-30:]).cancel()
     finished += sum(isinstance(event, Finished) for event in drain(scheduler, 100_000))
-    assert finished == 10_000
-    assert engine.pools.pages.held == 0
+    assert finished == requests
+    pages = engine.pools.pages
+    assert pages.held == 0
+    engine.pools.forget()
+    assert sorted(pages.take(pages.count)) == list(range(pages.count))
 
 
 def test_a_queue_that_is_full_says_so() -> None:
@@ -292,6 +390,35 @@ def test_a_shared_prompt_is_read_once() -> None:
     drain(scheduler)
     assert [answer.stats.reused_tokens for answer in answers] == [0, 448, 448, 448]
     assert len({tuple(answer.ids) for answer in answers}) == 1
+
+
+def test_what_an_answer_deferred_is_found_by_who_knows_how_deep() -> None:
+    """The toy defers from position 100 on; prompts are read without."""
+    scheduler = serving(ToyEngine())
+    first = scheduler.submit(GenerationRequest(prompt(1, 70), GREEDY, max_tokens=130))
+    drain(scheduler)
+    asked = GenerationRequest([*prompt(1, 70), *first.ids, *prompt(2, 20)], GREEDY, max_tokens=3)
+    deep = bytes(at >= 100 for at in range(199))  # the last id was not computed
+    found = [scheduler.submit(replace(asked, depths=depths)) for depths in (b"", deep)]
+    drain(scheduler)
+    assert [answer.stats.reused_tokens for answer in found] == [64, 192]
+    assert found[0].finish is found[1].finish is Finish.LENGTH
+
+
+def test_a_prompt_that_was_read_is_found_by_the_depths_that_it_was_read_with() -> None:
+    """Others may remember deferral that nobody finds any more: when the request begins again, that is known."""
+    engine = ToyEngine()
+    scheduler = serving(engine)
+    asked = GenerationRequest(prompt(1, 200), GREEDY, max_tokens=9, depths=bytes([1]) * 150)
+    answer = scheduler.submit(asked)
+    while not answer.ids:
+        scheduler.step()
+    (active,) = scheduler._active
+    active.give_back()
+    active.open(engine)  # type: ignore[arg-type]
+    assert active.sequence.length == 192
+    drain(scheduler)
+    assert answer.ids == alone(asked)[0]
 
 
 def test_a_kept_timeline_holds_prompt_and_answer() -> None:

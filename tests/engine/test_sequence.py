@@ -322,6 +322,22 @@ def test_the_third_who_begins_alike_finds_a_state_there() -> None:
     assert second.adopt([*TEXTS[2][:100], 2, 2]) == 100
 
 
+def test_marks_that_are_not_worth_a_step_are_left_out() -> None:
+    """Of a prompt of 200, 40 of which are known: those right behind them and in the tail."""
+    machine = Machine(30, slots=9)
+    first, second = machine.sequence(), machine.sequence()
+    fed(machine, first, (), TEXTS[0][:40])
+    first.keep()
+    assert second.adopt(TEXTS[0][:200], None, [30, 55, 56, 120, 184, 185, 199]) == 40
+    ends = []
+    prefix = tuple((id, 0) for id in TEXTS[0][:40])
+    while len(prefix) < 200:
+        n = second.until_mark(200 - len(prefix))
+        prefix = fed(machine, second, prefix, TEXTS[0][len(prefix) : len(prefix) + n])
+        ends.append(len(prefix))
+    assert ends == [56, 120, 184, 200]
+
+
 def test_what_was_deferred_is_found_only_as_such() -> None:
     machine = Machine(20)
     first, second = machine.sequence(), machine.sequence()

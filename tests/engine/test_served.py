@@ -3,8 +3,12 @@ with others that join, leave and are cancelled, and when pages run out."""
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from engine.toy import Oracle
 from hybrid import Made
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +17,8 @@ from loading import load_engine
 from ktcli.engine import Engine, Finish, GenerationRequest, Limits, Scheduler
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.engine.device.placement import Placement
+from ktcli.engine.drafting import Drafting, DraftWish
+from ktcli.engine.request import Answer
 from ktcli.engine.sampler import SamplingSettings
 
 CONTEXT = 256
@@ -60,19 +66,43 @@ plans = st.lists(
 )
 
 
-@given(plan=plans, held=st.sampled_from([0, 7, 10]))
+def alone(engine: Engine, request: GenerationRequest) -> Answer:
+    """What a request gets if there is no other, and nothing is drafted."""
+    engine.pools.forget()
+    scheduler = Scheduler(engine)
+    answer = scheduler.submit(replace(request, draft=DraftWish(drafts=False)))
+    while not scheduler.idle:
+        scheduler.step()
+    return answer
+
+
+def drafting(engine: Engine, answer: Answer, wrong: float) -> Drafting | None:
+    """Drafts of an answer that is known, some ids of them wrong; None where none can be made."""
+    draw, times = random.Random(answer.request.prompt[0]), engine.step_times
+    if times is None:
+        return None
+    is_wrong = [draw.random() < wrong for _ in range(CONTEXT)]
+    source = Oracle(answer.ids, lambda place: is_wrong[place], vocab=99)
+    return Drafting(source, times, length=4, repeats=engine.pools.states is not None)
+
+
+@given(plan=plans, held=st.sampled_from([0, 7, 10]), wrong=st.sampled_from([0.0, 0.3, 1.0]))
 @settings(max_examples=6)
 def test_ids_are_those_of_the_request_alone(
-    engine: Engine, plan: list[tuple[int, int, int, int | None]], held: int
+    engine: Engine, plan: list[tuple[int, int, int, int | None]], held: int, wrong: float
 ) -> None:
+    """Every other request drafts."""
+    requests = [request_of(i + 1, length, tokens) for i, (_, length, tokens, _) in enumerate(plan)]
+    wanted = [alone(engine, request) for request in requests]
     engine.pools.forget()
     others = engine.pools.pages.take(held)  # of 16: somebody else has them
     scheduler, answers, due = Scheduler(engine, Limits(active=4)), [], {}
-    requests = [request_of(i + 1, length, tokens) for i, (_, length, tokens, _) in enumerate(plan)]
-    for request, (wait, _, _, cancel) in zip(requests, plan, strict=True):
+    for i, (request, (wait, _, _, cancel)) in enumerate(zip(requests, plan, strict=True)):
         for _ in range(wait):
             scheduler.step()
-        answers.append(scheduler.submit(request))
+        drafts = drafting(engine, wanted[i], wrong) if i % 2 else None
+        wish = request.draft if drafts else DraftWish(drafts=False)
+        answers.append(scheduler.submit(replace(request, draft=wish), drafting=drafts))
         due[answers[-1]] = cancel
     step = 0
     while not scheduler.idle:
@@ -84,13 +114,8 @@ def test_ids_are_those_of_the_request_alone(
     assert engine.pools.pages.held == held
     for page in others:
         engine.pools.pages.release(page)
-    for answer in answers:
-        engine.pools.forget()
-        alone = Scheduler(engine)
-        wanted = alone.submit(answer.request)
-        while not alone.idle:
-            alone.step()
+    for answer, alike in zip(answers, wanted, strict=True):
         if answer.finish is Finish.CANCELLED:
-            assert answer.ids == wanted.ids[: len(answer.ids)]
+            assert answer.ids == alike.ids[: len(answer.ids)]
         else:
-            assert (answer.ids, answer.finish) == (wanted.ids, wanted.finish)
+            assert (answer.ids, answer.finish) == (alike.ids, alike.finish)

@@ -15,7 +15,7 @@ from ktcli.engine.kvcache import KvCache
 from ktcli.engine.pagetable import pages_for
 from ktcli.engine.prefix import seed
 from ktcli.engine.sequence import Sequence
-from ktcli.native import PAGE_TOKENS
+from ktcli.native import PAGE_TOKENS, Batch
 from ktcli.ops.state import SNAPSHOTS, LayerState
 from ktcli.planner import memory
 from ktcli.planner.memory import PREFILL_CHUNK, Use
@@ -36,8 +36,8 @@ def test_windows_take_the_bytes_that_they_need(name, changes, layers, window, st
     spec, use = shape(name, **changes).spec, Use(streams=streams)
     windowed = [state for state in spec.states if state.window]
     assert len(windowed) == layers and {state.window for state in windowed} == {window}
-    # A window may begin and end within a page; one page is copied before it is written.
-    each = pages_for(window) + 2
+    # Drafts can be taken back; a window may begin and end within a page; one page is copied before it is written.
+    each = pages_for(window + 8) + 2
     pages = streams * each + PREFILL_CHUNK // PAGE_TOKENS + SNAPSHOTS * pages_for(window)
     page_bytes = [2 * PAGE_TOKENS * state.position_elements for state in spec.states]
     of_window = sum(
@@ -102,11 +102,13 @@ def test_no_bit_depends_on_where_positions_lie(name, tmp_path, monkeypatch) -> N
         goes_on(upto, size)
     session.rewind(100)  # its window is gone: computed again
     goes_on(160, 6)
-    rows = session.attempt([*TEXT[160:163].tolist(), 5, 6, 7], 6)  # three are right
+    drafted = np.array([*TEXT[160:163], 5, 6, 7], np.int32)  # three are right
+    run = session.sequence.extend(drafted, first_output=0, chunk=(160, 1))
+    rows = engine.run(Batch((run,)))
     for i in range(3):
         np.testing.assert_array_equal(rows[i].values, wanted[160 + i])
-    session.keep(1)
-    session.keep(3)
+    session.sequence.commit(run, 1, prompt=False)
+    session.sequence.commit(run._replace(ids=drafted[1:], start=161), 2, prompt=False)
     goes_on(300, 1)
     fork = session.sequence.fork()
     goes_on(420, 60)

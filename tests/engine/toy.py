@@ -5,13 +5,18 @@ So a wrong page, a page that somebody else wrote, or a run in another form shows
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
 
+from ktcli.engine.draft import Draft
+from ktcli.engine.draft_length import MOST_ROWS, StepTimes
 from ktcli.engine.logits import Logits
 from ktcli.engine.pages import PagePool
-from ktcli.engine.sequence import Pools, Sequence
+from ktcli.engine.sequence import Pools
+from ktcli.engine.sequence import Sequence as Timeline
 from ktcli.native import PAGE_TOKENS, Pool
 from ktcli.native.batch import Batch, Run
 
@@ -40,12 +45,13 @@ class ToyEngine:
         self._hashes = np.zeros((pages, PAGE_TOKENS), dtype=np.uint64)
         self.pools = Pools(PagePool(pages), None, self._copy, b"toy", context)
         self._forms = forms
+        self.step_times = StepTimes([self.cost_s(rows) for rows in range(1, MOST_ROWS + 1)])
         self.now_s = 0.0
         self.batches: list[list[int]] = []
         self.error: BaseException | None = None  # raised by the next step
 
-    def sequence(self) -> Sequence:
-        return Sequence(self.pools)
+    def sequence(self) -> Timeline:
+        return Timeline(self.pools)
 
     def depth_at(self, position: int) -> int:
         return 1 if position >= 100 else 0
@@ -75,7 +81,9 @@ class ToyEngine:
         hash_ = 17 if run.start == 0 else int(self._at(run, run.start - 1)[...])
         found = []
         for at, id in enumerate(run.ids.tolist()):
-            form = (run.chunk, run.defer) if self._forms else run.defer
+            # A chunk of one token means that each of the run is computed as if it came alone.
+            chunk = (run.start + at, 1) if run.chunk and run.chunk[1] == 1 else run.chunk
+            form = (chunk, run.defer) if self._forms else run.defer
             hash_ = hash((hash_, id, form)) & (2**64 - 1)
             self._at(run, run.start + at)[...] = hash_
             if at >= run.first_output:
@@ -89,3 +97,24 @@ class ToyEngine:
 
     def _copy(self, source: int, target: int) -> None:
         self._hashes[target] = self._hashes[source]
+
+
+@dataclass
+class Oracle:
+    """A source of drafts that knows what will be said, but for ids that are wrong."""
+
+    answer: Sequence[int]
+    is_wrong: Callable[[int], bool] = lambda place: False
+    vocab: int = VOCAB
+    kinds: tuple[float, ...] = (0.5,)
+    said: int = 0
+
+    def follow(self, ids: Sequence[int]) -> None:
+        self.said = 0
+
+    def extend(self, id: int) -> None:
+        self.said += 1
+
+    def draft(self, most: int) -> Draft:
+        places = range(self.said, min(self.said + most, len(self.answer)))
+        return Draft(tuple((self.answer[i] + self.is_wrong(i)) % self.vocab for i in places))

@@ -123,7 +123,8 @@ def test_what_cpu_and_device_do_is_the_whole() -> None:
         replace(Ceilings.of(POOL), seconds=0.001), measure_rates(HERE), made.placement
     )
     for step in (StepShape(1, 20), StepShape(64, 0)):
-        works, found = step_work(made.model, made.recipe, step), device.split(made, step)
+        job = Job(Phase.DECODE if step.n_tokens == 1 else Phase.PREFILL, step.n_tokens, step.start)
+        works, found = step_work(made.model, made.recipe, step), device.split(made, job, step)
         read = sum(work.read_bytes for work in works)
         ops = sum(work.ops for work in works)
         assert found.cpu_bytes + found.device_bytes == pytest.approx(read)

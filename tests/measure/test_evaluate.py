@@ -161,7 +161,10 @@ def test_short_windows_share_steps() -> None:
     assert windows_at_once(windows(IDS, 600, 600, 1), VOCAB) == 1
 
 
-@pytest.mark.parametrize("name", ["qwen3", "deepseek-v3", "gpt-oss", "qwen3-next"])
+THOROUGH = (pytest.param(name, marks=pytest.mark.thorough) for name in ("gpt-oss", "deepseek-v4"))
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-next", *THOROUGH])
 def test_windows_in_one_step_give_the_bits_that_each_gives_alone(name: str, tmp_path: Path) -> None:
     case = next(case for case in CASES if case.name == name)
     checkpoint = write_checkpoint(case, tmp_path / "checkpoint")

@@ -5,9 +5,10 @@ from shapes import GIB, RATES, config
 
 from ktcli.assembly.load import load_random
 from ktcli.assembly.request import Wanted
+from ktcli.engine.logits import Logits
 from ktcli.errors import NotEnoughMemory
 from ktcli.measure.synthetic import expert_spread, fitting_plan
-from ktcli.native import Program
+from ktcli.native import Batch, Program
 from ktcli.planner.host import Host
 from ktcli.planner.memory import PREFILL_CHUNK, scratch_bytes
 from ktcli.planner.plan import Request
@@ -33,7 +34,9 @@ def test_not_even_one_layer():
 
 
 @pytest.mark.parametrize("experts", ["int4", "int8", "bf16"])
-def test_random_weights_choose_every_expert_about_equally_often(experts: str):
+def test_random_weights_choose_every_expert_about_equally_often(
+    experts: str, monkeypatch: pytest.MonkeyPatch
+):
     """Ten layers deep, where averaging by attention would have made all tokens alike."""
     shape = config(
         "qwen3-30b-a3b",
@@ -49,8 +52,15 @@ def test_random_weights_choose_every_expert_about_equally_often(experts: str):
     )
     recipe = Recipe.named(experts, "bf16")
     made = load_random(shape, recipe, Wanted(256, threads=1))
+    run, rows = made.run, []
+
+    def counted(batch: Batch) -> list[Logits]:
+        rows.append(batch.rows)
+        return run(batch)
+
+    monkeypatch.setattr(made, "run", counted)
     spread = expert_spread(made, made.session(), seed=7)
-    assert spread is not None
+    assert spread is not None and rows == [64] * 4  # Ctrl-C is heard between steps
     assert spread.even
     assert spread.seen == 1.0
     assert spread.busiest < 3.0  # 32 +- 5.3 tokens per expert: six standard deviations

@@ -48,6 +48,17 @@ def test_same_bits(amx: Amx, fmt: str) -> None:
     assert amx.count(done.stderr, "tdpbssd") > 0 or not amx.emulated
 
 
+@pytest.mark.thorough
+def test_a_run_gets_the_same_in_any_batch(amx: Amx) -> None:
+    """Operation by operation; with bf16, products and models within their bounds."""
+    models = HERE.parent / "engine" / "test_batches.py"
+    tests = (str(HERE / "test_same_batch.py"), str(models), "-k", "amx or test_tiles")
+    plain = ("-q", "-p", "no:cacheprovider", "-p", "no:faulthandler")
+    done = python("pytest", *tests, *plain, environment=amx.environment)
+    assert "passed" in done.stdout and "skipped" not in done.stdout
+    assert amx.count(done.stderr, "tdpbf16ps") > 0 or not amx.emulated
+
+
 @pytest.mark.skipif(CHECKPOINT is None, reason="the trained model is not in this tree")
 @pytest.mark.parametrize("fmt", ["int4", pytest.param("int8", marks=pytest.mark.thorough)])
 def test_tiles_for_the_prompt_and_vectors_for_the_answer(

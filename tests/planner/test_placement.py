@@ -8,10 +8,14 @@ from shapes import GIB, RATES, host, shape
 
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.profile import read_machine
+from ktcli.models import build
+from ktcli.ops.recording import record
+from ktcli.planner.cost import STEP_S, operation_seconds
 from ktcli.planner.host import host_of
 from ktcli.planner.memory import DEFAULT_CONTEXT, LEAST_CONTEXT, MARGIN_LIMIT_BYTES
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
+from ktcli.store import catalog
 from ktcli.weights.recipe import Recipe
 
 NAMES = ["deepseek-v2-lite", "deepseek-v3", "kimi-k2", "qwen3-30b-a3b", "qwen3-235b-a22b"]
@@ -139,6 +143,20 @@ def test_advised_memory_is_enough(name: str):
     # The margin grows with the machine, so room for it comes on top.
     roomier = replace(machine, available_bytes=machine.available_bytes + MARGIN_LIMIT_BYTES)
     assert place(shape(name), roomier, Request(context=4096)).fits
+
+
+def test_the_operations_of_a_step_cost_something_as_such():
+    """A model of no size at all is not infinitely fast, and more threads take longer to meet than one."""
+    tiny = catalog.get("kt-mini")
+    rates = replace(RATES, read_bps=1e30, int8_ops=1e30, bf16_ops=1e30)
+    for threads in (1, 2, 64):
+        each = operation_seconds(threads)
+        machine = host(BIG, replace(rates, operation_s=each), threads)
+        model = build(tiny.config)
+        made = place(model, machine, Request(Recipe.named(tiny.experts, tiny.dense)))
+        counted = len(record(model.forward).records)
+        assert 1 / made.speed.decode == pytest.approx(STEP_S + counted * each)
+    assert operation_seconds(1) < operation_seconds(2)
 
 
 # --- known machines ---------------------------------------------------------------------------------

@@ -65,7 +65,8 @@ class MemoryBar:
 
 def can_draw() -> bool:
     """Tells whether stdout shows block characters."""
-    if os.environ.get("TERM") == "dumb":
+    # Python writes UTF-8 under LC_ALL=C too, and who says C has asked for ASCII.
+    if os.environ.get("TERM") == "dumb" or os.environ.get("LC_ALL") in ("C", "POSIX"):
         return False
     try:
         "\u2588\u2593\u2592\u2591\u25a0\u00b7\u2502\u2713\u2717".encode(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ktcli.errors import gib
+from ktcli.assembly.survey import Surveyed
+from ktcli.errors import gib, predicted
 from ktcli.hardware import amx
 from ktcli.hardware.datasheet import data_sheet
 from ktcli.hardware.diagnosis import HostSetting, Kernel, Level, Problem
@@ -101,29 +103,90 @@ def _begin_words(choice: tiles.Choice) -> str:
     return f"from {least.int4} tokens per expert, {reason}"
 
 
-def render(
-    machine: Machine,
-    kernels: tuple[Kernel, ...],
-    setting: HostSetting,
-    threads: TeamsHere,
-    begin: TilesHere | None,
-    problems: list[Problem],
-) -> str:
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """Everything that `kt doctor` found; findings are in the order in which they are shown."""
+
+    machine: Machine
+    kernels: tuple[Kernel, ...]
+    setting: HostSetting
+    threads: TeamsHere
+    begin: TilesHere | None
+    problems: tuple[Problem, ...]
+    models: tuple[Surveyed, ...]
+
+    @property
+    def verdict(self) -> str:
+        worst = max((problem.level for problem in self.problems), default=Level.NOTE)
+        words, colour = {
+            Level.NOTE: ("Good: this machine can run kt.", "green"),
+            Level.WARNING: ("Usable, with warnings.", "yellow"),
+            Level.ERROR: ("kt cannot run here until the errors below are fixed.", "red"),
+        }[worst]
+        return out.style(words, colour)
+
+    @property
+    def has_tiles(self) -> bool:
+        """Tells whether this CPU could have AMX."""
+        return self.begin is not None and self.begin.verdict.possible
+
+
+def render(found: Examination) -> str:
+    """The verdict, a few rows, and what is wrong."""
+    notes = [problem for problem in found.problems if problem.level is Level.NOTE]
+    shown = [problem for problem in found.problems if problem.level is not Level.NOTE]
+    words = [found.verdict, table(_short_rows(found), width=out.width)]
+    words += map(_problem, shown)
+    more = f"{_n(len(notes), 'note')} and the rest" if notes else "the rest"
+    return "\n".join([*words, out.style(f"kt doctor -v shows {more}.", "dim")])
+
+
+def render_all(found: Examination) -> str:
+    """The verdict and every fact and finding."""
+    begin = found.begin.rows() if found.begin and found.has_tiles else []
     rows = [
-        *_processor_rows(machine, kernels, threads),
-        *(begin.rows() if begin else []),
-        *_memory_rows(machine),
-        *_device_rows(machine, setting),
+        *_processor_rows(found.machine, _shown_kernels(found), found.threads),
+        *begin,
+        *_memory_rows(found.machine),
+        *_device_rows(found.machine, found.setting),
+        *_model_rows(found.models),
     ]
-    words = [table(rows, width=out.width), "", *map(_problem, problems)]
-    worst = max((problem.level for problem in problems), default=Level.NOTE)
-    verdict, colour = {
-        Level.NOTE: ("Good: this machine can run kt.", "green"),
-        Level.WARNING: ("Usable, with warnings.", "yellow"),
-        Level.ERROR: ("kt cannot run here until the errors above are fixed.", "red"),
-    }[worst]
-    gap = [""] if problems else []
-    return "\n".join([*words, *gap, out.style(verdict, colour)])
+    words = [found.verdict, "", table(rows, width=out.width)]
+    return "\n".join([*words, *([""] if found.problems else []), *map(_problem, found.problems)])
+
+
+def _shown_kernels(found: Examination) -> tuple[Kernel, ...]:
+    return tuple(row for row in found.kernels if row.name != amx.ROW or found.has_tiles)
+
+
+def _short_rows(found: Examination) -> list[tuple[str, str]]:
+    """A row each for the processor, memory, GPUs, disk and models."""
+    machine, memory = found.machine, found.machine.memory
+    used = next((kernel.name for kernel in found.kernels if kernel.used), "")
+    said = f", because {found.threads.forced} says so" if found.threads.forced else ""
+    teams = f" in {len(found.threads.teams)} teams" if len(found.threads.teams) > 1 else ""
+    threads = f"{_n(found.threads.count, 'thread')}{teams}{f' of {used}' if used else ''}{said}"
+    rates = machine.measured
+    speed = (
+        f"read {rates.read_bps / 1e9:.0f} GB/s, measured {rates.date}"
+        if rates
+        else "speed not measured: kt doctor --measure"
+    )
+    rows = [
+        ("CPU", f"{machine.cpu.model or 'unknown'}, {threads}"),
+        ("Memory", f"{gib(memory.total_bytes)}, {gib(memory.free_bytes)} free; {speed}"),
+    ]
+    return [*rows, *_device_rows(machine, found.setting)[:-1], *_model_rows(found.models)]
+
+
+def _model_rows(models: Sequence[Surveyed]) -> list[tuple[str, str]]:
+    """The models that run here, and the command that shows all."""
+    each = [
+        f"{one.profile.name} ({predicted(one.plan.speed.decode)} tokens/s)"
+        for one in models
+        if one.plan is not None
+    ]
+    return [("Runs", f"{', '.join(each)}; all: kt plan")] if each else []
 
 
 def _processor_rows(
@@ -216,8 +279,10 @@ def _problem(problem: Problem) -> str:
         Level.WARNING: ("warning:", "yellow"),
         Level.ERROR: ("error:", "red"),
     }[problem.level]
-    line = f"{out.style(label, colour)} {safe(problem.message)}"
-    return f"{line}\n  {safe(problem.fix)}" if problem.fix else line
+    sentence = out.fold(f"{label} {safe(problem.message)}", "  ")
+    line = sentence.replace(label, out.style(label, colour), 1)
+    gain = f"  -> {problem.gain}" if problem.gain else ""
+    return f"{line}\n{out.fold(f'  {safe(problem.fix)}{gain}', '    ')}" if problem.fix else line
 
 
 def _n(count: int, what: str) -> str:

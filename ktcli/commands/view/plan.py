@@ -17,6 +17,8 @@ from ktcli.planner.hybrid_account import ON_GPU
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import EARLY_TOKENS, Line, Plan
 
+_NARROW = 70  # columns below which the table of parts is short
+
 
 def document(name: str, made: Plan) -> dict[str, Any]:
     """The plan for --json."""
@@ -79,8 +81,9 @@ def render(
         disk: what must come onto the disk; None: this is another machine.
         following: what to do next, or what else would do: lines below the verdict at the end.
     """
-    fits = out.style("fits", "green") if made.fits else out.style("does not fit", "red")
-    verdict = f"{safe(name)} {fits}{_sizes(made)}"
+    said, colour = ("fits", "green") if made.fits else ("does not fit", "red")
+    sentence = out.fold(f"{safe(name)} {said}{_sizes(made)}", "  ")
+    verdict = sentence.replace(f" {said}", f" {out.style(said, colour)}", 1)
     words = [verdict, "", draw(bars_of(made, disk)), "", _parts(made), ""]
     if made.nodes:
         words += [_nodes(made), ""]
@@ -88,10 +91,13 @@ def render(
     if made.costs:
         words += ["", "What is forced:", *(f"  {cost_words(cost)}" for cost in made.costs)]
     if made.notes:
-        words += ["", *(f"Note: {safe(note)}" for note in made.notes)]
+        words += ["", *(out.fold(f"Note: {safe(note)}", "  ") for note in made.notes)]
     words += ["", verdict]
     if made.advice:
-        words += ["What would make it fit:", *(f"  {advice}" for advice in made.advice)]
+        words += [
+            "What would make it fit:",
+            *(out.fold(f"  {advice}", "    ") for advice in made.advice),
+        ]
     return "\n".join([*words, *following])
 
 
@@ -112,7 +118,13 @@ def _sizes(made: Plan) -> str:
 
 
 def _parts(made: Plan) -> str:
-    """The table of parts, a line each; with a GPU, the place stands before the size."""
+    """The table of parts, a line each; with a GPU, the place stands before the size.
+
+    A narrow terminal has room for what lies where, and no more.
+    """
+    if out.width is not None and out.width < _NARROW:
+        brief = [(line.part, _place_word(line), gib(line.size_bytes)) for line in made.lines]
+        return table(brief, ("part", "where", "size"), right=(2,))
     head = ("part", "format", "memory", "read/token", "decode", "prefill", "why")
     rows = [
         (

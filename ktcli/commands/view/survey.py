@@ -69,17 +69,17 @@ def render_survey(
     """
     fits = [each for each in found if each.fits]
     count = f"{len(fits)} of {len(found)} models run"
-    words = [f"{out.style(count, 'green')} on {machine or 'this machine'}: {_machine_words(host)}"]
+    first = out.fold(f"{count} on {machine or 'this machine'}: {_machine_words(host)}", "  ")
+    words = [first.replace(count, out.style(count, "green"), 1)]
     shown = found[: len(fits) + _LACKING]
     words += ["", survey_table(shown)]
     if shown != found:
-        words.append(f"  and {len(found) - len(shown)} that lack more; --json lists them all")
+        words.append(f"  {len(found) - len(shown)} more lack more (all: --json)")
     words.append("")
-    words += [
-        f"Largest first of those faster than people read ({READING_TOK_S:g} tokens/s), then the slower ones.",
-    ]
+    order = f"Order: faster than people read ({READING_TOK_S:g} tokens/s), the largest first; then slower."
+    words.append(out.fold(order, "  "))
     if not host.rates.measured:
-        words.append("Speeds rest on assumed rates; kt doctor --measure replaces them.")
+        words.append(out.fold("Speeds are assumed; kt doctor --measure replaces them.", "  "))
     if fits and not machine:
         words += _next(fits, disk)
     return "\n".join(words)
@@ -91,9 +91,10 @@ def _next(fits: Sequence[Surveyed], disk: Disk | None) -> list[str]:
     chosen = next((each for each in fits if disk is None or each.disk_bytes <= free), fits[-1])
     best, name, words = fits[0], chosen.profile.name, list[str]()
     if chosen is not best:
-        words.append(
-            f"{best.profile.name} takes about {gib(best.disk_bytes)} of disk at first, {gib(free)} is free."
+        lack = (
+            f"{best.profile.name} takes up to {gib(best.disk_bytes)} of disk, {gib(free)} is free."
         )
+        words.append(out.fold(lack, "  "))
     return [
         *words,
         f"Next: {out.style(f'kt chat {name}', 'bold')}, or kt plan {name} for its parts",

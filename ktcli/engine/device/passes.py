@@ -59,8 +59,8 @@ class Pass:
 
     @property
     def single(self) -> bool:
-        """Tells whether each run has one token."""
-        return all(run.ids.size == 1 for _, run in self.runs)
+        """Tells whether each run has one token, which is no piece of a chunk."""
+        return all(is_single(run) for _, run in self.runs)
 
 
 def passes(runs: Sequence[Run], rule: LongPrompts, most: int) -> list[Pass]:
@@ -76,6 +76,11 @@ def passes(runs: Sequence[Run], rule: LongPrompts, most: int) -> list[Pass]:
     rest = [each for each in numbered if not _is_prompt(each[1])]
     answers = [Pass(tuple(some)) for some in _packed(rest, most)]
     return [*answers, *(Pass(tuple(some), True) for some in _packed(prompts, rule.chunk))]
+
+
+def is_single(run: Run) -> bool:
+    """Tells whether a run has one token, which is no piece of a chunk."""
+    return run.ids.size == 1 and (run.chunk is None or run.chunk[1] == 1)
 
 
 def _is_prompt(run: Run) -> bool:
@@ -103,9 +108,10 @@ def _packed(runs: Iterable[Numbered], most: int) -> Iterator[list[Numbered]]:
 
 def _cut(run: Run, n: int) -> tuple[Run, Run]:
     """The first n tokens of a run, and the others, which go on from the state that the first leave."""
-    head = run._replace(ids=run.ids[:n], first_output=min(run.first_output, n))
+    chunk = run.chunk or (run.start, run.ids.size)
+    head = run._replace(ids=run.ids[:n], first_output=min(run.first_output, n), chunk=chunk)
     after = max(0, run.first_output - n)
     tail = run._replace(
-        ids=run.ids[n:], start=run.start + n, first_output=after, state=run.next_state
+        ids=run.ids[n:], start=run.start + n, first_output=after, state=run.next_state, chunk=chunk
     )
     return head, tail

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ktcli.engine.device.decode import DecodeSteps
 from ktcli.engine.device.experts import Depths, HostExperts
-from ktcli.engine.device.passes import LongPrompts, Pass, passes
+from ktcli.engine.device.passes import LongPrompts, Pass, is_single, passes
 from ktcli.engine.device.runners import Runner, Streamed, TimedRunner
 from ktcli.engine.device.stream import Stream, one_step
 from ktcli.engine.logits import F32Array, Logits
@@ -114,8 +114,8 @@ def depths(runs: Sequence[Run]) -> Depths:
 
 
 def parts_of(runs: Sequence[Run], device: torch.device) -> Iterator[Rows]:
-    """Yields the parts of a step: neighbours of one token together, each longer run by itself."""
-    for single, some in groupby(runs, key=lambda run: run.ids.size == 1):
+    """Yields the parts of a step: neighbours of one token together, each other run by itself."""
+    for single, some in groupby(runs, key=is_single):
         for group in [list(some)] if single else [[run] for run in some]:
             yield _rows(group, device)
 
@@ -133,10 +133,12 @@ def _rows(runs: Sequence[Run], device: torch.device) -> Rows:
     if runs[0].next_state >= 0:
         both = np.array([[run.state for run in runs], [run.next_state for run in runs]])
         slots = torch.from_numpy(both).to(device)
+    chunk = runs[0].chunk
     return Rows(
         torch.from_numpy(positions).to(device),
         torch.from_numpy(pages).to(device),
         n,
         slots,
         ids.to(device),
+        chunk=0 if chunk is None else chunk[1],
     )

@@ -47,7 +47,7 @@ def gqa(
     s = shape
     cache = append_heads(cache, k, v, rows, s.kv_heads)
     query = torch.unflatten(q, -1, (s.kv_heads, s.heads // s.kv_heads, s.head_dim))
-    if rows.run == 1:
+    if rows.single:
         return _gqa_one(rounded(query, exact), cache, rows, s, sinks)
     out = torch.empty(len(q), s.heads * s.value_dim, dtype=torch.float32, device=q.device)
     for i, table in enumerate(rows.pages):
@@ -104,7 +104,7 @@ def mla(
     (pages,), weights = cache, (uk_in, uk_out, uv)
     append(pages, latent, rows)
     query = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
-    if rows.run == 1:
+    if rows.single:
         held = pages[rows.pages.long()].flatten(1, 2).float()  # [S, L, lora + rope]
         return absorb(query, held, seen_by(rows), weights, shape, exact)
     out = torch.empty(q.shape[0], shape.heads, shape.v, dtype=torch.float32, device=q.device)

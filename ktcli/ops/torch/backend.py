@@ -150,6 +150,8 @@ class TorchBackend(Backend):
         given, first, made = dict(self._given(operation)), 0, []
         for number, rows in enumerate(self._step.parts):
             own, last = dict(given), first + rows.positions.shape[0]
+            if rows.chunk == 1 and not layout.state:
+                rows = rows.apart()  # drafted: what is there of each is what it gives alone
             for name in layout.operands:
                 if given[name] is not None:
                     own[name] = given[name][first:last]

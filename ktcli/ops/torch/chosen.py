@@ -98,7 +98,7 @@ def choose(
     if rows.pages.shape[1] * PAGE_TOKENS <= shape.positions:
         return None
     query = rounded(torch.unflatten(q, -1, (shape.heads, shape.dim)), exact)
-    if rows.run == 1:
+    if rows.single:
         keys = pages[rows.pages.long()].flatten(1, 2).float()  # [S, L, dim]
         scores = torch.einsum("shd,sld->shl", query, keys)
         places = torch.arange(keys.shape[1], device=q.device)
@@ -158,7 +158,7 @@ def mla(
         return attention.mla(q, latent, *weights, shape, rows=rows, cache=cache, exact=exact)
     append(pages, latent, rows)
     query = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
-    if rows.run == 1:
+    if rows.single:
         at, seen = chosen.positions(rows.positions)
         within = (at // PAGE_TOKENS).clamp(
             max=rows.pages.shape[1] - 1
@@ -202,7 +202,7 @@ def gqa(
     s = shape
     cache = append_heads(cache, k, v, rows, s.kv_heads)
     query = torch.unflatten(q, -1, (s.kv_heads, s.heads // s.kv_heads, s.head_dim))
-    if rows.run == 1:
+    if rows.single:
         return _gqa_one(rounded(query, exact), cache, chosen, rows, s)
     out = torch.empty(len(q), s.heads * s.value_dim, dtype=torch.float32, device=q.device)
     for i, table in enumerate(rows.pages):

@@ -50,6 +50,7 @@ class Rows:
         ids: int64 [T], on the device: the tokens; None: no layer looks at them.
         live: bool [T], on the device: the rows of sequences; the others fill a captured step up and choose no
             experts; None: all are.
+        chunk: the tokens of the chunk that each sequence's rows are a piece of, see `native.Run`; 0: they are all.
     """
 
     positions: Tensor
@@ -58,6 +59,17 @@ class Rows:
     slots: Tensor | None = None
     ids: Tensor | None = None
     live: Tensor | None = None
+    chunk: int = 0
+
+    @property
+    def single(self) -> bool:
+        """Tells whether the rows are computed in the form of one row of each sequence."""
+        return self.run == 1 and self.chunk <= 1
+
+    def apart(self) -> Rows:
+        """Returns each row as a sequence of its own, with the pages of its sequence and without its state."""
+        pages = self.pages.repeat_interleave(self.run, 0)
+        return Rows(self.positions, pages, 1, ids=self.ids, live=self.live)
 
 
 # -- each row by itself ---------------------------------------------------------------------------------

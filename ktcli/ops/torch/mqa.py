@@ -78,7 +78,7 @@ def mqa(
     rings = state.read((shape.window, shape.dim))
     query = rounded(torch.unflatten(q, -1, (shape.heads, shape.dim)), exact)
     a = _Attending(kv, rings, pages, rows, shape, sinks, chosen, exact)
-    out, after = _one(a, query) if rows.run == 1 else _runs(a, query)
+    out, after = _one(a, query) if rows.single else _runs(a, query)
     state.write(after)
     return out.flatten(1)
 

@@ -91,7 +91,7 @@ def delta(
     log_g = s.lowest * (rate * decay).sigmoid() if s.lowest else -rate * softplus(decay)
     beta = beta.reshape(-1, run, s.heads).transpose(1, 2)
     before = state.read((s.heads, s.dk, s.dv))
-    rule = _one if run == 1 else _many
+    rule = _one if rows.single else _many
     out, after = rule((q * s.dk**-0.5, k, v), log_g, beta.sigmoid(), before)
     state.write(after)
     return out.transpose(1, 2).reshape(-1, s.heads * s.dv)

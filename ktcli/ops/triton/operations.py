@@ -99,7 +99,7 @@ def gqa(
     cache: KvPages,
 ) -> Tensor:
     """Appends k and v to the cache, then attends causally; runs of more than one row, and chosen blocks, in torch."""
-    if rows.run > 1 or chosen is not None:
+    if not rows.single or chosen is not None:
         return torch_chosen.gqa(q, k, v, shape, sinks, chosen, rows=rows, cache=cache)
     append(cache[0], k, rows)
     append(cache[1], v, rows)
@@ -120,7 +120,7 @@ def mla(
 ) -> Tensor:
     """Appends the latent to the cache, then attends causally; runs of more than one row, and chosen positions, in
     torch."""
-    if rows.run > 1 or chosen is not None:
+    if not rows.single or chosen is not None:
         weights = uk_in, uk_out, uv
         return torch_chosen.mla(q, latent, *weights, shape, chosen, rows=rows, cache=cache)
     (pages,) = cache

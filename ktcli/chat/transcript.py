@@ -1,0 +1,128 @@
+"""Turns the ids of an answer into text as they come: whole characters, thoughts apart, nothing past a stop string.
+
+The engine gives every id to `hears` as it is chosen, which says whether the answer ends there; what the id added is
+then taken by `next`, one id after the other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ktcli.chat.channels import Channels
+from ktcli.chat.stream import THINK, Detokenizer, StopStrings, Thinking
+from ktcli.chat.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPiece:
+    """A piece of an answer's text; `thought` says whether the model speaks to itself."""
+
+    text: str
+    thought: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What an id, or the end, adds to an answer.
+
+    Attributes:
+        text: to what the conversation remembers.
+        pieces: to what is shown.
+    """
+
+    text: str
+    pieces: tuple[AnswerPiece, ...]
+
+
+class _Reading(Protocol):
+    """One way in which models write thoughts and answers."""
+
+    stops: StopStrings
+
+    def feed(self, id: int) -> Added:
+        """What an id adds."""
+
+    def finish(self) -> Added:
+        """What was held back."""
+
+
+class Transcript:
+    """The text of one answer.
+
+    Args:
+        stops: texts that end it.
+        prompt: the text before it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], prompt: str) -> None:
+        known = Channels.known_to(tokenizer)
+        self._reading: _Reading = (
+            _InChannels(tokenizer, stops) if known else _BetweenMarks(tokenizer, stops, prompt)
+        )
+        self._added: deque[Added] = deque()
+
+    @property
+    def stopped(self) -> bool:
+        """Tells whether a stop string has come."""
+        return self._reading.stops.stopped
+
+    def hears(self, id: int) -> bool:
+        """The next id; returns whether the answer ends with it."""
+        self._added.append(self._reading.feed(id))
+        return self.stopped
+
+    def next(self) -> Added:
+        """What the first id added that was not taken yet."""
+        return self._added.popleft()
+
+    def finish(self) -> Added:
+        """What was held back; no id follows."""
+        return Added("", ()) if self.stopped else self._reading.finish()
+
+
+class _BetweenMarks:
+    """Answers of models that put their thoughts between <think> and </think>, which the conversation remembers."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], prompt: str) -> None:
+        self.stops = StopStrings(stops)
+        self._detokenizer = Detokenizer(tokenizer)
+        self._thinking = Thinking(inside=prompt.rstrip().endswith(THINK))
+
+    def feed(self, id: int) -> Added:
+        text = self.stops.feed(self._detokenizer.feed(id))
+        shown = self._thinking.feed(text) if text else ()
+        if self.stops.stopped:
+            shown = (*shown, *self._thinking.finish())
+        return Added(text, _pieces(shown))
+
+    def finish(self) -> Added:
+        text = self.stops.feed(self._detokenizer.finish()) + self.stops.finish()
+        return Added(text, _pieces((*self._thinking.feed(text), *self._thinking.finish())))
+
+
+class _InChannels:
+    """Answers of models that speak in channels, whose thoughts the conversation forgets; stop strings count in the last
+    channel only."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self.stops = StopStrings(stops)
+        self._channels = Channels(tokenizer)
+
+    def feed(self, id: int) -> Added:
+        thought, text = self._channels.feed(id)
+        if thought:
+            return Added("", _pieces([(True, text)]))
+        text = self.stops.feed(text)
+        return Added(text, _pieces([(False, text)]))
+
+    def finish(self) -> Added:
+        thought, text = self._channels.finish()
+        rest = self.stops.feed("" if thought else text) + self.stops.finish()
+        return Added(rest, _pieces([(True, text if thought else ""), (False, rest)]))
+
+
+def _pieces(parts: Iterable[tuple[bool, str]]) -> tuple[AnswerPiece, ...]:
+    return tuple(AnswerPiece(text, thought) for thought, text in parts if text)

@@ -1,0 +1,45 @@
+"""Takes out of a text what identifies a person or a machine, for reports that are shown to strangers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_TOKENS = re.compile(r"\b(?:hf|ms|sk|ghp|github_pat)[_-][A-Za-z0-9_-]{8,}")
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+_HOMES = re.compile(r"(?:/home|/Users|/root)\b(?:/[^\s/\"':]+)?")
+_ADDRESSES = re.compile(r"(https?://)[^\s/@\"']*@")
+_LEAST = 4  # characters of a secret's value: shorter ones are words
+
+
+def redacted(found: Any, names: Mapping[str, str]) -> Any:
+    """Returns a JSON document without the names in it; keys stay, as they are ours.
+
+    Args:
+        names: what is taken out, each with what stands in its place.
+    """
+    if isinstance(found, Mapping):
+        return {key: redacted(value, names) for key, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [redacted(value, names) for value in found]
+    return redacted_text(found, names) if isinstance(found, str) else found
+
+
+def redacted_text(text: str, names: Mapping[str, str]) -> str:
+    """Returns `text` without the names in it, tokens, and folders of people."""
+    for name in sorted(names, key=len, reverse=True):
+        if name:
+            pattern = rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])"
+            text = re.sub(pattern, lambda _, word=names[name]: word, text)  # type: ignore[misc]
+    text = _ADDRESSES.sub(r"\1", _TOKENS.sub("TOKEN", text))
+    return _HOMES.sub("~", text)
+
+
+def names_of(environment: Mapping[str, str], user: str, host: str, home: str) -> dict[str, str]:
+    """What to take out of a report: folders, names, and the values of variables that are called secret."""
+    names = {home: "~", user: "USER", host: "HOST", host.partition(".")[0]: "HOST"}
+    for key, value in environment.items():
+        if _SECRET.search(key) and len(value) >= _LEAST:
+            names[value] = "TOKEN"
+    return {name: word for name, word in names.items() if len(name.strip("/")) > 1}
