@@ -213,7 +213,8 @@ def chat(
         given, max_tokens, tuple(stop or ()), system, think, stats,
         allow_special=allow_special, explain_cache=explain_cache,
         kept=kept_chat(go_on, resume), draft=_draft_wish(draft),
-        hides_thoughts=hide_thinking, streams_json=jsonl, output=None if output is None else answer_file.checked(output),
+        hides_thoughts=hide_thinking, streams_json=jsonl,
+        output=None if output is None else answer_file.checked(output),
     )  # fmt: skip
     recording = config.records_heat()
     quota = 0 if no_kv_cache else cache_quota()
