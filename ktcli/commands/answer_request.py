@@ -80,6 +80,7 @@ class AnswerRequest:
     draft: DraftWish
     allow_special: bool = False
     hides_thoughts: bool = False
+    streams_json: bool = False
     explain_cache: bool = False
     kept: KeptChat | None = None  # to go on with
 
