@@ -81,6 +81,7 @@ class AnswerRequest:
     allow_special: bool = False
     hides_thoughts: bool = False
     streams_json: bool = False
+    output: Path | None = None  # the file for the answer's text
     explain_cache: bool = False
     kept: KeptChat | None = None  # to go on with
 

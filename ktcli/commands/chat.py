@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ktcli import config
+from ktcli.commands import answer_file
 from ktcli.commands.answer_request import AnswerRequest, kept_chat, preferred_settings
 from ktcli.commands.options import (
     AllowSpecialOpt,
@@ -124,6 +125,10 @@ JsonLines = Annotated[
     bool,
     typer.Option("--jsonl", help="Print the answer as lines of JSON while it is made."),
 ]
+OutputFile = Annotated[
+    Path | None,
+    typer.Option("--output", metavar="FILE", help="Write the answer's text into a new file, too."),
+]
 Stats = Annotated[bool, typer.Option("--stats", help="Show token counts and rates (on stderr).")]
 
 
@@ -158,6 +163,7 @@ def chat(
     explain_cache: ExplainCache = False,
     json: JsonOpt = False,
     jsonl: JsonLines = False,
+    output: OutputFile = None,
     quiet: QuietOpt = False,
 ) -> None:
     """Talk to a model.
@@ -208,13 +214,15 @@ def chat(
         allow_special=allow_special, explain_cache=explain_cache,
         kept=kept_chat(go_on, resume), draft=_draft_wish(draft),
         hides_thoughts=hide_thinking, streams_json=jsonl,
+        output=None if output is None else answer_file.checked(output),
     )  # fmt: skip
     recording = config.records_heat()
     quota = 0 if no_kv_cache else cache_quota()
     model, prompt = who_and_what(name, prompt, asked.model)
     if model == asked.model:
         asked.require_model()
-    words = _words(prompt, "--jsonl" if jsonl else "--json" if json else "", named=name is not None)
+    needs_prompt = "--output" if output else "--jsonl" if jsonl else "--json" if json else ""
+    words = _words(prompt, needs_prompt, named=name is not None)
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     with asked.telling_whose_model(model):
         ready, made = _open(
@@ -272,11 +280,11 @@ def who_and_what(
         raise
 
 
-def _words(prompt: str | None, json_option: str, *, named: bool) -> str | None:
+def _words(prompt: str | None, option: str, *, named: bool) -> str | None:
     """The text for the model: the prompt, and below it the text on standard input; None: ask a person.
 
     Args:
-        json_option: the option that asks for JSON; empty: none.
+        option: one that needs a prompt; empty: none.
         named: whether the model was named; then an empty pipe is no greeting.
     Raises:
         UsageError: there is nothing to say, or a file that the prompt names cannot be read.
@@ -289,9 +297,9 @@ def _words(prompt: str | None, json_option: str, *, named: bool) -> str | None:
             if not words and named and is_piped():
                 raise UsageError("standard input is empty", hint="nothing came through the pipe")
             return words or GREETING
-        if json_option:
+        if option:
             raise UsageError(
-                f"{json_option} needs a prompt", hint=f'for example: kt chat "Hello!" {json_option}'
+                f"{option} needs a prompt", hint=f'for example: kt chat "Hello!" {option}'
             )
         return None
     if prompt == PIPE:
@@ -393,6 +401,8 @@ def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
                 screen.end()
     reply = made.reply
     assert reply is not None
+    if asked.output is not None:
+        answer_file.write(asked.output, said[False])
     if interrupt.asked:
         raise KeyboardInterrupt
     if out.mode is Mode.JSON or asked.streams_json:

@@ -1,4 +1,4 @@
-"""Answers as lines of JSON: one object a line, and together what --json says."""
+"""Answers for scripts: lines of JSON that together are what --json says, and a file that is always a new one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 from ktcli.chat.transcript import AnswerPiece
 from ktcli.commands.answer_events import AnswerEvents
@@ -44,3 +45,16 @@ def test_no_text_breaks_a_line_or_reaches_the_terminal_as_a_control() -> None:
     line = stream.getvalue()
     assert line.endswith("\n") and line[:-1].isascii() and line[:-1].isprintable()
     assert json.loads(line) == {"event": "text", "text": text, "thought": True}
+
+
+def test_an_answer_goes_into_a_new_file_and_never_over_one(tmp_path: Path) -> None:
+    path = tmp_path / "answer.txt"
+    done = kt("--output", str(path))
+    assert done.returncode == 0, done.stderr
+    written = path.read_text()
+    assert written.strip() == done.stdout.strip() != ""
+    again = kt("--output", str(path))
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "there already" in again.stderr
+    assert path.read_text() == written
+    assert "no folder" in kt("--output", str(tmp_path / "none" / "a")).stderr
