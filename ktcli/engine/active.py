@@ -140,9 +140,24 @@ class Active:
         at = self.sequence.length
         chunk = next((chunk for chunk in reversed(self._chunks) if chunk[0] <= at), None)
         if chunk is None:  # what was found when it began is lost
-            chunk = at, engine.chunk_tokens(self._chunks[0][0] - at)
+            if depth := self._depth_found(at):
+                return self._reads_answer(at, depth, most)
+            same = (p for p in range(at, self._chunks[0][0]) if self._depth_found(p))
+            chunk = at, engine.chunk_tokens(next(same, self._chunks[0][0]) - at)
         upto = at + self.sequence.until_mark(min(most, sum(chunk) - at))
         return self._run(upto, upto == len(self.known), 0, chunk)
+
+    def _depth_found(self, position: int) -> int:
+        """The depth of deferral with which an id of the prompt was computed that was found when it began."""
+        depths = self.answer.request.depths
+        return depths[position] if position < len(depths) else 0
+
+    def _reads_answer(self, at: int, depth: int, most: int) -> Run:
+        """The run that computes ids of an earlier answer again as they were: each alone, and deferred so deep."""
+        upto, end = at + 1, min(at + most, at + _AGAIN, self._chunks[0][0])
+        while upto < end and self._depth_found(upto) == depth:
+            upto += 1
+        return self._run(upto, False, depth, (at, 1))
 
     def writes(self, engine: Engine, room: DraftRoom = NO_DRAFT_ROOM) -> Run:
         """The run that computes what the answer knows and the timeline has not: one id, or several where pages were
