@@ -369,7 +369,7 @@ class Tier:
         for page in taken[n:]:
             pool.release(page)
         held += [(pool, page) for page in taken[:n]]
-        if kind == PAGE:
+        if memory.page_bytes and (kind == PAGE or not self._memory.page_bytes):
             self.restored_tokens += sum(label.ids.size for label in labels[:n])
         return n
 
