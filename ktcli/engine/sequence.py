@@ -245,7 +245,9 @@ class Sequence:
         span = self.length - rest, self.length
         slot = states.slot_of(key)
         if self._pools.tier is not None and slot is not None:
-            self._pools.tier.kept(slot, self._label(STATE, key, page_key, span), self._line)
+            label = self._label(STATE, key, page_key, span)
+            marked = self.length in self._marks
+            self._pools.tier.kept(slot, label, self._line, marked=marked)
         if rest:
             self._seal_pages(self.length // PAGE_TOKENS, key, page_key, span)
             if self._windows is not None:

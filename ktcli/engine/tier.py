@@ -193,8 +193,17 @@ class Tier:
         if size_bytes and not self._store.has(label.kind, label.key):
             self._put(page, label, size_bytes)
 
-    def kept(self, slot: int, label: PageLabel, line: int) -> None:
-        """A snapshot was made of a sequence; those that are its latest when the turn is over are written."""
+    def kept(self, slot: int, label: PageLabel, line: int, *, marked: bool = False) -> None:
+        """A snapshot was made of a sequence; those that are its latest when the turn is over are written, and at once
+        those from which other prompts will go on, too.
+
+        Args:
+            marked: whether it is such a one, see `Sequence.mark`.
+        """
+        if marked:
+            if not self._store.has(STATE, label.key):
+                self._put(slot, label, self._memory.state_bytes)
+            return
         latest = self._latest.setdefault(line, deque(maxlen=_STATES_OF_LINE))
         if all(label.key != other.key for _, other in latest):
             latest.append((slot, label))
