@@ -20,7 +20,8 @@ _kt() {
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --draft) words='off lookup' ;;
-                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --hide-thinking --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --quiet --help' names='all' files='.gguf' ;;
+                --output) files='any' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --hide-thinking --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --jsonl --output --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'doctor')
             case $before in

@@ -30,6 +30,8 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l no-kv-cache -d 'Read and
 complete -c kt -n '__fish_seen_subcommand_from chat' -l stats -d 'Show token counts and rates (on stderr)'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l explain-cache -d 'Where cached tokens could not be used, say at which token and why'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l jsonl -d 'Print the answer as lines of JSON while it is made'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l output -d 'Write the answer’s text into a new file, too' -r -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a doctor -d 'Show what this machine is and can do'

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ktcli.engine.device.cache import DeviceCache
 from ktcli.engine.device.weights import DeviceModel, load_device
 from ktcli.engine.loader import PackSource
-from ktcli.engine.sequence import pages_for
+from ktcli.engine.pagetable import pages_for
 from ktcli.models import Model, build
 from ktcli.native import PAGE_TOKENS, Pool
 from ktcli.ops.torch.backend import ResidentRunner, StepInputs, TorchBackend

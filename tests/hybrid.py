@@ -22,7 +22,7 @@ from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.weights import DeviceModel, load_device
 from ktcli.engine.loader import PackSource
-from ktcli.engine.sequence import pages_for
+from ktcli.engine.pagetable import pages_for
 from ktcli.measure.baselines import OnCpu, engine_under
 from ktcli.measure.policy import Policy
 from ktcli.models import Model, build

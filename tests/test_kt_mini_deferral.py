@@ -26,7 +26,7 @@ from ktcli.engine import Engine, cpu
 from ktcli.engine.device.cache import DeviceCache
 from ktcli.engine.device.weights import load_device
 from ktcli.engine.loader import PackSource
-from ktcli.engine.sequence import pages_for
+from ktcli.engine.pagetable import pages_for
 from ktcli.measure.evaluate import EvalCase, score, windows
 from ktcli.measure.intervals import interval
 from ktcli.models import build

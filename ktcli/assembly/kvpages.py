@@ -82,11 +82,14 @@ def store_below(
         model: the model's name, for people.
     """
     memory, pools = engine.memory, engine.pools
-    facts = (pools.seed, memory.codec, memory.page_bytes, memory.state_bytes)
+    windows = pools.windows
+    facts: tuple[object, ...] = (pools.seed, memory.codec, memory.page_bytes, memory.state_bytes)
+    if windows is not None and windows.memory is not None:
+        facts = (*facts, windows.window, windows.memory.page_bytes)
     space = Space(sha256(repr(facts).encode()).digest(), memory.codec)
     about = {"model": model, "page_bytes": memory.page_bytes, "state_bytes": memory.state_bytes}
     store = PageStore(folder, space, quota_bytes, about, listener.warn)
-    tier = Tier(store, memory, pools.pages, pools.states, pools.seed)
+    tier = Tier(store, memory, pools.pages, pools.states, pools.seed, windows)
     store.writer.busy = lambda: tier.is_busy
     pools.tier = tier
     try:

@@ -19,6 +19,8 @@ _UNCERTAIN = re.compile(
 _UNCERTAIN_TASK = re.compile(r"(?:\[(?:[ xX](?:\][ \t]*)?)?)$")
 _BULLETS = ("•", "◦", "▪")
 _MOST_INDENT = 24  # columns
+_MOST_QUOTES = 12  # one in the other
+_MOST_UNCERTAIN = 200  # characters
 
 
 class LineKind(Enum):
@@ -55,7 +57,7 @@ def classify(source: str, *, last: bool) -> LineStart | None:
         last: whether it is the whole line.
     """
     quotes, body = "", source
-    while quote := _QUOTE.match(body):
+    while len(quotes) < 2 * _MOST_QUOTES and (quote := _QUOTE.match(body)):
         quotes, body = quotes + "│ ", body[quote.end() :]
     text = body.lstrip(" \t")
     indent = quotes + " " * min(len(body[: len(body) - len(text)].expandtabs(4)), _MOST_INDENT)
@@ -70,7 +72,7 @@ def classify(source: str, *, last: bool) -> LineStart | None:
             return None
     if last and _RULE.match(text):
         return LineStart(LineKind.RULE, "", quotes)
-    if not last and _UNCERTAIN.match(text):
+    if not last and len(text) <= _MOST_UNCERTAIN and _UNCERTAIN.match(text):
         return None
     if heading := _HEADING.match(text):
         return LineStart(LineKind.HEADING, text[heading.end() :], quotes, quotes, len(heading[1]))

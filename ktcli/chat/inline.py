@@ -41,8 +41,11 @@ class Inline:
 
     def feed(self, text: str) -> Iterator[Span]:
         """Yields the spans that are certain now."""
-        self._held += text
-        yield from self._take(last=False)
+        for at in range(
+            0, len(text), _HELD
+        ):  # what is held back stays short, however long a text is
+            self._held += text[at : at + _HELD]
+            yield from self._take(last=False)
 
     def finish(self) -> Iterator[Span]:
         """Yields the rest of the line."""
@@ -80,17 +83,22 @@ class Inline:
                 return 0
             return 2 if held[1:2] and held[1] in _ESCAPED else -1
         run = len(held) - len(held.lstrip(first)) if first in "*_`~" else 1
+        long = len(held) > _HELD
         if run == len(held) and not last:
-            return 0
+            return -run if long else 0
         if not self._may_open(run):
             return -run
         for end in re.finditer(re.escape(_ENDS[first]) + "+", held[run:]):
             at = run + end.end()
+            if at > _HELD:
+                return -run
             if at == len(held) and not last:
                 return 0  # the run may go on
+            if held[run + end.start() - 1].isspace() and first in "*_~":
+                continue  # nothing ends behind a space
             if _is_whole(_parsed(held[:at])):
                 return at
-        return -run if last or len(held) > _HELD or self._is_none() else 0
+        return -run if last or long or self._is_none() else 0
 
     def _may_open(self, run: int) -> bool:
         first, after = self._held[0], self._held[run : run + 1]

@@ -80,6 +80,8 @@ class AnswerRequest:
     draft: DraftWish
     allow_special: bool = False
     hides_thoughts: bool = False
+    streams_json: bool = False
+    output: Path | None = None  # the file for the answer's text
     explain_cache: bool = False
     kept: KeptChat | None = None  # to go on with
 

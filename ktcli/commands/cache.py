@@ -185,8 +185,8 @@ def _held(stored: StoredPages) -> _Held:
     for file in stored.files:
         with contextlib.suppress(Damaged, OSError):
             for entry in read_table(file.path)[1]:
-                is_page = entry.kind == Kind.PAGE
-                pages, states = pages + is_page, states + (not is_page)
+                is_page, is_state = entry.kind == Kind.PAGE, entry.kind == Kind.STATE
+                pages, states = pages + is_page, states + is_state
                 tokens += entry.n_ids if is_page else 0
     return _Held(tokens, pages, states)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ktcli import config
+from ktcli.commands import answer_file
 from ktcli.commands.answer_request import AnswerRequest, kept_chat, preferred_settings
 from ktcli.commands.options import (
     AllowSpecialOpt,
@@ -120,6 +121,14 @@ ExplainCache = Annotated[
         help="Where cached tokens could not be used, say at which token and why.",
     ),
 ]
+JsonLines = Annotated[
+    bool,
+    typer.Option("--jsonl", help="Print the answer as lines of JSON while it is made."),
+]
+OutputFile = Annotated[
+    Path | None,
+    typer.Option("--output", metavar="FILE", help="Write the answer's text into a new file, too."),
+]
 Stats = Annotated[bool, typer.Option("--stats", help="Show token counts and rates (on stderr).")]
 
 
@@ -153,6 +162,8 @@ def chat(
     stats: Stats = False,
     explain_cache: ExplainCache = False,
     json: JsonOpt = False,
+    jsonl: JsonLines = False,
+    output: OutputFile = None,
     quiet: QuietOpt = False,
 ) -> None:
     """Talk to a model.
@@ -193,18 +204,25 @@ def chat(
             f"--greedy and --temperature {temperature:g} contradict each other",
             hint="leave one of them out",
         )
+    if json and jsonl:
+        raise UsageError(
+            "--json and --jsonl contradict each other",
+            hint="--jsonl gives the answer as it comes, --json once it is whole",
+        )
     asked = AnswerRequest(
         given, max_tokens, tuple(stop or ()), system, think, stats,
         allow_special=allow_special, explain_cache=explain_cache,
         kept=kept_chat(go_on, resume), draft=_draft_wish(draft),
-        hides_thoughts=hide_thinking,
+        hides_thoughts=hide_thinking, streams_json=jsonl,
+        output=None if output is None else answer_file.checked(output),
     )  # fmt: skip
     recording = config.records_heat()
     quota = 0 if no_kv_cache else cache_quota()
     model, prompt = who_and_what(name, prompt, asked.model)
     if model == asked.model:
         asked.require_model()
-    words = _words(prompt, json, named=name is not None)
+    needs_prompt = "--output" if output else "--jsonl" if jsonl else "--json" if json else ""
+    words = _words(prompt, needs_prompt, named=name is not None)
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     with asked.telling_whose_model(model):
         ready, made = _open(
@@ -262,10 +280,11 @@ def who_and_what(
         raise
 
 
-def _words(prompt: str | None, json: bool, *, named: bool) -> str | None:
+def _words(prompt: str | None, option: str, *, named: bool) -> str | None:
     """The text for the model: the prompt, and below it the text on standard input; None: ask a person.
 
     Args:
+        option: one that needs a prompt; empty: none.
         named: whether the model was named; then an empty pipe is no greeting.
     Raises:
         UsageError: there is nothing to say, or a file that the prompt names cannot be read.
@@ -278,8 +297,10 @@ def _words(prompt: str | None, json: bool, *, named: bool) -> str | None:
             if not words and named and is_piped():
                 raise UsageError("standard input is empty", hint="nothing came through the pipe")
             return words or GREETING
-        if json:
-            raise UsageError("--json needs a prompt", hint='for example: kt chat "Hello!" --json')
+        if option:
+            raise UsageError(
+                f"{option} needs a prompt", hint=f'for example: kt chat "Hello!" {option}'
+            )
         return None
     if prompt == PIPE:
         words, empty = standard_input(), "standard input is empty"
@@ -355,11 +376,10 @@ def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
     from ktcli.chat.chat import longer_context
     from ktcli.chat.interrupt import Interrupt
     from ktcli.chat.keeper import Keeper
-    from ktcli.chat.statistics import cached_line, six_lines
     from ktcli.chat.thoughts import without_marks
-    from ktcli.engine.request import Finish
+    from ktcli.commands.answer_events import AnswerEvents
 
-    screen, longer = _screen(asked), longer_context(made.speaker.engine)
+    screen = AnswerEvents(sys.stdout) if asked.streams_json else _screen(asked)
     with contextlib.ExitStack() as keeping, Interrupt() as interrupt:
         if asked.kept is not None:
             keeper = Keeper(made, out.warn)
@@ -374,23 +394,37 @@ def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
                 if out.mode is not Mode.JSON:
                     screen.piece(piece)
         except ContextFull as error:
-            error.hint = longer
+            error.hint = longer_context(made.speaker.engine)
             raise
         finally:
             if out.mode is not Mode.JSON:
                 screen.end()
     reply = made.reply
     assert reply is not None
+    if asked.output is not None:
+        answer_file.write(asked.output, said[False])
     if interrupt.asked:
         raise KeyboardInterrupt
-    if out.mode is Mode.JSON:
+    if out.mode is Mode.JSON or asked.streams_json:
         answer, thinking = said[False], without_marks(said[True])
         shown = document(made, reply, answer.lstrip("\n") if said[True] else answer, thinking)
         if asked.explain_cache:
             shown["cache_loss"] = None if made.loss is None else asdict(made.loss)
-        out.result(shown, "")
+        if isinstance(screen, AnswerEvents):
+            screen.answer(shown)
+        else:
+            out.result(shown, "")
+    _remark(made, reply, asked)
+
+
+def _remark(made: Chat, reply: Reply, asked: AnswerRequest) -> None:
+    """Says on stderr how an answer ended and, if asked, what it took."""
+    from ktcli.chat.chat import longer_context
+    from ktcli.chat.statistics import cached_line, six_lines
+    from ktcli.engine.request import Finish
+
     if reply.finish is Finish.CONTEXT:
-        hint = f"the answer ends where it does; {longer}"
+        hint = f"the answer ends where it does; {longer_context(made.speaker.engine)}"
         out.warn(f"the context of {made.speaker.engine.context:,} tokens is full", hint=hint)
     if reply.finish is Finish.LENGTH:
         out.note(f"(cut at {len(reply.ids):,} tokens; --max-tokens changes it)")

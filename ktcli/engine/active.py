@@ -11,10 +11,11 @@ from ktcli.engine.draft_length import MOST_ROWS
 from ktcli.engine.drafting import Drafting
 from ktcli.engine.logits import Logits
 from ktcli.engine.pages import PoolFull
+from ktcli.engine.pagetable import pages_for
 from ktcli.engine.prefix import depths_of
 from ktcli.engine.request import Answer, Candidate, Finish, Token
 from ktcli.engine.sampler import History, chosen_id
-from ktcli.engine.sequence import Sequence, pages_for
+from ktcli.engine.sequence import Sequence
 from ktcli.native import PAGE_TOKENS
 from ktcli.native.batch import Run
 from ktcli.native.choosing import ChosenToken, TokenChoice
@@ -87,8 +88,17 @@ class Active:
     @property
     def pages_ahead(self) -> int:
         """The pages that it needs beside those it holds, for what it knows and a first piece of what follows."""
-        ends = min(len(self.known) + _SLICE, self.prompt_tokens + self.room)
-        return max(0, pages_for(ends) - pages_for(self.sequence.length))
+        return max(0, pages_for(self._ends) - pages_for(self.sequence.length))
+
+    @property
+    def windows_ahead(self) -> int:
+        """The same of the layers with a window, from step to step: a prompt's chunk takes more for one step."""
+        return self.sequence.windows_ahead(self._ends)
+
+    @property
+    def _ends(self) -> int:
+        """Where what it knows and a first piece of what follows end."""
+        return min(len(self.known) + _SLICE, self.prompt_tokens + self.room)
 
     def open(self, engine: Engine) -> None:
         """Begins, or begins again, with as much as is found of what it knows."""
@@ -130,9 +140,24 @@ class Active:
         at = self.sequence.length
         chunk = next((chunk for chunk in reversed(self._chunks) if chunk[0] <= at), None)
         if chunk is None:  # what was found when it began is lost
-            chunk = at, engine.chunk_tokens(self._chunks[0][0] - at)
+            if depth := self._depth_found(at):
+                return self._reads_answer(at, depth, most)
+            same = (p for p in range(at, self._chunks[0][0]) if self._depth_found(p))
+            chunk = at, engine.chunk_tokens(next(same, self._chunks[0][0]) - at)
         upto = at + self.sequence.until_mark(min(most, sum(chunk) - at))
         return self._run(upto, upto == len(self.known), 0, chunk)
+
+    def _depth_found(self, position: int) -> int:
+        """The depth of deferral with which an id of the prompt was computed that was found when it began."""
+        depths = self.answer.request.depths
+        return depths[position] if position < len(depths) else 0
+
+    def _reads_answer(self, at: int, depth: int, most: int) -> Run:
+        """The run that computes ids of an earlier answer again as they were: each alone, and deferred so deep."""
+        upto, end = at + 1, min(at + most, at + _AGAIN, self._chunks[0][0])
+        while upto < end and self._depth_found(upto) == depth:
+            upto += 1
+        return self._run(upto, False, depth, (at, 1))
 
     def writes(self, engine: Engine, room: DraftRoom = NO_DRAFT_ROOM) -> Run:
         """The run that computes what the answer knows and the timeline has not: one id, or several where pages were

@@ -76,8 +76,10 @@ class CpuEngine:
         self._cache = cache = KvCache(self.spec, plan.use, plan.context, pool, key)
         self.program, outputs, self.routings = self._record()
         self.max_tokens, self.max_outputs = self.program.max_tokens, self.program.max_outputs
-        memory = (cache.memory, cache.layout.page_bytes, cache.state_memory)
+        memory = (cache.memory.arena, cache.layout.page_bytes, cache.state_memory)
         self.program.attach(*memory, cache.states.size_bytes)
+        if cache.windows is not None:
+            self.program.attach_windows(cache.windows.arena, cache.windows.page_bytes)
         views = outputs.logits, outputs.best, outputs.peaks, outputs.sums
         outputs_of = (self.program.rows(view, self.max_outputs) for view in views)
         self._rows = list(zip(*outputs_of, strict=True))
@@ -156,9 +158,12 @@ class CpuEngine:
             kv_f32=plan.use.kv_f32,
         )
         deferring = self.spec.moe_layers - 1 if any(depth for _, depth in plan.depths) else 0
-        offsets = self._cache.layout.offsets, self._cache.states.offsets
+        layout = self._cache.layout
+        places = Places(
+            self._tensors.by_name, layout.offsets, self._cache.states.offsets, layout.windowed
+        )
         recording = reuse_buffers(defer_experts(record(self.model.forward), deferring))
-        made = assemble(recording, program, Places(self._tensors.by_name, *offsets))
+        made = assemble(recording, program, places)
         return program, Outputs(*made.results), made.routings
 
 

@@ -1,24 +1,22 @@
 """The memory of pages and states on the CPU: where each position of each layer lies, and the pools that number it.
 
-A page holds 64 positions of all layers, one layer behind the other, so that a page can leave memory and come back as
-one object. All memory is reserved when the engine is made and costs nothing before it is touched; pages are taken as
-positions are reached.
+A page holds 64 positions of all layers that keep whole sequences, one layer behind the other, so that a page can leave
+memory and come back as one object; a *window page* holds those of the layers with a window, which need fewer. All
+memory is reserved when the engine is made and costs nothing before it is touched; pages are taken as positions are
+reached.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ktcli.engine.pages import PagePool, StatePool
+from ktcli.engine.pagetable import WindowPages
 from ktcli.engine.sequence import Pools
 from ktcli.engine.states import StateLayout
 from ktcli.engine.tier import U8Array
 from ktcli.models import Spec
-from ktcli.native import PAGE_TOKENS, Arena
+from ktcli.native import PAGE_TOKENS
 from ktcli.native import Pool as Team
 from ktcli.ops.state import SNAPSHOTS, state_slots
 from ktcli.ops.tensors import ceil_to
@@ -29,23 +27,52 @@ _LINE_BYTES = 64  # layers begin on cache lines
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """The sizes of a KV page.
+    """The sizes of KV pages.
 
     Attributes:
-        offsets: the first byte of each layer's part of a page.
-        page_bytes: the bytes of a page, all layers.
+        offsets: the first byte of each layer's part of a page, or of a window page.
+        page_bytes, window_bytes: the bytes of a page and of a window page, all layers that have a part.
+        windowed: the layers whose part is one of a window page.
     """
 
     offsets: tuple[int, ...]
     page_bytes: int
+    window_bytes: int
+    windowed: frozenset[int]
 
     @classmethod
     def of(cls, spec: Spec, *, f32: bool = False) -> PageLayout:
         """The layout of a model's pages with bf16 elements, or f32."""
         each = PAGE_TOKENS * (4 if f32 else 2)
-        sizes = [ceil_to(s.position_elements * each, _LINE_BYTES) for s in spec.states]
-        ends = tuple(accumulate(sizes))
-        return cls((0, *ends[:-1]), ends[-1])
+        ends, offsets = {False: 0, True: 0}, []
+        for state in spec.states:
+            offsets.append(ends[state.windowed])
+            ends[state.windowed] += ceil_to(state.position_elements * each, _LINE_BYTES)
+        windowed = frozenset(i for i, state in enumerate(spec.states) if state.windowed)
+        return cls(tuple(offsets), ends[False], ends[True], windowed)
+
+
+class PageArena:
+    """Pages of one kind in main memory: their bytes lie as they are stored.
+
+    Attributes:
+        arena: [pages][page_bytes].
+    """
+
+    def __init__(self, team: Team, pages: int, page_bytes: int) -> None:
+        self.page_bytes, self.arena = page_bytes, team.arena(pages * page_bytes)
+
+    def saved_page(self, page: int) -> U8Array:
+        return self.arena.bytes[page * self.page_bytes : (page + 1) * self.page_bytes]
+
+    page_room = saved_page
+
+    def restore_page(self, page: int, room: U8Array) -> None:
+        """Does nothing: the room is the place."""
+
+    def copy(self, of: int, to: int) -> None:
+        """Copies the contents of a page to another."""
+        self.saved_page(to)[:] = self.saved_page(of)
 
 
 class KvCache:
@@ -53,25 +80,32 @@ class KvCache:
 
     Attributes:
         layout, states: where each layer's part of a page, and of a state, lies.
-        memory: [pages][page_bytes].
+        memory: the pages.
+        windows: the pages of the layers with a window; None: no layer has one.
         state_memory: [slots][state_bytes].
         pools: who has which of them.
     """
 
     def __init__(self, spec: Spec, use: Use, context: int, team: Team, seed: bytes) -> None:
-        self.layout = PageLayout.of(spec, f32=use.f32_cache)
+        self.layout = layout = PageLayout.of(spec, f32=use.f32_cache)
         self.states = StateLayout.of(spec)
-        pages, each = use.pages(context), self.layout.page_bytes
+        pages, window_pages = use.pages(context), use.window_pages(spec, context)
         slots = state_slots(use.streams) if self.states.elements else 0
-        self.memory = team.arena(pages * each)
+        self.memory = PageArena(team, pages, layout.page_bytes)
+        self.windows = PageArena(team, window_pages, layout.window_bytes) if spec.window else None
         self.state_memory = team.arena(slots * self.states.size_bytes)
         states = StatePool(slots, SNAPSHOTS, "a conversation", self.states.size_bytes)
+        windows = None
+        if self.windows is not None:
+            pool = PagePool(window_pages, "the windows", layout.window_bytes)
+            windows = WindowPages(pool, self.windows.copy, spec.window, self.windows)
         self.pools = Pools(
-            PagePool(pages, "the context", each),
+            PagePool(pages, "the context", layout.page_bytes),
             states if slots else None,
-            _Copy(_rows(self.memory, pages, each)),
+            self.memory.copy,
             seed,
             context,
+            windows=windows,
         )
 
     # -- for the tier below, see `tier.PageMemory`: the bytes lie as they are stored ------------------------
@@ -87,7 +121,7 @@ class KvCache:
         return self.states.size_bytes
 
     def saved_page(self, page: int) -> U8Array:
-        return self.memory.bytes[page * self.page_bytes : (page + 1) * self.page_bytes]
+        return self.memory.saved_page(page)
 
     def saved_state(self, slot: int) -> U8Array:
         return self.state_memory.bytes[slot * self.state_bytes : (slot + 1) * self.state_bytes]
@@ -99,17 +133,3 @@ class KvCache:
 
     def restore_state(self, slot: int, room: U8Array) -> None:
         """Does nothing: the room is the place."""
-
-
-class _Copy:
-    """Copies pages."""
-
-    def __init__(self, pages: NDArray[np.uint8]) -> None:
-        self._pages = pages
-
-    def __call__(self, of: int, to: int) -> None:
-        self._pages[to] = self._pages[of]
-
-
-def _rows(memory: Arena, n: int, each_bytes: int) -> NDArray[np.uint8]:
-    return memory.bytes[: n * each_bytes].reshape(n, each_bytes)

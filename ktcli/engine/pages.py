@@ -61,6 +61,8 @@ class PagePool:
         self._keys: dict[int, bytes] = {}  # of sealed pages
         self._pages: dict[bytes, int] = {}  # the same, the other way round
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._favoured: OrderedDict[int, None] = OrderedDict()  # idle ones that go after all others
+        self._favours: set[int] = set()  # sealed pages that are favoured when they are idle
         self.counts = PoolCounts()
         self.on_evict: Evicted | None = None
 
@@ -72,17 +74,17 @@ class PagePool:
     @property
     def idle(self) -> int:
         """The number of pages that nobody holds, but that can be found."""
-        return len(self._idle)
+        return len(self._idle) + len(self._favoured)
 
     @property
     def held(self) -> int:
         """The number of pages that somebody holds."""
-        return self.count - len(self._free) - len(self._idle)
+        return self.count - self.available
 
     @property
     def available(self) -> int:
         """The number of pages that `take` can give."""
-        return len(self._free) + len(self._idle)
+        return self.free + self.idle
 
     def take(self, n: int) -> list[int]:
         """Takes `n` pages, each held once: free ones, then idle ones, the least recently used first.
@@ -104,7 +106,7 @@ class PagePool:
     def hold(self, page: int) -> None:
         """Holds a page once more: one that somebody holds, or an idle one."""
         if not self._holders[page]:
-            del self._idle[page]  # KeyError: it is free, and holds nothing
+            del self._line(page)[page]  # KeyError: it is free, and holds nothing
         self._holders[page] += 1
         self.counts.most_held = max(self.counts.most_held, self.held)
 
@@ -115,7 +117,7 @@ class PagePool:
         if self._holders[page]:
             return
         if page in self._keys:
-            self._idle[page] = None
+            self._line(page)[page] = None
         else:
             self._free.append(page)
 
@@ -136,6 +138,7 @@ class PagePool:
         """Takes the content address of a page away: its only holder writes to it."""
         assert self._holders[page] == 1, f"page {page} has {self._holders[page]} holders"
         self._goes(page, self._keys[page])
+        self._favours.discard(page)
         del self._pages[self._keys.pop(page)]
 
     def sealed(self, page: int) -> bool:
@@ -149,9 +152,20 @@ class PagePool:
             self.counts.missed += 1
             return None
         self.counts.found += 1
-        if page in self._idle:
-            self._idle.move_to_end(page)
+        if not self._holders[page]:
+            self._line(page).move_to_end(page)
         return page
+
+    def favour(self, key: bytes) -> None:
+        """Lets the page with this content address, if there is one, go after all that are not favoured: reuse is
+        likely to begin there."""
+        page = self._pages.get(key)
+        if page is None or page in self._favours:
+            return
+        if not self._holders[page]:
+            del self._idle[page]
+            self._favoured[page] = None
+        self._favours.add(page)
 
     def page_of(self, key: bytes) -> int | None:
         """As `find`, for those who only look: nothing is counted or moved."""
@@ -161,19 +175,26 @@ class PagePool:
         """Frees every idle page, and forgets every content address."""
         for page, key in self._keys.items():
             self._goes(page, key)
-        self._free.extend(self._idle)
+        self._free.extend((*self._idle, *self._favoured))
         self._idle.clear()
+        self._favoured.clear()
+        self._favours.clear()
         self._keys.clear()
         self._pages.clear()
 
     def _evict(self) -> int:
         """Takes the place of the least recently used idle page."""
-        page, _ = self._idle.popitem(last=False)
+        page, _ = (self._idle or self._favoured).popitem(last=False)
+        self._favours.discard(page)
         key = self._keys.pop(page)
         del self._pages[key]
         self._goes(page, key)
         self.counts.evicted += 1
         return page
+
+    def _line(self, page: int) -> OrderedDict[int, None]:
+        """Where a page waits, or would wait, for its place to be taken."""
+        return self._favoured if page in self._favours else self._idle
 
     def _goes(self, page: int, key: bytes) -> None:
         """Tells the next tier that what the key says will not be found here any more."""

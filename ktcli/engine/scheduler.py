@@ -23,6 +23,7 @@ from ktcli.engine.drafting import Drafting
 from ktcli.engine.logits import Logits
 from ktcli.engine.pace import Pace
 from ktcli.engine.pages import PoolFull
+from ktcli.engine.pagetable import pages_for
 from ktcli.engine.request import (
     Answer,
     Event,
@@ -130,7 +131,7 @@ class Scheduler:
         self._waiting: list[Active] = []
         self._active: list[Active] = []  # these hold pages
         self._turns = Turns()
-        self._refused: tuple[Active, int] | None = (
+        self._refused: tuple[Active, tuple[int, int]] | None = (
             None  # who was not let in with so many pages available
         )
         self._steps = 0
@@ -247,18 +248,25 @@ class Scheduler:
         """Lets requests begin, in turn, while there are seats, and pages for the prompt and a first piece of answer."""
         seats = min(self._limits.active, self._engine.max_outputs)
         while self._waiting and len(self._active) < seats:
-            each, pages = self._in_turn(self._waiting)[0], self._engine.pools.pages
-            if self._active and (each, pages.available) == self._refused:
+            each, pools = self._in_turn(self._waiting)[0], self._engine.pools
+            if self._active and (each, pools.available) == self._refused:
                 return  # nothing has changed since
             each.open(self._engine)
-            reserved = sum(other.pages_ahead for other in self._active)
-            if self._active and each.pages_ahead + reserved > pages.available:
+            if self._active and not self._fit([*self._active, each]):
                 each.give_back()
-                self._refused = each, pages.available
+                self._refused = each, pools.available
                 return
             self._turns.served(each.answer)
             self._waiting.remove(each)
             self._active.append(each)
+
+    def _fit(self, some: list[Active]) -> bool:
+        """Tells whether there are pages for what these requests have ahead of them, and for a prompt's chunk."""
+        available, in_windows = self._engine.pools.available
+        ahead = sum(each.pages_ahead for each in some)
+        windows = sum(each.windows_ahead for each in some)
+        chunk = pages_for(self._engine.max_tokens) + 1
+        return ahead <= available and (not windows or min(windows + chunk, ahead) <= in_windows)
 
     def _in_turn(self, some: Iterable[Active]) -> list[Active]:
         of = {each.answer: each for each in some}

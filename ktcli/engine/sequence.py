@@ -19,18 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine.pages import PagePool, Place, PoolFull, StatePool
+from ktcli.engine.pagetable import PageTable, WindowPages, pages_for
 from ktcli.engine.prefix import chain
 from ktcli.engine.states import worth_a_step
-from ktcli.engine.tier import PAGE, STATE, PageLabel, Tier
+from ktcli.engine.tier import PAGE, STATE, WINDOW, PageLabel, Tier
 from ktcli.errors import ContextFull
 from ktcli.native import PAGE_TOKENS, Run
 
 _LINES = count(1)
-
-
-def pages_for(positions: int) -> int:
-    """The number of pages that hold `positions` positions."""
-    return -(-positions // PAGE_TOKENS)
 
 
 @dataclass(slots=True)
@@ -43,6 +39,7 @@ class Pools:
         seed: the key of the empty prefix, see `prefix.seed`.
         context: the most positions of a sequence.
         tier: where pages and states go that leave memory, and come back from; None: nowhere.
+        windows: the pages of the layers with a window; None: they have none of their own.
     """
 
     pages: PagePool
@@ -51,10 +48,19 @@ class Pools:
     seed: bytes
     context: int
     tier: Tier | None = None
+    windows: WindowPages | None = None
+
+    @property
+    def available(self) -> tuple[int, int]:
+        """The pages that can be taken, and those of the layers with a window."""
+        windows = self.windows
+        return self.pages.available, 0 if windows is None else windows.pool.available
 
     def forget(self) -> None:
         """Forgets all that no sequence holds: nothing is found by its ids any more."""
         self.pages.forget()
+        if self.windows is not None:
+            self.windows.pool.forget()
         if self.states is not None:
             self.states.forget()
 
@@ -73,6 +79,7 @@ class _Prefix(NamedTuple):
     Attributes:
         keys: of its full pages.
         pages: all its pages; the last may be a part of one.
+        windows: its pages of the layers with a window, the last ones as far as the window reaches.
         slot: its state; -1: none.
         shared: all full pages that are known, also those after the last state.
     """
@@ -80,6 +87,7 @@ class _Prefix(NamedTuple):
     length: int
     keys: list[bytes]
     pages: list[int]
+    windows: list[int]
     slot: int
     shared: list[int]
 
@@ -95,8 +103,11 @@ class Sequence:
         self._pools = pools
         self._ids = np.zeros(pools.context, dtype=np.int32)
         self._depths = np.zeros(pools.context, dtype=np.uint8)
-        self._table = np.zeros(pages_for(pools.context), dtype=np.int32)
-        self._n_pages = 0
+        self._table = PageTable(pools.pages, pools.copy, pools.context)
+        windows = pools.windows
+        self._windows: PageTable | None = None  # of the layers with a window
+        if windows is not None:
+            self._windows = PageTable(windows.pool, windows.copy, pools.context, windows)
         self._keys: list[bytes] = []  # of the full pages
         self._line = next(_LINES)
         self._slot = self._next_slot = -1  # the states of `length`, and of the next step's end
@@ -117,7 +128,18 @@ class Sequence:
     @property
     def pages(self) -> tuple[int, ...]:
         """The pages that it holds."""
-        return tuple(self._table[: self._n_pages].tolist())
+        return self._table.held
+
+    @property
+    def window_pages(self) -> tuple[int, ...]:
+        """The pages of the layers with a window that it holds: the last ones."""
+        return self._windows.held if self._windows is not None else ()
+
+    def windows_ahead(self, end: int) -> int:
+        """The pages, of the layers with a window, that it needs beside those it holds to go on to `end`, a token at a
+        time."""
+        windows = self._pools.windows
+        return 0 if windows is None else max(0, windows.most(end) - len(self.window_pages))
 
     @property
     def keys(self) -> tuple[bytes, ...]:
@@ -172,13 +194,14 @@ class Sequence:
         return Run(
             ids,
             self.length,
-            self._table[: pages_for(end)],
+            self._table.numbers[: pages_for(end)],
             first,
             temperature,
             defer,
             self._slot,
             self._next_slot,
             chunk,
+            None if self._windows is None else self._windows.numbers[: pages_for(end)],
         )
 
     def commit(self, run: Run, tokens: int | None = None, *, prompt: bool = True) -> None:
@@ -200,12 +223,20 @@ class Sequence:
             self._went_on(self._pools.states)
         self.length = end
         self._seal()
-        if self.length in self._marks or (prompt and n > 1 and run.first_output > 0):
+        if (prompt and n > 1 and run.first_output > 0) or any(
+            run.start < mark <= end for mark in self._marks
+        ):
             self.keep()  # a prompt's chunk ends here, or what others share
+        if self._windows is not None:
+            self._windows.pass_by(end)
 
     def keep(self) -> None:
-        """Keeps a snapshot of the state, where there is one: whoever begins with the same ids can go on from here."""
+        """Keeps a snapshot of the state, where there is one, and favours the pages of the window before: whoever begins
+        with the same ids can go on from here."""
         states, rest = self._pools.states, self.length % PAGE_TOKENS
+        if self._windows is not None:
+            border = self.length - (rest if states is None else 0)
+            self._windows.favour(self._keys[self._windows.needed(border) :])
         if states is None or self._slot < 0:
             return
         page_key = self._keys[-1] if self._keys else self._pools.seed
@@ -214,20 +245,24 @@ class Sequence:
         span = self.length - rest, self.length
         slot = states.slot_of(key)
         if self._pools.tier is not None and slot is not None:
-            self._pools.tier.kept(slot, self._label(STATE, key, page_key, span), self._line)
+            label = self._label(STATE, key, page_key, span)
+            marked = self.length in self._marks
+            self._pools.tier.kept(slot, label, self._line, marked=marked)
         if rest:
-            page = int(self._table[self.length // PAGE_TOKENS])
-            if not self._pools.pages.sealed(page):
-                self._seal_page(page, key, page_key, span)
+            self._seal_pages(self.length // PAGE_TOKENS, key, page_key, span)
+            if self._windows is not None:
+                self._windows.favour([key])
 
     def mark(self, position: int) -> None:
         """Says that others will begin with the ids up to `position` (a system prompt with its tools): where layers keep
         states, a run ends there and leaves a snapshot."""
-        if self._pools.states is not None and position > self.length:
+        if position > self.length and (self._pools.states or self._pools.windows):
             self._marks.append(position)
 
     def until_mark(self, n: int) -> int:
-        """The tokens of the next run, of at most `n`, which should end at a mark."""
+        """The tokens of the next run, of at most `n`, which should end at a mark where layers keep states."""
+        if self._pools.states is None:
+            return n
         ahead = [mark - self.length for mark in self._marks if mark > self.length]
         return min(n, *ahead) if ahead else n
 
@@ -257,13 +292,12 @@ class Sequence:
     def fork(self) -> Sequence:
         """Another sequence with the same ids, which shares all pages and the state."""
         made = Sequence(self._pools)
-        n = pages_for(self.length)
         made._ids[: self.length] = self._ids[: self.length]
         made._depths[: self.length] = self._depths[: self.length]
-        made._table[:n] = self._table[:n]
-        made._n_pages, made._keys, made.length = n, list(self._keys), self.length
-        for page in made.pages:
-            self._pools.pages.hold(page)
+        made._keys, made.length = list(self._keys), self.length
+        for table, others in zip(made._tables, self._tables, strict=True):
+            table.share(others)
+            table.cut(self.length, made._keys)  # without what a step that failed has taken
         if self._pools.states is not None and self._slot >= 0:
             self._pools.states.hold(self._slot)
             made._slot = self._slot
@@ -318,29 +352,20 @@ class Sequence:
 
     # -- pages -----------------------------------------------------------------------------------------
 
+    @property
+    def _tables(self) -> tuple[PageTable, ...]:
+        return (self._table,) if self._windows is None else (self._table, self._windows)
+
     def _reserve(self, end: int) -> None:
-        """Takes pages up to position `end`, and makes the last one, if it is not full, this sequence's own."""
-        pages, at = self._pools.pages, self.length // PAGE_TOKENS
-        last = int(self._table[at]) if self.length % PAGE_TOKENS else -1
-        shared = last >= 0 and (pages.sealed(last) or pages.holders(last) > 1)
-        more = max(0, pages_for(end) - self._n_pages)
-        if not (more or shared):
+        """Takes pages up to position `end`, and makes those that `length` lies in, if they are begun, its own."""
+        self._table.reserve(self.length, end)
+        if self._windows is None:
             return
         try:
-            taken = pages.take(more + shared)
+            self._windows.reserve(self.length, end)
         except PoolFull:
-            if not shared or pages.holders(last) > 1:
-                raise
-            taken = pages.take(more)
-            pages.unseal(last)  # nobody else holds it, and there is no room for both
-            shared = False
-        if shared:
-            fresh = taken.pop()
-            self._pools.copy(last, fresh)
-            pages.release(last)
-            self._table[at] = fresh
-        self._table[self._n_pages : self._n_pages + more] = taken
-        self._n_pages += more
+            self._table.cut(self.length, self._keys)
+            raise
 
     def _seal(self) -> None:
         """Seals the pages that are full now. Where another page has the same key both stay: what this sequence
@@ -350,12 +375,19 @@ class Sequence:
             previous = self._keys[-1] if self._keys else self._pools.seed
             span = first, first + PAGE_TOKENS
             self._keys.append(self._link(previous, *span))
-            self._seal_page(int(self._table[at]), self._keys[-1], previous, span)
+            self._seal_pages(at, self._keys[-1], previous, span)
 
-    def _seal_page(self, page: int, key: bytes, previous: bytes, span: tuple[int, int]) -> None:
-        """Seals a page that holds the positions of `span`, unless another one has the key."""
-        if self._pools.pages.seal(page, key) and self._pools.tier is not None:
-            self._pools.tier.sealed(page, self._label(PAGE, key, previous, span))
+    def _seal_pages(self, at: int, key: bytes, previous: bytes, span: tuple[int, int]) -> None:
+        """Seals the pages that hold the positions of `span`, unless others have the key."""
+        kinds = [(PAGE, self._pools.pages, self._table)]
+        if self._windows is not None and self._pools.windows is not None:
+            kinds.append((WINDOW, self._pools.windows.pool, self._windows))
+        for kind, pool, table in kinds:
+            page = int(table.numbers[at])
+            if pool.sealed(page) or not pool.seal(page, key):
+                continue
+            if self._pools.tier is not None:
+                self._pools.tier.sealed(page, self._label(kind, key, previous, span))
 
     def _label(self, kind: int, key: bytes, previous: bytes, span: tuple[int, int]) -> PageLabel:
         first, end = span
@@ -370,10 +402,9 @@ class Sequence:
 
     def _cut(self, length: int) -> None:
         """Keeps the first `length` positions; the last pages go first, so that they are evicted first."""
-        n = pages_for(length)
-        for page in self._table[n : self._n_pages][::-1].tolist():
-            self._pools.pages.release(page)
-        self._n_pages, self.length = n, length
+        for table in self._tables:
+            table.cut(length, self._keys)
+        self.length = length
         del self._keys[length // PAGE_TOKENS :]
 
     # -- states ----------------------------------------------------------------------------------------
@@ -406,6 +437,16 @@ class Sequence:
     def _reachable(self, position: int) -> tuple[int, _Spare | None, int]:
         """The last position up to `position` that can be gone back to, and its spare state or the slot of its
         snapshot; None and -1 where the sequence stands there, or nothing is kept."""
+        while True:
+            found = self._with_state(position)
+            if self._windows is None:
+                return found
+            position = self._windows.reachable(found[0], self._keys)
+            if position == found[0]:
+                return found
+
+    def _with_state(self, position: int) -> tuple[int, _Spare | None, int]:
+        """The same as far as states go."""
         states = self._pools.states
         if states is None or position == self.length:
             return position, None, -1
@@ -453,9 +494,12 @@ class Sequence:
             found.append(page)
         states = self._pools.states
         if states is None:
-            return _Prefix(len(found) * PAGE_TOKENS, keys, found, -1, found)
+            n = len(found)
+            while (windows := self._window(n * PAGE_TOKENS, keys[:n])) is None:
+                n -= 1
+            return _Prefix(n * PAGE_TOKENS, keys[:n], found[:n], windows, -1, found)
         at = {key: i for i, key in enumerate([self._pools.seed, *keys])}
-        best = _Prefix(0, [], [], -1, found)
+        best = _Prefix(0, [], [], [], -1, found)
         for place, key in states.places():
             full, rest = divmod(place.position, PAGE_TOKENS)
             start = place.position - rest
@@ -464,13 +508,26 @@ class Sequence:
             if rest and link(place.page_key, start, place.position) != key:
                 continue
             tail = self._pools.pages.find(key) if rest else None
-            if rest and tail is None:
+            windows = self._window(place.position, [*keys[:full], *([key] if rest else [])])
+            if (rest and tail is None) or windows is None:
                 continue
             slot = states.find(key)
             assert slot is not None
             pages = found[:full] if tail is None else [*found[:full], tail]
-            best = _Prefix(place.position, keys[:full], pages, slot, found)
+            best = _Prefix(place.position, keys[:full], pages, windows, slot, found)
         return best
+
+    def _window(self, position: int, keys: list[bytes]) -> list[int] | None:
+        """The pages, of the layers with a window, that a token at `position` reads; None: they are not all known.
+
+        Args:
+            keys: of all pages up to there.
+        """
+        if self._windows is None or self._pools.windows is None:
+            return []
+        pool, first = self._pools.windows.pool, self._windows.needed(position)
+        pages = [pool.page_of(key) for key in keys[first:]]
+        return None if None in pages else [page for page in pages if page is not None]
 
     def _take_over(
         self, known: _Prefix, ids: NDArray[np.int64], depths: NDArray[np.uint8] | None
@@ -478,12 +535,17 @@ class Sequence:
         """Becomes a prefix that the pools know."""
         for page in known.pages:
             self._pools.pages.hold(page)
+        for page in known.windows:
+            assert self._pools.windows is not None
+            self._pools.windows.pool.hold(page)
         if self._pools.states is not None:
             self._pools.states.hold(known.slot)
         self.close()
         n = known.length
-        self._table[: len(known.pages)] = known.pages
-        self._n_pages, self._keys, self.length = len(known.pages), known.keys, n
+        self._table.become(0, known.pages)
+        if self._windows is not None:
+            self._windows.become(pages_for(n) - len(known.windows), known.windows)
+        self._keys, self.length = known.keys, n
         self._ids[:n] = ids[:n]
         self._depths[:n] = 0 if depths is None else depths[:n]
         self._slot = known.slot

@@ -13,18 +13,21 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Numbers
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine.pages import PagePool, Place, PoolFull, StatePool
+from ktcli.engine.pagetable import PagedMemory, WindowPages
 from ktcli.engine.prefix import chain
 from ktcli.errors import KtError
 from ktcli.native import PAGE_TOKENS
 
-PAGE, STATE = 1, 2  # the kinds of what is stored
+PAGE, STATE, WINDOW = 1, 2, 3  # the kinds of what is stored
 # After a step the engine counts as busy for as long as a person would notice a pause.
 _BUSY_S = 0.5
 _MOST_STEP_S = 60.0
@@ -36,6 +39,7 @@ _STATES_OF_LINE = 2  # snapshots of one sequence that are due after a turn: the 
 U8Array = NDArray[np.uint8]
 I32Array = NDArray[np.int32]
 Fill = Callable[[U8Array], bool]
+_Held = list[tuple[PagePool, int]]  # pages that are held until all is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class PageLabel:
     """What a page or a state holds.
 
     Attributes:
-        kind: PAGE or STATE.
+        kind: PAGE, STATE, or WINDOW: a page of the layers with a window.
         key: the key of the prefix that ends with `ids`.
         previous: that of the prefix before them.
         end: the positions of the prefix.
@@ -85,38 +89,36 @@ class Store(Protocol):
         """Notes that a conversation with these keys, in their order, is used now."""
 
 
-class PageMemory(Protocol):
+class PageMemory(PagedMemory, Protocol):
     """The memory of pages and states.
 
     Attributes:
         codec: the name of their layout.
-        page_bytes, state_bytes: the bytes of each as they are stored.
+        state_bytes: the bytes of a state as it is stored.
     """
 
     @property
     def codec(self) -> str: ...
 
     @property
-    def page_bytes(self) -> int: ...
-
-    @property
     def state_bytes(self) -> int: ...
-
-    def saved_page(self, page: int) -> U8Array:
-        """The bytes of a page; for a sealed one any thread may ask."""
 
     def saved_state(self, slot: int) -> U8Array:
         """The bytes of a state; for a snapshot any thread may ask."""
 
-    def page_room(self, page: int) -> U8Array:
-        """Where the bytes of a page are read to; `restore_page` puts them into their place."""
-
     def state_room(self, slot: int) -> U8Array:
         """Where the bytes of a state are read to; `restore_state` puts them into their place."""
 
-    def restore_page(self, page: int, room: U8Array) -> None: ...
-
     def restore_state(self, slot: int, room: U8Array) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The pages of one kind, and where they lie."""
+
+    kind: int
+    pool: PagePool
+    memory: PagedMemory
 
 
 class Tier:
@@ -135,9 +137,14 @@ class Tier:
         pages: PagePool,
         states: StatePool | None,
         seed: bytes,
+        windows: WindowPages | None = None,
     ) -> None:
         self._store, self._memory = store, memory
-        self._pages, self._states, self._seed = pages, states, seed
+        self._states, self._seed, self._windows = states, seed, windows
+        self._kinds = {PAGE: _Kind(PAGE, pages, memory)}
+        if windows is not None:
+            assert windows.memory is not None
+            self._kinds[WINDOW] = _Kind(WINDOW, windows.pool, windows.memory)
         self._guard = threading.Lock()  # of what is due and spilled
         self._due: dict[tuple[int, bytes], int] = {}  # the page or slot of what is to be written
         self._spilled: OrderedDict[tuple[int, bytes], U8Array] = OrderedDict()
@@ -146,13 +153,15 @@ class Tier:
         self._began = self._touched = 0.0
         self._in_step = False
         self.restored_tokens = 0
-        pages.on_evict = self._page_goes
+        for each in self._kinds.values():
+            each.pool.on_evict = partial(self._goes, each.kind)
         if states is not None:
-            states.on_evict = self._state_goes
+            states.on_evict = partial(self._goes, STATE)
 
     def detach(self) -> None:
         """Leaves the pools as they were without a tier."""
-        self._pages.on_evict = None
+        for each in self._kinds.values():
+            each.pool.on_evict = None
         if self._states is not None:
             self._states.on_evict = None
 
@@ -180,11 +189,21 @@ class Tier:
 
     def sealed(self, page: int, label: PageLabel) -> None:
         """A page got its content address."""
-        if not self._store.has(label.kind, label.key):
-            self._put(page, label, self._memory.page_bytes)
+        size_bytes = self._kinds[label.kind].memory.page_bytes
+        if size_bytes and not self._store.has(label.kind, label.key):
+            self._put(page, label, size_bytes)
 
-    def kept(self, slot: int, label: PageLabel, line: int) -> None:
-        """A snapshot was made of a sequence; those that are its latest when the turn is over are written."""
+    def kept(self, slot: int, label: PageLabel, line: int, *, marked: bool = False) -> None:
+        """A snapshot was made of a sequence; those that are its latest when the turn is over are written, and at once
+        those from which other prompts will go on, too.
+
+        Args:
+            marked: whether it is such a one, see `Sequence.mark`.
+        """
+        if marked:
+            if not self._store.has(STATE, label.key):
+                self._put(slot, label, self._memory.state_bytes)
+            return
         latest = self._latest.setdefault(line, deque(maxlen=_STATES_OF_LINE))
         if all(label.key != other.key for _, other in latest):
             latest.append((slot, label))
@@ -218,17 +237,13 @@ class Tier:
         return spilled is not None or number is not None
 
     def _saved(self, kind: int, number: int) -> U8Array:
-        memory = self._memory
-        return memory.saved_page(number) if kind == PAGE else memory.saved_state(number)
+        if kind == STATE:
+            return self._memory.saved_state(number)
+        return self._kinds[kind].memory.saved_page(number)
 
-    def _page_goes(self, page: int, key: bytes) -> None:
-        self._spill((PAGE, key), page)
-
-    def _state_goes(self, slot: int, key: bytes) -> None:
-        self._spill((STATE, key), slot)
-
-    def _spill(self, name: tuple[int, bytes], number: int) -> None:
+    def _goes(self, kind: int, number: int, key: bytes) -> None:
         """Copies what is due before its place is taken."""
+        name = kind, key
         with self._guard:
             if self._due.get(name) != number:
                 return
@@ -252,15 +267,15 @@ class Tier:
         self.turn_over()
         self._store.refresh()
         labels = self._labels(ids, depths)
-        held = self._hold_known(labels)
+        held: _Held = []
         try:
             if self._states is None:
-                self._bring_pages(labels, held)
+                self._bring_prefix(labels, held)
             else:
                 self._bring_state(ids, depths, labels, held, have)
         finally:
-            for page in reversed(held):  # the last pages are evicted first
-                self._pages.release(page)
+            for pool, page in reversed(held):  # the last pages are evicted first
+                pool.release(page)
         self._store.use(label.key for label in labels)
 
     def _labels(self, ids: I32Array, depths: U8Array | None) -> list[PageLabel]:
@@ -271,46 +286,100 @@ class Tier:
             key = labels[-1].key
         return labels
 
-    def _hold_known(self, labels: list[PageLabel]) -> list[int]:
-        """Holds the first pages as far as memory has them."""
-        held: list[int] = []
-        for label in labels:
-            page = self._pages.page_of(label.key)
-            if page is None:
+    def _bring_prefix(self, labels: list[PageLabel], held: _Held) -> None:
+        """Reads the pages of the longest prefix before which the pages of the window are known, too."""
+        n = self._reach(labels)
+        missing = [
+            label
+            for label in self._windowed(labels[:n], n * PAGE_TOKENS)
+            if self._kinds[WINDOW].pool.page_of(label.key) is None
+        ]
+        size = sum(self._kinds[WINDOW].memory.page_bytes for _ in missing)
+        pays = not missing or self._pays(n * PAGE_TOKENS, size)
+        n = self._reach(labels[: self._bring_pages(PAGE, labels[:n], held)])
+        while n and self._windows is not None:
+            wanted = self._windowed(labels[:n], n * PAGE_TOKENS)
+            came = self._bring_pages(WINDOW, wanted, held, pays=pays)
+            shorter = self._reach(labels[:n])
+            if came == len(wanted) or shorter == n:
+                return
+            n = shorter  # something was damaged
+
+    def _reach(self, labels: list[PageLabel]) -> int:
+        """The most of the first pages before whose end all pages of the window are known, to memory or to the store."""
+        n = len(labels)
+        while n and self._windows is not None:
+            first = self._windows.first(n * PAGE_TOKENS)
+            unknown = [
+                at
+                for at in range(first, n)
+                if not self._known(WINDOW, replace(labels[at], kind=WINDOW))
+            ]
+            if not unknown:
                 break
-            self._pages.hold(page)
-            held.append(page)
-        return held
+            n = unknown[-1]
+        return n
 
-    def _bring_pages(self, labels: list[PageLabel], held: list[int]) -> bool:
-        """Reads the pages after those that are held; returns whether all came."""
-        at_once = max(1, _SLICE_BYTES // self._memory.page_bytes)
-        while len(held) < len(labels):
-            part = labels[len(held) : len(held) + at_once]
-            known = [label for label in part if self._store.has(PAGE, label.key)]
-            part = [label for label, other in zip(part, known, strict=False) if label is other]
+    def _windowed(self, labels: Numbers[PageLabel], end: int) -> list[PageLabel]:
+        """The labels of the pages of the window before position `end`, of those of all pages up to there."""
+        if self._windows is None:
+            return []
+        return [replace(label, kind=WINDOW) for label in labels[self._windows.first(end) :]]
+
+    def _known(self, kind: int, label: PageLabel) -> bool:
+        in_memory = self._kinds[kind].pool.page_of(label.key) is not None
+        return in_memory or self._stored(kind, label)
+
+    def _stored(self, kind: int, label: PageLabel) -> bool:
+        """Tells whether a page can be had from the store; one without bytes always can."""
+        return not self._kinds[kind].memory.page_bytes or self._store.has(kind, label.key)
+
+    def _bring_pages(
+        self, kind: int, labels: Numbers[PageLabel], held: _Held, *, pays: bool = False
+    ) -> int:
+        """Holds the first pages as far as memory has them, and reads those after them; returns their number.
+
+        Args:
+            pays: whether that is known to be worth while.
+        """
+        pool, size = self._kinds[kind].pool, self._kinds[kind].memory.page_bytes
+        n = 0
+        while n < len(labels) and (page := pool.page_of(labels[n].key)) is not None:
+            pool.hold(page)
+            held.append((pool, page))
+            n += 1
+        at_once = max(1, _SLICE_BYTES // max(1, size))
+        while n < len(labels):
+            part = list(takewhile(partial(self._stored, kind), labels[n : n + at_once]))
             tokens = sum(label.ids.size for label in part)
-            if not part or not self._pays(tokens, len(part) * self._memory.page_bytes):
-                return False
-            if self._read_pages(part, held) < len(part):
-                return False
-        return True
+            if not part or not (pays or self._pays(tokens, len(part) * size)):
+                break
+            came = self._read_pages(kind, part, held)
+            n += came
+            if came < len(part):
+                break
+        return n
 
-    def _read_pages(self, labels: list[PageLabel], held: list[int]) -> int:
+    def _read_pages(self, kind: int, labels: list[PageLabel], held: _Held) -> int:
         """Reads pages into free ones, and holds those that came; returns their number."""
+        pool, memory = self._kinds[kind].pool, self._kinds[kind].memory
         try:
-            taken = self._pages.take(min(len(labels), self._pages.available))
+            taken = pool.take(min(len(labels), pool.available))
         except PoolFull:
             return 0
-        rooms = [self._memory.page_room(page) for page in taken]
-        n = self._store.read(labels[: len(taken)], rooms)
-        for page, room, label in zip(taken[:n], rooms, labels, strict=False):
-            self._memory.restore_page(page, room)
-            self._pages.seal(page, label.key)
+        n = len(taken)
+        if memory.page_bytes:
+            rooms = [memory.page_room(page) for page in taken]
+            n = self._store.read(labels[: len(taken)], rooms)
+            for page, room in zip(taken[:n], rooms, strict=False):
+                memory.restore_page(page, room)
+        for page, label in zip(taken[:n], labels, strict=False):
+            pool.seal(page, label.key)
         for page in taken[n:]:
-            self._pages.release(page)
-        held += taken[:n]
-        self.restored_tokens += sum(label.ids.size for label in labels[:n])
+            pool.release(page)
+        held += [(pool, page) for page in taken[:n]]
+        if memory.page_bytes and (kind == PAGE or not self._memory.page_bytes):
+            self.restored_tokens += sum(label.ids.size for label in labels[:n])
         return n
 
     def _bring_state(
@@ -318,11 +387,10 @@ class Tier:
         ids: I32Array,
         depths: U8Array | None,
         labels: list[PageLabel],
-        held: list[int],
+        held: _Held,
         have: int,
     ) -> None:
         """Reads the longest prefix at whose end the store has a state, if it is longer than `have`."""
-        assert self._states is not None
         for end, previous, key in self._store.states():
             full, rest = divmod(end, PAGE_TOKENS)
             if end <= have:
@@ -332,22 +400,29 @@ class Tier:
             state = _label(STATE, previous, ids, depths, (end - rest, end))
             if state.key != key:
                 continue
-            tail = _label(PAGE, previous, ids, depths, (end - rest, end)) if rest else None
-            needed = labels[len(held) : full]
-            if tail is not None and self._pages.page_of(tail.key) is not None:
-                tail = None
-            if tail is not None:
-                needed = [*needed, tail]
-            size = len(needed) * self._memory.page_bytes + self._memory.state_bytes
-            stored = all(self._store.has(PAGE, label.key) for label in needed)
-            if not stored or not self._pays(end - have, size):
+            tail = [_label(PAGE, previous, ids, depths, (end - rest, end))] if rest else []
+            windows = self._windowed([*labels[:full], *tail], end)
+            if not self._worth_reading([*labels[:full], *tail], windows, end - have):
                 continue
-            came = self._bring_pages(labels[:full], held)
-            if came and tail is not None:
-                came = self._read_pages([tail], held) == 1
-            if came:
+            if self._bring_pages(PAGE, labels[:full], held) < full:
+                continue
+            if self._bring_pages(PAGE, tail, held, pays=True) < len(tail):
+                continue
+            if not windows or self._bring_pages(WINDOW, windows, held, pays=True) == len(windows):
                 self._read_state(state)
                 return
+
+    def _worth_reading(self, pages: list[PageLabel], windows: list[PageLabel], tokens: int) -> bool:
+        """Tells whether the store has what memory has not of these pages, and reading them and a state is faster than
+        computing so many tokens."""
+        size = self._memory.state_bytes
+        for label in (*pages, *windows):
+            kind = self._kinds[label.kind]
+            if kind.pool.page_of(label.key) is None:
+                size += kind.memory.page_bytes
+                if not self._stored(label.kind, label):
+                    return False
+        return self._pays(tokens, size)
 
     def _read_state(self, label: PageLabel) -> None:
         assert self._states is not None

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ktcli.engine.device.cache import DeviceCache
 from ktcli.engine.device.weights import load_device
 from ktcli.engine.loader import PackSource, expert_rows
-from ktcli.engine.sequence import pages_for
+from ktcli.engine.pagetable import pages_for
 from ktcli.models import Model, build
 from ktcli.native import Pool
 from ktcli.ops.operation import Operation

@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from ktcli.engine.device.engine import DeviceEngine
-from ktcli.engine.sequence import pages_for
+from ktcli.engine.pagetable import pages_for
 from ktcli.native import Batch, Run
 from ktcli.planner.deferral import Times
 from ktcli.planner.device_cost import MEASURED_AT

@@ -58,6 +58,16 @@ class Spec:
         return sum(state.position_elements for state in self.states)
 
     @property
+    def window(self) -> int:
+        """The positions that the widest window reaches, of the layers that have pages of their own for it; 0: none."""
+        return max((state.window for state in self.states if state.windowed), default=0)
+
+    @property
+    def window_elements(self) -> int:
+        """The number of elements of `position_elements` that those layers cache."""
+        return sum(state.position_elements for state in self.states if state.windowed)
+
+    @property
     def sequence_elements(self) -> int:
         """The number of f32 elements that all layers together keep of a sequence, whatever its length."""
         return sum(state.sequence_elements for state in self.states)

@@ -24,6 +24,8 @@ class Run(NamedTuple):
         chunk: the (start, tokens) of the prompt's chunk that the run is a piece of: it decides whatever depends on how
             many tokens go together; None: the run itself. (start, 1): each token gives what it gives alone, as drafted
             ones must; several are never the first of a sequence.
+        window_pages: the page of each 64 positions for the layers with a window, int32, read from the first on that the
+            run's first token sees; None: they have no pages of their own.
     """
 
     ids: NDArray[np.int32]
@@ -35,6 +37,7 @@ class Run(NamedTuple):
     state: int = -1
     next_state: int = -1
     chunk: tuple[int, int] | None = None
+    window_pages: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

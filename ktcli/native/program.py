@@ -135,7 +135,7 @@ class Program:
         """Uses `cache` as the page pool of the following steps, and `states` as their pool of states.
 
         Args:
-            page_bytes: the bytes of a page, of all layers.
+            page_bytes: the bytes of a page, of all layers that keep whole sequences.
             state_bytes: the bytes of a state, of all layers.
         """
         self._pools = cache, states
@@ -145,6 +145,16 @@ class Program:
         c.states = cast("float *", states.address if states else 0)
         c.state_bytes = state_bytes
         c.n_states = states.size_bytes // state_bytes if states and state_bytes else 0
+
+    def attach_windows(self, windows: Arena, page_bytes: int) -> None:
+        """Uses `windows` as the pool of window pages of the following steps.
+
+        Args:
+            page_bytes: the bytes of one, of all layers that have a window.
+        """
+        self._windows, c = windows, self._step
+        c.windows, c.window_page_bytes = self._ffi.cast("void *", windows.address), page_bytes
+        c.n_window_pages = windows.size_bytes // page_bytes
 
     def run(self, batch: Batch) -> None:
         """Runs every operation for one step.
@@ -172,8 +182,10 @@ class Program:
             raise KtError(self._error())
 
     def _fill(self, i: int, run: Run) -> Any:
-        """Writes run i as C takes it; returns its table of pages, whose memory C borrows."""
-        pages = self._pointer(run.pages)
+        """Writes run i as C takes it; returns its tables of pages, whose memory C borrows."""
+        pages, null = self._pointer(run.pages), self._ffi.NULL
+        windows = null if run.window_pages is None else self._pointer(run.window_pages)
+        require(run.window_pages is None or run.window_pages.size == run.pages.size, "other tables")
         chunk_start, chunk_tokens = run.chunk or (0, 0)
         self._runs[i] = (  # all fields at once, in their order: one call instead of eleven
             run.ids.size,
@@ -183,12 +195,13 @@ class Program:
             chunk_tokens,
             pages,
             run.pages.size,
+            windows,
             run.temperature,
             run.defer,
             run.state,
             run.next_state,
         )
-        return pages
+        return pages, windows
 
     def _pointer(self, numbers: NDArray[np.int32]) -> Any:
         if numbers.dtype != _INT32:

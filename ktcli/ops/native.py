@@ -35,11 +35,13 @@ class Places:
         tensors: what the loader made of each, by name.
         pages: where each layer's part of a KV page begins, bytes.
         states: where each layer's part of a sequence's state begins, f32 elements.
+        windowed: the layers whose part is one of a window page.
     """
 
     tensors: Mapping[str, Loaded]
     pages: Sequence[int] = ()
     states: Sequence[int] = ()
+    windowed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,10 @@ def _told(
         yield "choice", numbers[choice] if choice else 0
     if layout.pages:
         before = operation.cached.before * PAGE_TOKENS * cached_bytes
-        yield "layer_offset", places.pages[getattr(operation, layout.pages)] + before
+        layer = getattr(operation, layout.pages)
+        yield "layer_offset", places.pages[layer] + before
+        if layer in places.windowed:
+            yield "windowed", 1
     if layout.state:
         first = getattr(operation, layout.first)
         layer = getattr(operation, layout.state)

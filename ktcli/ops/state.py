@@ -54,6 +54,11 @@ class LayerState:
     index_elements: int = 0
     index_ops: int = 0
 
+    @property
+    def windowed(self) -> bool:
+        """Tells whether its positions lie in window pages, which a sequence gives up when its window has passed."""
+        return self.window > 0 and self.position_elements > 0 and not self.chosen
+
     def elements_read(self, start: int, n_tokens: int) -> int:
         """Returns the number of cached elements that a step of tokens start … start + n_tokens - 1 reads.
 

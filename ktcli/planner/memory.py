@@ -6,17 +6,20 @@ that what the plan promises is what a load then does.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ktcli.hardware.machine import Node
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS, Team
-from ktcli.ops.state import ABSORBED_TOKENS
+from ktcli.ops.state import ABSORBED_TOKENS, SNAPSHOTS
 from ktcli.planner.nodes import node_needs
 from ktcli.planner.spec import kv_bytes_per_token, sequence_bytes, weight_bytes
 from ktcli.weights.recipe import Recipe
 
+# Places in a sequence whose window stays known after it has gone on: ends of prompts and answers, as of states.
+_WINDOWS_KEPT = SNAPSHOTS
 DEFAULT_CONTEXT = 8_192  # positions reserved when nobody asks: a chat, not a library
 LEAST_CONTEXT = 2_048  # below this a chat is over before it begins
 # Tokens of one prefill step: long enough that each of 128 experts sees 32 tokens at top-8, short enough
@@ -33,6 +36,13 @@ _LOGITS_BYTES = 256 << 20
 # Kept free for everything else that runs: a share of the memory there is, up to a limit.
 _MARGIN_SHARE = 0.03
 MARGIN_LIMIT_BYTES = 4 << 30
+
+
+def window_pages(window: int) -> int:
+    """The most pages that a sequence holds for a window of so many positions when it goes on: a few positions can be
+    taken back, the window may begin in the middle of a page and end in one, and a page that others read is copied
+    before it is written."""
+    return -(-(window + MOST_DRAFTED) // PAGE_TOKENS) + 2
 
 
 def margin_bytes(total_bytes: int) -> int:
@@ -65,13 +75,29 @@ class Use:
         """The bytes that one cached position occupies over all layers."""
         return kv_bytes_per_token(spec) * (2 if self.f32_cache else 1)
 
+    def kind_bytes(self, spec: Spec) -> tuple[int, int]:
+        """The part of these in pages that a sequence keeps, and the part of the layers with a window in pages of their
+        own."""
+        windows = self.position_bytes(spec) * spec.window_elements // max(1, spec.position_elements)
+        return self.position_bytes(spec) - windows, windows
+
     def pages(self, context: int) -> int:
         """The pages of the contexts of all streams, which share them."""
         return self.streams * -(-context // PAGE_TOKENS)
 
+    def window_pages(self, spec: Spec, context: int) -> int:
+        """The pages of the layers with a window: every stream's window, a prompt's chunk, and some earlier windows to
+        begin with; no more than whole contexts have, and none where no layer has a window."""
+        if not spec.window:
+            return 0
+        chunk, kept = PREFILL_CHUNK // PAGE_TOKENS, _WINDOWS_KEPT * -(-spec.window // PAGE_TOKENS)
+        return min(self.pages(context), self.streams * window_pages(spec.window) + chunk + kept)
+
     def cache_bytes(self, spec: Spec, context: int) -> int:
-        """The bytes of these pages."""
-        return self.pages(context) * PAGE_TOKENS * self.position_bytes(spec)
+        """The bytes of all these pages."""
+        whole, in_windows = self.kind_bytes(spec)
+        pages = self.pages(context), self.window_pages(spec, context)
+        return PAGE_TOKENS * (pages[0] * whole + pages[1] * in_windows)
 
     def states_bytes(self, spec: Spec) -> int:
         """The bytes of the states beside them."""
@@ -160,12 +186,16 @@ def node_room_bytes(
 
 def fitting_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TALK) -> int:
     """The most positions that fit into `room_bytes`, whole pages; 0 if none do."""
-    page_bytes = use.cache_bytes(model.spec, PAGE_TOKENS)
+    spec = model.spec
     longest = model.spec.context
     room = room_bytes - need_bytes(model, recipe, 0, use) - use.logits_bytes(model.spec, longest)
-    if not page_bytes:  # a benchmark's few layers, none of which keeps positions
-        return model.spec.context if room >= 0 else 0
-    return min(max(room, 0) // page_bytes * PAGE_TOKENS, model.spec.context)
+    if room < 0:
+        return 0
+    most = -(-longest // PAGE_TOKENS)
+    pages = bisect_right(
+        range(1, most + 1), room, key=lambda n: use.cache_bytes(spec, n * PAGE_TOKENS)
+    )
+    return min(pages * PAGE_TOKENS, longest)
 
 
 def default_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TALK) -> int:

@@ -47,6 +47,7 @@ class Kind(IntEnum):
 
     PAGE = 1
     STATE = 2
+    WINDOW = 3  # a page of the layers with a window
 
 
 class Label(Protocol):
@@ -183,7 +184,7 @@ def read_table(path: Path, space: Space | None = None) -> tuple[Space, tuple[Pag
         Damaged: it is no such file, or not whole, or of another space.
         OSError: it cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         size = os.fstat(descriptor).st_size
         head = os.pread(descriptor, _HEADER.size, 0)

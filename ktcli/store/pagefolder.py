@@ -312,7 +312,7 @@ def _problem(path: Path, folder: str, codec: str) -> str:
     space, entries = read_table(path)
     if not folder.startswith(space.namespace.hex()[:32]) or space.codec != codec[:CODEC_BYTES]:
         return "holds pages of another model or layout"
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         for entry in entries:
             read_record(descriptor, entry, None, np.empty(entry.size_bytes, dtype=np.uint8))

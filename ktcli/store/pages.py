@@ -163,7 +163,9 @@ class PageStore:
         path, entry = found
         if path not in opened:
             try:
-                opened[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                opened[path] = os.open(
+                    path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+                )
             except OSError:  # evicted meanwhile
                 self._forget(path)
                 return None

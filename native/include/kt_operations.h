@@ -82,6 +82,7 @@ typedef struct kt_gqa {
     const float *sinks;     /* [heads] or NULL: each head's softmax has one more score, that of no key */
     int32_t choice;         /* of blocks, by as many heads as kv_heads: what kt_program_choose returned; 0: all */
     int32_t v;              /* columns of a head's values, any number; 0: head_dim */
+    int32_t windowed;       /* 1: K and V lie in the run's window pages, layer_offset is into those; needs a window */
 } kt_gqa;
 KT_API int kt_program_gqa(kt_program *program, kt_view out, kt_view q, kt_view k, kt_view v,
                           const kt_gqa *shape);

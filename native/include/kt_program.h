@@ -55,6 +55,9 @@ typedef struct kt_run {
                              * are never the first of a sequence */
     const int32_t *pages;   /* [n_pages] cache page of each 64 positions of the sequence */
     int64_t n_pages;        /* >= ceil((start + n_tokens) / 64) */
+    /* [n_pages] window page of each 64 positions, from the first on that the first token sees through the widest window
+     * of kt_gqa.windowed; those before are not read. NULL where no operation keeps any. */
+    const int32_t *window_pages;
     float temperature;      /* of the sums of kt_program_summary, finite; 0: none are wanted */
     int32_t defer;          /* how many experts per token kt_program_split defers, at most; 0: none */
     /* Slots of the states that operations keep of a sequence: of what is before `start`, and after the run. The first
@@ -71,6 +74,9 @@ typedef struct kt_step {
     void *cache;            /* [cache_pages][page_bytes]; a page is written by one run at most */
     int64_t cache_pages;
     size_t page_bytes;      /* multiple of 64, no less than the last layer's end */
+    void *windows;          /* [n_window_pages][window_page_bytes]; likewise written by one run at most */
+    int64_t n_window_pages;
+    size_t window_page_bytes;   /* multiple of 64, no less than the last windowed layer's end */
     float *states;          /* [n_states][state_bytes] */
     int64_t n_states;
     size_t state_bytes;     /* multiple of 64, no less than the last operation's end */

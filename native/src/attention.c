@@ -134,7 +134,7 @@ static int32_t set_limits(const attention *a, const selection *s, const cut *c, 
 static const uint8_t *page_part(const work *k, const kt_run *run, int64_t page, size_t offset, int64_t head)
 {
     const attention *a = k->a;
-    return cache_page(k->w, run, page) + offset + (size_t)head * (a->kv_f32 ? sizeof(float) : sizeof(uint16_t));
+    return attention_page(a, k->w, run, page) + offset + (size_t)head * (a->kv_f32 ? sizeof(float) : sizeof(uint16_t));
 }
 
 static void attend_one(const attention *a, const worker *w, page_attention *k, int32_t keys)
@@ -297,7 +297,8 @@ static void attend_wave(const work *k, const wave *v)
         if (more) {
             int64_t soon = next - ahead.before;
             int64_t page = (ahead.c.first_span + v->done + soon / ahead.c.blocks) * SPAN_PAGES;
-            then = (place){ahead.c.run, page, block_at(k->a, &ahead.c, soon % ahead.c.blocks).kv_head};
+            then = (place){ahead.c.run, max64(page, first_page(k->a, ahead.c.run->start)),
+                           block_at(k->a, &ahead.c, soon % ahead.c.blocks).kv_head};
         }
         gather(k, c, &b);
         attend_span(k, c, &b, c->first_span + span, then,

@@ -19,6 +19,7 @@ typedef struct attention {
     int32_t dk, dv, kv_f32;
     int32_t pack;                   /* bf16 keys lie as rows and are packed to panels page by page (MLA) */
     int32_t window;                 /* a query sees so many keys, its own included; 0: all */
+    int32_t windowed;               /* keys and values lie in window pages */
     float scale;
     int32_t choice;                 /* of blocks, a list for each kv head; 0: all that a query sees */
     const float *sinks;             /* [kv_heads * group] a score that each head's softmax has besides; or NULL */
@@ -76,6 +77,14 @@ void attend(const attention *a, const worker *w, run_range runs, head_rows q, he
 static inline uint8_t *cache_page(const worker *w, const kt_run *run, int64_t page)
 {
     return (uint8_t *)w->step->cache + (size_t)run->pages[page] * w->step->page_bytes;
+}
+
+/* The same for an attention that may keep its keys in window pages: of those, only what its window reaches is there. */
+static inline uint8_t *attention_page(const attention *a, const worker *w, const kt_run *run, int64_t page)
+{
+    const kt_step *s = w->step;
+    return a->windowed ? (uint8_t *)s->windows + (size_t)run->window_pages[page] * s->window_page_bytes
+                       : cache_page(w, run, page);
 }
 
 #endif

@@ -80,52 +80,77 @@ static int64_t pages_for(int64_t positions)
     return (positions + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;
 }
 
-static int check_pages(kt_program *p, const kt_step *s, int64_t r)
+/* Pages of one kind, as a step gives them and as the program needs them. */
+typedef struct page_kind {
+    const char *name;
+    const void *memory;
+    int64_t count;
+    size_t bytes, needed_bytes;
+    int64_t window;         /* positions that a token sees in them; 0: all */
+} page_kind;
+
+static const int32_t *table_of(const page_kind *k, const kt_run *run)
+{
+    return k->window ? run->window_pages : run->pages;
+}
+
+static int check_pages(kt_program *p, const kt_step *s, const page_kind *k, int64_t r)
 {
     const kt_run *run = &s->runs[r];
-    int64_t needed = pages_for(run_end(run)), given = s->cache && run->pages ? run->n_pages : 0;
+    const int32_t *pages = table_of(k, run);
+    int64_t needed = pages_for(run_end(run)), given = k->memory && pages ? run->n_pages : 0;
+    int64_t first = k->window ? max64(0, run->start + 1 - k->window) / KT_PAGE_TOKENS : 0;
     if (run_end(run) > p->positions)
         return program_fail(p, KT_ERR_RANGE, "run %lld ends at position %lld; sequences have %lld at most",
                             (long long)r, (long long)run_end(run), (long long)p->positions);
     if (given < needed)
-        return program_fail(p, KT_ERR_RANGE, "run %lld: %lld pages given; positions up to %lld need %lld",
-                            (long long)r, (long long)given, (long long)run_end(run), (long long)needed);
-    for (int64_t i = 0; i < needed; i++) {
-        if (run->pages[i] < 0 || run->pages[i] >= s->cache_pages)
-            return program_fail(p, KT_ERR_RANGE, "run %lld: pages[%lld] is %d, outside 0..%lld", (long long)r,
-                                (long long)i, run->pages[i], (long long)(s->cache_pages - 1));
+        return program_fail(p, KT_ERR_RANGE, "run %lld: %lld %ss given; positions up to %lld need %lld",
+                            (long long)r, (long long)given, k->name, (long long)run_end(run), (long long)needed);
+    for (int64_t i = first; i < needed; i++) {
+        if (pages[i] < 0 || pages[i] >= k->count)
+            return program_fail(p, KT_ERR_RANGE, "run %lld: %ss[%lld] is %d, outside 0..%lld", (long long)r,
+                                k->name, (long long)i, pages[i], (long long)(k->count - 1));
     }
     return KT_OK;
 }
 
 /* No page that run r writes is written by a run before it. */
-static int check_written(kt_program *p, const kt_step *s, int64_t r)
+static int check_written(kt_program *p, const kt_step *s, const page_kind *k, int64_t r)
 {
     const kt_run *run = &s->runs[r];
+    const int32_t *pages = table_of(k, run);
     for (int64_t i = run->start / KT_PAGE_TOKENS; i < pages_for(run_end(run)); i++)
         for (int64_t q = 0; q < r; q++) {
             const kt_run *other = &s->runs[q];
             for (int64_t j = other->start / KT_PAGE_TOKENS; j < pages_for(run_end(other)); j++)
-                if (run->pages[i] == other->pages[j])
-                    return program_fail(p, KT_ERR_RANGE, "runs %lld and %lld both write page %d", (long long)q,
-                                        (long long)r, run->pages[i]);
+                if (pages[i] == table_of(k, other)[j])
+                    return program_fail(p, KT_ERR_RANGE, "runs %lld and %lld both write %s %d", (long long)q,
+                                        (long long)r, k->name, pages[i]);
         }
     return KT_OK;
 }
 
-static int check_cache(kt_program *p, const kt_step *s)
+static int check_kind(kt_program *p, const kt_step *s, const page_kind *k)
 {
-    if (p->page_bytes == 0)
+    if (k->needed_bytes == 0)
         return KT_OK;
     int failed = KT_OK;
     for (int64_t r = 0; r < s->n_runs && !failed; r++)
-        failed = check_pages(p, s, r);
-    if (!failed && (s->page_bytes < p->page_bytes || s->page_bytes % 64 != 0))
-        failed = program_fail(p, KT_ERR_RANGE, "page_bytes is %zu; a multiple of 64 from %zu on is needed",
-                              s->page_bytes, p->page_bytes);
+        failed = check_pages(p, s, k, r);
+    if (!failed && (k->bytes < k->needed_bytes || k->bytes % 64 != 0))
+        failed = program_fail(p, KT_ERR_RANGE, "%s_bytes is %zu; a multiple of 64 from %zu on is needed",
+                              k->name, k->bytes, k->needed_bytes);
     for (int64_t r = 1; r < s->n_runs && !failed; r++)
-        failed = check_written(p, s, r);
+        failed = check_written(p, s, k, r);
     return failed;
+}
+
+static int check_cache(kt_program *p, const kt_step *s)
+{
+    page_kind all = {"page", s->cache, s->cache_pages, s->page_bytes, p->page_bytes, 0};
+    page_kind windows = {"window_page", s->windows, s->n_window_pages, s->window_page_bytes, p->window_bytes, p->window};
+    int failed = check_kind(p, s, &all);
+    return failed ? failed : check_kind(p, s, &windows);
 }
 
 static int check_slots(kt_program *p, const kt_step *s, int64_t r)

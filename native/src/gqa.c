@@ -40,7 +40,7 @@ static void append_run(const void *arg, worker *w)
     int64_t t, last;
     for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
         int64_t position = position_of(w, t), key = position % KT_PAGE_TOKENS;
-        uint8_t *page = cache_page(w, run_of(w, t), position / KT_PAGE_TOKENS);
+        uint8_t *page = attention_page(a, w, run_of(w, t), position / KT_PAGE_TOKENS);
         if (a->kv_f32)
             append_row(w, a, a->dk, view_row(w, o->k, t), page + a->k_offset, key);
         else
@@ -96,6 +96,9 @@ static int check(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, co
                             s->head_dim);
     if (s->window < 0)
         return program_fail(p, KT_ERR_RANGE, "gqa: a window of %d; 0 (all keys) or more is possible", s->window);
+    if (s->windowed && (s->windowed != 1 || !s->window || s->choice))
+        return program_fail(p, KT_ERR_RANGE, "gqa: windowed is %d with a window of %d and choice %d; window pages need a "
+                            "window and no choice", s->windowed, s->window, s->choice);
     const selection *c = s->choice > 0 && s->choice <= p->selections.n ? &p->selections.at[s->choice - 1] : NULL;
     if (s->choice && (!c || c->block == 1 || c->lists != s->kv_heads))
         return program_fail(p, KT_ERR_RANGE, "gqa: choice %d of %d, or not of blocks by %d heads", s->choice,
@@ -103,6 +106,14 @@ static int check(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, co
     if (s->layer_offset % 64 != 0 || s->layer_offset > INT64_MAX / 2)
         return program_fail(p, KT_ERR_SHAPE, "gqa: layer_offset %zu is not a multiple of 64", s->layer_offset);
     return check_scale(p, "gqa", s->scale);
+}
+
+static void touch_pages(kt_program *p, const attention *a, size_t size, int32_t how)
+{
+    if (a->windowed)
+        program_touch_windows(p, a->k_offset, size, how);
+    else
+        program_touch_cache(p, a->k_offset, size, how);
 }
 
 int kt_program_gqa(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, const kt_gqa *shape)
@@ -116,21 +127,23 @@ int kt_program_gqa(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, 
     size_t keys = (size_t)k.width * column, both = keys + (size_t)v.width * column;
     *o = (gqa){.out = out, .q = q, .k = k, .v = v,
                .a = {.kv_heads = shape->kv_heads, .group = shape->heads / shape->kv_heads, .dk = dk, .dv = dv,
-                     .kv_f32 = kv_f32, .window = shape->window, .choice = shape->choice, .scale = shape->scale,
+                     .kv_f32 = kv_f32, .window = shape->window, .windowed = shape->windowed,
+                     .choice = shape->choice, .scale = shape->scale,
                      .sinks = shape->sinks, .k_stride = dk, .v_stride = dv,
                      .k_head = (int64_t)KT_PAGE_TOKENS * dk, .v_head = (int64_t)KT_PAGE_TOKENS * dv,
                      .k_offset = shape->layer_offset, .v_offset = shape->layer_offset + keys}};
-    size_t end = shape->layer_offset + both;
-    p->page_bytes = p->page_bytes > end ? p->page_bytes : end;
+    size_t end = shape->layer_offset + both, *page_bytes = shape->windowed ? &p->window_bytes : &p->page_bytes;
+    *page_bytes = *page_bytes > end ? *page_bytes : end;
+    p->window = shape->windowed && shape->window > p->window ? shape->window : p->window;
     program_reserve(p, attention_shared_bytes(&o->a, kt_pool_threads(p->pool)), attention_local_bytes(&o->a));
     program_operation(p);
     program_phase(p, append_run, o);
     program_touch_view(p, k, OWN_ROWS);
     program_touch_view(p, v, OWN_ROWS);
-    program_touch_cache(p, o->a.k_offset, both, ANY_ROWS | WRITES);
+    touch_pages(p, &o->a, both, ANY_ROWS | WRITES);
     program_phase(p, attend_run, o);
     program_touch_view(p, q, ANY_ROWS);
-    program_touch_cache(p, o->a.k_offset, both, ANY_ROWS);
+    touch_pages(p, &o->a, both, ANY_ROWS);
     program_touch_scratch(p, ANY_ROWS | WRITES);
     if (shape->choice)
         program_touch(p, p->selections.at[shape->choice - 1].resource, 0, 1, ANY_ROWS);

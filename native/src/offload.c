@@ -127,7 +127,7 @@ const char *kt_offload_error(const kt_offload *o)
 
 static int check(const kt_program *p, const kt_offload_options *o, char *error, size_t size)
 {
-    if (!p->finished || p->vocab != INT64_MAX || p->page_bytes) {
+    if (!p->finished || p->vocab != INT64_MAX || p->page_bytes || p->window_bytes) {
         snprintf(error, size, "the program %s", p->finished ? "has embeddings or attention" : "is not finished");
         return 0;
     }

@@ -78,7 +78,7 @@ kt_program *kt_program_create(kt_pool *pool, const kt_program_options *options, 
     p->options = *options;
     p->options.kv_f32 |= options->exact;
     p->vocab = p->positions = INT64_MAX;
-    p->resources = 3;       /* 0: scratch, 1: the cache, 2: the nodes' scratch */
+    p->resources = 4;       /* 0: scratch, 1: the cache, 2: the nodes' scratch, 3: the window pages */
     p->n_nodes = kt_pool_nodes(pool);
     p->nodes = program_new(p, (size_t)p->n_nodes * sizeof *p->nodes);
     if (!p->nodes) {
@@ -313,6 +313,11 @@ void program_touch_node_scratch(kt_program *p, int32_t how)
 void program_touch_cache(kt_program *p, size_t offset, size_t size, int32_t how)
 {
     program_touch(p, 1, (int64_t)offset, (int64_t)(offset + size), how);
+}
+
+void program_touch_windows(kt_program *p, size_t offset, size_t size, int32_t how)
+{
+    program_touch(p, 3, (int64_t)offset, (int64_t)(offset + size), how);
 }
 
 void program_reserve(kt_program *p, size_t scratch, size_t local)

@@ -177,6 +177,8 @@ struct kt_program {
     int64_t vocab;                  /* smallest of all embeddings; INT64_MAX: none */
     int64_t positions;              /* that a sequence may have; INT64_MAX: any number */
     size_t page_bytes;              /* that a page must have; 0: no cache is used */
+    size_t window_bytes;            /* that a window page must have; 0: none are used */
+    int64_t window;                 /* the widest window over them */
     size_t state_bytes;             /* that a state must have; 0: none is used */
     kt_arena *arena;
     batch batch;                    /* of the step that runs */
@@ -224,6 +226,7 @@ void program_touch_source(kt_program *p, const source *s);
 void program_touch_scratch(kt_program *p, int32_t how);
 void program_touch_node_scratch(kt_program *p, int32_t how);
 void program_touch_cache(kt_program *p, size_t offset, size_t size, int32_t how);
+void program_touch_windows(kt_program *p, size_t offset, size_t size, int32_t how);
 /* Most that any operation needs: shared scratch, and local scratch of each thread. */
 void program_reserve(kt_program *p, size_t scratch, size_t local);
 void program_reserve_node(kt_program *p, size_t scratch);   /* of each node */

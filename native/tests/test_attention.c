@@ -44,6 +44,7 @@ typedef struct model {
 typedef struct run {
     kt_program *program;
     kt_view q, k, v, out;       /* MLA: k is the latent */
+    int32_t windowed;
 } run;
 
 /* uk_out holds the transposes of uk_in. */
@@ -88,10 +89,11 @@ static void free_model(model *m)
     }
 }
 
-static run record(kt_pool *pool, const model *m, int64_t tokens)
+/* windowed: keys and values lie in window pages. */
+static run record_in(kt_pool *pool, const model *m, int64_t tokens, int32_t windowed)
 {
     const shape *s = m->s;
-    run r = {.program = make_program(pool, tokens, 1, m->exact)};
+    run r = {.program = make_program(pool, tokens, 1, m->exact), .windowed = windowed};
     kt_program *p = r.program;
     r.q = make_view(p, m->q_width, KT_ROWS_TOKENS);
     r.k = make_view(p, m->kv_width, KT_ROWS_TOKENS);
@@ -101,11 +103,17 @@ static run record(kt_pool *pool, const model *m, int64_t tokens)
         kt_mla a = {s->heads, s->nope, s->rope, s->v, s->lora, m->scale, LAYER, m->uk_in.w, m->uk_out.w, m->uv.w, 0};
         OK(kt_program_mla(p, r.out, r.q, r.k, &a), kt_program_error(p));
     } else {
-        kt_gqa a = {s->heads, s->kv_heads, s->dim, m->scale, LAYER, s->window, s->sinks ? m->sinks : NULL, 0, s->values};
+        kt_gqa a = {s->heads, s->kv_heads, s->dim, m->scale, LAYER, s->window, s->sinks ? m->sinks : NULL, 0, s->values,
+                    windowed};
         OK(kt_program_gqa(p, r.out, r.q, r.k, r.v, &a), kt_program_error(p));
     }
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     return r;
+}
+
+static run record(kt_pool *pool, const model *m, int64_t tokens)
+{
+    return record_in(pool, m, tokens, 0);
 }
 
 /* What token t brings; the same in every run. */
@@ -157,6 +165,12 @@ static void step(run *r, const model *m, const cache *c, int64_t start, int64_t 
         inputs(m, start + t, row_of(r->program, r->q, t), row_of(r->program, r->k, t), row_of(r->program, r->v, t));
     kt_step s = {RUN(.n_tokens = n, .start = start, .first_output = n, .pages = c->pages, .n_pages = c->n),
                  .cache = c->data, .cache_pages = c->n + 1, .page_bytes = m->page_bytes};
+    kt_run in_windows = s.runs[0];
+    in_windows.window_pages = c->pages;
+    in_windows.pages = NULL;
+    if (r->windowed)
+        s = (kt_step){.runs = &in_windows, .n_runs = 1, .windows = c->data, .n_window_pages = c->n + 1,
+                      .window_page_bytes = m->page_bytes};
     OK(kt_program_run(r->program, &s), kt_program_error(r->program));
     for (int64_t t = 0; t < n && out; t++)
         memcpy(out + t * m->out_width, row_of(r->program, r->out, t), sizeof(float) * (size_t)m->out_width);
@@ -304,6 +318,39 @@ static void check_shape(const char *isa, const shape *s, int32_t exact)
     kt_pool_free(pool);
 }
 
+/* Keys and values in window pages give the bits that pages give, though the table has none before the window. */
+static void check_window_pages(const char *isa, const shape *s, int32_t exact)
+{
+    enum { START = 1500, MOST = 70 };
+    kt_pool *pool = make_pool(isa, 3);
+    model m = make_model(pool, s, exact);
+    run pages = record_in(pool, &m, MOST, 0), windows = record_in(pool, &m, MOST, 1);
+    size_t size = sizeof(float) * (size_t)(MOST * m.out_width);
+    float *out = need(size), *again = need(size);
+    for (int64_t n = 1; n <= MOST; n += 23) {
+        cache c = random_cache(&m, START + MOST), other = random_cache(&m, START + MOST);
+        step(&pages, &m, &c, START, n, out);
+        for (int64_t page = 0; page < (START + 1 - s->window) / 64; page++)
+            other.pages[page] = -1;
+        step(&windows, &m, &other, START, n, again);
+        CHECK(memcmp(out, again, sizeof(float) * (size_t)(n * m.out_width)) == 0,
+              "%s, %s: window pages give other bits", isa, s->name);
+        other.pages[(START + 1 - s->window) / 64] = -1;
+        kt_run run = {.n_tokens = 1, .start = START, .first_output = 1, .window_pages = other.pages, .n_pages = other.n};
+        kt_step wrong = {.runs = &run, .n_runs = 1, .windows = other.data, .n_window_pages = other.n + 1,
+                         .window_page_bytes = m.page_bytes};
+        REFUSED(kt_program_run(windows.program, &wrong), KT_ERR_RANGE, kt_program_error(windows.program), "window_pages[");
+        free_cache(&c);
+        free_cache(&other);
+    }
+    free(out);
+    free(again);
+    kt_program_free(pages.program);
+    kt_program_free(windows.program);
+    free_model(&m);
+    kt_pool_free(pool);
+}
+
 /* Deep in a long text, a page before the window is not read: it holds NaN. */
 static void check_window(const char *isa, const shape *s, int32_t exact)
 {
@@ -386,8 +433,10 @@ int main(void)
         check_shape(own_row(), &shapes[i], 1);
         if (shapes[i].mla && shapes[i].format != F32)
             check_shape(own_row(), &shapes[i], 2);
-        for (int32_t exact = 0; exact < 2 && shapes[i].window; exact++)
+        for (int32_t exact = 0; exact < 2 && shapes[i].window; exact++) {
             check_window(own_row(), &shapes[i], exact);
+            check_window_pages(own_row(), &shapes[i], exact);
+        }
         check_rows(rows, n, &shapes[i], 570, 3);
         check_rows(rows, n, &shapes[i], 60, 70);
         for (int row = is_emulated && i > 0; row < n; row++) {

@@ -91,6 +91,7 @@ class StandInCpu(CpuEngine):
         program = SimpleNamespace(
             rows=lambda view, n: np.zeros((n, 1)),
             attach=lambda *_: None,
+            attach_windows=lambda *_: None,
             max_outputs=1,
             max_tokens=1,
         )

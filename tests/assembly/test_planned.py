@@ -20,7 +20,7 @@ from shapes import shape
 from ktcli.engine.device import engine as device_engine
 from ktcli.engine.device import weights as device_weights
 from ktcli.engine.device.placement import Placement
-from ktcli.engine.sequence import pages_for
+from ktcli.engine.pagetable import pages_for
 from ktcli.hardware.profile import read_machine
 from ktcli.measure.tiles import planned_team
 from ktcli.models import Model

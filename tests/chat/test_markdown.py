@@ -10,7 +10,9 @@ import pyte
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from markdown_it.token import Token
 
+from ktcli.chat import inline
 from ktcli.chat.blocks import LineKind, classify
 from ktcli.chat.flow import PlainText
 from ktcli.chat.markdown import Markdown
@@ -176,3 +178,30 @@ def test_what_a_line_is_never_changes_once_it_is_certain(
         for size in range(len(source)):
             early = classify(source[:size], last=False)
             assert early is None or (early.kind, early.first) == (final.kind, final.first)
+
+
+@pytest.mark.parametrize("unit", ["*a ", "**", "[a](", "`", "~~x ", "<a", "_a _", "!["])
+def test_what_waits_for_its_end_is_short_and_parsed_a_bounded_number_of_times(
+    unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[int] = []
+
+    def count(source: str) -> list[Token]:
+        parsed.append(len(source))
+        return []
+
+    monkeypatch.setattr(inline, "_parsed", count)
+    line = inline.Inline()
+    source = unit * (8000 // len(unit))
+    spans = list(line.feed(source))
+    drawn = "".join(text for text, _ in (*spans, *line.finish()))
+    assert drawn == source
+    assert max(parsed, default=0) <= 400
+    assert sum(parsed) <= 400 * 200 * 20
+
+
+def test_quotes_within_quotes_and_marks_without_end_are_soon_certain() -> None:
+    quoted = classify(">" * 10_000, last=False)
+    assert quoted is not None and len(quoted.first) <= 24
+    for marks in ("#" * 10_000, "- " * 5000):
+        assert classify(marks, last=False) is not None

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loading import load_engine
 
+from ktcli.assembly.kvpages import store_below
 from ktcli.chat import log
 from ktcli.chat.chat import Chat, Speaker, Voice, read_voice
 from ktcli.chat.keeper import Keeper
@@ -22,6 +23,7 @@ from ktcli.chat.settings import Settings
 from ktcli.chat.snapshots import snapshot_positions
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint
+from ktcli.store.pagefolder import PageFolder
 
 VOCAB = 99  # of the model
 LETTERS = [chr(code) for code in range(32, 32 + 91)]
@@ -87,6 +89,26 @@ def test_chats_with_one_system_text_share_it(model: Speaker) -> None:
     third = chat_with(model)
     assert ask(third, "And that of snow?") == said
     assert third.reply.stats.reused_tokens == 0
+
+
+def test_a_new_process_finds_the_state_behind_the_system_text(
+    model: Speaker, tmp_path: Path
+) -> None:
+    """However long the chat was that computed it."""
+    model.engine.pools.forget()
+    folder = PageFolder(tmp_path / "cache")
+    with store_below(model.engine, folder, 1 << 40, "letters"):
+        first = chat_with(model)
+        for question in ("What is the colour of grass in spring?", "And that of snow?", "And why?"):
+            ask(first, question)
+        first.sequence.close()
+    model.engine.pools.forget()
+    with store_below(model.engine, folder, 1 << 40, "letters"):
+        second = chat_with(model)
+        ask(second, "What does a cow drink?")
+        second.sequence.close()
+    found = HEADER if second.sequence.recurrent else HEADER // 64 * 64
+    assert second.reply.stats.reused_tokens == found
 
 
 def test_a_turn_goes_on_before_the_opening_of_the_last_answer(model: Speaker) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from reference import CASES, write_checkpoint
 
 from ktcli.engine import CpuEngine
-from ktcli.engine.sequence import pages_for
+from ktcli.engine.pagetable import pages_for
 from ktcli.models import build
 from ktcli.native import Batch, Run, isa_rows
 from ktcli.weights.pack import Pack
@@ -100,6 +100,8 @@ class Memory:
     def __init__(self, engine: CpuEngine, draw: Random) -> None:
         self.pages = engine.pools.pages.take(pages_for(CONTEXT))
         draw.shuffle(self.pages)
+        windows = engine.pools.windows
+        self.windows = None if windows is None else windows.pool.take(pages_for(CONTEXT))
         states = engine.pools.states
         self.slots = [] if states is None else [states.take(), states.take()]
         self.turn = 0
@@ -109,8 +111,9 @@ class Memory:
         self.turn = 1 - self.turn
         after = self.slots[self.turn] if self.slots else -1
         ids, table = TEXTS[line.text][start : start + n], np.array(self.pages, np.int32)
+        windows = None if self.windows is None else np.array(self.windows, np.int32)
         run = Run(ids, start, table, n - outputs, line.temperature, line.defer, before, after)
-        return Run(*(getattr(run, name) for name in Run._fields[:-1]), chunk=chunk)
+        return run._replace(chunk=chunk, window_pages=windows)
 
 
 @contextmanager
@@ -123,6 +126,9 @@ def memories(engine: CpuEngine, n: int, draw: Random) -> Iterator[list[Memory]]:
         for memory in made:
             for page in memory.pages:
                 pools.pages.release(page)
+            for page in memory.windows or ():
+                assert pools.windows is not None
+                pools.windows.pool.release(page)
             for slot in memory.slots:
                 assert pools.states is not None
                 pools.states.release(slot)

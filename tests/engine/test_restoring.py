@@ -4,6 +4,7 @@ computes, bit for bit, what a timeline computes that was never left."""
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from loading import load_engine
 from ktcli.assembly.kvpages import store_below
 from ktcli.engine import CpuEngine
 from ktcli.engine.pages import PoolFull
-from ktcli.engine.tier import U8Array
+from ktcli.engine.tier import PAGE, U8Array
 from ktcli.store.pagefolder import PageFolder
 from ktcli.store.pages import PageStore
 
@@ -87,6 +88,7 @@ class StoredWorld(World):
         tier = pools.tier
         assert tier is not None
         tier._memory = came = Recording(self.engine.memory)
+        tier._kinds[PAGE] = replace(tier._kinds[PAGE], memory=came)
         try:
             super().act(at, what, a, b)
         finally:

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ktcli.engine.active import Active
 from ktcli.engine.drafting import Drafting, DraftWish
 from ktcli.engine.request import (
     Answer,
@@ -24,6 +26,7 @@ from ktcli.engine.request import (
 from ktcli.engine.sampler import Sampler, SamplingSettings
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.errors import ContextFull, DeviceError, QueueFull, UsageError
+from ktcli.native import Batch
 from tests.engine.toy import STOP, Oracle, ToyEngine
 
 GREEDY = SamplingSettings(greedy=True)
@@ -482,3 +485,35 @@ def test_answers_and_prompt_keep_their_parts_of_the_speed() -> None:
     assert tokens / 4 * engine.cost_s(4) >= 0.35 * seconds
     assert 12_000 / 512 * engine.cost_s(512) >= 0.60 * seconds
     assert max(waits) <= 1.3 * engine.cost_s(512)
+
+
+def test_what_was_found_and_is_lost_is_computed_again_as_it_was() -> None:
+    """Ids of an earlier answer deferred; so do they when their pages are gone before the prompt was read."""
+    said: list[int] = []
+    values = []
+    for lost in (False, True):
+        engine = ToyEngine()
+        scheduler = serving(engine)
+        line = engine.sequence()
+        first = GenerationRequest(prompt(1, 90), GREEDY, (), 60)
+        said = scheduler.submit(first, sequence=line).ids
+        drain(scheduler)
+        ids = [*first.prompt, *said, *prompt(2, 30)]
+        request = GenerationRequest(ids, GREEDY, (), 3, depths=line.depths)
+        assert set(line.depths[100:149]) == {1}
+        line.close()
+        active = Active(Answer(request, 1, Sampler(GREEDY)), 3, 0.0, engine.sequence(), False)
+        active.open(engine)
+        assert active.sequence.length == 128
+        if lost:
+            active.start(1.0)
+            active.give_back()
+            engine.pools.forget()
+            active.open(engine)
+            assert active.sequence.length == 0
+        while active.reading:
+            run = active.reads(engine, 50)
+            rows = engine.run(Batch((run,)))
+            active.computed(run, ends_chunk=False)
+        values.append(rows[-1].values)
+    assert np.array_equal(*values)

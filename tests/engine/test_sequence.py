@@ -13,8 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ktcli.engine.pages import PagePool, PoolFull, StatePool
+from ktcli.engine.pagetable import WindowPages, pages_for
 from ktcli.engine.prefix import chain, seed
-from ktcli.engine.sequence import Pools, Sequence, pages_for
+from ktcli.engine.sequence import Pools, Sequence
 from ktcli.errors import ContextFull
 from ktcli.native.batch import Run
 
@@ -24,14 +25,34 @@ Prefix = tuple[tuple[int, int], ...]  # (id, depth) pairs
 
 
 class Machine:
-    """Pools whose pages and states hold the prefixes that they were computed from."""
+    """Pools whose pages and states hold the prefixes that they were computed from.
 
-    def __init__(self, pages: int, slots: int = 0, snapshots: int = 4) -> None:
+    Args:
+        window: the positions of the layers with a window; 0: there are none.
+        window_pages: the pages of those.
+    """
+
+    def __init__(
+        self,
+        pages: int,
+        slots: int = 0,
+        snapshots: int = 4,
+        *,
+        window: int = 0,
+        window_pages: int = 9,
+    ) -> None:
+        self.windows: list[list[int]] = [[0] * PAGE for _ in range(window_pages)]
         self.memory: list[list[int]] = [[0] * PAGE for _ in range(pages)]  # a hash of the prefix
         self.states = [0] * slots
         self.copies = 0
         states = StatePool(slots, snapshots) if slots else None
         self.pools = Pools(PagePool(pages), states, self._copy, seed({}), CONTEXT)
+        if window:
+            pool = PagePool(window_pages)
+            self.pools.windows = WindowPages(pool, self._copy_window, window)
+
+    def _copy_window(self, of: int, to: int) -> None:
+        self.windows[to] = list(self.windows[of])
 
     def _copy(self, of: int, to: int) -> None:
         self.copies += 1
@@ -45,6 +66,16 @@ class Machine:
         assert run.start == len(before) and len(run.pages) == pages_for(run.start + run.ids.size)
         held = [self.memory[run.pages[at // PAGE]][at % PAGE] for at in range(run.start)]
         assert held == hashes(before)
+        kinds = [(self.memory, self.pools.pages, run.pages)]
+        if self.pools.windows is not None:
+            assert run.window_pages is not None and len(run.window_pages) == len(run.pages)
+            first = max(0, run.start + 1 - self.pools.windows.window)
+            kept = [
+                self.windows[run.window_pages[at // PAGE]][at % PAGE]
+                for at in range(first, run.start)
+            ]
+            assert kept == hashes(before)[first:] and min(run.window_pages[first // PAGE :]) >= 0
+            kinds.append((self.windows, self.pools.windows.pool, run.window_pages))
         if self.states:
             assert run.next_state >= 0 and run.next_state != run.state
             assert (run.state < 0) == (run.start == 0)
@@ -52,9 +83,10 @@ class Machine:
         after = (*before, *((int(id), run.defer) for id in run.ids))
         values = hashes(after)
         for at in range(run.start, len(after)):
-            page = int(run.pages[at // PAGE])
-            assert self.pools.pages.holders(page) == 1 and not self.pools.pages.sealed(page)
-            self.memory[page][at % PAGE] = values[at]
+            for memory, pool, table in kinds:
+                page = int(table[at // PAGE])
+                assert pool.holders(page) == 1 and not pool.sealed(page)
+                memory[page][at % PAGE] = values[at]
         if self.states:
             assert self.pools.states is not None
             self.states[run.next_state] = hash(after)
@@ -103,25 +135,29 @@ OPERATIONS = st.one_of(
 )
 
 
-@pytest.mark.parametrize("slots", [0, 9])
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 5), OPERATIONS), max_size=60))
+# (slots for states, positions of the layers with a window)
+KINDS = pytest.mark.parametrize(("slots", "window"), [(0, 0), (9, 0), (0, 70), (0, 128), (9, 65)])
+
+
+@KINDS
+@settings(max_examples=40, deadline=None)
+@given(schedule=st.lists(st.tuples(st.integers(0, 5), OPERATIONS), max_size=60))
 # Its own deferred tokens are found again while it still has the pages of a step that failed.
 @example([(0, ("defer", 0, 10)), (0, ("fail", 0, 130)), (0, ("adopt", 0, 100))])
-def test_each_sequence_finds_what_it_would_have_alone(slots: int, schedule) -> None:
-    check(Machine(14, slots), schedule)
+def test_each_sequence_finds_what_it_would_have_alone(slots: int, window: int, schedule) -> None:
+    check(Machine(14, slots, window=window), schedule)
 
 
 WALK = "feed feed feed feed defer fail truncate truncate fork adopt adopt keep close open".split()
 
 
-@pytest.mark.parametrize("slots", [0, 9])
+@KINDS
 @pytest.mark.parametrize("walk", range(4))
-def test_a_long_walk_ends_with_the_pages_that_were_free(slots: int, walk: int) -> None:
+def test_a_long_walk_ends_with_the_pages_that_were_free(slots: int, window: int, walk: int) -> None:
     draw = random.Random(walk)
     sizes = [1, 1, 2, 16, 63, 64, 65, 150, 300]
     check(
-        Machine(14, slots),
+        Machine(14, slots, window=window),
         [
             (draw.randrange(6), (draw.choice(WALK), draw.randrange(4), draw.choice(sizes)))
             for _ in range(1250)
@@ -130,11 +166,13 @@ def test_a_long_walk_ends_with_the_pages_that_were_free(slots: int, walk: int) -
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("slots", [0, 9])
+@KINDS
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 5), OPERATIONS), min_size=20, max_size=150))
-def test_each_sequence_finds_what_it_would_have_alone_in_long_schedules(slots, schedule) -> None:
-    check(Machine(14, slots), schedule)
+@given(schedule=st.lists(st.tuples(st.integers(0, 5), OPERATIONS), min_size=20, max_size=150))
+def test_each_sequence_finds_what_it_would_have_alone_in_long_schedules(
+    slots: int, window: int, schedule
+) -> None:
+    check(Machine(14, slots, window=window), schedule)
 
 
 def check(machine: Machine, schedule) -> None:
@@ -156,6 +194,8 @@ def check(machine: Machine, schedule) -> None:
     machine.pools.forget()
     assert machine.pools.pages.free == machine.pools.pages.count
     assert machine.pools.states is None or machine.pools.states.free == machine.pools.states.count
+    windows = machine.pools.windows
+    assert windows is None or windows.pool.free == windows.pool.count
 
 
 def acted(machine: Machine, alive, at: int, what: str, a: int, b: int) -> Prefix:
@@ -171,7 +211,8 @@ def acted(machine: Machine, alive, at: int, what: str, a: int, b: int) -> Prefix
             machine.run(sequence.extend(np.array(text, dtype=np.int32)), prefix)
         case "truncate":
             reached = sequence.truncate(b)
-            assert reached == min(b, len(prefix)) or (machine.states and reached < b)
+            back = machine.states or machine.pools.windows
+            assert reached == min(b, len(prefix)) or (back and reached < b)
             return prefix[:reached]
         case "fork" if len(alive) < 6:
             alive.append((sequence.fork(), prefix))
@@ -188,6 +229,25 @@ def acted(machine: Machine, alive, at: int, what: str, a: int, b: int) -> Prefix
         case "open" if len(alive) < 6:
             alive.append((machine.sequence(), ()))
     return prefix
+
+
+def test_a_long_answer_holds_its_window_and_finds_its_beginning_again() -> None:
+    machine = Machine(10, window=100, window_pages=8)
+    sequence = machine.sequence()
+    prefix = fed(machine, sequence, (), TEXTS[0][:200])  # a prompt
+    for token in range(390):
+        prefix = fed(machine, sequence, prefix, [token])
+        assert len(sequence.window_pages) <= 3
+    assert machine.pools.windows is not None and machine.pools.windows.pool.held <= 3
+    assert (
+        sequence.truncate(200) == 192
+    )  # the page that 200 lies in is gone, those before the border were favoured
+    prefix = fed(machine, sequence, prefix[:192], [7] * 90)
+    sequence.close()
+    assert machine.pools.windows.pool.held == 0
+    fresh = machine.sequence()
+    assert fresh.adopt([*TEXTS[0][:192], 8, 9]) == 192
+    assert len(fresh.pages) == 3 and len(fresh.window_pages) == 2
 
 
 def test_four_forks_share_a_long_chat() -> None:

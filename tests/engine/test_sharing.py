@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from ktcli.engine import CpuEngine
 from ktcli.engine.pages import PoolFull
-from ktcli.engine.sequence import Sequence, pages_for
+from ktcli.engine.pagetable import pages_for
+from ktcli.engine.sequence import Sequence
 from ktcli.native import PAGE_TOKENS, Batch, Run
 
 CONTEXT, STREAMS, LINES = 320, 4, 3
@@ -74,16 +75,23 @@ class Step:
             return [(at, at + 1) for at in range(self.start, end)]
         return [(self.start, end)]
 
-    def run(self, span: tuple[int, int], pages: Ids, states: tuple[int, int]) -> Run:
+    def run(
+        self,
+        span: tuple[int, int],
+        pages: Ids,
+        states: tuple[int, int],
+        windows: Ids | None = None,
+    ) -> Run:
         """A span of it, as a piece of all of it.
 
         Args:
             states: the slots to read and to write.
+            windows: the pages of the layers with a window.
         """
         first, end = span
         ids = np.array(self.ids, np.int32)[first - self.start : end - self.start]
         chunk = (first, 1) if self.drafted else (self.start, len(self.ids))
-        return Run(ids, first, pages, ids.size - 1, 0.0, self.defer, *states, chunk)
+        return Run(ids, first, pages, ids.size - 1, 0.0, self.defer, *states, chunk, windows)
 
 
 class World:
@@ -202,6 +210,9 @@ def never_left(engine: CpuEngine, steps: list[Step]) -> NDArray[np.float32]:
         pages.take(pages_for(CONTEXT)),
         [] if states is None else [states.take(), states.take()],
     )
+    pool = engine.pools.windows and engine.pools.windows.pool
+    own_windows = pool.take(pages_for(CONTEXT)) if pool else []
+    windows = np.array(own_windows, np.int32) if pool else None
     try:
         table, read = np.array(own, np.int32), -1
         ends = [*(step.start for step in steps[1:]), steps[-1].start + len(steps[-1].ids)]
@@ -210,12 +221,15 @@ def never_left(engine: CpuEngine, steps: list[Step]) -> NDArray[np.float32]:
         ]
         for i, (step, span) in enumerate(spans):
             write = slots[i % 2] if slots else -1
-            logits = engine.run(Batch((step.run(span, table, (read, write)),)))[-1]
+            logits = engine.run(Batch((step.run(span, table, (read, write), windows),)))[-1]
             read = write
         return logits.values.copy()
     finally:
         for page in own:
             pages.release(page)
+        for page in own_windows:
+            assert pool is not None
+            pool.release(page)
         for slot in slots:
             assert states is not None
             states.release(slot)
@@ -234,6 +248,8 @@ def left_as_found(engine: CpuEngine) -> Iterator[World]:
     engine.pools.forget()
     assert engine.pools.pages.free == engine.pools.pages.count
     assert engine.pools.states is None or engine.pools.states.free == engine.pools.states.count
+    windows = engine.pools.windows
+    assert windows is None or windows.pool.free == windows.pool.count
 
 
 SIZES = st.sampled_from([1, 1, 2, 15, 40, 63, 64, 65, 130])

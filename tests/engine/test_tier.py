@@ -68,6 +68,9 @@ def resumed(engine: CpuEngine, ids: Ids) -> tuple[int, list[bytes], NDArray[np.f
     pages = [
         engine.memory.saved_page(page).tobytes() for page in sequence.pages[: n // PAGE_TOKENS]
     ]
+    if (windows := engine.pools.windows) is not None and n:
+        assert windows.memory is not None and n % PAGE_TOKENS == 0
+        pages += [windows.memory.saved_page(page).tobytes() for page in sequence.window_pages]
     logits = feed(engine, sequence, ids[n:])
     sequence.close()
     return n, pages, logits
@@ -80,6 +83,10 @@ def leave(engine: CpuEngine) -> None:
     assert engine.pools.pages.held == 0
     for page in range(engine.pools.pages.count):
         cache.saved_page(page)[:] = 0xAA
+    if (windows := engine.pools.windows) is not None:
+        assert windows.pool.held == 0 and windows.memory is not None
+        for page in range(windows.pool.count):
+            windows.memory.saved_page(page)[:] = 0xAA
     if engine.pools.states is not None:
         for slot in range(engine.pools.states.count):
             cache.saved_state(slot)[:] = 0xAA
@@ -102,7 +109,12 @@ def check(engine: CpuEngine, steps: list[int], folder: PageFolder) -> None:
     assert back[2].tobytes() == never_left[2].tobytes()
     assert store.counts.damaged == 0 and (store.counts.read > 0) == (back[0] > 0)
     if engine.pools.states is None:
-        assert written == 0 and store.counts.read == n // PAGE_TOKENS
+        windows, pages = engine.pools.windows, n // PAGE_TOKENS
+        of_window = 0 if windows is None else pages - windows.first(pages * PAGE_TOKENS)
+        stored = (
+            pages if engine.memory.page_bytes else 0
+        )  # every layer has a window: nothing else is stored
+        assert written == 0 and store.counts.read == stored + of_window
 
 
 @settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -180,7 +192,8 @@ def test_damage_costs_time_and_nothing_else(engine: CpuEngine, tmp_path: Path) -
     alone = resumed(engine, TEXT[: n + 1])
     for path in folder.path.glob("*/*.pages"):
         data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
+        for at in (len(data) // 2, len(data) - 64):
+            data[at] ^= 1
         path.write_bytes(data)
     leave(engine)
     with store_below(engine, folder, 1 << 40, "m") as store:
@@ -211,7 +224,9 @@ def test_a_store_that_is_slower_than_computing_is_not_read(
     leave(engine)
     with store_below(engine, PageFolder(tmp_path / "kv"), 1 << 40, "m") as store:
         pools = engine.pools
-        tier = Tier(Slow(store), engine.memory, pools.pages, pools.states, pools.seed)  # type: ignore[arg-type]
+        tier = Tier(
+            Slow(store), engine.memory, pools.pages, pools.states, pools.seed, pools.windows
+        )  # type: ignore[arg-type]
         pools.tier = tier
         told(engine, OTHER, [200])  # whose speed is measured
         before = store.counts.read

@@ -31,6 +31,7 @@ NAMES = {
     "pages": "layer_offset",
     "state": "state_offset",
 }
+PLACED = {"gqa": ["windowed"]}  # what is said by where the layer's pages lie
 TYPES = {
     FieldKind.MATRIX: {"struct kt_weight *", "struct kt_weight"},
     FieldKind.STACK: {"struct kt_weight *"},
@@ -59,7 +60,7 @@ def test_c_is_told_what_the_row_says(row: type[Operation]) -> None:
     ffi, lib = library()
     layout = layout_of(row)
     renamed = {called for field, called in NAMES.items() if getattr(layout, field)}
-    wanted = {*layout.told, *layout.weights, *renamed}
+    wanted = {*layout.told, *layout.weights, *renamed, *PLACED.get(row.name, ())}
     last = ffi.typeof(getattr(lib, f"kt_program_{row.name}")).args[-1]
     fields = dict(last.item.fields) if last.cname == f"struct kt_{row.name} *" else {}
     tables = {name for name, kind in layout.weights.items() if kind is FieldKind.TABLE}

@@ -399,3 +399,13 @@ def test_a_writer_that_is_killed_leaves_whole_files(folder: PageFolder) -> None:
 @pytest.mark.thorough
 def test_a_writer_that_is_killed_at_any_moment_leaves_whole_files(folder: PageFolder) -> None:
     killed_at(folder, iter(np.random.default_rng(1).uniform(0, 0.4, 100)))
+
+
+def test_a_pipe_in_place_of_a_file_of_pages_is_passed_over(folder: PageFolder) -> None:
+    parts = conversation("a", 5)
+    path = stored(folder, parts)
+    path.unlink()
+    os.mkfifo(path)  # nobody will ever write into it
+    store = opened(folder)
+    assert read(store, parts) == 0
+    store.close()

@@ -21,7 +21,7 @@ from ktcli.engine.device.passes import LongPrompts, Pass, is_single, passes
 from ktcli.engine.device.runners import Runner, Streamed, TimedRunner
 from ktcli.engine.device.stream import Stream, one_step
 from ktcli.engine.logits import F32Array, Logits
-from ktcli.engine.sequence import pages_for
+from ktcli.engine.pagetable import pages_for
 from ktcli.native import Batch, Run
 from ktcli.ops.torch.functions import Rows
 

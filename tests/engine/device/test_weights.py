@@ -19,7 +19,7 @@ from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.weights import DeviceModel, device_bytes, load_device
 from ktcli.engine.loader import PackSource, RandomSource, load
-from ktcli.engine.sequence import pages_for
+from ktcli.engine.pagetable import pages_for
 from ktcli.hardware.team import NodeTeam
 from ktcli.models import Model, build
 from ktcli.native import Pool, packed_bytes

@@ -1,0 +1,40 @@
+"""The file into which `kt chat --output` writes an answer: always a new one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ktcli.errors import UsageError
+
+
+def checked(path: Path) -> Path:
+    """Returns the file's path, before anything is computed for it.
+
+    Raises:
+        UsageError: something of this name is there, or there is no such folder.
+    """
+    path = path.expanduser()
+    if path.exists() or path.is_symlink():
+        raise _taken(path)
+    if not path.parent.is_dir():
+        raise UsageError(f"--output {path}: there is no folder {path.parent}")
+    return path
+
+
+def write(path: Path, answer: str) -> None:
+    """Writes the text of an answer into a new file, in UTF-8, with a newline at the end.
+
+    Raises:
+        UsageError: a file came there meanwhile, or it cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8", errors="replace", newline="") as file:
+            file.write(answer.strip("\n") + "\n")
+    except FileExistsError:
+        raise _taken(path) from None
+    except OSError as error:
+        raise UsageError(f"--output {path} cannot be written: {error.strerror}") from error
+
+
+def _taken(path: Path) -> UsageError:
+    return UsageError(f"--output {path}: it is there already", hint="choose another name")

@@ -1,0 +1,198 @@
+"""The pages of one kind that one sequence holds.
+
+Layers that attend to everything keep every page of a sequence. Layers with a window keep those that the next token
+still reaches; pages behind the window are given up as the sequence goes on. Being full, they are sealed and can be
+found again as long as nobody needs their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Numbers
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.engine.pages import PagePool, PoolFull
+from ktcli.native import PAGE_TOKENS
+from ktcli.planner.memory import MOST_DRAFTED, window_pages
+
+U8Array = NDArray[np.uint8]
+_NONE = -1  # in a table: no page is held there
+
+
+def pages_for(positions: int) -> int:
+    """The number of pages that hold `positions` positions."""
+    return -(-positions // PAGE_TOKENS)
+
+
+class PagedMemory(Protocol):
+    """The memory of the pages of one kind.
+
+    Attributes:
+        page_bytes: the bytes of a page as it is stored.
+    """
+
+    @property
+    def page_bytes(self) -> int: ...
+
+    def saved_page(self, page: int) -> U8Array:
+        """The bytes of a page; for a sealed one any thread may ask."""
+
+    def page_room(self, page: int) -> U8Array:
+        """Where the bytes of a page are read to; `restore_page` puts them into their place."""
+
+    def restore_page(self, page: int, room: U8Array) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPages:
+    """The pages of the layers with a window.
+
+    Attributes:
+        pool: who has which.
+        copy: copies the contents of a page to another: (from, to).
+        window: the positions that a token sees in the widest of them, its own included.
+        memory: where they lie.
+    """
+
+    pool: PagePool
+    copy: Callable[[int, int], None]
+    window: int
+    memory: PagedMemory | None = None
+
+    def first(self, position: int) -> int:
+        """The first page that a token at `position` sees."""
+        return max(0, position + 1 - self.window) // PAGE_TOKENS
+
+    def most(self, end: int) -> int:
+        """The most pages that a sequence of up to `end` positions holds at once, beside those of a prompt's chunk."""
+        return min(pages_for(end), window_pages(self.window))
+
+
+class PageTable:
+    """The pages of one kind that a sequence holds: those of the positions of pages first … end - 1.
+
+    Args:
+        context: the most positions of a sequence.
+        windows: the window that it keeps; None: all pages.
+    Attributes:
+        first, end: the pages of the sequence that are held.
+        numbers: the pool's page of each page of the sequence, int32.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        copy: Callable[[int, int], None],
+        context: int,
+        windows: WindowPages | None = None,
+    ) -> None:
+        self._pool, self._copy, self._windows = pool, copy, windows
+        self.numbers = np.full(pages_for(context), _NONE, dtype=np.int32)
+        self.first = self.end = 0
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The pool's pages that are held."""
+        return tuple(self.numbers[self.first : self.end].tolist())
+
+    def needed(self, position: int) -> int:
+        """The first page that a token at `position` reads."""
+        return 0 if self._windows is None else self._windows.first(position)
+
+    # -- steps -----------------------------------------------------------------------------------------
+
+    def reserve(self, length: int, end: int) -> None:
+        """Takes pages up to position `end`, and makes the one that `length` lies in, if it is begun, the table's own.
+
+        Raises:
+            PoolFull: others hold the pages; nothing was taken.
+        """
+        pool, at = self._pool, length // PAGE_TOKENS
+        last = int(self.numbers[at]) if length % PAGE_TOKENS else _NONE
+        shared = last >= 0 and (pool.sealed(last) or pool.holders(last) > 1)
+        more = max(0, pages_for(end) - self.end)
+        if not (more or shared):
+            return
+        try:
+            taken = pool.take(more + shared)
+        except PoolFull:
+            if not shared or pool.holders(last) > 1:
+                raise
+            taken = pool.take(more)
+            pool.unseal(last)  # nobody else holds it, and there is no room for both
+            shared = False
+        if shared:
+            fresh = taken.pop()
+            self._copy(last, fresh)
+            pool.release(last)
+            self.numbers[at] = fresh
+        self.numbers[self.end : self.end + more] = taken
+        self.end += more
+
+    def pass_by(self, length: int) -> None:
+        """Gives up the pages that a token at `length`, or a few positions before, does not reach any more."""
+        first = min(self.needed(length - MOST_DRAFTED), self.end)
+        for page in self.numbers[self.first : first].tolist():
+            self._pool.release(page)
+        self.numbers[self.first : first] = _NONE
+        self.first = max(self.first, first)
+
+    def favour(self, keys: Numbers[bytes]) -> None:
+        """Lets pages with these keys go after others: reuse is likely to begin there."""
+        for key in keys:
+            self._pool.favour(key)
+
+    # -- going elsewhere -------------------------------------------------------------------------------
+
+    def reachable(self, position: int, keys: Numbers[bytes]) -> int:
+        """The last position up to `position` whose pages are held or can be found.
+
+        Args:
+            keys: of the full pages of the sequence.
+        """
+        while position:
+            missing = next(
+                (
+                    at
+                    for at in reversed(range(self.needed(position), pages_for(position)))
+                    if not self.first <= at < self.end
+                    and (at >= len(keys) or self._pool.page_of(keys[at]) is None)
+                ),
+                None,
+            )
+            if missing is None:
+                return position
+            position = missing * PAGE_TOKENS
+        return 0
+
+    def cut(self, length: int, keys: Numbers[bytes]) -> None:
+        """Keeps the pages of `length` positions, which is `reachable`; of those that are given up the last go first,
+        so that they are evicted first."""
+        first, end = self.needed(length), pages_for(length)
+        back = range(first, min(self.first, end))
+        for at in back:
+            page = self._pool.find(keys[at])
+            assert page is not None
+            self._pool.hold(page)
+            self.numbers[at] = page
+        for page in self.numbers[max(end, self.first) : self.end][::-1].tolist():
+            self._pool.release(page)
+        self.numbers[max(end, self.first) : self.end] = _NONE
+        self.first, self.end = min(self.first, first), min(self.end, end)
+        self.first = min(self.first, self.end)
+
+    def share(self, other: PageTable) -> None:
+        """Holds, as an empty table, what another holds."""
+        for page in other.held:
+            self._pool.hold(page)
+        self.numbers[other.first : other.end] = other.numbers[other.first : other.end]
+        self.first, self.end = other.first, other.end
+
+    def become(self, first: int, pages: Numbers[int]) -> None:
+        """Has, as an empty table, these pages from page `first` of the sequence on; they are held for it already."""
+        self.first, self.end = first, first + len(pages)
+        self.numbers[self.first : self.end] = pages
