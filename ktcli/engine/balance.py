@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 # answers cost little in a step that reads a prompt.
 ANSWERS_KEEP = 0.40
 PROMPT_KEEPS = 0.65
+_AS_GOOD = 0.95  # of the best score: a size that has it is not changed
 
 
 def shares(
@@ -52,6 +53,7 @@ def best_piece(
     mixed_s: Callable[[int], float],
     decode_s: float,
     longest_s: float,
+    before: int = 0,
 ) -> int:
     """The number of tokens of a prompt that a mixed step should read.
 
@@ -63,12 +65,13 @@ def best_piece(
         mixed_s: the seconds of a mixed step that reads so many tokens.
         longest_s: the most seconds of a step. If even the smallest takes longer, waiting cannot be short: then
             the smallest one that reads at least at half the speed of a whole chunk.
+        before: the size chosen before, which stays unless another is clearly better: equal pieces make equal waits.
     """
     whole_rate = chunk / mixed_s(chunk)
     efficiencies = {size: min(1.0, size / mixed_s(size) / whole_rate) for size in sizes}
     short = [size for size in sizes if mixed_s(size) <= longest_s]
     if not short:
         return next((size for size in sizes if efficiencies[size] >= 0.5), sizes[-1])
-    return max(
-        short, key=lambda size: (satisfaction(mixed_s(size), decode_s, efficiencies[size]), -size)
-    )
+    scores = {size: satisfaction(mixed_s(size), decode_s, efficiencies[size]) for size in short}
+    best = max(short, key=lambda size: (scores[size], -size))
+    return before if scores.get(before, 0.0) >= _AS_GOOD * scores[best] else best

@@ -95,6 +95,11 @@ class Engine(Protocol):
         """The times of its decode steps by their rows; None: a row's logits depend on the rows beside it, so that
         drafts could change an answer."""
 
+    @property
+    def piece_times(self) -> tuple[tuple[int, float], ...]:
+        """The (tokens, modelled seconds) pairs of steps that read pieces of a prompt, ascending, of which only the
+        ratios count; empty: there is no model."""
+
     def chunk_tokens(self, left: int, *, tail: bool = True) -> int:
         """The tokens of a prompt's next chunk when `left` are left, 1..left.
 

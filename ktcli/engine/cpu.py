@@ -29,7 +29,7 @@ from ktcli.native import Batch, Pool, Program, View
 from ktcli.ops.native import Places, assemble
 from ktcli.ops.passes import defer_experts, reuse_buffers
 from ktcli.ops.recording import record
-from ktcli.planner.cost import has_tiles, row_seconds
+from ktcli.planner.cost import has_tiles, piece_seconds, row_seconds
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import Plan
 from ktcli.weights.recipe import format_of
@@ -128,6 +128,12 @@ class CpuEngine:
             return None
         rates = self.plan.host.rates
         return StepTimes(row_seconds(self.model, self.recipe, rates, MOST_ROWS))
+
+    @cached_property
+    def piece_times(self) -> tuple[tuple[int, float], ...]:
+        """The modelled times of steps that read pieces of a prompt."""
+        rates = self.plan.host.rates
+        return piece_seconds(self.model, self.recipe, rates, self.max_tokens)
 
     def _multiplies_bf16(self) -> bool:
         formats = (format_of(tensor, self.recipe) for tensor in self.model.tensors)

@@ -7,14 +7,18 @@ number of answers, steps that read a prompt by the rounded number of their rows.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
+
+import numpy as np
 
 from ktcli.engine.balance import best_piece, pure_steps
 
 _NEW = 0.25  # the weight of a new measurement: the last dozen steps count
 # Without any measurement yet: a piece that reads most experts anyway (four times E/k, 64 for 128 choose 8).
 FIRST_PIECE = 64
-_PIECES = (16, 32, 48, 64, 96, 128, 192, 256, 384)
+_LEAST_PIECE = 16
+_PARTS = (32, 16, 12, 8, 6, 4, 3, 2, 1)  # of a chunk that pieces are: equal ones make equal waits
 
 
 class Curve:
@@ -54,17 +58,20 @@ class Pace:
 
     Args:
         longest_s: the most seconds that a step should take while answers wait for it.
+        modelled: the (rows, seconds) pairs of steps that read prompts, ascending, of which only the ratios count: they
+            tell what lies between measurements, and beyond them. Empty: that is on a straight line.
     """
 
-    def __init__(self, longest_s: float) -> None:
-        self._longest_s = longest_s
+    def __init__(self, longest_s: float, modelled: Sequence[tuple[float, float]] = ()) -> None:
+        self._longest_s, self._modelled = longest_s, list(modelled)
+        self._piece = 0  # the last one
         self._decode, self._mixed = Curve(), Curve()
         self._most = 0  # the most tokens of a prompt in a step so far
 
     def record(self, answers: int, prompt_tokens: int, seconds: float) -> None:
         """Records a step: the rows of answers, the rows of prompts, and how long it took."""
         rows = answers + prompt_tokens
-        if prompt_tokens >= _PIECES[0]:
+        if prompt_tokens >= _LEAST_PIECE:
             self._mixed.record(round(2 * math.log2(rows)), rows, seconds)
             self._most = max(self._most, prompt_tokens)
         elif not prompt_tokens:
@@ -80,10 +87,19 @@ class Pace:
         points = self._mixed.points
         if not points:
             return None
+        if self._modelled:
+            return self._as_modelled(points, answers + prompt_tokens)
         decode_s = self.decode_s(answers)
         if decode_s is not None and answers < points[0][0]:
             points = [(answers, decode_s), *points]
         return between(points, answers + prompt_tokens)
+
+    def _as_modelled(self, points: list[tuple[float, float]], rows: float) -> float:
+        """The seconds of `rows` rows: the model's, times how much slower measured steps near them were."""
+        tokens, modelled_s = np.array(self._modelled).T
+        measured, measured_s = np.array(points).T
+        factors = measured_s / np.interp(measured, tokens, modelled_s)
+        return float(np.interp(rows, tokens, modelled_s) * np.interp(rows, measured, factors))
 
     def piece(self, answers: int, chunk: int) -> int:
         """The tokens of a prompt's chunk, 1..chunk, that a step should read beside so many answers."""
@@ -92,11 +108,18 @@ class Pace:
         decode_s, known = self.decode_s(answers), self.mixed_s(answers, chunk)
         if decode_s is None or known is None:
             return min(chunk, FIRST_PIECE)
-        # What was never measured is found out in small steps: a guess may be far off.
-        sizes = [size for size in (*_PIECES, chunk) if size <= min(chunk, 2 * self._most)]
-        return best_piece(
-            sizes or [chunk], chunk, partial(self._seconds, answers), decode_s, self._longest_s
+        sizes = sorted({size for n in _PARTS if (size := -(-chunk // n)) >= _LEAST_PIECE})
+        if not self._modelled:  # what was never measured is found out in small steps
+            sizes = [size for size in sizes if size <= 2 * self._most]
+        self._piece = best_piece(
+            sizes or [chunk],
+            chunk,
+            partial(self._seconds, answers),
+            decode_s,
+            self._longest_s,
+            self._piece,
         )
+        return self._piece
 
     def _seconds(self, answers: int, prompt_tokens: int) -> float:
         known = self.mixed_s(answers, prompt_tokens)

@@ -123,7 +123,7 @@ class Scheduler:
     ) -> None:
         self._engine, self._clock = engine, clock
         self._limits = limits or Limits()
-        self.pace = Pace(self._limits.longest_s)
+        self.pace = Pace(self._limits.longest_s, engine.piece_times)
         self._chooser = Chooser(engine.pool, engine.spec.vocab)
         self._lock = threading.Lock()
         self._numbers = 0

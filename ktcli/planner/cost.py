@@ -178,3 +178,19 @@ def row_seconds(model: Model, recipe: Recipe, rates: Rates, most: int) -> tuple[
     works = (step_work(model, recipe, StepShape(rows, _EARLY, rows)) for rows in counts)
     modelled = [step_seconds(work, model.operations, rates, 1) for work in works]
     return tuple(np.interp(range(1, most + 1), counts, modelled).tolist())
+
+
+def piece_seconds(
+    model: Model, recipe: Recipe, rates: Rates, most: int
+) -> tuple[tuple[int, float], ...]:
+    """The (tokens, seconds) pairs of steps that read pieces of a prompt, of powers of two from 16 to `most` tokens.
+
+    Only their ratios are believed: few tokens reach most experts, and cost a pass over the weights.
+    """
+    sizes = sorted({min(1 << i, most) for i in range(4, most.bit_length() + 1)})
+    works = (step_work(model, recipe, StepShape(tokens, _EARLY, 1)) for tokens in sizes)
+    modelled = (
+        step_seconds(work, model.operations, rates, tokens)
+        for work, tokens in zip(works, sizes, strict=True)
+    )
+    return tuple(zip(sizes, modelled, strict=True))

@@ -90,6 +90,7 @@ class FakeEngine:
         self.pools = Pools(PagePool(len(self._ids)), None, self._copy, b"fake", context)
         self.computed = 0
         self.step_times = None
+        self.piece_times = ()
 
     def depth_at(self, position: int) -> int:
         return 0

@@ -88,3 +88,30 @@ def test_whatever_was_measured_a_piece_is_a_part_of_the_chunk(
         for chunk in (1, 64, 512):
             assert 1 <= pace.piece(answers, chunk) <= chunk
             assert pace.pure_steps(max(1, answers), chunk, 512, 0.5) >= 0
+
+
+def test_a_model_of_steps_leaves_nothing_to_try() -> None:
+    """After one step of a whole chunk and one of answers alone, the size is chosen that would be with every time known,
+    and stays: equal pieces make equal waits."""
+
+    def true_s(rows: int) -> float:
+        return 0.03 + 0.05 * (1 - (1 - 1 / 16) ** rows) + 0.001 * rows
+
+    sizes = [32, 43, 64, 86, 128, 171, 256, 512]
+    wanted = best_piece(sizes, 512, lambda n: true_s(4 + n), true_s(4), 2.0)
+    pace = Pace(2.0, [(n, 7 * true_s(n)) for n in (16, 32, 64, 128, 256, 512)])
+    pace.record(0, 512, true_s(512))
+    pace.record(4, 0, true_s(4))
+    chosen = set()
+    for _ in range(20):
+        chosen.add(size := pace.piece(4, 512))
+        pace.record(4, size, true_s(4 + size))
+        pace.record(4, 0, true_s(4))
+    assert len(chosen) == 1
+    (size,) = chosen
+    assert size in sizes
+    score = [
+        satisfaction(true_s(4 + n), true_s(4), min(1.0, n / true_s(4 + n) * true_s(516) / 512))
+        for n in (size, wanted)
+    ]
+    assert score[0] >= 0.95 * score[1]

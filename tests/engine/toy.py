@@ -50,6 +50,13 @@ class ToyEngine:
         self.batches: list[list[int]] = []
         self.error: BaseException | None = None  # raised by the next step
 
+    @property
+    def piece_times(self) -> tuple[tuple[int, float], ...]:
+        """As they are, in another unit."""
+        return tuple(
+            (rows, 3 * self.cost_s(rows)) for rows in sorted({16, 32, 64, self.max_tokens})
+        )
+
     def sequence(self) -> Timeline:
         return Timeline(self.pools)
 

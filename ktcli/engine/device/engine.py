@@ -161,6 +161,11 @@ class DeviceEngine:
         """Kernels of the device round otherwise for other numbers of rows."""
         return None
 
+    @property
+    def piece_times(self) -> tuple[tuple[int, float], ...]:
+        """Nothing: long prompts are streamed, in whole chunks."""
+        return ()
+
     def chunk_tokens(self, left: int, *, tail: bool = True) -> int:
         """The tokens of a prompt's next chunk, when `left` are left."""
         size = self.placement.long_prompts.chunk_tokens(left)
