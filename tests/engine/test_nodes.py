@@ -119,14 +119,18 @@ def test_progress_grows_to_the_whole(pack: Path, numa: Numa) -> None:
 
 def test_every_byte_of_a_pack_is_read_once(pack: Path) -> None:
     size = sum(path.stat().st_size for path in pack.glob("*.safetensors"))
-    read = bytes_read()
-    load_engine(pack, context=64, threads=1, numa=Numa(3))
     beside = 200_000  # headers, the manifest, the config, what /proc and /sys say
-    assert size <= bytes_read() - read <= size + beside
+    for _ in range(5):  # until no C test beside this one ends meanwhile
+        before = bytes_read()
+        load_engine(pack, context=64, threads=1, numa=Numa(3))
+        read = bytes_read() - before
+        if read <= size + beside:
+            break
+    assert size <= read <= size + beside
 
 
 def bytes_read() -> int:
-    """Bytes this process has asked the system for so far."""
+    """Bytes this process has asked the system for so far, and those of each child that it has waited for."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["rchar"])
 
