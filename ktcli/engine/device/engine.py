@@ -175,10 +175,10 @@ class DeviceEngine:
         """Nothing: long prompts are streamed, in whole chunks."""
         return ()
 
-    def chunk_tokens(self, left: int, *, tail: bool = True) -> int:
+    def chunk_tokens(self, left: int) -> int:
         """The tokens of a prompt's next chunk, when `left` are left."""
         size = self.placement.long_prompts.chunk_tokens(left)
-        return before_tail(size, left) if tail and self.spec.sequence_elements else size
+        return before_tail(size, left) if self.spec.sequence_elements else size
 
     def operations(self) -> list[tuple[str, int]]:
         """The (operation of the CPU, nanoseconds so far) pairs, in the order in which they run."""

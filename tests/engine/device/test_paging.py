@@ -9,6 +9,7 @@ import pytest
 import torch
 from hybrid import CONTEXT, IDS, Made
 from loading import load_engine
+from timelines import advance
 
 from ktcli.assembly.kvpages import store_below
 from ktcli.engine import Engine
@@ -34,7 +35,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def answered(engine: Engine) -> Session:
     """A conversation that has computed a prompt and an answer to it."""
     session = engine.session()
-    assert session.advance(IDS)[1] == 0
+    assert advance(session, IDS)[1] == 0
     for id in ANSWER:
         session.feed([id], defer=1)
     return session
