@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
@@ -40,6 +39,8 @@ _UNSAFE = re.compile("[\x7f-\x9f\ud800-\udfff]")
 # Control characters but newline and tab, characters that reverse the direction of text, and lone surrogates.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _LEAST_ROOM = 24  # columns that a broken cell needs to be read
+_USUAL_COLUMNS = 80  # of a terminal that does not say
+_MOST_DIGITS = 6
 _INDENT = 4  # of a cell on lines of its own
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
@@ -219,36 +220,26 @@ class Output:
     @property
     def width(self) -> int | None:
         """The columns of the terminal that results go to; None if it is no terminal and lines may be long."""
-        return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        return _columns(sys.stdout)
 
     def fold(self, text: str, indent: str = "") -> str:
         """Returns a line broken between words where the terminal ends; `text` has no colours yet."""
-        width = self.width
-        if width is None or len(text) <= width or width <= len(indent) + _LEAST_ROOM:
-            return text
-        lines = wrap(
-            text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-        )
-        return "\n".join(lines)
+        return _folded(text, self.width, indent)
 
     # --- everything else: stderr --------------------------------------------------------------
 
     def note(self, text: str) -> None:
         """Prints what is happening, for people only."""
         if self.mode is Mode.HUMAN:
-            _say(sys.stderr, visible(text))
+            _say(sys.stderr, _folded(visible(text), _columns(sys.stderr)))
 
     def warn(self, text: str, *, hint: str = "") -> None:
         """Prints something the user should know although the command goes on."""
-        _say(sys.stderr, f"{self.style('warning:', 'yellow', sys.stderr)} {visible(text)}")
-        if hint:
-            _say(sys.stderr, f"  {visible(hint)}")
+        self._tell("warning:", "yellow", visible(text), hint)
 
     def error(self, error: KtError) -> None:
         """Prints an error and what to do next; with --json also a document on stdout."""
-        _say(sys.stderr, f"{self.style('error:', 'red', sys.stderr)} {safe(error)}")
-        if error.hint:
-            _say(sys.stderr, f"  {visible(error.hint)}")
+        self._tell("error:", "red", safe(error), error.hint)
         if self.mode is Mode.JSON:
             kind = type(error).__name__
             self.result(
@@ -272,6 +263,13 @@ class Output:
             done: the units that an earlier run did already; they do not count for the rate.
         """
         return Progress(title, total, unit, self.mode is Mode.HUMAN and sys.stderr.isatty(), done)
+
+    def _tell(self, word: str, style: str, sentence: str, hint: str) -> None:
+        width = _columns(sys.stderr)
+        said = _folded(f"{word} {sentence}", width, "  ").removeprefix(word)
+        _say(sys.stderr, self.style(word, style, sys.stderr) + said)
+        if hint:
+            _say(sys.stderr, _folded(f"  {visible(hint)}", width, "  "))
 
     # --- questions ----------------------------------------------------------------------------
 
@@ -316,6 +314,39 @@ class Output:
         return (
             f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if wanted and self.mode is Mode.HUMAN else text
         )
+
+
+def _columns(stream: TextIO) -> int | None:
+    """The columns of the terminal that a stream goes to; None: it is none, and lines may be long."""
+    if not stream.isatty():
+        return None
+    said = os.environ.get("COLUMNS", "")
+    if said.isascii() and said.isdigit() and 0 < len(said) <= _MOST_DIGITS:
+        return int(said) or _USUAL_COLUMNS
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _USUAL_COLUMNS
+    except (OSError, ValueError):
+        return _USUAL_COLUMNS
+
+
+def _folded(text: str, width: int | None, indent: str = "") -> str:
+    """Lines broken between words where a terminal ends; one that can hardly hold a word breaks them itself."""
+    if width is None or width <= len(indent) + _LEAST_ROOM:
+        return text
+    lines: list[str] = []
+    for line in text.split("\n"):
+        lines += (
+            wrap(
+                line,
+                width,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            if len(line) > width
+            else [line]
+        )
+    return "\n".join(lines)
 
 
 def _say(stream: TextIO, text: str) -> None:
