@@ -207,7 +207,7 @@ class _HashLog:
 
     def add(self, arrived: Arrived) -> None:
         """Notes a file that got its name."""
-        self.note(arrived.wanted.name, arrived.sha256)
+        self.note(arrived.located.name, arrived.sha256)
 
     def note(self, name: str, sha256: str) -> None:
         """Notes the hash of a file in the folder."""

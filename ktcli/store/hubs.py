@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ktcli.errors import HubError, KtError, NotFound, UsageError
-from ktcli.store.partial import Wanted
+from ktcli.store.partial import Located
 from ktcli.store.reference import HUBS
 
 
@@ -48,7 +48,7 @@ class Hub(Protocol):
     def look(self, repository: str, revision: str) -> Snapshot:
         """Asks the hub for the files of a repository; an empty revision is the default branch."""
 
-    def locate(self, snapshot: Snapshot, file: RemoteFile) -> Wanted:
+    def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
         """Says where a file is, and what the server wants to see."""
 
     def cached(self, snapshot: Snapshot, name: str) -> Path | None:
@@ -101,7 +101,7 @@ class HuggingFace:
                 files.append(RemoteFile(sibling.rfilename, sibling.size or 0, sha256, blob))
             return Snapshot("hf", repository, info.sha or revision, tuple(files))
 
-    def locate(self, snapshot: Snapshot, file: RemoteFile) -> Wanted:
+    def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
         with _client("hf", snapshot.repository, snapshot.revision):
             from huggingface_hub import hf_hub_url
             from huggingface_hub.utils._headers import build_hf_headers
@@ -110,7 +110,7 @@ class HuggingFace:
             url = hf_hub_url(
                 snapshot.repository, file.name, revision=revision, endpoint=self._endpoint
             )
-            return _wanted(file, url, build_hf_headers(library_name="kt"))
+            return _located(file, url, build_hf_headers(library_name="kt"))
 
     def cached(self, snapshot: Snapshot, name: str) -> Path | None:
         with _client("hf", snapshot.repository, snapshot.revision):
@@ -122,9 +122,9 @@ class HuggingFace:
             return Path(found) if isinstance(found, str) else None
 
 
-def _wanted(file: RemoteFile, url: str, headers: Mapping[str, str]) -> Wanted:
+def _located(file: RemoteFile, url: str, headers: Mapping[str, str]) -> Located:
     pairs = tuple(sorted(headers.items()))
-    return Wanted(file.name, file.size_bytes, url, pairs, file.sha256, file.blob)
+    return Located(file.name, file.size_bytes, url, pairs, file.sha256, file.blob)
 
 
 class ModelScope:
@@ -156,7 +156,7 @@ class ModelScope:
             if not file.is_dir:
                 yield RemoteFile(file.path, file.size, file.sha256 or "")
 
-    def locate(self, snapshot: Snapshot, file: RemoteFile) -> Wanted:
+    def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
         with _client("ms", snapshot.repository, snapshot.revision):
             from modelscope.hub.api import HubApi, ModelScopeConfig
             from modelscope.hub.file_download import get_file_download_url
@@ -169,7 +169,7 @@ class ModelScope:
             cookies = HubApi(endpoint=self._endpoint).get_cookies(token)
             if cookies:
                 headers["Cookie"] = "; ".join(f"{each.name}={each.value}" for each in cookies)
-            return _wanted(file, url, headers)
+            return _located(file, url, headers)
 
     def cached(self, snapshot: Snapshot, name: str) -> Path | None:
         root = os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope/hub"

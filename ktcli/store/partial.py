@@ -24,7 +24,7 @@ _COUNTER = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Located:
     """A file to fetch.
 
     Attributes:
@@ -44,16 +44,16 @@ class Wanted:
 class PartialFile:
     """A file that is arriving, written by several threads. Nothing is opened before the first write."""
 
-    def __init__(self, wanted: Wanted, folder: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self.wanted = wanted
-        self.bytes_path = folder / f"{wanted.name}.part"
-        self.counters_path = folder / f"{wanted.name}.done"
+    def __init__(self, located: Located, folder: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.located = located
+        self.bytes_path = folder / f"{located.name}.part"
+        self.counters_path = folder / f"{located.name}.done"
         self._chunk = chunk_bytes
         self._lock = threading.Lock()
         self._descriptors: tuple[int, int] | None = None
         self._done = self._read_counters()
         self._first_open = 0  # no chunk before it is open
-        self.url = wanted.url
+        self.url = located.url
         self.single = threading.Lock()  # held by whoever gets the file as one stream
 
     @property
@@ -68,12 +68,12 @@ class PartialFile:
 
     @property
     def is_complete(self) -> bool:
-        return self.arrived_bytes == self.wanted.size_bytes
+        return self.arrived_bytes == self.located.size_bytes
 
     def missing(self, chunk: int) -> tuple[int, int]:
         """The range of a chunk that is still to come: its first byte, and the one after its last."""
         start = chunk * self._chunk
-        return start + self._done[chunk], min(start + self._chunk, self.wanted.size_bytes)
+        return start + self._done[chunk], min(start + self._chunk, self.located.size_bytes)
 
     def frontier(self) -> int:
         """The bytes from the beginning of the file that are there without a gap."""
@@ -82,7 +82,7 @@ class PartialFile:
             if start < end:
                 return start
             self._first_open += 1
-        return self.wanted.size_bytes
+        return self.located.size_bytes
 
     def write(self, offset: int, data: bytes | memoryview) -> int:
         """Puts bytes that continue a chunk, or several chunks, at their place; returns how many were new."""
@@ -151,7 +151,7 @@ class PartialFile:
         self._done[chunk] = done
 
     def _header(self) -> bytes:
-        about = self.wanted
+        about = self.located
         # Without a hash nobody could tell the half of an old file from that of a new one: it is never continued.
         content = about.sha256 or about.blob or uuid.uuid4().hex
         identity = f"{about.name}\n{about.size_bytes}\n{content}\n{self._chunk}"
@@ -159,7 +159,7 @@ class PartialFile:
 
     def _read_counters(self) -> list[int]:
         """The counters that an earlier run left; zeros if they are of another file, damaged, or count too much."""
-        size = self.wanted.size_bytes
+        size = self.located.size_bytes
         number = -(-size // self._chunk)
         fresh = [0] * number
         header = self._header()

@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ktcli.errors import HubError
-from ktcli.store.partial import CHUNK_BYTES, PartialFile, Wanted
+from ktcli.store.partial import CHUNK_BYTES, PartialFile, Located
 
 CONNECTIONS = 8
 ATTEMPTS = 7  # of a chunk, in a row and without a byte: half a minute
@@ -48,7 +48,7 @@ class Stalled(OSError):
 class Arrived:
     """A file that is complete and is what the hub says."""
 
-    wanted: Wanted
+    located: Located
     sha256: str
 
 
@@ -88,7 +88,7 @@ class Transfer:
 
     def __init__(
         self,
-        files: Sequence[Wanted],
+        files: Sequence[Located],
         folder: Path,
         scratch: Path,
         finished: Callable[[Arrived], None] = lambda arrived: None,
@@ -187,9 +187,9 @@ class Transfer:
                 continue
             except OSError as error:  # every error of requests is one
                 if not _is_transient(error):
-                    if file.url == file.wanted.url or _status(error) not in (401, 403, 404, 410):
+                    if file.url == file.located.url or _status(error) not in (401, 403, 404, 410):
                         raise
-                    file.url = file.wanted.url  # the place we were sent to is closed by now
+                    file.url = file.located.url  # the place we were sent to is closed by now
                     continue
                 attempts = 1 if file.missing(chunk)[0] > start else attempts + 1
                 if attempts >= ATTEMPTS:
@@ -218,13 +218,13 @@ class Transfer:
             start, end = file.missing(chunk)
             if start < end:
                 with self._ask(session, file, 0, 0) as answer:
-                    self._read(answer, file, 0, file.wanted.size_bytes)
+                    self._read(answer, file, 0, file.located.size_bytes)
 
     def _ask(self, session: Any, file: PartialFile, start: int, end: int) -> Any:
         """The answer to a request for a range of a file, or for all of it where `end` is 0."""
         headers = {"Accept-Encoding": "identity"}
-        if _host(file.url) == _host(file.wanted.url):  # a token goes to nobody else
-            headers |= dict(file.wanted.headers)
+        if _host(file.url) == _host(file.located.url):  # a token goes to nobody else
+            headers |= dict(file.located.headers)
         if end:
             headers["Range"] = f"bytes={start}-{end - 1}"
         answer = session.get(file.url, headers=headers, stream=True, timeout=(CONNECT_S, READ_S))
@@ -259,18 +259,18 @@ class Transfer:
     def _verify(self) -> None:
         for file in self._files:
             state, blob = hashlib.sha256(), None
-            wanted = file.wanted
-            if wanted.blob and not wanted.sha256:
-                blob = hashlib.sha1(b"blob %d\0" % wanted.size_bytes, usedforsecurity=False)
+            located = file.located
+            if located.blob and not located.sha256:
+                blob = hashlib.sha1(b"blob %d\0" % located.size_bytes, usedforsecurity=False)
             descriptor, offset = file.open(), 0
-            while offset < wanted.size_bytes:
+            while offset < located.size_bytes:
                 there = self._wait_beyond(file, offset)
                 if there is None:
                     return
                 while offset < there:
                     data = os.pread(descriptor, min(_BLOCK, there - offset), offset)
                     if not data:
-                        raise Stalled(f"{wanted.name} was cut while it arrived")
+                        raise Stalled(f"{located.name} was cut while it arrived")
                     state.update(data)
                     if blob:
                         blob.update(data)
@@ -287,13 +287,13 @@ class Transfer:
         return there
 
     def _settle(self, file: PartialFile, sha256: str, blob: str) -> None:
-        wanted = file.wanted
-        if (wanted.sha256 and sha256 != wanted.sha256.lower()) or blob not in ("", wanted.blob):
+        located = file.located
+        if (located.sha256 and sha256 != located.sha256.lower()) or blob not in ("", located.blob):
             file.remove()
-            self._damaged.append(wanted.name)
+            self._damaged.append(located.name)
             return
-        file.finish(self._folder / wanted.name)
-        self._finished(Arrived(wanted, sha256))
+        file.finish(self._folder / located.name)
+        self._finished(Arrived(located, sha256))
 
 
 def _damage(names: list[str]) -> HubError:
@@ -321,10 +321,10 @@ def _require_range(answer: Any, start: int, file: PartialFile) -> None:
     said = answer.headers.get("Content-Range", "")
     range_, _, total = said.removeprefix("bytes ").partition("/")
     if range_.partition("-")[0] != str(start):
-        raise Stalled(f"{_host(file.url)} sent the range {said[:60]!r} of {file.wanted.name}")
-    if total not in ("", "*", str(file.wanted.size_bytes)):
+        raise Stalled(f"{_host(file.url)} sent the range {said[:60]!r} of {file.located.name}")
+    if total not in ("", "*", str(file.located.size_bytes)):
         raise HubError(
-            f"{file.wanted.name} has {total[:20]} bytes on {_host(file.url)}, not {file.wanted.size_bytes}: "
+            f"{file.located.name} has {total[:20]} bytes on {_host(file.url)}, not {file.located.size_bytes}: "
             "the repository changed meanwhile",
             hint="run the same command again",
         )
