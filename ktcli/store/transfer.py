@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ktcli.errors import HubError
-from ktcli.store.partial import CHUNK_BYTES, PartialFile, Located
+from ktcli.store.partial import CHUNK_BYTES, Located, PartialFile
 
 CONNECTIONS = 8
 ATTEMPTS = 7  # of a chunk, in a row and without a byte: half a minute
