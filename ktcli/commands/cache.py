@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -110,10 +111,8 @@ def verify(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
             for file, problem in folder.verify(each, bar.advance):
                 files += 1
                 if problem:
-                    bad[str(file.path)] = problem
-                    with contextlib.suppress(OSError):  # of a library that is read only
-                        file.path.unlink(missing_ok=True)
-    lines = [f"{safe(path)} {problem}: removed" for path, problem in bad.items()]
+                    bad[str(file.path)] = f"{problem}: {_removed(file.path)}"
+    lines = [f"{safe(path)} {problem}" for path, problem in bad.items()]
     summary = f"{files - len(bad):,} of {files:,} files are intact"
     out.result({"ok": not bad, "files": files, "bad": bad}, "\n".join([*lines, summary]))
     if bad:
@@ -142,6 +141,15 @@ def rm(
     freed = sum(folder.remove(name) for name in ([None] if chosen is None else chosen))
     document = {"removed": removed, "freed_bytes": freed}
     out.result(document, f"Removed {safe(what)}, freed {gib(freed)}.")
+
+
+def _removed(path: Path) -> str:
+    """Removes a damaged file; returns the words for what became of it."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:  # of a library that is read only
+        return f"cannot be removed: {error.strerror}"
+    return "removed"
 
 
 def _chosen(folder: PageFolder, names: list[str]) -> list[str] | None:
