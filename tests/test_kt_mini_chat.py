@@ -17,9 +17,10 @@ from ktcli.assembly.load import load
 from ktcli.assembly.prepare import prepare
 from ktcli.assembly.request import Wanted
 from ktcli.chat import chats
-from ktcli.chat.chat import Chat, Speaker, read_voice
+from ktcli.chat.chat import Chat
 from ktcli.chat.keeper import Keeper
 from ktcli.chat.settings import Settings
+from ktcli.chat.speaker import Speaker, read_voice
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.main import main
 from ktcli.store import heat, library

@@ -11,19 +11,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import NoReturn
 
-from ktcli.chat.control import ControlTokens, Marked
-from ktcli.chat.conversation import Conversation, Identity, Saved, Spoken, Turn, remember
+from ktcli.chat.control import Marked
+from ktcli.chat.conversation import Conversation, Saved, Spoken, Turn, remember
 from ktcli.chat.reuse import Loss, Timeline, common, lost
-from ktcli.chat.settings import Settings, read_settings, read_stop_ids
+from ktcli.chat.settings import Settings
 from ktcli.chat.snapshots import snapshot_positions
+from ktcli.chat.speaker import Speaker, longer_context
 from ktcli.chat.splice import Splicer
-from ktcli.chat.template import ChatTemplate, load_template
-from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.chat.transcript import Added, AnswerPiece, Transcript
-from ktcli.engine import Engine
 from ktcli.engine.drafting import NO_DRAFTS, DraftWish
 from ktcli.engine.request import (
     Answer,
@@ -40,75 +37,6 @@ from ktcli.errors import ContextFull
 
 # progress(tokens of the prompt that are read, tokens in all)
 Progress = Callable[[int, int], None]
-
-
-def longer_context(engine: Engine) -> str:
-    """The advice for a longer conversation: an option, unless the model itself ends there."""
-    most = engine.spec.context
-    if engine.context < most:
-        return f"--context gives more room, up to {most:,} tokens"
-    return f"{most:,} tokens are the most that this model was made for"
-
-
-@dataclass(frozen=True, slots=True)
-class Voice:
-    """A model's text files, read.
-
-    Attributes:
-        control: keeps words of a conversation from becoming control tokens.
-        stop_ids: the ids of tokens that end an answer.
-        settings: the model's own settings.
-    """
-
-    tokenizer: Tokenizer
-    control: ControlTokens
-    template: ChatTemplate
-    stop_ids: frozenset[int]
-    settings: Settings
-
-    @property
-    def may_think(self) -> bool:
-        """Tells whether the template listens to `Settings.thinking`."""
-        hello = [{"role": "user", "content": "hi"}]
-        ways = (replace(self.settings, thinking=thinking) for thinking in (True, False))
-        return len({self.template.render(hello, **way.variables) for way in ways}) > 1
-
-
-def read_voice(name: str, folder: Path, *, allow_special: bool = False) -> Voice:
-    """Reads the text files of a model; it is cheap, so it comes before weights are converted or loaded.
-
-    Args:
-        allow_special: whether texts of a conversation may give control tokens.
-    Raises:
-        BadCheckpoint: the tokenizer, template or settings are missing, damaged or hostile.
-    """
-    tokenizer = load_tokenizer(folder)
-    template = load_template(folder, name=name)
-    stop_ids = read_stop_ids(folder, tokenizer, template)
-    control = ControlTokens(tokenizer, allowed=allow_special)
-    return Voice(tokenizer, control, template, stop_ids, read_settings(folder))
-
-
-@dataclass(frozen=True, slots=True)
-class Speaker:
-    """A loaded model that can talk.
-
-    Attributes:
-        name: the name for people.
-        asked: the name that finds it again; empty: the same.
-        pack: the identity of its conversion; empty: unknown.
-    """
-
-    name: str
-    engine: Engine
-    voice: Voice
-    asked: str = ""
-    pack: str = ""
-
-    @property
-    def model(self) -> Identity:
-        """The model, as a kept conversation names it."""
-        return Identity(self.name, self.asked or self.name, self.pack)
 
 
 @dataclass(slots=True)

@@ -9,11 +9,12 @@ from functools import partial
 from typing import Protocol
 
 from ktcli.chat import attachments, slash
-from ktcli.chat.chat import Chat, longer_context
+from ktcli.chat.chat import Chat
 from ktcli.chat.chats import LAST, newest
 from ktcli.chat.desk import Desk
 from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.screen import Screen, visible
+from ktcli.chat.speaker import longer_context
 from ktcli.chat.statistics import cached_line, six_lines
 from ktcli.chat.statusline import nearly_full, status_line
 from ktcli.chat.transcript import AnswerPiece

@@ -23,7 +23,8 @@ from typing import Any
 from ktcli.chat import chats, log
 from ktcli.chat.chat import Chat, Reply
 from ktcli.chat.conversation import Identity, Saved, Turn
-from ktcli.chat.log import Log, Record
+from ktcli.chat.log import Log
+from ktcli.chat.replay import Record
 from ktcli.chat.reuse import Timeline, common, depth_runs
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import Busy, KtError

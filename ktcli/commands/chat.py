@@ -319,7 +319,8 @@ def _words(prompt: str | None, option: str, *, named: bool) -> str | None:
 def _open(model: str, asked: AnswerRequest, wanted: Wanted) -> tuple[Ready, Chat]:
     from ktcli.assembly.load import load
     from ktcli.assembly.prepare import prepare
-    from ktcli.chat.chat import Chat, Speaker, read_voice
+    from ktcli.chat.chat import Chat
+    from ktcli.chat.speaker import Speaker, read_voice
 
     ready = prepare(model, wanted, read_voice, listener=out)
     voice = read_voice(ready.name, ready.pack, allow_special=asked.allow_special)
@@ -373,9 +374,9 @@ def _record(ready: Ready, made: Chat) -> None:
 
 
 def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
-    from ktcli.chat.chat import longer_context
     from ktcli.chat.interrupt import Interrupt
     from ktcli.chat.keeper import Keeper
+    from ktcli.chat.speaker import longer_context
     from ktcli.chat.thoughts import without_marks
     from ktcli.commands.answer_events import AnswerEvents
 
@@ -419,7 +420,7 @@ def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
 
 def _remark(made: Chat, reply: Reply, asked: AnswerRequest) -> None:
     """Says on stderr how an answer ended and, if asked, what it took."""
-    from ktcli.chat.chat import longer_context
+    from ktcli.chat.speaker import longer_context
     from ktcli.chat.statistics import cached_line, six_lines
     from ktcli.engine.request import Finish
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ktcli.chat.chat import Speaker, read_voice
+from ktcli.chat.speaker import Speaker, read_voice
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.engine.logits import Logits
 from ktcli.engine.pages import PagePool

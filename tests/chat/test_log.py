@@ -11,7 +11,7 @@ from chat.fake_engine import speaker
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ktcli.chat import log
+from ktcli.chat import log, replay
 from ktcli.chat.chat import Chat
 from ktcli.chat.chats import chats_folder, files, load, newest
 from ktcli.chat.conversation import Saved
@@ -183,7 +183,7 @@ def flipped(path: Path, data: bytes, at: int, bit: int) -> None:
     turns = said(saved)
     wanted = {"one", "you said one", "two", "you said two"}
     kept = [turn for turn in turns if turn in wanted]
-    assert len(kept) >= 3 or any(log.LOST in turn or not turn for turn in turns) or at >= last
+    assert len(kept) >= 3 or any(replay.LOST in turn or not turn for turn in turns) or at >= last
 
 
 def test_a_torn_file_is_the_conversation_as_it_was(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_damaged_chat_goes_on_in_another_file(tmp_path: Path, chats: Path) -> 
     chat = Chat(speaker(tmp_path))
     keeper = Keeper(chat, warned.append)
     keeper.take_over(path)
-    assert chat.conversation.turns[0]["content"] == log.LOST
+    assert chat.conversation.turns[0]["content"] == replay.LOST
     list(chat.ask("three"))
     keeper.close()
     assert len(warned) == 1 and "damaged" in warned[0]
@@ -329,7 +329,7 @@ def test_a_record_of_wrong_kind_is_a_damaged_line(chats: Path, record: str) -> N
 @given(
     lines=st.lists(
         st.dictionaries(
-            st.sampled_from([*log._KINDS, "ids", "at", "kept", "time", "crc"]),
+            st.sampled_from([*replay.KINDS, "ids", "at", "kept", "time", "crc"]),
             st.one_of(
                 st.integers(-2, 9),
                 st.text(max_size=3),
