@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ktcli.chat.conversation import Conversation, Identity, Saved, Spoken, remember
+from ktcli.chat.conversation import Conversation, Identity, Omission, Saved, Spoken, remember
 from ktcli.chat.document import others_of, plain_text, sampling_of
 from ktcli.chat.reuse import Timeline
 from ktcli.chat.settings import Settings
@@ -139,7 +139,14 @@ class Replay:
     def turns(self, record: Record) -> None:
         most = _count(record["turns"])
         self._close()
-        del self._conversation.turns[most:]
+        self._conversation.cut(most)
+
+    def omit(self, record: Record) -> None:
+        turns, summary = _count(record["omit"]), plain_text(record.get("summary", ""))
+        if turns > len(self._conversation.turns) or turns % 2:
+            raise ValueError("more is left out than was said, or half of an exchange")
+        self._close()
+        self._conversation.omitted = Omission(turns, summary)
 
     def _ask_anyhow(self) -> None:
         """Puts something in the place of a question that is lost."""
@@ -170,6 +177,7 @@ KINDS = {
     "end": Replay.end,
     "assistant": Replay.assistant,
     "turns": Replay.turns,
+    "omit": Replay.omit,
     "system": Replay.system,
     "settings": Replay.settings,
     "model": Replay.header,

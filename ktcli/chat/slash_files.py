@@ -70,7 +70,10 @@ def resume(desk: Desk, path: Path) -> None:
     """
     saved = desk.keeper.take_over(path)
     turns = saved.conversation.turns
-    desk.say(f"{len(turns)} messages from {path}; the next answer reads them all")
+    omitted = saved.conversation.omitted
+    instead = "a summary" if omitted.summary else "nothing"
+    which = f"{instead} instead of the first {omitted.turns}" if omitted.turns else "them all"
+    desk.say(f"{len(turns)} messages from {path}; the next answer reads {which}")
     if saved.model != desk.chat.speaker.name:
         desk.say(f"they were said with {saved.model or 'another model'}")
     if saved.unfinished or (turns and turns[-1]["role"] == "user"):

@@ -56,6 +56,7 @@ def preferred_settings(settings: Settings) -> Settings:
     Raises:
         UsageError: a variable of the environment makes no sense.
     """
+    from ktcli.chat.compaction import STOP
     from ktcli.chat.settings import override
 
     thinking = config.value("think")
@@ -64,6 +65,7 @@ def preferred_settings(settings: Settings) -> Settings:
         sampling=override(settings.sampling, temperature=config.value("temperature")),
         max_tokens=config.value("max-tokens") or settings.max_tokens,
         thinking=settings.thinking if thinking is None else thinking,
+        drops=config.value("when-full") != STOP,
     )
 
 

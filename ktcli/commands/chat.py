@@ -420,6 +420,7 @@ def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
 
 def _remark(made: Chat, reply: Reply, asked: AnswerRequest) -> None:
     """Says on stderr how an answer ended and, if asked, what it took."""
+    from ktcli.chat.compaction import exchanges
     from ktcli.chat.speaker import longer_context
     from ktcli.chat.statistics import cached_line, six_lines
     from ktcli.engine.request import Finish
@@ -427,6 +428,11 @@ def _remark(made: Chat, reply: Reply, asked: AnswerRequest) -> None:
     if reply.finish is Finish.CONTEXT:
         hint = f"the answer ends where it does; {longer_context(made.speaker.engine)}"
         out.warn(f"the context of {made.speaker.engine.context:,} tokens is full", hint=hint)
+    if reply.dropped:
+        out.warn(
+            f"the context was full: {exchanges(reply.dropped)} went unread",
+            hint="kt config set when-full stop refuses such a question instead",
+        )
     if reply.finish is Finish.LENGTH:
         out.note(f"(cut at {len(reply.ids):,} tokens; --max-tokens changes it)")
     if asked.stats:
@@ -446,6 +452,7 @@ def document(made: Chat, reply: Reply, text: str, thinking: str) -> dict[str, An
         "ids": reply.ids,
         "model": made.speaker.name,
         "finish": reply.finish.value,
+        "dropped_turns": reply.dropped,
         "stats": {
             "prompt_tokens": stats.prompt_tokens,
             "reused_tokens": stats.reused_tokens,

@@ -1,5 +1,6 @@
 """The file of a conversation: what was kept is what comes back, whatever happens to the file."""
 
+import contextlib
 import json
 import os
 import zlib
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from ktcli.chat import log, replay
 from ktcli.chat.chat import Chat
 from ktcli.chat.chats import chats_folder, files, load, newest
-from ktcli.chat.conversation import Saved
+from ktcli.chat.conversation import NOTHING_OMITTED, Saved
 from ktcli.chat.keeper import Keeper
 from ktcli.errors import KtError, UsageError
 
@@ -42,7 +43,11 @@ def written(folder: Path, *questions: str) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory):
-    return speaker(tmp_path_factory.mktemp("model"), lambda q: f"<think>hm</think>{q} é\n" * len(q))
+    def script(question: str) -> str:
+        said = question[-8:]  # a summary may stand before it
+        return f"<think>hm</think>{said} é\n" * len(said)
+
+    return speaker(tmp_path_factory.mktemp("model"), script)
 
 
 STEPS = st.one_of(
@@ -58,6 +63,8 @@ STEPS = st.one_of(
             ("system",),
             ("set",),
             ("refuse",),
+            ("compact",),
+            ("expand",),
         ]
     ),
 )
@@ -93,6 +100,11 @@ def course(model, folder: Path, steps: list[tuple]) -> None:
             chat.conversation.system = f"system {number}"
         elif step == "set":
             chat.settings = replace(chat.settings, max_tokens=number + 1)
+        elif step == "compact":
+            with contextlib.suppress(UsageError):
+                chat.compact()
+        elif step == "expand":
+            chat.conversation.omitted = NOTHING_OMITTED
         elif step == "refuse":
             with pytest.raises(KtError):
                 list(chat.ask("x" * 9999))
