@@ -21,6 +21,8 @@ from torch import Tensor
 from ktcli.engine.device import cuda
 from ktcli.errors import DeviceError, OutOfDeviceMemory
 
+# What a failure of the device is known by in torch's words; "execution plans" are cuDNN's.
+_FROM_THE_DEVICE = ("cuda", "cublas", "cudnn", "execution plan")
 _LOG_CALLS = 1 << 14  # more than the largest model's step has
 _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -314,7 +316,7 @@ def device_errors(doing: str) -> Iterator[None]:
     except RuntimeError as error:  # torch.OutOfMemoryError and torch.AcceleratorError are such
         text = str(error)
         full = any(map(_is_full, _chain(error)))
-        if not full and "cuda" not in text.lower() and "cublas" not in text.lower():
+        if not full and not any(name in text.lower() for name in _FROM_THE_DEVICE):
             raise
         if full:
             raise OutOfDeviceMemory(f"the GPU's memory is full while {doing}") from error

@@ -44,6 +44,8 @@ def test_the_runtime_is_the_one_that_is_loaded() -> None:
         (RuntimeError("CUDA error: out of memory"), OutOfDeviceMemory),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x"), OutOfDeviceMemory),
         (RuntimeError("CUDA error: an illegal memory access\nmore"), DeviceError),
+        (RuntimeError("No execution plans support the graph."), DeviceError),
+        (RuntimeError("cuDNN Frontend error: not supported"), DeviceError),
     ],
 )
 def test_what_torch_raises_becomes_a_sentence(raised: Exception, kind: type) -> None:
