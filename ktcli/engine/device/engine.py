@@ -80,8 +80,7 @@ class DeviceEngine:
         self.context = placement.context
         self.max_tokens = placement.long_prompts.most_tokens
         self.max_outputs = max_outputs
-        self.stream, self._copies = stream_on(device), stream_on(device)
-        self._paging = stream_on(device)
+        self.stream, self._copies, self._paging = (stream_on(device, n) for n in range(3))
         # Tensors on the device are made in this stream, too: it does not wait for any other.
         with device_errors("loading"), self.stream.running():
             self._load(source, progress)
@@ -318,9 +317,10 @@ class _Forward:
         """The logits [outputs, vocab] of embedded rows, see `StepInputs`; counts the experts they chose."""
         inputs = StepInputs(embedded, parts, self.caches, outputs, self.states, self.windowed)
         backend = TorchBackend(self.weights, inputs, self.kernels, runner)
-        logits: Tensor = self.model.forward(backend)
-        if backend.routings:
-            count(self.chosen, [ids for ids, _ in backend.routings])
+        with torch.inference_mode():  # nothing is noted for a way back: that costs each launch
+            logits: Tensor = self.model.forward(backend)
+            if backend.routings:
+                count(self.chosen, [ids for ids, _ in backend.routings])
         return logits
 
 
