@@ -19,6 +19,7 @@ from ktcli.engine.session import Session
 from ktcli.engine.tier import PageMemory
 from ktcli.models import Model, Spec
 from ktcli.native import Batch, Pool
+from ktcli.planner.cost import PieceTimes
 from ktcli.weights.recipe import Recipe
 
 
@@ -96,9 +97,8 @@ class Engine(Protocol):
         drafts could change an answer."""
 
     @property
-    def piece_times(self) -> tuple[tuple[int, float], ...]:
-        """The (tokens, modelled seconds) pairs of steps that read pieces of a prompt, ascending, of which only the
-        ratios count; empty: there is no model."""
+    def piece_times(self) -> PieceTimes:
+        """The modelled times of steps that read pieces of a prompt, of which only the ratios count."""
 
     def chunk_tokens(self, left: int, *, tail: bool = True) -> int:
         """The tokens of a prompt's next chunk when `left` are left, 1..left.

@@ -29,7 +29,7 @@ from ktcli.native import Batch, Pool, Program, View
 from ktcli.ops.native import Places, assemble
 from ktcli.ops.passes import defer_experts, reuse_buffers
 from ktcli.ops.recording import record
-from ktcli.planner.cost import has_tiles, piece_seconds, row_seconds
+from ktcli.planner.cost import PieceTimes, has_tiles, piece_times, row_seconds
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import Plan
 from ktcli.weights.recipe import format_of
@@ -130,10 +130,10 @@ class CpuEngine:
         return StepTimes(row_seconds(self.model, self.recipe, rates, MOST_ROWS))
 
     @cached_property
-    def piece_times(self) -> tuple[tuple[int, float], ...]:
+    def piece_times(self) -> PieceTimes:
         """The modelled times of steps that read pieces of a prompt."""
         rates = self.plan.host.rates
-        return piece_seconds(self.model, self.recipe, rates, self.max_tokens)
+        return piece_times(self.model, self.recipe, rates, self.max_tokens, self.context)
 
     def _multiplies_bf16(self) -> bool:
         formats = (format_of(tensor, self.recipe) for tensor in self.model.tensors)

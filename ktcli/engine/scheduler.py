@@ -21,7 +21,7 @@ from ktcli.engine.active import NO_DRAFT_ROOM, Active, DraftRoom
 from ktcli.engine.contract import Engine
 from ktcli.engine.drafting import Drafting
 from ktcli.engine.logits import Logits
-from ktcli.engine.pace import Pace
+from ktcli.engine.pace import Pace, Piece
 from ktcli.engine.pages import PoolFull
 from ktcli.engine.pagetable import pages_for
 from ktcli.engine.request import (
@@ -100,6 +100,12 @@ class _Tried:
     @property
     def row(self) -> Logits:
         return self.rows[self.right]
+
+
+def _piece(runs: list[Run]) -> Piece:
+    """What these runs read of prompts, taken together."""
+    tokens = sum(run.ids.size for run in runs)
+    return Piece(tokens, sum(run.start * run.ids.size for run in runs) / tokens if tokens else 0.0)
 
 
 def _importance(each: Active) -> tuple[int, int]:
@@ -294,9 +300,11 @@ class Scheduler:
         """Adds pieces of prompts, in turn, up to the rows that time allows."""
         answers = sum(part.run.ids.size for part in parts)
         left = self._engine.max_tokens - answers
+        turns = self._in_turn([each for each in self._active if each.reading])
         if answers:
-            left = min(left, self.pace.piece(answers, self._engine.max_tokens))
-        for each in self._in_turn([each for each in self._active if each.reading]):
+            at, end = turns[0].sequence.length, turns[0].prompt_tokens
+            left = min(left, self.pace.piece(answers, self._engine.max_tokens, at, end))
+        for each in turns:
             if each not in self._active:
                 continue
             if not each.begun:
@@ -424,8 +432,8 @@ class Scheduler:
 
     def _account(self, parts: list[_InStep], seconds: float) -> None:
         """Enters a step into the statistics of whoever had a part in it, and into the pace."""
-        prompts = sum(part.run.ids.size for part in parts if part.reads)
-        answers = sum(part.run.ids.size for part in parts) - prompts
+        piece = _piece([part.run for part in parts if part.reads])
+        answers = sum(part.run.ids.size for part in parts) - piece.tokens
         for part in parts:
             stats = part.active.answer.stats
             if part.reads:
@@ -434,11 +442,10 @@ class Scheduler:
                 stats.eval_s += seconds
                 stats.steps += 1
                 stats.drafted += len(part.active.drafted_in(part.run))
-        self.pace.record(answers, prompts, seconds)
-        if answers and prompts:
-            chunk = self._engine.max_tokens
-            self._pure_steps += self.pace.pure_steps(answers, prompts, chunk, seconds)
-        elif prompts:
+        self.pace.record(answers, piece, seconds)
+        if answers and piece.tokens:
+            self._pure_steps += self.pace.pure_steps(answers, piece, self._engine.max_tokens)
+        elif piece.tokens:
             self._pure_steps = 0.0
 
     def _end(

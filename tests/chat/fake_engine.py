@@ -20,6 +20,7 @@ from ktcli.engine.pagetable import pages_for
 from ktcli.engine.sequence import Pools
 from ktcli.engine.sequence import Sequence as Timeline
 from ktcli.native import PAGE_TOKENS, Batch, Pool
+from ktcli.planner.cost import PieceTimes
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -90,7 +91,7 @@ class FakeEngine:
         self.pools = Pools(PagePool(len(self._ids)), None, self._copy, b"fake", context)
         self.computed = 0
         self.step_times = None
-        self.piece_times = ()
+        self.piece_times = PieceTimes.assumed(CHUNK)
 
     def depth_at(self, position: int) -> int:
         return 0

@@ -19,6 +19,7 @@ from ktcli.engine.sequence import Pools
 from ktcli.engine.sequence import Sequence as Timeline
 from ktcli.native import PAGE_TOKENS, Pool
 from ktcli.native.batch import Batch, Run
+from ktcli.planner.cost import PieceTimes
 
 VOCAB = 67
 POOL = Pool(2)
@@ -51,11 +52,10 @@ class ToyEngine:
         self.error: BaseException | None = None  # raised by the next step
 
     @property
-    def piece_times(self) -> tuple[tuple[int, float], ...]:
+    def piece_times(self) -> PieceTimes:
         """As they are, in another unit."""
-        return tuple(
-            (rows, 3 * self.cost_s(rows)) for rows in sorted({16, 32, 64, self.max_tokens})
-        )
+        sizes = sorted({1, 4, 16, 32, 64, self.max_tokens})
+        return PieceTimes(tuple(sizes), tuple(3 * self.cost_s(rows) for rows in sizes), 0.0)
 
     def sequence(self) -> Timeline:
         return Timeline(self.pools)

@@ -42,6 +42,7 @@ from ktcli.ops.tensors import Role
 from ktcli.ops.torch.backend import StepInputs, TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels, kernels_for, triton_missing
+from ktcli.planner.cost import PieceTimes
 from ktcli.planner.device import MOST_CAPTURED
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.weights.recipe import Recipe, stored_bytes
@@ -162,9 +163,9 @@ class DeviceEngine:
         return None
 
     @property
-    def piece_times(self) -> tuple[tuple[int, float], ...]:
-        """Nothing: long prompts are streamed, in whole chunks."""
-        return ()
+    def piece_times(self) -> PieceTimes:
+        """An assumption: nobody has modelled prompts that are read beside answers on a device."""
+        return PieceTimes.assumed(self.max_tokens)
 
     def chunk_tokens(self, left: int, *, tail: bool = True) -> int:
         """The tokens of a prompt's next chunk, when `left` are left."""
