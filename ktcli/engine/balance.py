@@ -60,7 +60,7 @@ def satisfaction(choice: Choice, decode_s: float) -> float:
 
 def best_piece(
     choices: Sequence[Choice],
-    slowest_s: Sequence[float],
+    late_s: Sequence[float],
     decode_s: float,
     longest_s: float,
     before: int = 0,
@@ -71,12 +71,12 @@ def best_piece(
 
     Args:
         choices: the sizes, ascending, with their times in the middle of the prompt.
-        slowest_s: the seconds of a mixed step with each at the end of the prompt.
+        late_s: the seconds of a mixed step with each late in the prompt.
         longest_s: the most seconds of a step. If even the smallest takes longer, waiting cannot be short: then
             the smallest one that reads at least at half the speed of a whole chunk.
         before: the size chosen before, which stays unless another is clearly better: equal pieces make equal waits.
     """
-    short = [choice for choice, s in zip(choices, slowest_s, strict=True) if s <= longest_s]
+    short = [choice for choice, s in zip(choices, late_s, strict=True) if s <= longest_s]
     if not short:
         worth = (choice.tokens for choice in choices if choice.alone_s >= 0.5 * choice.mixed_s)
         return next(worth, choices[-1].tokens)

@@ -19,6 +19,8 @@ _NEW = 0.25  # the weight of a new measurement: the last dozen steps count
 # Without any measurement yet: a piece that reads most experts anyway (four times E/k, 64 for 128 choose 8).
 FIRST_PIECE = 64
 PIECE_STEP = 16  # tokens: pieces are multiples of it, and none is smaller
+# Of a prompt: from there on pieces get smaller, so that none takes longer.
+_LATE = 0.75
 _PARTS = (32, 16, 12, 8, 6, 4, 3, 2, 1)  # of a chunk that pieces are
 
 
@@ -94,7 +96,7 @@ class Pace:
     def piece(self, answers: int, chunk: int, start: int, end: int) -> int:
         """The most tokens of a prompt's chunk that a step should read beside so many answers, 1..chunk.
 
-        Pieces get smaller as the positions before them become more, so that answers wait equally long for each.
+        Pieces get smaller where the positions before them become many, so that answers wait equally long for each.
 
         Args:
             chunk: the tokens of a whole chunk.
@@ -108,9 +110,9 @@ class Pace:
             return min(chunk, FIRST_PIECE)
         sizes = _sizes(chunk, answers)
         half = [self._choice(answers, size, chunk, end / 2) for size in sizes]
-        slowest = [self._choice(answers, size, chunk, end).mixed_s for size in sizes]
-        self._size = best_piece(half, slowest, decode_s, self._longest_s, self._size)
-        wait_s = half[sizes.index(self._size)].mixed_s
+        late = [self._choice(answers, size, chunk, _LATE * end).mixed_s for size in sizes]
+        self._size = best_piece(half, late, decode_s, self._longest_s, self._size)
+        wait_s = late[sizes.index(self._size)]
         for tokens in range(0, sizes[-1], PIECE_STEP):
             if (self.mixed_s(answers, Piece(tokens + PIECE_STEP, start)) or 0.0) > wait_s:
                 return max(tokens, sizes[0])
