@@ -15,7 +15,9 @@ from typing import NamedTuple
 # answers cost little in a step that reads a prompt.
 ANSWERS_KEEP = 0.40
 PROMPT_KEEPS = 0.65
-_AS_GOOD = 0.98  # of the best score: among sizes that have it, the smallest makes the shortest waits
+_AS_GOOD = (
+    0.98  # of the best score: among sizes that have it, the smallest makes the shortest waits
+)
 _STAYS = 0.95  # of the best score: the size chosen before stays
 
 

@@ -48,7 +48,11 @@ class Engine(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """The most rows of a step."""
+        """The most tokens of a prompt's chunk."""
+
+    @property
+    def max_rows(self) -> int:
+        """The most rows of a step: a prompt's chunk and, where there is room, answers beside it."""
 
     @property
     def max_outputs(self) -> int:

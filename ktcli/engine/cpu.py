@@ -73,9 +73,10 @@ class CpuEngine:
         self._tensors: Tensors = load(model, plan.recipe, source, pool, progress)
         self.warnings = tuple(refusals(pool, self._tensors.unbound))
         key = seed(_facts(model, plan, pool, source.identity))
+        self.max_tokens = min(PREFILL_CHUNK, plan.use.streams * self.context)
         self._cache = cache = KvCache(self.spec, plan.use, plan.context, pool, key)
         self.program, outputs, self.routings = self._record()
-        self.max_tokens, self.max_outputs = self.program.max_tokens, self.program.max_outputs
+        self.max_rows, self.max_outputs = self.program.max_tokens, self.program.max_outputs
         memory = (cache.memory.arena, cache.layout.page_bytes, cache.state_memory)
         self.program.attach(*memory, cache.states.size_bytes)
         if cache.windows is not None:
@@ -158,7 +159,7 @@ class CpuEngine:
         plan = self.plan
         program = Program(
             self.pool,
-            max_tokens=min(PREFILL_CHUNK, plan.use.streams * self.context),
+            max_tokens=self.max_tokens + plan.use.streams - 1,
             max_outputs=plan.use.outputs(self.spec, self.context),
             exact=plan.use.exact,
             kv_f32=plan.use.kv_f32,

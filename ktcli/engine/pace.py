@@ -8,9 +8,11 @@ predicts: the same piece takes longer the more positions lie before it, and the 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ktcli.engine.balance import Choice, best_piece, pure_steps
 from ktcli.planner.cost import PieceTimes
@@ -20,7 +22,7 @@ _NEW = 0.25  # the weight of a new measurement: the last dozen steps count
 FIRST_PIECE = 64
 PIECE_STEP = 16  # tokens: pieces are multiples of it, and none is smaller
 # Of a prompt: from there on pieces get smaller, so that none takes longer.
-_LATE = 0.75
+_LATE = 0.6
 _PARTS = (32, 16, 12, 8, 6, 4, 3, 2, 1)  # of a chunk that pieces are
 
 
@@ -53,10 +55,10 @@ class Curve:
             old[1] + _NEW * (value - old[1]),
         )
 
-    def at(self, rows: float) -> float:
-        """The value at `rows`; something must have been recorded."""
+    def at(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The values at each of `rows`; something must have been recorded."""
         points = sorted(self._points.values())
-        return float(np.interp(rows, [x for x, _ in points], [y for _, y in points]))
+        return np.interp(rows, [x for x, _ in points], [y for _, y in points])
 
 
 class Pace:
@@ -77,21 +79,25 @@ class Pace:
         """Records a step: the rows of answers, the tokens of prompts that it read, and how long it took."""
         rows = answers + piece.tokens
         if piece.tokens >= PIECE_STEP:
-            factor = seconds / self._modelled.seconds(rows, piece.tokens, piece.start)
-            self._mixed.record(round(2 * math.log2(rows)), rows, factor)
+            modelled_s = self._modelled.seconds(answers, np.array([piece.tokens]), piece.start)
+            self._mixed.record(round(2 * math.log2(rows)), rows, seconds / float(modelled_s[0]))
         elif not piece.tokens:
             self._decode.record(rows, rows, seconds)
 
     def decode_s(self, answers: int) -> float | None:
         """The seconds of a step of so many answers alone; None: no such step was measured."""
-        return self._decode.at(answers) if self._decode else None
+        return float(self._decode.at(np.array(answers, dtype=float))) if self._decode else None
 
     def mixed_s(self, answers: int, piece: Piece) -> float | None:
         """The seconds of a step that also reads a piece of a prompt; None: no such step was measured."""
         if not self._mixed:
             return None
-        rows = answers + piece.tokens
-        return self._mixed.at(rows) * self._modelled.seconds(rows, piece.tokens, piece.start)
+        return float(self._mixed_s(answers, [piece.tokens], piece.start)[0])
+
+    def _mixed_s(self, answers: int, sizes: Sequence[int], start: float) -> NDArray[np.float64]:
+        """The seconds of steps that read pieces of these sizes from `start` on beside so many answers."""
+        tokens = np.array(sizes, dtype=float)
+        return self._mixed.at(answers + tokens) * self._modelled.seconds(answers, tokens, start)
 
     def piece(self, answers: int, chunk: int, start: int, end: int) -> int:
         """The most tokens of a prompt's chunk that a step should read beside so many answers, 1..chunk.
@@ -108,23 +114,19 @@ class Pace:
         decode_s = self.decode_s(answers)
         if decode_s is None or not self._mixed:
             return min(chunk, FIRST_PIECE)
-        sizes = _sizes(chunk, answers)
-        half = [self._choice(answers, size, chunk, end / 2) for size in sizes]
-        late = [self._choice(answers, size, chunk, _LATE * end).mixed_s for size in sizes]
-        self._size = best_piece(half, late, decode_s, self._longest_s, self._size)
-        wait_s = late[sizes.index(self._size)]
-        for tokens in range(0, sizes[-1], PIECE_STEP):
-            if (self.mixed_s(answers, Piece(tokens + PIECE_STEP, start)) or 0.0) > wait_s:
-                return max(tokens, sizes[0])
-        return sizes[-1]
-
-    def _choice(self, answers: int, size: int, chunk: int, start: float) -> Choice:
-        piece = Piece(size, start)
-        return Choice(size, self.mixed_s(answers, piece) or 0.0, self._alone_s(piece, chunk))
+        sizes = _sizes(chunk)
+        half_s = self._mixed_s(answers, sizes, end / 2).tolist()
+        late_s = self._mixed_s(answers, sizes, _LATE * end).tolist()
+        alone_s = self._alone_s(Piece(1, end / 2), chunk)
+        half = [Choice(n, s, n * alone_s) for n, s in zip(sizes, half_s, strict=True)]
+        self._size = best_piece(half, late_s, decode_s, self._longest_s, self._size)
+        tokens = range(PIECE_STEP, sizes[-1] + 1, PIECE_STEP)
+        fit = self._mixed_s(answers, tokens, start) <= late_s[sizes.index(self._size)]
+        return max(int(fit.sum()) * PIECE_STEP, sizes[0])
 
     def _alone_s(self, piece: Piece, chunk: int) -> float:
         """The seconds of a piece as a part of a whole chunk that nobody else has a part in."""
-        return piece.tokens / chunk * (self.mixed_s(0, Piece(chunk, piece.start)) or 0.0)
+        return piece.tokens / chunk * float(self._mixed_s(0, [chunk], piece.start)[0])
 
     def pure_steps(self, answers: int, piece: Piece, chunk: int) -> float:
         """The number of steps of answers alone that should follow one that read a piece of a prompt.
@@ -138,8 +140,6 @@ class Pace:
         return pure_steps(self._alone_s(piece, chunk), decode_s)
 
 
-def _sizes(chunk: int, answers: int) -> list[int]:
-    """The sizes of pieces that a chunk divides into and that leave room for answers, ascending; one at least."""
-    most = max(1, chunk - answers)
-    parts = {size for n in _PARTS if PIECE_STEP <= (size := -(-chunk // n)) <= most}
-    return sorted(parts) or [most]
+def _sizes(chunk: int) -> list[int]:
+    """The sizes of pieces that a chunk divides into, ascending."""
+    return sorted({size for n in _PARTS if (size := -(-chunk // n)) >= PIECE_STEP} | {chunk})

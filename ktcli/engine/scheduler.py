@@ -299,7 +299,7 @@ class Scheduler:
     def _prompts(self, parts: list[_InStep], events: list[Event]) -> None:
         """Adds pieces of prompts, in turn, up to the rows that time allows."""
         answers = sum(part.run.ids.size for part in parts)
-        left = self._engine.max_tokens - answers
+        left = min(self._engine.max_tokens, self._engine.max_rows - answers)
         turns = self._in_turn([each for each in self._active if each.reading])
         if answers:
             at, end = turns[0].sequence.length, turns[0].prompt_tokens

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ktcli.models.model import Model
 from ktcli.planner.spec import PartWork, StepShape, Unit, step_work
@@ -196,9 +197,12 @@ class PieceTimes:
     first_s: tuple[float, ...]
     position_s: float
 
-    def seconds(self, rows: float, tokens: int, start: float) -> float:
-        """The seconds of a step of `rows` rows, of which `tokens` are a prompt's from position `start` on."""
-        return float(np.interp(rows, self.tokens, self.first_s)) + self.position_s * tokens * start
+    def seconds(
+        self, answers: int, tokens: NDArray[np.float64], start: float
+    ) -> NDArray[np.float64]:
+        """The seconds of steps of so many answers that read each so many tokens from position `start` on."""
+        first_s = np.interp(answers + tokens, self.tokens, self.first_s)
+        return np.asarray(first_s + self.position_s * tokens * start, dtype=np.float64)
 
     @staticmethod
     def assumed(most: int) -> PieceTimes:

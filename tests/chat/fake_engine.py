@@ -87,6 +87,7 @@ class FakeEngine:
         self.tokenizer, self.script, self.context = tokenizer, script, context
         self.spec = SimpleNamespace(vocab=VOCAB, moe_layers=2, experts=4, top_k=1, context=most)
         self.pool, self.max_tokens, self.max_outputs = POOL, CHUNK, 9
+        self.max_rows = CHUNK
         self._ids = np.zeros((2 * pages_for(context), PAGE_TOKENS), dtype=np.int64)
         self.pools = Pools(PagePool(len(self._ids)), None, self._copy, b"fake", context)
         self.computed = 0

@@ -42,6 +42,7 @@ class ToyEngine:
         self, pages: int = 64, context: int = 1024, *, forms: bool = False, max_tokens: int = 128
     ) -> None:
         self.context, self.max_tokens, self.max_outputs = context, max_tokens, 16
+        self.max_rows = max_tokens + 15
         self.spec, self.pool = SimpleNamespace(vocab=VOCAB), POOL
         self._hashes = np.zeros((pages, PAGE_TOKENS), dtype=np.uint64)
         self.pools = Pools(PagePool(pages), None, self._copy, b"toy", context)
@@ -79,7 +80,7 @@ class ToyEngine:
             error, self.error = self.error, None
             raise error
         rows = [run.ids.size for run in batch.runs]
-        assert 0 < sum(rows) <= self.max_tokens
+        assert 0 < sum(rows) <= self.max_rows
         self.batches.append(rows)
         self.now_s += self.cost_s(sum(rows))
         return [logits for run in batch.runs for logits in self._run(run)]

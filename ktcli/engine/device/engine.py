@@ -79,7 +79,7 @@ class DeviceEngine:
         self.recipe, self.pool, self.placement = recipe, pool, placement
         self.spec: Spec = model.spec
         self.context = placement.context
-        self.max_tokens = placement.long_prompts.most_tokens
+        self.max_tokens = self.max_rows = placement.long_prompts.most_tokens
         self.max_outputs = max_outputs
         self.stream, self._copies = stream_on(device), stream_on(device)
         self._paging = stream_on(device)
