@@ -15,10 +15,9 @@ from typing import NamedTuple
 # answers cost little in a step that reads a prompt.
 ANSWERS_KEEP = 0.40
 PROMPT_KEEPS = 0.65
-_AS_GOOD = (
-    0.98  # of the best score: among sizes that have it, the smallest makes the shortest waits
-)
-_STAYS = 0.95  # of the best score: the size chosen before stays
+# Parts of the best score: the smallest size that has the first makes the shortest waits; the size chosen before stays
+# while it has the second.
+_AS_GOOD, _STAYS = 0.97, 0.95
 
 
 class Choice(NamedTuple):

@@ -1,13 +1,12 @@
 """The running estimate of what a step costs, from the steps that were: seconds as a function of rows and positions.
 
-Other programs come and go, so newer steps count for more. Steps of answers alone are kept by the number of answers.
-Steps that read a prompt are kept by the rounded number of their rows, as multiples of what a model of the machine
-predicts: the same piece takes longer the more positions lie before it, and the model knows by how much.
+Other programs come and go, so newer steps count for more. Steps of answers alone are kept by the number of answers. Of
+steps that read a prompt only one thing is kept: how much slower they are than a model of the machine predicts. The
+model knows what more tokens cost, and more positions before them, better than a few disturbed steps could tell.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -38,66 +37,45 @@ class Piece(NamedTuple):
     start: float
 
 
-class Curve:
-    """Measured values by rows; between two measured points the straight line, beyond them the nearest."""
-
-    def __init__(self) -> None:
-        self._points: dict[int, tuple[float, float]] = {}  # bucket: mean rows, mean value
-
-    def __bool__(self) -> bool:
-        return bool(self._points)
-
-    def record(self, bucket: int, rows: int, value: float) -> None:
-        """Adds a measurement to a bucket of similar numbers of rows."""
-        old = self._points.get(bucket, (float(rows), value))
-        self._points[bucket] = (
-            old[0] + _NEW * (rows - old[0]),
-            old[1] + _NEW * (value - old[1]),
-        )
-
-    def at(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The values at each of `rows`; something must have been recorded."""
-        points = sorted(self._points.values())
-        return np.interp(rows, [x for x, _ in points], [y for _, y in points])
-
-
 class Pace:
     """What steps cost here and now, and what follows from it for the next one.
 
     Args:
         longest_s: the most seconds that a step should take while answers wait for it.
-        modelled: the times of steps that read prompts as a model has them. Only their ratios count: they tell what
-            lies between measurements, and beyond them.
+        modelled: the times of steps that read prompts as a model has them. Only their ratios count.
     """
 
     def __init__(self, longest_s: float, modelled: PieceTimes) -> None:
         self._longest_s, self._modelled = longest_s, modelled
         self._size = 0  # of the pieces chosen last
-        self._decode, self._mixed = Curve(), Curve()  # seconds; multiples of the model's
+        self._decode: dict[int, float] = {}  # answers: seconds of a step of so many alone
+        self._factor = 0.0  # of the model's seconds that steps take which read prompts
 
     def record(self, answers: int, piece: Piece, seconds: float) -> None:
         """Records a step: the rows of answers, the tokens of prompts that it read, and how long it took."""
-        rows = answers + piece.tokens
         if piece.tokens >= PIECE_STEP:
             modelled_s = self._modelled.seconds(answers, np.array([piece.tokens]), piece.start)
-            self._mixed.record(round(2 * math.log2(rows)), rows, seconds / float(modelled_s[0]))
+            self._factor = _newer(self._factor, seconds / float(modelled_s[0]))
         elif not piece.tokens:
-            self._decode.record(rows, rows, seconds)
+            self._decode[answers] = _newer(self._decode.get(answers, 0.0), seconds)
 
     def decode_s(self, answers: int) -> float | None:
         """The seconds of a step of so many answers alone; None: no such step was measured."""
-        return float(self._decode.at(np.array(answers, dtype=float))) if self._decode else None
+        if not self._decode:
+            return None
+        known = sorted(self._decode)
+        return float(np.interp(answers, known, [self._decode[rows] for rows in known]))
 
     def mixed_s(self, answers: int, piece: Piece) -> float | None:
         """The seconds of a step that also reads a piece of a prompt; None: no such step was measured."""
-        if not self._mixed:
+        if not self._factor:
             return None
         return float(self._mixed_s(answers, [piece.tokens], piece.start)[0])
 
     def _mixed_s(self, answers: int, sizes: Sequence[int], start: float) -> NDArray[np.float64]:
         """The seconds of steps that read pieces of these sizes from `start` on beside so many answers."""
         tokens = np.array(sizes, dtype=float)
-        return self._mixed.at(answers + tokens) * self._modelled.seconds(answers, tokens, start)
+        return self._factor * self._modelled.seconds(answers, tokens, start)
 
     def piece(self, answers: int, chunk: int, start: int, end: int) -> int:
         """The most tokens of a prompt's chunk that a step should read beside so many answers, 1..chunk.
@@ -112,7 +90,7 @@ class Pace:
         if not answers:
             return chunk
         decode_s = self.decode_s(answers)
-        if decode_s is None or not self._mixed:
+        if decode_s is None or not self._factor:
             return min(chunk, FIRST_PIECE)
         sizes = _sizes(chunk)
         half_s = self._mixed_s(answers, sizes, end / 2).tolist()
@@ -135,9 +113,14 @@ class Pace:
             chunk: the tokens of a whole chunk.
         """
         decode_s = self.decode_s(answers)
-        if decode_s is None or not self._mixed:
+        if decode_s is None or not self._factor:
             return 1.0
         return pure_steps(self._alone_s(piece, chunk), decode_s)
+
+
+def _newer(old: float, new: float) -> float:
+    """The estimate after another measurement; 0: there was none."""
+    return old + _NEW * (new - old) if old else new
 
 
 def _sizes(chunk: int) -> list[int]:
