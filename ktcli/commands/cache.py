@@ -13,7 +13,7 @@ import typer
 from ktcli import config
 from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.errors import ExitCode, NotFound, gib
-from ktcli.output import out, safe, table
+from ktcli.output import out, safe
 from ktcli.store.pagefile import Damaged, Kind, read_table
 from ktcli.store.pagefolder import PageFolder, StoredPages
 
@@ -175,7 +175,7 @@ def _shares(stored: tuple[StoredPages, ...]) -> list[str]:
         sizes[each.conversion] = sizes.get(each.conversion, 0) + each.size_bytes
     ordered = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
     lines = [[name, gib(size)] for name, size in ordered]
-    return [table(lines, ["MODEL", "SIZE"], right=(1,), width=out.width)] if lines else []
+    return [out.table(lines, ["MODEL", "SIZE"], right=(1,))] if lines else []
 
 
 def _names(stored: StoredPages) -> set[str]:
@@ -220,4 +220,4 @@ def _render(rows: list[tuple[StoredPages, _Held]]) -> str:
         lines.append([name["model"], name["id"], name["layout"], f"{held.tokens:,}", gib(stored.size_bytes),
                       time.strftime("%Y-%m-%d %H:%M", used)])  # fmt: skip
     head = ["MODEL", "ID", "LAYOUT", "TOKENS", "SIZE", "USED"]
-    return table(lines, head, right=(3, 4), width=out.width)
+    return out.table(lines, head, right=(3, 4))

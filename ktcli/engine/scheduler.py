@@ -184,6 +184,8 @@ class Scheduler:
 
     def _collect(self) -> None:
         """Takes over what was submitted since the last step."""
+        if not self._new:
+            return
         with self._lock:
             while self._new:
                 fresh = self._new.popleft()
@@ -197,6 +199,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Lets requests begin, in turn, while there are seats, and pages for the prompt and a first piece of answer."""
+        if not self._waiting:
+            return
         seats = min(self._limits.active, self._engine.max_outputs)
         while self._waiting and len(self._active) < seats:
             each, pools = self._in_turn(self._waiting)[0], self._engine.pools

@@ -11,6 +11,7 @@ import torch
 from engine.test_windows import LONG, SHAPES
 from hybrid import Made
 from shapes import shape
+from timelines import advance
 
 from ktcli.assembly.kvpages import store_below
 from ktcli.engine.device.cache import DeviceCache
@@ -143,7 +144,7 @@ def test_no_bit_depends_on_where_positions_lie(
     for restored in (engine, again):  # shared, and from the store
         with store_below(restored, folder, 1 << 40, "m") as store:
             session = restored.session()
-            logits, reused = session.advance(TEXT.tolist())
+            logits, reused = advance(session, TEXT.tolist())
             assert reused == 832 and (store.counts.read > 0) == (restored is again)
             found.append(logits.values.copy())
             session.sequence.close()
