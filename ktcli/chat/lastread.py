@@ -18,7 +18,7 @@ Runs = Sequence[tuple[int, int]]  # a number of ids behind each other, and their
 
 
 @dataclass(frozen=True, slots=True)
-class PromptRead:
+class ReadRecord:
     """What a model read: the first `kept` ids of what was there, and those behind them.
 
     Attributes:
@@ -47,7 +47,7 @@ class LastRead:
         )  # turns that are still there, and those behind them
         self._answers: list[str] = []
 
-    def begin(self, prompt: PromptRead, conversation: Conversation) -> None:
+    def begin(self, prompt: ReadRecord, conversation: Conversation) -> None:
         """Follows a prompt, which was made from all messages of the conversation.
 
         Raises:

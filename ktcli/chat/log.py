@@ -36,7 +36,7 @@ from typing import Any, BinaryIO
 from ktcli import smallfiles
 from ktcli.chat.conversation import Conversation, Identity, Saved, Spoken, remember
 from ktcli.chat.document import others_of, plain_text, sampling_of
-from ktcli.chat.lastread import LastRead, PromptRead
+from ktcli.chat.lastread import LastRead, ReadRecord
 from ktcli.chat.reuse import Timeline
 from ktcli.chat.settings import Settings
 from ktcli.engine.sampler import SamplingSettings
@@ -211,7 +211,7 @@ class _Replay:
         self._at = at
         variables = Settings(thinking=self._others.get("thinking")).variables
         about = Timeline((), variables=variables, model=(self._model.name, self._model.pack))
-        self._read.begin(PromptRead(kept, ids, runs, about), self._conversation)
+        self._read.begin(ReadRecord(kept, ids, runs, about), self._conversation)
 
     def piece(self, record: Record) -> None:
         said, ids = plain_text(record["piece"]), _ids(record.get("ids", []))
