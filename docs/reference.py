@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ktcli.commands.help import meaning, paragraphs, usage
 from ktcli.commands.table import COMMANDS, load
 from ktcli.errors import ExitCode
 from ktcli.settings import OTHER_VARIABLES, TABLE
@@ -51,56 +52,16 @@ def entries() -> list[Entry]:
 
 def _entries(words: str, command: Any) -> Iterator[Entry]:
     children = getattr(command, "commands", {})
-    arguments = [p for p in command.params if p.param_type_name == "argument"]
-    options = [p for p in command.params if p.param_type_name == "option"]
-    shown = [_argument(each) for each in arguments] or (["COMMAND"] if children else [])
+    kinds = ("argument", "option")
+    parameters = sorted(command.params, key=lambda p: kinds.index(p.param_type_name))
     yield Entry(
         words,
-        " ".join([*(["[OPTIONS]"] if options else []), *shown]),
-        tuple(_paragraphs(command.help or "")),
-        (*map(_meaning, arguments), *map(_meaning, options)),
+        usage(command),
+        tuple(paragraphs(command.help or "")),
+        tuple(meaning(each) for each in parameters),
     )
     for name, child in children.items():
         yield from _entries(f"{words} {name}", child)
-
-
-def _argument(parameter: Any) -> str:
-    word = str(parameter.metavar).strip("[]")
-    return word if parameter.required else f"[{word}]"
-
-
-def _meaning(parameter: Any) -> tuple[str, str]:
-    """The names of a parameter with its value, and what it means, with its default."""
-    if parameter.param_type_name == "argument":
-        names = str(parameter.metavar).strip("[]")
-    else:
-        names = ", ".join([*parameter.opts, *parameter.secondary_opts])
-        if not getattr(parameter, "is_flag", False):
-            names += f" {parameter.metavar}"
-    text = " ".join(str(parameter.help).split())
-    default = getattr(parameter.default, "value", parameter.default)
-    says = (
-        isinstance(default, (int, float, str)) and not isinstance(default, bool) and default != ""
-    )
-    if says and "Default" not in text:
-        text += f" Default: {default}."
-    return names, text
-
-
-def _paragraphs(text: str) -> Iterator[str]:
-    """The paragraphs of a help; examples that follow each other are one."""
-    examples: list[str] = []
-    for paragraph in text.replace("\b\n", "").split("\n\n"):
-        if paragraph.startswith("  "):
-            examples.append(paragraph)
-            continue
-        if examples:
-            yield "\n".join(examples)
-            examples = []
-        if paragraph.strip() != "Examples:":
-            yield " ".join(paragraph.split())
-    if examples:
-        yield "\n".join(examples)
 
 
 # --- Markdown -----------------------------------------------------------------------------------------

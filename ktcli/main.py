@@ -25,15 +25,13 @@ from ktcli.commands.table import COMMANDS, CONTEXT, load
 from ktcli.errors import ExitCode, KtError, UsageError
 from ktcli.output import Mode, out
 
-EPILOG = """\
-Examples:
-  kt chat                          talk to the small built-in model
-  kt doctor                        what this machine can run
-  kt plan                          which models run here
-  kt plan qwen3-30b-a3b            will it fit, how fast will it be
-  kt chat qwen3-30b-a3b "Hello!"   one answer, then exit
-"""
-
+EXAMPLES = (
+    "kt chat                          talk to the small built-in model",
+    "kt doctor                        what this machine can run",
+    "kt plan                          which models run here",
+    "kt plan qwen3-30b-a3b            will it fit, how fast will it be",
+    'kt chat qwen3-30b-a3b "Hello!"   one answer, then exit',
+)
 
 # What other programs for models call a command of kt.
 _ELSEWHERE = {
@@ -58,26 +56,33 @@ class Commands(TyperGroup):
             raise UsageError(f"there is no command {name!r}", hint=_nearest(name))
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        heading = ""
-        width = max(map(len, COMMANDS)) + 2
-        for name, row in COMMANDS.items():
-            if not row.summary:
-                continue
-            if row.heading != heading:
-                heading = row.heading
-                formatter.write(f"\n{heading}:\n")
-            formatter.write(f"  {name:<{width}}{row.summary}\n")
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from textwrap import wrap
-
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from ktcli.commands import help
         from ktcli.settings import TABLE
 
-        formatter.write(f"\n{EPILOG}")
-        names = wrap(", ".join(setting.variable for setting in TABLE), 76)
-        formatter.write("\nSettings (kt config list shows them; each is a variable, too):\n")
-        formatter.write("".join(f"  {line}\n" for line in names))
+        width = help.columns()
+        shown = {name: row for name, row in COMMANDS.items() if row.summary}
+        parts = [
+            help.wrapped(text, width) for text in ("Usage: kt COMMAND [OPTIONS]", self.help or "")
+        ]
+        for heading in dict.fromkeys(row.heading for row in shown.values()):
+            rows = [
+                (f"{name:<{max(map(len, shown))}}", row.summary)
+                for name, row in shown.items()
+                if row.heading == heading
+            ]
+            parts.append(f"{heading}:\n{help.listed(rows, width)}")
+        options = [help.meaning(each) for each in self.get_params(ctx)]
+        parts.append(f"Options:\n{help.listed(options, width)}")
+        examples = [help.example(line, width) for line in EXAMPLES]
+        parts.append("Examples:\n" + "\n".join(examples))
+        names = ", ".join(setting.variable for setting in TABLE)
+        parts.append(
+            help.wrapped("Settings (kt config list shows them; each is a variable, too):", width)
+            + "\n  "
+            + help.wrapped(names, width - 2, "  ")
+        )
+        formatter.write("\n\n".join(parts) + "\n")
 
 
 def _nearest(name: str) -> str:

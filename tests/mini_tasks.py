@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from timelines import logits_of
+
 from ktcli.engine import Session
 from ktcli.resources import data_path
 
@@ -76,5 +78,5 @@ def is_right(session: Session, task: Task, depth: int) -> bool:
     session.truncate(0)
     if session.feed(task.ids[: task.answer]).best != task.ids[task.answer]:
         return False
-    found = session.logits(task.ids[task.answer : -1], defer=depth).argmax(axis=1)
+    found = logits_of(session, task.ids[task.answer : -1], defer=depth).argmax(axis=1)
     return found.tolist() == list(task.ids[task.answer + 1 :])

@@ -23,6 +23,7 @@ import transformers
 from convert import convert_checkpoint
 from loading import load_engine
 from reference import CASES, Case, judge, write_checkpoint
+from timelines import logits_of
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models import build
@@ -226,7 +227,7 @@ def _of_seed(trial: Trial, seed: int, folder: Path) -> str:
     except BadCheckpoint as error:
         return "refused" if _names_a_field(str(error), case) else f"WRONG: refused, but as {error}"
     session = engine.session()
-    logits = np.concatenate([session.logits(part) for part in (ids[:CHUNK], ids[CHUNK:])])
+    logits = np.concatenate([logits_of(session, part) for part in (ids[:CHUNK], ids[CHUNK:])])
     error = np.abs(logits - judged.logits).max(axis=1)
     wrong = np.flatnonzero(error > EXACT * judged.logits.std())
     undecided = np.flatnonzero(judged.margin < LEAST_GAP)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from convert import convert_checkpoint
 from loading import pack_on
+from timelines import logits_of
 
 from ktcli.assembly.host import team_here
 from ktcli.planner.memory import Use
@@ -52,7 +53,7 @@ def nll(pack: Path, rows: np.ndarray, *, exact: bool) -> float:
     engine = pack_on(team_here(), pack, LENGTH, Use(exact=exact, all_logits=True))
     total = 0.0
     for row in rows:
-        logits = engine.session().logits(row.tolist())[:-1].astype(np.float64)
+        logits = logits_of(engine.session(), row.tolist())[:-1].astype(np.float64)
         logits -= logits.max(axis=1, keepdims=True)
         said = logits[np.arange(len(logits)), row[1:]]
         total += float((np.log(np.exp(logits).sum(axis=1)) - said).sum())

@@ -20,6 +20,7 @@ from device import CPU
 from loading import load_engine
 from mini_tasks import MINI, RECIPE, is_right, tasks
 from numpy.typing import NDArray
+from timelines import logits_of
 
 from ktcli.chat.passage import read_passage, read_with
 from ktcli.engine import Engine, cpu
@@ -88,7 +89,7 @@ def skip_experts(recording: Recording, layers: int) -> Recording:
 
 def test_skipping_is_what_its_formula_says(load: Load, pack: Path, skipping: None) -> None:
     ids = np.array(read_with(pack, read_passage(None), SHORT).ids)
-    found = load(exact=True).session().logits(ids.tolist(), defer=DEPTH)
+    found = logits_of(load(exact=True).session(), ids.tolist(), defer=DEPTH)
     expected = by_formula(pack, ids)
     assert np.abs(found - expected).max() <= 1e-4 * expected.std()
 

@@ -36,8 +36,10 @@ from ktcli.engine.request import (
 )
 from ktcli.engine.sampler import Sampler
 from ktcli.engine.scheduler import Scheduler
-from ktcli.engine.session import Progress
 from ktcli.errors import ContextFull
+
+# progress(tokens of the prompt that are read, tokens in all)
+Progress = Callable[[int, int], None]
 
 
 def longer_context(engine: Engine) -> str:

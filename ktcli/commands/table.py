@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 # click's settings for every command.
-CONTEXT: dict[Any, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+CONTEXT: dict[Any, Any] = {"help_option_names": ["-h", "--help"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def load(name: str) -> Any:
         )
     command = typer.main.get_command(app)
     command.name = name
-    _keep_indented(command)
+    _in_our_words(command)
     return command
 
 
@@ -113,9 +113,15 @@ def _filled(args: list[str], options: tuple[str, ...]) -> list[str]:
     return found
 
 
-def _keep_indented(command: Any) -> None:
-    """Marks indented paragraphs of the help, so that examples are not filled like prose."""
-    paragraphs = (command.help or "").split("\n\n")
-    command.help = "\n\n".join(f"\b\n{p}" if p.startswith("  ") else p for p in paragraphs)
+def _in_our_words(command: Any) -> None:
+    """Gives a command and those below it the help of `help.render`."""
+
+    def write(context: Any, formatter: Any) -> None:
+        from ktcli.commands import help  # only a command that is asked for help needs it
+
+        known = command.get_params(context)
+        formatter.write(help.render(context.command_path, command, known, help.columns()))
+
+    command.format_help = write
     for child in getattr(command, "commands", {}).values():
-        _keep_indented(child)
+        _in_our_words(child)

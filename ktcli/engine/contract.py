@@ -104,13 +104,8 @@ class Engine(Protocol):
     def piece_times(self) -> PieceTimes:
         """The modelled times of steps that read pieces of a prompt, of which only the ratios count."""
 
-    def chunk_tokens(self, left: int, *, tail: bool = True) -> int:
-        """The tokens of a prompt's next chunk when `left` are left, 1..left.
-
-        Args:
-            tail: whether a prompt's last tokens are a chunk of their own where layers keep states, see
-                `states.before_tail`.
-        """
+    def chunk_tokens(self, left: int) -> int:
+        """The tokens of a prompt's next chunk when `left` are left, 1..left."""
 
     def chosen(self) -> NDArray[np.int64]:
         """The number of times that the routers chose each expert since the engine was made, [MoE layers, E]."""
@@ -120,5 +115,9 @@ class Engine(Protocol):
 
 
 def depth_at(depths: tuple[tuple[int, int], ...], position: int) -> int:
-    """The depth of deferral at a position, from (position, depth) pairs that hold from their position on."""
-    return next(depth for start, depth in reversed(depths) if start <= position)
+    """The depth of deferral at a position, from (position, depth) pairs that hold from their position on,
+    the first from 0 on."""
+    at = len(depths) - 1
+    while depths[at][0] > position:
+        at -= 1
+    return depths[at][1]

@@ -140,10 +140,10 @@ class CpuEngine:
         formats = (format_of(tensor, self.recipe) for tensor in self.model.tensors)
         return any(fmt is not None and fmt.activation_bits == 16 for fmt in formats)
 
-    def chunk_tokens(self, left: int, *, tail: bool = True) -> int:
+    def chunk_tokens(self, left: int) -> int:
         """The tokens of a prompt's next chunk when `left` are left."""
         size = min(left, self.max_tokens)
-        return before_tail(size, left) if tail and self._cache.states.elements else size
+        return before_tail(size, left) if self._cache.states.elements else size
 
     def operations(self) -> list[tuple[str, int]]:
         """The (operation, nanoseconds so far) pairs, in the order in which they run."""

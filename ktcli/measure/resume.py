@@ -109,7 +109,8 @@ def _once(engine: Engine, ids: list[int], open_store: OpenStore) -> tuple[float,
     began = time.perf_counter()
     with open_store() as store:
         session = engine.session()
-        _, restored = session.advance(ids)
+        restored = session.sequence.adopt(ids)
+        session.feed(ids[restored:])
         seconds = time.perf_counter() - began
         session.sequence.close()
     return seconds, restored, store

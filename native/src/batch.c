@@ -43,10 +43,10 @@ static int check_counts(kt_program *p, const kt_step *s, int64_t *rows)
 {
     const kt_program_options *o = &p->options;
     int64_t outputs = 0;
+    *rows = 0;
     if (!s->runs || s->n_runs < 1 || s->n_runs > o->max_tokens)
         return program_fail(p, KT_ERR_RANGE, "a step of %lld runs; 1..%lld are possible",
                             (long long)(s->runs ? s->n_runs : 0), (long long)o->max_tokens);
-    *rows = 0;
     for (int64_t r = 0; r < s->n_runs; r++) {
         int failed = check_run(p, &s->runs[r], r);
         if (failed)

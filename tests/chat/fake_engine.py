@@ -97,7 +97,7 @@ class FakeEngine:
     def depth_at(self, position: int) -> int:
         return 0
 
-    def chunk_tokens(self, left: int, *, tail: bool = True) -> int:
+    def chunk_tokens(self, left: int) -> int:
         return min(left, CHUNK)
 
     def sequence(self) -> Timeline:

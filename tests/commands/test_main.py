@@ -16,7 +16,7 @@ import typer
 
 from docs import reference
 from ktcli import errors
-from ktcli.commands import table
+from ktcli.commands import help, table
 from ktcli.errors import KtError
 from ktcli.main import main
 from ktcli.settings import TABLE, Setting
@@ -88,10 +88,11 @@ def test_help_has_examples_and_every_option_a_word(
             assert getattr(parameter, "help", ""), f"{name} {parameter.name} has no help"
 
 
-def test_every_help_fits_80_columns(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("columns", [40, 80])
+def test_every_help_fits_the_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", str(columns))
     lines: list[list[str]] = [[]]
     for name in SHOWN:
         verbs = getattr(table.load(name), "commands", {})
@@ -99,7 +100,14 @@ def test_every_help_fits_80_columns(
     for line in lines:
         assert main([*line, "--help"]) == 0
         for said in capsys.readouterr().out.splitlines():
-            assert len(said) <= 80, (line, said)
+            assert len(said) <= columns, (line, said)
+
+
+def test_a_long_example_is_broken_as_a_shell_joins_it() -> None:
+    line = "git diff | kt chat qwen3-30b-a3b --max-tokens 100 --system 'Be short.' \"Review this\""
+    shown = help.example(line, 40)
+    assert max(map(len, shown.splitlines())) <= 40
+    assert "".join(shown.split("\\\n")).split() == line.split()
 
 
 def test_the_help_has_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +119,8 @@ def test_the_help_has_every_variable(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("setting", [each for each in TABLE if each.option], ids=lambda s: s.name)
 def test_the_option_of_a_setting_has_its_words(setting: Setting) -> None:
-    (option,) = (each for each in table.load("chat").params if setting.option in each.opts)
+    command = "pull" if setting.name.startswith("pull-") else "chat"
+    (option,) = (each for each in table.load(command).params if setting.option in each.opts)
     assert setting.help in option.help and option.help.endswith(f"Default: {setting.default}.")
     assert option.metavar in (setting.metavar, None)
 

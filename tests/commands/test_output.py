@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ktcli.errors import UsageError, predicted
+from ktcli.errors import KtError, UsageError, predicted
 from ktcli.output import Mode, Output, safe, table, visible
 
 Capture = pytest.CaptureFixture[str]
@@ -175,6 +175,24 @@ def test_colour_needs_a_terminal_that_wants_it(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("NO_COLOR")
     out.mode = Mode.JSON
     assert out.style("x", "red", terminal) == "x"
+
+
+def test_what_is_told_is_broken_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    words = "one chat of many words and a/path/that/goes/on"
+    out = Output()
+    out.note(words)
+    out.warn(words, hint=words)
+    out.error(KtError(words, hint=words))
+    lines = re.sub("\x1b[^m]*m", "", screen.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert " ".join(" ".join(lines).split()) == " ".join(
+        [words, "warning:", words, words, "error:", words, words]
+    )
 
 
 def test_a_question_needs_a_terminal() -> None:

@@ -22,6 +22,7 @@ import pytest
 from convert import convert_checkpoint
 from loading import load_engine, plan_for
 from reference import CASES, write_checkpoint
+from timelines import logits_of
 
 from ktcli.engine import CpuEngine
 from ktcli.engine import cpu as engine_module
@@ -62,7 +63,7 @@ def logits(pack: Path, numa: Numa) -> np.ndarray:
     engine = load_engine(pack, context=100, threads=1, numa=numa, all_logits=True)
     assert len(engine.pool.node_threads) == (numa.teams or 1)
     session = engine.session()
-    rows = [session.logits(IDS[:60])]
+    rows = [logits_of(session, IDS[:60])]
     rows += [session.feed([token]).values[None].copy() for token in IDS[60:]]
     return np.concatenate(rows)
 

@@ -15,6 +15,7 @@ from cores import TWO
 from loading import load_engine
 from peak import PEAK
 from reference import CASES, write_checkpoint
+from timelines import advance, interrupted
 
 from ktcli.engine import Engine
 from ktcli.engine.loader import PackSource, load
@@ -81,15 +82,15 @@ def test_going_back_and_forth_is_the_identity(engine: Engine) -> None:
 
 def test_advance_computes_only_what_is_new(engine: Engine) -> None:
     session = engine.session()
-    _, reused = session.advance(IDS[:80])
+    _, reused = advance(session, IDS[:80])
     assert reused == 0
-    logits, reused = session.advance(IDS)
+    logits, reused = advance(session, IDS)
     assert reused == 80 and close(logits.values.copy(), feed(engine.session(), IDS))
     engine.pools.forget()
-    logits, reused = session.advance([*IDS[:50], 7])
+    logits, reused = advance(session, [*IDS[:50], 7])
     assert reused == 50 and session.ids == (*IDS[:50], 7)
     before = logits.values.copy()
-    again, reused = session.advance([*IDS[:50], 7])
+    again, reused = advance(session, [*IDS[:50], 7])
     # The last one is computed: its logits are wanted.
     assert reused == 50 and close(again.values, before)
 
@@ -116,8 +117,6 @@ def test_a_full_context_changes_nothing(engine: Engine) -> None:
     session.feed(IDS)
     with pytest.raises(ContextFull, match="needs 201 tokens, the context holds 200"):
         session.feed([1] * 51)
-    with pytest.raises(ContextFull):
-        session.advance([1] * 201)
     assert session.ids == tuple(IDS)
     session.feed([1] * 50)
     assert session.length == CONTEXT
@@ -137,13 +136,9 @@ def test_an_interrupt_leaves_a_valid_prefix(pack: Path) -> None:
     ids = (IDS * 4)[:512]
     engine.max_tokens = 100  # smaller chunks: more places to stop
 
-    def stop(done: int, total: int) -> None:
-        if done >= 200:
-            raise KeyboardInterrupt
-
     session = engine.session()
-    with pytest.raises(KeyboardInterrupt):
-        session.feed(ids, progress=stop)
+    with interrupted(engine, 3), pytest.raises(KeyboardInterrupt):
+        session.feed(ids)
     assert session.ids == tuple(ids[:200])
     assert close(feed(session, ids[200:]), feed(engine.session(), ids))
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loading import load_engine
 from numpy.typing import NDArray
+from timelines import advance
 
 from ktcli.engine import CpuEngine
 from ktcli.engine.pages import PoolFull
@@ -330,11 +331,11 @@ def test_a_page_that_somebody_reads_is_not_written(engine: CpuEngine) -> None:
 def test_a_chat_that_comes_again_is_notcomputed_again(engine: CpuEngine) -> None:
     with left_as_found(engine) as world:
         session = engine.session()
-        logits, reused = session.advance(TEXTS[0][:200].tolist())
+        logits, reused = advance(session, TEXTS[0][:200].tolist())
         assert reused == 0
         wanted = logits.values.copy()
         session.sequence.close()
-        again, reused = engine.session().advance(TEXTS[0][:200].tolist())
+        again, reused = advance(engine.session(), TEXTS[0][:200].tolist())
         assert reused == (192 if engine.pools.states is None else 184)
         if not is_latent(engine):
             np.testing.assert_array_equal(again.values, wanted)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hybrid import CONTEXT, Made
 from loading import load_engine
+from timelines import advance, interrupted
 
 from ktcli.engine import Engine
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.session import Session
-from ktcli.native import Batch
 
 IDS = np.random.default_rng(0).integers(0, 99, 150).tolist()
 OTHERS = np.random.default_rng(1).integers(0, 99, 60).tolist()
@@ -85,30 +85,17 @@ def test_rewinding_computes_what_is_not_known(engine, straight) -> None:
 
 
 @pytest.mark.each_once
-def test_a_step_that_does_not_count_leaves_no_trace(engine, straight, monkeypatch) -> None:
+def test_a_step_that_does_not_count_leaves_no_trace(engine, straight) -> None:
     """An interrupt after the step ran and before its tokens were counted; between chunks; in one."""
     session = engine.session()
     session.feed(IDS[:100])
-    tried, compute = 0, engine.run
-
-    def run(batch: Batch) -> None:
-        nonlocal tried
-        tried += 1
-        compute(batch)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(engine, "run", run)
-    for ids in ([5], OTHERS, [6]):
-        with pytest.raises(KeyboardInterrupt):
-            session.feed(ids)
-    monkeypatch.undo()
-    assert tried == 3 and session.length == 100
-
-    def stop(done: int, total: int) -> None:
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        session.feed([*IDS[100:], *OTHERS[:30]], progress=stop)
+    with interrupted(engine, 1, computed=True) as tried:
+        for ids in ([5], OTHERS, [6]):
+            with pytest.raises(KeyboardInterrupt):
+                session.feed(ids)
+    assert len(tried) == 3 and session.length == 100
+    with interrupted(engine, 2), pytest.raises(KeyboardInterrupt):
+        session.feed([*IDS[100:], *OTHERS[:30]])
     assert session.length == 164 and session.truncate(100) == 100
     for token in IDS[100:103]:
         last = feed(session, [token])
@@ -118,14 +105,14 @@ def test_a_step_that_does_not_count_leaves_no_trace(engine, straight, monkeypatc
 @pytest.mark.each_once
 def test_advance_goes_on_from_the_nearest_snapshot(engine, straight) -> None:
     session = engine.session()
-    session.advance(IDS[:80])
+    advance(session, IDS[:80])
     for token in OTHERS[:5]:
         session.feed([token])
-    again = session.advance([*IDS[:80], *OTHERS[:5], 9])
+    again = advance(session, [*IDS[:80], *OTHERS[:5], 9])
     assert again[1] == 85
-    logits, reused = session.advance(IDS[:80])  # the same question again
+    logits, reused = advance(session, IDS[:80])  # the same question again
     assert reused == 64 and close(logits.values, straight(IDS[:80]))
-    logits, reused = session.advance([*IDS[:60], *OTHERS[:30]])  # an edited one
+    logits, reused = advance(session, [*IDS[:60], *OTHERS[:30]])  # an edited one
     assert reused == 0 and close(logits.values, straight([*IDS[:60], *OTHERS[:30]]))
 
 

@@ -9,6 +9,7 @@ from assembly.stand_ins import StandInPool
 from hybrid import Made
 from loading import load_engine
 from shapes import shape
+from timelines import advance, logits_of
 
 from ktcli.engine import cpu
 from ktcli.engine.kvcache import KvCache
@@ -89,7 +90,7 @@ def test_no_bit_depends_on_where_positions_lie(name, tmp_path, monkeypatch) -> N
     assert before.pools.windows is None
     windows = engine.pools.windows
     assert windows is not None and windows.pool.count < pages_for(TEXT.size)
-    wanted = before.session().logits(TEXT.tolist())
+    wanted = logits_of(before.session(), TEXT.tolist())
     session = engine.session()
 
     def goes_on(upto: int, size: int) -> None:
@@ -119,9 +120,9 @@ def test_no_bit_depends_on_where_positions_lie(name, tmp_path, monkeypatch) -> N
     session.sequence.close()
     engine.pools.forget()
     first, again = engine.session(), engine.session()
-    first.advance(TEXT[:480].tolist())
+    advance(first, TEXT[:480].tolist())
     first.sequence.close()
-    logits, reused = again.advance(TEXT.tolist())
+    logits, reused = advance(again, TEXT.tolist())
     np.testing.assert_array_equal(logits.values, wanted[-1])
     assert reused == 448
     again.sequence.close()

@@ -10,6 +10,7 @@ from convert import convert_checkpoint
 from loading import load_engine
 from numpy.typing import NDArray
 from reference import CASES, write_checkpoint
+from timelines import logits_of
 
 from ktcli.engine import Session
 from ktcli.engine.logits import Logits
@@ -38,9 +39,6 @@ class FakeEngine(ToyEngine):
     def session(self) -> Session:
         return Session(self)  # type: ignore[arg-type]
 
-    def chunk_tokens(self, left: int, *, tail: bool = True) -> int:
-        return super().chunk_tokens(left)
-
     def run(self, batch: Batch) -> list[Logits]:
         found = super().run(batch)
         more = 0 if self.batch_invariant else len(found) + batch.rows
@@ -56,7 +54,7 @@ def plain(over: list[Window], case: EvalCase, rows: int) -> list[NDArray[np.floa
     for window in over:
         session, ids = engine.session(), window.ids[:-1].tolist()
         parts = [ids[start : start + rows] for start in range(0, len(ids), rows)]
-        logits = np.concatenate([session.logits(part, defer=case.defer) for part in parts])
+        logits = np.concatenate([logits_of(session, part, defer=case.defer) for part in parts])
         for row in logits.astype(np.float64)[window.first :]:
             found.append(row - np.log(np.exp(row).sum()))
     return found

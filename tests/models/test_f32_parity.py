@@ -15,6 +15,7 @@ from device import DeviceRun
 from hybrid import Made, answer, close
 from loading import load_engine
 from reference import CASES, Case, judge, write_checkpoint
+from timelines import logits_of
 
 from ktcli.models import build
 from ktcli.weights.pack import Pack
@@ -36,7 +37,7 @@ def test_f32_equals_transformers(case: Case, tmp_path: Path) -> None:
     judged = judge(case, checkpoint, ids)
     engine = load_engine(pack, exact=True, all_logits=True, threads=TWO)
     device = DeviceRun.load(pack, exact=True)
-    for logits in (engine.session().logits(ids), device.step([ids], [device.sequence(512)])[0]):
+    for logits in (logits_of(engine.session(), ids), device.step([ids], [device.sequence(512)])[0]):
         assert np.abs(logits - judged.logits).max() <= 1e-4 * judged.logits.std()
     assert all(
         record.error == {} or set(record.error.values()) == {0.0}

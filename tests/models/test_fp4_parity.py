@@ -17,6 +17,7 @@ from loading import load_engine
 from models.test_fp8_parity import blockwise
 from reference import CASES, Judged, judge, write_checkpoint
 from safetensors.torch import load_file, save_file
+from timelines import logits_of
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from ktcli.main import main
@@ -102,5 +103,5 @@ def test_experts_and_dense_are_kept_exactly(both, tmp_path: Path, capsys) -> Non
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["experts"] == error["down"] == error["dense"] == 0
     engine = load_engine(tmp_path / "pack", exact=True, all_logits=True, threads=TWO)
-    logits = engine.session().logits(ids)
+    logits = logits_of(engine.session(), ids)
     assert np.abs(logits - judged.logits).max() <= 1e-4 * judged.logits.std()

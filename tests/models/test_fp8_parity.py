@@ -16,6 +16,7 @@ from cores import TWO
 from loading import load_engine
 from reference import CASES, judge, write_checkpoint
 from safetensors.torch import load_file, save_file
+from timelines import logits_of
 
 # Wider than one 128 x 128 block in both directions, and not a multiple of it.
 CASE = next(case for case in CASES if case.name == "deepseek-v3")
@@ -65,5 +66,5 @@ def test_scales_multiply_and_the_extra_layer_is_ignored(tmp_path: Path) -> None:
     pack = convert_checkpoint(tmp_path / "fp8", tmp_path / "pack", experts="bf16", dense="bf16")
     ids = np.random.default_rng(3).integers(0, 99, 40).tolist()
     judged = judge(WIDE, tmp_path / "decoded", ids)
-    logits = load_engine(pack, exact=True, all_logits=True, threads=TWO).session().logits(ids)
+    logits = logits_of(load_engine(pack, exact=True, all_logits=True, threads=TWO).session(), ids)
     assert np.abs(logits - judged.logits).max() <= 1e-4 * judged.logits.std()

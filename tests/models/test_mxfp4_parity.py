@@ -14,6 +14,7 @@ from cores import TWO
 from loading import load_engine
 from reference import CASES, judge, write_checkpoint
 from safetensors.torch import load_file, save_file
+from timelines import logits_of
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 CASE = next(case for case in CASES if case.name == "gpt-oss")
@@ -58,5 +59,5 @@ def test_mxfp4_is_taken_over_exactly(tmp_path: Path) -> None:
     judged = judge(WIDE, decoded, ids)
     pack = convert_checkpoint(published, tmp_path / "pack", experts="mxfp4", dense="bf16")
     engine = load_engine(pack, exact=True, all_logits=True, threads=TWO)
-    logits = engine.session().logits(ids)
+    logits = logits_of(engine.session(), ids)
     assert np.abs(logits - judged.logits).max() / judged.logits.std() <= 1e-4

@@ -18,6 +18,7 @@ from convert import convert_checkpoint
 from cores import TWO
 from loading import load_engine
 from reference import CASES, ONE_OF_EACH, Case, Judged, judge
+from timelines import logits_of
 
 from ktcli.engine import Engine
 from ktcli.native import isa_rows
@@ -46,7 +47,7 @@ class Converted:
         session, rows, at, sizes = engine.session(), [], 0, list(sizes)
         while at < len(self.ids):
             size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
-            rows.append(session.logits(self.ids[at : at + size]))
+            rows.append(logits_of(session, self.ids[at : at + size]))
             at += size
         return np.concatenate(rows)
 

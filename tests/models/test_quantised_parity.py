@@ -11,6 +11,7 @@ from convert import convert_checkpoint
 from cores import TWO
 from loading import load_engine, pack_on
 from reference import CASES, ONE_OF_EACH, Case, Judged, judge, requantised
+from timelines import logits_of
 
 from ktcli.native import Pool, isa_rows
 from ktcli.planner.memory import Use
@@ -86,7 +87,7 @@ def converted(
 @_each(KINDS)
 def test_exact_equals_the_oracles_weights(converted: Converted) -> None:
     pack, ids, judged = converted
-    logits = load_engine(pack, exact=True, all_logits=True, threads=TWO).session().logits(ids)
+    logits = logits_of(load_engine(pack, exact=True, all_logits=True, threads=TWO).session(), ids)
     assert np.abs(logits - judged.logits).max() <= 1e-4 * judged.logits.std()
 
 
@@ -102,7 +103,7 @@ def test_rows_and_threads_agree(converted: Converted) -> None:
     every = Use(all_logits=True)
     pools = (Pool(threads, isa=isa) for isa in rows for threads in (1, 2, 3))
     engines = (pack_on(pool, pack, use=every) for pool in pools)
-    first, *others = [engine.session().logits(ids) for engine in engines]
+    first, *others = [logits_of(engine.session(), ids) for engine in engines]
     bound = 0.0 if "deepseek" not in pack.parent.name else 1e-5 * judged.logits.std()
     assert max(np.abs(other - first).max() for other in others) <= bound
 
@@ -113,7 +114,7 @@ def test_int8_activations_stay_close(converted: Converted) -> None:
     """The fast path rounds activations to int8; on three random layers that moves the logits by some
     percent of their spread (measured 3.7 to 11.2), mostly where a router changes its mind."""
     pack, ids, judged = converted
-    logits = load_engine(pack, all_logits=True, threads=TWO).session().logits(ids)
+    logits = logits_of(load_engine(pack, all_logits=True, threads=TWO).session(), ids)
     decided = judged.margin >= UNDECIDED
     rms = np.sqrt(((logits - judged.logits)[decided] ** 2).mean()) / judged.logits.std()
     assert rms <= 0.15, f"rms {rms:.4f}"

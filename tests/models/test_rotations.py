@@ -12,6 +12,7 @@ from convert import convert_checkpoint
 from cores import TWO
 from loading import load_engine
 from reference import CASES, judge, write_checkpoint
+from timelines import logits_of
 
 from ktcli.models import Model, build
 
@@ -49,7 +50,7 @@ def test_logits_are_those_of_transformers(
     ids = np.random.default_rng(1).integers(0, 99, tokens).tolist()
     judged = judge(case, checkpoint, ids)
     engine = load_engine(pack, exact=True, all_logits=True, threads=TWO, context=context)
-    error = np.abs(engine.session().logits(ids) - judged.logits).max()
+    error = np.abs(logits_of(engine.session(), ids) - judged.logits).max()
     assert error <= 1e-4 * judged.logits.std()
 
 

@@ -19,6 +19,7 @@ from device import DeviceRun
 from loading import load_engine
 from reference import CASES, Case, judge, write_checkpoint
 from safetensors.torch import load_file, save_file
+from timelines import logits_of
 
 from ktcli.errors import BadCheckpoint, BadPack
 from ktcli.models import build
@@ -108,11 +109,11 @@ def test_ties_and_crowds(
     bound = 1e-4 * judged.logits.std()
 
     engine = load_engine(pack, exact=True, all_logits=True, threads=TWO)
-    assert np.abs(engine.session().logits(IDS) - judged.logits).max() <= bound
+    assert np.abs(logits_of(engine.session(), IDS) - judged.logits).max() <= bound
     device = DeviceRun.load(pack, exact=True)
     assert np.abs(device.feed(IDS, [1000]) - judged.logits).max() <= bound
     fast = load_engine(pack, all_logits=True, threads=TWO)
-    fast.session().logits(IDS)
+    logits_of(fast.session(), IDS)
     for one in (engine, fast):
         for number in one.routings:
             ids, _ = one.program.routing(number, len(IDS), len(chosen))

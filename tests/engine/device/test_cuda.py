@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from hybrid import ANSWER, IDS, F32Array, Made, answer, close
+from timelines import logits_of
 from torch import Tensor
 
 from ktcli.engine.device.engine import DeviceEngine
@@ -47,7 +48,7 @@ def test_logits_are_those_of_the_cpu(
 ) -> None:  # fmt: skip
     engine = there.engine(there.placed(mask, handoff=handoff))
     session, wanted = engine.session(), made.cpu_only.session()
-    assert close(session.logits(IDS), wanted.logits(IDS), EPS)
+    assert close(logits_of(session, IDS), logits_of(wanted, IDS), EPS)
     for token in ANSWER:
         assert close(session.feed([token]).values, wanted.feed([token]).values, EPS)
 

@@ -13,6 +13,7 @@ import pytest
 from cores import TWO
 from hybrid import ANSWER, CONTEXT, IDS, Made, answer, close
 from loading import load_engine
+from timelines import logits_of
 
 from ktcli.engine.device.experts import Handoff
 from ktcli.engine.device.passes import LongPrompts
@@ -28,7 +29,7 @@ def test_where_experts_lie_changes_nothing(made: Made, mask: str, handoff: Hando
         engine.session()
         for engine in (made.engine(made.placed(mask, handoff=handoff)), made.cpu_only)
     )
-    assert close(session.logits(IDS), wanted.logits(IDS))
+    assert close(logits_of(session, IDS), logits_of(wanted, IDS))
     for token in ANSWER:
         assert close(session.feed([token]).values, wanted.feed([token]).values)
 

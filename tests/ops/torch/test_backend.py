@@ -17,6 +17,7 @@ from convert import convert_checkpoint
 from device import DeviceRun
 from loading import load_engine
 from reference import CASES, ONE_OF_EACH, Case
+from timelines import logits_of
 
 from ktcli.ops.torch.backend import (
     ResidentRunner,
@@ -96,7 +97,7 @@ def pair(
 
 def _make(case: Case, pack: Path) -> Pair:
     engine = load_engine(pack, exact=True, all_logits=True, threads=1)
-    logits = engine.session().logits(IDS)
+    logits = logits_of(engine.session(), IDS)
     top_k = engine.spec.top_k
     routed = [engine.program.routing(number, len(IDS), top_k)[0] for number in engine.routings]
     chosen = [np.sort(each, axis=1) for each in routed]

@@ -13,6 +13,7 @@ from gguf_models import GgufCase, write_gguf
 from gguf_vocabularies import VOCABULARIES
 from llama_judge import Verdict, digest, judge, recorded, recorded_tokens, tokens
 from loading import load_engine
+from timelines import logits_of
 
 from ktcli.engine import Engine
 
@@ -36,12 +37,12 @@ def agrees(engine: Engine, verdict: Verdict) -> None:
     n = len(verdict.logits)
     prompt, answer = verdict.ids[:n], verdict.ids[n:]
     session = engine.session()
-    logits = session.logits(prompt)
+    logits = logits_of(session, prompt)
     likeness = np.corrcoef(logits.ravel(), verdict.logits.astype(np.float32).ravel())[0, 1]
     assert likeness > ALIKE
     said = [int(logits[-1].argmax())]
     while len(said) < len(answer):
-        said.append(int(session.logits(said[-1:])[-1].argmax()))
+        said.append(int(logits_of(session, said[-1:])[-1].argmax()))
     assert said == answer
 
 
