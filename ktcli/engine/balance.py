@@ -20,7 +20,7 @@ PROMPT_KEEPS = 0.65
 _AS_GOOD, _STAYS = 0.97, 0.95
 
 
-class Choice(NamedTuple):
+class PieceSize(NamedTuple):
     """A size of the pieces of a prompt.
 
     Attributes:
@@ -34,7 +34,7 @@ class Choice(NamedTuple):
     alone_s: float
 
 
-def shares(choice: Choice, decode_s: float, pure_steps: float) -> tuple[float, float]:
+def shares(choice: PieceSize, decode_s: float, pure_steps: float) -> tuple[float, float]:
     """The parts of their own speed that answers and the prompt keep.
 
     Args:
@@ -53,14 +53,14 @@ def pure_steps(alone_s: float, decode_s: float) -> float:
     return max(0.0, ANSWERS_KEEP / PROMPT_KEEPS * alone_s / decode_s - 1)
 
 
-def satisfaction(choice: Choice, decode_s: float) -> float:
+def satisfaction(choice: PieceSize, decode_s: float) -> float:
     """The lesser of what answers and prompt keep, over what they are to keep; 1: both keep enough."""
     answers, prompt = shares(choice, decode_s, pure_steps(choice.alone_s, decode_s))
     return min(answers / ANSWERS_KEEP, prompt / PROMPT_KEEPS)
 
 
 def best_piece(
-    choices: Sequence[Choice],
+    choices: Sequence[PieceSize],
     late_s: Sequence[float],
     decode_s: float,
     longest_s: float,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.engine.balance import Choice, best_piece, pure_steps
+from ktcli.engine.balance import PieceSize, best_piece, pure_steps
 from ktcli.planner.cost import PieceTimes
 
 _NEW = 0.25  # the weight of a new measurement: the last dozen steps count
@@ -25,7 +25,7 @@ _LATE = 0.6
 _PARTS = (32, 16, 12, 8, 6, 4, 3, 2, 1)  # of a chunk that pieces are
 
 
-class Piece(NamedTuple):
+class PromptPiece(NamedTuple):
     """The part of a prompt that a step reads.
 
     Attributes:
@@ -51,7 +51,7 @@ class Pace:
         self._decode: dict[int, float] = {}  # answers: seconds of a step of so many alone
         self._factor = 0.0  # of the model's seconds that steps take which read prompts
 
-    def record(self, answers: int, piece: Piece, seconds: float) -> None:
+    def record(self, answers: int, piece: PromptPiece, seconds: float) -> None:
         """Records a step: the rows of answers, the tokens of prompts that it read, and how long it took."""
         if piece.tokens >= PIECE_STEP:
             modelled_s = self._modelled.seconds(answers, np.array([piece.tokens]), piece.start)
@@ -66,7 +66,7 @@ class Pace:
         known = sorted(self._decode)
         return float(np.interp(answers, known, [self._decode[rows] for rows in known]))
 
-    def mixed_s(self, answers: int, piece: Piece) -> float | None:
+    def mixed_s(self, answers: int, piece: PromptPiece) -> float | None:
         """The seconds of a step that also reads a piece of a prompt; None: no such step was measured."""
         if not self._factor:
             return None
@@ -95,18 +95,18 @@ class Pace:
         sizes = _sizes(chunk)
         half_s = self._mixed_s(answers, sizes, end / 2).tolist()
         late_s = self._mixed_s(answers, sizes, _LATE * end).tolist()
-        alone_s = self._alone_s(Piece(1, end / 2), chunk)
-        half = [Choice(n, s, n * alone_s) for n, s in zip(sizes, half_s, strict=True)]
+        alone_s = self._alone_s(PromptPiece(1, end / 2), chunk)
+        half = [PieceSize(n, s, n * alone_s) for n, s in zip(sizes, half_s, strict=True)]
         self._size = best_piece(half, late_s, decode_s, self._longest_s, self._size)
         tokens = range(PIECE_STEP, sizes[-1] + 1, PIECE_STEP)
         fit = self._mixed_s(answers, tokens, start) <= late_s[sizes.index(self._size)]
         return max(int(fit.sum()) * PIECE_STEP, sizes[0])
 
-    def _alone_s(self, piece: Piece, chunk: int) -> float:
+    def _alone_s(self, piece: PromptPiece, chunk: int) -> float:
         """The seconds of a piece as a part of a whole chunk that nobody else has a part in."""
         return piece.tokens / chunk * float(self._mixed_s(0, [chunk], piece.start)[0])
 
-    def pure_steps(self, answers: int, piece: Piece, chunk: int) -> float:
+    def pure_steps(self, answers: int, piece: PromptPiece, chunk: int) -> float:
         """The number of steps of answers alone that should follow one that read a piece of a prompt.
 
         Args:

@@ -20,7 +20,7 @@ from functools import partial
 from ktcli.engine.active import NO_DRAFT_ROOM, Active, DraftRoom
 from ktcli.engine.contract import Engine
 from ktcli.engine.drafting import Drafting
-from ktcli.engine.pace import Pace, Piece
+from ktcli.engine.pace import Pace, PromptPiece
 from ktcli.engine.pages import PoolFull
 from ktcli.engine.pagetable import pages_for
 from ktcli.engine.request import Answer, Event, Finish, Finished, GenerationRequest
@@ -51,11 +51,11 @@ class Limits:
     longest_s: float = 2.0
 
 
-def _piece(parts: list[StepPart]) -> Piece:
+def _piece(parts: list[StepPart]) -> PromptPiece:
     """What these parts of a step read of prompts, taken together."""
     reads = [part for part in parts if part.reads]
     tokens = sum(part.tokens for part in reads)
-    return Piece(tokens, sum(part.run.start * part.tokens for part in reads) / max(1, tokens))
+    return PromptPiece(tokens, sum(part.run.start * part.tokens for part in reads) / max(1, tokens))
 
 
 def _importance(each: Active) -> tuple[int, int]:

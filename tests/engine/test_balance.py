@@ -6,27 +6,27 @@ from hypothesis import strategies as st
 from ktcli.engine.balance import (
     ANSWERS_KEEP,
     PROMPT_KEEPS,
-    Choice,
+    PieceSize,
     best_piece,
     pure_steps,
     satisfaction,
     shares,
 )
-from ktcli.engine.pace import Pace, Piece
+from ktcli.engine.pace import Pace, PromptPiece
 from ktcli.planner.cost import PieceTimes
 
 ratios = st.floats(1.0, 1000.0)
 
 
 def test_the_example_of_a_mixed_step_of_five_pure_ones() -> None:
-    answers, prompt = shares(Choice(512, 5.0, 5.0), 1.0, 2)
+    answers, prompt = shares(PieceSize(512, 5.0, 5.0), 1.0, 2)
     assert (round(answers, 2), round(prompt, 2)) == (0.43, 0.71)
     assert 2 <= pure_steps(5.0, 1.0) < 2.1
 
 
 @given(ratio=st.floats(1.0, 13.0))
 def test_both_keep_their_parts_up_to_thirteen_pure_steps(ratio: float) -> None:
-    answers, prompt = shares(Choice(512, ratio, ratio), 1.0, pure_steps(ratio, 1.0))
+    answers, prompt = shares(PieceSize(512, ratio, ratio), 1.0, pure_steps(ratio, 1.0))
     assert answers >= ANSWERS_KEEP - 1e-9
     assert prompt >= PROMPT_KEEPS - 1e-9
 
@@ -35,7 +35,7 @@ def test_both_keep_their_parts_up_to_thirteen_pure_steps(ratio: float) -> None:
 def test_no_other_number_of_pure_steps_satisfies_both_more(
     ratio: float, efficiency: float, other: float
 ) -> None:
-    choice = Choice(64, ratio, efficiency * ratio)
+    choice = PieceSize(64, ratio, efficiency * ratio)
     answers, prompt = shares(choice, 1.0, other)
     best = satisfaction(choice, 1.0)
     assert best >= min(answers / ANSWERS_KEEP, prompt / PROMPT_KEEPS) - 1e-9
@@ -52,7 +52,7 @@ def test_a_piece_is_short_or_worth_its_pass_over_the_weights(
 ) -> None:
     sizes = [16, 64, 256, 512]
     whole = base + each * 512
-    choices = [Choice(size, base + each * size, size / 512 * whole) for size in sizes]
+    choices = [PieceSize(size, base + each * size, size / 512 * whole) for size in sizes]
     best = best_piece(choices, [choice.mixed_s for choice in choices], decode, longest)
     at = sizes.index(best)
     if choices[0].mixed_s <= longest:
@@ -80,12 +80,12 @@ def test_whatever_was_measured_a_piece_is_a_part_of_the_chunk(
     pace = Pace(2.0, PieceTimes.assumed(512))
     for answers, tokens, at, seconds in steps:
         if answers + tokens:
-            pace.record(answers, Piece(tokens, at), seconds)
+            pace.record(answers, PromptPiece(tokens, at), seconds)
     for answers in (0, 1, 16):
         for chunk in (32, 64, 512):
             tokens = pace.piece(answers, chunk, start, start + left)
             assert 1 <= tokens <= chunk
-            assert pace.pure_steps(max(1, answers), Piece(tokens, start), chunk) >= 0
+            assert pace.pure_steps(max(1, answers), PromptPiece(tokens, start), chunk) >= 0
 
 
 def _true_s(rows: float, tokens: int, start: float) -> float:
@@ -102,15 +102,15 @@ def _model() -> PieceTimes:
 def _read_beside(answers: int, prompt: int) -> list[tuple[int, float]]:
     """The tokens and seconds of the pieces of a prompt, in chunks of 512, after one of each kind of step."""
     pace, steps, at = Pace(2.0, _model()), [], 0
-    pace.record(0, Piece(512, 1024), _true_s(512, 512, 1024))
-    pace.record(answers, Piece(0, 0), _true_s(answers, 0, 0))
+    pace.record(0, PromptPiece(512, 1024), _true_s(512, 512, 1024))
+    pace.record(answers, PromptPiece(0, 0), _true_s(answers, 0, 0))
     while at < prompt:
         left = min(512 - at % 512, prompt - at)
         most = pace.piece(answers, 512, at, prompt)
         tokens = -(-left // -(-left // most))
         steps.append((tokens, _true_s(answers + tokens, tokens, at)))
-        pace.record(answers, Piece(tokens, at), steps[-1][1])
-        pace.record(answers, Piece(0, 0), _true_s(answers, 0, 0))
+        pace.record(answers, PromptPiece(tokens, at), steps[-1][1])
+        pace.record(answers, PromptPiece(0, 0), _true_s(answers, 0, 0))
         at += tokens
     return steps
 
@@ -128,10 +128,10 @@ def test_the_steps_that_follow_give_each_the_part_that_it_is_to_keep() -> None:
     answers, at, took, tokens_out = 4, 0, 0.0, 0.0
     decode_s = _true_s(answers, 0, 0)
     pace = Pace(2.0, _model())
-    pace.record(0, Piece(512, 0), _true_s(512, 512, 0))
-    pace.record(answers, Piece(0, 0), decode_s)
+    pace.record(0, PromptPiece(512, 0), _true_s(512, 512, 0))
+    pace.record(answers, PromptPiece(0, 0), decode_s)
     for tokens, seconds in _read_beside(answers, 8 * 512):
-        after = pace.pure_steps(answers, Piece(tokens, at), 512)
+        after = pace.pure_steps(answers, PromptPiece(tokens, at), 512)
         took += seconds + after * decode_s
         tokens_out += 1 + after
         at += tokens
