@@ -276,7 +276,7 @@ def direct(line: str, case: Case, folder: Path, columns: int | None, more: dict[
         patch.dict(os.environ, {**environment(folder), **more, **size}, clear=True),
         patch.multiple(sys, stdin=io.StringIO(), stdout=result, stderr=told),
         contextlib.chdir(folder),
-        patch.object(resources, "PACKAGE"),
+        patch.object(resources, "PACKAGE", resources.PACKAGE),
         case.stands_in(),
     ):
         ship_to(folder / "kt")
