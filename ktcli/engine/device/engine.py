@@ -42,6 +42,7 @@ from ktcli.ops.tensors import Role
 from ktcli.ops.torch.backend import StepInputs, TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels, kernels_for, triton_missing
+from ktcli.planner.cost import PieceTimes
 from ktcli.planner.device import MOST_CAPTURED
 from ktcli.planner.memory import PREFILL_CHUNK, Use
 from ktcli.weights.recipe import Recipe, stored_bytes
@@ -78,7 +79,7 @@ class DeviceEngine:
         self.recipe, self.pool, self.placement = recipe, pool, placement
         self.spec: Spec = model.spec
         self.context = placement.context
-        self.max_tokens = placement.long_prompts.most_tokens
+        self.max_tokens = self.max_rows = placement.long_prompts.most_tokens
         self.max_outputs = max_outputs
         self.stream, self._copies, self._paging = (stream_on(device, n) for n in range(3))
         # Tensors on the device are made in this stream, too: it does not wait for any other.
@@ -170,9 +171,9 @@ class DeviceEngine:
         return None
 
     @property
-    def piece_times(self) -> tuple[tuple[int, float], ...]:
-        """Nothing: long prompts are streamed, in whole chunks."""
-        return ()
+    def piece_times(self) -> PieceTimes:
+        """An assumption: nobody has modelled prompts that are read beside answers on a device."""
+        return PieceTimes.assumed(self.max_tokens)
 
     def chunk_tokens(self, left: int) -> int:
         """The tokens of a prompt's next chunk, when `left` are left."""
