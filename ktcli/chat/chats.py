@@ -162,7 +162,7 @@ def find(name: str) -> Path:
         names = ", ".join(path.stem for path in begins[:5])
         raise UsageError(f"{len(begins)} chats begin with {name!r}", hint=f"among them: {names}")
     if not begins:
-        raise NotFound(f"there is no chat {chat_path(stem)}", hint=saved_hint())
+        raise NotFound(f"there is no chat {stem!r} in {chats_folder()}", hint=saved_hint())
     return begins[0]
 
 
