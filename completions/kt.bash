@@ -43,7 +43,7 @@ _kt() {
         'pull')
             case $before in
                 --limit)  ;;
-                *) options='--limit --json --quiet --help' names='all' files='.gguf' ;;
+                *) options='--yes --limit --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'convert')
             case $before in

@@ -57,6 +57,7 @@ complete -c kt -n '__fish_seen_subcommand_from plan' -l json -d 'Print one JSON 
 complete -c kt -n '__fish_seen_subcommand_from plan' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a pull -d 'Download a model into the library'
 complete -c kt -n '__fish_seen_subcommand_from pull' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from pull' -l yes -d 'Do not ask'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l limit -d 'Most bytes per second of a pull; 0 is no limit' -x
 complete -c kt -n '__fish_seen_subcommand_from pull' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l quiet -d 'Print only results and errors'

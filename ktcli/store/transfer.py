@@ -324,9 +324,10 @@ def _require_range(answer: Any, start: int, file: PartialFile) -> None:
     range_, _, total = said.removeprefix("bytes ").partition("/")
     if range_.partition("-")[0] != str(start):
         raise Stalled(f"{_host(file.url)} sent the range {said[:60]!r} of {file.located.name}")
-    if total not in ("", "*", str(file.located.size_bytes)):
+    size = file.located.of_bytes or file.located.size_bytes
+    if total not in ("", "*", str(size)):
         raise HubError(
-            f"{file.located.name} has {total[:20]} bytes on {_host(file.url)}, not {file.located.size_bytes}: "
+            f"{file.located.name} has {total[:20]} bytes on {_host(file.url)}, not {size}: "
             "the repository changed meanwhile",
             hint="run the same command again",
         )

@@ -42,6 +42,7 @@ from ktcli.ops.tensors import Role
 from ktcli.ops.torch.backend import StepInputs, TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels, kernels_for, triton_missing
+from ktcli.planner.cost import PieceTimes
 from ktcli.planner.device import MOST_CAPTURED
 from ktcli.planner.memory import PREFILL_CHUNK, Use
 from ktcli.weights.recipe import Recipe, stored_bytes
@@ -78,10 +79,9 @@ class DeviceEngine:
         self.recipe, self.pool, self.placement = recipe, pool, placement
         self.spec: Spec = model.spec
         self.context = placement.context
-        self.max_tokens = placement.long_prompts.most_tokens
+        self.max_tokens = self.max_rows = placement.long_prompts.most_tokens
         self.max_outputs = max_outputs
-        self.stream, self._copies = stream_on(device), stream_on(device)
-        self._paging = stream_on(device)
+        self.stream, self._copies, self._paging = (stream_on(device, n) for n in range(3))
         # Tensors on the device are made in this stream, too: it does not wait for any other.
         with device_errors("loading"), self.stream.running():
             self._load(source, progress)
@@ -171,9 +171,9 @@ class DeviceEngine:
         return None
 
     @property
-    def piece_times(self) -> tuple[tuple[int, float], ...]:
-        """Nothing: long prompts are streamed, in whole chunks."""
-        return ()
+    def piece_times(self) -> PieceTimes:
+        """An assumption: nobody has modelled prompts that are read beside answers on a device."""
+        return PieceTimes.assumed(self.max_tokens)
 
     def chunk_tokens(self, left: int) -> int:
         """The tokens of a prompt's next chunk, when `left` are left."""
@@ -318,9 +318,10 @@ class _Forward:
         """The logits [outputs, vocab] of embedded rows, see `StepInputs`; counts the experts they chose."""
         inputs = StepInputs(embedded, parts, self.caches, outputs, self.states, self.windowed)
         backend = TorchBackend(self.weights, inputs, self.kernels, runner)
-        logits: Tensor = self.model.forward(backend)
-        if backend.routings:
-            count(self.chosen, [ids for ids, _ in backend.routings])
+        with torch.inference_mode():  # nothing is noted for a way back: that costs each launch
+            logits: Tensor = self.model.forward(backend)
+            if backend.routings:
+                count(self.chosen, [ids for ids, _ in backend.routings])
         return logits
 
 

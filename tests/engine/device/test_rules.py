@@ -30,7 +30,7 @@ from ktcli.errors import KtError
 from ktcli.hardware.profile import read_machine
 from ktcli.measure.policy import Policy
 from ktcli.ops.torch import functions, packed
-from ktcli.ops.torch.backend import Weights
+from ktcli.ops.torch.backend import TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import TORCH
 from ktcli.ops.torch.packed import Packed, PackedStack, PlainMatrix
@@ -171,7 +171,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[DeviceEngine
         streams: list[Watched] = []
         host: list[range] = []
 
-        def new(device: torch.device) -> Watched:
+        def new(device: torch.device, number: int) -> Watched:
             streams.append(Watched(host))
             return streams[-1]
 
@@ -179,6 +179,22 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[DeviceEngine
         return made.engine(made.placed(**placed)), streams[0]
 
     return make
+
+
+def test_no_step_notes_a_way_back(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For gradients, which costs every launch."""
+    seen = []
+    do = TorchBackend.do
+
+    def noted(self: TorchBackend, operation: Any) -> Any:
+        seen.append(torch.is_inference_mode_enabled())
+        return do(self, operation)
+
+    monkeypatch.setattr(TorchBackend, "do", noted)
+    session = made.engine(made.placed()).session()
+    session.feed(IDS)
+    session.feed([7])
+    assert len(seen) > 2 and all(seen)
 
 
 def test_steps_touch_the_same_pinned_memory(made: Made, watched) -> None:
