@@ -40,7 +40,11 @@ _kt() {
                 --machine) words='cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb' files='any' ;;
                 *) options='--context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --machine --json --help' names='all' files='.gguf' ;;
             esac ;;
-        'pull') options='--json --quiet --help' names='all' files='.gguf' ;;
+        'pull')
+            case $before in
+                --limit)  ;;
+                *) options='--yes --limit --json --quiet --help' names='all' files='.gguf' ;;
+            esac ;;
         'convert')
             case $before in
                 --out) files='folders' ;;
@@ -135,7 +139,7 @@ _kt() {
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache pull-limit isa tile-min debug' ;;
         'config set')
             case $before in
                 home) files='folders' ;;
@@ -145,9 +149,9 @@ _kt() {
                 draft) words='off lookup' ;;
                 device) words='auto cpu cuda' names='gpus' ;;
                 numa) words='auto off' ;;
-                *) options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache' ;;
+                *) options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache pull-limit' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache' ;;
+        'config unset') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache pull-limit' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')
