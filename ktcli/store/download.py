@@ -87,6 +87,8 @@ def pull(
         snapshot = snapshot or client.look(reference.repository, reference.revision)
         files = wanted(snapshot)
         _check_space(reference, files, folder)
+        total = sum(file.size_bytes for file in files)
+        smallfiles.expect(library.lock_path(reference.name), total)
         smallfiles.make_folder(folder)
         origin = f"@{reference.revision}" if reference.revision else ""
         text = f"{snapshot.hub}:{snapshot.repository}{origin}"
@@ -335,15 +337,10 @@ def _share(origin: Path, path: Path) -> None:
 def _check_space(reference: Reference, files: tuple[RemoteFile, ...], folder: Path) -> None:
     """Refuse before the first byte if the rest does not fit."""
     total = sum(file.size_bytes for file in files)
-    need = max(0, total - _bytes_in(folder)) + SPARE_BYTES
+    need = max(0, total - library.written_bytes(folder)) + SPARE_BYTES
     free = smallfiles.free_bytes(folder)
     if need > free:
         raise NotEnoughDisk(f"pulling {reference.name}", need, free, str(config.home()))
-
-
-def _bytes_in(folder: Path) -> int:
-    """The bytes that the files of a folder take; those of a partial file have gaps between them."""
-    return sum(min(each.st_size, 512 * each.st_blocks) for _, each in library.walk(folder))
 
 
 def _record(snapshot: Snapshot, files: tuple[RemoteFile, ...], log: _HashLog) -> None:
