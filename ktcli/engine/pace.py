@@ -21,7 +21,7 @@ _NEW = 0.25  # the weight of a new measurement: the last dozen steps count
 FIRST_PIECE = 64
 PIECE_STEP = 16  # tokens: pieces are multiples of it, and none is smaller
 # Of a prompt: from there on pieces get smaller, so that none takes longer.
-_LATE = 0.6
+_LATE = 0.9
 _PARTS = (32, 16, 12, 8, 6, 4, 3, 2, 1)  # of a chunk that pieces are
 
 
