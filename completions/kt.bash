@@ -4,7 +4,7 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm cache chats bench eval config completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm prune du path cache chats bench eval config completion --help --version" -- "$word"))
         return
     fi
     case $verb in
@@ -57,7 +57,10 @@ _kt() {
         'list') options='--all --json --quiet --help' ;;
         'show') options='--experts --program --json --help' names='all' files='.gguf' ;;
         'verify') options='--json --quiet --help' names='here' files='.gguf' ;;
-        'rm') options='--partial --yes --json --quiet --help' names='mine' files='.gguf' ;;
+        'rm') options='--partial --checkpoint-only --yes --json --quiet --help' names='mine' files='.gguf' ;;
+        'prune') options='--checkpoints --yes --json --quiet --help' ;;
+        'du') options='--json --quiet --help' ;;
+        'path') options='--checkpoint --json --help' names='here' files='.gguf' ;;
         'cache') options='--help' words='du ls verify rm' ;;
         'cache du') options='--json --quiet --help' ;;
         'cache ls') options='--json --quiet --help' ;;

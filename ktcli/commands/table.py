@@ -49,6 +49,13 @@ COMMANDS: dict[str, Row] = {
         "ktcli.commands.verify:verify", "Check a model's files against their hashes.", "Models"
     ),
     "rm": Row("ktcli.commands.rm:rm", "Remove a model and free its space.", "Models"),
+    "prune": Row(
+        "ktcli.commands.prune:prune", "Remove what interrupted work left behind.", "Models"
+    ),
+    "du": Row("ktcli.commands.du:du", "Show how much room each model takes.", "Models"),
+    "path": Row(
+        "ktcli.commands.path:path", "Print the folder of a model, or of the library.", "Models"
+    ),
     "cache": Row(
         "ktcli.commands.cache:app", "Show, check and remove the KV pages on disk.", "Models"
     ),

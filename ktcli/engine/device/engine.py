@@ -42,7 +42,7 @@ from ktcli.ops.state import state_slots
 from ktcli.ops.tensors import Role
 from ktcli.ops.torch.backend import StepInputs, TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.kernels import Kernels, kernels_for, triton_missing
+from ktcli.ops.torch.kernels import Kernels, kernels_for, triton_fails
 from ktcli.planner.cost import PieceTimes
 from ktcli.planner.device import MOST_CAPTURED
 from ktcli.planner.memory import PREFILL_CHUNK, Use
@@ -257,11 +257,19 @@ class DeviceEngine:
         def forward(embedded: Tensor, rows: Rows) -> Tensor:
             return whole(embedded, (rows,), None, runner)
 
+        refused: list[str] = []
+
         def make(n: int) -> DecodeStep:
             sizes = Sizes(n, pages, vocab, cache.scratch, slot, window)
-            return DecodeStep(forward, table, sizes, stream, host)
+            step = DecodeStep(forward, table, sizes, stream, host, captured=not refused)
+            if step.refused:
+                refused.append(step.refused)
+            return step
 
         steps = DecodeSteps(make, self.placement.streams)
+        self.warnings += tuple(
+            f"{each}: every step is launched anew, which is slower" for each in refused
+        )
         self.forget_choices()
         return steps
 
@@ -341,7 +349,7 @@ def _one_count(
 
 def _slower(device: torch.device) -> tuple[str, ...]:
     """The warning that the device's kernels are not the fast ones, with the reason."""
-    reason = triton_missing() if device.type == "cuda" else ""
+    reason = triton_fails(device) if device.type == "cuda" else ""
     return (
         (f"the GPU runs plain torch operations, which is much slower: {reason}",) if reason else ()
     )
