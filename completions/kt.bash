@@ -56,7 +56,7 @@ _kt() {
             esac ;;
         'list') options='--all --json --quiet --help' ;;
         'show') options='--experts --program --json --help' names='all' files='.gguf' ;;
-        'verify') options='--json --quiet --help' names='here' files='.gguf' ;;
+        'verify') options='--all --repair --json --quiet --help' names='here' files='.gguf' ;;
         'rm') options='--partial --checkpoint-only --yes --json --quiet --help' names='mine' files='.gguf' ;;
         'prune') options='--checkpoints --yes --json --quiet --help' ;;
         'du') options='--json --quiet --help' ;;

@@ -86,6 +86,8 @@ complete -c kt -n '__fish_seen_subcommand_from show' -l json -d 'Print one JSON 
 complete -c kt -n '__fish_seen_subcommand_from show' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a verify -d 'Check a model’s files against their hashes'
 complete -c kt -n '__fish_seen_subcommand_from verify' -a '(kt names --here 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from verify' -l all -d 'Everything in the library that is complete'
+complete -c kt -n '__fish_seen_subcommand_from verify' -l repair -d 'Bring the damaged files back, and only these'
 complete -c kt -n '__fish_seen_subcommand_from verify' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from verify' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from verify' -l help -d 'Show this message and exit'

@@ -67,7 +67,7 @@ def convert_entry(
                 recipe,
                 team_to_convert(threads),
                 progress=lambda done, total: bar.update(done=done, total=total),
-                provenance=_provenance(entry.path),
+                provenance=provenance_of(entry.path),
                 calibration=calibration,
             )
         except KeyboardInterrupt:
@@ -119,7 +119,7 @@ def newest_ns(path: Path) -> int:
     return max((each.stat().st_mtime_ns for each in taken), default=0)
 
 
-def _provenance(path: Path) -> Provenance:
+def provenance_of(path: Path) -> Provenance:
     """The place where a checkpoint was published, as far as it is known; for a GGUF file its name."""
     from ktcli.weights.conversion import Provenance
 
