@@ -11,6 +11,7 @@ from typing import Any
 
 from ktcli.chat.conversation import Conversation, Identity, Omission, Saved, Spoken, remember
 from ktcli.chat.document import others_of, plain_text, sampling_of
+from ktcli.chat.lastread import LastRead, ReadRecord
 from ktcli.chat.reuse import Timeline
 from ktcli.chat.settings import Settings
 from ktcli.engine.sampler import SamplingSettings
@@ -18,6 +19,7 @@ from ktcli.errors import UsageError
 
 LOST = "\ufffd"
 MAX_ID = 1 << 31
+LATEST_S = 1 << 33  # in the year 2242, which every calendar knows
 Record = dict[str, Any]
 
 
@@ -29,7 +31,7 @@ class Replay:
         self._conversation = Conversation()
         self._sampling, self._others = SamplingSettings(), dict[str, Any]()
         self._spoken: list[Spoken] = []
-        self._timeline: Timeline | None = None
+        self._read = LastRead()
         self._open: list[str] | None = None  # the pieces of the answer that is being made
         self._ids: list[int] = []
         self._late, self._defer = (
@@ -68,7 +70,7 @@ class Replay:
             unfinished,
             speaker=self._model,
             spoken=tuple(self._spoken),
-            timeline=self._timeline,
+            timeline=self._read.timeline(self._conversation),
             tokens=self._tokens,
             time_s=self._time_s,
             damaged=self._damaged,
@@ -92,7 +94,7 @@ class Replay:
         self._close()
         self._conversation.end_question()
         self._conversation.say("user", said)
-        if type(record.get("time")) is int:
+        if type(record.get("time")) is int and 0 <= record["time"] <= LATEST_S:
             self._time_s = record["time"]
 
     def assistant(self, record: Record) -> None:
@@ -107,17 +109,12 @@ class Replay:
 
     def read(self, record: Record) -> None:
         kept, ids, at = _count(record["kept"]), _ids(record["read"]), _count(record["at"])
-        before = self._timeline.ids if self._timeline else ()
-        if kept > len(before):
-            raise ValueError("more ids are kept than were there")
+        runs = [(_count(count), _count(depth, 255)) for count, depth in record.get("depths", [])]
         self._close()
         self._at = at
-        every = (*before[:kept], *ids)
-        depths = _depths(record.get("depths", []), len(every))
-        messages = tuple((turn["role"], turn["content"]) for turn in self._conversation.messages)
         variables = Settings(thinking=self._others.get("thinking")).variables
-        model = (self._model.name, self._model.pack)
-        self._timeline = Timeline(every, messages, variables, model, depths)
+        about = Timeline((), variables=variables, model=(self._model.name, self._model.pack))
+        self._read.begin(ReadRecord(kept, ids, runs, about), self._conversation)
 
     def piece(self, record: Record) -> None:
         said, ids = plain_text(record["piece"]), _ids(record.get("ids", []))
@@ -139,6 +136,7 @@ class Replay:
     def turns(self, record: Record) -> None:
         most = _count(record["turns"])
         self._close()
+        self._read.taken_back(self._conversation, most)
         self._conversation.cut(most)
 
     def omit(self, record: Record) -> None:
@@ -163,10 +161,7 @@ class Replay:
         self._open = None
         if ids and self._whole:
             remember(self._spoken, Spoken(self._at, said, ids))
-        if self._timeline is not None:
-            first = self._timeline.depths.ljust(len(self._timeline.ids), b"\0")
-            depths = (first + self._late).rstrip(b"\0")
-            self._timeline = self._timeline.answered(said, ids, depths)
+        self._read.answered(said, ids, bytes(self._late))
 
 
 KINDS = {
@@ -194,11 +189,3 @@ def _count(value: Any, most: int = sys.maxsize) -> int:
     if type(value) is not int or not 0 <= value <= most:
         raise ValueError("a count is none")
     return int(value)
-
-
-def _depths(value: Any, n: int) -> bytes:
-    """The depths of deferral of n ids, as `reuse.depth_runs` wrote them."""
-    found = bytearray()
-    for count, depth in value:
-        found += bytes([_count(depth, 255)]) * _count(count, n - len(found))
-    return bytes(found)

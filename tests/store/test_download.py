@@ -16,6 +16,7 @@ from store.fake_hub import COMMIT, Hub, serve
 
 from ktcli import manifest, smallfiles
 from ktcli.errors import BadCheckpoint, Busy, HubError, NotEnoughDisk, NotFound, UsageError
+from ktcli.main import main
 from ktcli.store import download, integrity, library
 from ktcli.store.download import pull, wanted
 from ktcli.store.hubs import RemoteFile, Snapshot
@@ -143,6 +144,10 @@ def test_ctrl_c_stops_at_once_and_the_next_pull_continues(hub: Hub, prefix: str)
     name = "model-00002-of-00002.safetensors"
     hub.repositories["org/tiny"][name] = os.urandom(8 << 20)
     hub.stall_after[name] = 2 << 20
+    # Of a pull that was begun the headers are not looked at again; this model has none.
+    begun = library.checkpoint_path(parse(f"{prefix}org/tiny").name)
+    begun.mkdir(parents=True)
+    (begun / library.PULLING).write_text(f"{prefix or 'hf:'}org/tiny")
     command = [sys.executable, "-m", "ktcli", "pull", f"{prefix}org/tiny"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     home = Path(os.environ["KT_HOME"])
@@ -195,6 +200,9 @@ def test_a_damaged_file_of_a_checkpoint_is_fetched_again_alone(hub: Hub, prefix:
     assert bad.read_bytes() == WEIGHTS  # what is there stays until something better is
     hub.corrupt.clear()
     download.refetch(entry.path, found, [bad.name], Silent())
+    assert bad.read_bytes() == WEIGHTS[::-1]
+    bad.write_bytes(WEIGHTS)
+    assert main(["verify", f"{prefix}org/tiny", "--repair", "--quiet"]) == 0
     assert bad.read_bytes() == WEIGHTS[::-1]
     assert set(hub.sent) == {bad.name}
     assert {path.name for path, _ in library.walk(entry.path)} == TAKEN | {manifest.CHECKPOINT}
