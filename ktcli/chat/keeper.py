@@ -237,9 +237,7 @@ class Keeper:
         return (
             chat.settings.sampling,
             chat.settings.others,
-            said.system,
-            list(said.turns),
-            said.omitted,
+            said.copy(),
             chat.answering,
         )
 

@@ -395,7 +395,7 @@ def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
                 if out.mode is not Mode.JSON:
                     screen.piece(piece)
         except ContextFull as error:
-            error.hint = longer_context(made.speaker.engine)
+            error.hint = f"ask about a part of it; {longer_context(made.speaker.engine)}"
             raise
         finally:
             if out.mode is not Mode.JSON:
