@@ -51,7 +51,7 @@ def runtime_library(probe: Probe) -> Any:
         return _NEEDS_GPU
     maps = Path("/proc/self/maps").read_text(encoding="utf-8")
     every = sorted({line.split("/", 1)[1] for line in maps.splitlines() if "/libcudart" in line})
-    return {"mapped": every, "used": cuda.loaded_library("libcudart", maps)}
+    return {"mapped": every, "used": cuda.own_runtime(Path(torch.__file__).parent, maps)._name}
 
 
 def host_functions(probe: Probe) -> Any:

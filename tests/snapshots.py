@@ -99,6 +99,15 @@ def few_models() -> contextlib.AbstractContextManager[object]:
     return patch.object(catalog, "names", lambda: MODELS)
 
 
+@contextlib.contextmanager
+def few_models_on_a_disk() -> Iterator[None]:
+    """Lets a disk have 100 GiB free, too."""
+    from ktcli import smallfiles
+
+    with few_models(), patch.object(smallfiles, "free_bytes", lambda folder: 100 << 30):
+        yield
+
+
 def helps() -> Iterator[Case]:
     """The help of every command."""
     for name in COMMANDS:
@@ -111,14 +120,14 @@ def helps() -> Iterator[Case]:
 def printed(folder: Path) -> Iterator[Case]:
     """What needs no more than a library with conversions of kt-mini."""
     yield from helps()
-    yield Case("list", ("kt list", "kt list --all"), stands_in=few_models)
+    yield Case("list", ("kt list", "kt list --all", "kt du"), stands_in=few_models_on_a_disk)
     json = (
         "kt list --json",
         "kt verify kt-mini --json",
         "kt show kimi-k2 --json",
         "kt chta --json",
     )
-    yield Case("json", json, IN_A_PIPE)
+    yield Case("json", json, IN_A_PIPE, stands_in=few_models_on_a_disk)
     yield Case(
         "show",
         ("kt show kt-mini", "kt show kimi-k2", "kt show kt-mini --experts"),

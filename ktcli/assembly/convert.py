@@ -14,7 +14,7 @@ from ktcli.errors import UsageError
 from ktcli.store import catalog, library, origins
 from ktcli.store.library import Entry, EntryKind
 from ktcli.weights.extras import extra_limit
-from ktcli.weights.gguf.header import is_gguf
+from ktcli.weights.gguf.header import gguf_at
 from ktcli.weights.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def convert_entry(
                 recipe,
                 team_to_convert(threads),
                 progress=lambda done, total: bar.update(done=done, total=total),
-                provenance=_provenance(entry.path),
+                provenance=provenance_of(entry.path),
                 calibration=calibration,
             )
         except KeyboardInterrupt:
@@ -109,8 +109,8 @@ def conversions_outside(entry: Entry) -> list[Entry]:
 
 def newest_ns(path: Path) -> int:
     """The time in nanoseconds at which a file of a conversion's source was last written; 0 if there is none."""
-    if is_gguf(path):
-        return max((part.stat().st_mtime_ns for part in library.parts(path)), default=0)
+    if (file := gguf_at(path)) is not None:
+        return max((part.stat().st_mtime_ns for part in library.parts(file)), default=0)
     taken = (
         each
         for each in path.iterdir()
@@ -119,13 +119,13 @@ def newest_ns(path: Path) -> int:
     return max((each.stat().st_mtime_ns for each in taken), default=0)
 
 
-def _provenance(path: Path) -> Provenance:
+def provenance_of(path: Path) -> Provenance:
     """The place where a checkpoint was published, as far as it is known; for a GGUF file its name."""
     from ktcli.weights.conversion import Provenance
 
-    if is_gguf(path):
-        return Provenance("gguf", path.name)
     source = manifest.read(path / manifest.CHECKPOINT)
+    if source is None and (file := gguf_at(path)) is not None:
+        return Provenance("gguf", file.name)
     if source is None:
         return Provenance()
     parts = (source.hub, source.repository, source.revision)

@@ -49,6 +49,8 @@ def pull(
       kt pull Qwen/Qwen3-30B-A3B@main        a repository at a revision
       kt pull ms:Qwen/Qwen3-30B-A3B          from ModelScope
       kt pull qwen3-30b-a3b --limit 20M      at most 20 MiB per second
+      kt pull org/repo-GGUF:Q4_K_M           the GGUF files of a quant; without it, which there are
+      kt pull https://huggingface.co/org/repo
       kt pull ./my-model                     check that a local folder can be used
       kt pull model-Q4_K_M.gguf              the same of a GGUF file
     """

@@ -20,7 +20,7 @@ from functools import partial
 from ktcli.engine.active import NO_DRAFT_ROOM, Active, DraftRoom
 from ktcli.engine.contract import Engine
 from ktcli.engine.drafting import Drafting
-from ktcli.engine.pace import Pace
+from ktcli.engine.pace import Pace, PromptPiece
 from ktcli.engine.pages import PoolFull
 from ktcli.engine.pagetable import pages_for
 from ktcli.engine.request import Answer, Event, Finish, Finished, GenerationRequest
@@ -49,6 +49,13 @@ class Limits:
     waiting: int = 512
     active: int = 16
     longest_s: float = 2.0
+
+
+def _piece(parts: list[StepPart]) -> PromptPiece:
+    """What these parts of a step read of prompts, taken together."""
+    reads = [part for part in parts if part.reads]
+    tokens = sum(part.tokens for part in reads)
+    return PromptPiece(tokens, sum(part.run.start * part.tokens for part in reads) / max(1, tokens))
 
 
 def _importance(each: Active) -> tuple[int, int]:
@@ -85,6 +92,7 @@ class Scheduler:
         )
         self._steps = 0
         self._pure_steps = 0.0  # of answers alone that are due before a prompt is read on
+        self._reading = False  # whether a prompt was there to be read in the last step
 
     @property
     def idle(self) -> bool:
@@ -143,9 +151,13 @@ class Scheduler:
         self._end_cancelled(events)
         self._admit()
         answering = [each for each in self._active if not each.reading]
-        prompts = len(answering) < len(self._active)
+        prompts, read = len(answering) < len(self._active), self._reading
         parts = self._answers(answering, events, drafts=not prompts)
-        if prompts and any(each.reading for each in self._active):  # room was made for the answers
+        # Room was made for the answers.
+        self._reading = prompts and any(each.reading for each in self._active)
+        if self._reading:
+            if parts and not read:
+                self._pure_steps = self._pure_steps_before(parts)
             if parts and self._pure_steps >= 1:
                 self._pure_steps -= 1
             else:
@@ -250,13 +262,25 @@ class Scheduler:
         rows = sum(part.tokens for part in parts)
         return DraftRoom(self._engine.max_outputs - outputs - others, rows + others)
 
+    def _pure_steps_before(self, answers: list[StepPart]) -> float:
+        """The steps of answers alone before the first piece of a prompt: half of those that would follow it. None
+        follow the last one, so that the other half makes up for it."""
+        rows, first = sum(part.tokens for part in answers), self._reading_in_turn()[0]
+        chunk, at, end = self._engine.max_tokens, first.sequence.length, first.prompt_tokens
+        tokens = min(end - at, self.pace.piece(rows, chunk, at, end))
+        return self.pace.pure_steps(rows, PromptPiece(tokens, at), chunk) / 2
+
+    def _reading_in_turn(self) -> list[Active]:
+        return self._in_turn([each for each in self._active if each.reading])
+
     def _prompts(self, parts: list[StepPart], events: list[Event]) -> None:
         """Adds pieces of prompts, in turn, up to the rows that time allows."""
-        answers = sum(part.tokens for part in parts)
-        left = self._engine.max_tokens - answers
+        answers, turns = sum(part.tokens for part in parts), self._reading_in_turn()
+        left = min(self._engine.max_tokens, self._engine.max_rows - answers)
         if answers:
-            left = min(left, self.pace.piece(answers, self._engine.max_tokens))
-        for each in self._in_turn([each for each in self._active if each.reading]):
+            at, end = turns[0].sequence.length, turns[0].prompt_tokens
+            left = min(left, self.pace.piece(answers, self._engine.max_tokens, at, end))
+        for each in turns:
             if each not in self._active:
                 continue
             if not each.begun:
@@ -337,19 +361,15 @@ class Scheduler:
             ran_s: the seconds that it was computed.
             seconds: those with the choice of tokens.
         """
-        prompts = answers = 0
         for part in parts:
             part.account(seconds)
-            if part.reads:
-                prompts += part.tokens
-            else:
-                answers += part.tokens
-        self.pace.record(answers, prompts, seconds)
-        if not prompts:
+        piece = _piece(parts)
+        answers = sum(part.tokens for part in parts) - piece.tokens
+        self.pace.record(answers, piece, seconds)
+        if not piece.tokens:
             self._learn(parts, answers, ran_s)
         elif answers:
-            chunk = self._engine.max_tokens
-            self._pure_steps += self.pace.pure_steps(answers, prompts, chunk, seconds)
+            self._pure_steps += self.pace.pure_steps(answers, piece, self._engine.max_tokens)
         else:
             self._pure_steps = 0.0
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint, hinted
+from ktcli.manifest import LOCK, FileRecord, Manifest
 from ktcli.manifest import PACK as MANIFEST
-from ktcli.manifest import FileRecord, Manifest
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.weights.check import check, kept_in_f32
@@ -56,7 +56,7 @@ def convert(
     """
     with closing(open_checkpoint(source)) as checkpoint:
         recipe = replace(recipe, calibrated=calibration is not None)
-        plan = _plan(checkpoint, recipe, provenance, calibration)
+        plan = planned(checkpoint, recipe, provenance, calibration)
         target = Destination(out, plan)
         target.refuse_foreign()
         if not target.leftovers and (done := target.complete()) is not None:
@@ -68,6 +68,7 @@ def convert(
                 done = target.complete()
                 if done is not None:
                     return _report(target, done, len(done.files))
+                smallfiles.expect(out / LOCK, plan.weight_bytes + plan.extra_bytes)
                 left = [tensor for file in target.missing for tensor in file.tensors]
                 check_tables(left, checkpoint, pool)
                 importance = calibration.importance() if calibration else {}
@@ -77,9 +78,14 @@ def convert(
                 return replace(report, remarks=(told,) if told else ())
 
 
-def _plan(
+def planned(
     checkpoint: Reader, recipe: Recipe, provenance: Provenance, calibration: Calibration | None
 ) -> Conversion:
+    """Plans the pack that a checkpoint and a recipe give; no weight is read.
+
+    Raises:
+        BadCheckpoint: the checkpoint is damaged, hostile or of an unknown kind.
+    """
     model = build(checkpoint.config)
     source_bytes = check(model, checkpoint)
     recipe = replace(recipe, in_f32=kept_in_f32(model, checkpoint))

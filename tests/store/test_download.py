@@ -16,6 +16,7 @@ from store.fake_hub import COMMIT, Hub, serve
 
 from ktcli import manifest, smallfiles
 from ktcli.errors import BadCheckpoint, Busy, HubError, NotEnoughDisk, NotFound, UsageError
+from ktcli.main import main
 from ktcli.store import download, integrity, library
 from ktcli.store.download import pull, wanted
 from ktcli.store.hubs import RemoteFile, Snapshot
@@ -199,6 +200,9 @@ def test_a_damaged_file_of_a_checkpoint_is_fetched_again_alone(hub: Hub, prefix:
     assert bad.read_bytes() == WEIGHTS  # what is there stays until something better is
     hub.corrupt.clear()
     download.refetch(entry.path, found, [bad.name], Silent())
+    assert bad.read_bytes() == WEIGHTS[::-1]
+    bad.write_bytes(WEIGHTS)
+    assert main(["verify", f"{prefix}org/tiny", "--repair", "--quiet"]) == 0
     assert bad.read_bytes() == WEIGHTS[::-1]
     assert set(hub.sent) == {bad.name}
     assert {path.name for path, _ in library.walk(entry.path)} == TAKEN | {manifest.CHECKPOINT}
