@@ -192,7 +192,7 @@ def _watched(terminal: int, columns: int, keys: list[str]) -> Screen:
     deadline = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < deadline:
         if not select.select([terminal], [], [], _QUIET_S)[0]:
-            waits = _row(screen, screen.cursor.y) == PROMPT
+            waits = PROMPT in (_row(screen, y) for y in (screen.cursor.y, screen.cursor.y - 1))
             if keys and waits:
                 os.write(terminal, keys.pop(0).encode())
             continue

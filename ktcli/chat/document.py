@@ -82,7 +82,10 @@ def read(path: Path) -> Saved:
     except BadCheckpoint as error:
         raise UsageError(str(error)) from error
     if document.get("kt_chat") != VERSION:
-        raise UsageError(f"{path} is not a chat of this version of kt")
+        raise UsageError(
+            f"{path} is not a chat of this version of kt",
+            hint="kt chats lists all; kt chats rm NAME removes one",
+        )
     sampling = document.get("sampling")
     try:
         settings = sampling_of(sampling if isinstance(sampling, dict) else {})

@@ -91,7 +91,9 @@ def read(file: BinaryIO, path: Path) -> tuple[Saved, int]:
         sound += record is not None
         replay.take(record)
     if not sound:
-        raise UsageError(f"{path} is not a chat of kt")
+        raise UsageError(
+            f"{path} is not a chat of kt", hint="kt chats lists all; kt chats rm NAME removes one"
+        )
     return replay.saved(), whole
 
 
