@@ -267,7 +267,8 @@ NUMBERS = tuple(
         (r"\d\d:\d\d\b", "##:##"),
         (r'("\w*(?:_s|rate|seconds|errors?|reading|encoding|writing)": )[\d.]+(?:e-\d+)?', r"\1#"),
         (r'("(?:experts|down|dense)": )[\d.]+', r"\1#"),
-        (r'("seed": )\d+', r"\1#"),
+        (r'("(?:seed|free_bytes)": )\d+', r"\1#"),
+        (r"[\d.,]+ [KMGT]iB free", "# free"),
     )
 )
 
