@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from ktcli import manifest, smallfiles
 from ktcli.assembly.listener import SILENT, Listener, announce_library
 from ktcli.errors import UsageError
-from ktcli.store import catalog, library, origins
-from ktcli.store.library import Entry, EntryKind
+from ktcli.store import catalog, contents, library, origins, places
+from ktcli.store.entry import BUILTIN, Entry
+from ktcli.store.places import EntryKind
 from ktcli.weights.extras import extra_limit
 from ktcli.weights.gguf.header import gguf_at
 from ktcli.weights.recipe import Recipe
@@ -83,7 +84,7 @@ def convert_entry(
 def _held(entry: Entry, target: Path, what: str) -> Iterator[None]:
     """Holds the lock on the model's files in the library; the origin of one from outside is recorded first."""
     name = target.name.partition("@")[0]
-    with smallfiles.lock(library.lock_path(name), what):
+    with smallfiles.lock(places.lock_path(name), what):
         if name != entry.name:
             origins.note(name, entry.path)
         yield
@@ -91,13 +92,13 @@ def _held(entry: Entry, target: Path, what: str) -> Iterator[None]:
 
 def pack_folder(entry: Entry, recipe: Recipe) -> Path:
     """The folder of its conversion, in the library; models from outside it are told apart by place and age."""
-    return library.pack_path(_pack_name(entry), recipe.experts_name, recipe.dense.name)
+    return places.pack_path(_pack_name(entry), recipe.experts_name, recipe.dense.name)
 
 
 def _pack_name(entry: Entry) -> str:
-    if entry.managed or entry.name == library.BUILTIN:
+    if entry.managed or entry.name == BUILTIN:
         return entry.name
-    return library.local_name(entry.path, str(newest_ns(entry.path)))
+    return places.local_name(entry.path, str(newest_ns(entry.path)))
 
 
 def conversions_outside(entry: Entry) -> list[Entry]:
@@ -110,7 +111,7 @@ def conversions_outside(entry: Entry) -> list[Entry]:
 def newest_ns(path: Path) -> int:
     """The time in nanoseconds at which a file of a conversion's source was last written; 0 if there is none."""
     if (file := gguf_at(path)) is not None:
-        return max((part.stat().st_mtime_ns for part in library.parts(file)), default=0)
+        return max((part.stat().st_mtime_ns for part in contents.parts(file)), default=0)
     taken = (
         each
         for each in path.iterdir()

@@ -11,8 +11,9 @@ from ktcli.assembly.fetch import Bars
 from ktcli.assembly.host import team_to_convert
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.errors import NotFound
-from ktcli.store import download, library, origins
-from ktcli.store.library import Entry, EntryKind
+from ktcli.store import download, library, origins, places
+from ktcli.store.entry import Entry
+from ktcli.store.places import EntryKind
 
 
 def repair_entry(entry: Entry, names: Collection[str], listener: Listener = SILENT) -> None:
@@ -22,7 +23,7 @@ def repair_entry(entry: Entry, names: Collection[str], listener: Listener = SILE
         NotFound: there is nothing to make them from.
         KtError: as for pulls and conversions.
     """
-    with smallfiles.lock(library.lock_path(entry.name), f"repairing {entry.label}"):
+    with smallfiles.lock(places.lock_path(entry.name), f"repairing {entry.label}"):
         if entry.kind is EntryKind.CHECKPOINT:
             _fetch(entry, names, listener)
         else:
@@ -56,7 +57,7 @@ def _make(entry: Entry, names: Collection[str], listener: Listener) -> None:
 
 def _source(entry: Entry) -> Path:
     """The checkpoint that a pack was made from."""
-    if entry.name.startswith(library.LOCAL):
+    if entry.name.startswith(places.LOCAL):
         found = origins.origin_of(entry.name)
         if found is None or not found.exists():
             raise NotFound(

@@ -33,6 +33,7 @@ from ktcli.hardware.numa import asked_numa
 from ktcli.output import Mode, out
 from ktcli.settings import SETTINGS
 from ktcli.store import library
+from ktcli.store.entry import BUILTIN
 from ktcli.store.reference import parse
 
 if TYPE_CHECKING:
@@ -251,7 +252,7 @@ def _draft_wish(option: str | None) -> DraftWish:
 
 
 def who_and_what(
-    name: str | None, prompt: str | None, default: str = library.BUILTIN
+    name: str | None, prompt: str | None, default: str = BUILTIN
 ) -> tuple[str, str | None]:
     """The model and the prompt of a command line; a prompt of None: ask for it.
 
@@ -275,7 +276,7 @@ def who_and_what(
     except (UsageError, NotFound) as error:
         if any(letter.isspace() for letter in name):
             return default, name
-        say = f'to say it to the built-in model: kt chat {library.BUILTIN} "{name[:40]}"'
+        say = f'to say it to the built-in model: kt chat {BUILTIN} "{name[:40]}"'
         error.hint = f"{error.hint}; {say}" if error.hint else say
         raise
 
@@ -312,7 +313,7 @@ def _words(prompt: str | None, option: str, *, named: bool) -> str | None:
             "the prompt is empty",
         )
     if not words:
-        raise UsageError(empty, hint=f'for example: kt chat {library.BUILTIN} "Hello!"')
+        raise UsageError(empty, hint=f'for example: kt chat {BUILTIN} "Hello!"')
     return words
 
 

@@ -15,7 +15,8 @@ from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import Mode, out, safe
 from ktcli.settings import SETTINGS
 from ktcli.store import download, library
-from ktcli.store.library import Entry, EntryKind
+from ktcli.store.entry import BUILTIN, Entry
+from ktcli.store.places import EntryKind
 from ktcli.store.reference import Reference, parse
 from ktcli.weights.reader import examine
 
@@ -60,7 +61,7 @@ def pull(
     if entry is None:
         out.note("Nothing was pulled.")
         raise typer.Exit(ExitCode.FAILED)
-    if not entry.managed and entry.name != library.BUILTIN:
+    if not entry.managed and entry.name != BUILTIN:
         examine(entry.path)
     require_known_tokenizer(entry.path)
     document: dict[str, Any] = {
@@ -104,7 +105,7 @@ def _render(entry: Entry, fresh: bool) -> str:
     if not entry.managed:
         here = (
             "ships with kt"
-            if entry.name == library.BUILTIN
+            if entry.name == BUILTIN
             else f"is on this machine, {gib(entry.size_bytes)}"
         )
         return (

@@ -12,7 +12,8 @@ from ktcli.errors import BadCheckpoint, ExitCode, KtError, NotFound, UsageError,
 from ktcli.manifest import FileRecord, Manifest, Seal
 from ktcli.output import out, safe
 from ktcli.store import integrity, library
-from ktcli.store.library import Entry, EntryKind
+from ktcli.store.entry import INTERRUPTED, Entry
+from ktcli.store.places import EntryKind
 
 
 def verify(
@@ -70,9 +71,9 @@ def _named(model: str) -> list[Entry]:
 def _everything() -> list[Entry]:
     entries = [entry for entry in library.entries() if entry.managed]
     for entry in entries:
-        if entry.running or entry.problem == library.INTERRUPTED:
+        if entry.running or entry.problem == INTERRUPTED:
             out.note(f"{entry.label} is not complete: {entry.problem}")
-    return [e for e in entries if not e.running and e.problem != library.INTERRUPTED]
+    return [e for e in entries if not e.running and e.problem != INTERRUPTED]
 
 
 def _check(entry: Entry, *, tolerant: bool) -> dict[str, Any]:

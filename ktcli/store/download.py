@@ -20,10 +20,11 @@ from typing import Protocol
 from ktcli import config, manifest, smallfiles
 from ktcli.errors import BadCheckpoint, HubError, NotEnoughDisk, UsageError
 from ktcli.manifest import FileRecord, Manifest
-from ktcli.store import integrity, library
+from ktcli.store import contents, integrity, library, places, scan
+from ktcli.store.entry import Entry
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot, explained, hub_named
-from ktcli.store.library import Entry, EntryKind
 from ktcli.store.partial import Located
+from ktcli.store.places import EntryKind
 from ktcli.store.quants import choose, quant_named, quants_of
 from ktcli.store.reference import Reference
 from ktcli.store.transfer import Arrived, Transfer
@@ -80,8 +81,8 @@ def pull(
     present = library.find(reference.name, EntryKind.CHECKPOINT)
     if present is not None:
         return present
-    folder = library.checkpoint_path(reference.name)
-    with smallfiles.lock(library.lock_path(reference.name), f"pulling {reference.name}"):
+    folder = places.checkpoint_path(reference.name)
+    with smallfiles.lock(places.lock_path(reference.name), f"pulling {reference.name}"):
         present = library.find(reference.name, EntryKind.CHECKPOINT)
         if present is not None:
             return present
@@ -90,12 +91,12 @@ def pull(
         files = wanted(snapshot, reference.quant)
         _check_space(reference, files, folder)
         total = sum(file.size_bytes for file in files)
-        smallfiles.expect(library.lock_path(reference.name), total)
+        smallfiles.expect(places.lock_path(reference.name), total)
         smallfiles.make_folder(folder)
         origin = f"@{reference.revision}" if reference.revision else ""
         quant = f":{reference.quant}" if reference.quant else ""
         text = f"{snapshot.hub}:{snapshot.repository}{origin}{quant}"
-        smallfiles.write(folder / library.PULLING, text)
+        smallfiles.write(folder / scan.PULLING, text)
         log = _HashLog(folder)
         _take_over(client, snapshot, files, log, watcher)
         fetch_files(
@@ -113,7 +114,7 @@ def pull(
 
 def is_begun(name: str) -> bool:
     """Returns whether a pull of this model was begun and did not end."""
-    return (library.checkpoint_path(name) / library.PULLING).is_file()
+    return (places.checkpoint_path(name) / scan.PULLING).is_file()
 
 
 def wanted(snapshot: Snapshot, quant: str = "") -> tuple[RemoteFile, ...]:
@@ -349,7 +350,7 @@ def _share(origin: Path, path: Path) -> None:
 def _check_space(reference: Reference, files: tuple[RemoteFile, ...], folder: Path) -> None:
     """Refuse before the first byte if the rest does not fit."""
     total = sum(file.size_bytes for file in files)
-    need = max(0, total - library.written_bytes(folder)) + SPARE_BYTES
+    need = max(0, total - contents.written_bytes(folder)) + SPARE_BYTES
     free = smallfiles.free_bytes(folder)
     if need > free:
         raise NotEnoughDisk(f"pulling {reference.name}", need, free, str(config.home()))
@@ -369,7 +370,7 @@ def _record(snapshot: Snapshot, files: tuple[RemoteFile, ...], log: _HashLog) ->
         records.append(FileRecord(file.name, (folder / file.name).stat().st_size, sha256))
     found = Manifest(tuple(records), snapshot.hub, snapshot.repository, snapshot.revision)
     smallfiles.write(folder / manifest.CHECKPOINT, found.encode())
-    (folder / library.PULLING).unlink(missing_ok=True)
+    (folder / scan.PULLING).unlink(missing_ok=True)
     for left in (_SCRATCH, *_OF_CLIENTS):
         path = folder / left
         if path.is_dir() and not path.is_symlink():

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from store.fake_hub import COMMIT, Fault, Hub, serve
 
 from ktcli.errors import HubError, KtError
-from ktcli.store import download, library, transfer
+from ktcli.store import contents, download, library, places, transfer
 from ktcli.store.partial import Located, PartialFile
 from ktcli.store.reference import parse
 from ktcli.store.transfer import Stalled, Throttle, Transfer
@@ -284,7 +284,7 @@ def test_a_pull_that_is_killed_goes_on_inside_the_file(hub: Hub, times: int) -> 
     """What a killed process wrote is not asked for again, however often it is killed."""
     hub.pace_s = 0.002
     chance = random.Random(times)
-    folder = library.checkpoint_path("org--tiny")
+    folder = places.checkpoint_path("org--tiny")
     before = 0
     for _ in range(times):
         hub.sent.clear()
@@ -341,7 +341,7 @@ def test_a_listing_of_ten_thousand_files_with_hostile_names(hub: Hub, tmp_path: 
     files |= dict.fromkeys(hostile, b"{}")
     files |= {f"data/{i}.bin": b"" for i in range(10_000)}
     entry = download.pull(parse("org/tiny"), _Unwatched())
-    names = {path.name for path, _ in library.walk(tmp_path)}
+    names = {path.name for path, _ in contents.walk(tmp_path)}
     assert names == {NAME, "config.json", "kt-source.json"}
     assert entry.complete
 
