@@ -27,6 +27,7 @@ _kt() {
             case $before in
                 --host) words='ADDRESS' ;;
                 --port) words='PORT' ;;
+                --api-key) words='KEY' ;;
                 --api-key-file) files='any' ;;
                 --parallel|--context|--threads|--defer)  ;;
                 --model-alias) words='NAME' ;;
@@ -34,7 +35,7 @@ _kt() {
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--host --port --api-key-file --parallel --model-alias --strict-model --log-json --context --threads --numa --device --gpu-experts --defer --prefill-threshold --quiet --help' names='all' files='.gguf' ;;
+                *) options='--host --port --api-key --api-key-file --parallel --model-alias --strict-model --log-json --context --threads --numa --device --gpu-experts --defer --prefill-threshold --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'doctor')
             case $before in

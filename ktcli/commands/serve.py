@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import stat
 import sys
 import time
@@ -57,12 +56,20 @@ HostOpt = Annotated[
 PortOpt = Annotated[
     int, typer.Option("--port", "-p", metavar="PORT", min=1, max=65535, help="Port to listen at.")
 ]
+KeyOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        metavar="KEY",
+        help="Key that clients must show. Other users see it among this machine's processes.",
+    ),
+]
 KeyFileOpt = Annotated[
     Path | None,
     typer.Option(
         "--api-key-file",
         metavar="FILE",
-        help="File with the key that clients must show; only its owner may read it. KT_API_KEY is another way.",
+        help="File with the key that clients must show; only its owner may read it.",
     ),
 ]
 ParallelOpt = Annotated[
@@ -96,6 +103,7 @@ def serve(
     name: NameArg = None,
     host: HostOpt = HOST,
     port: PortOpt = PORT,
+    api_key: KeyOpt = None,
     api_key_file: KeyFileOpt = None,
     parallel: ParallelOpt = 4,
     model_alias: AliasOpt = None,
@@ -130,7 +138,11 @@ def serve(
     from ktcli.server.listening import tcp_socket
     from ktcli.server.serving import Service, Serving
 
-    key = _key(api_key_file)
+    if api_key is not None and api_key_file is not None:
+        raise UsageError(
+            "--api-key and --api-key-file contradict each other", hint="leave one of them out"
+        )
+    key = _checked(api_key, "--api-key") if api_key_file is None else _key(api_key_file)
     is_loopback = host in LOOPBACK
     if not is_loopback and not key:
         raise UsageError(
@@ -198,17 +210,26 @@ def _record(ready: Ready, speaker: Speaker) -> None:
         heat.add(ready.pack, heat.Heat.of(engine.chosen(), engine.spec.top_k), out.warn)
 
 
-def _key(file: Path | None) -> str:
-    """The key that clients must show; empty: none.
+def _checked(key: str | None, where: str) -> str:
+    """A key that can stand in a header; empty: none was given."""
+    if key is None:
+        return ""
+    if not key.strip().isascii() or not key.strip().isprintable() or not key.strip():
+        raise UsageError(
+            f"{where} is no key", hint="take one line of letters, digits and signs of ASCII"
+        )
+    return key.strip()
+
+
+def _key(file: Path) -> str:
+    """The key in a file.
 
     Raises:
-        UsageError: the file cannot be read, is empty, or others may read it, too.
+        UsageError: it cannot be read, holds no key, or others may read it, too.
     """
-    if file is None:
-        return os.environ.get("KT_API_KEY", "").strip()
     try:
         status = file.stat()
-        text = smallfiles.read_bounded(file, KEY_CHARS).decode("utf-8").strip()
+        text = smallfiles.read_bounded(file, KEY_CHARS).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         said = getattr(error, "strerror", None) or "it is no text"
         raise UsageError(f"--api-key-file {str(file)[:300]}: {said}") from error
@@ -216,6 +237,4 @@ def _key(file: Path | None) -> str:
         raise UsageError(
             f"others can read the key in {str(file)[:300]}", hint=f"chmod 600 {str(file)[:300]}"
         )
-    if not text or not text.isprintable():
-        raise UsageError(f"--api-key-file {str(file)[:300]} has no key in its one line")
-    return text
+    return _checked(text, f"the content of --api-key-file {str(file)[:300]}")
