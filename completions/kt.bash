@@ -4,7 +4,7 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm prune du path cache chats bench eval config completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm prune du path export import cache chats bench eval config completion --help --version" -- "$word"))
         return
     fi
     case $verb in
@@ -61,6 +61,12 @@ _kt() {
         'prune') options='--checkpoints --yes --json --quiet --help' ;;
         'du') options='--json --quiet --help' ;;
         'path') options='--checkpoint --json --help' names='here' files='.gguf' ;;
+        'export') options='--checkpoint --all --json --quiet --help' names='here' files='any' ;;
+        'import')
+            case $before in
+                --as) words='NAME' ;;
+                *) options='--as --json --quiet --help' files='any' ;;
+            esac ;;
         'cache') options='--help' words='du ls verify rm' ;;
         'cache du') options='--json --quiet --help' ;;
         'cache ls') options='--json --quiet --help' ;;
