@@ -4,7 +4,7 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm prune du path cache chats bench eval config completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat doctor plan search pull convert list show verify rm prune du path cache chats bench eval config completion --help --version" -- "$word"))
         return
     fi
     case $verb in
@@ -39,6 +39,12 @@ _kt() {
                 --prefill-threshold) words='never' ;;
                 --machine) words='cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb' files='any' ;;
                 *) options='--context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --machine --json --help' names='all' files='.gguf' ;;
+            esac ;;
+        'search')
+            case $before in
+                --from) words='hf modelscope' ;;
+                --limit)  ;;
+                *) options='--hub --from --limit --json --quiet --help' ;;
             esac ;;
         'pull')
             case $before in

@@ -55,6 +55,14 @@ complete -c kt -n '__fish_seen_subcommand_from plan' -l prefill-threshold -d 'To
 complete -c kt -n '__fish_seen_subcommand_from plan' -l machine -d 'Plan for a machine that ships with kt or that this file describes, not for this one' -r -a 'cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb' -F
 complete -c kt -n '__fish_seen_subcommand_from plan' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l help -d 'Show this message and exit'
+complete -c kt -n __fish_use_subcommand -a search -d 'Find models by words, here and on the hubs'
+complete -c kt -n '__fish_seen_subcommand_from search'
+complete -c kt -n '__fish_seen_subcommand_from search' -l hub -d 'Also ask Hugging Face and ModelScope'
+complete -c kt -n '__fish_seen_subcommand_from search' -l from -d 'Ask only this hub' -x -a 'hf modelscope'
+complete -c kt -n '__fish_seen_subcommand_from search' -l limit -d 'Repositories of each hub' -x
+complete -c kt -n '__fish_seen_subcommand_from search' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from search' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from search' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a pull -d 'Download a model into the library'
 complete -c kt -n '__fish_seen_subcommand_from pull' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l yes -d 'Do not ask'

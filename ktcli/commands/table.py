@@ -37,6 +37,9 @@ COMMANDS: dict[str, Row] = {
         "Show what runs here; of one model where it goes and how fast.",
         "Start",
     ),
+    "search": Row(
+        "ktcli.commands.search:search", "Find models by words, here and on the hubs.", "Models"
+    ),
     "pull": Row("ktcli.commands.pull:pull", "Download a model into the library.", "Models"),
     "convert": Row(
         "ktcli.commands.convert:convert",
