@@ -31,6 +31,9 @@ class Row:
 # In the order in which somebody new meets them.
 COMMANDS: dict[str, Row] = {
     "chat": Row("ktcli.commands.chat:chat", "Talk to a model.", "Start", ("--resume",)),
+    "serve": Row(
+        "ktcli.commands.serve:serve", "Serve a model to programs that speak OpenAI's API.", "Start"
+    ),
     "doctor": Row("ktcli.commands.doctor:doctor", "Show what this machine is and can do.", "Start"),
     "plan": Row(
         "ktcli.commands.plan:plan",
