@@ -36,7 +36,7 @@ _OWN = {manifest.PACK, manifest.CHECKPOINT, manifest.LOCK, scan.IMPORTING, SCRAT
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BundlePart:
     """A checkpoint or a conversion in a bundle.
 
     Attributes:
@@ -96,7 +96,7 @@ class Bundle:
     """
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[BundlePart, ...]
     heat: FileRecord | None = None
 
     @property
@@ -180,7 +180,7 @@ def _row(record: FileRecord) -> dict[str, Any]:
     return manifest.encode_record(FileRecord(record.name, record.size_bytes, record.sha256))
 
 
-def _part(row: object) -> Part:
+def _part(row: object) -> BundlePart:
     if not isinstance(row, dict) or row.get("kind") not in [kind.value for kind in EntryKind]:
         raise ValueError("has a part that is neither a checkpoint nor a pack")
     kind, formats, rows = EntryKind(row["kind"]), row.get("formats"), row.get("files")
@@ -198,7 +198,7 @@ def _part(row: object) -> Part:
         refuse_name(each.name)
     if len({each.name for each in files}) != len(files):
         raise ValueError("lists a file twice")
-    return Part(str(formats), files)
+    return BundlePart(str(formats), files)
 
 
 def refuse_name(name: str) -> None:

@@ -27,7 +27,7 @@ from ktcli.store.bundle import (
     SCRATCH,
     Bundle,
     Member,
-    Part,
+    BundlePart,
     manifest_name,
     parse,
 )
@@ -70,7 +70,7 @@ class Arrival:
         known: whether it is there already, the same in every byte that its manifest vouches for.
     """
 
-    part: Part
+    part: BundlePart
     folder: Path
     known: bool
 
@@ -156,7 +156,7 @@ def receive(
     return [scan.entry_at(each.folder, each.part.kind) for each in arrivals]
 
 
-def _arrival(part: Part, name: str, identity: str) -> Arrival:
+def _arrival(part: BundlePart, name: str, identity: str) -> Arrival:
     """Where a part goes.
 
     Raises:

@@ -26,7 +26,7 @@ from ktcli.store.bundle import (
     MOST_HEAT_BYTES,
     Bundle,
     Member,
-    Part,
+    BundlePart,
     formats_of,
     head,
     is_name,
@@ -105,7 +105,7 @@ def gather(entries: Sequence[Entry]) -> Packing:
     )
 
 
-def _part(entry: Entry) -> Part:
+def _part(entry: Entry) -> BundlePart:
     path = entry.path / manifest_name(entry.kind)
     found = manifest.read(path)
     if found is None:
@@ -123,7 +123,7 @@ def _part(entry: Entry) -> Part:
         raise BadCheckpoint(f"{path} {error}") from None
     own = FileRecord(path.name, len(data), hashlib.sha256(data).hexdigest())
     formats = formats_of(found) if entry.kind is EntryKind.PACK else ""
-    return Part(formats, (own, *found.records))
+    return BundlePart(formats, (own, *found.records))
 
 
 # --- writing ----------------------------------------------------------------------------------------
