@@ -16,7 +16,7 @@ from ktcli.output import Mode, out, safe
 from ktcli.store import bundlereader, bundlewriter, library
 from ktcli.store.archive import Archive
 from ktcli.store.bundle import is_name
-from ktcli.store.bundlewriter import Packing
+from ktcli.store.bundlewriter import Export
 from ktcli.store.entry import Entry
 from ktcli.store.places import EntryKind
 
@@ -55,31 +55,31 @@ def export(
       kt export qwen3-30b-a3b /mnt/usb --all
       kt export qwen3-30b-a3b - | ssh HOST kt import -
     """
-    packing = bundlewriter.gather(_chosen(model, checkpoint, everything))
-    size = packing.total_bytes
+    what = bundlewriter.gather(_chosen(model, checkpoint, everything))
+    size = what.total_bytes
     if file == _STANDARD:
-        _to_standard_output(packing)
-        out.note(f"{packing.label} is exported: {gib(size)}")
+        _to_standard_output(what)
+        out.note(f"{what.label} is exported: {gib(size)}")
         return
     target = Path(file).expanduser().absolute()
     if target.is_dir():
-        target /= f"{packing.label if '/' not in packing.label else packing.bundle.name}.tar"
+        target /= f"{what.label if '/' not in what.label else what.bundle.name}.tar"
     if not target.parent.is_dir():
         raise UsageError(f"there is no folder {target.parent}", hint="make it, or mount its disk")
     bars = Bars(out)
     try:
-        bundlewriter.write_file(packing, target, bars)
+        bundlewriter.write_file(what, target, bars)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_KEPT) from None
     finally:
         bars.end()
     document = {
-        "name": packing.label,
+        "name": what.label,
         "file": str(target),
         "size_bytes": size,
-        "parts": _parts(packing),
+        "parts": _parts(what),
     }
-    where = f"{safe(packing.label)} is in {safe(target)}, {gib(size)}."
+    where = f"{safe(what.label)} is in {safe(target)}, {gib(size)}."
     out.result(document, f"{where}\nOn the other machine: kt import {safe(target.name)}")
 
 
@@ -159,17 +159,17 @@ def _chosen(model: str, checkpoint: bool, everything: bool) -> list[Entry]:
     return found
 
 
-def _to_standard_output(packing: Packing) -> None:
+def _to_standard_output(what: Export) -> None:
     if out.mode is Mode.JSON:
         raise UsageError("standard output cannot have both the archive and --json")
     if sys.stdout.isatty():
         raise UsageError(
             "an archive is nothing for a terminal",
-            hint=f"name a file, or send it on: kt export {packing.label} - | ssh HOST kt import -",
+            hint=f"name a file, or send it on: kt export {what.label} - | ssh HOST kt import -",
         )
     bars = Bars(out)
     try:
-        bundlewriter.write_stream(packing, sys.stdout.fileno(), bars)
+        bundlewriter.write_stream(what, sys.stdout.fileno(), bars)
     except BrokenPipeError:
         raise KtError(
             "whoever reads the archive has stopped", hint="its own words say why"
@@ -206,7 +206,7 @@ def _opened(path: str) -> int:
     raise UsageError(f"{path} is a folder, not a bundle", hint="name the file that kt export wrote")
 
 
-def _parts(packing: Packing) -> list[dict[str, Any]]:
+def _parts(what: Export) -> list[dict[str, Any]]:
     return [
         {
             "kind": part.kind.value,
@@ -214,7 +214,7 @@ def _parts(packing: Packing) -> list[dict[str, Any]]:
             "files": len(part.files),
             "size_bytes": part.size_bytes,
         }
-        for part in packing.bundle.parts
+        for part in what.bundle.parts
     ]
 
 

@@ -26,8 +26,8 @@ from ktcli.store.bundle import (
     LIST,
     SCRATCH,
     Bundle,
-    Member,
     BundlePart,
+    Member,
     manifest_name,
     parse,
 )

@@ -25,8 +25,8 @@ from ktcli.store.bundle import (
     LIST,
     MOST_HEAT_BYTES,
     Bundle,
-    Member,
     BundlePart,
+    Member,
     formats_of,
     head,
     is_name,
@@ -44,7 +44,7 @@ SUFFIX = ".part"
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class Export:
     """A bundle and where its bytes are.
 
     Attributes:
@@ -80,7 +80,7 @@ class Packing:
         return self.heat
 
 
-def gather(entries: Sequence[Entry]) -> Packing:
+def gather(entries: Sequence[Entry]) -> Export:
     """The bundle of complete entries of one model. No file of theirs is read but the manifests.
 
     Raises:
@@ -100,7 +100,7 @@ def gather(entries: Sequence[Entry]) -> Packing:
     record = FileRecord(f"{name}.json", len(data), hashlib.sha256(data).hexdigest())
     parts = tuple(map(_part, entries))
     label = entries[0].label if len(entries) == 1 else name
-    return Packing(
+    return Export(
         label, Bundle(name, parts, record if data else None), tuple(e.path for e in entries), data
     )
 
@@ -129,20 +129,20 @@ def _part(entry: Entry) -> BundlePart:
 # --- writing ----------------------------------------------------------------------------------------
 
 
-def write_stream(packing: Packing, descriptor: int, watcher: Watcher) -> None:
+def write_stream(what: Export, descriptor: int, watcher: Watcher) -> None:
     """Writes an archive into a pipe.
 
     Raises:
         KtError: a file cannot be read or has other bytes than its hash says. OSError: the pipe refuses.
     """
-    watcher.begin(f"Exporting {packing.label}", packing.total_bytes, 0)
-    for member in packing.pieces():
-        _write(packing, member, descriptor, watcher)
+    watcher.begin(f"Exporting {what.label}", what.total_bytes, 0)
+    for member in what.pieces():
+        _write(what, member, descriptor, watcher)
     _put(descriptor, _END)
     watcher.advance(len(_END))
 
 
-def write_file(packing: Packing, target: Path, watcher: Watcher) -> None:
+def write_file(what: Export, target: Path, watcher: Watcher) -> None:
     """Writes an archive into a file, which appears when it is whole; goes on where an earlier run stopped.
 
     Raises:
@@ -152,17 +152,17 @@ def write_file(packing: Packing, target: Path, watcher: Watcher) -> None:
         KtError: a file cannot be read, or has other bytes than its hash says; the archive cannot be written.
     """
     beside = target.with_name(target.name + SUFFIX)
-    with smallfiles.lock(target.with_name(f".{target.name}.lock"), f"exporting {packing.label}"):
+    with smallfiles.lock(target.with_name(f".{target.name}.lock"), f"exporting {what.label}"):
         if os.path.lexists(target):
             raise UsageError(f"{target} exists", hint="name another file, or remove that one")
         try:
-            packing, begun = _begun(packing, beside)
-            _check_space(packing, target, begun)
+            what, begun = _begun(what, beside)
+            _check_space(what, target, begun)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             descriptor = os.open(beside, flags, 0o644)
             try:
-                watcher.begin(f"Exporting {packing.label}", packing.total_bytes, begun)
-                _fill(packing, descriptor, begun, watcher)
+                watcher.begin(f"Exporting {what.label}", what.total_bytes, begun)
+                _fill(what, descriptor, begun, watcher)
             finally:
                 os.close(descriptor)
             os.rename(beside, target)
@@ -171,8 +171,8 @@ def write_file(packing: Packing, target: Path, watcher: Watcher) -> None:
             raise _refused(error, beside) from error
 
 
-def _begun(packing: Packing, beside: Path) -> tuple[Packing, int]:
-    """The packing with the heat map that an earlier run wrote, and the bytes of that run that are proved.
+def _begun(what: Export, beside: Path) -> tuple[Export, int]:
+    """The export with the heat map that an earlier run wrote, and the bytes of that run that are proved.
 
     Raises:
         UsageError: what is there is of another run.
@@ -180,11 +180,11 @@ def _begun(packing: Packing, beside: Path) -> tuple[Packing, int]:
     try:
         status = beside.lstat()
     except FileNotFoundError:
-        return packing, 0
+        return what, 0
     before = None
     if stat.S_ISREG(status.st_mode):
         before = _earlier(
-            packing, smallfiles.read_start(beside, manifest.MAX_BYTES + 2 * MOST_HEAT_BYTES)
+            what, smallfiles.read_start(beside, manifest.MAX_BYTES + 2 * MOST_HEAT_BYTES)
         )
     if before is None:
         raise UsageError(
@@ -199,41 +199,41 @@ def _begun(packing: Packing, beside: Path) -> tuple[Packing, int]:
     return before, begun
 
 
-def _earlier(packing: Packing, start: bytes) -> Packing | None:
-    """The packing whose archive begins with these bytes; None: it is of something else."""
-    whole = head(LIST, len(packing.bundle.encode())) + packing.bundle.encode()
+def _earlier(what: Export, start: bytes) -> Export | None:
+    """The export whose archive begins with these bytes; None: it is of something else."""
+    whole = head(LIST, len(what.bundle.encode())) + what.bundle.encode()
     if whole.startswith(start):  # it stopped in the list
-        return packing
+        return what
     try:
         size = tarfile.TarInfo.frombuf(start[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape").size
         at = len(head(LIST, size))
         found = parse(start[at : at + size])
     except (tarfile.TarError, ValueError):
         return None
-    if found.identity != packing.bundle.identity:
+    if found.identity != what.bundle.identity:
         return None
     if found.heat is None:
-        return replace(packing, bundle=found, heat=b"")
+        return replace(what, bundle=found, heat=b"")
     at += size + padding(size) + len(head(f"heat/{found.name}.json", found.heat.size_bytes))
     data = start[at : at + found.heat.size_bytes]
     if hashlib.sha256(data).hexdigest() == found.heat.sha256:
-        return replace(packing, bundle=found, heat=data)
-    return packing  # it stopped in the heat map, and all that it wrote is written again
+        return replace(what, bundle=found, heat=data)
+    return what  # it stopped in the heat map, and all that it wrote is written again
 
 
-def _check_space(packing: Packing, target: Path, begun: int) -> None:
-    need, free = packing.total_bytes - begun, smallfiles.free_bytes(target.parent)
+def _check_space(what: Export, target: Path, begun: int) -> None:
+    need, free = what.total_bytes - begun, smallfiles.free_bytes(target.parent)
     if need > free:
-        raise NotEnoughDisk(f"exporting {packing.label}", need, free, str(target.parent))
+        raise NotEnoughDisk(f"exporting {what.label}", need, free, str(target.parent))
 
 
-def _fill(packing: Packing, descriptor: int, begun: int, watcher: Watcher) -> None:
+def _fill(what: Export, descriptor: int, begun: int, watcher: Watcher) -> None:
     os.ftruncate(descriptor, begun)
     os.lseek(descriptor, begun, os.SEEK_SET)
     at = 0
-    for member in packing.pieces():
+    for member in what.pieces():
         if at >= begun:
-            _write(packing, member, descriptor, watcher)
+            _write(what, member, descriptor, watcher)
             os.fsync(descriptor)
         at += _room(member)
     _put(descriptor, _END)
@@ -241,28 +241,26 @@ def _fill(packing: Packing, descriptor: int, begun: int, watcher: Watcher) -> No
     os.fsync(descriptor)
 
 
-def _write(packing: Packing, member: Member, descriptor: int, watcher: Watcher) -> None:
+def _write(what: Export, member: Member, descriptor: int, watcher: Watcher) -> None:
     """Writes one member; its padding only when its bytes are proved."""
     _put(descriptor, head(member.name, member.size_bytes))
-    source = packing.source(member)
+    source = what.source(member)
     if isinstance(source, bytes):
         _put(descriptor, source)
         watcher.advance(len(source))
     else:
-        _copy(packing, source, member, descriptor, watcher)
+        _copy(what, source, member, descriptor, watcher)
     _put(descriptor, bytes(padding(member.size_bytes)))
     watcher.advance(_room(member) - member.size_bytes)
 
 
-def _copy(
-    packing: Packing, source: Path, member: Member, descriptor: int, watcher: Watcher
-) -> None:
+def _copy(what: Export, source: Path, member: Member, descriptor: int, watcher: Watcher) -> None:
     state, left = hashlib.sha256(), member.size_bytes
     problem = "has other bytes than its hash says"
     try:
         stream = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise BadPack(f"cannot read {source}: {error.strerror}", hint=_repair(packing)) from error
+        raise BadPack(f"cannot read {source}: {error.strerror}", hint=_repair(what)) from error
     try:
         while left:
             try:
@@ -279,11 +277,11 @@ def _copy(
     finally:
         os.close(stream)
     if left or state.hexdigest() != member.sha256:
-        raise BadPack(f"{source} {problem}, so it is not exported", hint=_repair(packing))
+        raise BadPack(f"{source} {problem}, so it is not exported", hint=_repair(what))
 
 
-def _repair(packing: Packing) -> str:
-    return f"kt verify --repair {packing.label}"
+def _repair(what: Export) -> str:
+    return f"kt verify --repair {what.label}"
 
 
 def _put(descriptor: int, data: bytes) -> None:
