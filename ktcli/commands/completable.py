@@ -90,12 +90,17 @@ def _verbs(words: str, summary: str, command: Any) -> list[Verb]:
         _line(summary),
         tuple(flags),
         _argument(words, str(first.metavar or "")) if first else None,
-        first is not None and first.nargs != 1,
+        first is not None and (first.nargs != 1 or _is_of_models(arguments)),
         tuple(children),
         _follows(words),
     )
     below = [v for n, c in children.items() for v in _verbs(f"{words} {n}", c.help or "", c)]
     return [here, *below]
+
+
+def _is_of_models(arguments: list[Any]) -> bool:
+    """Whether a model stands after the first argument."""
+    return any("MODEL" in str(each.metavar) for each in arguments[1:])
 
 
 def _follows(words: str) -> tuple[tuple[str, Values], ...]:
@@ -151,6 +156,7 @@ _MEANINGS: dict[str, Callable[[], Values]] = {
     "FORMAT": _formats,
     "MACHINE": _machines,
     "MODEL": lambda: Values(names="all", files=".gguf"),
+    "ALIAS": lambda: Values(names="all", files=".gguf"),  # and after one a model
     "cuda:N": lambda: Values(names="gpus"),
     "CHAT": lambda: Values(names="chats"),
     "SETTING": lambda: Values(tuple(SETTINGS)),
@@ -159,7 +165,7 @@ _MEANINGS: dict[str, Callable[[], Values]] = {
     "FILE.npy": lambda: Values(files="any"),
     "DIR": lambda: Values(files="folders"),
 }
-_TYPED = {"N", "K", "P", "X", "TEXT", "LIST", "ROW", "WORD", "VALUE", "SIZE"}
+_TYPED = {"N", "NAME", "K", "P", "X", "TEXT", "LIST", "ROW", "WORD", "VALUE", "SIZE"}
 
 
 def _line(text: str) -> str:
