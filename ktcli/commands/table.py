@@ -65,6 +65,16 @@ COMMANDS: dict[str, Row] = {
     "path": Row(
         "ktcli.commands.path:path", "Print the folder of a model, or of the library.", "Models"
     ),
+    "export": Row(
+        "ktcli.commands.bundle:export",
+        "Write a model into a file, for machines without a network.",
+        "Models",
+    ),
+    "import": Row(
+        "ktcli.commands.bundle:import_bundle",
+        "Bring a model from a file of kt export into the library.",
+        "Models",
+    ),
     "cache": Row(
         "ktcli.commands.cache:app", "Show, check and remove the KV pages on disk.", "Models"
     ),
