@@ -157,7 +157,7 @@ complete -c kt -n '__fish_seen_subcommand_from export' -l quiet -d 'Print only r
 complete -c kt -n '__fish_seen_subcommand_from export' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a import -d 'Bring a model from a file of kt export into the library'
 complete -c kt -n '__fish_seen_subcommand_from import' -F
-complete -c kt -n '__fish_seen_subcommand_from import' -l as -d 'Call the model so in this library' -x -a 'NAME'
+complete -c kt -n '__fish_seen_subcommand_from import' -l as -d 'Call the model so in this library' -x
 complete -c kt -n '__fish_seen_subcommand_from import' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from import' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from import' -l help -d 'Show this message and exit'

@@ -121,7 +121,7 @@ def _argument(words: str, metavar: str) -> Values:
         "path": "here",
         "export": "here",
     }.get(words, "all")
-    return Values(names=names, files="any" if words in _THEN_FILES else ".gguf")
+    return Values(names=names, files="any" if words == "export" else ".gguf")
 
 
 def values_of(metavar: str | None) -> Values:
