@@ -13,7 +13,7 @@ from ktcli.commands.view.counts import billions
 from ktcli.commands.view.times import age
 from ktcli.errors import gib
 from ktcli.output import out
-from ktcli.store import catalog, library, places, usage
+from ktcli.store import catalog, library, places, scan, usage
 from ktcli.store.catalog import ModelProfile
 from ktcli.store.entry import BUILTIN, INTERRUPTED, Entry
 from ktcli.store.places import EntryKind
@@ -40,8 +40,12 @@ def list_models(
     known = _absent(entries) if all_models else ()
     models = [_document(entry) for entry in entries]
     home, free = config.home(), smallfiles.free_bytes(config.home())
+    for library_folder in config.libraries():
+        if why := scan.unreadable(library_folder):
+            out.warn(why, hint="kt config get libraries says where it is named")
     document = {
         "home": str(home),
+        "libraries": [str(each) for each in config.libraries()],
         "free_bytes": free,
         "models": models,
         "known": [_known(profile) for profile in known],
@@ -57,6 +61,11 @@ def list_models(
             else f"There is no library folder {home} yet"
         )
         out.note(f"\n{state}. kt list --all shows what can be pulled.")
+
+
+def _library(entry: Entry) -> str | None:
+    """The library that an entry lies in; None: in none."""
+    return str(entry.shared or config.home()) if entry.in_library else None
 
 
 def _absent(entries: tuple[Entry, ...]) -> tuple[ModelProfile, ...]:
@@ -78,6 +87,7 @@ def _document(entry: Entry) -> dict[str, Any]:
         "path": str(entry.path),
         "source": entry.source,
         "managed": entry.managed,
+        "library": _library(entry),
         "complete": entry.complete,
         "problem": entry.problem,
         "running": entry.running,
@@ -102,17 +112,20 @@ def _known(profile: ModelProfile) -> dict[str, Any]:
 def _render(
     entries: tuple[Entry, ...], models: list[dict[str, Any]], known: tuple[ModelProfile, ...]
 ) -> str:
+    several = any(entry.shared for entry in entries)
     rows = [
         (
             entry.label,
             entry.kind.value,
             gib(row["size_bytes"]),
             age(time.time() - row["last_used_s"]) if row["last_used_s"] else "",
+            *([row["library"] or ""] if several else []),
             _origin(entry) if entry.complete else _sick(entry, row["percent"]),
         )
         for entry, row in zip(entries, models, strict=True)
     ]
-    words = [out.table(rows, ("NAME", "KIND", "SIZE", "USED", "FROM"), right=(2,))] if rows else []
+    head = ("NAME", "KIND", "SIZE", "USED", *(["LIBRARY"] if several else []), "FROM")
+    words = [out.table(rows, head, right=(2,))] if rows else []
     if known:
         more = [
             (
