@@ -4,7 +4,7 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat serve doctor plan search pull convert list show verify rm prune du path export import cache chats bench eval config completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat serve doctor plan search pull convert list alias show verify rm prune du path export import cache chats bench eval config completion --help --version" -- "$word"))
         return
     fi
     case $verb in
@@ -29,8 +29,7 @@ _kt() {
                 --port) words='PORT' ;;
                 --api-key) words='KEY' ;;
                 --api-key-file) files='any' ;;
-                --parallel|--context|--threads|--defer)  ;;
-                --model-alias) words='NAME' ;;
+                --parallel|--model-alias|--context|--threads|--defer)  ;;
                 --numa) words='auto off' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
@@ -62,8 +61,8 @@ _kt() {
             esac ;;
         'pull')
             case $before in
-                --limit)  ;;
-                *) options='--yes --limit --json --quiet --help' names='all' files='.gguf' ;;
+                --limit|--as)  ;;
+                *) options='--yes --limit --as --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'convert')
             case $before in
@@ -75,6 +74,7 @@ _kt() {
                 *) options='--out --experts --dense --mixed --calibrate --threads --json --quiet --help' names='here' files='.gguf' ;;
             esac ;;
         'list') options='--all --json --quiet --help' ;;
+        'alias') options='--rm --json --quiet --help' names='all' files='.gguf' ;;
         'show') options='--experts --program --json --help' names='all' files='.gguf' ;;
         'verify') options='--all --repair --json --quiet --help' names='here' files='.gguf' ;;
         'rm') options='--partial --checkpoint-only --yes --json --quiet --help' names='mine' files='.gguf' ;;
@@ -84,7 +84,7 @@ _kt() {
         'export') options='--checkpoint --all --json --quiet --help' names='here' files='any' ;;
         'import')
             case $before in
-                --as) words='NAME' ;;
+                --as)  ;;
                 *) options='--as --json --quiet --help' files='any' ;;
             esac ;;
         'cache') options='--help' words='du ls verify rm' ;;

@@ -41,7 +41,7 @@ complete -c kt -n '__fish_seen_subcommand_from serve' -l port -d 'Port to listen
 complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key -d 'Key that clients must show' -x -a 'KEY'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key-file -d 'File with the key that clients must show; only its owner may read it' -r -F
 complete -c kt -n '__fish_seen_subcommand_from serve' -l parallel -d 'Conversations that are answered at the same time, each with the whole context' -x
-complete -c kt -n '__fish_seen_subcommand_from serve' -l model-alias -d 'A further name of the model; may be repeated' -x -a 'NAME'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l model-alias -d 'A further name of the model; may be repeated' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l strict-model -d 'Refuse requests that name another model; else this one answers'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l log-json -d 'Write a line of JSON for each request on stderr'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l context -d 'Positions to reserve' -x
@@ -86,6 +86,7 @@ complete -c kt -n __fish_use_subcommand -a pull -d 'Download a model into the li
 complete -c kt -n '__fish_seen_subcommand_from pull' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l yes -d 'Do not ask'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l limit -d 'Most bytes per second of a pull; 0 is no limit' -x
+complete -c kt -n '__fish_seen_subcommand_from pull' -l as -d 'Call it so, too' -x
 complete -c kt -n '__fish_seen_subcommand_from pull' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l help -d 'Show this message and exit'
@@ -105,6 +106,12 @@ complete -c kt -n '__fish_seen_subcommand_from list' -l all -d 'Also those that 
 complete -c kt -n '__fish_seen_subcommand_from list' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from list' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from list' -l help -d 'Show this message and exit'
+complete -c kt -n __fish_use_subcommand -a alias -d 'Give a model a name of your own, or list these'
+complete -c kt -n '__fish_seen_subcommand_from alias' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from alias' -l rm -d 'Forget the name; the model itself stays'
+complete -c kt -n '__fish_seen_subcommand_from alias' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from alias' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from alias' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a show -d 'Show what a model is and what it needs'
 complete -c kt -n '__fish_seen_subcommand_from show' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from show' -l experts -d 'Draw how often each expert was chosen in chats'
@@ -150,7 +157,7 @@ complete -c kt -n '__fish_seen_subcommand_from export' -l quiet -d 'Print only r
 complete -c kt -n '__fish_seen_subcommand_from export' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a import -d 'Bring a model from a file of kt export into the library'
 complete -c kt -n '__fish_seen_subcommand_from import' -F
-complete -c kt -n '__fish_seen_subcommand_from import' -l as -d 'Call the model so in this library' -x -a 'NAME'
+complete -c kt -n '__fish_seen_subcommand_from import' -l as -d 'Call the model so in this library' -x
 complete -c kt -n '__fish_seen_subcommand_from import' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from import' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from import' -l help -d 'Show this message and exit'

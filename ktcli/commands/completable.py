@@ -90,7 +90,7 @@ def _verbs(words: str, summary: str, command: Any) -> list[Verb]:
         _line(summary),
         tuple(flags),
         _argument(words, str(first.metavar or "")) if first else None,
-        first is not None and (first.nargs != 1 or words in _THEN_FILES),
+        first is not None and (first.nargs != 1 or words in _ALIKE),
         tuple(children),
         _follows(words),
     )
@@ -121,7 +121,7 @@ def _argument(words: str, metavar: str) -> Values:
         "path": "here",
         "export": "here",
     }.get(words, "all")
-    return Values(names=names, files="any" if words in _THEN_FILES else ".gguf")
+    return Values(names=names, files="any" if words == "export" else ".gguf")
 
 
 def values_of(metavar: str | None) -> Values:
@@ -157,6 +157,7 @@ _MEANINGS: dict[str, Callable[[], Values]] = {
     "FORMAT": _formats,
     "MACHINE": _machines,
     "MODEL": lambda: Values(names="all", files=".gguf"),
+    "ALIAS": lambda: Values(names="all", files=".gguf"),  # and after one a model
     "cuda:N": lambda: Values(names="gpus"),
     "CHAT": lambda: Values(names="chats"),
     "SETTING": lambda: Values(tuple(SETTINGS)),
@@ -166,8 +167,9 @@ _MEANINGS: dict[str, Callable[[], Values]] = {
     "FILE.npy": lambda: Values(files="any"),
     "DIR": lambda: Values(files="folders"),
 }
-_THEN_FILES = {"export"}  # commands of a model and then a file
-_TYPED = {"N", "K", "P", "X", "TEXT", "LIST", "ROW", "WORD", "VALUE", "SIZE"}
+# Commands whose second argument is completed like the first: a model and then a file, an alias and then a model.
+_ALIKE = {"export", "alias"}
+_TYPED = {"N", "NAME", "K", "P", "X", "TEXT", "LIST", "ROW", "WORD", "VALUE", "SIZE"}
 
 
 def _line(text: str) -> str:

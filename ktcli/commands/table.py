@@ -50,6 +50,9 @@ COMMANDS: dict[str, Row] = {
         "Models",
     ),
     "list": Row("ktcli.commands.list:list_models", "List the models in the library.", "Models"),
+    "alias": Row(
+        "ktcli.commands.alias:alias", "Give a model a name of your own, or list these.", "Models"
+    ),
     "show": Row("ktcli.commands.show:show", "Show what a model is and what it needs.", "Models"),
     "verify": Row(
         "ktcli.commands.verify:verify", "Check a model's files against their hashes.", "Models"
