@@ -144,7 +144,7 @@ def libraries() -> tuple[Path, ...]:
         UsageError: the setting names what can be none, or one's own library folder makes no sense.
     """
     said = stated("libraries")
-    named: tuple[str, ...] = said.value if said.text else (SYSTEM_LIBRARY,)
+    named: list[str] = said.value if said.text else [SYSTEM_LIBRARY]
     found = dict.fromkeys(Path(os.path.expanduser(each)).absolute() for each in named)
     own = home()
     return tuple(each for each in found if each != own and (said.text or os.path.isdir(each)))

@@ -108,10 +108,8 @@ def _read_folder(text: str) -> str:
     return text
 
 
-def _read_folders(text: str) -> tuple[str, ...]:
-    if text == "off":
-        return ()
-    return tuple(_read_folder(each) for each in text.split(":"))
+def _read_folders(text: str) -> list[str]:
+    return [] if text == "off" else [_read_folder(each) for each in text.split(":")]
 
 
 ON_OFF = Domain("on or off", "neither on nor off", _read_switch)
@@ -200,6 +198,10 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "think", ON_OFF, "on|off", "as the model likes", "For models that can do both.",
         option="--think",
+    ),
+    Setting(
+        "think-budget", whole_numbers(1, 10_000_000), "N", "as many as the model likes",
+        "Most tokens of an answer's thoughts; then the model is made to answer.", option="--think-budget",
     ),
     Setting(
         "thoughts", words_like("folded|shown|hidden", "folded, shown or hidden"), "folded|shown|hidden", "folded",
