@@ -150,7 +150,7 @@ def best_here(host: Host, most: int, below: int | None = None) -> tuple[Surveyed
 
 def on_disk() -> dict[str, str]:
     """What of each model is on disk: a pack where there is one, else the checkpoint."""
-    complete = [entry for entry in library.entries() if entry.complete and entry.managed]
+    complete = [entry for entry in library.entries() if entry.complete and entry.in_library]
     kinds = sorted(complete, key=lambda entry: entry.kind is EntryKind.PACK)
     return {entry.name: entry.kind.value for entry in kinds}
 
