@@ -177,7 +177,9 @@ def _profile(reading: _ProfileText, found: Mapping[str, Any], *, shipped: bool) 
     )
 
 
-def _repositories(reading: _ProfileText, found: Mapping[str, Any], *, needed: bool) -> dict[str, str]:
+def _repositories(
+    reading: _ProfileText, found: Mapping[str, Any], *, needed: bool
+) -> dict[str, str]:
     table: dict[str, str] = reading.table_of(found, "repositories", tuple(HUBS))
     for hub, repository in table.items():
         if not isinstance(repository, str) or re.fullmatch(REPOSITORY, repository) is None:
