@@ -10,6 +10,7 @@ import typer
 
 from ktcli import config, smallfiles
 from ktcli.commands.alias import called
+from ktcli.commands.faults import warn_of_faults
 from ktcli.commands.options import JsonOpt, QuietOpt
 from ktcli.commands.view.counts import billions
 from ktcli.commands.view.times import age
@@ -40,6 +41,8 @@ def list_models(
     """
     entries = library.entries()
     known = _absent(entries) if all_models else ()
+    if all_models:
+        warn_of_faults()
     named = called(entries)
     models = [_document(entry, named.get(entry.path, ())) for entry in entries]
     home, free = config.home(), smallfiles.free_bytes(config.home())
@@ -107,6 +110,7 @@ def _known(profile: ModelProfile) -> dict[str, Any]:
         "name": profile.name,
         "title": profile.title,
         "license": profile.license,
+        "origin": str(profile.origin) if profile.origin else "kt",
         "repositories": dict(profile.repositories),
         "parameters": profile.parameters,
         "download_bytes": profile.download_bytes,
