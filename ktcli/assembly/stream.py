@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from ktcli import manifest, smallfiles
@@ -30,19 +31,18 @@ from ktcli.store.reference import Reference
 from ktcli.weights.recipe import Recipe, split_pair
 
 
-def begun(name: str) -> Entry | None:
-    """The interrupted stream of a model; None: there is none."""
-    return next(
-        (
-            entry
-            for entry in library.entries()
-            if entry.name == name and entry.is_stream and not entry.complete
-        ),
-        None,
+def begun_stream(reference: Reference) -> Reference | None:
+    """The reference with the formats of a stream that was begun of this model and did not end; None: there is none."""
+    found = (
+        entry.formats
+        for entry in library.entries()
+        if entry.name == reference.name and entry.is_stream and not entry.complete
     )
+    formats = next((each for each in found if reference.formats in ("", each)), None)
+    return None if formats is None else replace(reference, formats=formats)
 
 
-def stream(
+def stream_model(
     reference: Reference,
     listener: Listener = SILENT,
     *,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from ktcli import config, smallfiles
+from ktcli.commands.alias import called
 from ktcli.commands.options import JsonOpt, QuietOpt
+from ktcli.commands.view.counts import billions
 from ktcli.commands.view.times import age
 from ktcli.errors import gib
 from ktcli.output import out
@@ -37,7 +40,8 @@ def list_models(
     """
     entries = library.entries()
     known = _absent(entries) if all_models else ()
-    models = [_document(entry) for entry in entries]
+    named = called(entries)
+    models = [_document(entry, named.get(entry.path, ())) for entry in entries]
     home, free = config.home(), smallfiles.free_bytes(config.home())
     document = {
         "home": str(home),
@@ -65,12 +69,13 @@ def _absent(entries: tuple[Entry, ...]) -> tuple[ModelProfile, ...]:
     )
 
 
-def _document(entry: Entry) -> dict[str, Any]:
+def _document(entry: Entry, named: Sequence[str]) -> dict[str, Any]:
     used = None
     if entry.kind is EntryKind.PACK:
         used = usage.last_used_s(places.conversion_name(entry.path))
     return {
         "name": entry.label,
+        "aliases": list(named),
         "kind": entry.kind.value,
         "formats": entry.formats,
         "size_bytes": entry.size_bytes,
@@ -101,7 +106,7 @@ def _known(profile: ModelProfile) -> dict[str, Any]:
 def _render(
     entries: tuple[Entry, ...], models: list[dict[str, Any]], known: tuple[ModelProfile, ...]
 ) -> str:
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             entry.label,
             entry.kind.value,
@@ -111,13 +116,18 @@ def _render(
         )
         for entry, row in zip(entries, models, strict=True)
     ]
-    words = [out.table(rows, ("NAME", "KIND", "SIZE", "USED", "FROM"), right=(2,))] if rows else []
+    head: tuple[str, ...] = ("NAME", "KIND", "SIZE", "USED", "FROM")
+    named = [", ".join(row["aliases"]) for row in models]
+    if any(named):
+        rows = [(row[0], alias, *row[1:]) for row, alias in zip(rows, named, strict=True)]
+        head = (head[0], "ALIAS", *head[1:])
+    words = [out.table(rows, head, right=(len(head) - 3,))] if rows else []
     if known:
         more = [
             (
                 p.name,
                 gib(p.download_bytes or 0),
-                _billions(p.parameters or 0),
+                billions(p.parameters or 0),
                 p.license,
             )
             for p in known
@@ -127,10 +137,6 @@ def _render(
             out.table(more, ("KT PULL …", "DOWNLOAD", "PARAMETERS", "LICENCE"), right=(1, 2)),
         ]
     return "\n".join(words)
-
-
-def _billions(parameters: int) -> str:
-    return f"{parameters / 1e9:.{0 if parameters >= 1e10 else 1}f} billion"
 
 
 def _sick(entry: Entry, percent: int | None) -> str:

@@ -32,6 +32,7 @@ class Entry:
         work: the process that works on it at this moment; None: none does.
         spoken: for a pack of a folder outside the library, the name of that folder, where it means no other
             model; else empty.
+        importing: the arguments of the import that goes on or was interrupted; else empty.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Entry:
     managed: bool = True
     work: Holder | None = None
     spoken: str = ""
+    importing: str = ""
 
     @property
     def complete(self) -> bool:
@@ -80,7 +82,9 @@ class Entry:
     @property
     def again(self) -> str:
         """The command that continues or repeats the work this entry came from, or words for it."""
-        if self.kind is EntryKind.PACK and self.is_stream and not self.complete:
+        if self.importing:
+            return f"kt import {self.importing}"
+        if self.is_stream and not self.complete:
             return f"{self._pull} --stream"
         if self.kind is EntryKind.PACK:
             if self.name.startswith(LOCAL):
