@@ -13,7 +13,7 @@ _kt() {
     case "$verb" in
         'chat')
             case $before in
-                --max-tokens|--system|--stop|--temperature|--top-k|--top-p|--min-p|--repetition-penalty|--seed|--context|--threads|--defer)  ;;
+                --max-tokens|--system|--stop|--temperature|--top-k|--top-p|--min-p|--repetition-penalty|--seed|--think-budget|--context|--threads|--defer)  ;;
                 --resume) names='chats' ;;
                 --numa) words='auto off' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
@@ -21,7 +21,7 @@ _kt() {
                 --prefill-threshold) words='never' ;;
                 --draft) words='off lookup' ;;
                 --output) files='any' ;;
-                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --hide-thinking --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --jsonl --output --quiet --help' names='all' files='.gguf' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --jsonl --output --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'serve')
             case $before in
@@ -168,7 +168,7 @@ _kt() {
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status when-full context draft device threads numa heat cache pull-limit isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home model system temperature max-tokens think think-budget thoughts markdown status when-full context draft device threads numa heat cache pull-limit isa tile-min debug' ;;
         'config set')
             case $before in
                 home) files='folders' ;;
@@ -179,9 +179,9 @@ _kt() {
                 draft) words='off lookup' ;;
                 device) words='auto cpu cuda' names='gpus' ;;
                 numa) words='auto off' ;;
-                *) options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status when-full context draft device threads numa heat cache pull-limit' ;;
+                *) options='--json --quiet --help' words='home model system temperature max-tokens think think-budget thoughts markdown status when-full context draft device threads numa heat cache pull-limit' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status when-full context draft device threads numa heat cache pull-limit' ;;
+        'config unset') options='--json --quiet --help' words='home model system temperature max-tokens think think-budget thoughts markdown status when-full context draft device threads numa heat cache pull-limit' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')
