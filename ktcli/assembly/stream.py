@@ -28,6 +28,7 @@ from ktcli.store.entry import Entry
 from ktcli.store.hubs import Hub, Snapshot, hub_named
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import Reference
+from ktcli.weights.arriving import Arriving
 from ktcli.weights.recipe import Recipe, split_pair
 
 
@@ -157,6 +158,8 @@ def fetch_head(client: Hub, snapshot: Snapshot, head: Path, watcher: Watcher) ->
     small = [file for file in files if not file.name.endswith(WEIGHTS)]
     fetch_files(client, snapshot, small, head, watcher)
     fetch_headers(client, snapshot, weights, head, watcher)
+    with closing(Arriving(head, {file.name: file.size_bytes for file in weights})):
+        pass  # headers that cannot be read are fetched again next time
     records = [FileRecord(each.name, each.size_bytes, each.sha256.lower()) for each in weights]
     for file in small:
         records.append(FileRecord(file.name, file.size_bytes, integrity.digest(head / file.name)))

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from ktcli import config, smallfiles
 from ktcli.errors import NotEnoughDisk
-from ktcli.manifest import Manifest
+from ktcli.manifest import CHECKPOINT, Manifest
 from ktcli.store import contents
 from ktcli.store.download import SCRATCH, SPARE_BYTES, Watcher
 from ktcli.store.gated import GatedTransfer
 from ktcli.store.hubs import RemoteFile, Snapshot, explained, hub_named
-from ktcli.weights.arriving import Arriving
+from ktcli.weights.arriving import Arriving, OtherHeader
 from ktcli.weights.conversion import Conversion
 from ktcli.weights.pack import WeightFile
 from ktcli.weights.schedule import Schedule, schedule
@@ -97,7 +97,11 @@ class HubSupply:
             if name in self._coming:
                 with self._explained():
                     transfer.wait_for(name, self._tell)
-            self.checkpoint.arrived(name, folder / name)
+            try:
+                self.checkpoint.arrived(name, folder / name)
+            except OtherHeader:
+                (self._head / CHECKPOINT).unlink(missing_ok=True)
+                raise
             self._open.add(name)
         yield
         self._tell()

@@ -111,7 +111,13 @@ def _download(
     if reference.formats and not streams:
         raise UsageError(
             f"{reference.text} names a conversion, which cannot be pulled",
-            hint=f"kt pull {reference.name}, then kt convert {reference.name}; or both: kt pull {reference.text} --stream",
+            hint=f"kt pull {reference.name}, then kt convert {reference.name}; "
+            f"or both at once: kt pull {reference.text} --stream",
+        )
+    if streams and library.find(reference.name, EntryKind.CHECKPOINT) is not None:
+        raise UsageError(
+            f"{reference.name} is in the library, so there is nothing to pull",
+            hint=f"kt convert {reference.text}",
         )
     rate = None if limit is None else SETTINGS["pull-limit"].domain.read(limit)
     if streams is not False and (begun := begun_stream(reference)) is not None:

@@ -13,7 +13,9 @@ from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.header import read_header
 from ktcli.weights.storage import Part
 
-CHANGED = "the repository changed meanwhile: remove what was begun (kt rm), and pull it again"
+
+class OtherHeader(BadCheckpoint):
+    """A weight file has another header than was fetched of it before."""
 
 
 class Arriving(Checkpoint):
@@ -39,10 +41,14 @@ class Arriving(Checkpoint):
         Args:
             path: where it lies.
         Raises:
-            BadCheckpoint: it is not what its header said, or cannot be read.
+            OtherHeader: it is not what its header said.
+            BadCheckpoint: it cannot be read, or a bias that kt leaves out is not zero.
         """
         if read_header(path).raw != read_header(self.path / file, path.stat().st_size).raw:
-            raise BadCheckpoint(f"{file} has another header than it had before", hint=CHANGED)
+            raise OtherHeader(
+                f"{file} has another header than it had before",
+                hint="run the same command again; it reads the headers anew",
+            )
         self._files.open(file, path)
         here = [part for part in self._presumed if part.file == file]
         self._presumed = [part for part in self._presumed if part.file != file]
