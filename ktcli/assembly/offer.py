@@ -11,14 +11,15 @@ from ktcli.assembly.listener import Listener
 from ktcli.assembly.plan import plan_subject
 from ktcli.assembly.preview import WEIGHTS, preview_of
 from ktcli.assembly.request import DeviceWords, Wanted
-from ktcli.assembly.subject import Subject
+from ktcli.assembly.subject import Subject, recipe_of
 from ktcli.errors import gib, predicted
 from ktcli.hardware.gpu import AUTO
 from ktcli.planner.plan import Plan
 from ktcli.store import catalog
 from ktcli.store.download import wanted
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot, hub_named
-from ktcli.store.reference import HUBS, Reference
+from ktcli.store.profile import HUBS
+from ktcli.store.reference import Reference
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.schedule import AT_ONCE
 
@@ -104,7 +105,7 @@ def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = No
             bars.end()
         recipe = Recipe.named(None, None)
     else:
-        config, recipe = profile.config, Recipe.named(profile.experts, profile.dense)
+        config, recipe = profile.config, recipe_of(profile)
     subject = Subject(reference.text, reference.repository, config, recipe, download_bytes=size)
     plan = plan_subject(subject, Wanted(device=DeviceWords(AUTO)), listener=listener)
     disk = disk_need(subject, plan.recipe)

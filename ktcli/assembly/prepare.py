@@ -137,7 +137,7 @@ def _converted(entry: Entry, recipe: Recipe, wanted: Wanted, listener: Listener)
 def _is_stale(pack: Entry) -> bool:
     """Returns whether a pack was made from the built-in model of an earlier kt."""
     shipped = library.find(BUILTIN, EntryKind.CHECKPOINT) if pack.name == BUILTIN else None
-    if shipped is None or not pack.managed:
+    if shipped is None or not pack.in_library:
         return False
     return newest_ns(shipped.path) > (pack.path / PACK_MANIFEST).stat().st_mtime_ns
 

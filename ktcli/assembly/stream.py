@@ -37,7 +37,7 @@ def begun_stream(reference: Reference) -> Reference | None:
     found = (
         entry.formats
         for entry in library.entries()
-        if entry.name == reference.name and entry.is_stream and not entry.complete
+        if entry.managed and entry.name == reference.name and entry.is_stream and not entry.complete
     )
     formats = next((each for each in found if reference.formats in ("", each)), None)
     return None if formats is None else replace(reference, formats=formats)

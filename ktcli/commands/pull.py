@@ -80,7 +80,7 @@ def pull(
     if entry is None:
         out.note("Nothing was pulled.")
         raise typer.Exit(ExitCode.FAILED)
-    if not entry.managed and entry.name != BUILTIN:
+    if not entry.in_library and entry.name != BUILTIN:
         examine(entry.path)
     require_known_tokenizer(entry.path)
     document: dict[str, Any] = {
@@ -136,7 +136,7 @@ def _download(
 
 def _render(entry: Entry, fresh: bool, alias: str | None) -> str:
     name = safe(alias or entry.label)
-    if not entry.managed:
+    if not entry.in_library:
         here = (
             "ships with kt"
             if entry.name == BUILTIN

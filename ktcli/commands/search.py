@@ -10,6 +10,7 @@ from ktcli.assembly.plan import host_described
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.search import Judged, judge
 from ktcli.assembly.survey import Formats, Surveyed, ranked, survey
+from ktcli.commands.faults import warn_of_faults
 from ktcli.commands.options import FromOpt, JsonOpt, QuietOpt
 from ktcli.commands.view.search import found_document, hub_table, known_table
 from ktcli.errors import HubError, NotFound, UsageError
@@ -18,7 +19,7 @@ from ktcli.output import out, safe
 from ktcli.planner.host import Host
 from ktcli.store import catalog
 from ktcli.store.hubsearch import Hit, search_hub
-from ktcli.store.reference import HUBS
+from ktcli.store.profile import HUBS
 
 _LONGEST = 200  # characters of what is searched for
 
@@ -67,6 +68,7 @@ def search(
         where = f"neither the catalogue nor {asked} has" if hubs else "the catalogue does not have"
         hint = [*([f"the nearest: {near}"] if near else []), *([] if hubs else [_ask_hubs(said)])]
         raise NotFound(f"{where} a model that matches {said!r}", hint="; ".join(hint))
+    warn_of_faults()
     judged = _judged(hits, host)
     out.result(found_document(found, judged), lambda: _render(found, judged))
     if not hubs:

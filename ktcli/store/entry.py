@@ -28,7 +28,8 @@ class Entry:
             with its manifest; else empty.
         formats: "<experts>-<dense>" for a pack; empty for a checkpoint.
         source: where it came from, "hf:org/repo@revision" or a path; empty if nobody recorded it.
-        managed: whether it lies in the library folder, so that `kt rm` may remove it.
+        managed: whether it lies in one's own library, so that `kt rm` may remove it.
+        shared: the further library that it lies in, which kt only reads; None: it lies in none.
         work: the process that works on it at this moment; None: none does.
         spoken: for a pack of a folder outside the library, the name of that folder, where it means no other
             model; else empty.
@@ -42,9 +43,15 @@ class Entry:
     formats: str = ""
     source: str = ""
     managed: bool = True
+    shared: Path | None = None
     work: Holder | None = None
     spoken: str = ""
     importing: str = ""
+
+    @property
+    def in_library(self) -> bool:
+        """Whether it lies in a library, one's own or a further one, so that its name finds it."""
+        return self.managed or self.shared is not None
 
     @property
     def complete(self) -> bool:
@@ -74,7 +81,7 @@ class Entry:
     @property
     def label(self) -> str:
         """The name that finds exactly this entry again."""
-        if not self.managed:
+        if not self.in_library:
             return self.name if self.name == BUILTIN else str(self.path)
         name = self.spoken or self.name
         return f"{name}@{self.formats}" if self.formats else name
@@ -112,6 +119,8 @@ class Entry:
         """The commands that make a damaged entry again, or words for them."""
         if self.managed:
             return f"kt rm {self.label} && {self.again}"
+        if self.shared is not None:
+            return f"ask whoever keeps {self.shared}, which kt only reads"
         if self.kind is EntryKind.PACK:
             return (
                 f"rm -r {quote(str(self.path))} && kt convert MODEL --out {quote(str(self.path))}"

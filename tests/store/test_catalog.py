@@ -8,7 +8,8 @@ from declared import declared
 from ktcli.errors import NotFound
 from ktcli.models import build
 from ktcli.store import catalog
-from ktcli.store.reference import HUBS, parse
+from ktcli.store.profile import HUBS
+from ktcli.store.reference import parse
 from ktcli.weights.recipe import Recipe
 
 PUBLISHED = [name for name in catalog.names() if not catalog.get(name).builtin]

@@ -9,7 +9,7 @@ from ktcli.assembly.search import Judged
 from ktcli.assembly.survey import Surveyed
 from ktcli.commands.view.bars import can_draw
 from ktcli.commands.view.counts import billions
-from ktcli.commands.view.survey import surveyed_document
+from ktcli.commands.view.survey import origins, surveyed_document
 from ktcli.errors import gib, predicted
 from ktcli.output import out, safe, table
 
@@ -69,7 +69,8 @@ def known_table(found: Sequence[Surveyed]) -> str:
                 str(profile.config.get("model_type", "")),
             )[:columns]
         )
-    return _marked(rows, head[:columns], [each.fits for each in found], right=(1, 2, 3, 4))
+    table_of_it = _marked(rows, head[:columns], [each.fits for each in found], right=(1, 2, 3, 4))
+    return "\n".join([table_of_it, *origins(found)])
 
 
 def _need_bytes(each: Surveyed) -> int:
