@@ -205,7 +205,7 @@ def test_a_model_that_cannot_be_converted_is_refused_before_its_weights(
 ) -> None:
     files = hub.repositories[NAME]
     files["config.json"] = files["config.json"].replace(b'"num_experts": 6', b'"num_experts": 7')
-    with pytest.raises(BadCheckpoint, match="config.json asks for"):
+    with pytest.raises(BadCheckpoint, match=r"config\.json asks for"):
         stream_model(parse(NAME))
     assert all(hub.sent[name] <= HEADER for name in weights(case[0]))
 
