@@ -62,7 +62,7 @@ _kt() {
         'pull')
             case $before in
                 --limit|--as)  ;;
-                *) options='--yes --limit --as --json --quiet --help' names='all' files='.gguf' ;;
+                *) options='--yes --limit --as --stream --no-stream --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'convert')
             case $before in

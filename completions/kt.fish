@@ -88,6 +88,8 @@ complete -c kt -n '__fish_seen_subcommand_from pull' -a '(kt names 2>/dev/null; 
 complete -c kt -n '__fish_seen_subcommand_from pull' -l yes -d 'Do not ask'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l limit -d 'Most bytes per second of a pull; 0 is no limit' -x
 complete -c kt -n '__fish_seen_subcommand_from pull' -l as -d 'Call it so, too' -x
+complete -c kt -n '__fish_seen_subcommand_from pull' -l stream -d 'Convert it while it arrives, and do not keep the checkpoint'
+complete -c kt -n '__fish_seen_subcommand_from pull' -l no-stream -d 'Convert it while it arrives, and do not keep the checkpoint'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l help -d 'Show this message and exit'

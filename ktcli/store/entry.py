@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
+from ktcli import manifest
 from ktcli.errors import UsageError
 from ktcli.smallfiles import Holder
 from ktcli.store import catalog, contents, origins
@@ -57,6 +58,11 @@ class Entry:
         return not self.problem
 
     @property
+    def is_stream(self) -> bool:
+        """Whether it is a conversion that is, or was, made from files as they arrived."""
+        return self.kind is EntryKind.PACK and (self.path / manifest.STREAM).is_dir()
+
+    @property
     def running(self) -> bool:
         """Whether it is not complete and a process works on it."""
         return self.work is not None and not self.complete
@@ -66,7 +72,11 @@ class Entry:
         """The share of its bytes that the process working on it has written so far; None: unknown."""
         if not self.running or self.work is None or not self.work.total_bytes:
             return None
-        return min(1.0, contents.written_bytes(self.path) / self.work.total_bytes)
+        is_pack = (
+            self.kind is EntryKind.PACK
+        )  # beside its own files may lie what they are made from
+        here = contents.written_bytes(self.path, below=not is_pack)
+        return min(1.0, here / self.work.total_bytes)
 
     @property
     def label(self) -> str:
@@ -81,11 +91,18 @@ class Entry:
         """The command that continues or repeats the work this entry came from, or words for it."""
         if self.importing:
             return f"kt import {self.importing}"
+        if self.is_stream and not self.complete:
+            return f"{self._pull} --stream"
         if self.kind is EntryKind.PACK:
             if self.name.startswith(LOCAL):
                 origin = origins.origin_of(self.name) or "FOLDER"
                 return f"kt convert {quote(str(origin))}@{self.formats}"
             return f"kt convert {self.name if is_recommended(self) else self.label}"
+        return self._pull
+
+    @property
+    def _pull(self) -> str:
+        """The command that pulls its model."""
         # The shortest reference that means this entry: a recorded commit is not part of most names.
         read_back = repository_named(self.name)
         for text in (self.name, self.source.rpartition("@")[0], self.source, read_back):

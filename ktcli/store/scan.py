@@ -78,9 +78,14 @@ def _entry_at(path: Path, kind: EntryKind, lock: Path) -> Entry:
         return Entry(name, kind, path, str(error), formats)
     if kind is EntryKind.PACK and name.startswith(LOCAL):
         origin = str(origins.origin_of(name) or "")
+    elif source is not None:
+        origin = source.origin
     else:
-        origin = _pulling(path / PULLING) if source is None else source.origin
+        begun = path / manifest.STREAM if kind is EntryKind.PACK else path
+        origin = _pulling(begun / PULLING)
     held = smallfiles.holder(path / manifest.LOCK if kind is EntryKind.PACK else lock)
+    if held is None and kind is EntryKind.PACK and (path / manifest.STREAM).is_dir():
+        held = smallfiles.holder(lock)  # still reads headers
     if source is not None:
         return Entry(name, kind, path, "", formats, origin or source.origin, work=held)
     problem = f"process {held.process} is {held.doing}" if held else INTERRUPTED
