@@ -19,10 +19,11 @@ import pytest
 from ktcli import manifest, smallfiles
 from ktcli.errors import BadCheckpoint, BadPack, Busy, KtError, NotEnoughDisk, UsageError
 from ktcli.manifest import FileRecord, FormatNames, Manifest
-from ktcli.store import archive, bundlereader, bundlewriter, heat, library, places, scan
+from ktcli.store import archive, bundlereader, bundlewriter, heat, library, places, removal, scan
 from ktcli.store.archive import Archive
 from ktcli.store.bundle import LIST, head
 from ktcli.store.entry import INTERRUPTED
+from ktcli.store.places import EntryKind
 
 NAME = "kimi-k2"
 COUNTS = b'{"kt_heat":1,"tokens":0,"counts":[]}\n'
@@ -150,6 +151,9 @@ def test_a_model_can_come_under_another_name_and_keeps_the_heat_map_that_is_ther
     assert {entry.name for entry in library.entries() if entry.managed} == {"mine"}
     assert library.resolve("mine").formats == "int4-int8"
     assert heat.path_of("mine").read_bytes() == b"of my own"
+    removal.remove(library.resolve("mine", EntryKind.CHECKPOINT))
+    # Nothing else knows that name.
+    assert library.resolve("mine").repair == "kt rm mine@int4-int8 && kt import FILE.tar"
     assert not (there / "packs" / NAME).exists()
 
 
