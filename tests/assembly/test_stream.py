@@ -226,3 +226,33 @@ def test_a_stream_that_stopped_says_how_it_goes_on(
     assert library.find(NAME) is None
     assert main(["pull", NAME, "--yes"]) == 0
     assert pack_of(case) == case[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("layer-00002.safetensors", 2), ("outer.safetensors", 2), ("config.json", 0)]
+)
+def test_a_damaged_file_is_made_again_from_what_it_needs_of_the_hub(
+    hub: Hub, case: Case, name: str, most: int
+) -> None:
+    entry = stream_model(parse(NAME))
+    data = bytearray(case[1][name])
+    data[len(data) // 2] ^= 1
+    (entry.path / name).write_bytes(data)
+    hub.sent.clear()
+    assert main(["verify", NAME]) == 5
+    assert main(["verify", NAME, "--repair"]) == 0
+    assert pack_of(case) == case[1]
+    assert sum(hub.sent[each] > HEADER for each in weights(case[0])) <= most
+
+
+def test_a_repair_from_another_revision_changes_nothing(hub: Hub, case: Case) -> None:
+    entry = stream_model(parse(NAME))
+    (entry.path / "layer-00001.safetensors").write_bytes(b"")
+    for name in weights(case[0]):
+        hub.repositories[NAME][name] = case[0][name].replace(b'"format": "pt"', b'"format": "tp"')
+    before = {path.name: path.read_bytes() for path in entry.path.iterdir()}
+    assert main(["verify", NAME, "--repair"]) == 5
+    after = {path.name: path for path in entry.path.iterdir()}
+    assert {name: after[name].read_bytes() for name in before} == before
+    assert main(["prune", "--yes"]) == 0
+    assert {path.name for path in entry.path.iterdir()} == before.keys()
