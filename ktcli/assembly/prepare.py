@@ -27,6 +27,7 @@ from ktcli.assembly.subject import find_subject
 from ktcli.errors import Busy, UsageError, gib, predicted
 from ktcli.manifest import PACK as PACK_MANIFEST
 from ktcli.models import build
+from ktcli.planner.plan import Plan
 from ktcli.store import catalog, download, library, removal
 from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
@@ -131,6 +132,7 @@ def _brought(
         return fetch(reference, listener)
     offer = make_offer(reference, listener)
     if offer.only_streams:
+        offer.plan.require(reference.text)  # before a byte of it is converted
         listener.note(offer.streaming)
         return stream_model(reference, listener, snapshot=offer.snapshot, check=check)
     return fetch(reference, listener, snapshot=offer.snapshot)
@@ -173,9 +175,18 @@ def _require_room(name: str, wanted: Wanted, listener: Listener) -> None:
     subject = find_subject(name)
     plan = plan_ahead(build(subject.config), subject.recipe, wanted, listener)
     plan.require(name)
+    listener.note(verdict(name, plan))
+
+
+def verdict(name: str, plan: Plan, *, free_bytes: int = 0) -> str:
+    """What a plan says of a model, in a line.
+
+    Args:
+        free_bytes: what another model holds and would give back.
+    """
     there = f" and {gib(plan.device.need.total)} of the GPU's" if plan.device else ""
-    listener.note(
-        f"{name} needs {gib(plan.need_bytes)} of {gib(plan.host.available_bytes)} memory{there}; "
+    return (
+        f"{name} needs {gib(plan.need_bytes)} of {gib(plan.host.available_bytes + free_bytes)} memory{there}; "
         f"about {predicted(plan.speed.decode)} tokens/s here (kt plan {name} says why)"
     )
 

@@ -97,6 +97,12 @@ def matching(name: str) -> tuple[Entry, ...]:
     )
 
 
+def conversions() -> list[Entry]:
+    """The models that are converted, by their names."""
+    packs = (each for each in entries() if each.kind is EntryKind.PACK and each.complete)
+    return sorted(packs, key=lambda each: each.label)
+
+
 def find(name: str, kind: EntryKind | None = None) -> Entry | None:
     """The complete entry that `name` means; packs before checkpoints; None if there is none.
 
