@@ -8,6 +8,9 @@ and where its own name is asked for.
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -15,11 +18,39 @@ from ktcli import settingsfile
 from ktcli.errors import KtError, NotFound
 from ktcli.resources import data_path
 from ktcli.store import places
-from ktcli.store.profile import ModelProfile, builtin_path, read_profile
+from ktcli.store.profile import HUBS, ModelProfile, builtin_path, read_profile
 
 __all__ = ["ModelProfile", "builtin_path"]
 
 _MOST_FILES = 500  # of a user
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A repository of a model type that kt runs, of which nothing but this is known.
+
+    Attributes:
+        repositories: hub ("hf", "ms") → repository id.
+    """
+
+    model_type: str
+    repositories: Mapping[str, str]
+
+    @property
+    def reference(self) -> str:
+        """The text that means it, for any command."""
+        return self.repositories["hf"]
+
+
+@cache
+def published() -> tuple[Published, ...]:
+    """The published repositories that are known beside the profiles, by name."""
+    table = tomllib.loads(data_path("profiles", "published.toml").read_text(encoding="utf-8"))
+    found = [
+        Published(row["model_type"], {hub: row[hub] for hub in HUBS if hub in row})
+        for row in table["model"]
+    ]
+    return tuple(sorted(found, key=lambda each: each.reference.lower()))
 
 
 def folder() -> Path:
@@ -69,7 +100,8 @@ def unknown(name: str, also: tuple[str, ...] = ()) -> KtError:
     """The error for a name that means nothing, or whose file cannot be read; `also` are names of the library."""
     if isinstance(own := _all_own().get(name.lower()), KtError):
         return own
-    near = nearest(name, (*names(), *also))
+    repositories = (each.reference for each in published())
+    near = nearest(name, (*names(), *also, *repositories))
     hint = f"did you mean: {', '.join(near)}" if near else "kt list --all shows the names kt knows"
     return NotFound(f"there is no model {name!r}", hint=hint)
 
@@ -108,18 +140,26 @@ def repositories_like(hub: str, repository: str) -> list[str]:
 def matching(words: str) -> tuple[ModelProfile, ...]:
     """The models of which each of the words, upper or lower case, is in the name, the title, the model type or the id
     of a repository, in alphabetical order."""
-    wanted = words.lower().split()
+    return tuple(profile for profile in map(get, names()) if _says(words, _spoken_of(profile)))
+
+
+def published_matching(words: str) -> tuple[Published, ...]:
+    """The same of the repositories without a profile: each of the words is in the model type or an id."""
     return tuple(
-        profile
-        for name in names()
-        if all(word in _spoken_of(profile := get(name)) for word in wanted)
+        each
+        for each in published()
+        if _says(words, "\n".join((each.model_type, *each.repositories.values())))
     )
+
+
+def _says(words: str, text: str) -> bool:
+    return all(word in text.lower() for word in words.lower().split())
 
 
 def _spoken_of(profile: ModelProfile) -> str:
     model_type = str(profile.config.get("model_type", ""))
     said = (profile.name, profile.title, model_type, *profile.repositories.values())
-    return "\n".join(said).lower()
+    return "\n".join(said)
 
 
 @cache

@@ -359,6 +359,8 @@ def test_names_are_found_as_variable_and_option_too(
     assert kt(capsys, "get", "--", "--max-tokens")[1] == "5\n"
     code, _, err = kt(capsys, "get", "thread")
     assert code == 3 and "did you mean: threads" in err
+    code, _, err = kt(capsys, "set", "library", "/x")
+    assert code == 3 and "did you mean: libraries, home" in err
     code, _, err = kt(capsys, "set", "isa", "avx2")
     assert code == 2 and "KT_ISA=" in err
 
