@@ -53,6 +53,14 @@ class Offer:
         disk = self.disk
         return disk is not None and not disk.fits and 0 < self.stream_bytes <= disk.free_bytes
 
+    @property
+    def streaming(self) -> str:
+        """The sentence that it is converted while it arrives."""
+        return (
+            "The disk has no room for the checkpoint beside its conversion, so it is converted while it arrives, "
+            f"with at most {gib(self.stream_bytes)} on the disk; the checkpoint is not kept."
+        )
+
     def lines(self) -> Iterator[str]:
         """The offer as lines for people."""
         there = self.snapshot
@@ -73,10 +81,7 @@ class Offer:
                 f"{gib(self.disk.free_bytes)} is free on that disk{short}."
             )
         if self.only_streams:
-            yield (
-                f"So it is converted while it arrives (--stream), with {gib(self.stream_bytes)} on the disk at a time; "
-                "its checkpoint is not kept."
-            )
+            yield self.streaming
         memory = f"{gib(self.plan.need_bytes)} of {gib(self.plan.host.available_bytes)} memory"
         if self.plan.fits:
             yield f"It needs {memory}, and gives about {predicted(self.plan.speed.decode)} tokens/s here."

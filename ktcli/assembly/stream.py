@@ -9,6 +9,7 @@ here. The pack is the one that a pull and a conversion give.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,7 @@ def stream_model(
     *,
     snapshot: Snapshot | None = None,
     limit_bps: int | None = None,
+    check: Callable[[str, Path], object] | None = None,
 ) -> Entry:
     """Pulls and converts a model; returns its pack, at once if it is there.
 
@@ -57,6 +59,7 @@ def stream_model(
         reference: its formats are those of the pack; empty: the recommended ones.
         snapshot: what the hub said of the repository; None: it is asked.
         limit_bps: the most bytes per second, 0: no limit; None: the setting `pull-limit`.
+        check: called with the model's name and the folder of its small files before a weight is fetched; it may raise.
     Raises:
         UsageError: what it names cannot be streamed.
         Busy: another process works on it.
@@ -76,6 +79,8 @@ def stream_model(
         with smallfiles.lock(places.lock_path(reference.name), what):
             if not (pack / manifest.PACK).is_file():
                 found = _head(reference, pack / manifest.STREAM, snapshot, listener)
+                if check is not None:
+                    check(reference.name, pack / manifest.STREAM)
                 _convert(found, pack, recipe, limit_bps, listener)
             shutil.rmtree(pack / manifest.STREAM, ignore_errors=True)
     except KeyboardInterrupt:

@@ -7,6 +7,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ import pytest
 from store.fake_hub import COMMIT, Fault, Hub, serve
 from weights.fake_checkpoint import QWEN3, Stored, sources, write_file
 
+from ktcli.assembly.prepare import prepare
+from ktcli.assembly.request import Wanted
 from ktcli.assembly.stream import begun_stream, stream_model
 from ktcli.assembly.supply import HubSupply
 from ktcli.errors import BadCheckpoint, HubError
+from ktcli.hardware.disk import read_disk
 from ktcli.main import main
 from ktcli.native import Pool
+from ktcli.output import out
 from ktcli.store import library, transfer
 from ktcli.store.partial import PartialFile
 from ktcli.store.places import EntryKind
@@ -226,3 +231,57 @@ def test_a_stream_that_stopped_says_how_it_goes_on(
     assert library.find(NAME) is None
     assert main(["pull", NAME, "--yes"]) == 0
     assert pack_of(case) == case[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("layer-00002.safetensors", 2), ("outer.safetensors", 2), ("config.json", 0)]
+)
+def test_a_damaged_file_is_made_again_from_what_it_needs_of_the_hub(
+    hub: Hub, case: Case, name: str, most: int
+) -> None:
+    entry = stream_model(parse(NAME))
+    data = bytearray(case[1][name])
+    data[len(data) // 2] ^= 1
+    (entry.path / name).write_bytes(data)
+    hub.sent.clear()
+    assert main(["verify", NAME]) == 5
+    assert main(["verify", NAME, "--repair"]) == 0
+    assert pack_of(case) == case[1]
+    assert sum(hub.sent[each] > HEADER for each in weights(case[0])) <= most
+
+
+def test_a_repair_from_another_revision_changes_nothing(hub: Hub, case: Case) -> None:
+    entry = stream_model(parse(NAME))
+    (entry.path / "layer-00001.safetensors").write_bytes(b"")
+    for name in weights(case[0]):
+        hub.repositories[NAME][name] = case[0][name].replace(b'"format": "pt"', b'"format": "tp"')
+    before = {path.name: path.read_bytes() for path in entry.path.iterdir()}
+    assert main(["verify", NAME, "--repair"]) == 5
+    after = {path.name: path for path in entry.path.iterdir()}
+    assert {name: after[name].read_bytes() for name in before} == before
+    assert main(["prune", "--yes"]) == 0
+    assert {path.name for path in entry.path.iterdir()} == before.keys()
+
+
+@pytest.mark.parametrize("pull", [True, False])
+def test_a_short_disk_is_a_reason_to_stream(
+    hub: Hub,
+    case: Case,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    pull: bool,
+) -> None:
+    """Said before the first byte, by whoever brings the model."""
+    files, pack = case
+    here = read_disk(Path("/tmp"))
+    assert here is not None
+    free = sum(map(len, pack.values())) + 4 * max(weights(files).values())
+    monkeypatch.setattr(
+        "ktcli.assembly.disk.read_disk", lambda folder: replace(here, free_bytes=free)
+    )
+    if pull:
+        assert main(["pull", NAME, "--yes"]) == 0
+    else:
+        assert prepare(NAME, Wanted(), listener=out).name == "org--tiny"
+    assert "is converted while it arrives" in " ".join(capsys.readouterr().err.split())
+    assert pack_of(case) == pack
