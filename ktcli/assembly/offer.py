@@ -16,8 +16,9 @@ from ktcli.errors import gib, predicted
 from ktcli.hardware.gpu import AUTO
 from ktcli.planner.plan import Plan
 from ktcli.store import catalog
+from ktcli.store.choice import look
 from ktcli.store.download import wanted
-from ktcli.store.hubs import Hub, RemoteFile, Snapshot, hub_named
+from ktcli.store.hubs import Hub, RemoteFile, Snapshot
 from ktcli.store.profile import HUBS
 from ktcli.store.reference import Reference
 from ktcli.weights.recipe import Recipe
@@ -96,9 +97,8 @@ def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = No
         BadCheckpoint: there is no model in it that kt could convert.
         UsageError: a setting makes no sense for this model.
     """
-    client = hub or hub_named(reference.hub)
     listener.note(looking(reference))
-    snapshot = client.look(reference.repository, reference.revision)
+    client, snapshot = look(reference, hub=hub, tell=listener.note)
     files = wanted(snapshot, reference.quant)
     size = sum(file.size_bytes for file in files)
     profile = catalog.find(reference.name)

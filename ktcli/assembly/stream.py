@@ -24,6 +24,7 @@ from ktcli.assembly.text import require_known_tokenizer
 from ktcli.errors import HubError, UsageError
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.store import integrity, library, places, scan
+from ktcli.store.choice import look
 from ktcli.store.download import Watcher, fetch_files, wanted
 from ktcli.store.entry import Entry
 from ktcli.store.hubs import Hub, Snapshot, hub_named
@@ -133,10 +134,11 @@ def _head(
     kept = manifest.read(head / manifest.CHECKPOINT)
     if kept is not None:
         return kept
-    client = hub_named(reference.hub)
     if snapshot is None:
         listener.note(looking(reference))
-        snapshot = client.look(reference.repository, reference.revision)
+        client, snapshot = look(reference, tell=listener.note)
+    else:
+        client = hub_named(snapshot.hub)
     smallfiles.make_folder(head)
     at = f"@{reference.revision}" if reference.revision else ""
     smallfiles.write(head / scan.PULLING, f"{snapshot.hub}:{snapshot.repository}{at}")
