@@ -14,9 +14,11 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from ktcli import settingsfile
+from ktcli import homes, settingsfile
 from ktcli.errors import UsageError
 from ktcli.settings import SETTINGS, Setting
+
+SYSTEM_LIBRARY = "/usr/local/share/kt"  # where an administrator puts models for everybody
 
 
 class Origin(Enum):
@@ -95,7 +97,7 @@ def home() -> Path:
 
     Raises:
         UsageError: the setting names something that is not a folder, or one whose parent is not there, as when
-            a disk is not mounted.
+            a disk is not mounted; or there was a library, and none is there.
     """
     said = stated("home")
     if said.text:
@@ -122,12 +124,30 @@ def home() -> Path:
             f"{source} is {path}, which is a file, not a folder",
             hint="set KT_HOME to a folder on a disk with room, for example: export KT_HOME=~/kt",
         )
+    if homes.is_missed(path, named=bool(said.text)):
+        raise UsageError(
+            f"the library at {path} is not there; is its disk mounted?",
+            hint=f"mount it, or begin a new one there: mkdir -p {quote(f'{path}/packs')}",
+        )
     if lost:
         raise UsageError(
             f"{source} is {path}, but there is no folder {path.parent}",
             hint=f"mount the disk that it lies on, or make it: mkdir -p {quote(str(path))}",
         )
     return path
+
+
+def libraries() -> tuple[Path, ...]:
+    """The further library folders, absolute; those that somebody named need not be there.
+
+    Raises:
+        UsageError: the setting names what can be none, or one's own library folder makes no sense.
+    """
+    said = stated("libraries")
+    named: list[str] = said.value if said.text else [SYSTEM_LIBRARY]
+    found = dict.fromkeys(Path(os.path.expanduser(each)).absolute() for each in named)
+    own = home()
+    return tuple(each for each in found if each != own and (said.text or os.path.isdir(each)))
 
 
 def forced_isa() -> str | None:

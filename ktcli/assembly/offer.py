@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ktcli.assembly.disk import DiskNeed, disk_need
 from ktcli.assembly.fetch import Bars, looking
 from ktcli.assembly.listener import Listener
 from ktcli.assembly.plan import plan_subject
-from ktcli.assembly.preview import preview_of
+from ktcli.assembly.preview import WEIGHTS, preview_of
 from ktcli.assembly.request import DeviceWords, Wanted
-from ktcli.assembly.subject import Subject
+from ktcli.assembly.subject import Subject, recipe_of
 from ktcli.errors import gib, predicted
 from ktcli.hardware.gpu import AUTO
 from ktcli.planner.plan import Plan
 from ktcli.store import catalog
+from ktcli.store.choice import look
 from ktcli.store.download import wanted
-from ktcli.store.hubs import Hub, Snapshot, hub_named
-from ktcli.store.reference import HUBS, Reference
+from ktcli.store.hubs import Hub, RemoteFile, Snapshot
+from ktcli.store.profile import HUBS
+from ktcli.store.reference import Reference
 from ktcli.weights.recipe import Recipe
+from ktcli.weights.schedule import AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Offer:
         gated: whether its makers want to be asked first.
         plan: how its conversion would run on this machine.
         disk: what both need there; None: the disk cannot be asked.
+        stream_bytes: what is needed there where it is converted while it arrives; 0: that cannot be.
     """
 
     snapshot: Snapshot
@@ -41,6 +45,21 @@ class Offer:
     gated: bool
     plan: Plan
     disk: DiskNeed | None
+    stream_bytes: int = 0
+
+    @property
+    def only_streams(self) -> bool:
+        """Whether the disk has room for the model only if it is converted while it arrives."""
+        disk = self.disk
+        return disk is not None and not disk.fits and 0 < self.stream_bytes <= disk.free_bytes
+
+    @property
+    def streaming(self) -> str:
+        """The sentence that it is converted while it arrives."""
+        return (
+            "The disk has no room for the checkpoint beside its conversion, so it is converted while it arrives, "
+            f"with at most {gib(self.stream_bytes)} on the disk; the checkpoint is not kept."
+        )
 
     def lines(self) -> Iterator[str]:
         """The offer as lines for people."""
@@ -61,6 +80,8 @@ class Offer:
                 f"Converted ({formats}) it takes {gib(self.disk.pack_bytes)} more; "
                 f"{gib(self.disk.free_bytes)} is free on that disk{short}."
             )
+        if self.only_streams:
+            yield self.streaming
         memory = f"{gib(self.plan.need_bytes)} of {gib(self.plan.host.available_bytes)} memory"
         if self.plan.fits:
             yield f"It needs {memory}, and gives about {predicted(self.plan.speed.decode)} tokens/s here."
@@ -76,9 +97,8 @@ def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = No
         BadCheckpoint: there is no model in it that kt could convert.
         UsageError: a setting makes no sense for this model.
     """
-    client = hub or hub_named(reference.hub)
     listener.note(looking(reference))
-    snapshot = client.look(reference.repository, reference.revision)
+    client, snapshot = look(reference, hub=hub, tell=listener.note)
     files = wanted(snapshot, reference.quant)
     size = sum(file.size_bytes for file in files)
     profile = catalog.find(reference.name)
@@ -90,9 +110,10 @@ def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = No
             bars.end()
         recipe = Recipe.named(None, None)
     else:
-        config, recipe = profile.config, Recipe.named(profile.experts, profile.dense)
+        config, recipe = profile.config, recipe_of(profile)
     subject = Subject(reference.text, reference.repository, config, recipe, download_bytes=size)
     plan = plan_subject(subject, Wanted(device=DeviceWords(AUTO)), listener=listener)
+    disk = disk_need(subject, plan.recipe)
     return Offer(
         snapshot,
         len(files),
@@ -100,5 +121,12 @@ def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = No
         snapshot.license or (profile.license if profile else ""),
         snapshot.gated,
         plan,
-        disk_need(subject, plan.recipe),
+        disk,
+        0 if reference.quant or disk is None else stream_bytes(files, disk.pack_bytes),
     )
+
+
+def stream_bytes(files: Sequence[RemoteFile], pack_bytes: int) -> int:
+    """The bytes that a model takes on the disk while it is converted as it arrives, as far as sizes tell."""
+    sizes = [file.size_bytes for file in files if file.name.endswith(WEIGHTS)]
+    return pack_bytes + min(sum(sizes), AT_ONCE * max(sizes, default=0))

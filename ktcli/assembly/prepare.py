@@ -19,13 +19,16 @@ from ktcli.assembly.convert import (
 )
 from ktcli.assembly.fetch import fetch
 from ktcli.assembly.listener import SILENT, Listener
+from ktcli.assembly.offer import make_offer
 from ktcli.assembly.plan import plan_ahead
 from ktcli.assembly.request import Wanted
+from ktcli.assembly.stream import begun_stream, stream_model
 from ktcli.assembly.subject import find_subject
 from ktcli.errors import Busy, UsageError, gib, predicted
 from ktcli.manifest import PACK as PACK_MANIFEST
 from ktcli.models import build
-from ktcli.store import catalog, library, removal
+from ktcli.planner.plan import Plan
+from ktcli.store import catalog, download, library, removal
 from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import Reference, parse
@@ -86,7 +89,10 @@ def prepare(
     planned = entry is None and _in_catalogue(reference)  # else there is no config.json yet
     if planned:
         _require_room(name, wanted, listener)
-    entry = entry or fetch(reference, listener)
+    if entry is None:
+        entry = _brought(reference, check, listener)
+        if entry.kind is EntryKind.PACK:
+            return Ready(entry.name, entry.path)
     experts, dense = split_pair(reference.formats)
     recipe = recipe_for(entry, experts or None, dense or None)
     target = pack_folder(entry, recipe)
@@ -116,6 +122,22 @@ def converted(name: str) -> Ready | None:
     return Ready(entry.name, target) if (target / PACK_MANIFEST).is_file() else _other(entry)
 
 
+def _brought(
+    reference: Reference, check: Callable[[str, Path], object] | None, listener: Listener
+) -> Entry:
+    """Pulls a model; returns its checkpoint, or its conversion where the disk has no room for both."""
+    if (begun := begun_stream(reference)) is not None:
+        return stream_model(begun, listener, check=check)
+    if download.is_begun(reference.name):
+        return fetch(reference, listener)
+    offer = make_offer(reference, listener)
+    if offer.only_streams:
+        offer.plan.require(reference.text)  # before a byte of it is converted
+        listener.note(offer.streaming)
+        return stream_model(reference, listener, snapshot=offer.snapshot, check=check)
+    return fetch(reference, listener, snapshot=offer.snapshot)
+
+
 def _other(entry: Entry) -> Ready | None:
     """A conversion of a checkpoint outside the library to other formats than the usual ones, if there is one."""
     made = (each for each in conversions_outside(entry) if each.complete)
@@ -137,7 +159,7 @@ def _converted(entry: Entry, recipe: Recipe, wanted: Wanted, listener: Listener)
 def _is_stale(pack: Entry) -> bool:
     """Returns whether a pack was made from the built-in model of an earlier kt."""
     shipped = library.find(BUILTIN, EntryKind.CHECKPOINT) if pack.name == BUILTIN else None
-    if shipped is None or not pack.managed:
+    if shipped is None or not pack.in_library:
         return False
     return newest_ns(shipped.path) > (pack.path / PACK_MANIFEST).stat().st_mtime_ns
 
@@ -153,9 +175,18 @@ def _require_room(name: str, wanted: Wanted, listener: Listener) -> None:
     subject = find_subject(name)
     plan = plan_ahead(build(subject.config), subject.recipe, wanted, listener)
     plan.require(name)
+    listener.note(verdict(name, plan))
+
+
+def verdict(name: str, plan: Plan, *, free_bytes: int = 0) -> str:
+    """What a plan says of a model, in a line.
+
+    Args:
+        free_bytes: what another model holds and would give back.
+    """
     there = f" and {gib(plan.device.need.total)} of the GPU's" if plan.device else ""
-    listener.note(
-        f"{name} needs {gib(plan.need_bytes)} of {gib(plan.host.available_bytes)} memory{there}; "
+    return (
+        f"{name} needs {gib(plan.need_bytes)} of {gib(plan.host.available_bytes + free_bytes)} memory{there}; "
         f"about {predicted(plan.speed.decode)} tokens/s here (kt plan {name} says why)"
     )
 

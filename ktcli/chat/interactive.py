@@ -12,7 +12,7 @@ from ktcli.chat import attachments, slash
 from ktcli.chat.chat import Chat
 from ktcli.chat.chats import LAST, newest
 from ktcli.chat.compaction import exchanges
-from ktcli.chat.desk import Desk
+from ktcli.chat.desk import Desk, Models
 from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.screen import Screen, visible
 from ktcli.chat.speaker import longer_context
@@ -71,13 +71,16 @@ def talk(
     *,
     remarks: Remarks = SILENT,
     begin: Callable[[Desk], None] | None = None,
+    models: Models | None = None,
 ) -> None:
     """Chat until the person leaves; the conversation keeps itself in a file (keeper.py).
 
     Args:
         begin: called first, to go on with a kept conversation; None: it is a new one.
+        models: the models that it can go on with; None: the one it has.
     """
     desk = Desk(chat, lambda text: person.note(visible(text)), person.warn, screen=screen)
+    desk.models = models
     with contextlib.closing(desk.keeper), desk.keeper.on_signals():
         if begin is not None:
             begin(desk)
@@ -156,7 +159,10 @@ def show(
     before = chat.used
     try:
         with Interrupt() as interrupt:
-            screen.begin(lambda: chat.answering.stats.tokens if chat.answering else 0)
+            screen.begin(
+                lambda: chat.answering.stats.tokens if chat.answering else 0,
+                lambda columns: _live(chat, columns),
+            )
             try:
                 pieces = start(cancelled=interrupt, progress=screen.reading)
                 keeper.keep()
@@ -181,12 +187,22 @@ def show(
         most = chat.settings.max_tokens or 0
         said = {"context": engine.context, "max_tokens": most, "longer": longer_context(engine)}
         person.note(ended.format(**said))
+    if chat.reply.thought_cut:
+        most = chat.settings.think_budget or 0
+        person.note(f"(the thought was ended at {most:,} tokens; /set think-budget changes it)")
     if full := nearly_full(before, chat.used, engine.context):
         person.note(full)
     if remarks.stats:
         person.note(f"{six_lines(chat.reply.stats)}\n{cached_line(chat.reply.stats)}")
     if remarks.losses and chat.loss is not None:
         person.note(visible(chat.loss.sentence))
+
+
+def _live(chat: Chat, columns: int) -> str:
+    """The line below an answer that is being made."""
+    if chat.answering is None:
+        return ""
+    return status_line(chat.answering.stats, chat.used, chat.speaker.engine.context, columns)
 
 
 def _below(chat: Chat, screen: Screen) -> str:

@@ -6,7 +6,7 @@ Missing values mean off; `do_sample` false or missing means greedy, as transform
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Settings:
         max_tokens: the most tokens of one answer; None: as many as the context holds.
         stops: texts that end an answer, beside the model's own stop tokens.
         drops: whether the oldest turns go unread when a question does not fit; else it is refused.
+        think_budget: the most tokens of an answer's thoughts; None: as many as the model likes.
         thinking: whether a model that can do both thinks first; None: as it likes.
     """
 
@@ -37,15 +38,19 @@ class Settings:
     stops: tuple[str, ...] = ()
     thinking: bool | None = None
     drops: bool = True
+    think_budget: int | None = None
 
     def __post_init__(self) -> None:
+        if self.think_budget is not None and self.think_budget < 1:
+            raise UsageError(f"think-budget is {self.think_budget}, it can be 1 or more")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UsageError(f"max-tokens is {self.max_tokens}, it can be 1 or more")
 
     @property
     def others(self) -> dict[str, Any]:
         """The settings beside `sampling`, by name."""
-        return {"max_tokens": self.max_tokens, "stops": self.stops, "thinking": self.thinking}
+        names = ("max_tokens", "stops", "thinking", "think_budget")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -71,6 +76,23 @@ def override(sampling: SamplingSettings, **given: Any) -> SamplingSettings:
     if changes.keys() & {"temperature", "top_k", "top_p", "min_p"} and "greedy" not in changes:
         changes["greedy"] = False
     return replace(sampling, **changes)
+
+
+def carried(current: Settings, before: Settings, after: Settings) -> Settings:
+    """The settings of another model, with what was changed of those of the one before.
+
+    Args:
+        before, after: what each of the two models begins with.
+    """
+
+    def changes(now: Any, first: Any) -> dict[str, Any]:
+        names = (field.name for field in fields(now) if field.name != "sampling")
+        return {
+            name: getattr(now, name) for name in names if getattr(now, name) != getattr(first, name)
+        }
+
+    sampling = replace(after.sampling, **changes(current.sampling, before.sampling))
+    return replace(after, sampling=sampling, **changes(current, before))
 
 
 def read_settings(folder: Path) -> Settings:

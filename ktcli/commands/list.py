@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from ktcli import config, smallfiles
+from ktcli.commands.alias import called
+from ktcli.commands.faults import warn_of_faults
 from ktcli.commands.options import JsonOpt, QuietOpt
+from ktcli.commands.view.counts import billions
 from ktcli.commands.view.times import age
 from ktcli.errors import gib
 from ktcli.output import out
-from ktcli.store import catalog, library, places, usage
+from ktcli.store import catalog, library, places, scan, usage
 from ktcli.store.catalog import ModelProfile
 from ktcli.store.entry import BUILTIN, INTERRUPTED, Entry
 from ktcli.store.places import EntryKind
@@ -37,10 +41,17 @@ def list_models(
     """
     entries = library.entries()
     known = _absent(entries) if all_models else ()
-    models = [_document(entry) for entry in entries]
+    if all_models:
+        warn_of_faults()
+    named = called(entries)
+    models = [_document(entry, named.get(entry.path, ())) for entry in entries]
     home, free = config.home(), smallfiles.free_bytes(config.home())
+    for library_folder in config.libraries():
+        if why := scan.unreadable(library_folder):
+            out.warn(why, hint="kt config get libraries says where it is named")
     document = {
         "home": str(home),
+        "libraries": [str(each) for each in config.libraries()],
         "free_bytes": free,
         "models": models,
         "known": [_known(profile) for profile in known],
@@ -58,6 +69,11 @@ def list_models(
         out.note(f"\n{state}. kt list --all shows what can be pulled.")
 
 
+def _library(entry: Entry) -> str | None:
+    """The library that an entry lies in; None: in none."""
+    return str(entry.shared or config.home()) if entry.in_library else None
+
+
 def _absent(entries: tuple[Entry, ...]) -> tuple[ModelProfile, ...]:
     here = {entry.name for entry in entries} | {BUILTIN}
     return tuple(
@@ -65,18 +81,20 @@ def _absent(entries: tuple[Entry, ...]) -> tuple[ModelProfile, ...]:
     )
 
 
-def _document(entry: Entry) -> dict[str, Any]:
+def _document(entry: Entry, named: Sequence[str]) -> dict[str, Any]:
     used = None
     if entry.kind is EntryKind.PACK:
         used = usage.last_used_s(places.conversion_name(entry.path))
     return {
         "name": entry.label,
+        "aliases": list(named),
         "kind": entry.kind.value,
         "formats": entry.formats,
         "size_bytes": entry.size_bytes,
         "path": str(entry.path),
         "source": entry.source,
         "managed": entry.managed,
+        "library": _library(entry),
         "complete": entry.complete,
         "problem": entry.problem,
         "running": entry.running,
@@ -92,6 +110,7 @@ def _known(profile: ModelProfile) -> dict[str, Any]:
         "name": profile.name,
         "title": profile.title,
         "license": profile.license,
+        "origin": str(profile.origin) if profile.origin else "kt",
         "repositories": dict(profile.repositories),
         "parameters": profile.parameters,
         "download_bytes": profile.download_bytes,
@@ -101,23 +120,37 @@ def _known(profile: ModelProfile) -> dict[str, Any]:
 def _render(
     entries: tuple[Entry, ...], models: list[dict[str, Any]], known: tuple[ModelProfile, ...]
 ) -> str:
-    rows = [
+    several = any(entry.shared for entry in entries)
+    rows: list[tuple[str, ...]] = [
         (
             entry.label,
             entry.kind.value,
             gib(row["size_bytes"]),
             age(time.time() - row["last_used_s"]) if row["last_used_s"] else "",
+            *([row["library"] or ""] if several else []),
             _origin(entry) if entry.complete else _sick(entry, row["percent"]),
         )
         for entry, row in zip(entries, models, strict=True)
     ]
-    words = [out.table(rows, ("NAME", "KIND", "SIZE", "USED", "FROM"), right=(2,))] if rows else []
+    head: tuple[str, ...] = (
+        "NAME",
+        "KIND",
+        "SIZE",
+        "USED",
+        *(["LIBRARY"] if several else []),
+        "FROM",
+    )
+    named = [", ".join(row["aliases"]) for row in models]
+    if any(named):
+        rows = [(row[0], alias, *row[1:]) for row, alias in zip(rows, named, strict=True)]
+        head = (head[0], "ALIAS", *head[1:])
+    words = [out.table(rows, head, right=(head.index("SIZE"),))] if rows else []
     if known:
         more = [
             (
                 p.name,
                 gib(p.download_bytes or 0),
-                _billions(p.parameters or 0),
+                billions(p.parameters or 0),
                 p.license,
             )
             for p in known
@@ -127,10 +160,6 @@ def _render(
             out.table(more, ("KT PULL …", "DOWNLOAD", "PARAMETERS", "LICENCE"), right=(1, 2)),
         ]
     return "\n".join(words)
-
-
-def _billions(parameters: int) -> str:
-    return f"{parameters / 1e9:.{0 if parameters >= 1e10 else 1}f} billion"
 
 
 def _sick(entry: Entry, percent: int | None) -> str:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
+from ktcli import manifest
 from ktcli.errors import UsageError
 from ktcli.smallfiles import Holder
 from ktcli.store import catalog, contents, origins
-from ktcli.store.places import LOCAL, EntryKind
+from ktcli.store.places import LOCAL, EntryKind, checkpoint_path
 from ktcli.store.reference import GGUF, parse, repository_named
 
 BUILTIN = "kt-mini"
@@ -27,10 +28,12 @@ class Entry:
             with its manifest; else empty.
         formats: "<experts>-<dense>" for a pack; empty for a checkpoint.
         source: where it came from, "hf:org/repo@revision" or a path; empty if nobody recorded it.
-        managed: whether it lies in the library folder, so that `kt rm` may remove it.
+        managed: whether it lies in one's own library, so that `kt rm` may remove it.
+        shared: the further library that it lies in, which kt only reads; None: it lies in none.
         work: the process that works on it at this moment; None: none does.
         spoken: for a pack of a folder outside the library, the name of that folder, where it means no other
             model; else empty.
+        importing: the arguments of the import that goes on or was interrupted; else empty.
     """
 
     name: str
@@ -40,12 +43,24 @@ class Entry:
     formats: str = ""
     source: str = ""
     managed: bool = True
+    shared: Path | None = None
     work: Holder | None = None
     spoken: str = ""
+    importing: str = ""
+
+    @property
+    def in_library(self) -> bool:
+        """Whether it lies in a library, one's own or a further one, so that its name finds it."""
+        return self.managed or self.shared is not None
 
     @property
     def complete(self) -> bool:
         return not self.problem
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is a conversion that is, or was, made from files as they arrived."""
+        return self.kind is EntryKind.PACK and (self.path / manifest.STREAM).is_dir()
 
     @property
     def running(self) -> bool:
@@ -57,12 +72,16 @@ class Entry:
         """The share of its bytes that the process working on it has written so far; None: unknown."""
         if not self.running or self.work is None or not self.work.total_bytes:
             return None
-        return min(1.0, contents.written_bytes(self.path) / self.work.total_bytes)
+        is_pack = (
+            self.kind is EntryKind.PACK
+        )  # beside its own files may lie what they are made from
+        here = contents.written_bytes(self.path, below=not is_pack)
+        return min(1.0, here / self.work.total_bytes)
 
     @property
     def label(self) -> str:
         """The name that finds exactly this entry again."""
-        if not self.managed:
+        if not self.in_library:
             return self.name if self.name == BUILTIN else str(self.path)
         name = self.spoken or self.name
         return f"{name}@{self.formats}" if self.formats else name
@@ -70,11 +89,32 @@ class Entry:
     @property
     def again(self) -> str:
         """The command that continues or repeats the work this entry came from, or words for it."""
+        if self.importing:
+            return f"kt import {self.importing}"
+        if self.is_stream and not self.complete:
+            return f"{self._pull} --stream"
         if self.kind is EntryKind.PACK:
             if self.name.startswith(LOCAL):
                 origin = origins.origin_of(self.name) or "FOLDER"
                 return f"kt convert {quote(str(origin))}@{self.formats}"
+            if self.complete and not self.has_source:
+                return "kt import FILE.tar"  # it came from there under a name of its own
             return f"kt convert {self.name if is_recommended(self) else self.label}"
+        return self._pull
+
+    @property
+    def has_source(self) -> bool:
+        """Whether its name leads to what it is made from: on disk, on a hub, or built in."""
+        if self.name == BUILTIN or checkpoint_path(self.name).is_dir():
+            return True
+        try:
+            return bool(parse(self.name).repository or repository_named(self.name))
+        except UsageError:
+            return False
+
+    @property
+    def _pull(self) -> str:
+        """The command that pulls its model."""
         # The shortest reference that means this entry: a recorded commit is not part of most names.
         read_back = repository_named(self.name)
         for text in (self.name, self.source.rpartition("@")[0], self.source, read_back):
@@ -91,6 +131,8 @@ class Entry:
         """The commands that make a damaged entry again, or words for them."""
         if self.managed:
             return f"kt rm {self.label} && {self.again}"
+        if self.shared is not None:
+            return f"ask whoever keeps {self.shared}, which kt only reads"
         if self.kind is EntryKind.PACK:
             return (
                 f"rm -r {quote(str(self.path))} && kt convert MODEL --out {quote(str(self.path))}"

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ktcli.errors import HubError, KtError, NotFound, UsageError
+from ktcli.errors import Gated, HubError, KtError, NotFound, UsageError
+from ktcli.store import catalog
 from ktcli.store.partial import Located
-from ktcli.store.reference import HUBS
+from ktcli.store.profile import HUBS
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def hub_named(name: str) -> Hub:
     return ModelScope() if name == "ms" else HuggingFace()
 
 
-def _endpoint(variable: str) -> str | None:
+def _endpoint_of(variable: str) -> str | None:
     """The address of the server that an environment variable names; None: the hub's own.
 
     Raises:
@@ -83,19 +84,34 @@ def _endpoint(variable: str) -> str | None:
     return said
 
 
+def _modelscope_endpoint() -> str | None:
+    """The server of MODELSCOPE_ENDPOINT, else of MODELSCOPE_DOMAIN, which may be a name alone; None: the hub's own."""
+    if "MODELSCOPE_ENDPOINT" in os.environ:
+        return _endpoint_of("MODELSCOPE_ENDPOINT")
+    said = os.environ.get("MODELSCOPE_DOMAIN")
+    if said is None or said.startswith(("http://", "https://")):
+        return _endpoint_of("MODELSCOPE_DOMAIN")
+    if not re.fullmatch(r"[\w.-]+(:[0-9]{1,5})?", said, re.ASCII):
+        raise UsageError(
+            f"MODELSCOPE_DOMAIN is {said[:100]!r}, which is no name of a server",
+            hint="unset MODELSCOPE_DOMAIN, or write one like www.modelscope.ai",
+        )
+    return f"https://{said}"
+
+
 class HuggingFace:
     """Reaches Hugging Face through `huggingface_hub`, which reads HF_ENDPOINT (a mirror) and HF_TOKEN."""
 
     def __init__(self) -> None:
-        self._endpoint = _endpoint("HF_ENDPOINT")
+        self.endpoint = _endpoint_of("HF_ENDPOINT")
         # Read when the client is imported: a pull asks for the model and for nothing else.
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
     def look(self, repository: str, revision: str) -> Snapshot:
-        with _client("hf", repository, revision):
+        with asking("hf", repository, revision):
             from huggingface_hub import HfApi
 
-            api = HfApi(endpoint=self._endpoint, library_name="kt")
+            api = HfApi(endpoint=self.endpoint, library_name="kt")
             info = api.model_info(
                 repository, revision=revision or None, files_metadata=True, timeout=30
             )
@@ -113,18 +129,18 @@ class HuggingFace:
             return Snapshot("hf", repository, commit, tuple(files), named, bool(info.gated))
 
     def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
-        with _client("hf", snapshot.repository, snapshot.revision):
+        with asking("hf", snapshot.repository, snapshot.revision):
             from huggingface_hub import hf_hub_url
             from huggingface_hub.utils._headers import build_hf_headers
 
             revision = snapshot.revision or None
             url = hf_hub_url(
-                snapshot.repository, file.name, revision=revision, endpoint=self._endpoint
+                snapshot.repository, file.name, revision=revision, endpoint=self.endpoint
             )
             return _located(file, url, build_hf_headers(library_name="kt"))
 
     def cached(self, snapshot: Snapshot, name: str) -> Path | None:
-        with _client("hf", snapshot.repository, snapshot.revision):
+        with asking("hf", snapshot.repository, snapshot.revision):
             from huggingface_hub import try_to_load_from_cache
 
             found = try_to_load_from_cache(
@@ -139,13 +155,15 @@ def _located(file: RemoteFile, url: str, headers: Mapping[str, str]) -> Located:
 
 
 class ModelScope:
-    """Reaches ModelScope through `modelscope`, which reads MODELSCOPE_ENDPOINT (another server)."""
+    """Reaches ModelScope through `modelscope`; MODELSCOPE_ENDPOINT or MODELSCOPE_DOMAIN names another server."""
 
     def __init__(self) -> None:
-        self._endpoint = _endpoint("MODELSCOPE_ENDPOINT")
+        self.endpoint = _modelscope_endpoint()
+        # Read when the client is imported: its five attempts to reach a server take a minute.
+        os.environ.setdefault("MODELSCOPE_API_MAX_RETRIES", "2")
 
     def look(self, repository: str, revision: str) -> Snapshot:
-        with _client("ms", repository, revision):
+        with asking("ms", repository, revision):
             files = tuple(self._files(repository, revision or "master"))
             return Snapshot("ms", repository, revision or "master", files)
 
@@ -155,41 +173,55 @@ class ModelScope:
         except ImportError:
             from modelscope.hub.api import HubApi
 
-            api = HubApi(endpoint=self._endpoint)
+            api = HubApi(endpoint=self.endpoint)
             for row in api.get_model_files(repository, revision=revision, recursive=True):
                 if row.get("Type", "blob") != "tree":
                     hashed = str(row.get("Sha256") or "")
                     yield RemoteFile(str(row["Path"]), int(row.get("Size") or 0), hashed)
             return
-        for file in Below(endpoint=self._endpoint).list_repo_files(
+        for file in Below(endpoint=self.endpoint).list_repo_files(
             repository, "model", revision=revision
         ):
             if not file.is_dir:
                 yield RemoteFile(file.path, file.size, file.sha256 or "")
 
     def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
-        with _client("ms", snapshot.repository, snapshot.revision):
+        with asking("ms", snapshot.repository, snapshot.revision):
             from modelscope.hub.api import HubApi, ModelScopeConfig
             from modelscope.hub.file_download import get_file_download_url
 
             url = get_file_download_url(
-                snapshot.repository, file.name, snapshot.revision, endpoint=self._endpoint
+                snapshot.repository, file.name, snapshot.revision, endpoint=self.endpoint
             )
             headers = {"User-Agent": ModelScopeConfig.get_user_agent()}
             token = os.environ.get("MODELSCOPE_API_TOKEN") or None
-            cookies = HubApi(endpoint=self._endpoint).get_cookies(token)
+            cookies = HubApi(endpoint=self.endpoint).get_cookies(token)
             if cookies:
                 headers["Cookie"] = "; ".join(f"{each.name}={each.value}" for each in cookies)
             return _located(file, url, headers)
 
     def cached(self, snapshot: Snapshot, name: str) -> Path | None:
-        root = os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope/hub"
-        path = Path(root).expanduser() / "models" / snapshot.repository / name
-        return path if path.is_file() else None
+        owner, _, repository = snapshot.repository.partition("/")
+        revision = snapshot.revision or "master"
+        places = [f"models/{owner}--{repository}/snapshots/{revision}"]
+        # Clients up to 1.37; they wrote dots as underscores, earlier ones did not.
+        for spelled in (repository.replace(".", "___"), repository):
+            places += [f"models/{owner}/{spelled}", f"{owner}/{spelled}"]
+        for root in _modelscope_caches():
+            for place in places:
+                if (path := root / place / name).is_file():
+                    return path
+        return None
+
+
+def _modelscope_caches() -> tuple[Path, ...]:
+    """The folders that clients of ModelScope keep files in; older ones had theirs in `hub`."""
+    root = Path(os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope").expanduser()
+    return root, root / "hub"
 
 
 @contextlib.contextmanager
-def _client(hub: str, repository: str, revision: str) -> Iterator[None]:
+def asking(hub: str, repository: str, revision: str) -> Iterator[None]:
     """Runs client code: keeps its own bars and log lines off the terminal and turns its errors into ours.
 
     A progress bar of ours that is already shown keeps the stream it began with.
@@ -235,8 +267,14 @@ def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtEr
             )
     word = next((said for cause in causes if (said := _error_code(cause))), "")
     if "GatedRepoError" in names or word == "GatedRepo" or status == 403:
-        hint = f"accept its licence on its page on {where}, make a token there, and set HF_TOKEN"
-        return HubError(
+        hint = (
+            f"accept its licence on its page on {where}, make a token there, and set {_TOKENS[hub]}"
+        )
+        other = "ms" if hub == "hf" else "hf"
+        profile = catalog.by_repository(hub, repository)
+        if profile is not None and other in profile.repositories:
+            hint += f"; or ask {HUBS[other]}: kt pull {profile.name} --from {_SPOKEN[other]}"
+        return Gated(
             f"{repository} on {where} is open only to those who accept its licence", hint=hint
         )
     if word == "EntryNotFound":
@@ -249,11 +287,14 @@ def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtEr
             f"{repository} on {where} has no revision {revision!r}", hint="leave @revision away"
         )
     if names & {"RepositoryNotFoundError", "NotExistError"} or status in (401, 404):
+        near = catalog.repositories_like(hub, repository)
+        prefix = "" if hub == "hf" else f"{hub}:"
         hint = (
-            "check the spelling; for a private repository set HF_TOKEN"
-            if hub == "hf"
-            else "check the spelling"
+            f"did you mean: {', '.join(f'{prefix}{each}' for each in near)}"
+            if near
+            else f"check the spelling; kt search {repository.rpartition('/')[2]} --hub looks for it"
         )
+        hint += f"; for a private repository set {_TOKENS[hub]}"
         return NotFound(
             f"there is no repository {repository} on {where}, or it is private", hint=hint
         )
@@ -268,6 +309,8 @@ def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtEr
     )
 
 
+_TOKENS = {"hf": "HF_TOKEN", "ms": "MODELSCOPE_API_TOKEN"}
+_SPOKEN = {"hf": "hf", "ms": "modelscope"}
 _OTHER_WAY = {
     "hf": "HF_ENDPOINT names a mirror; ms:org/repo takes the model from ModelScope",
     "ms": "hf:org/repo takes the model from Hugging Face",

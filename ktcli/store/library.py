@@ -4,6 +4,7 @@
     KT_HOME/packs/NAME@EXPERTS-DENSE/             a conversion and its `kt.json`
     KT_HOME/heat/NAME.json                        which experts of the model were chosen (see `heat`)
     KT_HOME/origins/NAME                          where a model outside the library lies (see `origins`)
+    KT_HOME/aliases.json                          other names for models (see `aliases`)
     KT_HOME/used/NAME@EXPERTS-DENSE               its time is when the conversion was last used (see `usage`)
 
 A folder whose manifest is missing is *partial*: its work is going on, or was interrupted and can be
@@ -13,29 +14,42 @@ continued. Nothing else is state.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 from ktcli import manifest, smallfiles
-from ktcli.errors import BadPack, Busy, KtError, NotFound
-from ktcli.store import catalog, origins
+from ktcli.errors import BadPack, Busy, KtError, NotFound, UsageError
+from ktcli.store import aliases, catalog, origins
 from ktcli.store.entry import Entry, is_recommended
-from ktcli.store.places import LOCAL, EntryKind, folder_of
+from ktcli.store.places import LOCAL, EntryKind, folder_of, shared_with
 from ktcli.store.reference import Reference, is_short, parse
 from ktcli.store.scan import builtin_entry, entries_of, entry_at, local_entry
 
 
 def entries() -> tuple[Entry, ...]:
-    """Everything in the library and the built-in model, by name; partial ones too."""
+    """Everything in one's own library and the further ones, and the built-in model, by name; partial ones too."""
     found = [*entries_of(EntryKind.CHECKPOINT), *entries_of(EntryKind.PACK)]
     own = builtin_entry()
     if own is not None:
         found.append(own)
-    found = _spoken(found)
+    found = _spoken(_unshadowed(found))
     return tuple(sorted(found, key=lambda entry: (entry.name, entry.kind.value, entry.formats)))
+
+
+def _unshadowed(found: list[Entry]) -> list[Entry]:
+    """The entries without those of further libraries that an earlier library has, too, and complete."""
+    kept: dict[tuple[str, str, EntryKind], Entry] = {}
+    shown = []
+    for each in found:
+        key = (each.name, each.formats, each.kind)
+        if each.shared is None or key not in kept:
+            shown.append(each)
+        if each.complete:
+            kept.setdefault(key, each)
+    return shown
 
 
 def _spoken(found: list[Entry]) -> list[Entry]:
@@ -77,9 +91,16 @@ def matching(name: str) -> tuple[Entry, ...]:
                 entry.kind is EntryKind.CHECKPOINT,
                 not entry.complete,
                 not is_recommended(entry),
+                entry.shared is not None,
             ),
         )
     )
+
+
+def conversions() -> list[Entry]:
+    """The models that are converted, by their names."""
+    packs = (each for each in entries() if each.kind is EntryKind.PACK and each.complete)
+    return sorted(packs, key=lambda each: each.label)
 
 
 def find(name: str, kind: EntryKind | None = None) -> Entry | None:
@@ -119,7 +140,43 @@ def resolve(name: str, kind: EntryKind | None = None) -> Entry:
     profile = catalog.find(reference.name)
     if profile is not None and profile.builtin:
         catalog.builtin_path(f"{profile.builtin}/config.json")
-    raise catalog.unknown(name, tuple(entry.name for entry in entries()))
+    known = (*(entry.name for entry in entries()), *(each.name for each in aliases.every()))
+    raise catalog.unknown(name, known)
+
+
+def require_meaning(name: str) -> Reference:
+    """Reads a name that is to be kept, and checks that it means a model: here, in the catalogue, or a repository.
+
+    Raises:
+        UsageError: not a name. NotFound: it means nothing, or a folder without a model.
+    """
+    reference = parse(name)
+    if not reference.repository and not matching(name) and catalog.find(reference.name) is None:
+        resolve(name)  # raises, with the nearest names
+    return reference
+
+
+def called(found: Sequence[Entry]) -> dict[Path, tuple[str, ...]]:
+    """The aliases of entries, by their paths.
+
+    Raises:
+        KtError: the file of aliases cannot be read.
+    """
+    names: dict[Path, list[str]] = {}
+    for alias in aliases.every():
+        if aliases.is_hidden(alias):
+            continue
+        try:
+            reference = parse(alias.name)
+        except UsageError:  # it leads nowhere
+            continue
+        place = reference.folder
+        made = origins.names_of(place) if place is not None else frozenset()
+        for entry in found:
+            is_it = entry.path == place or entry.name in made
+            if reference.formats in ("", entry.formats) and (is_it or _means(reference, entry)):
+                names.setdefault(entry.path, []).append(alias.name)
+    return {path: tuple(each) for path, each in names.items()}
 
 
 def identity(pack: Path) -> str:
@@ -146,10 +203,11 @@ def repairable(pack: Path) -> Iterator[None]:
     try:
         yield
     except BadPack as error:
+        shared = shared_with(pack)
         inside = pack.absolute().parent == folder_of(EntryKind.PACK)
         entry = (
-            entry_at(pack, EntryKind.PACK)
-            if inside
+            entry_at(pack, EntryKind.PACK, shared)
+            if shared or inside
             else Entry(pack.name, EntryKind.PACK, pack, managed=False)
         )
         error.hint = error.hint or f"make it again with: {entry.repair}"

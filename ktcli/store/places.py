@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from enum import Enum
 from hashlib import sha256
 from pathlib import Path
@@ -9,6 +11,8 @@ from pathlib import Path
 from ktcli import config
 from ktcli.errors import UsageError
 
+LONGEST_NAME = 96  # characters of a name that a person may give
+NAME = rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}"
 LOCAL = "local--"  # begins the names of what belongs to folders outside the library
 
 
@@ -19,9 +23,21 @@ class EntryKind(Enum):
     PACK = "pack"
 
 
-def folder_of(kind: EntryKind) -> Path:
-    """The folder that entries of this kind lie in."""
-    return config.home() / f"{kind.value}s"
+_FOLDERS = {f"{kind.value}s" for kind in EntryKind}
+
+
+def folder_of(kind: EntryKind, shared: Path | None = None) -> Path:
+    """The folder that entries of this kind lie in, of one's own library or of a further one."""
+    return (shared or config.home()) / f"{kind.value}s"
+
+
+def shared_with(folder: Path) -> Path | None:
+    """The further library that a folder is an entry of; None: it is one's own, or of none."""
+    parent = folder.absolute().parent
+    for library in config.libraries():
+        if parent.name in _FOLDERS and parent.parent in (library, library.resolve()):
+            return library
+    return None
 
 
 def checkpoint_path(name: str) -> Path:
@@ -34,9 +50,30 @@ def pack_path(name: str, experts: str, dense: str) -> Path:
     return config.home() / "packs" / _one_folder(f"{_one_folder(name)}@{experts}-{dense}")
 
 
-def lock_path(name: str) -> Path:
-    """The lock that whoever changes a model's files holds."""
-    return config.home() / "locks" / f"{_one_folder(name)}.lock"
+def lock_path(name: str, shared: Path | None = None) -> Path:
+    """The lock that whoever changes a model's files holds, in one's own library or in a further one."""
+    return (shared or config.home()) / "locks" / f"{_one_folder(name)}.lock"
+
+
+def is_name(text: str) -> bool:
+    """Returns whether a text can be the name of a model: safe as one folder, and without a mark of formats."""
+    return re.fullmatch(NAME, text) is not None
+
+
+def is_taken(name: str) -> bool:
+    """Returns whether a checkpoint or a conversion of this name lies in the library, upper or lower case; that of a
+    folder outside it has the name of this folder, too."""
+    wanted = name.lower()
+    for kind in EntryKind:
+        try:
+            found = os.listdir(folder_of(kind))
+        except OSError:
+            continue
+        for item in found:
+            stem = item.partition("@")[0].lower()
+            if wanted in (stem, stem.removeprefix(LOCAL).rpartition("--")[0]):
+                return True
+    return False
 
 
 def local_name(folder: Path, mark: str) -> str:
@@ -51,9 +88,9 @@ def local_name(folder: Path, mark: str) -> str:
 
 
 def conversion_name(pack: Path) -> str:
-    """The name that tells a conversion from all others, whether it is in the library or not."""
+    """The name that tells a conversion from all others, whether it is in a library or not."""
     inside = pack.parent.resolve() == folder_of(EntryKind.PACK).resolve()
-    return pack.name if inside else local_name(pack, "pack")
+    return pack.name if inside or shared_with(pack) else local_name(pack, "pack")
 
 
 def model_name(pack: Path) -> str:

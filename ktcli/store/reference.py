@@ -1,7 +1,8 @@
-"""Reads the text that a user may write for a model; nothing is looked up on disk or on a hub.
+"""Reads the text that a user may write for a model; no hub is asked, and on disk only whether a name is an alias.
 
 qwen3-30b-a3b               a short name of the catalogue
 qwen3-30b-a3b@int4-int8     one conversion of it
+big                         an alias of any of these (see `aliases`)
 Qwen/Qwen3-30B-A3B          a repository on the default hub (Hugging Face)
 ms:Qwen/Qwen3-30B-A3B       on ModelScope; hf: says Hugging Face
 Qwen/Qwen3-30B-A3B@main     at a revision: branch, tag or commit
@@ -16,19 +17,18 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ktcli.errors import UsageError
-from ktcli.store import catalog
+from ktcli.store import aliases, catalog, places
+from ktcli.store.profile import HUBS, REPOSITORY
 
 GGUF = ".gguf"
-HUBS = {"hf": "Hugging Face", "ms": "ModelScope"}
 
-_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-_REPOSITORY = re.compile(rf"({_PART})/({_PART})")
+_PART = places.NAME
+_REPOSITORY = re.compile(REPOSITORY)
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
-_SHORT = re.compile(_PART)
 _QUANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 _QUANT_MARK = "--gguf-"  # between the name of a repository and a quant of it
 _ROW = r"(?:UD-)?(?:I?Q[0-9]+(?:_[A-Z0-9]+)*|TQ[0-9]_[0-9]|MXFP4(?:_MOE)?|BF16|F16|F32)"
@@ -55,6 +55,7 @@ class Reference:
         hub, repository, revision: where it comes from; empty for a name outside the catalogue.
         quant: the quant of the GGUF files that are meant; empty: its safetensors files are.
         folder: a local folder or GGUF file; None otherwise.
+        anywhere: whether no hub was named, nor a revision of one, so that another one will do, too.
     """
 
     text: str
@@ -65,6 +66,18 @@ class Reference:
     revision: str = ""
     quant: str = ""
     folder: Path | None = None
+    anywhere: bool = False
+
+    @property
+    def lasting(self) -> str:
+        """Text that means the same in every folder, whatever becomes of aliases; without the formats."""
+        if self.folder is not None:
+            return str(self.folder)
+        if not self.repository or catalog.find(self.name) is not None:
+            return self.name
+        hub = "" if self.hub == "hf" else f"{self.hub}:"
+        revision = f"@{self.revision}" if self.revision else ""
+        return f"{hub}{self.repository}{revision}{f':{self.quant}' if self.quant else ''}"
 
     @property
     def model(self) -> str:
@@ -90,13 +103,14 @@ def parse(text: str) -> Reference:
     if (found := _local(text)) is not None:
         return found
     if "/" in text:
-        return _repository(text, "hf", text)
+        found_there = _repository(text, "hf", text)
+        return replace(found_there, anywhere=not found_there.revision)
     return _short(text)
 
 
 def is_short(name: str) -> bool:
     """Tells whether `parse` reads a text as the name of a model in the library."""
-    return _SHORT.fullmatch(name) is not None
+    return places.is_name(name)
 
 
 def repository_named(name: str) -> str:
@@ -135,16 +149,29 @@ def _local(text: str) -> Reference | None:
 
 def _short(text: str) -> Reference:
     name, at, formats = text.partition("@")
-    if not _SHORT.fullmatch(name) or (at and not _FORMATS.fullmatch(formats)):
+    if not places.is_name(name) or (at and not _FORMATS.fullmatch(formats)):
         raise UsageError(
             f"{text!r} is not a model name",
             hint="write a short name, org/repo[@revision], or a folder with a slash: ./NAME",
         )
     profile = catalog.find(name)
     if profile is None:
-        return Reference(text, name, formats)
+        target = aliases.target_of(name)
+        return _meant(text, formats, target) if target else Reference(text, name, formats)
     hub = next(iter(profile.repositories), "")
-    return Reference(text, profile.name, formats, hub, profile.repositories.get(hub, ""))
+    repository = profile.repositories.get(hub, "")
+    return Reference(text, profile.name, formats, hub, repository, anywhere=bool(hub))
+
+
+def _meant(text: str, formats: str, target: str) -> Reference:
+    """The model that an alias stands for, in other formats where it does not name them itself."""
+    found = parse(target)
+    if formats and found.formats not in ("", formats):
+        raise UsageError(
+            f"{text} is not possible: the alias already means {target}",
+            hint=f"name the model: {found.model}@{formats}",
+        )
+    return replace(found, text=text, formats=formats or found.formats)
 
 
 def _repository(text: str, hub: str, rest: str) -> Reference:
