@@ -54,8 +54,14 @@ class CallStyle:
         return tuple(dict.fromkeys(mark for mark in found if mark))
 
 
+# gpt-oss names the tool in the head of a message, whose text is the arguments: `Channels` puts both between these.
+IN_CHANNELS = CallStyle(
+    "gpt-oss", ("<|channel|>", "to=functions."), Arguments.JSON,
+    "<|start|>functions.", "<|end|>", "<|message|>",
+)  # fmt: skip
 # The first row counts of which a template has all that tells it.
 STYLES = (
+    IN_CHANNELS,
     CallStyle(
         "kimi-k2", ("<|tool_call_argument_begin|>",), Arguments.JSON,
         "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>",

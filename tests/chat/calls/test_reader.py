@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from chat import family_templates
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ktcli.chat.calls.events import CallArguments, CallBegins, CallEnds
@@ -149,6 +149,7 @@ def test_calls_are_read_as_documented(style: str, said: str) -> None:
 
 @pytest.mark.parametrize("style", CALLS)
 @given(data=st.data())
+@settings(max_examples=20)
 def test_any_cut_gives_the_same(style: str, data: st.DataObject) -> None:
     text, pieces = SAID + CALLS[style], []
     while text:
@@ -160,6 +161,7 @@ def test_any_cut_gives_the_same(style: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("style", STYLES, ids=lambda row: row.name)
 @given(data=st.data())
+@settings(max_examples=30)
 def test_nonsense_is_no_error_and_does_not_depend_on_its_cut(
     style: Any, data: st.DataObject
 ) -> None:
