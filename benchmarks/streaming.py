@@ -3,8 +3,9 @@
     python benchmarks/streaming.py [--folder DIR] [--out FILE.json]
 
 The hub is that of the tests, a process of its own on this machine, which takes cores that a hub elsewhere would not:
-without a limit, two cores are busy with it, with the pull and with the conversion, and one stream is no faster than both
-one after the other. A network is what `--limit` lets through. Pull, conversion and stream each run as a command, start and end included.
+without a limit, two cores are busy with it, with the pull and with the conversion, and a stream is no faster than both
+one after the other. A network is what `--limit` lets through. Pull, conversion and stream each run as a command, start
+and end included.
 """
 
 from __future__ import annotations
