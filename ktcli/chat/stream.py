@@ -135,7 +135,7 @@ class StopStrings:
             _, start = min(found)
             passed, self._held = self._held[:start], ""
             return passed
-        keep = max(_overlap(self._held, stop) for stop in self._stops)
+        keep = max(overlap(self._held, stop) for stop in self._stops)
         cut = len(self._held) - keep
         passed, self._held = self._held[:cut], self._held[cut:]
         return passed
@@ -146,7 +146,7 @@ class StopStrings:
         return rest
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """The longest end of `text` with which `stop` begins."""
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0 and not stop.startswith(text[at:]):
@@ -181,7 +181,7 @@ class Thinking:
                 yield True, THINK
                 rest = rest[len(THINK) :]
             self.inside = not self.inside
-        keep = _overlap(rest, tag)
+        keep = overlap(rest, tag)
         if len(rest) > keep:
             yield self.inside, rest[: len(rest) - keep]
         self._held = rest[len(rest) - keep :]
