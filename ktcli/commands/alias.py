@@ -98,7 +98,8 @@ def _list(name: str | None) -> None:
             raise NotFound(f"there is no alias {name[:120]!r}", hint=hint)
     rows = [_document(each) for each in known]
     shown = [(row["alias"], row["model"], row["state"]) for row in rows]
-    out.result({"aliases": rows}, lambda: out.table(shown, ("ALIAS", "MEANS", "STATE")))
+    head = ("ALIAS", "MEANS", "STATE")
+    out.result({"aliases": rows}, lambda: out.table(shown, head) if shown else "")
     if not rows:
         out.note("There are no aliases yet: kt alias NAME MODEL")
 

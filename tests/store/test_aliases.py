@@ -108,6 +108,17 @@ def test_an_alias_never_hides_a_model() -> None:
     assert parse("late").name == "late"
 
 
+def test_an_alias_hides_nothing_of_an_administrators_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = pretend_pack(tmp_path / "shared" / "packs" / "theirs@int4-int8")
+    aliases.save("theirs", "kimi-k2")
+    monkeypatch.setenv("KT_LIBRARIES", str(tmp_path / "shared"))
+    assert library.resolve("theirs").path == pack
+    with pytest.raises(UsageError, match="is the name of a model"):
+        aliases.save("theirs", "deepseek-v3")
+
+
 @pytest.mark.parametrize(
     "name",
     [
