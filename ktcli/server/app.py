@@ -12,6 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ktcli.server import own
+from ktcli.server.anthropic.messages import count_tokens, messages
+from ktcli.server.anthropic.messages import error_of as anthropic_error
 from ktcli.server.guard import App, Guard
 from ktcli.server.house import House, house_of
 from ktcli.server.openai.chat import chat_completions
@@ -34,6 +36,8 @@ def application(house: House) -> App:
         Route("/v1/models/{name:path}", model),
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/messages", messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
     ]
     handlers = {Exception: _failed, HTTPException: _failed, Refusal: _failed}
     app = Starlette(routes=routes, exception_handlers=handlers)
@@ -43,7 +47,8 @@ def application(house: House) -> App:
 
 def refused(path: str, refusal: Refusal) -> tuple[bytes, dict[str, str]]:
     """The body and headers of a refusal in the API that a path belongs to."""
-    return encode(error_of(refusal)), {**refusal.headers, "content-type": "application/json"}
+    envelope = anthropic_error if path.startswith("/v1/messages") else error_of
+    return encode(envelope(refusal)), {**refusal.headers, "content-type": "application/json"}
 
 
 def _of_mistake(error: Exception) -> str:
