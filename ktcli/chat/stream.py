@@ -119,7 +119,12 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
-        self.stopped = False
+        self.found = ""  # the stop string that has appeared
+
+    @property
+    def stopped(self) -> bool:
+        """Tells whether a stop string has appeared."""
+        return bool(self.found)
 
     def feed(self, text: str) -> str:
         """The text that is certainly no part of a stop string."""
@@ -129,10 +134,9 @@ class StopStrings:
             return text
         self._held += text
         places = [(self._held.find(stop), stop) for stop in self._stops]
-        found = [(at + len(stop), at) for at, stop in places if at >= 0]
+        found = [(at + len(stop), at, stop) for at, stop in places if at >= 0]
         if found:
-            self.stopped = True
-            _, start = min(found)
+            _, start, self.found = min(found)
             passed, self._held = self._held[:start], ""
             return passed
         keep = max(overlap(self._held, stop) for stop in self._stops)

@@ -91,16 +91,16 @@ class Transcript:
         return self._tokenizer.encode(self._reading.closing)
 
     @property
-    def stopped(self) -> bool:
-        """Tells whether a stop string has come."""
-        return self._reading.stops.stopped
+    def stopped(self) -> str:
+        """The stop string that has come; empty: none has."""
+        return self._reading.stops.found
 
     def hears(self, id: int) -> bool:
         """The next id; returns whether the answer ends, or pauses, with it."""
         self._added.append(self._reading.feed(id))
         if self._budget is not None and self._reading.thinks:
             self._budget -= 1
-        return self.stopped or self.spent
+        return bool(self.stopped) or self.spent
 
     def next(self) -> Added:
         """What the first id added that was not taken yet."""

@@ -76,14 +76,14 @@ class Ended(NamedTuple):
     """An answer is at its end.
 
     Attributes:
-        stopped: whether one of the client's stop texts ended it.
+        stopped: the client's stop text that ended it; empty: none did.
         calls: the tools that it called.
         error: why it failed.
     """
 
     choice: int
     finish: Finish
-    stopped: bool = False
+    stopped: str = ""
     error: Exception | None = None
     calls: int = 0
 
@@ -189,7 +189,7 @@ class Generation:
                 self._begin(choice)
             except Exception as error:
                 self._open -= 1
-                self._news.append(Ended(choice, Finish.FAILED, False, error))
+                self._news.append(Ended(choice, Finish.FAILED, "", error))
 
     def _time(self, said: _ChoiceAnswer) -> None:
         """Notes when a token came."""

@@ -232,6 +232,7 @@ def test_a_short_disk_is_a_reason_to_stream(
     if pull:
         assert main(["pull", NAME, "--yes"]) == 0
     else:
+        monkeypatch.setattr(out, "says_yes", True)
         assert prepare(NAME, Wanted(), listener=out).name == "org--tiny"
     assert "is converted while it arrives" in " ".join(capsys.readouterr().err.split())
     assert pack_of(case) == pack
