@@ -118,4 +118,6 @@ def _state(each: Alias) -> str:
         reference = library.require_meaning(each.name)
     except KtError as error:
         return str(error)
-    return f"kt pull {each.name}" if reference.repository else "not on disk"
+    if reference.repository and not reference.formats:
+        return f"kt pull {each.name}"
+    return f"kt chat {each.name} makes it"

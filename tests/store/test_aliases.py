@@ -238,6 +238,9 @@ def test_alias_as_a_command(capsys: Capture) -> None:
     assert main(["rm", "big", "--yes"]) == 0
     assert "The alias big stays" in capsys.readouterr().err
     assert not pack.exists()
+    document(["alias", "made", "kt-mini@int8-bf16"], capsys)
+    states = {row["alias"]: row["state"] for row in document(["alias"], capsys)["aliases"]}
+    assert states["made"] == "kt chat made makes it" and "there is no model" in states["big"]
     assert document(["alias", "--rm", "big"], capsys)["meant"] == "org--repo@int4-int8"
     assert "did you mean: far" in document(["alias", "--rm", "fat"], capsys, 3)["error"]["hint"]
 
