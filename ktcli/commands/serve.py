@@ -114,7 +114,7 @@ def serve(
     yes: PullOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Serve a model to programs that speak OpenAI's or Anthropic's API.
+    """Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's API.
 
     The model is pulled and converted first if it is not yet. Requests of several clients are answered together; what
     one of them has in common with another is computed once. Ctrl-C lets answers finish for ten seconds.

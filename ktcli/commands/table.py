@@ -33,7 +33,7 @@ COMMANDS: dict[str, Row] = {
     "chat": Row("ktcli.commands.chat:chat", "Talk to a model.", "Start", ("--resume",)),
     "serve": Row(
         "ktcli.commands.serve:serve",
-        "Serve a model to programs that speak OpenAI's or Anthropic's API.",
+        "Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's API.",
         "Start",
     ),
     "doctor": Row("ktcli.commands.doctor:doctor", "Show what this machine is and can do.", "Start"),
