@@ -23,7 +23,7 @@ from ktcli.chat.snapshots import snapshot_positions
 from ktcli.chat.speaker import Speaker, longer_context
 from ktcli.chat.splice import Splicer
 from ktcli.chat.transcript import Added, AnswerPiece, Transcript
-from ktcli.chat.worktimes import Account, Clocks, Lap
+from ktcli.chat.worktimes import ChatTotals, Clocks, Lap
 from ktcli.engine.drafting import NO_DRAFTS, DraftWish
 from ktcli.engine.request import (
     Answer,
@@ -94,7 +94,7 @@ class Chat:
         spoken: the answers as they were generated, by where they are in the rendered conversation.
         timeline: what the model read and said last; None before the first answer.
         heard: called after each token of an answer.
-        account: what loading and all answers took.
+        totals: what loading and all answers took.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Chat:
         self.spoken: list[Spoken] = []
         self.timeline: Timeline | None = None
         self.heard: Callable[[], None] = lambda: None
-        self.account = Account()
+        self.totals = ChatTotals()
         self._answering: Reply | None = None
         self._before: Timeline | None = None  # the timeline before the last one
         self._begin(speaker)
@@ -114,7 +114,7 @@ class Chat:
 
     def _begin(self, speaker: Speaker) -> None:
         self.speaker = speaker
-        self.account.loading_s += speaker.loading_s
+        self.totals.loading_s += speaker.loading_s
         self.sequence = speaker.engine.sequence()
         self._closing = weakref.finalize(self, self.sequence.close)
         self._scheduler = Scheduler(speaker.engine)
@@ -250,7 +250,7 @@ class Chat:
             self._answering = None
             self._remember(reply, before)
             if reply.timeline is not None:  # else it was refused
-                self.account.add(reply.stats, reply.laps)
+                self.totals.add(reply.stats, reply.laps)
         spoken = Spoken(reply.at, reply.text, tuple(reply.ids))
         if spoken.ids and self._splicer.is_whole(spoken):
             remember(self.spoken, spoken)

@@ -66,7 +66,7 @@ class Lap:
 
 
 @dataclass(slots=True)
-class Account:
+class ChatTotals:
     """What all answers of a chat took.
 
     Attributes:
@@ -101,7 +101,7 @@ class Account:
 
     @property
     def lines(self) -> str:
-        """The account for people."""
+        """The totals for people."""
         rows = [
             ("all answers:", f"{self.answers}, {self.tokens} token(s)"),
             ("cached / prompts:", f"{self.reused_tokens} / {self.prompt_tokens} token(s)"),

@@ -117,7 +117,7 @@ def document(made: Chat, reply: Reply, text: str, thinking: str) -> dict[str, An
             "accepted_count": stats.accepted,
             "tokens_per_step": stats.tokens_per_step,
             "seed": made.seed,
-            "load_duration_s": made.account.loading_s,
+            "load_duration_s": made.totals.loading_s,
             "times": _times(reply),
         },
     }

@@ -67,35 +67,35 @@ def test_where_the_time_went_adds_up_and_fits_forty_columns(tmp_path: Path) -> N
     assert [name for name, _ in answering.rows] == [name for name, _ in reading.rows]
 
 
-def test_the_account_of_a_chat_is_the_sum_of_its_answers(tmp_path: Path) -> None:
+def test_the_totals_of_a_chat_are_the_sum_of_its_answers(tmp_path: Path) -> None:
     chat = Chat(replace(speaker(tmp_path), loading_s=3.0))
-    assert chat.account.answers == 0
+    assert chat.totals.answers == 0
     replies = []
     for question in ("hello", "hello again", "and again"):
         list(chat.ask(question))
         assert chat.reply is not None
         replies.append(chat.reply)
-    account, stats = chat.account, [reply.stats for reply in replies]
-    assert account.answers == 3 and account.loading_s == 3.0
-    assert account.tokens == sum(each.tokens for each in stats)
-    assert account.reused_tokens == sum(each.reused_tokens for each in stats) > 0
-    assert account.prompt_tokens == sum(each.prompt_tokens for each in stats)
+    totals, stats = chat.totals, [reply.stats for reply in replies]
+    assert totals.answers == 3 and totals.loading_s == 3.0
+    assert totals.tokens == sum(each.tokens for each in stats)
+    assert totals.reused_tokens == sum(each.reused_tokens for each in stats) > 0
+    assert totals.prompt_tokens == sum(each.prompt_tokens for each in stats)
     for lap, seconds in (
-        (account.reading, sum(each.prompt_s for each in stats)),
-        (account.answering, sum(each.eval_s for each in stats)),
+        (totals.reading, sum(each.prompt_s for each in stats)),
+        (totals.answering, sum(each.eval_s for each in stats)),
     ):
         assert lap.seconds == pytest.approx(seconds)
         assert sum(spent for _, spent in lap.rows) == pytest.approx(seconds)
-    lines = account.lines.splitlines()
+    lines = totals.lines.splitlines()
     assert all(len(line) <= 40 for line in lines) and "3, " in lines[0]
     assert lines[2].startswith("loading") and lines[2].endswith("████████")
 
 
-def test_a_refused_question_is_no_part_of_the_account_and_a_stopped_one_is(tmp_path: Path) -> None:
+def test_a_refused_question_is_no_part_of_the_totals_and_a_stopped_one_is(tmp_path: Path) -> None:
     chat = Chat(speaker(tmp_path))
     with pytest.raises(ContextFull):
         list(chat.ask("x" * 100_000))
-    assert chat.account.answers == 0
+    assert chat.totals.answers == 0
     list(chat.ask("hello", cancelled=lambda: True))
-    assert chat.account.answers == 1 and chat.account.tokens == 0
-    assert chat.account.lines
+    assert chat.totals.answers == 1 and chat.totals.tokens == 0
+    assert chat.totals.lines
