@@ -261,6 +261,8 @@ NUMBERS = tuple(
         (r'("times": )\{(?:[^{}]|\{[^{}]*\})*\}', r"\1#"),  # the longest first
         (r"(?m)^(Threads     1, )\w+$", r"\1#"),  # the row of kernels
         ("━+", "━━━"),
+        (r"(?m)^  [a-z ]+ [\d.]+ m?s  [█░]{8}\n", ""),  # the parts of times of kt chat
+        (r" +[\d.]+ m?s  [█░]{8}", " #"),
         (r"[\d.,]+ [kKMGT]?(i?B/s|FLOP/s|OP/s)", r"# \1"),
         (r"[\d.,]+ ?(tokens/s|tok/s|ms\b|s\b)", r"# \1"),
         (r"\([\d.,]+ to [\d.,]+,", "(# to #,"),

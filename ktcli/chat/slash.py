@@ -135,6 +135,8 @@ def _stats(desk: Desk, rest: str) -> None:
         desk.say(cached_line(reply.stats))
         if (laps := reply.laps) is not None:
             desk.say(time_lines(*laps))
+    if chat.totals.answers:
+        desk.say(chat.totals.lines)
     desk.say(f"context:              {chat.used} of {chat.speaker.engine.context} token(s)")
 
 

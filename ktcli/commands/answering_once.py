@@ -117,6 +117,7 @@ def document(made: Chat, reply: Reply, text: str, thinking: str) -> dict[str, An
             "accepted_count": stats.accepted,
             "tokens_per_step": stats.tokens_per_step,
             "seed": made.seed,
+            "load_duration_s": made.totals.loading_s,
             "times": _times(reply),
         },
     }
@@ -128,7 +129,7 @@ def _times(reply: Reply) -> dict[str, dict[str, float]] | None:
     if laps is None:
         return None
     return {
-        name: {part.replace(" ", "_"): seconds for part, seconds in lap.rows}
+        name: {f"{part.replace(' ', '_')}_s": seconds for part, seconds in lap.rows}
         for name, lap in zip(("reading", "answering"), laps, strict=True)
     }
 

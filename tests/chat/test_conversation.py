@@ -323,7 +323,8 @@ def test_commands_act_on_the_conversation(tmp_path: Path) -> None:
     slash.run(table, "/system You are a cat.")
     list(chat.ask("hi"))
     slash.run(table, "/stats")
-    assert "prompt eval count:" in said[-3] and "context:" in said[-1]
+    assert "prompt eval count:" in said[-5] and "context:" in said[-1]
+    assert said[-2].startswith("all answers:          1, ")
     slash.run(table, "/save one")
     slash.run(table, "/undo")
     assert chat.conversation.turns == [] and said[-1] == "taken back: hi"
