@@ -258,6 +258,7 @@ NUMBERS = tuple(
     for pattern, by in (
         (r"(?m)^warning: other processes.*\n(?:  .*\n)*", ""),  # of kt bench
         (r"(?m)^  .*of checkpoint; alone,.*\n(?:    .*\n)*", ""),  # of kt convert
+        (r'("times": )\{(?:[^{}]|\{[^{}]*\})*\}', r"\1#"),  # the longest first
         (r"(?m)^(Threads     1, )\w+$", r"\1#"),  # the row of kernels
         ("━+", "━━━"),
         (r"(?m)^  [a-z ]+ [\d.]+ m?s  [█░]{8}\n", ""),  # the parts of times of kt chat
