@@ -150,6 +150,11 @@ class Chat:
         return self._sampler.seed
 
     @property
+    def thought_cut(self) -> bool:
+        """Tells whether the last answer's thought was ended because it had spent its budget."""
+        return self.reply is not None and self.reply.thought_cut
+
+    @property
     def answering(self) -> Reply | None:
         """The answer that has begun and not ended."""
         return self._answering
@@ -298,7 +303,7 @@ class Chat:
                         self.heard()
                     if isinstance(event, Finished) and event.error is not None:
                         raise event.error
-            reply.finish, reply.thought_cut = answer.finish, False
+            reply.finish = answer.finish
             if transcript.spent and answer.finish is Finish.STOP:
                 reply.thought_cut = True
                 return
@@ -332,7 +337,6 @@ class Chat:
         answer = self._submit(ids, self.sequence.depths, left, transcript)
         reply.parts.append(answer.stats)
         yield from self._told(answer, transcript, reply, cancelled, None)
-        reply.thought_cut = True
 
     def _note_depths(self, reply: Reply) -> None:
         """Notes how the prompt was computed, once it was read and nothing else yet."""

@@ -82,6 +82,7 @@ class Screen:
         self.view, self.thoughts = ThoughtsView.FOLDED, ""
         self._clock, self._began_s = clock, clock()  # of the answer
         self._tokens: Callable[[], int] = int
+        self._cut: Callable[[], bool] = bool
         self._live: Callable[[int], str] | None = None
         self._live_line, self._live_s = "", 0.0  # what stands below the answer, and since when
         self._drawing: Drawing | None = None  # of what has begun
@@ -92,14 +93,21 @@ class Screen:
         self._skips = False  # newlines before the answer's first word
         self._last = "\n"
 
-    def begin(self, tokens: Callable[[], int], live: Callable[[int], str] | None = None) -> None:
+    def begin(
+        self,
+        tokens: Callable[[], int],
+        live: Callable[[int], str] | None = None,
+        cut: Callable[[], bool] = bool,
+    ) -> None:
         """A new answer comes.
 
         Args:
             tokens: returns how many tokens it has so far.
             live: returns the line that stands below it while it is made, for a number of columns; None: there is none.
+            cut: returns whether its thought was ended because it had spent its budget.
         """
-        self._tokens, self.thoughts, self._began_s = tokens, "", self._clock()
+        self._tokens, self._cut = tokens, cut
+        self.thoughts, self._began_s = "", self._clock()
         self._live = live if self._terminal and self._colour and self.status else None
         self._live_line, self._live_s = "", self._began_s
         self._thought = self._skips = False
@@ -209,7 +217,7 @@ class Screen:
         self._drawing = None
         if self._folded is not None:
             self._wipe()
-            if line := self._folded.finish():
+            if line := self._folded.finish(cut=self._cut()):
                 self._stream.write(f"{self._dimmed(line)}\n\n")
         self._folded = None
 

@@ -33,7 +33,10 @@ def answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
             _taken_over(keeper, made, asked)
             keeping.callback(keeper.close)
             keeping.enter_context(keeper.on_signals())
-        screen.begin(lambda: made.answering.stats.tokens if made.answering else 0)
+        screen.begin(
+            lambda: made.answering.stats.tokens if made.answering else 0,
+            cut=lambda: made.thought_cut,
+        )
         said: dict[bool, str] = {True: "", False: ""}  # thoughts, and the answer
         try:
             for piece in made.ask(words, cancelled=interrupt, progress=screen.reading):
