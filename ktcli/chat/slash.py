@@ -172,6 +172,9 @@ def _set(desk: Desk, rest: str) -> None:
     desk.say(shown(desk.chat.settings, desk.screen))
     if name == "seed" and (silent := silent_seed(desk.chat.settings.sampling)):
         desk.say(silent)
+    speaker = desk.chat.speaker
+    if name == "think-budget" and not speaker.voice.thinks:
+        desk.say(f"{speaker.name} does not think before it answers; it changes nothing")
 
 
 TABLE: dict[str, Slash] = {

@@ -9,6 +9,7 @@ import pytest
 from chat.fake_engine import speaker
 
 from ktcli.chat.chat import Chat
+from ktcli.chat.conversation import Saved
 from ktcli.chat.screen import Screen
 from ktcli.engine.request import Finish
 from ktcli.engine.sampler import SamplingSettings
@@ -173,6 +174,11 @@ def test_a_thought_that_has_spent_its_budget_is_ended(
     assert reply is not None and reply.ids == said and reply.thought_cut == short
     assert reply.finish is Finish.STOP and reply.stats.tokens == len(said)
     assert chat.speaker.engine.computed == len(chat.sequence.ids)  # nothing twice
+    saved = Saved("fake", chat.conversation.copy(), SamplingSettings(), spoken=list(chat.spoken))
+    again = Chat(chat.speaker)
+    again.restore(saved)
+    list(again.ask("and"))
+    assert more or tuple(again.reply.timeline.ids[: len(chat.timeline.ids)]) == chat.timeline.ids
     script[:] = [*cut("<|channel|>final<|message|>fine" if more else "fine"), *end]
     assert say(chat, "two") == "fine" and not chat.reply.thought_cut
 
