@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from ktcli.chat.statusline import time_left
+from ktcli.chat.statusline import in_ascii, time_left
 from ktcli.chat.thoughts import ThoughtsLine, ThoughtsView
 from ktcli.chat.transcript import AnswerPiece
 
@@ -63,6 +63,7 @@ class Screen:
     Attributes:
         markdown: whether answers are drawn as Markdown, where styles are shown.
         status: whether a person wants a line about each answer.
+        ascii: whether the terminal shows nothing but ASCII; an answer is written as it is all the same.
         view: how thoughts are shown on a terminal.
         thoughts: those of the last answer.
     """
@@ -79,6 +80,7 @@ class Screen:
         self._stream, self._terminal, self._colour = stream, terminal, colour
         self._columns = columns
         self.markdown = self.status = True
+        self.ascii = False
         self.view, self.thoughts = ThoughtsView.FOLDED, ""
         self._clock, self._began_s = clock, clock()  # of the answer
         self._tokens: Callable[[], int] = int
@@ -248,4 +250,5 @@ class Screen:
             self._line = False
 
     def _dimmed(self, line: str) -> str:
+        line = in_ascii(line) if self.ascii else line
         return f"{DIM}{line}{PLAIN}" if self._colour else line

@@ -153,6 +153,7 @@ def put_over(made: Chat, asked: AnswerRequest) -> None:
 def screen_for(asked: AnswerRequest) -> Screen:
     from ktcli.chat.screen import Screen
     from ktcli.chat.thoughts import ThoughtsView
+    from ktcli.commands.view.bars import can_draw
 
     stream = sys.stdout
     colour = bool(out.style("x", "dim", stream) != "x")
@@ -160,6 +161,7 @@ def screen_for(asked: AnswerRequest) -> Screen:
     screen = Screen(stream, terminal=terminal, colour=colour)
     screen.markdown = config.value("markdown") is not False
     screen.status = config.value("status") is not False
+    screen.ascii = not can_draw(stream)
     view = "hidden" if asked.hides_thoughts else config.value("thoughts")
     screen.view = ThoughtsView(view or ThoughtsView.FOLDED)
     return screen

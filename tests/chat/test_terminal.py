@@ -30,7 +30,7 @@ class Terminal:
         columns: the width; 0: unknown, so that the environment says 100.
     """
 
-    def __init__(self, *command: str, home: Path, columns: int = 0) -> None:
+    def __init__(self, *command: str, home: Path, columns: int = 0, **more: str) -> None:
         self.parent, child = pty.openpty()
         environment = {
             **os.environ,
@@ -39,6 +39,7 @@ class Terminal:
             "PROMPT_TOOLKIT_NO_CPR": "1",
             "TERM": "xterm",
             "COLUMNS": "" if columns else "100",
+            **more,
         }
         if columns:
             self.resize(columns)
@@ -304,3 +305,26 @@ def test_an_earlier_question_is_asked_otherwise(terminal: Terminal) -> None:
     terminal.expect(r"you said b'third'.*› ")
     terminal.type("/edit 3\r")
     terminal.expect("numbered from 1 to 2")
+
+
+@pytest.mark.parametrize("columns", [1, 20])
+def test_a_poor_terminal_and_a_history_that_is_a_folder(tmp_path: Path, columns: int) -> None:
+    """One sentence, and the chat goes on: without colours, and of kt's own signs only those that ASCII has."""
+    (tmp_path / "home" / "history").mkdir(parents=True)
+    poor = {"TERM": "dumb", "NO_COLOR": "1", "LC_ALL": "C"}
+    command = (sys.executable, "-m", "ktcli", "chat", "kt-mini", "--greedy")
+    made = Terminal(*command, home=tmp_path / "home", columns=columns, **poor)
+    try:
+        made.expect("> ")
+        made.type("what is kt?\r")
+        said = made.expect("tok/s.*> ")
+        made.type("/stats\r")
+        said += made.expect("context:.*> ")
+        made.type("/exit\r")
+        assert made.end() == 0
+    finally:
+        if made.process.poll() is None:
+            os.killpg(made.process.pid, signal.SIGKILL)
+            made.process.wait()
+    assert "".join(said.split()).count("whatistypedisnotkept") == 1
+    assert not set("█░▸›·") & set(made.raw) and "\x1b[2m" not in made.raw
