@@ -124,7 +124,9 @@ def test_without_tools_nothing_is_a_call(client: OpenAI) -> None:
     [
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"tools": TOOLS * 257}, "tools"),
-        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"function": {"name": "x"}}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
     ],
 )
 @pytest.mark.parametrize("client", ["qwen3"], indirect=True)

@@ -1,0 +1,144 @@
+"""Looks at JSON schemas from strangers before they are compiled: how large they are, how deep, and what they mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from ktcli.chat.calls.values import referred
+from ktcli.errors import UsageError
+
+SCHEMA_BYTES = 256 << 10
+SCHEMA_DEPTH = 64  # lists and objects in each other
+# Keys whose values are no schemas.
+_VALUES = frozenset({"const", "enum", "default", "examples", "example", "x-guidance"})
+_MOST = 4096  # entries of one object or list
+_REFS = 16  # references that are followed, one to the next
+
+
+def checked_schema(schema: Any, field: str) -> dict[str, Any]:
+    """A schema as it is compiled: within limits, and with `anyOf` for each `oneOf` whose branches exclude each other.
+
+    Args:
+        field: what errors call it.
+    Raises:
+        UsageError: it is no schema, or beyond a limit.
+    """
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, Mapping):
+        raise UsageError(f"{field} is no JSON schema: an object is needed")
+    _require_shallow(schema, field)
+    size = len(json.dumps(schema))
+    if size > SCHEMA_BYTES:
+        raise UsageError(f"{field} has {size:,} bytes, it can have {SCHEMA_BYTES:,}")
+    found = _apart(schema, schema)
+    assert isinstance(found, dict)
+    return found
+
+
+def _require_shallow(schema: Any, field: str) -> None:
+    """Refuses what is nested too deep, or has too many entries in one place; without recursion."""
+    level: list[Any] = [schema]
+    for depth in range(SCHEMA_DEPTH + 1):
+        if not level:
+            return
+        if depth == SCHEMA_DEPTH:
+            break
+        wide = max(map(len, level), default=0)
+        if wide > _MOST:
+            raise UsageError(f"{field} has {wide:,} entries in one place, it can have {_MOST:,}")
+        inner = (each.values() if isinstance(each, Mapping) else each for each in level)
+        level = [one for each in inner for one in each if isinstance(one, (Mapping, list))]
+    raise UsageError(f"{field} is nested deeper than {SCHEMA_DEPTH} levels")
+
+
+def _apart(schema: Any, root: Mapping[str, Any]) -> Any:
+    """A schema with `anyOf` in place of each `oneOf` of which no value can fit two branches."""
+    if isinstance(schema, list):
+        return [_apart(each, root) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {key: value if key in _VALUES else _apart(value, root) for key, value in schema.items()}
+    branches = found.get("oneOf")
+    if isinstance(branches, list) and "anyOf" not in found and _exclude(branches, root):
+        found["anyOf"] = found.pop("oneOf")
+    return found
+
+
+def _exclude(branches: Sequence[Any], root: Mapping[str, Any]) -> bool:
+    """Tells whether no value fits two of some schemas, as far as their types and fixed properties say."""
+    if len(branches) > 64:
+        return False
+    known = [_followed(each, root) for each in branches]
+    return all(_differ(one, other, root) for one, other in combinations(known, 2))
+
+
+def _differ(one: Mapping[str, Any], other: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
+    if (mine := _fixed(one)) is not None and (theirs := _fixed(other)) is not None:
+        return mine.isdisjoint(theirs)
+    if (kinds := _types(one)) and (others := _types(other)):
+        if {"integer", "number"} <= kinds | others and not kinds & others:
+            kinds = kinds | {"number"} if "integer" in kinds else kinds
+            others = others | {"number"} if "integer" in others else others
+        if not kinds & others:
+            return True
+        if kinds != {"object"} or others != {"object"}:
+            return False
+    both = set(_required(one)) & set(_required(other))
+    return any(_fixed_apart(one, other, name, root) for name in both)
+
+
+def _fixed_apart(
+    one: Mapping[str, Any], other: Mapping[str, Any], name: str, root: Mapping[str, Any]
+) -> bool:
+    """Tells whether a property has values in one schema that it cannot have in another; both are of objects."""
+    if _types(one) != {"object"} or _types(other) != {"object"}:
+        return False
+    mine, theirs = (_fixed(_followed(_property(each, name), root)) for each in (one, other))
+    return mine is not None and theirs is not None and mine.isdisjoint(theirs)
+
+
+def _followed(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema that a reference inside the document means; the schema itself if it is none."""
+    for _ in range(_REFS):
+        ref = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(ref, str):
+            break
+        schema = referred(ref, root)
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def _property(schema: Mapping[str, Any], name: str) -> Any:
+    properties = schema.get("properties")
+    return properties.get(name) if isinstance(properties, Mapping) else None
+
+
+def _required(schema: Mapping[str, Any]) -> list[str]:
+    required = schema.get("required")
+    return (
+        [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    )
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    said = schema.get("type")
+    return (
+        {said}
+        if isinstance(said, str)
+        else set(map(str, said))
+        if isinstance(said, list)
+        else set()
+    )
+
+
+def _fixed(schema: Mapping[str, Any]) -> set[str] | None:
+    """The texts of the values that a schema lists; None: it lists none. Numbers are not told apart by their texts."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list) or any(
+        isinstance(value, (float, Mapping, list)) for value in values
+    ):
+        return None
+    return {json.dumps(value) for value in values}
