@@ -20,8 +20,9 @@ _kt() {
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --draft) words='off lookup' ;;
-                --output) files='any' ;;
-                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --jsonl --output --yes --quiet --help' names='all' files='.gguf' ;;
+                --output|--schema) files='any' ;;
+                --format) words='json' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --jsonl --output --schema --format --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'serve')
             case $before in

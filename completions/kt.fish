@@ -33,6 +33,8 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l explain-cache -d 'Where 
 complete -c kt -n '__fish_seen_subcommand_from chat' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l jsonl -d 'Print the answer as lines of JSON while it is made'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l output -d 'Write the answer’s text into a new file, too' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l schema -d 'Hold answers to the JSON schema in FILE' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l format -d 'Hold answers to a JSON object' -x -a 'json'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l yes -d 'Pull the model without a question if need be'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l help -d 'Show this message and exit'

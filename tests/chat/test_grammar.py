@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from chat.fake_engine import SPECIALS, VOCAB, write_tokenizer
 from chat.schemas import SCHEMAS, fits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from server.running import scripted
 
 from ktcli.chat.calls.events import CallArguments, CallBegins
 from ktcli.chat.calls.reader import CallReader
 from ktcli.chat.calls.styles import IN_CHANNELS, STYLES, CallStyle
 from ktcli.chat.calls.values import Tools
 from ktcli.chat.channels import CHANNEL, END, MESSAGE, START
+from ktcli.chat.chat import Chat
 from ktcli.chat.grammar.calls import WantedCalls
 from ktcli.chat.grammar.compiler import GrammarCompiler
 from ktcli.chat.grammar.form import GRAMMAR_BYTES, Form, Notation
@@ -29,6 +32,7 @@ from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.chat.transcript import Transcript
 from ktcli.errors import UsageError
 
+CHANNEL_WORDS = (START, CHANNEL, MESSAGE, END, "<|return|>")
 OPEN = "<|assistant|>"
 THOUGHT = f"{OPEN}<think>\n\n</think>\n\n"
 
@@ -394,3 +398,21 @@ def test_what_was_compiled_is_kept_and_bounded(
     for grammar in (*grammars[:3], grammars[0], grammars[3], grammars[0], grammars[1]):
         model.grammars.constraints(grammar, "x", 2)
     assert made == [*grammars, grammars[1]]
+
+
+@pytest.mark.parametrize(
+    ("begins", "more"),
+    [
+        ("<think>", {}),
+        ("<|channel|>analysis<|message|>", {"more": CHANNEL_WORDS, "end": "<|return|>"}),
+    ],
+)
+def test_a_chat_is_held_to_a_form_behind_a_thought_that_is_cut(
+    tmp_path: Path, begins: str, more: dict[str, Any]
+) -> None:
+    chat = Chat(scripted(tmp_path, lambda question: f"{begins}a b c d e f g h i j", **more))
+    chat.form = Form.of_schema(SCHEMA, "--schema")
+    chat.settings = replace(chat.settings, think_budget=4)
+    for _ in range(3):
+        said = "".join(piece.text for piece in chat.ask("x") if not piece.thought)
+        assert chat.thought_cut and fits(json.loads(said), SCHEMA)

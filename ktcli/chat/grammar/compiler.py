@@ -7,6 +7,7 @@ latest of them, since clients send the same schema again and again.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Collection
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.chat.grammar.form import Form
 from ktcli.chat.grammar.vocabulary import read_vocabulary
 from ktcli.chat.speaker import Speaker
 from ktcli.chat.tokenizer import Tokenizer
@@ -33,6 +35,19 @@ _GRAMMAR_SYMBOLS = 500_000
 _LEXER_STATES = 100_000
 _LEXER_FUEL, _STEP_FUEL = 1_000_000, 200_000
 _ROW_ITEMS, _STEP_ITEMS = 10_000, 50_000
+
+
+def require_sound(form: Form) -> None:
+    """Refuses a form that no model could be held to, before one is loaded.
+
+    Raises:
+        UsageError: it is wrong, or beyond a limit.
+    """
+    import llguidance
+
+    grammars = json.dumps({"grammars": [form.part("body")]})
+    if why := llguidance.LLMatcher.validate_grammar(grammars, None, limits=_limits()):
+        raise _unusable(form.field, why)
 
 
 class GrammarConstraint:
@@ -128,21 +143,12 @@ class GrammarCompiler:
     def _compiled(self, grammar: str, field: str) -> llguidance.LLMatcher:
         import llguidance
 
-        limits = llguidance.LLParserLimits(
-            max_items_in_row=_ROW_ITEMS,
-            initial_lexer_fuel=_LEXER_FUEL,
-            step_lexer_fuel=_STEP_FUEL,
-            step_max_items=_STEP_ITEMS,
-            max_lexer_states=_LEXER_STATES,
-            max_grammar_size=_GRAMMAR_SYMBOLS,
-            verbose_errors=False,
-        )
         self._read()
-        made = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
+        made = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=_limits())
         if not made.is_error():
             made.compute_bitmask()  # what is too complex shows here first
         if made.is_error():
-            raise UsageError(f"{field} cannot be used: {_sentence(made.get_error())}")
+            raise _unusable(field, made.get_error())
         return made
 
     def _keep(self, grammar: str, made: llguidance.LLMatcher) -> None:
@@ -153,6 +159,24 @@ class GrammarCompiler:
             while len(self._kept) > KEPT or self._chars > KEPT_CHARS:
                 old, _ = self._kept.popitem(last=False)
                 self._chars -= len(old)
+
+
+def _limits() -> llguidance.LLParserLimits:
+    import llguidance
+
+    return llguidance.LLParserLimits(
+        max_items_in_row=_ROW_ITEMS,
+        initial_lexer_fuel=_LEXER_FUEL,
+        step_lexer_fuel=_STEP_FUEL,
+        step_max_items=_STEP_ITEMS,
+        max_lexer_states=_LEXER_STATES,
+        max_grammar_size=_GRAMMAR_SYMBOLS,
+        verbose_errors=False,
+    )
+
+
+def _unusable(field: str, why: str) -> UsageError:
+    return UsageError(f"{field} cannot be used: {_sentence(why)}")
 
 
 def _sentence(error: str) -> str:

@@ -12,7 +12,7 @@ from ktcli.errors import UsageError
 
 GRAMMAR_BYTES = 64 << 10
 # Blanks where JSON allows any: a weak model would write them for ever.
-BLANKS = r"[ ]{1,2}|\n[ \t]{0,40}"
+BLANKS = r"[ ]{1,2}|\n[ \t]{0,16}"
 _JSON = {
     "whitespace_pattern": BLANKS,
     "whitespace_flexible": True,
