@@ -73,6 +73,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return archive
 
 
+@pytest.mark.thorough
 def test_sdist_holds_sources_only(sdist: Path):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -80,6 +81,7 @@ def test_sdist_holds_sources_only(sdist: Path):
     assert not [name for name in names if name.endswith((".so", "_native.py", ".pyc"))]
 
 
+@pytest.mark.thorough
 def test_sdist_holds_every_source(sdist: Path):
     """What is tracked, but for what continuous integration runs."""
     if not (ROOT / ".git").exists() or not shutil.which("git"):

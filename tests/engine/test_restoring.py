@@ -139,7 +139,7 @@ def check(engine: CpuEngine, schedule, folder: PageFolder) -> None:
             np.testing.assert_array_equal(logits, never_left(engine, steps))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(SCHEDULES)
 def test_what_comes_back_is_what_was_never_left(
     engine: CpuEngine, tmp_path_factory: pytest.TempPathFactory, schedule
