@@ -81,7 +81,13 @@ _FAMILIES: tuple[Family, ...] = (
 )
 _OF_TYPE: dict[str, Family] = {name: family for family in _FAMILIES for name in family.MODEL_TYPES}
 
-__all__ = ["Model", "Spec", "build", "cut", "model_types"]
+__all__ = ["Model", "Spec", "build", "cut", "families", "model_types"]
+
+
+def families() -> dict[str, tuple[str, ...]]:
+    """Returns the model types of every family, by the name of its file."""
+    named = ((str(vars(family)["__name__"]).rpartition(".")[2], family) for family in _FAMILIES)
+    return {name: tuple(family.MODEL_TYPES) for name, family in named}
 
 
 def model_types() -> tuple[str, ...]:

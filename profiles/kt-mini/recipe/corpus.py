@@ -24,7 +24,7 @@ from torch import Tensor
 
 BOS, SYSTEM, USER, ASSISTANT, END, PAD = range(6)
 SPECIAL = ("<|bos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>")
-DECIDING = 6  # tokens of an answer
+DECIDING = 8  # tokens of an answer
 ROLE = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
 SKIPPED = (
     "test",
@@ -73,9 +73,9 @@ def make_dialogues() -> Dialogues:
 class Mix:
     """Share of each stream, in tokens."""
 
-    chat: float = 0.84
-    sums: float = 0.06
-    code: float = 0.10
+    chat: float = 0.91
+    sums: float = 0.04
+    code: float = 0.05
 
 
 class Corpus:

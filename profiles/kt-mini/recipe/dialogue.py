@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import accumulate
 
 from phrases import Phrases, pick
 
@@ -226,10 +227,15 @@ class Dialogues:
     def __init__(self, phrases: Phrases) -> None:
         self.phrases = phrases
         self.kinds: list[tuple[float, Callable[[random.Random], list[Turn]]]] = [
-            (0.61, self.fact_turn),
-            (0.24, self.decline_turn),
-            (0.15, self.smalltalk_turn),
+            (0.34, self.fact_turn),
+            (0.40, self.row_turn),
+            (0.18, self.decline_turn),
+            (0.08, self.smalltalk_turn),
         ]
+        self.rows = [f for f in phrases.facts if f.id in f.rows]
+        self.cumulative, self.cumulative_rows = (
+            list(accumulate(f.weight for f in facts)) for facts in (phrases.facts, self.rows)
+        )
 
     def turn(self, rng: random.Random) -> list[Turn]:
         """One question and its answer."""
@@ -245,7 +251,11 @@ class Dialogues:
 
     def fact_turn(self, rng: random.Random) -> list[Turn]:
         """About kt, its commands, concepts, models and kt-mini itself."""
-        return self.ask(rng.choice(self.phrases.facts), rng)
+        return self.ask(rng.choices(self.phrases.facts, cum_weights=self.cumulative)[0], rng)
+
+    def row_turn(self, rng: random.Random) -> list[Turn]:
+        """A row of kt's tables that only its table answers for: most are new since the last training."""
+        return self.ask(rng.choices(self.rows, cum_weights=self.cumulative_rows)[0], rng)
 
     def decline_turn(self, rng: random.Random) -> list[Turn]:
         """Something kt-mini does not know."""

@@ -1,9 +1,10 @@
 """Facts and the ways to ask for them.
 
 Reads `facts/*.toml`: a fact is one answer with names (`kt convert`), goals (`make a pack`) and whole questions;
-`frames.toml` holds the sentences that names and goals are put into. `[a|b|]` means one of the alternatives.
-`Phrases.draw` makes one random question, `Phrases.all_questions` every one, so that a test can compare them
-with the held-out questions. A question too close to a held-out one (`TooClose`) is never used in training.
+rows of kt's tables that no file answers for become facts, too (`tables.py`). `frames.toml` holds the sentences that
+names and goals are put into. `[a|b|]` means one of the alternatives. `Phrases.draw` makes one random question,
+`Phrases.all_questions` every one, so that a test can compare them with the held-out questions. A question too close
+to a held-out one (`TooClose`) is never used in training.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
+import tables
+
 HERE = Path(__file__).parent
 HELD_OUT = HERE.parents[2] / "tests" / "data" / "kt_mini_questions.json"
 GROUP = re.compile(r"\[([^\[\]]*)\]")
@@ -31,6 +34,7 @@ FILLERS = frozenset(
 )
 OWN_NAMES = frozenset("country city place person name language work".split())
 CLOSE = 0.75  # share of common words from which two are "the same"
+RUN = 5  # words in a row that no training question may share with a held-out one
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Fact:
     goals: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
     weight: float = 1.0
+    rows: tuple[str, ...] = ()  # keys of kt's tables that it answers for
 
 
 def read_toml(name: str) -> dict[str, Any]:
@@ -54,9 +59,31 @@ def read_toml(name: str) -> dict[str, Any]:
 def load_facts(*names: str) -> list[Fact]:
     """The facts of some files."""
     rows = [row for name in names for row in read_toml(name)["fact"]]
-    return [
-        Fact(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows
-    ]
+    return [as_fact(row) for row in rows]
+
+
+def as_fact(row: dict[str, Any]) -> Fact:
+    """One row of a file."""
+    return Fact(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})
+
+
+def table_facts(written: Iterable[Fact]) -> list[Fact]:
+    """A fact of each row of kt's tables that no written fact answers for, with the ways to ask of today.toml.
+
+    Raises:
+        ValueError: a key of the files is none of the tables'.
+    """
+    more = {row.pop("key"): row for row in read_toml("today.toml")["row"]}
+    known, answered = set(tables.row_keys()), {key for f in written for key in f.rows}
+    if stale := sorted((set(more) | answered) - known):
+        raise ValueError(f"kt has no longer: {', '.join(stale)}; see facts/*.toml")
+    made = []
+    for row in tables.rows():
+        if answered.isdisjoint(row["rows"]):
+            own = more.get(row["id"], {})
+            row["names"] += own.pop("names", [])
+            made.append(as_fact(row | own))
+    return made
 
 
 def pick(text: str, rng: random.Random) -> str:
@@ -89,8 +116,14 @@ def normalise(question: str) -> str:
     return " ".join(re.findall(r"[a-z0-9_/+*-]+", question.lower().replace("'", "")))
 
 
+def runs(question: str) -> Iterator[tuple[str, ...]]:
+    """Every `RUN` words in a row; of a shorter question all of it."""
+    words = normalise(question).split()
+    return (tuple(words[i : i + RUN]) for i in range(max(1, len(words) - RUN + 1)))
+
+
 class TooClose:
-    """Does a question share too many words with one of the held-out questions?
+    """Does a question share too many words, or too many in a row, with one of the held-out questions?
 
     Two sets that share `CLOSE` of their words share one of the rarest few of either, so only held-out
     questions with a rare word in common are compared.
@@ -98,7 +131,7 @@ class TooClose:
 
     def __init__(self, held_out: Iterable[str]) -> None:
         held_out = list(held_out)
-        self.exact = {normalise(q) for q in held_out}
+        self.runs = {run for q in held_out for run in runs(q)}
         held = [content(q) for q in held_out]
         count = Counter(w for h in held for w in h)
         self.index: dict[str, list[frozenset[str]]] = {}
@@ -109,14 +142,9 @@ class TooClose:
 
     def __call__(self, question: str) -> bool:
         words = content(question)
-        return (
-            any(
-                len(words & h) >= CLOSE * len(words | h)
-                for w in words
-                for h in self.index.get(w, ())
-            )
-            or normalise(question) in self.exact
-        )
+        return any(
+            len(words & h) >= CLOSE * len(words | h) for w in words for h in self.index.get(w, ())
+        ) or not self.runs.isdisjoint(runs(question))
 
 
 def held_out_questions(path: Path = HELD_OUT) -> list[str]:
@@ -129,7 +157,8 @@ class Phrases:
 
     def __init__(self, too_close: TooClose, spare_words: Iterable[str] = ()) -> None:
         self.too_close = too_close
-        self.facts = load_facts("commands.toml", "concepts.toml", "chat.toml", "about.toml")
+        written = load_facts("commands.toml", "concepts.toml", "chat.toml", "about.toml")
+        self.facts = [*written, *table_facts(written)]
         self.smalltalk = load_facts("smalltalk.toml")
         decline = read_toml("decline.toml")
         self.decline = Fact("decline", decline["answer"], asks=tuple(decline["asks"]))

@@ -20,11 +20,13 @@ import argparse
 import json
 import math
 import os
+import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import checkpoint
+import tables
 import torch
 import vocabulary
 from corpus import BOS, END, PAD, Corpus
@@ -54,7 +56,7 @@ class Options:
     warmup: int = 80  # steps of each worker
     decay_share: float = 0.5  # last part of the time, in which the rate falls
     save_minutes: float = 4.0
-    batch: int = 2048  # tokens per step of a worker
+    batch: int = 1024  # tokens per step of a worker
 
 
 def rate_factor(step: int, share: float, o: Options) -> float:
@@ -97,7 +99,7 @@ def leaves(w: Weights) -> Weights:
     }  # fmt: skip
 
 
-def weighted_positions(weight: Tensor, multiple: int = 1024) -> Tensor:
+def weighted_positions(weight: Tensor, multiple: int = 256) -> Tensor:
     """Indices of the targets that count, filled up with others (few shapes: see `Experts`)."""
     order = (weight.reshape(-1) > 0).to(torch.uint8).argsort(descending=True, stable=True)
     n = -(-int((weight > 0).sum()) // multiple) * multiple
@@ -144,7 +146,13 @@ def write_checkpoint(o: Options, state: State) -> None:
     checkpoint.save(out, state.weights(), state.bias, state.shape)
     config = state.shape.hub_config(bos=BOS, eos=END, pad=PAD)
     ends = {"bos_token_id": BOS, "eos_token_id": [END, BOS], "pad_token_id": PAD}
-    for name, content in (("config.json", config), ("generation_config.json", GENERATION | ends)):
+    learned = {"rows": sorted(tables.row_keys())}
+    files = {
+        "config.json": config,
+        "generation_config.json": GENERATION | ends,
+        tables.LEARNED.name: learned,
+    }
+    for name, content in files.items():
         (out / name).write_text(json.dumps(content, indent=2) + "\n")
 
 
@@ -188,7 +196,11 @@ def parse() -> Options:
 def main() -> None:
     """Make the tokenizer if there is none, start the workers, write the result."""
     o = parse()
-    if not (Path(o.out) / "tokenizer.json").exists():
+    began = time.time()
+    if o.start:
+        for name in vocabulary.FILES:
+            shutil.copyfile(Path(o.start) / name, Path(o.out) / name)
+    elif not (Path(o.out) / "tokenizer.json").exists():
         vocabulary.write(Path(o.out), vocabulary.train(), max_length=2048)
     if o.start:
         state = State.make(*checkpoint.load(Path(o.start)))
@@ -203,6 +215,7 @@ def main() -> None:
         os.environ |= MALLOC
         torch.multiprocessing.spawn(run, args=(o, state), nprocs=o.workers)
     write_checkpoint(o, state)
+    print(f"trained for {(time.time() - began) / 60:.1f} minutes", flush=True)
 
 
 if __name__ == "__main__":
