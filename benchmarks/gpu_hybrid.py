@@ -3,7 +3,7 @@
     python benchmarks/gpu_hybrid.py [--only SECTION ...] [--out FILE]
     python benchmarks/gpu_hybrid.py --smoke --out FILE       every section, tiny, without a GPU
 
-About 25 minutes on one H200 with 16 cores and 128 GB. The result is written anew after every section, so
+About 25 minutes on one H200 with 16 cores and 128 GB. The result is written anew after every row, so
 that a run that is ended early has said what it knows; a section that fails is recorded with its error,
 and the rest goes on. Progress goes to stderr.
 
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
@@ -84,13 +85,19 @@ def facts(place: Place) -> dict[str, Any]:
     }
 
 
-def section(name: str, place: Place) -> dict[str, Any]:
-    """The rows of a section, up to its error if it has one."""
+def section(name: str, place: Place, found: dict[str, Any], keep: Callable[[], None]) -> None:
+    """Measures the rows of a section, up to its error if it has one.
+
+    Args:
+        found: gets them.
+        keep: called after each.
+    """
     start = time.perf_counter()
-    found: dict[str, Any] = {"rows": []}
+    found["rows"] = []
     try:
         for row in SECTIONS[name](place):
             found["rows"].append(row)
+            keep()
             print(f"{name}: {_short(row)}", file=sys.stderr, flush=True)
     except Exception as error:  # whatever it is, the other sections can still say something
         found["error"] = f"{type(error).__name__}: {error}"
@@ -98,7 +105,7 @@ def section(name: str, place: Place) -> dict[str, Any]:
         print(f"{name} failed: {found['error']}", file=sys.stderr, flush=True)
     free(place)
     found["seconds"] = time.perf_counter() - start
-    return found
+    keep()
 
 
 def _short(row: dict[str, Any]) -> str:
@@ -130,9 +137,12 @@ def main() -> None:
         "sections": {},
     }
     path.parent.mkdir(exist_ok=True)
-    for name in asked.only or SECTIONS:
-        document["sections"][name] = section(name, place)
+
+    def keep() -> None:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+    for name in asked.only or SECTIONS:
+        section(name, place, document["sections"].setdefault(name, {}), keep)
     print(f"written to {path}", file=sys.stderr)
 
 

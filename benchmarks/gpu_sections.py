@@ -233,8 +233,16 @@ def _decode_row(place: Place, engine: DeviceEngine, yardstick: DeviceCeilings) -
         "operations_s": dict(found.profile.operations),
         "cpu_busy_percent": 100 * found.profile.seconds / seconds,
         "noisy": found.measured.noisy,
-        **trace_figures(traced(engine, _AFTER, partial(trace, engine))),
+        **_seen(engine),
     }
+
+
+def _seen(engine: DeviceEngine) -> Row:
+    """What a trace of a decode step shows; why it shows nothing, where the profiler fails: the row stands without."""
+    try:
+        return trace_figures(traced(engine, _AFTER, partial(trace, engine)))
+    except Exception as error:
+        return {"trace_error": f"{type(error).__name__}: {error}"}
 
 
 def answers(place: Place) -> Iterator[Row]:

@@ -39,6 +39,7 @@ _UNSAFE = re.compile("[\x7f-\x9f\ud800-\udfff]")
 # Control characters but newline and tab, characters that reverse the direction of text, and lone surrogates.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _LEAST_ROOM = 24  # columns that a broken cell needs to be read
+_BAR_COLUMNS = 72  # a narrower terminal has no room for the amounts beside a bar
 _USUAL_COLUMNS = 80  # of a terminal that does not say
 _MOST_DIGITS = 6
 _INDENT = 4  # of a cell on lines of its own
@@ -58,6 +59,11 @@ def visible(text: object) -> str:
     return _CONTROL.sub(lambda found: safe(found[0]), str(text))
 
 
+def counted(count: int, what: str) -> str:
+    """Returns '1 run' or '9 runs'."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def table(
     rows: Iterable[Sequence[str]],
     head: Sequence[str] = (),
@@ -69,7 +75,8 @@ def table(
 
     Args:
         width: columns of the terminal, in which cells of the last column are broken between words, or
-            get lines of their own where little is left for them; None: nothing is broken.
+            get lines of their own where little is left for them; where not even the other columns fit, rows
+            go on in further lines. None: nothing is broken.
     """
     body = [[safe(cell) for cell in row] for row in rows]
     lines = [list(head), *body] if head else body
@@ -84,6 +91,8 @@ def table(
 
     before = sum(widths[:-1]) + 2 * (len(widths) - 1)
     left = (width or 0) - before
+    if width is not None and left < 0 and width - _INDENT >= _LEAST_ROOM:
+        return _stacked(lines, widths, cell, width)
     own_lines = left < _LEAST_ROOM
     indent = _INDENT if own_lines else before
     found: list[str] = []
@@ -100,6 +109,33 @@ def table(
             shown[-1] = "" if own_lines else more.pop(0)
         found.append("  ".join(cell(i, text) for i, text in enumerate(shown)).rstrip())
         found += [" " * indent + text for text in more]
+    return "\n".join(found)
+
+
+def _stacked(
+    lines: Sequence[Sequence[str]],
+    widths: Sequence[int],
+    cell: Callable[[int, str], str],
+    width: int,
+) -> str:
+    """The rows of a table too wide for a terminal: each goes on in the next lines, all broken at the same columns."""
+    groups, used = [[0]], widths[0]
+    for i, each in enumerate(widths[1:], 1):
+        if used + 2 + each <= width:
+            groups[-1].append(i)
+            used += 2 + each
+        else:
+            groups.append([i])
+            used = _INDENT + each
+    found: list[str] = []
+    for line in lines:
+        for indent, group in zip([0, *([_INDENT] * len(groups))], groups, strict=False):
+            said = "  ".join(cell(i, line[i]) for i in group if i < len(line)).rstrip()
+            lead = " " * indent
+            if len(said) > width - indent and len(group) == 1:
+                said = f"\n{lead}".join(wrap(said, width - indent, break_on_hyphens=False))
+            if said.strip() or not indent:
+                found.append(lead + said)
     return "\n".join(found)
 
 
@@ -187,8 +223,11 @@ def _rich_bar(unit: str) -> Any:
         if unit == "B"
         else [MofNCompleteColumn(table_column=whole)]
     )
+    console = Roomy(file=sys.stderr)
+    if console.width < _BAR_COLUMNS:
+        amounts = []
     columns = [title, BarColumn(None), TaskProgressColumn(), *amounts, TimeRemainingColumn(True)]
-    return Progress(*columns, console=Roomy(file=sys.stderr), expand=True)
+    return Progress(*columns, console=console, expand=True)
 
 
 class Output:
@@ -199,8 +238,12 @@ class Output:
 
     # --- results: stdout ----------------------------------------------------------------------
 
-    def result(self, document: Any, text: str | Callable[[], str]) -> None:
-        """Prints the answer of a command: `document` with --json, else `text` (or what it returns)."""
+    def result(self, document: Any, text: str | Callable[[], str], *, exact: bool = False) -> None:
+        """Prints the answer of a command: `document` with --json, else `text` (or what it returns).
+
+        Args:
+            exact: whether `text` is for programs: no line of it is broken, on a terminal neither.
+        """
         if self.mode is Mode.JSON:
             text = json.dumps(document, indent=2, ensure_ascii=False, default=_plain)
             # Names may hold what is no text or what a terminal obeys.
@@ -208,6 +251,7 @@ class Output:
         else:
             words = text if isinstance(text, str) else text()
             if words:
+                words = words if exact else _fitted(words, self.width)
                 sys.stdout.write(words.rstrip("\n") + "\n")
         sys.stdout.flush()
 
@@ -221,6 +265,16 @@ class Output:
     def width(self) -> int | None:
         """The columns of the terminal that results go to; None if it is no terminal and lines may be long."""
         return _columns(sys.stdout)
+
+    def table(
+        self,
+        rows: Iterable[Sequence[str]],
+        head: Sequence[str] = (),
+        *,
+        right: Sequence[int] = (),
+    ) -> str:
+        """Formats a `table` for the terminal that results go to."""
+        return table(rows, head, right=right, width=self.width)
 
     def fold(self, text: str, indent: str = "") -> str:
         """Returns a line broken between words where the terminal ends; `text` has no colours yet."""
@@ -346,6 +400,16 @@ def _folded(text: str, width: int | None, indent: str = "") -> str:
             if len(line) > width
             else [line]
         )
+    return "\n".join(lines)
+
+
+def _fitted(text: str, width: int | None) -> str:
+    """Text whose lines are broken between words where a terminal ends; those in colours are as wide as they should."""
+    lines = text.split("\n")
+    for at, line in enumerate(lines):
+        if width is not None and len(line) > width and "\x1b" not in line:
+            indent = len(line) - len(line.lstrip()) + 2
+            lines[at] = _folded(line, width, " " * indent)
     return "\n".join(lines)
 
 

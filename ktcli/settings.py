@@ -231,6 +231,10 @@ TABLE: tuple[Setting, ...] = (
         "Most that KV pages on disk may take; 0 keeps none.",
     ),
     Setting(
+        "pull-limit", SIZES, "SIZE", "no limit", "Most bytes per second of a pull; 0 is no limit.",
+        option="--limit",
+    ),
+    Setting(
         "isa", texts(100), "ROW", "the best that this CPU can run",
         "Row of kernels, as kt doctor -v lists them.", kept=False,
     ),

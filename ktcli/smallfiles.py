@@ -240,7 +240,8 @@ def lock(path: Path, what: str, *, wait_s: float = 0.0, mode: int = 0o644) -> It
 def holder(path: Path) -> Holder | None:
     """The process that holds the lock `path`; None if none does, or none that says who it is."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        # A pipe in its place would block.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (OSError, ValueError):
         return None
     try:
@@ -256,6 +257,8 @@ def holder(path: Path) -> Holder | None:
 
 
 def _holder(descriptor: int) -> Holder | None:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return None
     text = os.pread(descriptor, 300, 0).decode("utf-8", "replace").strip()
     process, _, doing = text.partition(" ")
     return Holder(int(process), doing) if process.isdecimal() and process.isascii() else None
@@ -263,12 +266,14 @@ def _holder(descriptor: int) -> Holder | None:
 
 def _acquire(path: Path, what: str, deadline: float, mode: int) -> int:
     """Returns a descriptor of the locked file whose name is still `path`."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     while True:
         with contextlib.ExitStack() as closing:
             try:
                 descriptor = os.open(path, flags, mode)
                 closing.callback(os.close, descriptor)
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise NotSmall(errno.EINVAL, "it is not a plain file")
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_named(descriptor, path):
                     closing.pop_all()

@@ -61,6 +61,33 @@ def test_a_section_that_fails_is_recorded_and_the_rest_goes_on(script, tmp_path,
     assert "error" not in whole and len(whole["rows"]) == 2
 
 
+def test_a_row_is_kept_before_the_next_is_measured(script, tmp_path, monkeypatch):
+    out, kept = tmp_path / "found.json", []
+
+    def two(place):
+        for work in ("first", "second"):
+            if out.exists():
+                kept.append(json.loads(out.read_text())["sections"]["logits"]["rows"])
+            yield {"work": work}
+
+    monkeypatch.setitem(script.SECTIONS, "logits", two)
+    run(script, out, monkeypatch, "--only", "logits")
+    assert kept == [[{"work": "first"}]]
+
+
+@pytest.mark.thorough
+def test_a_row_stands_without_its_trace(script, tmp_path, monkeypatch):
+    import gpu_sections
+
+    def failing(*_):
+        raise ValueError("the profiler saw nothing")
+
+    monkeypatch.setattr(gpu_sections, "traced", failing)
+    found = run(script, tmp_path / "found.json", monkeypatch, "--only", "decode qwen3-30b-a3b")
+    rows = [row for row in found["sections"]["decode qwen3-30b-a3b"]["rows"] if "tok_s" in row]
+    assert rows and all("saw nothing" in row["trace_error"] for row in rows)
+
+
 def test_a_smoke_run_is_no_result(script, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["gpu_hybrid", "--smoke"])
     with pytest.raises(SystemExit):

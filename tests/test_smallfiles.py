@@ -155,6 +155,22 @@ def test_a_lock_is_no_link(tmp_path: Path) -> None:
     assert (tmp_path / "target").read_text() == "precious"
 
 
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_what_is_no_plain_file_is_no_lock_and_is_not_waited_for(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.lock"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/null")
+    assert smallfiles.holder(path) is None
+    refused = pytest.raises(KtError, match=r"cannot open the lock file .*x\.lock: ")
+    with refused, smallfiles.lock(path, "pulling x"):
+        pass
+    assert path.is_symlink() or path.is_fifo() or path.is_dir()
+
+
 def test_who_holds_a_lock_can_be_asked(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
     assert smallfiles.holder(path) is None

@@ -9,8 +9,12 @@ from ktcli.store.library import Entry
 from ktcli.store.reference import HUBS, Reference
 
 
-def fetch(reference: Reference, listener: Listener = SILENT) -> Entry:
-    """Bring a repository into the library."""
+def fetch(reference: Reference, listener: Listener = SILENT, limit_bps: int | None = None) -> Entry:
+    """Bring a repository into the library.
+
+    Args:
+        limit_bps: the most bytes per second, 0: no limit; None: the setting `pull-limit`.
+    """
     from ktcli.store import download
 
     announce_library(listener)
@@ -18,7 +22,7 @@ def fetch(reference: Reference, listener: Listener = SILENT) -> Entry:
     listener.note(f"Looking at {where} on {HUBS[reference.hub]} …")
     watcher = _Bars(listener)
     try:
-        return download.pull(reference, watcher)
+        return download.pull(reference, watcher, limit_bps=limit_bps)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"what arrived is kept; continue with: kt pull {reference.text}"

@@ -66,7 +66,7 @@ def load_as_planned(attempt: Attempt, plan: Plan, device: torch.device) -> Loade
         if engine is not None:
             return _timed(attempt, request, Loaded(engine, plan, lowered))
         release(device)
-        lower = step_down(request, plan)
+        lower = step_down(attempt.planner.model, request, plan)
         assert lower is not None
         attempt.say(lower.sentence)
         request, lowered = lower.request, True

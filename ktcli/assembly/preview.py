@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ktcli.errors import BadCheckpoint, gib
-from ktcli.store.download import wanted
-from ktcli.store.hubs import Hub, hub_of
+from ktcli.store.download import fetch_files, wanted
+from ktcli.store.hubs import Hub, hub_named
 from ktcli.store.reference import Reference
 from ktcli.weights.reader import config_of
 
@@ -26,6 +26,14 @@ class Preview:
     download_bytes: int
 
 
+class _Unwatched:
+    """Hears how a fetch goes on, and says nothing."""
+
+    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None: ...
+    def advance(self, n_bytes: int) -> None: ...
+    def end(self) -> None: ...
+
+
 def preview(reference: Reference, *, hub: Hub | None = None) -> Preview:
     """Asks the hub of a reference for what a plan needs.
 
@@ -35,15 +43,14 @@ def preview(reference: Reference, *, hub: Hub | None = None) -> Preview:
         NotFound, HubError: there is no such repository, or the hub does not answer.
         BadCheckpoint: there is no model in it that kt could read.
     """
-    client = hub or hub_of(reference)
+    client = hub or hub_named(reference.hub)
     snapshot = client.look(reference.repository, reference.revision)
     files = wanted(snapshot)
-    size = next(file.size_bytes for file in files if file.name == _CONFIG)
-    if size > _MAX_BYTES:
-        raise BadCheckpoint(
-            f"{_CONFIG} of {reference.repository} is {gib(size)}, too large for one"
-        )
+    described = next(file for file in files if file.name == _CONFIG)
+    if described.size_bytes > _MAX_BYTES:
+        size = gib(described.size_bytes)
+        raise BadCheckpoint(f"{_CONFIG} of {reference.repository} is {size}, too large for one")
     with TemporaryDirectory(prefix="kt-preview-") as folder:
-        client.fetch(snapshot, [_CONFIG], Path(folder))
+        fetch_files(client, snapshot, [described], Path(folder), _Unwatched())
         config = config_of(Path(folder))
     return Preview(config, sum(file.size_bytes for file in files))

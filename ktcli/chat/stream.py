@@ -125,6 +125,8 @@ class StopStrings:
         """The text that is certainly no part of a stop string."""
         if self.stopped:
             return ""
+        if not self._stops:
+            return text
         self._held += text
         places = [(self._held.find(stop), stop) for stop in self._stops]
         found = [(at + len(stop), at) for at, stop in places if at >= 0]
@@ -133,7 +135,7 @@ class StopStrings:
             _, start = min(found)
             passed, self._held = self._held[:start], ""
             return passed
-        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        keep = max(_overlap(self._held, stop) for stop in self._stops)
         cut = len(self._held) - keep
         passed, self._held = self._held[:cut], self._held[cut:]
         return passed
@@ -146,8 +148,10 @@ class StopStrings:
 
 def _overlap(text: str, stop: str) -> int:
     """The longest end of `text` with which `stop` begins."""
-    most = min(len(text), len(stop) - 1)
-    return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)
+    at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while at >= 0 and not stop.startswith(text[at:]):
+        at = text.find(stop[0], at + 1)
+    return len(text) - at if at >= 0 else 0
 
 
 @dataclass(slots=True)

@@ -147,7 +147,7 @@ class Tokenizer:
 
     def is_text(self, id: int) -> bool:
         """Returns whether `decode` writes anything for an id: there is such a token, and it is not special."""
-        return id not in self.special_ids and self._codec.word_of(id) is not None
+        return self._word_of(id) is not None
 
     def is_byte(self, id: int) -> bool:
         """Returns whether an id stands for one byte in a vocabulary of characters, as <0xE4> does."""
@@ -156,17 +156,21 @@ class Tokenizer:
 
     def bytes_of(self, id: int) -> bytes:
         """The bytes that an id adds to the text, where `byte_level` or `is_byte`; none if it is no text."""
-        token = (self._codec.word_of(id) or "") if self.is_text(id) else ""
+        token = self._word_of(id) or ""
         if self._falls_back:
             return bytes([int(token[1:-1], 16)])
         try:
-            return bytes(_BYTES[letter] for letter in token)
+            return bytes(map(_BYTES.__getitem__, token))
         except KeyError:  # an added token, in letters of its own
             return token.encode("utf-8", "replace")
 
     def id_of(self, token: str) -> int | None:
         """The id of one token, None if there is no such token."""
         return self._codec.id_of(token)
+
+    def _word_of(self, id: int) -> str | None:
+        """The token of an id that is text."""
+        return None if id in self.special_ids else self._codec.word_of(id)
 
     def _read(self, call: Callable[[], T]) -> T:
         with _silent_stderr():

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ktcli.chat.channels import Channels
 from ktcli.chat.stream import THINK, Detokenizer, StopStrings, Thinking
 from ktcli.chat.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerPiece:
+class AnswerPiece(NamedTuple):
     """A piece of an answer's text; `thought` says whether the model speaks to itself."""
 
     text: str
     thought: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Added:
+class Added(NamedTuple):
     """What an id, or the end, adds to an answer.
 
     Attributes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ import typer
 from ktcli import config
 from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.errors import ExitCode, NotFound, gib
-from ktcli.output import out, safe, table
+from ktcli.output import out, safe
 from ktcli.store.pagefile import Damaged, Kind, read_table
 from ktcli.store.pagefolder import PageFolder, StoredPages
 
@@ -110,10 +111,8 @@ def verify(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
             for file, problem in folder.verify(each, bar.advance):
                 files += 1
                 if problem:
-                    bad[str(file.path)] = problem
-                    with contextlib.suppress(OSError):  # of a library that is read only
-                        file.path.unlink(missing_ok=True)
-    lines = [f"{safe(path)} {problem}: removed" for path, problem in bad.items()]
+                    bad[str(file.path)] = f"{problem}: {_removed(file.path)}"
+    lines = [f"{safe(path)} {problem}" for path, problem in bad.items()]
     summary = f"{files - len(bad):,} of {files:,} files are intact"
     out.result({"ok": not bad, "files": files, "bad": bad}, "\n".join([*lines, summary]))
     if bad:
@@ -144,6 +143,15 @@ def rm(
     out.result(document, f"Removed {safe(what)}, freed {gib(freed)}.")
 
 
+def _removed(path: Path) -> str:
+    """Removes a damaged file; returns the words for what became of it."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:  # of a library that is read only
+        return f"cannot be removed: {error.strerror}"
+    return "removed"
+
+
 def _chosen(folder: PageFolder, names: list[str]) -> list[str] | None:
     """The spaces that names mean; None: all there is, of whatever version."""
     if not names:
@@ -167,7 +175,7 @@ def _shares(stored: tuple[StoredPages, ...]) -> list[str]:
         sizes[each.conversion] = sizes.get(each.conversion, 0) + each.size_bytes
     ordered = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
     lines = [[name, gib(size)] for name, size in ordered]
-    return [table(lines, ["MODEL", "SIZE"], right=(1,), width=out.width)] if lines else []
+    return [out.table(lines, ["MODEL", "SIZE"], right=(1,))] if lines else []
 
 
 def _names(stored: StoredPages) -> set[str]:
@@ -212,4 +220,4 @@ def _render(rows: list[tuple[StoredPages, _Held]]) -> str:
         lines.append([name["model"], name["id"], name["layout"], f"{held.tokens:,}", gib(stored.size_bytes),
                       time.strftime("%Y-%m-%d %H:%M", used)])  # fmt: skip
     head = ["MODEL", "ID", "LAYOUT", "TOKENS", "SIZE", "USED"]
-    return table(lines, head, right=(3, 4), width=out.width)
+    return out.table(lines, head, right=(3, 4))

@@ -16,7 +16,7 @@ from ktcli.chat.conversation import Saved
 from ktcli.chat.document import markdown_of, text_of
 from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.errors import ExitCode, UsageError
-from ktcli.output import out, safe, table, visible
+from ktcli.output import out, safe, visible
 
 BEGINS = 48  # characters of the first question in a list
 CHOICES = 10  # chats to choose from
@@ -152,7 +152,7 @@ def export(
     path = chats.find(chat)
     text = _FORMS[form](chats.load(path))
     shown = visible(text) if sys.stdout.isatty() else text
-    out.result({"name": path.stem, "format": form, "text": text}, shown)
+    out.result({"name": path.stem, "format": form, "text": text}, shown, exact=True)
 
 
 @app.command()
@@ -218,13 +218,13 @@ def listed(lines: list[Listed], *, numbered: bool = False) -> str:
     head = ("NAME", "USED", "MODEL", "TURNS", "TOKENS", "BEGINS")
     right = (3, 4)
     if numbered:
-        return table(rows, ("", *head), right=(0, 4, 5)) if rows else ""
-    return table(rows, head, right=right) if rows else ""
+        return out.table(rows, ("", *head), right=(0, 4, 5)) if rows else ""
+    return out.table(rows, head, right=right) if rows else ""
 
 
 def _found(found: list[tuple[Listed, str]]) -> str:
     rows = [(line.name, age(time.time() - line.used_s), said) for line, said in found]
-    return table(rows, ("NAME", "USED", "SAID"), width=out.width) if rows else ""
+    return out.table(rows, ("NAME", "USED", "SAID")) if rows else ""
 
 
 def age(seconds: float) -> str:

@@ -56,7 +56,7 @@ def completion(
         )
         return
     text = script(_known(what))
-    out.result({"shell": what, "script": text}, text)
+    out.result({"shell": what, "script": text}, text, exact=True)
 
 
 def _known(shell: str) -> str:

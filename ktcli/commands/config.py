@@ -15,7 +15,7 @@ from ktcli import config, settingsfile
 from ktcli.commands.options import JsonOpt, QuietOpt
 from ktcli.config import Origin, Stated
 from ktcli.errors import KtError, NotFound, UsageError
-from ktcli.output import out, safe, table
+from ktcli.output import out, safe
 from ktcli.settings import SETTINGS, TABLE, Setting
 
 app = typer.Typer(
@@ -55,7 +55,7 @@ def list_settings(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     about = f"{safe(settingsfile.shown(path))}; kt config get SETTING says what it means and can be"
     out.result(
         document,
-        lambda: f"{table(rows, ('SETTING', 'FROM', 'VALUE'), width=out.width)}\n\n{about}",
+        lambda: f"{out.table(rows, ('SETTING', 'FROM', 'VALUE'))}\n\n{about}",
     )
 
 

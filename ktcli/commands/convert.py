@@ -14,7 +14,7 @@ from ktcli.assembly.convert import convert_entry, pack_folder, recipe_for
 from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, QuietOpt, ThreadsOpt
 from ktcli.errors import UsageError, gib
-from ktcli.output import out, safe
+from ktcli.output import counted, out, safe
 from ktcli.planner.choice import BY_MEMORY
 from ktcli.store import library
 from ktcli.store.library import Entry, EntryKind
@@ -174,7 +174,7 @@ def render(words: dict[str, Any]) -> str:
         alone, threads = speed["ceilings_mb_per_s"], speed["threads"]
         lines.append(
             f"  {speed['mb_per_s']:,.0f} MB/s of checkpoint; alone, reading allows {alone['reading']:,.0f}, "
-            f"encoding with {threads} threads {alone['encoding']:,.0f}, writing {alone['writing']:,.0f}"
+            f"encoding with {counted(threads, 'thread')} {alone['encoding']:,.0f}, writing {alone['writing']:,.0f}"
         )
     if words["kept_files"]:
         lines.append(f"  {words['kept_files']} of {words['files']} files were there already")

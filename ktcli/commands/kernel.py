@@ -28,7 +28,7 @@ from ktcli.measure.clock import PAIRS
 from ktcli.measure.layer import ExpertStack, LayerResult, LayerStack, LinearStack, measure
 from ktcli.measure.shapes import SHAPES, LayerShape, Work
 from ktcli.native import Ceiling, Format, Pool
-from ktcli.output import out, table
+from ktcli.output import out
 from ktcli.planner.memory import margin_bytes
 from ktcli.weights.formats import format_named
 
@@ -221,7 +221,7 @@ def _render(pool: Pool, results: list[LayerResult], ceilings: Ceilings) -> str:
         )
         for r in results
     ]
-    return f"{table(facts)}\n\n{table(lines, head, right=(3, 4, 5, 6, 7))}"
+    return f"{out.table(facts)}\n\n{out.table(lines, head, right=(3, 4, 5, 6, 7))}"
 
 
 def _warn(results: list[LayerResult]) -> None:

@@ -9,7 +9,7 @@ import typer
 from ktcli import config
 from ktcli.commands.options import JsonOpt, QuietOpt
 from ktcli.errors import gib
-from ktcli.output import out, table
+from ktcli.output import out
 from ktcli.store import catalog, library
 from ktcli.store.catalog import ModelProfile
 from ktcli.store.library import Entry, EntryKind
@@ -91,7 +91,7 @@ def _render(entries: tuple[Entry, ...], known: tuple[ModelProfile, ...]) -> str:
         )
         for entry in entries
     ]
-    words = [table(rows, ("NAME", "KIND", "SIZE", "FROM"), right=(2,))] if rows else []
+    words = [out.table(rows, ("NAME", "KIND", "SIZE", "FROM"), right=(2,))] if rows else []
     if known:
         more = [
             (
@@ -102,7 +102,10 @@ def _render(entries: tuple[Entry, ...], known: tuple[ModelProfile, ...]) -> str:
             )
             for p in known
         ]
-        words += ["", table(more, ("KT PULL …", "DOWNLOAD", "PARAMETERS", "LICENCE"), right=(1, 2))]
+        words += [
+            "",
+            out.table(more, ("KT PULL …", "DOWNLOAD", "PARAMETERS", "LICENCE"), right=(1, 2)),
+        ]
     return "\n".join(words)
 
 

@@ -29,7 +29,7 @@ from ktcli.hardware.numa import asked_numa
 from ktcli.measure.clock import NOISY_SHARE, Others
 from ktcli.measure.mixed import MixedJob, MixedResult, measure_mixed
 from ktcli.models import build
-from ktcli.output import out, table
+from ktcli.output import out
 
 StreamsOpt = Annotated[
     int, typer.Option("--streams", metavar="N", min=1, max=15, help="Answers in progress.")
@@ -132,4 +132,4 @@ def mixed_words(row: dict[str, Any], engine: Engine) -> str:
             f" {1e3 * row['mixed_step_s']:.0f} ms",
         ),
     ]
-    return table(rows)
+    return out.table(rows)

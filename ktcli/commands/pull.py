@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from ktcli.assembly.fetch import fetch
 from ktcli.assembly.text import require_known_tokenizer
-from ktcli.commands.options import JsonOpt, ModelArg, QuietOpt
+from ktcli.commands.options import JsonOpt, ModelArg, QuietOpt, setting_option
 from ktcli.errors import NotFound, UsageError, gib
 from ktcli.output import out, safe
+from ktcli.settings import SETTINGS
 from ktcli.store import library
 from ktcli.store.library import Entry, EntryKind
 from ktcli.store.reference import Reference, parse
 from ktcli.weights.reader import examine
 
 
-def pull(model: ModelArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def _limit(value: str | None) -> str | None:
+    """Refuses what is no size before anybody is asked for anything."""
+    if value is not None:
+        SETTINGS["pull-limit"].read(value, "--limit", "leave it away")
+    return value
+
+
+def pull(
+    model: ModelArg,
+    limit: Annotated[str | None, setting_option("pull-limit", callback=_limit)] = None,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
     """Download a model into the library.
 
     Only data is taken: safetensors, JSON, templates, tokenizers; never a program. Free space is checked
-    first, every file against its hash at the end. Interrupted? The same command continues.
+    first, every file against its hash as it arrives. Interrupted, even killed? The same command continues
+    inside the file where it was.
 
     Examples:
 
       kt pull qwen3-30b-a3b                  by short name (kt list --all)
       kt pull Qwen/Qwen3-30B-A3B@main        a repository at a revision
       kt pull ms:Qwen/Qwen3-30B-A3B          from ModelScope
+      kt pull qwen3-30b-a3b --limit 20M      at most 20 MiB per second
       kt pull ./my-model                     check that a local folder can be used
       kt pull model-Q4_K_M.gguf              the same of a GGUF file
     """
     reference = parse(model)
     before = library.find(model, EntryKind.CHECKPOINT)
-    entry = before or _download(reference)
+    entry = before or _download(reference, limit)
     if not entry.managed and entry.name != library.BUILTIN:
         examine(entry.path)
     require_known_tokenizer(entry.path)
@@ -45,7 +60,7 @@ def pull(model: ModelArg, json: JsonOpt = False, quiet: QuietOpt = False) -> Non
     out.result(document, lambda: _render(entry, before is None))
 
 
-def _download(reference: Reference) -> Entry:
+def _download(reference: Reference, limit: str | None) -> Entry:
     if reference.folder is not None:
         raise NotFound(
             f"{reference.folder} is a conversion, there is nothing to pull",
@@ -59,7 +74,8 @@ def _download(reference: Reference) -> Entry:
             f"{reference.text} names a conversion, which cannot be pulled",
             hint=f"kt pull {reference.name}, then kt convert {reference.name}",
         )
-    return fetch(reference, out)
+    rate = None if limit is None else SETTINGS["pull-limit"].domain.read(limit)
+    return fetch(reference, out, rate)
 
 
 def _render(entry: Entry, fresh: bool) -> str:

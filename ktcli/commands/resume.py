@@ -30,7 +30,7 @@ from ktcli.errors import gib
 from ktcli.hardware.numa import asked_numa
 from ktcli.measure.resume import ResumeResult
 from ktcli.measure.resume import resume as measure
-from ktcli.output import out, table
+from ktcli.output import out
 from ktcli.store.pagefolder import PageFolder
 from ktcli.store.removal import RESUMING
 
@@ -123,7 +123,7 @@ def _row(name: str, engine: CpuEngine, result: ResumeResult) -> dict[str, Any]:
 
 def _words(row: dict[str, Any], engine: CpuEngine) -> str:
     experts = f"{row['format']} experts, " if row["format"] else ""
-    return table(
+    return out.table(
         [
             ("Model", f"{row['model']}, {row['layers']} layers, {experts}{row['dense']} dense"),
             ("Threads", threads_words(engine.pool)),

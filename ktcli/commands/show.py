@@ -10,7 +10,7 @@ import typer
 from ktcli.assembly.convert import conversions_outside
 from ktcli.commands.options import JsonOpt, ModelArg
 from ktcli.errors import KtError, gib
-from ktcli.output import out, safe, table
+from ktcli.output import out, safe
 from ktcli.store import catalog, library
 from ktcli.store.library import Entry, EntryKind
 from ktcli.store.reference import parse
@@ -172,7 +172,7 @@ def _render(document: dict[str, Any]) -> str:
         )
     if not document["on_disk"]:
         rows.append(("On disk", f"nothing; get it with: kt pull {document['name']}"))
-    text = table([(f"{key}:", safe(value)) for key, value in rows], width=out.width)
+    text = out.table([(f"{key}:", safe(value)) for key, value in rows])
     found = [place for place in document["on_disk"] if place["fidelity"]]
     named = len(document["on_disk"]) == 1
     reports = [

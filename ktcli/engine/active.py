@@ -50,6 +50,7 @@ class Active:
         room: the most tokens of the answer.
         sequence: its timeline.
         kept: whether the timeline is the caller's, and stays.
+        prompt_tokens: the tokens of the prompt.
         drafting: its drafts; None: every step computes one token.
         known: the ids of the prompt and the answer; those that the timeline has not are still to be computed.
         finish: the reason why no token follows; a kept timeline still gets the last one.
@@ -62,6 +63,7 @@ class Active:
     sequence: Sequence
     kept: bool
     drafting: Drafting | None = None
+    prompt_tokens: int = field(init=False)
     known: list[int] = field(init=False)
     finish: Finish | None = None
     begun: bool = False
@@ -72,13 +74,9 @@ class Active:
 
     def __post_init__(self) -> None:
         self.known = list(self.answer.request.prompt)
+        self.prompt_tokens = len(self.known)
         counts = self.answer.sampler.settings.counts
         self._history = History(self.known, counts=counts)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """The tokens of the prompt."""
-        return len(self.answer.request.prompt)
 
     @property
     def reading(self) -> bool:
@@ -183,11 +181,11 @@ class Active:
 
     def _draft(self, engine: Engine, waiting: int, room: DraftRoom) -> tuple[int, ...]:
         """The ids to try behind those that are known: none after a stop, none that defers otherwise than the last."""
+        if self.drafting is None:
+            return ()
         request, said = self.answer.request, len(self.answer.ids)
         limit = self.room if request.max_tokens is None else min(self.room, request.max_tokens)
         most = min(limit - said, room.outputs) - 1
-        if self.drafting is None:
-            return ()
         drafted = self.drafting.next(waiting, most, room.beside)
         at = len(self.known)
         depth = engine.depth_at(at - 1)
@@ -198,22 +196,16 @@ class Active:
         )
         return drafted[: next(unfit, len(drafted))]
 
-    def computed(self, run: Run, *, ends_chunk: bool) -> None:
-        """A run of this request was computed: what is sure of it counts."""
-        drafted = self.drafted_in(run)
+    def computed(self, run: Run, drafted: int, *, ends_chunk: bool) -> None:
+        """A run of this request was computed: what is sure of it counts, all but the drafted ids at its end."""
         if not drafted:
             self.sequence.commit(run, prompt=ends_chunk)
         elif not self.sequence.recurrent:
-            self.sequence.commit(run, run.ids.size - len(drafted), prompt=False)
+            self.sequence.commit(run, run.ids.size - drafted, prompt=False)
 
-    def drafted_in(self, run: Run) -> list[int]:
-        """The ids of a run that were drafted: those behind the first that has logits."""
-        return run.ids[run.first_output + 1 :].tolist()  # type: ignore[no-any-return]
-
-    def keep(self, run: Run, right: int) -> None:
-        """Counts the first ids of a run's draft. Where layers keep states, it counts as a whole or not at all: the
-        states between are not known, and what was right is computed again."""
-        drafted = len(self.drafted_in(run))
+    def keep(self, run: Run, drafted: int, right: int) -> None:
+        """Counts the first `right` ids of a run's draft. Where layers keep states, it counts as a whole or not at all:
+        the states between are not known, and what was right is computed again."""
         if not self.sequence.recurrent:
             sure = run.ids.size - drafted
             rest = run._replace(ids=run.ids[sure:], start=run.start + sure)

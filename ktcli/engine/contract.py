@@ -111,5 +111,9 @@ class Engine(Protocol):
 
 
 def depth_at(depths: tuple[tuple[int, int], ...], position: int) -> int:
-    """The depth of deferral at a position, from (position, depth) pairs that hold from their position on."""
-    return next(depth for start, depth in reversed(depths) if start <= position)
+    """The depth of deferral at a position, from (position, depth) pairs that hold from their position on,
+    the first from 0 on."""
+    at = len(depths) - 1
+    while depths[at][0] > position:
+        at -= 1
+    return depths[at][1]

@@ -84,7 +84,7 @@ class StepTimes:
     def __init__(self, prior: Sequence[float]) -> None:
         self._prior = tuple(prior)
         self._samples: list[deque[float]] = [deque(maxlen=_SAMPLES) for _ in prior]
-        self._medians: list[float | None] = [None] * len(self._prior)
+        self._medians: list[float | None] = [None] * len(self._prior)  # made when asked for
         self._measured_at = [0] * len(self._prior)
         self._steps = 0
 
@@ -100,7 +100,7 @@ class StepTimes:
         if i and self._steps - self._measured_at[i] > _STALE:
             self._samples[i].clear()
         self._samples[i].append(seconds)
-        self._medians[i] = median(self._samples[i])
+        self._medians[i] = None
         self._measured_at[i] = self._steps
 
     def seconds(self, rows: int) -> float:
@@ -136,8 +136,11 @@ class StepTimes:
         return all(self._known(i) is None for i in range(1, 1 + _TRIED))
 
     def _known(self, i: int) -> float | None:
-        stale = i > 0 and self._steps - self._measured_at[i] > _STALE
-        return None if stale else self._medians[i]
+        if i > 0 and self._steps - self._measured_at[i] > _STALE:
+            return None
+        if self._medians[i] is None and self._samples[i]:
+            self._medians[i] = median(self._samples[i])
+        return self._medians[i]
 
     def _factor(self, i: int, below: int | None, above: int | None) -> float:
         """How much slower steps are than the model says, between the nearest numbers of rows that were measured."""

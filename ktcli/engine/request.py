@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from ktcli.engine.drafting import NO_DRAFTS, DraftWish
 from ktcli.engine.sampler import Sampler, SamplingSettings
@@ -130,8 +131,7 @@ class PromptRead:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """The next id of an answer.
 
     Attributes:

@@ -153,6 +153,7 @@ class Sampler:
 
     Attributes:
         seed: the seed in use, drawn if the settings name none.
+        sums_at: the temperature for which logits should bring their sums; 0: it needs none.
         mask: bit i of word j: whether id 32 j + i may be the next; None: all may. Whoever sets it does so before
             each token.
     """
@@ -162,17 +163,11 @@ class Sampler:
         self.seed = secrets.randbits(32) if settings.seed is None else settings.seed
         self._random = np.random.default_rng(self.seed)
         self.mask: NDArray[np.uint32] | None = None
-        self._bias = (
-            np.array([id for id, _ in settings.logit_bias], dtype=np.int32),
-            np.array([bias for _, bias in settings.logit_bias], dtype=np.float32),
-        )
-
-    @property
-    def sums_at(self) -> float:
-        """The temperature for which logits should bring their sums; 0: it needs none."""
-        settings = self.settings
-        needed = settings.top_k == 0 and (settings.top_p < 1 or settings.min_p == 0)
-        return _temperature(settings) if needed else 0.0
+        self._bias_ids = np.array([id for id, _ in settings.logit_bias], dtype=np.int32)
+        self._bias = np.array([bias for _, bias in settings.logit_bias], dtype=np.float32)
+        self._temperature = _temperature(settings)
+        sums = settings.top_k == 0 and (settings.top_p < 1 or settings.min_p == 0)
+        self.sums_at = self._temperature if sums else 0.0
 
     def choice(self, logits: Logits, history: History, *, likeliest: int = -1) -> TokenChoice:
         """How the next id is to be chosen; draws a number for it.
@@ -181,9 +176,7 @@ class Sampler:
             logits: the logits of the last position.
             likeliest: the number of likeliest ids wanted with it; -1: no logarithms at all.
         """
-        settings = self.settings
-        temperature = _temperature(settings)
-        ids, bias = self._bias
+        settings, temperature = self.settings, self._temperature
         return TokenChoice(
             logits.values,
             logits.peaks,
@@ -200,8 +193,8 @@ class Sampler:
             settings.frequency_penalty,
             history.seen,
             history.answered,
-            ids,
-            bias,
+            self._bias_ids,
+            self._bias,
             self.mask,
             likeliest,
         )
@@ -222,11 +215,11 @@ class Sampler:
         scores = self._changed(logits, history, answered)
         if scores.values[scores.best] == -np.inf:
             raise UsageError(NOTHING_LEFT)
-        if _temperature(settings) == 0:
+        if self._temperature == 0:
             return scores.best
         at = self._random.random()
         if settings.top_k == 0 and settings.top_p == 1 and settings.min_p == 0:
-            scores = scores.at_temperature(_temperature(settings))
+            scores = scores.at_temperature(self._temperature)
             block, at = _pick(_masses(scores), at)
             ids = scores.ids_in(np.array([block]))
             chances = _chances(scores, scores.values[ids], scores.temperature)
@@ -238,9 +231,8 @@ class Sampler:
         """The logits with bias, penalties and mask."""
         settings = self.settings
         if settings.logit_bias:
-            ids, bias = self._bias
-            at = ids.astype(np.int64)
-            logits = logits.with_values(at, logits.values[at] + bias)
+            at = self._bias_ids.astype(np.int64)
+            logits = logits.with_values(at, logits.values[at] + self._bias)
         logits = penalise(logits, history, settings.repetition_penalty)
         if answered and (settings.presence_penalty or settings.frequency_penalty):
             at, times = np.unique(np.asarray(history[-answered:]), return_counts=True)

@@ -20,21 +20,13 @@ from functools import partial
 from ktcli.engine.active import NO_DRAFT_ROOM, Active, DraftRoom
 from ktcli.engine.contract import Engine
 from ktcli.engine.drafting import Drafting
-from ktcli.engine.logits import Logits
 from ktcli.engine.pace import Pace
 from ktcli.engine.pages import PoolFull
 from ktcli.engine.pagetable import pages_for
-from ktcli.engine.request import (
-    Answer,
-    Event,
-    Finish,
-    Finished,
-    GenerationRequest,
-    PromptRead,
-    Token,
-)
+from ktcli.engine.request import Answer, Event, Finish, Finished, GenerationRequest
 from ktcli.engine.sampler import Sampler
 from ktcli.engine.sequence import Sequence
+from ktcli.engine.step_part import StepPart
 from ktcli.engine.waiting import Turns, require_room
 from ktcli.errors import ContextFull, KtError, UsageError
 from ktcli.native import PAGE_TOKENS
@@ -57,49 +49,6 @@ class Limits:
     waiting: int = 512
     active: int = 16
     longest_s: float = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class _InStep:
-    """What one request has in a step; `reads`: part of its prompt."""
-
-    active: Active
-    run: Run
-    reads: bool
-
-    @property
-    def ends_chunk(self) -> bool:
-        """Tells whether a chunk of the prompt ends here, as it would if the request were alone."""
-        run = self.run
-        return self.reads and run.chunk is not None and run.start + run.ids.size == sum(run.chunk)
-
-
-@dataclass(slots=True)
-class _Tried:
-    """A request whose next tokens are chosen from the rows of a step.
-
-    Attributes:
-        rows: the logits after the last id that is known, and after each one that was drafted.
-        right: the drafted ids that were chosen so far.
-        open: whether the next token is to be chosen, too: its row is known.
-        end: why no token follows; None: one does.
-    """
-
-    part: _InStep
-    rows: list[Logits]
-    drafted: list[int]
-    right: int = 0
-    open: bool = False
-    end: Finish | None = None
-    error: KtError | None = None
-
-    @property
-    def active(self) -> Active:
-        return self.part.active
-
-    @property
-    def row(self) -> Logits:
-        return self.rows[self.right]
 
 
 def _importance(each: Active) -> tuple[int, int]:
@@ -193,8 +142,10 @@ class Scheduler:
         events: list[Event] = []
         self._end_cancelled(events)
         self._admit()
-        parts = self._answers(events)
-        if any(each.reading for each in self._active):
+        answering = [each for each in self._active if not each.reading]
+        prompts = len(answering) < len(self._active)
+        parts = self._answers(answering, events, drafts=not prompts)
+        if prompts and any(each.reading for each in self._active):  # room was made for the answers
             if parts and self._pure_steps >= 1:
                 self._pure_steps -= 1
             else:
@@ -233,6 +184,8 @@ class Scheduler:
 
     def _collect(self) -> None:
         """Takes over what was submitted since the last step."""
+        if not self._new:
+            return
         with self._lock:
             while self._new:
                 fresh = self._new.popleft()
@@ -246,6 +199,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Lets requests begin, in turn, while there are seats, and pages for the prompt and a first piece of answer."""
+        if not self._waiting:
+            return
         seats = min(self._limits.active, self._engine.max_outputs)
         while self._waiting and len(self._active) < seats:
             each, pools = self._in_turn(self._waiting)[0], self._engine.pools
@@ -272,27 +227,32 @@ class Scheduler:
         of = {each.answer: each for each in some}
         return [of[answer] for answer in self._turns.first(of.keys(), self._steps)]
 
-    def _answers(self, events: list[Event]) -> list[_InStep]:
-        """The runs of the answers in progress, the most important first: the others make room."""
-        parts: list[_InStep] = []
-        answering = [each for each in sorted(self._active, key=_importance) if not each.reading]
-        drafts = len(answering) == len(self._active)  # beside a prompt each row would take its time
-        for place, each in enumerate(answering):
+    def _answers(
+        self, answering: list[Active], events: list[Event], *, drafts: bool
+    ) -> list[StepPart]:
+        """The runs of the answers in progress, the most important first: the others make room.
+
+        Args:
+            drafts: whether they may draft: beside a prompt each row would take its time.
+        """
+        parts: list[StepPart] = []
+        for place, each in enumerate(sorted(answering, key=_importance), 1):
             if each in self._active:
-                others = len(answering) - place - 1
-                room = self._draft_room(parts, others) if drafts else NO_DRAFT_ROOM
+                room = NO_DRAFT_ROOM
+                if drafts and each.drafting is not None:
+                    room = self._draft_room(parts, len(answering) - place)
                 self._add(parts, each, partial(each.writes, self._engine, room), events)
         return parts
 
-    def _draft_room(self, parts: list[_InStep], others: int) -> DraftRoom:
+    def _draft_room(self, parts: list[StepPart], others: int) -> DraftRoom:
         """What a step with these parts has for the drafts of the next answer, if each of the others gets a row."""
-        outputs = sum(part.run.ids.size - part.run.first_output for part in parts)
-        rows = sum(part.run.ids.size for part in parts)
+        outputs = sum(part.tokens - part.run.first_output for part in parts)
+        rows = sum(part.tokens for part in parts)
         return DraftRoom(self._engine.max_outputs - outputs - others, rows + others)
 
-    def _prompts(self, parts: list[_InStep], events: list[Event]) -> None:
+    def _prompts(self, parts: list[StepPart], events: list[Event]) -> None:
         """Adds pieces of prompts, in turn, up to the rows that time allows."""
-        answers = sum(part.run.ids.size for part in parts)
+        answers = sum(part.tokens for part in parts)
         left = self._engine.max_tokens - answers
         if answers:
             left = min(left, self.pace.piece(answers, self._engine.max_tokens))
@@ -305,18 +265,17 @@ class Scheduler:
             self._add(parts, each, partial(each.reads, self._engine, left), events)
             if len(parts) > before:
                 self._turns.served(each.answer)
-                left -= parts[-1].run.ids.size
+                left -= parts[-1].tokens
                 if left < PAGE_TOKENS:
                     return  # the next may share pages with this one later
 
     def _add(
-        self, parts: list[_InStep], each: Active, make: Callable[[], Run], events: list[Event]
+        self, parts: list[StepPart], each: Active, make: Callable[[], Run], events: list[Event]
     ) -> None:
         """Adds a request's run; if there are no pages for it, the least important request gives its own back."""
-        planned = {part.active for part in parts}
         while each in self._active:
             try:
-                parts.append(_InStep(each, make(), each.reading))
+                parts.append(StepPart(each, make(), each.reading))
                 return
             except PoolFull as error:
                 if (
@@ -324,6 +283,7 @@ class Scheduler:
                 ):  # whoever holds the rest is none of this scheduler's requests
                     self._end(each, Finish.FAILED, events, error)
                 else:
+                    planned = {part.active for part in parts}
                     others = (one for one in self._active if one not in planned)
                     self._suspend(max(others, key=_importance))
 
@@ -334,112 +294,74 @@ class Scheduler:
 
     # -- the step and its results ----------------------------------------------------------------------
 
-    def _run(self, parts: list[_InStep], events: list[Event]) -> None:
+    def _run(self, parts: list[StepPart], events: list[Event]) -> None:
         """Runs the step, and draws the next token of everybody who is up to date."""
         began = self._clock()
         for part in parts:
             part.active.start(began)
         try:
-            rows = iter(self._engine.run(Batch(tuple(part.run for part in parts))))
+            rows = iter(self._engine.run(Batch(tuple([part.run for part in parts]))))
         except KtError as error:
             for part in parts:
                 self._end(part.active, Finish.FAILED, events, error)
             return
         ran_s = self._clock() - began
-        tried: list[_Tried] = []
         for part in parts:
-            part.active.computed(part.run, ends_chunk=part.ends_chunk)
-            outputs = [next(rows) for _ in range(part.run.first_output, part.run.ids.size)]
-            if outputs:
-                tried.append(_Tried(part, outputs, part.active.drafted_in(part.run)))
-        self._tell_read(parts, events)
-        self._choose(tried, events)
-        self._account(parts, self._clock() - began)
-        for each in tried:
-            if each.drafted:
-                each.active.keep(each.part.run, each.right)
-        if not any(part.reads for part in parts):
-            self._learn(tried, sum(part.run.ids.size for part in parts), ran_s)
-        for each in tried:
-            if each.end is not None:
-                self._end(each.active, each.end, events, each.error)
+            part.computed(rows)
+        events.extend(event for part in parts if part.reads and (event := part.read_on()))
+        self._choose(parts, events)
+        self._account(parts, ran_s, self._clock() - began)
         for part in parts:
-            finish = part.active.finish
-            if finish is not None and part.active.sequence.length == len(part.active.known):
-                self._end(part.active, finish, events)
+            finish = part.finish()
+            if finish is not None:
+                self._end(part.active, finish, events, part.error)
 
-    def _choose(self, tried: list[_Tried], events: list[Event]) -> None:
+    def _choose(self, parts: list[StepPart], events: list[Event]) -> None:
         """Chooses the next tokens of each: as many as its draft is right, and one more; each choice is made as if its
         row had come from a step of its own."""
-        while tried:
-            choices = [each.active.choice(each.row) for each in tried]
-            for each, chosen in zip(tried, self._chooser.choose(choices), strict=True):
+        while tried := [part for part in parts if part.open]:
+            choices = [part.active.choice(part.row) for part in tried]
+            for part, chosen in zip(tried, self._chooser.choose(choices), strict=True):
                 try:
-                    self._take(each, each.active.token(chosen, each.row), events)
+                    token = part.active.token(chosen, part.row)
                 except KtError as error:
-                    each.end, each.error = Finish.FAILED, error
-            tried = [each for each in tried if each.open]
+                    part.end, part.error, part.open = Finish.FAILED, error, False
+                else:
+                    if part.take(token):
+                        events.append(token)
 
-    def _take(self, each: _Tried, token: Token, events: list[Event]) -> None:
-        """An answer goes on with a token, or ends."""
-        active, answer = each.active, each.active.answer
-        each.open = False
-        if token.id in answer.request.stop_ids:
-            each.end = Finish.STOP
-            return
-        active.take(token.id)
-        events.append(token)
-        if len(answer.ids) == active.room:
-            active.finish = Finish.CONTEXT
-        elif len(answer.ids) == answer.request.max_tokens:
-            active.finish = Finish.LENGTH
-        if each.right < len(each.drafted) and each.drafted[each.right] == token.id:
-            each.right += 1
-            answer.stats.accepted += 1
-            each.open = active.finish is None
-        if answer.request.ends(token.id):
-            each.end, each.open = Finish.STOP, False
-        elif active.finish is not None and not active.kept:
-            each.end = active.finish
+    def _account(self, parts: list[StepPart], ran_s: float, seconds: float) -> None:
+        """Enters a step into the statistics of whoever had a part in it, and into the pace.
 
-    def _learn(self, tried: list[_Tried], rows: int, seconds: float) -> None:
+        Args:
+            ran_s: the seconds that it was computed.
+            seconds: those with the choice of tokens.
+        """
+        prompts = answers = 0
+        for part in parts:
+            part.account(seconds)
+            if part.reads:
+                prompts += part.tokens
+            else:
+                answers += part.tokens
+        self.pace.record(answers, prompts, seconds)
+        if not prompts:
+            self._learn(parts, answers, ran_s)
+        elif answers:
+            chunk = self._engine.max_tokens
+            self._pure_steps += self.pace.pure_steps(answers, prompts, chunk, seconds)
+        else:
+            self._pure_steps = 0.0
+
+    def _learn(self, parts: list[StepPart], rows: int, seconds: float) -> None:
         """Tells those who draft what a step of answers alone took."""
         times = self._engine.step_times
         if times is not None:
             times.add(rows, seconds)
-        for each in tried:
-            own = each.part.run.ids.size
-            if each.active.drafting is not None:
-                each.active.drafting.ran(own, rows - own, seconds)
-
-    def _tell_read(self, parts: list[_InStep], events: list[Event]) -> None:
-        """Tells how far prompts are read."""
         for part in parts:
-            active, stats = part.active, part.active.answer.stats
-            done = active.sequence.length
-            if part.reads and done > stats.prompt_tokens:
-                stats.prompt_tokens = done
-                total = active.prompt_tokens - stats.reused_tokens
-                events.append(PromptRead(active.answer, done - stats.reused_tokens, total))
-
-    def _account(self, parts: list[_InStep], seconds: float) -> None:
-        """Enters a step into the statistics of whoever had a part in it, and into the pace."""
-        prompts = sum(part.run.ids.size for part in parts if part.reads)
-        answers = sum(part.run.ids.size for part in parts) - prompts
-        for part in parts:
-            stats = part.active.answer.stats
-            if part.reads:
-                stats.prompt_s += seconds
-            else:
-                stats.eval_s += seconds
-                stats.steps += 1
-                stats.drafted += len(part.active.drafted_in(part.run))
-        self.pace.record(answers, prompts, seconds)
-        if answers and prompts:
-            chunk = self._engine.max_tokens
-            self._pure_steps += self.pace.pure_steps(answers, prompts, chunk, seconds)
-        elif prompts:
-            self._pure_steps = 0.0
+            drafting = part.active.drafting
+            if drafting is not None and part.rows:
+                drafting.ran(part.tokens, rows - part.tokens, seconds)
 
     def _end(
         self, each: Active, finish: Finish, events: list[Event], error: Exception | None = None

@@ -223,10 +223,9 @@ class Sequence:
             self._went_on(self._pools.states)
         self.length = end
         self._seal()
-        if (prompt and n > 1 and run.first_output > 0) or any(
-            run.start < mark <= end for mark in self._marks
-        ):
-            self.keep()  # a prompt's chunk ends here, or what others share
+        chunk_ended = prompt and n > 1 and run.first_output > 0
+        if chunk_ended or (self._marks and any(run.start < mark <= end for mark in self._marks)):
+            self.keep()  # what others share may end here, too
         if self._windows is not None:
             self._windows.pass_by(end)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.errors import NativeError
-from ktcli.native.library import BLOCK_COLUMNS, ERROR_BYTES, library, require
+from ktcli.native.library import BLOCK_COLUMNS, ERROR_BYTES, library
 from ktcli.native.pool import Pool
 
 F32Array = NDArray[np.float32]
@@ -73,6 +73,9 @@ class Chooser:
             raise NativeError(self._ffi.string(error).decode())
         self._handle = self._ffi.gc(handle, self._lib.kt_sampler_free)
         self._pool, self._vocab = pool, vocab  # the pool has to outlive the handle
+        self._blocks = -(-vocab // BLOCK_COLUMNS)
+        types = {_F32: "float[]", _I32: "int32_t[]", _U32: "uint32_t[]"}
+        self._kinds = {dtype: self._ffi.typeof(kind) for dtype, kind in types.items()}
         self._rows = self._ffi.new("kt_choice[]", 1)
 
     def choose(self, choices: Sequence[TokenChoice]) -> list[ChosenToken]:
@@ -84,34 +87,25 @@ class Chooser:
         n = len(choices)
         if len(self._rows) < n:
             self._rows = self._ffi.new("kt_choice[]", n)
-        kept = [self._fill(i, choice) for i, choice in enumerate(choices)]
+        likeliest = [self._fill(i, choice) for i, choice in enumerate(choices)]
         if self._lib.kt_sampler_choose(self._handle, self._rows, n) < 0:
             raise NativeError(f"an id is outside the vocabulary of {self._vocab} tokens")
-        return [self._read(self._rows[i], choice) for i, choice in enumerate(choices) if kept]
+        rows = self._rows
+        return [
+            ChosenToken(rows[i].id, rows[i].logprob, () if found is None else _pairs(*found))
+            for i, found in enumerate(likeliest)
+        ]
 
-    def _fill(self, i: int, choice: TokenChoice) -> list[Any]:
-        """Fills in row i; returns what has to live until it was chosen."""
-        vocab, blocks = self._vocab, -(-self._vocab // BLOCK_COLUMNS)
-        require(
-            choice.values.size == vocab and choice.peaks.size == choice.sums.size == blocks,
-            f"the logits are not those of {vocab} tokens",
-        )
-        words = None if choice.mask is None else choice.mask.size
-        require(words in (None, -(-vocab // 32)), f"the mask has not {vocab} bits")
-        kept: list[Any] = []
-
-        def pointer(array: NDArray[Any] | None, dtype: np.dtype[Any], kind: str) -> Any:
-            if array is None or not array.size:
-                return self._ffi.NULL
-            require(array.dtype == dtype and array.flags.c_contiguous, f"no {kind} in a row")
-            kept.append(self._ffi.from_buffer(kind, array))
-            return kept[-1]
-
-        wanted = max(0, choice.likeliest)
+    def _fill(self, i: int, choice: TokenChoice) -> tuple[I32Array, F32Array] | None:
+        """Fills in row i; returns where the likeliest ids and their logarithms come to lie, if any are wanted. What the
+        choice holds lives as long as it does."""
+        self._check(choice)
+        pointer, wanted = self._pointer, choice.likeliest
+        found = (np.empty(wanted, np.int32), np.empty(wanted, np.float32)) if wanted > 0 else None
         self._rows[i] = (  # all fields at once, in their order
-            pointer(choice.values, _F32, "float[]"),
-            pointer(choice.peaks, _F32, "float[]"),
-            pointer(choice.sums, _F32, "float[]"),
+            pointer(choice.values, _F32),
+            pointer(choice.peaks, _F32),
+            pointer(choice.sums, _F32),
             choice.best,
             choice.sums_temperature,
             choice.temperature,
@@ -124,22 +118,36 @@ class Chooser:
             choice.frequency,
             0 if choice.seen is None else choice.seen.size,
             0 if choice.bias_ids is None else choice.bias_ids.size,
-            pointer(choice.seen, _I32, "int32_t[]"),
-            pointer(choice.answered, _I32, "int32_t[]"),
-            pointer(choice.bias_ids, _I32, "int32_t[]"),
-            pointer(choice.bias, _F32, "float[]"),
-            pointer(choice.mask, _U32, "uint32_t[]"),
-            choice.likeliest,
+            pointer(choice.seen, _I32),
+            pointer(choice.answered, _I32),
+            pointer(choice.bias_ids, _I32),
+            pointer(choice.bias, _F32),
+            pointer(choice.mask, _U32),
+            wanted,
             NONE_LEFT,
             0.0,
-            pointer(np.empty(wanted, np.int32) if wanted else None, _I32, "int32_t[]"),
-            pointer(np.empty(wanted, np.float32) if wanted else None, _F32, "float[]"),
+            pointer(found and found[0], _I32),
+            pointer(found and found[1], _F32),
         )
-        return kept
+        return found
 
-    @staticmethod
-    def _read(row: Any, choice: TokenChoice) -> ChosenToken:
-        if choice.likeliest <= 0:
-            return ChosenToken(row.id, row.logprob, ())
-        pairs = ((row.likeliest[i], row.logprobs[i]) for i in range(choice.likeliest))
-        return ChosenToken(row.id, row.logprob, tuple(pair for pair in pairs if pair[0] >= 0))
+    def _check(self, choice: TokenChoice) -> None:
+        vocab, blocks = self._vocab, self._blocks
+        sizes = choice.values.size, choice.peaks.size, choice.sums.size
+        if sizes != (vocab, blocks, blocks):
+            raise NativeError(f"the logits are not those of {vocab} tokens")
+        if choice.mask is not None and choice.mask.size != -(-vocab // 32):
+            raise NativeError(f"the mask has not {vocab} bits")
+
+    def _pointer(self, array: NDArray[Any] | None, dtype: np.dtype[Any]) -> Any:
+        if array is None or not array.size:
+            return self._ffi.NULL
+        if array.dtype != dtype or not array.flags.c_contiguous:
+            raise NativeError(f"no row of {dtype} in one piece")
+        return self._ffi.from_buffer(self._kinds[dtype], array)
+
+
+def _pairs(ids: I32Array, logprobs: F32Array) -> tuple[tuple[int, float], ...]:
+    """The (id, logprob) pairs of the ids that there are."""
+    pairs = zip(ids.tolist(), logprobs.tolist(), strict=True)
+    return tuple(pair for pair in pairs if pair[0] >= 0)

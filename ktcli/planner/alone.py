@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from ktcli.errors import gib
 from ktcli.models.model import Model, Spec
-from ktcli.native import PAGE_TOKENS
 from ktcli.ops.part import ModelPart
 from ktcli.planner.cost import Rates, seconds, step_seconds
 from ktcli.planner.host import Host, node_words
@@ -113,15 +112,9 @@ class Alone:
             where = split if part.part in extra else spread
             size = part.size_bytes + extra.get(part.part, 0)
             yield line(part.part, part.format, where, size, _reason(part.part, spec))
-        times = f"{use.streams} x " if use.streams > 1 else ""
-        whole, in_windows = use.kind_bytes(spec)
-        positions = f"{times}{context} positions, {gib(whole)} each"
-        if spec.window:
-            kept = PAGE_TOKENS * use.window_pages(spec, context)
-            positions += f"; {kept}, {gib(in_windows)} each, where windows are {spec.window}"
         states = use.states_bytes(spec)
         cache, fmt = use.cache_bytes(spec, context), "f32" if use.f32_cache else "bf16"
-        yield line(ModelPart.CACHE, fmt, spread, cache, positions)
+        yield line(ModelPart.CACHE, fmt, spread, cache, use.cache_words(spec, context))
         if states:
             yield line(ModelPart.STATES, "f32", spread, states, STATES_REASON)
         buffers = f"buffers of a step of {PREFILL_CHUNK} tokens"

@@ -7,6 +7,7 @@ never means fewer experts, and a longer context never more: every share grows wi
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from ktcli.errors import gib
@@ -14,11 +15,11 @@ from ktcli.hardware.gpu import CPU
 from ktcli.hardware.machine import Gpu
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS
-from ktcli.planner.memory import DEFAULT_CONTEXT, LEAST_CONTEXT, PREFILL_CHUNK
+from ktcli.planner.memory import DEFAULT_CONTEXT, LEAST_CONTEXT, PREFILL_CHUNK, Use
 from ktcli.planner.plan import Plan, Request, Vram
 from ktcli.planner.prefill import GRAIN
-from ktcli.planner.spec import kv_bytes, kv_bytes_per_token, sequence_bytes
-from ktcli.planner.stack import ModelLoads, near_bytes
+from ktcli.planner.spec import kv_bytes_per_token, sequence_bytes
+from ktcli.planner.stack import ModelLoads, near_bytes, stack_of
 from ktcli.weights.recipe import F32_BYTES, Recipe
 
 # Assumed, not yet measured: the CUDA context with torch's and our kernels, and a captured graph with its
@@ -171,9 +172,13 @@ def share_out(
     """
     room = gpu.free_bytes if limit is None else min(limit, gpu.free_bytes)
     least, longest = min(PREFILL_CHUNK, context), chunk_limit(context)
+
+    def cache(chunk: int) -> int:
+        return cache_bytes(model.spec, context, chunk, sizes.streams)
+
     need = Vram(
         weights=sizes.near_bytes,
-        cache=cache_bytes(model.spec, context, sizes.streams),
+        cache=cache(least),
         workspace=sizes.step_bytes(least, context),
         stream=0,
         graph=sizes.graph_bytes(context),
@@ -182,24 +187,28 @@ def share_out(
         experts=0,
     )
     spare = max(0, room - need.total)
-    most = sizes.step_bytes(longest, context) - need.workspace
+    most = sizes.step_bytes(longest, context) - need.workspace + cache(longest) - need.cache
     more = min(spare // _PROMPT_PART, most) if streams else 0
     stream = min(spare // _PROMPT_PART, 2 * sizes.buffer_bytes) if streams else 0
-    per_token = sizes.token_bytes + context
+    per_token = sizes.token_bytes + context + Use().kind_bytes(model.spec)[1]
     chunk = (least + more // per_token) // GRAIN * GRAIN if streams else 0
+    chunk = min(max(chunk, least), longest)
+    windows = cache(chunk) - need.cache
+    workspace = need.workspace + more - windows
     return Budget(
-        need=replace(need, workspace=need.workspace + more, stream=stream),
+        need=replace(need, workspace=workspace, cache=need.cache + windows, stream=stream),
         limit_bytes=room,
-        chunk=min(max(chunk, least), longest),
+        chunk=chunk,
         stream_experts=stream // 2 // sizes.expert_bytes if sizes.expert_bytes else 0,
     )
 
 
-def cache_bytes(spec: Spec, context: int, streams: int = 1) -> int:
-    """The bytes of the cache of some sequences, with one page and one state more for rows of a step that belong to
-    none."""
-    positions = (streams * _pages(context) + 1) * PAGE_TOKENS
-    return kv_bytes(spec, positions) - sequence_bytes(spec) + states_bytes(spec, streams)
+def cache_bytes(spec: Spec, context: int, chunk: int, streams: int = 1) -> int:
+    """The bytes of the cache of some sequences whose steps have up to `chunk` tokens, with one page of each kind and
+    one state more for rows of a step that belong to none."""
+    scratch = PAGE_TOKENS * kv_bytes_per_token(spec)
+    pages = Use(streams=streams).cache_bytes(spec, context, chunk)
+    return pages + scratch + states_bytes(spec, streams)
 
 
 def states_bytes(spec: Spec, streams: int = 1) -> int:
@@ -227,14 +236,13 @@ def device_context(model: Model, sizes: DeviceSizes, gpu: Gpu, limit: int | None
 
 def fitting(model: Model, sizes: DeviceSizes, gpu: Gpu, most: int, limit: int | None = None) -> int:
     """The most positions, whole pages up to `most`, with which everything but experts fits; 0: none."""
-    room = share_out(model, sizes, gpu, most, streams=False, limit=limit).experts_bytes
-    if room >= 0:
+
+    def too_long(context: int) -> bool:
+        return not share_out(model, sizes, gpu, context, streams=False, limit=limit).fits
+
+    if not too_long(most):
         return most
-    least, kv = min(PREFILL_CHUNK, most), sizes.streams * kv_bytes_per_token(model.spec)
-    working = sizes.graph_bytes(PAGE_TOKENS) - sizes.graph_bytes(0)
-    missing_pages = -(room // ((kv + least) * PAGE_TOKENS + working))
-    found = (most - 1) // PAGE_TOKENS * PAGE_TOKENS
-    return max(0, min(found, (most // PAGE_TOKENS - missing_pages) * PAGE_TOKENS))
+    return bisect_left(range(PAGE_TOKENS, most, PAGE_TOKENS), True, key=too_long) * PAGE_TOKENS
 
 
 # --- after an out-of-memory -------------------------------------------------------------------------
@@ -248,7 +256,7 @@ class Lower:
     sentence: str
 
 
-def step_down(request: Request, plan: Plan) -> Lower | None:
+def step_down(model: Model, request: Request, plan: Plan) -> Lower | None:
     """The attempt to make after the GPU of `plan` ran out of memory; None: the plan used no GPU.
 
     First it has fewer experts on the GPU, then a shorter context, then the CPU alone. Every attempt takes less
@@ -270,9 +278,13 @@ def step_down(request: Request, plan: Plan) -> Lower | None:
         )
     shorter = plan.context // 2 // PAGE_TOKENS * PAGE_TOKENS
     if shorter >= LEAST_CONTEXT:
-        saved = need.cache * (plan.context - shorter) // plan.context
+        sizes = DeviceSizes.of(model, plan.recipe, stack_of(model, plan.recipe), plan.use.streams)
+        before, after = (
+            share_out(model, sizes, device.gpu, context, streams=False).need.total
+            for context in (plan.context, shorter)
+        )
         return Lower(
-            replace(request, context=shorter, vram_bytes=need.total - saved // 2),
+            replace(request, context=shorter, vram_bytes=need.total - (before - after) // 2),
             f"{name} ran out of memory; trying again with a context of {shorter} positions"
             f" instead of {plan.context}",
         )

@@ -17,7 +17,7 @@ from ktcli.ops.part import ModelPart
 from ktcli.planner.device import captured_sizes, states_bytes
 from ktcli.planner.experts import ResidentChoice
 from ktcli.planner.host import Host, node_words
-from ktcli.planner.memory import PREFILL_CHUNK, PROCESS_BYTES
+from ktcli.planner.memory import PREFILL_CHUNK, PROCESS_BYTES, Use
 from ktcli.planner.nodes import extra_bytes
 from ktcli.planner.plan import EARLY_TOKENS, DevicePlan, Line, Request
 from ktcli.planner.prefill import Prefill
@@ -28,7 +28,6 @@ from ktcli.planner.spec import (
     Share,
     StepShape,
     Unit,
-    kv_bytes_per_token,
     parts,
     step_work,
     tensor_work,
@@ -136,10 +135,9 @@ class HybridAccount:
             reason = _resident_words(self.device) if routed else "every token needs it"
             fmt = "f32" if size > part.size_bytes else part.format
             yield line(part.part, fmt, size, reason, self.device.hit_rate if routed else 1.0)
-        streams = self.request.use.streams
-        times = f"{streams} x " if streams > 1 else ""
-        kept = f"{times}{self.context} positions, {gib(kv_bytes_per_token(model.spec))} each"
-        states = states_bytes(model.spec, streams)
+        use = Use(streams=self.request.use.streams)
+        kept = use.cache_words(model.spec, self.context, self.device.chunk)
+        states = states_bytes(model.spec, use.streams)
         yield line(ModelPart.CACHE, "bf16", need.cache - states, kept)
         if states:
             yield line(ModelPart.STATES, "f32", states, STATES_REASON)

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ktcli.errors import gib
 from ktcli.hardware.machine import Node
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS, Team
@@ -85,19 +86,34 @@ class Use:
         """The pages of the contexts of all streams, which share them."""
         return self.streams * -(-context // PAGE_TOKENS)
 
-    def window_pages(self, spec: Spec, context: int) -> int:
+    def window_pages(self, spec: Spec, context: int, chunk: int = 0) -> int:
         """The pages of the layers with a window: every stream's window, a prompt's chunk, and some earlier windows to
-        begin with; no more than whole contexts have, and none where no layer has a window."""
+        begin with; no more than whole contexts have, and none where no layer has a window.
+
+        Args:
+            chunk: the most tokens of a step, if they are more than PREFILL_CHUNK.
+        """
         if not spec.window:
             return 0
-        chunk, kept = PREFILL_CHUNK // PAGE_TOKENS, _WINDOWS_KEPT * -(-spec.window // PAGE_TOKENS)
-        return min(self.pages(context), self.streams * window_pages(spec.window) + chunk + kept)
+        written = -(-max(chunk, PREFILL_CHUNK) // PAGE_TOKENS)
+        kept = _WINDOWS_KEPT * -(-spec.window // PAGE_TOKENS)
+        return min(self.pages(context), self.streams * window_pages(spec.window) + written + kept)
 
-    def cache_bytes(self, spec: Spec, context: int) -> int:
-        """The bytes of all these pages."""
+    def cache_bytes(self, spec: Spec, context: int, chunk: int = 0) -> int:
+        """The bytes of all these pages; `chunk` as of `window_pages`."""
         whole, in_windows = self.kind_bytes(spec)
-        pages = self.pages(context), self.window_pages(spec, context)
+        pages = self.pages(context), self.window_pages(spec, context, chunk)
         return PAGE_TOKENS * (pages[0] * whole + pages[1] * in_windows)
+
+    def cache_words(self, spec: Spec, context: int, chunk: int = 0) -> str:
+        """What these pages hold, for people; `chunk` as of `window_pages`."""
+        times = f"{self.streams} x " if self.streams > 1 else ""
+        whole, in_windows = self.kind_bytes(spec)
+        positions = f"{times}{context} positions, {gib(whole)} each"
+        if not spec.window:
+            return positions
+        kept = PAGE_TOKENS * self.window_pages(spec, context, chunk)
+        return f"{positions}; {kept}, {gib(in_windows)} each, where windows are {spec.window}"
 
     def states_bytes(self, spec: Spec) -> int:
         """The bytes of the states beside them."""

@@ -13,7 +13,6 @@ from enum import Enum
 from typing import Protocol
 
 from ktcli.models.model import Model, Spec
-from ktcli.native import PAGE_TOKENS
 from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.state import SNAPSHOTS, LayerState, state_slots
 from ktcli.ops.tensors import Role, Tensor
@@ -115,12 +114,6 @@ def parts(model: HasTensors, recipe: Recipe) -> tuple[PartSize, ...]:
 def weight_bytes(model: HasTensors, recipe: Recipe) -> int:
     """The bytes of all stored tensors."""
     return sum(stored_bytes(tensor, recipe) for tensor in model.tensors)
-
-
-def kv_bytes(spec: Spec, context: int) -> int:
-    """The bytes of a cache for `context` positions, whole pages, and of the layers' states beside it."""
-    pages = -(-context // PAGE_TOKENS)
-    return pages * PAGE_TOKENS * kv_bytes_per_token(spec) + sequence_bytes(spec)
 
 
 def sequence_bytes(spec: Spec, streams: int = 1) -> int:

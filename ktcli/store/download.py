@@ -1,9 +1,9 @@
 """Pulls a repository into the library: selects files, checks the room, fetches, verifies, records.
 
 Only data is taken: safetensors, JSON, templates, tokenizer files, the licence. Python files and pickled
-weights stay where they are. Hashes are computed from what is on disk and compared with the hub's; only
-when all agree the manifest appears, and with it the model. Whatever interrupts a pull, the next one goes
-on: the hub clients keep partial files, and hashes already computed are kept beside them.
+weights stay where they are. Each file is compared with the hub's hash before it gets its name; only when
+all have theirs the manifest appears, and with it the model. Whatever interrupts a pull, the next one goes
+on: partial files lie in `.kt-pull`, with the hashes of the files that are complete.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ import json
 import os
 import re
 import shutil
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -23,9 +20,10 @@ from ktcli import config, manifest, smallfiles
 from ktcli.errors import BadCheckpoint, HubError, NotEnoughDisk, UsageError
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.store import integrity, library
-from ktcli.store.hubs import Hub, RemoteFile, Snapshot, hub_of
+from ktcli.store.hubs import Hub, RemoteFile, Snapshot, explained, hub_named
 from ktcli.store.library import Entry, EntryKind
 from ktcli.store.reference import Reference
+from ktcli.store.transfer import Arrived, Transfer
 
 # Files at the top of a repository that a model needs. Copies of the weights in other layouts
 # ("consolidated…", subfolders) are left out, and so is whatever would pass for a manifest of ours.
@@ -36,7 +34,11 @@ WANTED = re.compile(
 )
 # Room that must stay free for the system and for our own bookkeeping.
 SPARE_BYTES = 256 << 20
-_HASHES = "kt-hashes.part"
+_SCRATCH = ".kt-pull"  # in the folder of a checkpoint while it is pulled
+_HASHES = "hashes"
+# What the hubs' clients, and kt when it still used them to fetch, leave in a folder.
+_OF_CLIENTS = (".cache", "._____temp", ".msc", ".mv", ".mdl", "kt-hashes.part")
+_LONGEST_NAME = 200  # bytes; of 255 that most file systems take, with what is added meanwhile
 
 
 class Watcher(Protocol):
@@ -47,11 +49,14 @@ class Watcher(Protocol):
     def end(self) -> None: ...
 
 
-def pull(reference: Reference, watcher: Watcher, *, hub: Hub | None = None) -> Entry:
+def pull(
+    reference: Reference, watcher: Watcher, *, hub: Hub | None = None, limit_bps: int | None = None
+) -> Entry:
     """Bring a repository into the library; return at once if it is there.
 
     Args:
         hub: where to get it from; None: the hub of the reference.
+        limit_bps: the most bytes per second, 0: no limit; None: the setting `pull-limit`.
     Raises:
         UsageError: the reference names no repository.
         Busy: another process is pulling it.
@@ -70,7 +75,7 @@ def pull(reference: Reference, watcher: Watcher, *, hub: Hub | None = None) -> E
         present = library.find(reference.name, EntryKind.CHECKPOINT)
         if present is not None:
             return present
-        client = hub or hub_of(reference)
+        client = hub or hub_named(reference.hub)
         snapshot = client.look(reference.repository, reference.revision)
         files = wanted(snapshot)
         _check_space(reference, files, folder)
@@ -78,8 +83,18 @@ def pull(reference: Reference, watcher: Watcher, *, hub: Hub | None = None) -> E
         origin = f"@{reference.revision}" if reference.revision else ""
         text = f"{snapshot.hub}:{snapshot.repository}{origin}"
         smallfiles.write(folder / library.PULLING, text)
-        _fetch(client, snapshot, files, folder, watcher)
-        _record(snapshot, files, folder, watcher)
+        log = _HashLog(folder)
+        _take_over(client, snapshot, files, log, watcher)
+        fetch_files(
+            client,
+            snapshot,
+            _missing(files, log),
+            folder,
+            watcher,
+            finished=log.add,
+            limit_bps=limit_bps,
+        )
+        _record(snapshot, files, log)
     return library.resolve(reference.name, EntryKind.CHECKPOINT)
 
 
@@ -89,7 +104,11 @@ def wanted(snapshot: Snapshot) -> tuple[RemoteFile, ...]:
     Raises:
         BadCheckpoint: there is no model among them that kt could read.
     """
-    files = tuple(file for file in snapshot.files if WANTED.fullmatch(file.name))
+    files = tuple(
+        file
+        for file in snapshot.files
+        if WANTED.fullmatch(file.name) and len(file.name) <= _LONGEST_NAME
+    )
     names = {file.name for file in files}
     if not any(name.endswith(".safetensors") for name in names):
         others = {Path(file.name).suffix for file in snapshot.files} & {
@@ -115,6 +134,157 @@ def wanted(snapshot: Snapshot) -> tuple[RemoteFile, ...]:
     return files
 
 
+def refetch(
+    folder: Path,
+    found: Manifest,
+    names: Collection[str],
+    watcher: Watcher,
+    *,
+    hub: Hub | None = None,
+) -> None:
+    """Fetches files of a checkpoint once more, as its manifest describes them.
+
+    What is there under their names stays until the new file is proved by its SHA-256. Interrupted, it continues.
+
+    Args:
+        folder: of the checkpoint.
+        hub: where to get them from; None: the hub of the manifest.
+    Raises:
+        UsageError: the manifest does not say where it is from, or has no such file.
+        HubError, NotFound: what stopped it; the hub may have other bytes by now.
+    """
+    known = {record.name: record for record in found.files}
+    if not found.hub or not found.repository or not known.keys() >= set(names):
+        raise UsageError(f"{folder} does not say where its files are from", hint="pull it again")
+    files = tuple(
+        RemoteFile(each.name, each.size_bytes, each.sha256)
+        for name in names
+        if (each := known[name])
+    )
+    snapshot = Snapshot(found.hub, found.repository, found.revision, files)
+    fetch_files(hub or hub_named(found.hub), snapshot, files, folder, watcher)
+    shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
+
+
+def fetch_files(
+    hub: Hub,
+    snapshot: Snapshot,
+    files: Collection[RemoteFile],
+    folder: Path,
+    watcher: Watcher,
+    *,
+    finished: Callable[[Arrived], None] = lambda arrived: None,
+    limit_bps: int | None = None,
+) -> None:
+    """Fetches files into a folder, where each gets its name as soon as it is complete and verified.
+
+    Args:
+        finished: called for each of them.
+        limit_bps: the most bytes per second, 0: no limit; None: the setting `pull-limit`.
+    """
+    if not files:
+        return
+    with explained(snapshot.hub, snapshot.repository, snapshot.revision):
+        places = [hub.locate(snapshot, file) for file in files]
+        limit = config.value("pull-limit") if limit_bps is None else limit_bps
+        scratch = folder / _SCRATCH
+        scratch.mkdir(exist_ok=True)
+        transfer = Transfer(places, folder, scratch, finished, limit or None)
+        total = sum(file.size_bytes for file in files)
+        watcher.begin(f"Pulling {snapshot.repository}", total, transfer.present_bytes)
+        transfer.run(watcher.advance)
+        watcher.end()
+
+
+class _HashLog:
+    """The SHA-256 of the files of a pull that have their names, by what changes when a file does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / _SCRATCH / _HASHES
+        self._path.parent.mkdir(exist_ok=True)
+        self._known = self._read()
+
+    def add(self, arrived: Arrived) -> None:
+        """Notes a file that got its name."""
+        self.note(arrived.located.name, arrived.sha256)
+
+    def note(self, name: str, sha256: str) -> None:
+        """Notes the hash of a file in the folder."""
+        identity = _identity(self.folder / name)
+        with self._path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps([*identity, sha256]) + "\n")
+        self._known[json.dumps(identity)] = sha256
+
+    def sha256(self, name: str) -> str:
+        """The hash of a file; empty: it is not there, or not known."""
+        try:
+            return self._known.get(json.dumps(_identity(self.folder / name)), "")
+        except OSError:
+            return ""
+
+    def _read(self) -> dict[str, str]:
+        known = {}
+        try:
+            for line in self._path.read_text(encoding="utf-8").splitlines():
+                *identity, sha256 = json.loads(line)
+                known[json.dumps(identity)] = str(sha256)
+        except (OSError, ValueError):
+            return known  # a line that was cut off: what came before it holds
+        return known
+
+
+def _identity(path: Path) -> list[str | int]:
+    """Values of a file that change when it does."""
+    status = os.stat(path)
+    return [path.name, status.st_size, status.st_mtime_ns]
+
+
+def _missing(files: Iterable[RemoteFile], log: _HashLog) -> list[RemoteFile]:
+    """The files that are not in the folder as the hub has them."""
+    return [file for file in files if not _is_it(file, log.sha256(file.name))]
+
+
+def _is_it(file: RemoteFile, sha256: str) -> bool:
+    # Where the hub gives no SHA-256, ours was noted after the file's other hash was compared.
+    return bool(sha256) and file.sha256.lower() in ("", sha256)
+
+
+def _take_over(
+    hub: Hub, snapshot: Snapshot, files: Collection[RemoteFile], log: _HashLog, watcher: Watcher
+) -> None:
+    """Uses what the hub's own client has on this machine, and what an older kt left in the folder."""
+    found = []
+    for file in _missing(files, log):
+        if not file.sha256:
+            continue  # small
+        path = log.folder / file.name
+        there = path if path.is_file() else hub.cached(snapshot, file.name)
+        if there is not None and there.stat().st_size == file.size_bytes:
+            found.append((file, there))
+    if not found:
+        return
+    watcher.begin("Checking what is here", sum(file.size_bytes for file, _ in found), 0)
+    for file, there in found:
+        if integrity.digest(there, watcher.advance) == file.sha256.lower():
+            _share(there, log.folder / file.name)
+            log.note(file.name, file.sha256.lower())
+    watcher.end()
+
+
+def _share(origin: Path, path: Path) -> None:
+    """Makes `path` a second name of a file, or a copy where that cannot be."""
+    if origin == path:
+        return
+    path.unlink(missing_ok=True)
+    try:
+        os.link(os.path.realpath(origin), path)
+    except OSError:
+        beside = path.with_name(f"{path.name}{smallfiles.SUFFIX}")
+        shutil.copyfile(origin, beside)
+        beside.rename(path)
+
+
 def _check_space(reference: Reference, files: tuple[RemoteFile, ...], folder: Path) -> None:
     """Refuse before the first byte if the rest does not fit."""
     total = sum(file.size_bytes for file in files)
@@ -124,137 +294,29 @@ def _check_space(reference: Reference, files: tuple[RemoteFile, ...], folder: Pa
         raise NotEnoughDisk(f"pulling {reference.name}", need, free, str(config.home()))
 
 
-def _fetch(
-    hub: Hub, snapshot: Snapshot, files: tuple[RemoteFile, ...], folder: Path, watcher: Watcher
-) -> None:
-    total, done = sum(file.size_bytes for file in files), _bytes_in(folder)
-    watcher.begin(f"Pulling {snapshot.repository}", total, done)
-    names = [file.name for file in files]
-    with _watched(folder, watcher, done):
-        _interruptible(lambda: hub.fetch(snapshot, names, folder))
-    watcher.end()
-
-
 def _bytes_in(folder: Path) -> int:
-    return sum(status.st_size for _, status in library.walk(folder))
+    """The bytes that the files of a folder take; those of a partial file have gaps between them."""
+    return sum(min(each.st_size, 512 * each.st_blocks) for _, each in library.walk(folder))
 
 
-def _interruptible(work: Callable[[], None]) -> None:
-    """Run `work` so that Ctrl-C returns at once.
-
-    A client that is interrupted waits for its running files to end, which can take an hour. It gets a
-    thread of its own instead, which is left behind: the program ends without waiting for it.
-    """
-    failed: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            work()
-        except BaseException as error:  # raised again below, in the thread that asked
-            failed.append(error)
-
-    thread = threading.Thread(target=body, daemon=True)
-    streams = sys.stdout, sys.stderr
-    thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(0.2)
-    except KeyboardInterrupt:
-        sys.stdout, sys.stderr = streams  # the thread goes on talking to nobody, we do not
-        raise
-    if failed:
-        raise failed[0]
-
-
-@contextmanager
-def _watched(folder: Path, watcher: Watcher, done: int) -> Iterator[None]:
-    """Reports progress by the growth of a folder, which holds for every client and way of transfer."""
-    stop = threading.Event()
-
-    def follow() -> None:
-        seen = done
-        while True:
-            ended = stop.wait(0.25)
-            now = _bytes_in(folder)
-            if now > seen:
-                watcher.advance(now - seen)
-                seen = now
-            if ended:
-                return
-
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-def _record(
-    snapshot: Snapshot, files: tuple[RemoteFile, ...], folder: Path, watcher: Watcher
-) -> None:
-    """Hash everything, compare, and write the manifest."""
-    watcher.begin("Checking hashes", sum(file.size_bytes for file in files), 0)
-    known = _known_hashes(folder)
+def _record(snapshot: Snapshot, files: tuple[RemoteFile, ...], log: _HashLog) -> None:
+    """Writes the manifest and removes what only the pull needed."""
+    folder = log.folder
     records = []
-    with (folder / _HASHES).open("a", encoding="utf-8") as log:
-        for file in files:
-            records.append(_check_file(file, folder, known, watcher))
-            log.write(json.dumps([*_identity(folder / file.name), records[-1].sha256]) + "\n")
-            log.flush()
-    watcher.end()
+    for file in files:
+        sha256 = log.sha256(file.name)
+        if not sha256:
+            raise HubError(
+                f"{file.name} did not arrive, or was changed since",
+                hint="run the same command again; it continues",
+            )
+        records.append(FileRecord(file.name, (folder / file.name).stat().st_size, sha256))
     found = Manifest(tuple(records), snapshot.hub, snapshot.repository, snapshot.revision)
     smallfiles.write(folder / manifest.CHECKPOINT, found.encode())
-    for mine in (_HASHES, library.PULLING):
-        (folder / mine).unlink(missing_ok=True)
-    for client_folder in (".cache", "._____temp", ".msc", ".mv", ".mdl"):
-        path = folder / client_folder
+    (folder / library.PULLING).unlink(missing_ok=True)
+    for left in (_SCRATCH, *_OF_CLIENTS):
+        path = folder / left
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-def _check_file(
-    file: RemoteFile, folder: Path, known: dict[str, str], watcher: Watcher
-) -> FileRecord:
-    path = folder / file.name
-    try:
-        size = path.stat().st_size
-        sha256 = known.get(json.dumps(_identity(path)))
-        if sha256 is None:
-            sha256 = integrity.digest(path, watcher.advance)
-        else:
-            watcher.advance(size)
-    except FileNotFoundError:
-        raise HubError(
-            f"{file.name} did not arrive", hint="run the same command again; it continues"
-        ) from None
-    if (file.size_bytes and size != file.size_bytes) or (
-        file.sha256 and sha256 != file.sha256.lower()
-    ):
-        path.unlink()
-        raise HubError(
-            f"{file.name} arrived damaged (its size or SHA-256 is not the hub's) and was removed",
-            hint="run the same command again; it fetches only this file",
-        )
-    return FileRecord(file.name, size, sha256)
-
-
-def _identity(path: Path) -> list[str | int]:
-    """Values of a file that change when it does."""
-    status = os.stat(path)
-    return [path.name, status.st_size, status.st_mtime_ns]
-
-
-def _known_hashes(folder: Path) -> dict[str, str]:
-    """The hashes that an interrupted check had already computed, by the file's `_identity`."""
-    known = {}
-    try:
-        for line in (folder / _HASHES).read_text(encoding="utf-8").splitlines():
-            *identity, sha256 = json.loads(line)
-            known[json.dumps(identity)] = str(sha256)
-    except (OSError, ValueError):
-        return known  # a line that was cut off: what came before it holds
-    return known

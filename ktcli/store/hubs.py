@@ -1,8 +1,8 @@
-"""The two hubs behind one small interface: what a repository holds, and fetching files of it.
+"""The two hubs behind one small interface: what a repository holds, where its files are, and what is here already.
 
-Their clients do the transport (ranges, retries, resuming, tokens, proxies); kt decides which files, and
-checks what came. A client is imported when it is first used: one of them takes seconds. Whatever they
-raise becomes one of our errors here, because every client and every version has its own.
+Their clients know the addresses, the tokens and the caches; `transfer` fetches. A client is imported when it is
+first used: one of them takes seconds. Whatever they raise becomes one of our errors here, because every client and
+every version has its own.
 """
 
 from __future__ import annotations
@@ -12,22 +12,24 @@ import errno
 import io
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ktcli.errors import HubError, KtError, NotFound, UsageError
-from ktcli.store.reference import HUBS, Reference
+from ktcli.store.partial import Located
+from ktcli.store.reference import HUBS
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a repository; `sha256` is empty where the hub does not say."""
+    """One file of a repository; its SHA-256 and its hash as a git blob are empty where the hub does not say."""
 
     name: str
     size_bytes: int
     sha256: str = ""
+    blob: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,16 @@ class Hub(Protocol):
     def look(self, repository: str, revision: str) -> Snapshot:
         """Asks the hub for the files of a repository; an empty revision is the default branch."""
 
-    def fetch(self, snapshot: Snapshot, names: Sequence[str], folder: Path) -> None:
-        """Bring these files into `folder`, continuing what an earlier call began."""
+    def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
+        """Says where a file is, and what the server wants to see."""
+
+    def cached(self, snapshot: Snapshot, name: str) -> Path | None:
+        """The file as the hub's own client keeps it on this machine; None: it does not."""
 
 
-def hub_of(reference: Reference) -> Hub:
-    """The client of a reference's hub."""
-    return ModelScope() if reference.hub == "ms" else HuggingFace()
+def hub_named(name: str) -> Hub:
+    """The hub of this short name: "hf" or "ms"."""
+    return ModelScope() if name == "ms" else HuggingFace()
 
 
 def _endpoint(variable: str) -> str | None:
@@ -90,34 +95,36 @@ class HuggingFace:
             for sibling in info.siblings or ():
                 lfs: Any = sibling.lfs
                 sha256 = getattr(lfs, "sha256", "") or ""
-                files.append(RemoteFile(sibling.rfilename, sibling.size or 0, sha256))
+                blob = (
+                    "" if lfs else sibling.blob_id or ""
+                )  # of a large file only its pointer is a blob
+                files.append(RemoteFile(sibling.rfilename, sibling.size or 0, sha256, blob))
             return Snapshot("hf", repository, info.sha or revision, tuple(files))
 
-    def fetch(self, snapshot: Snapshot, names: Sequence[str], folder: Path) -> None:
+    def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
         with _client("hf", snapshot.repository, snapshot.revision):
-            from huggingface_hub import snapshot_download
+            from huggingface_hub import hf_hub_url
+            from huggingface_hub.utils._headers import build_hf_headers
 
-            _remove_orphans(folder)
-            snapshot_download(
-                snapshot.repository,
-                revision=snapshot.revision or None,
-                local_dir=folder,
-                allow_patterns=list(names),
-                endpoint=self._endpoint,
-                library_name="kt",
+            revision = snapshot.revision or None
+            url = hf_hub_url(
+                snapshot.repository, file.name, revision=revision, endpoint=self._endpoint
             )
+            return _located(file, url, build_hf_headers(library_name="kt"))
+
+    def cached(self, snapshot: Snapshot, name: str) -> Path | None:
+        with _client("hf", snapshot.repository, snapshot.revision):
+            from huggingface_hub import try_to_load_from_cache
+
+            found = try_to_load_from_cache(
+                snapshot.repository, name, revision=snapshot.revision or None
+            )
+            return Path(found) if isinstance(found, str) else None
 
 
-# Newer clients give each attempt's partial file a random name and never continue it. Older ones
-# go on with "<hash>.<etag>.incomplete", which this does not match.
-_ORPHAN = re.compile(r".+\.[0-9a-f]{40,}\.[0-9a-f]{8}\.incomplete")
-
-
-def _remove_orphans(folder: Path) -> None:
-    """Free the space of partial files that nobody will continue."""
-    for path in (folder / ".cache/huggingface/download").glob("*.incomplete"):
-        if _ORPHAN.fullmatch(path.name):
-            path.unlink(missing_ok=True)
+def _located(file: RemoteFile, url: str, headers: Mapping[str, str]) -> Located:
+    pairs = tuple(sorted(headers.items()))
+    return Located(file.name, file.size_bytes, url, pairs, file.sha256, file.blob)
 
 
 class ModelScope:
@@ -128,30 +135,46 @@ class ModelScope:
 
     def look(self, repository: str, revision: str) -> Snapshot:
         with _client("ms", repository, revision):
+            files = tuple(self._files(repository, revision or "master"))
+            return Snapshot("ms", repository, revision or "master", files)
+
+    def _files(self, repository: str, revision: str) -> Iterator[RemoteFile]:
+        try:  # newer clients have a package below them, and leave the hashes out above it
+            from modelscope_hub import HubApi as Below
+        except ImportError:
             from modelscope.hub.api import HubApi
 
             api = HubApi(endpoint=self._endpoint)
-            listed = api.get_model_files(repository, revision=revision or "master", recursive=True)
-            files = tuple(
-                RemoteFile(
-                    str(row["Path"]), int(row.get("Size") or 0), str(row.get("Sha256") or "")
-                )
-                for row in listed
-                if row.get("Type", "blob") != "tree"
-            )
-            return Snapshot("ms", repository, revision or "master", files)
+            for row in api.get_model_files(repository, revision=revision, recursive=True):
+                if row.get("Type", "blob") != "tree":
+                    hashed = str(row.get("Sha256") or "")
+                    yield RemoteFile(str(row["Path"]), int(row.get("Size") or 0), hashed)
+            return
+        for file in Below(endpoint=self._endpoint).list_repo_files(
+            repository, "model", revision=revision
+        ):
+            if not file.is_dir:
+                yield RemoteFile(file.path, file.size, file.sha256 or "")
 
-    def fetch(self, snapshot: Snapshot, names: Sequence[str], folder: Path) -> None:
+    def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
         with _client("ms", snapshot.repository, snapshot.revision):
-            from modelscope.hub.snapshot_download import snapshot_download
+            from modelscope.hub.api import HubApi, ModelScopeConfig
+            from modelscope.hub.file_download import get_file_download_url
 
-            snapshot_download(
-                snapshot.repository,
-                revision=snapshot.revision,
-                local_dir=str(folder),
-                allow_patterns=list(names),
-                endpoint=self._endpoint,
+            url = get_file_download_url(
+                snapshot.repository, file.name, snapshot.revision, endpoint=self._endpoint
             )
+            headers = {"User-Agent": ModelScopeConfig.get_user_agent()}
+            token = os.environ.get("MODELSCOPE_API_TOKEN") or None
+            cookies = HubApi(endpoint=self._endpoint).get_cookies(token)
+            if cookies:
+                headers["Cookie"] = "; ".join(f"{each.name}={each.value}" for each in cookies)
+            return _located(file, url, headers)
+
+    def cached(self, snapshot: Snapshot, name: str) -> Path | None:
+        root = os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope/hub"
+        path = Path(root).expanduser() / "models" / snapshot.repository / name
+        return path if path.is_file() else None
 
 
 @contextlib.contextmanager
@@ -160,9 +183,19 @@ def _client(hub: str, repository: str, revision: str) -> Iterator[None]:
 
     A progress bar of ours that is already shown keeps the stream it began with.
     """
+    with (
+        explained(hub, repository, revision),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def explained(hub: str, repository: str, revision: str) -> Iterator[None]:
+    """Turns the errors of clients, network and disk into ours."""
     try:
-        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-            yield
+        yield
     except KtError:
         raise
     except ImportError as error:
@@ -189,12 +222,18 @@ def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtEr
                 f"cannot write {cause.filename}: {cause.strerror}",
                 hint="set KT_HOME to another folder",
             )
-    if "GatedRepoError" in names or status == 403:
+    word = next((said for cause in causes if (said := _error_code(cause))), "")
+    if "GatedRepoError" in names or word == "GatedRepo" or status == 403:
         hint = f"accept its licence on its page on {where}, make a token there, and set HF_TOKEN"
         return HubError(
             f"{repository} on {where} is open only to those who accept its licence", hint=hint
         )
-    if "RevisionNotFoundError" in names:
+    if word == "EntryNotFound":
+        return HubError(
+            f"{repository} on {where} has changed: a file that it listed is not there",
+            hint="run the same command again; it asks for the list anew",
+        )
+    if "RevisionNotFoundError" in names or word == "RevisionNotFound":
         return NotFound(
             f"{repository} on {where} has no revision {revision!r}", hint="leave @revision away"
         )
@@ -236,6 +275,12 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _status(error: BaseException) -> int:
     code = getattr(getattr(error, "response", None), "status_code", None)
     return code if isinstance(code, int) and code >= 400 else 0
+
+
+def _error_code(error: BaseException) -> str:
+    """The word that Hugging Face adds to an error status; empty: none."""
+    response = getattr(error, "response", None)
+    return str(response.headers.get("X-Error-Code", "")) if response is not None else ""
 
 
 def _first_line(error: BaseException) -> str:

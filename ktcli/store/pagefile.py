@@ -37,6 +37,7 @@ _HEADER = struct.Struct(
 _ENTRY = struct.Struct("<32s32sIIIIQQ")
 _LABEL = struct.Struct("<32s32sIII")
 _ALIGNMENT = 64
+_BLOCK = 1 << 20  # of a record that is only checked
 
 I32Array = NDArray[np.int32]
 U8Array = NDArray[np.uint8]
@@ -208,24 +209,24 @@ def read_table(path: Path, space: Space | None = None) -> tuple[Space, tuple[Pag
     if space is not None and there != space:
         raise Damaged("holds pages of another model or layout")
     entries = tuple(_entry(fields) for fields in _ENTRY.iter_unpack(table))
-    for entry in entries:
-        if entry.n_ids > MAX_IDS or entry.offset + entry.whole_bytes > size:
+    end = _HEADER.size + table_bytes
+    for entry in entries:  # they lie in order: no more is read of a file than it has
+        if entry.n_ids > MAX_IDS or entry.offset < end or entry.offset + entry.whole_bytes > size:
             raise Damaged("has a damaged header")
+        end = entry.offset + entry.whole_bytes
     return there, entries
 
 
-def read_record(descriptor: int, entry: PageEntry, label: Label | None, data: U8Array) -> None:
-    """Reads the data of a record into `data`, [size_bytes], and checks that they are those of `label`; None: of
-    whatever prefix.
+def read_record(descriptor: int, entry: PageEntry, label: Label, data: U8Array) -> None:
+    """Reads the data of a record into `data`, [size_bytes], and checks that they are those of `label`.
 
     Raises:
         Damaged: they are not; `data` holds nothing of use.
         OSError: they cannot be read.
     """
-    if label is not None:
-        wanted = (label.kind, label.key, label.previous, label.end, len(label.ids))
-        if wanted != (entry.kind, entry.key, entry.previous, entry.end, entry.n_ids):
-            raise Damaged("holds a page of another prefix")
+    wanted = (label.kind, label.key, label.previous, label.end, len(label.ids))
+    if wanted != (entry.kind, entry.key, entry.previous, entry.end, entry.n_ids):
+        raise Damaged("holds a page of another prefix")
     if entry.size_bytes != data.size:
         raise Damaged(f"holds a page of {entry.size_bytes} bytes, not {data.size}")
     head = np.empty(entry.head_bytes, dtype=np.uint8)
@@ -233,8 +234,24 @@ def read_record(descriptor: int, entry: PageEntry, label: Label | None, data: U8
         raise Damaged("is cut short")
     if crc32(data.data, crc32(head.data, _label_crc(entry))) != entry.crc:
         raise Damaged("holds other bytes than its checksum says")
-    if label is not None and head.tobytes() != label_head(label):
+    if head.tobytes() != label_head(label):
         raise Damaged("holds a page of other tokens")
+
+
+def check_record(descriptor: int, entry: PageEntry) -> None:
+    """Reads a record of whatever prefix and size, in little memory, and compares its checksum.
+
+    Raises:
+        Damaged: it is another one. OSError: the record cannot be read.
+    """
+    crc, at, end = _label_crc(entry), entry.offset, entry.offset + entry.whole_bytes
+    while at < end:
+        block = os.pread(descriptor, min(_BLOCK, end - at), at)
+        if not block:
+            raise Damaged("is cut short")
+        crc, at = crc32(block, crc), at + len(block)
+    if crc != entry.crc:
+        raise Damaged("holds other bytes than its checksum says")
 
 
 def _read_all(descriptor: int, parts: Iterable[U8Array], offset: int) -> int:

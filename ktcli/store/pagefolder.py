@@ -6,14 +6,17 @@
     KT_HOME/kv/NAMESPACE-CODEC/*.pages    files of pages, see `pagefile`
 
 The time of a file is when it was used last, made to increase even where the clock does not. Whoever writes or makes
-room holds the lock of the folder; readers need none, since a file never changes and never gets another's name.
+room holds the lock of the folder; readers need none, since a file never changes and never gets another's name. What has
+other names than these is not kt's, and is neither read nor removed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import re
 import secrets
 import shutil
 import time
@@ -23,11 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ktcli import config, smallfiles
 from ktcli.errors import KtError
-from ktcli.store.pagefile import CODEC_BYTES, Damaged, Space, U8Array, read_record, read_table
+from ktcli.store.pagefile import CODEC_BYTES, Damaged, Space, U8Array, check_record, read_table
 
 VERSION = 1
 SUFFIX = ".pages"
@@ -39,6 +40,10 @@ _MARK, _ABOUT, _LOCK = "kt-kv.json", "about.json", ".lock"
 _MAX_ABOUT = 1 << 16
 _LOCK_WAIT_S = 5.0
 _FILE_MODE, _FOLDER_MODE = 0o600, 0o700
+_SPACE = re.compile(r"[0-9a-f]{32}-[a-z0-9]{1,16}", re.ASCII)  # of every version
+_LATEST_NS = (
+    1 << 62
+)  # in the year 2116; beyond it no clock was, and some file systems count no further
 
 
 class OtherVersion(KtError):
@@ -147,11 +152,18 @@ class PageFolder:
             OSError: the system refuses.
         """
         folder = self.folder_of(space)
+        self._note(
+            self.path / _MARK, {"kt_kv": VERSION}
+        )  # first: a folder without is of no version
         folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
-        for path, document in ((self.path / _MARK, {"kt_kv": VERSION}), (folder / _ABOUT, about)):
-            if not path.exists():
-                smallfiles.write(path, json.dumps(document, indent=1) + "\n", _FILE_MODE)
+        if folder.is_symlink():  # where a link leads, nothing is counted or removed
+            raise NotADirectoryError(errno.ENOTDIR, f"{folder.name} is a link")
+        self._note(folder / _ABOUT, about)
         return folder
+
+    def _note(self, path: Path, document: dict[str, Any]) -> None:
+        if not path.exists():
+            smallfiles.write(path, json.dumps(document, indent=1) + "\n", _FILE_MODE)
 
     def lock(self, wait_s: float = _LOCK_WAIT_S) -> AbstractContextManager[None]:
         """The lock that whoever changes the folder holds."""
@@ -168,6 +180,8 @@ class PageFolder:
 
     def files(self, folder: Path) -> Iterator[PageFile]:
         """The files of pages in one of its folders; links are none."""
+        if folder.is_symlink():
+            return
         try:
             with os.scandir(folder) as items:
                 for item in items:
@@ -175,8 +189,10 @@ class PageFolder:
                         continue
                     with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
                         status = item.stat(follow_symlinks=False)
-                        self._newest = max(self._newest, status.st_mtime_ns)
-                        yield PageFile(Path(item.path), status.st_size, status.st_mtime_ns)
+                        used_ns = status.st_mtime_ns
+                        used_ns = used_ns if 0 <= used_ns < _LATEST_NS else 0
+                        self._newest = max(self._newest, used_ns)
+                        yield PageFile(Path(item.path), status.st_size, used_ns)
         except (FileNotFoundError, NotADirectoryError):
             return
 
@@ -275,7 +291,8 @@ class PageFolder:
             yield file, problem
 
     def remove(self, name: str | None = None) -> int:
-        """Removes the pages of one space, or all that is in the folder, of whatever version; returns the bytes freed.
+        """Removes the pages of one space, or all, of whatever version; returns the bytes freed. What kt did not make
+        stays.
 
         Raises:
             Busy: another process is writing. KtError: the system refuses.
@@ -286,13 +303,13 @@ class PageFolder:
         with self.lock():
             try:
                 for item in sorted(self.path.iterdir()):
-                    if item.name == _LOCK or name not in (None, item.name):
+                    if name not in (None, item.name) or not _is_removable(item.name):
                         continue
                     freed += _size(item)
                     if item.is_dir() and not item.is_symlink():
-                        shutil.rmtree(item)
+                        _remove_folder(item)
                     else:
-                        item.unlink()
+                        item.unlink(missing_ok=True)
             except OSError as error:
                 raise KtError(
                     f"cannot remove {error.filename or self.path}: {error.strerror}"
@@ -302,10 +319,25 @@ class PageFolder:
     def _folders(self) -> Iterator[Path]:
         try:
             with os.scandir(self.path) as items:
-                found = [Path(i.path) for i in items if i.is_dir(follow_symlinks=False)]
+                found = [
+                    Path(item.path)
+                    for item in items
+                    if _SPACE.fullmatch(item.name) and item.is_dir(follow_symlinks=False)
+                ]
         except (FileNotFoundError, NotADirectoryError):
             return
         yield from sorted(found)
+
+
+def _is_removable(name: str) -> bool:
+    return name == _MARK or name.endswith(smallfiles.SUFFIX) or _SPACE.fullmatch(name) is not None
+
+
+def _remove_folder(path: Path) -> None:
+    """Removes a folder with all in it, of which readers may remove what they find damaged meanwhile."""
+    while path.is_dir():
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
 
 
 def _problem(path: Path, folder: str, codec: str) -> str:
@@ -315,7 +347,7 @@ def _problem(path: Path, folder: str, codec: str) -> str:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         for entry in entries:
-            read_record(descriptor, entry, None, np.empty(entry.size_bytes, dtype=np.uint8))
+            check_record(descriptor, entry)
     finally:
         os.close(descriptor)
     return ""
@@ -335,4 +367,8 @@ def _about(folder: Path) -> dict[str, Any]:
 def _size(path: Path) -> int:
     if path.is_symlink() or not path.is_dir():
         return path.lstat().st_size
-    return sum(each.lstat().st_size for each in path.rglob("*") if not each.is_dir())
+    size = 0
+    for each in path.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            size += 0 if each.is_dir() else each.lstat().st_size
+    return size

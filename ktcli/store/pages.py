@@ -87,7 +87,8 @@ class PageStore:
         self._found: dict[tuple[int, bytes], tuple[Path, PageEntry]] = {}
         self._files: dict[Path, tuple[PageEntry, ...]] = {}
         self._ignored: set[Path] = set()
-        self._trouble, self._told = "", False
+        self._trouble = ""
+        self._hindrance = "the disk did not take them in time"  # why some were given up
         self._writes = True
         self._fresh: list[bytes] = []  # the last key of each file written since the queue was empty
         self._readers: ThreadPoolExecutor | None = None
@@ -251,6 +252,10 @@ class PageStore:
     def close(self, wait_s: float = CLOSE_S) -> None:
         """Writes what waits and ends all threads."""
         self.writer.close(wait_s)
+        if self.writer.dropped and self._writes and self._quota:
+            self._trouble = self._trouble or (
+                f"{self.writer.dropped:,} KV pages are not kept on disk: {self._hindrance}"
+            )
         if self._readers is not None:
             self._readers.shutdown()
             self._readers = None
@@ -271,7 +276,8 @@ class PageStore:
                 self._folder.prepare(self._space, self._about)
                 self._folder.keep_within(self._quota, data.size)
                 path = self._folder.write(self._path, data)
-        except Busy:
+        except Busy as busy:
+            self._hindrance = str(busy).partition(": ")[2]
             return False
         except (OSError, KtError) as error:
             self._stop(error)

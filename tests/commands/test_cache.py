@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -95,6 +96,20 @@ def test_damage_is_found_said_and_removed(folder: PageFolder, capsys: Capture) -
     found = document(["cache", "verify"], capsys, 5)
     assert not found["ok"] and "checksum" in found["bad"][str(path)] and not path.exists()
     assert document(["cache", "verify"], capsys)["ok"]
+
+
+def test_damage_that_cannot_be_removed_is_not_said_to_be(
+    folder: PageFolder, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    (path,) = pages(folder.path.parent)
+    path.write_bytes(path.read_bytes()[:-1])
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert main(["cache", "verify"]) == 5
+    (damage, summary) = capsys.readouterr().out.splitlines()
+    assert "cannot be removed: Permission denied" in damage and summary.startswith("0 of 1")
 
 
 def test_pages_are_removed_by_name_and_all_at_once(folder: PageFolder, capsys: Capture) -> None:

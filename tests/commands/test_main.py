@@ -119,7 +119,8 @@ def test_the_help_has_every_variable(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("setting", [each for each in TABLE if each.option], ids=lambda s: s.name)
 def test_the_option_of_a_setting_has_its_words(setting: Setting) -> None:
-    (option,) = (each for each in table.load("chat").params if setting.option in each.opts)
+    command = "pull" if setting.name.startswith("pull-") else "chat"
+    (option,) = (each for each in table.load(command).params if setting.option in each.opts)
     assert setting.help in option.help and option.help.endswith(f"Default: {setting.default}.")
     assert option.metavar in (setting.metavar, None)
 

@@ -514,6 +514,6 @@ def test_what_was_found_and_is_lost_is_computed_again_as_it_was() -> None:
         while active.reading:
             run = active.reads(engine, 50)
             rows = engine.run(Batch((run,)))
-            active.computed(run, ends_chunk=False)
+            active.computed(run, 0, ends_chunk=False)
         values.append(rows[-1].values)
     assert np.array_equal(*values)

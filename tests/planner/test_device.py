@@ -150,7 +150,7 @@ def test_same_question_same_answer():
 
 @pytest.mark.each_once
 @pytest.mark.parametrize("wish", [None, "uniform", "front"])
-@pytest.mark.parametrize("name", [QWEN, "deepseek-v3"])
+@pytest.mark.parametrize("name", [QWEN, "deepseek-v3", "gpt-oss-20b"])
 def test_more_vram_never_fewer_experts(name: str, wish: str | None):
     """Fine steps around where shares for long prompts begin and end."""
     stack = stack_of(model(name), Recipe())
@@ -170,12 +170,13 @@ def test_more_vram_never_fewer_experts(name: str, wish: str | None):
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_a_longer_context_never_leaves_more_for_experts(streams: bool):
-    sizes = DeviceSizes.of(model(QWEN), Recipe(), stack_of(model(QWEN), Recipe()))
+@pytest.mark.parametrize("name", [QWEN, "gpt-oss-20b"])
+def test_a_longer_context_never_leaves_more_for_experts(name: str, streams: bool):
+    sizes = DeviceSizes.of(model(name), Recipe(), stack_of(model(name), Recipe()))
     gpu = with_vram(12).gpus[0]
     contexts = [64, 512, 1000, 1024, 4096, 4100, 8192, 16384, 32768, 40960]
     left = [
-        share_out(model(QWEN), sizes, gpu, context, streams=streams).experts_bytes
+        share_out(model(name), sizes, gpu, context, streams=streams).experts_bytes
         for context in contexts
     ]
     assert left == sorted(left, reverse=True)
@@ -193,14 +194,19 @@ def test_each_captured_size_is_counted():
 
 
 @pytest.mark.parametrize(
-    ("gib", "answers"), [(2.6, 1), (2.8, 1), (3.0, 1), (3.5, 1), (4.0, 1), (4.5, 3), (6, 16)]
+    ("name", "gib", "answers"),
+    [
+        *((QWEN, gib, 1) for gib in (2.6, 2.8, 3.0, 3.5, 4.0)),
+        *((QWEN, gib, answers) for gib, answers in ((4.5, 3), (6, 16))),
+        *(("gpt-oss-20b", gib, answers) for gib, answers in ((2.6, 1), (2.9, 1), (3.3, 2))),
+    ],
 )
-def test_the_context_that_fits_is_the_longest(gib: float, answers: int):
-    sizes = DeviceSizes.of(model(QWEN), Recipe(), stack_of(model(QWEN), Recipe()), answers)
+def test_the_context_that_fits_is_the_longest(name: str, gib: float, answers: int):
+    sizes = DeviceSizes.of(model(name), Recipe(), stack_of(model(name), Recipe()), answers)
     gpu = with_vram(gib).gpus[0]
-    found = fitting(model(QWEN), sizes, gpu, 40960)
-    assert share_out(model(QWEN), sizes, gpu, found, streams=False).fits or found == 0
-    assert found == 40960 or not share_out(model(QWEN), sizes, gpu, found + 64, streams=False).fits
+    found = fitting(model(name), sizes, gpu, 40960)
+    assert share_out(model(name), sizes, gpu, found, streams=False).fits or found == 0
+    assert found == 40960 or not share_out(model(name), sizes, gpu, found + 64, streams=False).fits
 
 
 def test_the_context_by_default_shrinks_to_what_the_gpu_holds():
@@ -353,12 +359,17 @@ def test_measured_rates_replace_the_data_sheet():
 
 
 @pytest.mark.parametrize(
-    ("name", "where"), [(QWEN, "laptop-8gb-gpu"), ("deepseek-v2-lite", "desktop-24gb-gpu")]
+    ("name", "where"),
+    [
+        (QWEN, "laptop-8gb-gpu"),
+        ("deepseek-v2-lite", "desktop-24gb-gpu"),
+        ("gpt-oss-20b", "laptop-8gb-gpu"),
+    ],
 )
 def test_every_step_down_is_smaller_and_the_last_is_the_cpu(name: str, where: str):
     request = Request(device="cuda")
     made, seen = place(model(name), host(where), request), []
-    while (lower := step_down(request, made)) is not None:
+    while (lower := step_down(model(name), request, made)) is not None:
         before, request = made, lower.request
         assert lower.sentence.startswith("NVIDIA ")
         made = place(model(name), host(where), request)
@@ -368,7 +379,7 @@ def test_every_step_down_is_smaller_and_the_last_is_the_cpu(name: str, where: st
         assert made.context <= before.context
         seen.append((sum(made.device.n_experts), made.context))
         assert len(seen) < 60
-    assert made.device is None and step_down(request, made) is None
+    assert made.device is None and step_down(model(name), request, made) is None
     assert "every layer runs on the CPU" in lower.sentence
     contexts = [context for _, context in seen]
     assert contexts[0] == 8192 and contexts[-1] < 2 * LEAST_CONTEXT
@@ -376,7 +387,7 @@ def test_every_step_down_is_smaller_and_the_last_is_the_cpu(name: str, where: st
 
 def test_the_first_step_down_gives_up_experts_only():
     made = place(model(QWEN), host("laptop-8gb-gpu"), Request())
-    lower = step_down(Request(), made)
+    lower = step_down(model(QWEN), Request(), made)
     assert lower is not None
     again = place(model(QWEN), host("laptop-8gb-gpu"), lower.request)
     assert 0 < sum(used(again).n_experts) < sum(used(made).n_experts)

@@ -1,7 +1,8 @@
 """A hub on this machine: serves repositories over HTTP as Hugging Face and ModelScope do, with faults.
 
-Only what their clients ask for when kt pulls a model. Faults are attributes that a test sets: files that
-arrive cut off, with other bytes, an answer with an error status, a server that falls silent.
+Only what their clients ask for when kt pulls a model. Faults that last are attributes that a test sets: files that
+arrive cut off, with other bytes, an answer with an error status, a server that falls silent. `script` gives a file
+faults that happen once each, in order.
 """
 
 from __future__ import annotations
@@ -9,14 +10,44 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong with one answer to GET.
+
+    Attributes:
+        cut_after: bytes sent before the connection breaks.
+        status, headers: an error that is sent instead, and what else the answer has.
+        longer_by: bytes that Content-Length claims too many (or too few).
+        corrupt: whether a byte in the middle of what is sent is another one.
+        etag: sent instead of the file's own.
+        pause_s: seconds between pieces of 1000 bytes.
+        no_ranges: whether the whole file is sent, whatever part was asked for.
+        before: called first.
+    """
+
+    cut_after: int | None = None
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    longer_by: int = 0
+    corrupt: bool = False
+    etag: str = ""
+    pause_s: float = 0
+    no_ranges: bool = False
+    before: Callable[[], None] = lambda: None
 
 
 class Hub:
@@ -32,7 +63,12 @@ class Hub:
         self.error_code = ""  # Hugging Face's X-Error-Code that goes with it
         self.stall_after: dict[str, int] = {}  # file: bytes sent before the hub falls silent
         self.goes_on = threading.Event()  # ends that silence
-        self.sent: dict[str, int] = {}  # bytes of each file that went out
+        self.sent: Counter[str] = Counter()  # bytes of each file that went out
+        self.script: dict[str, deque[Fault]] = defaultdict(deque)  # by file
+        self.commit = COMMIT
+        self.elsewhere = False  # large files are sent by another host, as by a CDN
+        self.facts: dict[str, Any] = {}  # what else the hub says of every repository: gated, tags
+        self.seen: list[dict[str, str]] = []  # the headers of each request for a file's bytes
 
     def fetched(self, name: str) -> int:
         """How often a file's content was asked for."""
@@ -50,7 +86,9 @@ def serve() -> Iterator[Hub]:
         pass
 
     Handler.hub = hub
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _Server(("127.0.0.1", 0), Handler)
+    # What went out has arrived, nearly: tests count it.
+    server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
     server.daemon_threads = True
     hub.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
@@ -62,6 +100,13 @@ def serve() -> Iterator[Hub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 64
+
+    def handle_error(self, *args: Any) -> None:
+        pass  # clients that go away are what the tests are about
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -92,6 +137,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._modelscope("/".join(parts[3:5]), parts[5:], query, body)
         elif len(parts) >= 5 and parts[2] == "resolve":
             self._file("/".join(parts[:2]), "/".join(parts[4:]), body)
+        elif len(parts) >= 4 and parts[0] == "elsewhere":
+            name = "/".join(parts[3:])
+            self._bytes(name, self.hub.repositories["/".join(parts[1:3])][name], {}, body)
         else:
             self._send(404, b"{}", body)
 
@@ -102,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
         if files is None:
             self._send(404, b"{}", body, {"X-Error-Code": "RepoNotFound"})
             return
-        if len(rest) > 1 and rest[1] not in ("main", COMMIT):
+        if len(rest) > 1 and rest[1] not in ("main", self.hub.commit):
             self._send(404, b"{}", body, {"X-Error-Code": "RevisionNotFound"})
             return
         if rest[:1] == ["tree"]:
@@ -116,7 +164,13 @@ class _Handler(BaseHTTPRequestHandler):
                 {"rfilename": name, "size": len(data), "blobId": _sha1(data)} | _lfs(name, data)
                 for name, data in files.items()
             ]
-            rows = {"id": repository, "modelId": repository, "sha": COMMIT, "siblings": siblings}
+            rows = {
+                "id": repository,
+                "modelId": repository,
+                "sha": self.hub.commit,
+                "siblings": siblings,
+            }
+            rows |= self.hub.facts
         self._send(200, json.dumps(rows).encode(), body)
 
     def _file(self, repository: str, name: str, body: bool) -> None:
@@ -126,9 +180,15 @@ class _Handler(BaseHTTPRequestHandler):
             return
         big = bool(_lfs(name, data))
         etag = hashlib.sha256(data).hexdigest() if big else _sha1(data)
-        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": self.hub.commit, "Accept-Ranges": "bytes"}
         if big:
             headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(data))}
+        if big and self.hub.elsewhere:
+            place = self.hub.url.replace("127.0.0.1", "localhost")
+            self._send(
+                302, b"", body, headers | {"Location": f"{place}/elsewhere/{repository}/{name}"}
+            )
+            return
         self._bytes(name, data, headers, body)
 
     # --- ModelScope ---------------------------------------------------------------------------
@@ -157,37 +217,55 @@ class _Handler(BaseHTTPRequestHandler):
     # --- bytes --------------------------------------------------------------------------------
 
     def _bytes(self, name: str, data: bytes, headers: dict[str, str], body: bool) -> None:
-        start, wanted = 0, self.headers.get("Range", "")
+        script = self.hub.script[name]
+        fault = script.popleft() if body and script else Fault()
+        if body:
+            self.hub.seen.append(dict(self.headers))
+        fault.before()
+        if fault.status:
+            self._send(fault.status, b"{}", body, fault.headers)
+            return
+        if fault.etag:
+            headers |= {"ETag": f'"{fault.etag}"'}
+        start, wanted = 0, "" if fault.no_ranges else self.headers.get("Range", "")
         if wanted.startswith("bytes="):
             first, _, last = wanted[6:].partition("-")
-            start, end = int(first or 0), int(last) + 1 if last else len(data)
+            start, end = int(first or 0), min(int(last) + 1 if last else len(data), len(data))
+            if start >= end:
+                self._send(416, b"", body, {"Content-Range": f"bytes */{len(data)}"})
+                return
             headers |= {"Content-Range": f"bytes {start}-{end - 1}/{len(data)}"}
             data = data[:end]
         if name in self.hub.corrupt and data:
             data = bytes([data[0] ^ 1]) + data[1:]
         rest = data[start:]
+        if fault.corrupt and rest:
+            middle = len(rest) // 2
+            rest = rest[:middle] + bytes([rest[middle] ^ 1]) + rest[middle + 1 :]
         self.send_response(206 if wanted else 200)
-        for key, value in headers.items():
+        for key, value in (headers | fault.headers).items():
             self.send_header(key, value)
-        self.send_header("Content-Length", str(len(rest)))
+        self.send_header("Content-Length", str(len(rest) + fault.longer_by))
         self.end_headers()
         if not body:
             return
-        cut = self.hub.cut_after.pop(name, None)
+        cut = fault.cut_after if fault.cut_after is not None else self.hub.cut_after.pop(name, None)
         try:
-            self._trickle(name, rest if cut is None else rest[:cut])
+            self._trickle(name, rest if cut is None else rest[:cut], fault.pause_s)
         except OSError:
             self.close_connection = True
-        if cut is not None:
+        if cut is not None or fault.longer_by:
             self.close_connection = True
 
-    def _trickle(self, name: str, data: bytes) -> None:
-        for i in range(0, len(data), 1 << 20):
-            if self.hub.sent.get(name, 0) >= self.hub.stall_after.get(name, math.inf):
+    def _trickle(self, name: str, data: bytes, pause_s: float) -> None:
+        size = 1000 if pause_s else 64 << 10
+        for i in range(0, len(data), size):
+            if self.hub.sent[name] >= self.hub.stall_after.get(name, math.inf):
                 self.hub.goes_on.wait()
-            piece = data[i : i + (1 << 20)]
+            piece = data[i : i + size]
             self.wfile.write(piece)
-            self.hub.sent[name] = self.hub.sent.get(name, 0) + len(piece)
+            self.hub.sent[name] += len(piece)
+            time.sleep(pause_s)
 
     def _send(
         self, status: int, data: bytes, body: bool, headers: dict[str, str] | None = None

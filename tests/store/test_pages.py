@@ -9,8 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -18,8 +21,8 @@ from store.page_labels import PAGE_BYTES, SPACE, Part, conversation, data_of, op
 
 from ktcli import smallfiles
 from ktcli.errors import Busy
-from ktcli.store import pagefolder
-from ktcli.store.pagefile import Kind, Space
+from ktcli.store import pagefile, pagefolder
+from ktcli.store.pagefile import Damaged, Kind, PageEntry, Space, read_table
 from ktcli.store.pagefolder import OtherVersion, PageFolder
 from ktcli.store.pages import PageStore
 
@@ -183,6 +186,66 @@ def test_what_is_no_plain_file_is_left_alone(folder: PageFolder, tmp_path: Path)
     assert elsewhere.exists() and folder.stored()[0].files == ()
 
 
+def forged(folder: PageFolder, entries: list[PageEntry], size_bytes: int) -> Path:
+    """A file whose header and table are right, and whose records are holes."""
+    table = b"".join(pagefile._packed(entry) for entry in entries)
+    blank = pagefile._head(SPACE, len(entries), size_bytes, 0)
+    head = pagefile._head(SPACE, len(entries), size_bytes, crc32(table, crc32(blank)))
+    folder.make()
+    path = folder.prepare(SPACE, {}) / "forged.pages"
+    path.write_bytes(head + table)
+    os.truncate(path, size_bytes)
+    return path
+
+
+def test_records_do_not_lie_over_each_other(folder: PageFolder) -> None:
+    part, size = conversation("a", 1)[0], 1 << 20
+    one = PageEntry(Kind.PAGE, part.key, part.previous, 64, 64, 0, 4096, size - 4096 - 5 * 64)
+    read_table(forged(folder, [one], size))
+    with pytest.raises(Damaged, match="damaged header"):
+        read_table(forged(folder, [one, one], size))
+
+
+def test_a_record_of_any_size_is_verified_in_little_memory(folder: PageFolder) -> None:
+    part, size = conversation("a", 1)[0], 1 << 28
+    forged(
+        folder,
+        [PageEntry(Kind.PAGE, part.key, part.previous, 64, 64, 0, 4096, size - 4096 - 5 * 64)],
+        size,
+    )
+    tracemalloc.start()
+    ((_, problem),) = folder.verify(folder.stored()[0], lambda n: None)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "checksum" in problem and most < 16 << 20
+
+
+def test_what_others_keep_in_the_folder_is_neither_used_nor_removed(
+    folder: PageFolder, tmp_path: Path
+) -> None:
+    folder.path.mkdir()
+    (folder.path / "thesis").mkdir()
+    (folder.path / "thesis" / "chapter.pages").write_text("precious")
+    (folder.path / "notes.txt").write_text("precious")
+    folder.check()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "old.pages").write_text("precious")
+    folder.folder_of(SPACE).symlink_to(elsewhere)
+    said: list[str] = []
+    store = opened(folder, said, quota=1)
+    store.close()
+    store = opened(folder, said)
+    put(store, conversation("a", 3))
+    store.close()
+    assert len(said) == 1 and "not kept" in said[0]
+    folder.remove()
+    there = sorted(
+        str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()
+    )
+    assert there == ["elsewhere/old.pages", "kv/notes.txt", "kv/thesis/chapter.pages"]
+
+
 # --- room -------------------------------------------------------------------------------------------
 
 
@@ -232,6 +295,30 @@ def test_a_clock_that_goes_back_does_not_change_the_order(
         True,
     ]
     assert read(fresh, conversation("first", 8), size) < 8
+
+
+@pytest.mark.parametrize("wrong_s", [-(2**62), 2**62])
+def test_a_file_of_an_absurd_time_goes_first_and_stops_nothing(
+    folder: PageFolder, wrong_s: int
+) -> None:
+    size, quota = 1 << 20, 18 << 20
+    for name in ("first", "second"):
+        store = opened(folder, quota=quota)
+        put(store, conversation(name, 8), size)
+        store.close()
+    of_second = {
+        path
+        for path, _ in opened(folder)._paths(part.key for part in conversation("second", 8)).items()
+    }
+    for path in of_second:
+        os.utime(path, (wrong_s, wrong_s))
+    store = opened(folder, quota=quota)
+    put(store, conversation("third", 8), size)
+    store.close()
+    assert all(0 <= each.used_ns <= time.time_ns() + 10**9 for each in folder.stored())
+    fresh = opened(folder)
+    assert read(fresh, conversation("third", 8), size) == 8
+    assert read(fresh, conversation("first", 8), size) == 8
 
 
 def test_a_quota_smaller_than_a_file_keeps_nothing(folder: PageFolder) -> None:
@@ -353,6 +440,49 @@ def test_a_second_process_writes_when_the_first_has_ended(folder: PageFolder) ->
     process.communicate(timeout=30)
     assert process.returncode == 0
     assert read(opened(folder), conversation("b", 3)) == 3
+
+
+def test_pages_that_cannot_be_written_in_time_are_spoken_of(folder: PageFolder) -> None:
+    said: list[str] = []
+    store = opened(folder, said)
+    put(store, conversation("a", 3))
+    folder.make()
+    with folder.lock():
+        store.close(0.3)
+    assert len(said) == 1 and "3 KV pages are not kept on disk: process" in said[0]
+
+
+def test_whoever_looks_while_the_folder_is_made_sees_its_version(
+    folder: PageFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = smallfiles.write
+
+    def write(*arguments: Any) -> None:
+        PageFolder(folder.path).check()
+        real(*arguments)
+
+    monkeypatch.setattr(smallfiles, "write", write)
+    folder.make()
+    folder.prepare(SPACE, {})
+
+
+def test_what_goes_away_while_all_is_removed_is_no_error(
+    folder: PageFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        stored(folder, conversation(name, 3))
+    real = os.unlink
+
+    def unlink(*arguments: Any, **options: Any) -> None:
+        real(*arguments, **options)
+        if str(arguments[0]).endswith(
+            pagefolder.SUFFIX
+        ):  # found damaged by a reader, which needs no lock
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    folder.remove()
+    assert not files_of(folder)
 
 
 def test_two_processes_that_write_the_same_lose_nothing(folder: PageFolder) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import wrap
+from typing import TextIO
 
 from ktcli.assembly.disk import DiskNeed
 from ktcli.errors import gib
@@ -63,14 +64,14 @@ class MemoryBar:
         return drawn[:end] + limit + drawn[end + 1 :]
 
 
-def can_draw() -> bool:
-    """Tells whether stdout shows block characters."""
+def can_draw(stream: TextIO | None = None) -> bool:
+    """Tells whether a stream (stdout) shows block characters."""
     # Python writes UTF-8 under LC_ALL=C too, and who says C has asked for ASCII.
     if os.environ.get("TERM") == "dumb" or os.environ.get("LC_ALL") in ("C", "POSIX"):
         return False
     try:
         "\u2588\u2593\u2592\u2591\u25a0\u00b7\u2502\u2713\u2717".encode(
-            sys.stdout.encoding or "ascii"
+            (stream or sys.stdout).encoding or "ascii"
         )
     except (UnicodeEncodeError, LookupError):
         return False

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.assembly import prepare
+from ktcli.commands.view.bars import can_draw
 from ktcli.errors import UsageError
 from ktcli.models import build
 from ktcli.ops.tensors import Role
@@ -129,12 +130,8 @@ class Canvas:
 
     @classmethod
     def of(cls, stream: TextIO) -> Canvas:
-        try:
-            "".join(shade.glyph for shade in SHADES).encode(stream.encoding or "ascii")
-            plain = False
-        except (UnicodeEncodeError, LookupError):
-            plain = True
-        return cls(stream, shutil.get_terminal_size((WIDTH, 24)).columns, plain)
+        columns = shutil.get_terminal_size((WIDTH, 24)).columns
+        return cls(stream, columns, plain=not can_draw(stream))
 
     def paint(self, shade: Shade, cells: int = 1) -> str:
         """The text of `cells` cells in one shade."""

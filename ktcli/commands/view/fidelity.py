@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ktcli.errors import KtError
-from ktcli.output import table
+from ktcli.output import out
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import TensorKind, format_of_kind
 
@@ -58,7 +58,7 @@ def render_report(name: str, report: dict[str, Any], *, layers: bool = False) ->
         rows.append(
             (f"  {words}", fmt, f"{whole:.2%}", f"{worst:.2%} ({_layer(at['file'])})", least)
         )
-    text = f"{name}:\n{table(rows)}"
+    text = f"{name}:\n{out.table(rows)}"
     return f"{text}\n\n{_layers(report)}" if layers else text
 
 
@@ -74,7 +74,7 @@ def _layers(report: dict[str, Any]) -> str:
             cells.append("" if error is None else f"{error:.2%}")
             cells.append("" if cosine is None else f"{cosine:.5f}")
         rows.append(cells)
-    return table(rows, head, right=range(1, len(head)))
+    return out.table(rows, head, right=range(1, len(head)))
 
 
 def _layer(file: str) -> str:

@@ -16,7 +16,7 @@ from ktcli.hardware.numa import AUTO, Numa
 from ktcli.hardware.team import NodeTeam
 from ktcli.hardware.text import cpu_text, numbered
 from ktcli.measure import tiles
-from ktcli.output import out, safe, table
+from ktcli.output import counted, out, safe
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +135,9 @@ def render(found: Examination) -> str:
     """The verdict, a few rows, and what is wrong."""
     notes = [problem for problem in found.problems if problem.level is Level.NOTE]
     shown = [problem for problem in found.problems if problem.level is not Level.NOTE]
-    words = [found.verdict, table(_short_rows(found), width=out.width)]
+    words = [found.verdict, out.table(_short_rows(found))]
     words += map(_problem, shown)
-    more = f"{_n(len(notes), 'note')} and the rest" if notes else "the rest"
+    more = f"{counted(len(notes), 'note')} and the rest" if notes else "the rest"
     return "\n".join([*words, out.style(f"kt doctor -v shows {more}.", "dim")])
 
 
@@ -151,7 +151,7 @@ def render_all(found: Examination) -> str:
         *_device_rows(found.machine, found.setting),
         *_model_rows(found.models),
     ]
-    words = [found.verdict, "", table(rows, width=out.width)]
+    words = [found.verdict, "", out.table(rows)]
     return "\n".join([*words, *([""] if found.problems else []), *map(_problem, found.problems)])
 
 
@@ -165,7 +165,9 @@ def _short_rows(found: Examination) -> list[tuple[str, str]]:
     used = next((kernel.name for kernel in found.kernels if kernel.used), "")
     said = f", because {found.threads.forced} says so" if found.threads.forced else ""
     teams = f" in {len(found.threads.teams)} teams" if len(found.threads.teams) > 1 else ""
-    threads = f"{_n(found.threads.count, 'thread')}{teams}{f' of {used}' if used else ''}{said}"
+    threads = (
+        f"{counted(found.threads.count, 'thread')}{teams}{f' of {used}' if used else ''}{said}"
+    )
     rates = machine.measured
     speed = (
         f"read {rates.read_bps / 1e9:.0f} GB/s, measured {rates.date}"
@@ -198,11 +200,11 @@ def _processor_rows(
         ("CPU", cpu.model or "unknown"),
         (
             "",
-            f"{_n(cpu.physical_cores, 'physical core')}, {cpu.logical_cpus} with hyperthreads{sockets}",
+            f"{counted(cpu.physical_cores, 'physical core')}, {cpu.logical_cpus} with hyperthreads{sockets}",
         ),
     ]
     if cpu.logical_cpus == cpu.physical_cores:
-        rows[1] = ("", f"{_n(cpu.physical_cores, 'physical core')}{sockets}")
+        rows[1] = ("", f"{counted(cpu.physical_cores, 'physical core')}{sockets}")
     rows += threads.rows()
     if cpu.caches:
         caches = (
@@ -242,7 +244,10 @@ def _memory_rows(machine: Machine) -> list[tuple[str, str]]:
         )
         nodes = f" on {found.nodes} nodes" if found.nodes > 1 else ""
         rows.append(
-            ("", f"measured {found.date} with {_n(found.threads, 'thread')} of {found.isa}{nodes}")
+            (
+                "",
+                f"measured {found.date} with {counted(found.threads, 'thread')} of {found.isa}{nodes}",
+            )
         )
     return rows
 
@@ -283,7 +288,3 @@ def _problem(problem: Problem) -> str:
     line = sentence.replace(label, out.style(label, colour), 1)
     gain = f"  -> {problem.gain}" if problem.gain else ""
     return f"{line}\n{out.fold(f'  {safe(problem.fix)}{gain}', '    ')}" if problem.fix else line
-
-
-def _n(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

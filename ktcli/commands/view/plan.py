@@ -124,7 +124,7 @@ def _parts(made: Plan) -> str:
     """
     if out.width is not None and out.width < _NARROW:
         brief = [(line.part, _place_word(line), gib(line.size_bytes)) for line in made.lines]
-        return table(brief, ("part", "where", "size"), right=(2,))
+        return out.table(brief, ("part", "where", "size"), right=(2,))
     head = ("part", "format", "memory", "read/token", "decode", "prefill", "why")
     rows = [
         (
@@ -139,12 +139,12 @@ def _parts(made: Plan) -> str:
         for line in made.lines
     ]
     if made.device is None:
-        return table(rows, head, right=(2, 3, 4, 5), width=out.width)
+        return out.table(rows, head, right=(2, 3, 4, 5))
     placed = [
         (*row[:2], _place_word(line), *row[2:]) for row, line in zip(rows, made.lines, strict=True)
     ]
     names = (*head[:2], "where", "size", *head[3:])
-    return table(placed, names, right=(3, 4, 5, 6), width=out.width)
+    return out.table(placed, names, right=(3, 4, 5, 6))
 
 
 def _place_word(line: Line) -> str:
@@ -203,7 +203,7 @@ def _facts(made: Plan) -> str:
     rows += [("Rates", words), *(("", why) for why in rates.basis.split("; "))]
     if made.device:
         rows += rate_rows(made.device.rates)
-    return table(rows, width=out.width)
+    return out.table(rows)
 
 
 def _prefill_step(made: Plan) -> int:

@@ -12,7 +12,7 @@ from ktcli.assembly.ways import EvalRequest, Way
 from ktcli.chat.passage import Passage, Reading
 from ktcli.measure.evaluate import Difference, Scores, difference
 from ktcli.measure.intervals import LEAST_VALUES, MOST_BLOCKS, Interval, interval
-from ktcli.output import out, safe, table
+from ktcli.output import out, safe
 
 METHOD = (
     f"95 % intervals: Student's t on the means of up to {MOST_BLOCKS} blocks of consecutive tokens"
@@ -148,13 +148,13 @@ def words(found: Found) -> str:
         for result in found.results
     ]
     head = ("", "nats per token", "perplexity", "nats per byte")
-    lines += ["", table(rows, head, right=(1, 2, 3))]
+    lines += ["", out.table(rows, head, right=(1, 2, 3))]
     if others:
         rows = [
             (result.way.label, *_compared(result.against)) for result in others if result.against
         ]
         head = (f"against {safe(first.way.label)}", "nats per token", "KL", "same top token")
-        lines += ["", table(rows, head, right=(1, 2, 3))]
+        lines += ["", out.table(rows, head, right=(1, 2, 3))]
     return "\n".join([*lines, "", *wrap(f"± {METHOD}", width)])
 
 

@@ -12,7 +12,7 @@ from ktcli.errors import gib, predicted
 from ktcli.measure.bench import BenchResult, Ceilings, Phase
 from ktcli.models import build
 from ktcli.native import Pool
-from ktcli.output import out, table
+from ktcli.output import counted, out
 
 
 def speed_row(subject: Subject, engine: Engine, result: BenchResult) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def speed_words(
         (
             result.job.kind.value.capitalize(),
             f"{row['tok_s']:.1f} tokens/s ({row['tok_s_min']:.1f} to {row['tok_s_max']:.1f},"
-            f" {row['runs']} runs of {row['n_tokens']} tokens)",
+            f" {counted(row['runs'], 'run')} of {counted(row['n_tokens'], 'token')})",
         ),
         ("Memory", f"{row['gb_s']:.1f} GB/s, {gib(row['bytes_per_token'])} per token"),
         ("Arithmetic", f"{row['gop_s']:.0f} GOP/s, {row['ops_per_token'] / 1e9:.2f} GOP per token"),
@@ -84,7 +84,7 @@ def speed_words(
         rows.append(("Experts", _spread_words(result)))
     if "device" in row:
         rows += device_rows(row["device"])
-    text = table(rows, width=out.width)
+    text = out.table(rows)
     return f"{text}\n\n{_profile_table(result)}" if profile else text
 
 
@@ -110,7 +110,7 @@ def _profile_table(result: BenchResult) -> str:
         (name, f"{1e3 * s / result.job.tokens:.3f} ms", f"{s / seconds:.1%}")
         for name, s in operations
     ]
-    return table(rows, ("operation", "per token", "share"), right=(1, 2))
+    return out.table(rows, ("operation", "per token", "share"), right=(1, 2))
 
 
 def batch_words(
@@ -131,7 +131,7 @@ def batch_words(
         for row in rows
     ]
     titles = ("answers", "tokens/s", "each", "gain", "experts", "of the read bandwidth")
-    return "\n".join(head) + "\n\n" + table(lines, titles, right=(0, 1, 2, 3, 4, 5))
+    return "\n".join(head) + "\n\n" + out.table(lines, titles, right=(0, 1, 2, 3, 4, 5))
 
 
 def warn_about(result: BenchResult) -> None:

@@ -1,8 +1,9 @@
-"""The KV cache on a device: one pool of pages for all sequences, and one of states.
+"""The KV cache on a device: one pool of pages for all sequences, one of window pages, and one of states.
 
-A page is 64 positions of every layer. Each layer's part of all pages lies together, flat; the backend shows it
-as K and V or as latents. States belong to layers that cache no positions. Pages start as zeros and are not cleared
-between sequences: a position is read only after it was written.
+A page is 64 positions of all layers that keep whole sequences, a window page those of the layers with a window. Each
+layer's part of all its pages lies together, flat; the backend shows it as K and V or as latents. States belong to
+layers that cache no positions. Pages start as zeros and are not cleared between sequences: a position is read only
+after it was written.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ class DeviceCache:
 
     Args:
         pages: the number of pages that sequences can have together.
+        windows: the number of window pages; 0: the layers with a window have their part of the other pages.
         slots: the number of states that they can have together, snapshots included; None: those of one sequence.
         exact: whether elements are f32 instead of bf16.
     Attributes:
-        layers: a flat tensor for each layer, 64 * position_elements elements per page.
+        layers: a flat tensor for each layer, 64 * position_elements elements per page, or window page.
+        windowed: the layers whose part is one of a window page.
         states: a tensor for each layer, f32 [slots + 1, sequence_elements]; () if no layer keeps any.
-        scratch, scratch_slot: one page and one slot more, for rows of a step that belong to no sequence.
-        pages, slots: who has which.
-        page_bytes: the bytes of a page, all layers.
+        scratch, window_scratch, scratch_slot: one page of each kind and one slot more, for rows of a step that belong
+            to no sequence.
+        pages, windows, slots: who has which; windows None: there are no window pages.
         size_bytes: the bytes of all pages and states.
     Raises:
         torch.OutOfMemoryError: the device has not so much.
@@ -48,29 +51,57 @@ class DeviceCache:
         pages: int,
         device: torch.device,
         *,
+        windows: int = 0,
         slots: int | None = None,
         exact: bool = False,
     ) -> None:
         dtype = torch.float32 if exact else torch.bfloat16
-        sizes = [(pages + 1) * PAGE_TOKENS * state.position_elements for state in spec.states]
+        self.windowed = frozenset(
+            i for i, state in enumerate(spec.states) if windows and state.windowed
+        )
+        self._counts = [
+            (windows if i in self.windowed else pages) + 1 for i in range(len(spec.states))
+        ]
+        each = [PAGE_TOKENS * state.position_elements for state in spec.states]
+        sizes = [count * size for count, size in zip(self._counts, each, strict=True)]
         rows = [ceil_to(size, _ALIGNMENT // dtype.itemsize) for size in sizes]
-        self.page_bytes = PAGE_TOKENS * spec.position_elements * dtype.itemsize
         memory = torch.split(torch.zeros(sum(rows), dtype=dtype, device=device), rows)
         self.layers = tuple(row[:size] for row, size in zip(memory, sizes, strict=True))
         slots = state_slots() if slots is None else slots
         self.states = _states(spec, slots + 1, device)
         self.size_bytes = sum(rows) * dtype.itemsize + sum(s.nbytes for s in self.states)
-        self.scratch, self.scratch_slot = pages, slots
-        what = "the context on the GPU"
-        self.pages = PagePool(pages, what, self.page_bytes)
+        self.scratch, self.window_scratch, self.scratch_slot = pages, windows, slots
+        what, window_bytes = "the context on the GPU", sum(each[i] for i in self.windowed)
+        self.pages = PagePool(pages, what, (sum(each) - window_bytes) * dtype.itemsize)
+        self.windows: PagePool | None = None
+        if self.windowed:
+            self.windows = PagePool(
+                windows, "the windows on the GPU", window_bytes * dtype.itemsize
+            )
         self.slots = StatePool(slots, min(SNAPSHOTS, slots), what, 4 * spec.sequence_elements)
+
+    def parts(
+        self, widths: Sequence[Sequence[int]], *, windowed: bool = False
+    ) -> list[torch.Tensor]:
+        """The parts of the layers' pages, or of their window pages, [pages, elements] each, scratch included.
+
+        Args:
+            widths: the elements of a position in each layer's parts, see `cached_parts`; a part lies together for all
+                pages (`own_parts`).
+        """
+        return [
+            part.view(count, -1)
+            for i, (layer, count) in enumerate(zip(self.layers, self._counts, strict=True))
+            if (i in self.windowed) == windowed
+            for part in torch.split(layer, [count * PAGE_TOKENS * width for width in widths[i]])
+        ]
 
 
 class PageCopy:
     """Copies pages in the stream in which they are read and written.
 
     Args:
-        parts: the parts of the layers' pages, see `parts_of_pages`.
+        parts: the parts of the layers' pages of one kind, see `DeviceCache.parts`.
     """
 
     def __init__(self, parts: Sequence[torch.Tensor], stream: Stream) -> None:
@@ -80,23 +111,6 @@ class PageCopy:
         with self._stream.running():
             for part in self._parts:
                 part[to].copy_(part[of])
-
-
-def parts_of_pages(
-    layers: Sequence[torch.Tensor], widths: Sequence[Sequence[int]], pages: int
-) -> list[torch.Tensor]:
-    """The parts of flat pages of layers, [pages, elements] each.
-
-    Args:
-        layers: as of `DeviceCache`.
-        widths: the elements of a position in each layer's parts; a part lies together for all pages (`own_parts`).
-        pages: the number of pages, scratch included.
-    """
-    return [
-        part.view(pages, -1)
-        for layer, own in zip(layers, widths, strict=True)
-        for part in torch.split(layer, [pages * PAGE_TOKENS * width for width in own])
-    ]
 
 
 def cached_parts(recording: Recording, layers: int) -> list[list[int]]:

@@ -43,6 +43,7 @@ class Sizes:
         pages: the entries of a page table.
         scratch: the page of rows that belong to no sequence.
         scratch_slot: the state that these rows write; None: no layer keeps states.
+        window_scratch: their page of the layers with a window; None: these have no pages of their own.
     """
 
     batch: int
@@ -50,6 +51,7 @@ class Sizes:
     vocab: int
     scratch: int
     scratch_slot: int | None = None
+    window_scratch: int | None = None
 
 
 class DecodeStep:
@@ -78,6 +80,9 @@ class DecodeStep:
         self._ids = self._given.pair((b,), torch.int64)
         self._positions = self._given.pair((b,), torch.int64)
         self._pages = self._given.pair((b, sizes.pages), torch.int32)
+        self._windows: _Pair | None = None
+        if sizes.window_scratch is not None:
+            self._windows = self._given.pair((b, sizes.pages), torch.int32)
         recurrent = sizes.scratch_slot is not None
         self._slots = self._given.pair((2, b), torch.int64) if recurrent else None
         self._temperatures = self._given.pair((b,), torch.float32)
@@ -108,10 +113,10 @@ class DecodeStep:
         torch.index_select(self._table, 0, rows, out=self._embedded.host)
         positions = self._positions.host.numpy()
         positions[:n], positions[n:] = [run.start for run in runs], 0
-        pages = self._pages.host.numpy()
-        pages[:] = sizes.scratch
-        for table, run in zip(pages, runs, strict=False):
-            table[: run.pages.size] = run.pages
+        fill_tables(self._pages.host.numpy(), [run.pages for run in runs], sizes.scratch)
+        if self._windows is not None and sizes.window_scratch is not None:
+            tables = [run.window_pages for run in runs]
+            fill_tables(self._windows.host.numpy(), tables, sizes.window_scratch)
         if self._slots is not None:
             slots = self._slots.host.numpy()
             slots[0, :n], slots[0, n:] = [run.state for run in runs], -1
@@ -157,7 +162,10 @@ class DecodeStep:
             ids, live = self._ids.device, None
             if self._sizes.batch > 1:
                 ids, live = ids.clamp(min=0), ids >= 0
-            rows = Rows(self._positions.device, self._pages.device, 1, slots, ids, live)
+            windows = None if self._windows is None else self._windows.device
+            rows = Rows(
+                self._positions.device, self._pages.device, 1, slots, ids, live, windows=windows
+            )
             logits = self._forward(self._embedded.device.float(), rows)
             self._logits.device.copy_(logits)
             best, peaks, sums = summarize(logits, self._temperatures.device)
@@ -192,6 +200,22 @@ class DecodeSteps:
             except OutOfDeviceMemory:
                 self._made[size] = None
         return self._made[size]
+
+
+def fill_tables(
+    tables: NDArray[np.int32], given: Sequence[NDArray[np.int32] | None], nobody: int = 0
+) -> None:
+    """Writes the page tables of runs, as much of each as has room.
+
+    Args:
+        tables: [n, P], perhaps more than runs.
+        nobody: the page of all places for which a run has none: no row sees what is there.
+    """
+    tables[:] = nobody
+    for table, pages in zip(tables, given, strict=False):
+        assert pages is not None, "the run says nothing of window pages"
+        some = pages[: table.size]
+        table[: some.size] = np.where(some < 0, nobody, some)
 
 
 def summarize(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ktcli.engine.arenas import refusals
 from ktcli.engine.contract import depth_at
-from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts, parts_of_pages
+from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts
 from ktcli.engine.device.decode import DecodeStep, DecodeSteps, Sizes
 from ktcli.engine.device.experts import ExpertShape, HostExperts, LayerWeights
-from ktcli.engine.device.paging import DevicePages
+from ktcli.engine.device.paging import DeviceMemory, DevicePages
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, Resident, Runner, Streamed, TimedRunner
 from ktcli.engine.device.slabs import SlabStream, slabs_of
@@ -29,7 +29,7 @@ from ktcli.engine.device.stream import device_errors, device_name, stream_on
 from ktcli.engine.device.weights import DeviceModel, load_device
 from ktcli.engine.loader import Progress, TensorSource, load
 from ktcli.engine.logits import Logits
-from ktcli.engine.pagetable import pages_for
+from ktcli.engine.pagetable import WindowPages, pages_for
 from ktcli.engine.prefix import facts_of, seed
 from ktcli.engine.sequence import Pools, Sequence
 from ktcli.engine.session import Session
@@ -43,7 +43,7 @@ from ktcli.ops.torch.backend import StepInputs, TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels, kernels_for, triton_missing
 from ktcli.planner.device import MOST_CAPTURED
-from ktcli.planner.memory import PREFILL_CHUNK
+from ktcli.planner.memory import PREFILL_CHUNK, Use
 from ktcli.weights.recipe import Recipe, stored_bytes
 
 
@@ -88,15 +88,24 @@ class DeviceEngine:
             self._ways = self._make_ways()
         self._steps, cache = DeviceSteps(self._ways), self._cache
         widths = cached_parts(record(model.forward), self.spec.layers)
-        parts = parts_of_pages(cache.layers, widths, cache.pages.count + 1)
-        self.memory = DevicePages(parts, cache.states, self._paging)
+        parts = cache.parts(widths)
+        self.memory = DeviceMemory(parts, cache.states, self._paging)
         self.pools = Pools(
             cache.pages,
             cache.slots if cache.states else None,
             PageCopy(parts, self.stream),
             seed(self._facts(source.identity)),
             self.context,
+            windows=self._window_pages(cache.parts(widths, windowed=True)),
         )
+
+    def _window_pages(self, parts: Several[Tensor]) -> WindowPages | None:
+        """The pages of the layers with a window, whose parts these are."""
+        pool = self._cache.windows
+        if pool is None:
+            return None
+        copy, memory = PageCopy(parts, self.stream), DevicePages(parts, self._paging)
+        return WindowPages(pool, copy, self.spec.window, memory)
 
     def _facts(self, weights: str) -> dict[str, object]:
         """What the bytes of pages depend on beside ids and deferral. Not where the experts lie: that changes with what
@@ -182,9 +191,15 @@ class DeviceEngine:
         first, then = _one_count(progress, self.model, self.recipe)
         self._kernels: Kernels = kernels_for(device, exact=self.exact)
         # Before a byte is read: where memory is short, that is found out at once.
-        streams = self.placement.streams
-        pages, slots = streams * pages_for(self.context), state_slots(streams)
-        self._cache = DeviceCache(self.spec, pages, device, slots=slots, exact=self.exact)
+        use, chunk = Use(streams=self.placement.streams), self.placement.long_prompts.longest
+        self._cache = DeviceCache(
+            self.spec,
+            use.pages(self.context),
+            device,
+            windows=use.window_pages(self.spec, self.context, chunk),
+            slots=state_slots(use.streams),
+            exact=self.exact,
+        )
         self._on_device: DeviceModel = load_device(
             self.model, self.recipe, source, mask, device, first
         )
@@ -215,6 +230,7 @@ class DeviceEngine:
             self._kernels,
             self._chosen,
             self._cache.states,
+            self._cache.windowed,
         )
         ways = Ways(
             forward=whole,
@@ -235,12 +251,13 @@ class DeviceEngine:
         cache, table, stream = self._cache, self._on_device.embedding, self.stream
         pages, vocab = pages_for(self.context), self.spec.vocab
         slot = cache.scratch_slot if cache.states else None
+        window = cache.window_scratch if cache.windowed else None
 
         def forward(embedded: Tensor, rows: Rows) -> Tensor:
             return whole(embedded, (rows,), None, runner)
 
         def make(n: int) -> DecodeStep:
-            sizes = Sizes(n, pages, vocab, cache.scratch, slot)
+            sizes = Sizes(n, pages, vocab, cache.scratch, slot, window)
             return DecodeStep(forward, table, sizes, stream, host)
 
         steps = DecodeSteps(make, self.placement.streams)
@@ -284,6 +301,7 @@ class _Forward:
         caches: the pages of each layer.
         chosen: the counts of chosen experts, int64 [MoE layers, E].
         states: the states of each layer.
+        windowed: the layers whose pages are window pages.
     """
 
     model: Model
@@ -292,12 +310,13 @@ class _Forward:
     kernels: Kernels
     chosen: Tensor
     states: Several[Tensor] = ()
+    windowed: frozenset[int] = frozenset()
 
     def __call__(
         self, embedded: Tensor, parts: Several[Rows], outputs: Tensor | None, runner: Runner
     ) -> Tensor:
         """The logits [outputs, vocab] of embedded rows, see `StepInputs`; counts the experts they chose."""
-        inputs = StepInputs(embedded, parts, self.caches, outputs, self.states)
+        inputs = StepInputs(embedded, parts, self.caches, outputs, self.states, self.windowed)
         backend = TorchBackend(self.weights, inputs, self.kernels, runner)
         logits: Tensor = self.model.forward(backend)
         if backend.routings:

@@ -36,9 +36,15 @@ class LongPrompts:
         return self.threshold is not None and n_tokens >= max(2, self.threshold)
 
     @property
+    def longest(self) -> int:
+        """The tokens of the longest chunk of either kind, for which memory is set aside whether one is streamed or
+        not."""
+        return max(self.chunk, self.short)
+
+    @property
     def most_tokens(self) -> int:
         """The most tokens of a step."""
-        return max(self.chunk, self.short) if self.streams(self.chunk) else self.short
+        return self.longest if self.streams(self.chunk) else self.short
 
     def chunk_tokens(self, left: int) -> int:
         """The tokens of the next chunk, when `left` are left."""

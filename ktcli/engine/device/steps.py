@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ktcli.engine.device.decode import DecodeSteps
+from ktcli.engine.device.decode import DecodeSteps, fill_tables
 from ktcli.engine.device.experts import Depths, HostExperts
 from ktcli.engine.device.passes import LongPrompts, Pass, is_single, passes
 from ktcli.engine.device.runners import Runner, Streamed, TimedRunner
@@ -124,10 +124,12 @@ def _rows(runs: Sequence[Run], device: torch.device) -> Rows:
     """The rows of runs of equal length."""
     n = runs[0].ids.size
     positions = np.concatenate([np.arange(run.start, run.start + n) for run in runs])
-    pages = np.zeros((len(runs), max(pages_for(run.start + n) for run in runs)), dtype=np.int32)
-    for row, run in zip(pages, runs, strict=True):
-        reached = run.pages[: row.size]
-        row[: reached.size] = reached
+    shape = len(runs), max(pages_for(run.start + n) for run in runs)
+    pages, windows = np.zeros(shape, dtype=np.int32), None
+    fill_tables(pages, [run.pages for run in runs])
+    if runs[0].window_pages is not None:
+        windows = np.zeros(shape, dtype=np.int32)
+        fill_tables(windows, [run.window_pages for run in runs])
     ids = torch.from_numpy(np.concatenate([run.ids for run in runs])).long()
     slots = None
     if runs[0].next_state >= 0:
@@ -141,4 +143,5 @@ def _rows(runs: Sequence[Run], device: torch.device) -> Rows:
         slots,
         ids.to(device),
         chunk=0 if chunk is None else chunk[1],
+        windows=None if windows is None else torch.from_numpy(windows).to(device),
     )

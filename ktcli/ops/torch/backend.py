@@ -84,6 +84,7 @@ class StepInputs:
         x: [T, H], the embedded rows.
         parts: the rows in order, cut where the length of runs changes; each longer run is a part of its own.
         caches: the pages of each layer, flat: 64 * elements per position * pages.
+        windowed: the layers whose pages are window pages.
         outputs: the rows that give logits, int64, ascending; None: all.
         states: the states of sequences of each layer, f32 [slots, elements]; (): no layer has any.
     """
@@ -93,6 +94,7 @@ class StepInputs:
     caches: Sequence[torch.Tensor]
     outputs: torch.Tensor | None = None
     states: Sequence[torch.Tensor] = ()
+    windowed: frozenset[int] = frozenset()
 
 
 class TorchBackend(Backend):
@@ -152,6 +154,8 @@ class TorchBackend(Backend):
             own, last = dict(given), first + rows.positions.shape[0]
             if rows.chunk == 1 and not layout.state:
                 rows = rows.apart()  # drafted: what is there of each is what it gives alone
+            if layout.pages and getattr(operation, layout.pages) in self._step.windowed:
+                rows = rows.in_windows()
             for name in layout.operands:
                 if given[name] is not None:
                     own[name] = given[name][first:last]

@@ -9,7 +9,7 @@ can be captured; long runs may wait, and allocate as they need.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -51,6 +51,8 @@ class Rows:
         live: bool [T], on the device: the rows of sequences; the others fill a captured step up and choose no
             experts; None: all are.
         chunk: the tokens of the chunk that each sequence's rows are a piece of, see `native.Run`; 0: they are all.
+        windows: the same as `pages` for the layers with a window, where pages that no row sees may be any; None: they
+            have no pages of their own.
     """
 
     positions: Tensor
@@ -60,6 +62,7 @@ class Rows:
     ids: Tensor | None = None
     live: Tensor | None = None
     chunk: int = 0
+    windows: Tensor | None = None
 
     @property
     def single(self) -> bool:
@@ -68,8 +71,14 @@ class Rows:
 
     def apart(self) -> Rows:
         """Returns each row as a sequence of its own, with the pages of its sequence and without its state."""
-        pages = self.pages.repeat_interleave(self.run, 0)
-        return Rows(self.positions, pages, 1, ids=self.ids, live=self.live)
+        pages, windows = self.pages.repeat_interleave(self.run, 0), self.windows
+        windows = None if windows is None else windows.repeat_interleave(self.run, 0)
+        return Rows(self.positions, pages, 1, ids=self.ids, live=self.live, windows=windows)
+
+    def in_windows(self) -> Rows:
+        """Returns the rows as the layers with a window see them."""
+        assert self.windows is not None, "the step says nothing of window pages"
+        return replace(self, pages=self.windows)
 
 
 # -- each row by itself ---------------------------------------------------------------------------------

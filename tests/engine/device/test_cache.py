@@ -6,7 +6,7 @@ import pytest
 import torch
 from shapes import shape
 
-from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts, parts_of_pages
+from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts
 from ktcli.engine.device.stream import HostStream
 from ktcli.errors import NotEnoughMemory
 from ktcli.ops.operation import Cached
@@ -33,7 +33,7 @@ def test_a_copied_page_is_the_same_in_every_layer() -> None:
     parts = [p for at in zip(cache.layers, cached, strict=True) for p in own_parts(*at)]
     for i, part in enumerate(parts):
         part[1] = i + 1
-    PageCopy(parts_of_pages(cache.layers, widths, 4), HostStream())(1, 2)
+    PageCopy(cache.parts(widths), HostStream())(1, 2)
     for i, part in enumerate(parts):
         assert (part[1:3] == i + 1).all() and not part[0].any() and not part[3].any()
 
@@ -42,9 +42,9 @@ def test_a_copied_page_is_the_same_in_every_layer() -> None:
 def test_each_layer_has_its_own_zeroed_part_of_every_page(exact: bool) -> None:
     cache = DeviceCache(SPEC, 3, CPU, exact=exact)
     item = 4 if exact else 2
-    assert cache.page_bytes == 64 * SPEC.position_elements * item
+    assert cache.pages.each_bytes == 64 * SPEC.position_elements * item
     assert len(cache.layers) == SPEC.layers
-    assert cache.size_bytes >= 4 * cache.page_bytes
+    assert cache.size_bytes >= 4 * cache.pages.each_bytes
     for layer in cache.layers:
         assert (
             layer.shape == (4 * 64 * SPEC.states[0].position_elements,)

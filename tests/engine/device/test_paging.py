@@ -82,12 +82,18 @@ def test_a_page_is_saved_and_restored_whole(model: Made) -> None:
     memory, pools = engine.memory, engine.pools
     cache = engine._cache
     draw = np.random.default_rng(1)
-    assert memory.page_bytes == 64 * 4 * model.model.spec.position_elements
-    assert memory.state_bytes == 4 * model.model.spec.sequence_elements
-    for save, room, restore, count in (
+    windows, spec = pools.windows, model.model.spec
+    whole = spec.position_elements - (spec.window_elements if windows else 0)
+    assert memory.page_bytes == 64 * 4 * whole
+    assert memory.state_bytes == 4 * spec.sequence_elements
+    kinds = [
         (memory.saved_page, memory.page_room, memory.restore_page, pools.pages.count),
         (memory.saved_state, memory.state_room, memory.restore_state, cache.scratch_slot),
-    ):
+    ]
+    if windows is not None and (of := windows.memory) is not None:
+        assert of.page_bytes == 64 * 4 * spec.window_elements
+        kinds.append((of.saved_page, of.page_room, of.restore_page, windows.pool.count))
+    for save, room, restore, count in kinds:
         given = []
         for number in range(count):
             given.append(room(number))
@@ -95,6 +101,6 @@ def test_a_page_is_saved_and_restored_whole(model: Made) -> None:
             restore(number, given[-1])
         for number, wanted in enumerate(given):
             np.testing.assert_array_equal(save(number), wanted)
-    if cache.layers[0].numel():  # a position lies where attention looks for it
+    if cache.layers[0].numel() and 0 not in cache.windowed:  # where attention looks for it
         page = cache.layers[0].view(torch.uint8)
         assert page[:64].tolist() == memory.saved_page(0)[:64].tolist()

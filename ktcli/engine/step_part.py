@@ -1,0 +1,119 @@
+"""The part of one request in a step: the run that is computed, and the tokens that are chosen from its rows.
+
+A run that reads a prompt gives rows only where the prompt ends. A run that goes on with an answer gives the row after
+its last id, and one after each drafted id: they are taken in turn, as long as the drafted ids are what was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ktcli.engine.active import Active
+from ktcli.engine.logits import Logits
+from ktcli.engine.request import Finish, PromptRead, Token
+from ktcli.errors import KtError
+from ktcli.native.batch import Run
+
+
+@dataclass(eq=False, slots=True)
+class StepPart:
+    """What one request has in a step.
+
+    Attributes:
+        reads: whether the run reads part of the prompt; else it goes on with the answer.
+        rows: the logits after the last id that is known, and after each one that was drafted; empty before the step is
+            computed, and where no token follows.
+        right: the drafted ids that were chosen so far.
+        open: whether the next token is to be chosen: its row is known.
+        end: why no token follows; None: one does.
+        error: the reason of FAILED.
+    """
+
+    active: Active
+    run: Run
+    reads: bool
+    rows: list[Logits] = field(default_factory=list)
+    right: int = 0
+    open: bool = False
+    end: Finish | None = None
+    error: KtError | None = None
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that its run computes."""
+        return self.run.ids.size
+
+    @property
+    def drafted(self) -> int:
+        """The drafted ones of them: those behind the first that has logits."""
+        return max(0, self.tokens - self.run.first_output - 1)
+
+    @property
+    def row(self) -> Logits:
+        """The logits from which the next token is chosen."""
+        return self.rows[self.right]
+
+    def computed(self, rows: Iterator[Logits]) -> None:
+        """The step was computed: takes its own of the step's rows, and counts what is sure of the run."""
+        run = self.run
+        self.rows = [next(rows) for _ in range(run.first_output, run.ids.size)]
+        self.open = bool(self.rows)
+        # A chunk of the prompt ends here, as it would if the request were alone.
+        ends_chunk = (
+            self.reads and run.chunk is not None and run.start + run.ids.size == sum(run.chunk)
+        )
+        self.active.computed(run, self.drafted, ends_chunk=ends_chunk)
+
+    def read_on(self) -> PromptRead | None:
+        """The event that says how far the prompt is read; None: no further than before."""
+        active, stats = self.active, self.active.answer.stats
+        done = active.sequence.length
+        if not self.reads or done <= stats.prompt_tokens:
+            return None
+        stats.prompt_tokens = done
+        total = active.prompt_tokens - stats.reused_tokens
+        return PromptRead(active.answer, done - stats.reused_tokens, total)
+
+    def take(self, token: Token) -> bool:
+        """The answer goes on with a token, or ends; returns whether the token is part of it."""
+        active, answer = self.active, self.active.answer
+        self.open = False
+        if token.id in answer.request.stop_ids:
+            self.end = Finish.STOP
+            return False
+        active.take(token.id)
+        if len(answer.ids) == active.room:
+            active.finish = Finish.CONTEXT
+        elif len(answer.ids) == answer.request.max_tokens:
+            active.finish = Finish.LENGTH
+        tried = self.run.first_output + 1 + self.right  # the place of the id drafted for this token
+        if tried < self.tokens and self.run.ids[tried] == token.id:
+            self.right += 1
+            answer.stats.accepted += 1
+            self.open = active.finish is None
+        if answer.request.ends(token.id):
+            self.end, self.open = Finish.STOP, False
+        elif active.finish is not None and not active.kept:
+            self.end = active.finish
+        return True
+
+    def account(self, seconds: float) -> None:
+        """Enters the step, which took so long, into the request's statistics, and counts the drafted ids that were
+        right."""
+        stats, drafted = self.active.answer.stats, self.drafted
+        if self.reads:
+            stats.prompt_s += seconds
+            return
+        stats.eval_s += seconds
+        stats.steps += 1
+        if drafted:
+            stats.drafted += drafted
+            self.active.keep(self.run, drafted, self.right)
+
+    def finish(self) -> Finish | None:
+        """Why the request is over after this step; None: it is not."""
+        active = self.active
+        if self.end is None and active.sequence.length == len(active.known):
+            return active.finish
+        return self.end
