@@ -67,7 +67,7 @@ class Judge:
         return forward(self.w, self.bias, ids, self.shape)[0] @ self.w["lm_head"].T
 
     @torch.no_grad()
-    def answers(self, questions: list[str], limit: int = 80) -> list[str]:
+    def answers(self, questions: list[str], limit: int = 56) -> list[str]:
         """Greedy answers, all questions side by side; shorter prompts are filled on the right."""
         prompts = [
             [BOS, USER, *self.tokenizer.encode(q, add_special_tokens=False).ids, END, ASSISTANT]
@@ -184,7 +184,8 @@ def main() -> None:
         )
         return
     report_questions(judge, verbose=args.verbose)
-    report_rows(judge, verbose=args.verbose)
+    if not args.round:
+        report_rows(judge, verbose=args.verbose)
     nll, size = judge.perplexity(args.tokens)
     print(
         f"held-out standard library: {nll:.4f} nats per token, "
