@@ -37,6 +37,12 @@ def _hybrid(name: str, limit_s: float, section: str) -> Step:
     return Step(name, limit_s, ((*command, *out),), ((*command, "--smoke", *out),))
 
 
+def _probe(name: str, limit_s: float, *which: str) -> Step:
+    """Checks of gpu_probe.py."""
+    command = ("{python}", "benchmarks/gpu_probe.py", f"{{out}}/{name}.json", *which)
+    return Step(name, limit_s, (command,), ((*command, "--smoke"),))
+
+
 def _tests(name: str, limit_s: float, folder: str, at_once: int, each_s: int) -> Step:
     """Tests that need a GPU, on several processes: one that hangs is ended and replaced."""
     shared = ("-n", str(at_once), "--timeout", str(each_s), "--timeout-method", "thread", "-v")
@@ -75,6 +81,8 @@ _KERNEL = (*_KT, "bench", "kernel", "--shape", "A", "--json")
 STEPS: tuple[Step, ...] = (
     Step("facts", 40, (*_FACTS, *_GPU_FACTS), _FACTS),
     Step("build", 300, _built(_INSTALL) + _SEEN, _SEEN, stops=True),
+    _probe("probe", 200),
+    _probe("memops", 60, "--memory-operations"),
     Step(
         "mini",  # the trained model in the tree: the same words on the CPU, the GPU, and half and half
         150,

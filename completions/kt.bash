@@ -4,7 +4,7 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm cache chats bench eval config completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm prune du path cache chats bench eval config completion --help --version" -- "$word"))
         return
     fi
     case $verb in
@@ -40,7 +40,11 @@ _kt() {
                 --machine) words='cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb' files='any' ;;
                 *) options='--context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --machine --json --help' names='all' files='.gguf' ;;
             esac ;;
-        'pull') options='--json --quiet --help' names='all' files='.gguf' ;;
+        'pull')
+            case $before in
+                --limit)  ;;
+                *) options='--yes --limit --json --quiet --help' names='all' files='.gguf' ;;
+            esac ;;
         'convert')
             case $before in
                 --out) files='folders' ;;
@@ -53,7 +57,10 @@ _kt() {
         'list') options='--all --json --quiet --help' ;;
         'show') options='--experts --program --json --help' names='all' files='.gguf' ;;
         'verify') options='--json --quiet --help' names='here' files='.gguf' ;;
-        'rm') options='--partial --yes --json --quiet --help' names='mine' files='.gguf' ;;
+        'rm') options='--partial --checkpoint-only --yes --json --quiet --help' names='mine' files='.gguf' ;;
+        'prune') options='--checkpoints --yes --json --quiet --help' ;;
+        'du') options='--json --quiet --help' ;;
+        'path') options='--checkpoint --json --help' names='here' files='.gguf' ;;
         'cache') options='--help' words='du ls verify rm' ;;
         'cache du') options='--json --quiet --help' ;;
         'cache ls') options='--json --quiet --help' ;;
@@ -135,7 +142,7 @@ _kt() {
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache pull-limit isa tile-min debug' ;;
         'config set')
             case $before in
                 home) files='folders' ;;
@@ -145,9 +152,9 @@ _kt() {
                 draft) words='off lookup' ;;
                 device) words='auto cpu cuda' names='gpus' ;;
                 numa) words='auto off' ;;
-                *) options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache' ;;
+                *) options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache pull-limit' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache' ;;
+        'config unset') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache pull-limit' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')

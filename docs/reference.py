@@ -89,7 +89,7 @@ def page() -> str:
         parts += [f"## {entry.words}", f"`{entry.words} {entry.usage}`"]
         parts += [_block(each) for each in entry.paragraphs]
         if entry.options:
-            parts.append(_table(("option", "meaning"), entry.options))
+            parts.append(table(("option", "meaning"), entry.options))
     settings = [
         (s.name, s.variable, s.domain.allowed, s.default, s.help + ("" if s.kept else " Not kept."))
         for s in TABLE
@@ -98,11 +98,11 @@ def page() -> str:
     parts += [
         "## Settings",
         f"{ORDER} `kt config` shows and changes them; those that are not kept are for trials.",
-        _table(("setting", "variable", "can be", "default", "meaning"), settings, code=2),
+        table(("setting", "variable", "can be", "default", "meaning"), settings, code=2),
         "Other variables that kt heeds:",
-        _table(("variable", "meaning"), OTHER_VARIABLES.items()),
+        table(("variable", "meaning"), OTHER_VARIABLES.items()),
         "## Exit codes",
-        _table(("code", "meaning"), codes),
+        table(("code", "meaning"), codes),
         DOCTOR,
     ]
     return "\n\n".join(parts) + "\n"
@@ -114,7 +114,7 @@ def _block(paragraph: str) -> str:
     return "```\n" + re.sub(r"(?m)^  ", "", paragraph) + "\n```"
 
 
-def _table(head: tuple[str, ...], rows: Any, code: int = 1) -> str:
+def table(head: tuple[str, ...], rows: Any, code: int = 1) -> str:
     """A table whose first `code` columns are literal."""
 
     def cell(at: int, text: str) -> str:

@@ -30,6 +30,7 @@ from rich.style import Style
 from rich.text import Text
 
 import ktcli
+from ktcli import resources
 
 ROWS, MOST_LINES = 50, 2000
 PROMPT = "›"
@@ -38,6 +39,7 @@ _QUIET_S = 0.15  # after which a chat that shows its prompt waits for keys
 _NOT_QUOTED = r"(?=(?:[^\"']|\"[^\"]*\"|'[^']*')*$)"
 _PIPE = re.compile(rf" \| {_NOT_QUOTED}")
 _INTO = re.compile(rf" (2?)> ?(\S+){_NOT_QUOTED}")
+_SETS = re.compile(r"([A-Z_]+)=(\S*) +")
 _LEFT_OUT = ("ktcli.engine.device", "ktcli.__main__", "ktcli.libkt")
 _NAMED = {"brown": "yellow"}  # as pyte calls it, and rich
 
@@ -115,12 +117,17 @@ class Shell:
             os.chdir(self.folder)
             os.environ.clear()
             os.environ.update(self.environment)
-            code = _kt(stage, self.prepare) if stage.split()[0] == "kt" else _other(stage)
+            is_kt = _SETS.sub("", stage).startswith("kt ") or stage == "kt"
+            code = _kt(stage, self.prepare) if is_kt else _other(stage)
         finally:
             os._exit(code)
 
 
 def _kt(stage: str, prepare: Callable[[], None]) -> int:
+    """Runs kt in this process; NAME=value before it sets a variable."""
+    while said := _SETS.match(stage):
+        os.environ[said[1]] = said[2]
+        stage = stage[said.end() :]
     for error, path in _INTO.findall(stage):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), 2 if error else 1)
     sys.stdin = os.fdopen(0, closefd=False)
@@ -142,6 +149,15 @@ def _kt(stage: str, prepare: Callable[[], None]) -> int:
 
 def _other(stage: str) -> int:
     return subprocess.run(["bash", "-c", stage], check=False).returncode
+
+
+def ship_to(folder: Path) -> None:
+    """Gives the files that ship with kt paths below a folder, as if they had been installed there."""
+    if not folder.exists():
+        folder.mkdir()
+        for name in ("profiles", "libkt.so"):
+            (folder / name).symlink_to(resources.data_path(name))
+    resources.PACKAGE = folder
 
 
 def import_everything() -> None:
@@ -225,3 +241,43 @@ def _style(cell: pyte.screens.Char) -> Style:
     if colour and colour.startswith("bright"):
         colour = f"bright_{_NAMED.get(colour[6:], colour[6:])}"
     return Style(color=colour, bold=cell.bold or None, italic=cell.italics or None)
+
+
+# --- what depends on the machine and the moment -------------------------------------------------------
+
+
+MASKS = tuple(
+    (re.compile(pattern), by)
+    for pattern, by in (
+        (r"/tmp/kt-\w{8}", "/tmp/kt-xxxxxxxx"),
+        (r"\d{4}-\d\d-\d\d-\d{6}", "YYYY-MM-DD-hhmmss"),
+    )
+)
+NUMBERS = tuple(
+    (re.compile(pattern), by)
+    for pattern, by in (
+        (r"(?m)^warning: other processes.*\n(?:  .*\n)*", ""),  # of kt bench
+        (r"(?m)^  .*of checkpoint; alone,.*\n(?:    .*\n)*", ""),  # of kt convert
+        (r"(?m)^(Threads     1, )\w+$", r"\1#"),  # the row of kernels
+        ("━+", "━━━"),
+        (r"[\d.,]+ [kKMGT]?(i?B/s|FLOP/s|OP/s)", r"# \1"),
+        (r"[\d.,]+ ?(tokens/s|tok/s|ms\b|s\b)", r"# \1"),
+        (r"\([\d.,]+ to [\d.,]+,", "(# to #,"),
+        (r"\b\d+ % of", "# % of"),
+        (r"\d\d:\d\d\b", "##:##"),
+        (r'("\w*(?:_s|rate|seconds|errors?|reading|encoding|writing)": )[\d.]+(?:e-\d+)?', r"\1#"),
+        (r'("(?:experts|down|dense)": )[\d.]+', r"\1#"),
+        (r'("seed": )\d+', r"\1#"),
+    )
+)
+
+
+def masked(text: str, measured: bool = True) -> str:
+    """A text without what differs from run to run.
+
+    Args:
+        measured: whether speeds and times are such.
+    """
+    for pattern, by in (*MASKS, *(NUMBERS if measured else ())):
+        text = pattern.sub(by, text)
+    return text

@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from ktcli import smallfiles
@@ -277,10 +277,10 @@ def _inside(name: str) -> str:
     Raises:
         ValueError: it could lead out of it, or no file can be called so.
     """
-    if any("\ud800" <= letter <= "\udfff" for letter in name):
+    if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
         raise ValueError(f"names a file {name[:100]!r}, which is no text")
-    path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+    climbs = name.startswith("/") or ".." in name.split("/")
+    if not name or climbs or "\\" in name or "\0" in name:
         raise ValueError(f"names a file {name[:100]!r}, which leads out of the folder")
     return name
 
@@ -294,7 +294,9 @@ def _records(document: Mapping[str, Any], key: str) -> tuple[FileRecord, ...]:
 
 def _figures(row: Mapping[str, Any], key: str, name: str) -> dict[str, float]:
     """The numbers under `key` by kind of tensor."""
-    found = row.get(key, {})
+    if key not in row:
+        return {}
+    found = row[key]
     if not isinstance(found, dict) or not all(
         type(each) in (float, int) and -MOST_FIGURE <= each <= MOST_FIGURE
         for each in found.values()

@@ -167,7 +167,7 @@ def change(of: Path, setting: Setting, text: str | None) -> None:
     if text is not None and setting.domain.bare:
         text = str(setting.domain.read(text))  # as TOML writes it
     target = Path(os.path.realpath(of))  # a link, from a repository of such files, stays one
-    lock = target.with_name(f".{target.name}.lock")
+    lock = target.parent / f".{target.name}.lock"
     smallfiles.make_folder(lock.parent, *_ELSEWHERE)
     with smallfiles.lock(lock, "changing the settings", wait_s=_WAIT_S):
         before = _text(of)

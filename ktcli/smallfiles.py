@@ -28,6 +28,7 @@ MAX_LISTS = 2_000_000  # lists and objects of a JSON file, which take 80 to 230 
 SUFFIX = ".tmp"  # ends the name of a file that is being written
 _RETRY_S = 0.05
 _BLOCK = 1 << 20
+_MOST_LOCK_BYTES, _MOST_DIGITS = 1000, 20  # that are read of a lock, and of a size in it
 
 
 class NotSmall(OSError):
@@ -197,10 +198,16 @@ def _put(path: Path, data: bytes | str | memoryview, flags: int, mode: int = 0o6
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The process that holds a lock, by its id, and what it is doing: "pulling qwen3-30b-a3b"."""
+    """The process that holds a lock.
+
+    Attributes:
+        doing: what it does: "pulling qwen3-30b-a3b".
+        total_bytes: the bytes that will lie in the folder it works on when it is done; None: it did not say.
+    """
 
     process: int
     doing: str
+    total_bytes: int | None = None
 
 
 @contextlib.contextmanager
@@ -237,6 +244,12 @@ def lock(path: Path, what: str, *, wait_s: float = 0.0, mode: int = 0o644) -> It
             os.close(descriptor)
 
 
+def expect(path: Path, total_bytes: int) -> None:
+    """Writes into a lock that this process holds how many bytes will lie in the folder it works on when it is done."""
+    with contextlib.suppress(OSError):  # for people only
+        append_line(path, f"{total_bytes}\n".encode())
+
+
 def holder(path: Path) -> Holder | None:
     """The process that holds the lock `path`; None if none does, or none that says who it is."""
     try:
@@ -259,9 +272,14 @@ def holder(path: Path) -> Holder | None:
 def _holder(descriptor: int) -> Holder | None:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return None
-    text = os.pread(descriptor, 300, 0).decode("utf-8", "replace").strip()
-    process, _, doing = text.partition(" ")
-    return Holder(int(process), doing) if process.isdecimal() and process.isascii() else None
+    text = os.pread(descriptor, _MOST_LOCK_BYTES, 0).decode("utf-8", "replace").strip()
+    first, _, last = text.partition("\n")
+    process, _, doing = first.partition(" ")
+    if not (process.isdecimal() and process.isascii()):
+        return None
+    size = last.rpartition("\n")[2]
+    sound = size.isdecimal() and size.isascii() and len(size) < _MOST_DIGITS
+    return Holder(int(process), doing, int(size) if sound else None)
 
 
 def _acquire(path: Path, what: str, deadline: float, mode: int) -> int:

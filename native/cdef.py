@@ -5,7 +5,9 @@ has no preprocessor, so this file is a small one: it follows `#ifdef` and `#incl
 attributes, KT_API and static assertions, and keeps `#define NAME <integer expression>` as a constant. The result is a
 plain Python module (cffi's out-of-line ABI mode): no compiler run, no Python ABI.
 
-    python cdef.py include/kt.h ktcli/_native.py
+    python cdef.py include/kt.h ktcli/_native.py build/stamp.c
+
+Library and module carry a number made of all declarations, so that a library of other ones is known (`stamp_of`).
 """
 
 import ast
@@ -13,6 +15,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from zlib import crc32
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 INCLUDED = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
@@ -102,19 +105,32 @@ def inlined(header: Path) -> str:
     return INCLUDED.sub(lambda found: inlined(header.with_name(found[1])), text)
 
 
-def main(header: Path, target: Path) -> None:
-    """Write the module under another name first, so that a reader never sees half of it."""
+def stamp_of(declared: str) -> int:
+    """The number that tells these declarations from others."""
+    return crc32(declared.encode()) & 0x7FFFFFFF
+
+
+def main(header: Path, target: Path, source: Path) -> None:
+    """Writes the module, and the C source of the stamp that both have; each under another name first, so that a reader
+    never sees half of it."""
     from cffi import FFI
 
+    declared = declarations(inlined(header))
+    stamp = stamp_of(declared)
     ffi = FFI()
     ffi.set_source("ktcli._native", None)
-    ffi.cdef(declarations(inlined(header)))
+    ffi.cdef(f"{declared}#define KT_API_STAMP {stamp}\n")
     partial = target.with_name(target.name + ".new")
     ffi.emit_python_code(str(partial))
     os.replace(partial, target)
+    partial = source.with_name(source.name + ".new")
+    partial.write_text(
+        f'#include "{header.name}"\n\nint32_t kt_api_stamp(void)\n{{\n    return {stamp};\n}}\n'
+    )
+    os.replace(partial, source)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("usage: cdef.py HEADER TARGET")
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    if len(sys.argv) != 4:
+        sys.exit("usage: cdef.py HEADER MODULE SOURCE")
+    main(*map(Path, sys.argv[1:]))

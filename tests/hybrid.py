@@ -14,7 +14,7 @@ from cores import TWO
 from deferral import DeferredRunner
 from loading import load_engine
 from numpy.typing import NDArray
-from reference import CASES, write_checkpoint
+from reference import case_named, write_checkpoint
 
 from ktcli.engine import Engine
 from ktcli.engine.device.cache import DeviceCache
@@ -60,7 +60,7 @@ class Made:
         cls, name: str, folder: Path, device: torch.device = CPU, experts: str = "int4"
     ) -> Made:
         """The family of this name, all but the experts int8."""
-        case = next(case for case in CASES if case.name == name)
+        case = case_named(name)
         checkpoint = write_checkpoint(case, folder / "checkpoint")
         path = convert_checkpoint(checkpoint, folder / "pack", experts=experts, dense="int8")
         pack = Pack.open(path)

@@ -4,9 +4,9 @@
     python tests/snapshots.py --check measured    says what differs of a group, for test_snapshots.py
 
 What is printed is shown by terminals of 80, 40 and 200 columns, by one that can neither draw nor colour (TERM=dumb,
-NO_COLOR, LC_ALL=C), and in a pipe; what looks as with 80 columns is not kept again. kt-mini answers on one thread of
-the portable kernels, whose results are everybody's. Speeds and times become #; the machine that `kt doctor` sees is a
-recorded one. A line that a terminal had to break by itself is marked with ⏎: there should be none but for long names.
+NO_COLOR, LC_ALL=C), and in a pipe; what looks as with 80 columns is not kept again. kt-mini answers alike on every
+CPU. Speeds and times become #; the machine that `kt doctor` sees is a recorded one. A line that a terminal had to break
+by itself is marked with ⏎: there should be none but for long names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import contextlib
 import difflib
 import io
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -33,9 +32,9 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from hardware.trees import TREES, build  # noqa: E402
 
-from docs.terminal import Shell, Shown, import_everything, shown_text  # noqa: E402
+from docs.terminal import Shell, Shown, import_everything, masked, ship_to, shown_text  # noqa: E402
+from ktcli import resources  # noqa: E402
 from ktcli.commands.table import COMMANDS, load  # noqa: E402
-from ktcli.resources import data_path  # noqa: E402
 
 KEPT = HERE / "snapshots"
 MODELS = ("deepseek-v2-lite", "gpt-oss-120b", "kimi-k2", "kt-mini", "qwen3-0.6b", "qwen3-30b-a3b")
@@ -49,30 +48,6 @@ LOOKS: dict[str, tuple[int, dict[str, str]]] = {
     "a pipe": (80, {}),
 }
 ONE_LOOK, TWO_LOOKS, IN_A_PIPE = ("80 columns",), ("80 columns", "40 columns"), ("a pipe",)
-# What depends on the machine and the moment.
-MASKS = tuple(
-    (re.compile(pattern), by)
-    for pattern, by in (
-        (r"/tmp/kt-\w{8}", "/tmp/kt-xxxxxxxx"),
-        (r"chat-\d{8}-\d{6}", "chat-YYYYMMDD-hhmmss"),
-    )
-)
-NUMBERS = tuple(
-    (re.compile(pattern), by)
-    for pattern, by in (
-        (r"(?m)^warning: other processes.*\n(?:  .*\n)*", ""),  # of kt bench
-        (r"(?m)^  .*of checkpoint; alone,.*\n(?:    .*\n)*", ""),  # of kt convert
-        ("━+", "━━━"),
-        (r"[\d.,]+ [kKMGT]?(i?B/s|FLOP/s|OP/s)", r"# \1"),
-        (r"[\d.,]+ ?(tokens/s|tok/s|ms\b|s\b)", r"# \1"),
-        (r"\([\d.,]+ to [\d.,]+,", "(# to #,"),
-        (r"\b\d+ % of", "# % of"),
-        (r"\d\d:\d\d\b", "##:##"),
-        (r'("\w*(?:_s|rate|seconds|errors?|reading|encoding|writing)": )[\d.]+(?:e-\d+)?', r"\1#"),
-        (r'("(?:experts|down|dense)": )[\d.]+', r"\1#"),
-        (r'("seed": )\d+', r"\1#"),
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -117,23 +92,20 @@ def recorded_machine(root: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def shipped_files(folder: Path) -> Iterator[None]:
-    """Gives the files that ship with kt a path of one length."""
-    package = folder / "kt"
-    if not package.exists():
-        package.mkdir()
-        (package / "profiles").symlink_to(data_path("profiles"))
-        (package / "libkt.so").symlink_to(data_path("libkt.so"))
-    with patch("ktcli.resources.PACKAGE", package):
-        yield
-
-
 def few_models() -> contextlib.AbstractContextManager[object]:
     """Shortens the catalogue: the rest would only make tables longer."""
     from ktcli.store import catalog
 
     return patch.object(catalog, "names", lambda: MODELS)
+
+
+@contextlib.contextmanager
+def few_models_on_a_disk() -> Iterator[None]:
+    """Lets a disk have 100 GiB free, too."""
+    from ktcli import smallfiles
+
+    with few_models(), patch.object(smallfiles, "free_bytes", lambda folder: 100 << 30):
+        yield
 
 
 def helps() -> Iterator[Case]:
@@ -148,14 +120,14 @@ def helps() -> Iterator[Case]:
 def printed(folder: Path) -> Iterator[Case]:
     """What needs no more than a library with conversions of kt-mini."""
     yield from helps()
-    yield Case("list", ("kt list", "kt list --all"), stands_in=few_models)
+    yield Case("list", ("kt list", "kt list --all", "kt du"), stands_in=few_models_on_a_disk)
     json = (
         "kt list --json",
         "kt verify kt-mini --json",
         "kt show kimi-k2 --json",
         "kt chta --json",
     )
-    yield Case("json", json, IN_A_PIPE)
+    yield Case("json", json, IN_A_PIPE, stands_in=few_models_on_a_disk)
     yield Case(
         "show",
         ("kt show kt-mini", "kt show kimi-k2", "kt show kt-mini --experts"),
@@ -283,8 +255,7 @@ def made(case: Case, folder: Path) -> str:
 
 
 def forked(line: str, case: Case, folder: Path, columns: int | None, more: dict[str, str]) -> Shown:
-    settings = {"KT_ISA": "portable", "KT_THREADS": "1"}
-    shell = Shell(folder, {**environment(folder), **settings, **more})
+    shell = Shell(folder, {**environment(folder), "KT_THREADS": "1", "KT_DRAFT": "off", **more})
     return shell.run(line, columns) if columns else shell.run(f"{line} | cat", LONG)
 
 
@@ -314,9 +285,10 @@ def direct(line: str, case: Case, folder: Path, columns: int | None, more: dict[
         patch.dict(os.environ, {**environment(folder), **more, **size}, clear=True),
         patch.multiple(sys, stdin=io.StringIO(), stdout=result, stderr=told),
         contextlib.chdir(folder),
-        shipped_files(folder),
+        patch.object(resources, "PACKAGE", resources.PACKAGE),
         case.stands_in(),
     ):
+        ship_to(folder / "kt")
         code = int(main(shlex.split(line)[1:]))
     if columns is None:
         return Shown((told.getvalue() + result.getvalue()).rstrip("\n"), Text(), code)
@@ -328,12 +300,6 @@ def marked(shown: Shown) -> str:
     lines = shown.text.split("\n")
     text = "".join(f"{line}{'⏎' if at in shown.broken else ''}\n" for at, line in enumerate(lines))
     return text + (f"(exit code {shown.code})\n" if shown.code else "")
-
-
-def masked(text: str, measured: bool) -> str:
-    for pattern, by in (*MASKS, *(NUMBERS if measured else ())):
-        text = pattern.sub(by, text)
-    return text
 
 
 GROUPS = ("printed", "measured")

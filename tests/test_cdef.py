@@ -1,6 +1,10 @@
 """The reader of kt.h: what it drops, what it keeps, and that it refuses what it cannot follow."""
 
 import importlib.util
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -77,9 +81,35 @@ def test_headers_in_quotes_are_read_once(tmp_path: Path):
 
 
 def test_module_is_written_from_the_real_header(tmp_path: Path):
-    target = tmp_path / "_native.py"
-    cdef.main(NATIVE / "include" / "kt.h", target)
+    target, source = tmp_path / "_native.py", tmp_path / "stamp.c"
+    cdef.main(NATIVE / "include" / "kt.h", target, source)
     namespace: dict[str, object] = {}
     exec(target.read_text(), namespace)
     assert namespace["ffi"].sizeof("enum kt_result") == 4
-    assert [path.name for path in tmp_path.iterdir()] == ["_native.py"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["_native.py", "stamp.c"]
+
+
+def test_other_declarations_have_another_stamp():
+    stamps = {
+        cdef.stamp_of(cdef.declarations(text))
+        for text in (HEADER, HEADER.replace("0x10u", "0x11u"))
+    }
+    assert len(stamps) == 2 and all(0 <= stamp < 1 << 31 for stamp in stamps)
+    assert cdef.declarations(HEADER.replace("24", "25")) == cdef.declarations(HEADER)  # a comment
+
+
+FOREIGN = {"": "no stamp", "int kt_api_stamp(void) { return 1; }": "another stamp"}
+
+
+@pytest.mark.parametrize("code", FOREIGN, ids=FOREIGN.get)
+def test_a_library_of_other_declarations_is_one_sentence(code: str, tmp_path: Path):
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    (tmp_path / "x.c").write_text(code)
+    library = str(tmp_path / "libother.so")
+    subprocess.run([compiler, "-shared", "-o", library, tmp_path / "x.c"], check=True)
+    done = subprocess.run([sys.executable, "-m", "ktcli", "doctor"], env={**os.environ, "KT_LIBRARY": library},
+                          capture_output=True, text=True)  # fmt: skip
+    assert f"{library} was built of another version of kt" in done.stdout + done.stderr
+    assert "pip install ." in done.stdout + done.stderr and "Traceback" not in done.stderr

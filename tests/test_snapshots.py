@@ -30,3 +30,8 @@ def test_no_line_is_wider_than_its_terminal() -> None:
         for line in re.findall(r"(?m)^.*⏎$", path.read_text(encoding="utf-8"))
     ]
     assert [line for line in broken if "/" not in line.split()[-1]] == []
+
+
+def test_nothing_that_is_kept_is_a_mistake_of_kt() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in KEPT.rglob("*.txt")]
+    assert texts and not any("kt made a mistake" in text for text in texts)

@@ -5,24 +5,32 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from ktcli.assembly.listener import SILENT, Bar, Listener, announce_library
+from ktcli.store.hubs import Snapshot
 from ktcli.store.library import Entry
 from ktcli.store.reference import HUBS, Reference
 
 
-def fetch(reference: Reference, listener: Listener = SILENT, limit_bps: int | None = None) -> Entry:
+def fetch(
+    reference: Reference,
+    listener: Listener = SILENT,
+    *,
+    snapshot: Snapshot | None = None,
+    limit_bps: int | None = None,
+) -> Entry:
     """Bring a repository into the library.
 
     Args:
+        snapshot: what the hub said of it already; None: it is asked.
         limit_bps: the most bytes per second, 0: no limit; None: the setting `pull-limit`.
     """
     from ktcli.store import download
 
     announce_library(listener)
-    where = f"{reference.repository}{'@' if reference.revision else ''}{reference.revision}"
-    listener.note(f"Looking at {where} on {HUBS[reference.hub]} …")
-    watcher = _Bars(listener)
+    if snapshot is None:
+        listener.note(looking(reference))
+    watcher = Bars(listener)
     try:
-        return download.pull(reference, watcher, limit_bps=limit_bps)
+        return download.pull(reference, watcher, snapshot=snapshot, limit_bps=limit_bps)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"what arrived is kept; continue with: kt pull {reference.text}"
@@ -31,7 +39,13 @@ def fetch(reference: Reference, listener: Listener = SILENT, limit_bps: int | No
         watcher.end()
 
 
-class _Bars:
+def looking(reference: Reference) -> str:
+    """The sentence for people while a hub is asked."""
+    where = f"{reference.repository}{'@' if reference.revision else ''}{reference.revision}"
+    return f"Looking at {where} on {HUBS[reference.hub]} …"
+
+
+class Bars:
     """Shows each part of a pull as a progress bar."""
 
     def __init__(self, listener: Listener) -> None:

@@ -21,7 +21,7 @@ from ktcli.measure.synthetic import fitting_plan, random_engine
 from ktcli.measure.tiles import planned_team
 from ktcli.models import build
 from ktcli.planner.plan import DevicePlan, Plan
-from ktcli.store import experience, library
+from ktcli.store import experience, library, usage
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe
 
@@ -45,6 +45,7 @@ def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine:
         pack = Pack.open(ready.pack)
         planner = planner_of(build(pack.config), pack.recipe, wanted, ready.pack, listener)
         plan = planner.place()
+        usage.note(library.conversion_name(ready.pack))
         engine: Engine | None = None
         if plan.device is not None:
             plan, engine = _with_device(ready, pack, planner, plan, listener)

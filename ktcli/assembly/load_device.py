@@ -92,6 +92,7 @@ def release(device: torch.device) -> None:
     """Give back what a failed attempt still holds of the device's memory."""
     gc.collect()  # the error's frames held tensors in cycles
     if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()  # which outlast whatever asked for them
         torch.cuda.empty_cache()
 
 

@@ -1,21 +1,32 @@
-"""Looks at a repository on its hub without its weights: its list of files, and its config.json."""
+"""Looks at a repository on its hub before its weights: what it holds, its config.json, and the headers of its files.
+
+The headers say whether kt can convert the model. They are put into files as long as those of the hub, with nothing
+behind the headers, which take no room; so whatever reads checkpoints reads these too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from ktcli.errors import BadCheckpoint, gib
-from ktcli.store.download import fetch_files, wanted
-from ktcli.store.hubs import Hub, hub_named
+from ktcli.models import build
+from ktcli.store.download import Watcher, fetch_beginnings, fetch_files, wanted
+from ktcli.store.hubs import Hub, RemoteFile, Snapshot, hub_named
 from ktcli.store.reference import Reference
-from ktcli.weights.reader import config_of
+from ktcli.weights.checkpoint import INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES
+from ktcli.weights.header import MAX_HEADER_BYTES
+from ktcli.weights.reader import config_of, examine
 
 _CONFIG = "config.json"
-_MAX_BYTES = 4 << 20  # of a config that is fetched only to be looked at
+_MOST = {_CONFIG: MAX_CONFIG_BYTES, INDEX: MAX_INDEX_BYTES}
+_FIRST_BYTES = 64 << 10  # holds the header of most shards
+_LENGTH_BYTES = 8  # of a header's length, which is what a file begins with
+_WEIGHTS = ".safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +52,65 @@ def preview(reference: Reference, *, hub: Hub | None = None) -> Preview:
         hub: where to ask; None: the hub of the reference.
     Raises:
         NotFound, HubError: there is no such repository, or the hub does not answer.
-        BadCheckpoint: there is no model in it that kt could read.
+        BadCheckpoint: there is no model in it that kt could convert.
     """
     client = hub or hub_named(reference.hub)
     snapshot = client.look(reference.repository, reference.revision)
+    return preview_of(client, snapshot)
+
+
+def preview_of(client: Hub, snapshot: Snapshot, watcher: Watcher | None = None) -> Preview:
+    """Looks at a repository whose list of files is known.
+
+    Raises:
+        NotFound, HubError: the hub does not answer.
+        BadCheckpoint: there is no model in it that kt could convert.
+    """
     files = wanted(snapshot)
-    described = next(file for file in files if file.name == _CONFIG)
-    if described.size_bytes > _MAX_BYTES:
-        size = gib(described.size_bytes)
-        raise BadCheckpoint(f"{_CONFIG} of {reference.repository} is {size}, too large for one")
-    with TemporaryDirectory(prefix="kt-preview-") as folder:
-        fetch_files(client, snapshot, [described], Path(folder), _Unwatched())
-        config = config_of(Path(folder))
+    with TemporaryDirectory(prefix="kt-preview-") as name:
+        folder = Path(name)
+        try:
+            _fetch_small(client, snapshot, files, folder)
+            config = config_of(folder)
+            build(config)  # of a family that kt does not know nothing more is asked
+            _fetch_headers(client, snapshot, files, folder, watcher or _Unwatched())
+            examine(folder)
+        except BadCheckpoint as error:
+            said = str(error).replace(name, snapshot.repository)
+            raise BadCheckpoint(
+                said, hint="nothing was pulled; look for another repository of this model"
+            ) from error
     return Preview(config, sum(file.size_bytes for file in files))
+
+
+def _fetch_small(
+    client: Hub, snapshot: Snapshot, files: Sequence[RemoteFile], folder: Path
+) -> None:
+    small = [file for file in files if file.name in _MOST]
+    for file in small:
+        if file.size_bytes > _MOST[file.name]:
+            size = gib(file.size_bytes)
+            raise BadCheckpoint(
+                f"{file.name} of {snapshot.repository} is {size}, too large for one"
+            )
+    fetch_files(client, snapshot, small, folder, _Unwatched())
+
+
+def _fetch_headers(
+    client: Hub,
+    snapshot: Snapshot,
+    files: Sequence[RemoteFile],
+    folder: Path,
+    watcher: Watcher,
+) -> None:
+    weights = [file for file in files if file.name.endswith(_WEIGHTS)]
+    fetch_beginnings(client, snapshot, dict.fromkeys(weights, _FIRST_BYTES), folder, watcher)
+    longer = {}
+    for file in weights:
+        with (folder / file.name).open("rb") as stream:
+            length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+        if _FIRST_BYTES - _LENGTH_BYTES < length <= MAX_HEADER_BYTES:
+            longer[file] = _LENGTH_BYTES + length
+    fetch_beginnings(client, snapshot, longer, folder, watcher)
+    for file in weights:
+        os.truncate(folder / file.name, file.size_bytes)

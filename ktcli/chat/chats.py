@@ -24,6 +24,7 @@ from ktcli.errors import KtError, NotFound, UsageError
 _AROUND = 40  # characters on each side of what was searched
 LAST = "last"  # of the chat that was kept last; earlier versions of kt had a file of this name, and no other
 FORMS = (log.SUFFIX, document.SUFFIX)
+_LATEST_NS = 1 << 62  # in the year 2116
 _NAME = re.compile(r"\w[\w. -]{0,99}")
 _DATED = re.compile(r"\d{4}-\d\d-\d\d-\d{6}(-\d+)?")
 
@@ -106,8 +107,13 @@ def files() -> list[Path]:
                     if not stat.S_ISREG(status.st_mode):
                         continue
                     if status.st_size or path.suffix != log.SUFFIX:  # else it was never begun
-                        found.append((status.st_mtime_ns, entry.name, path))
+                        found.append((used_ns(status), entry.name, path))
     return [path for _, _, path in sorted(found, reverse=True)]
+
+
+def used_ns(status: os.stat_result) -> int:
+    """When a file was used last, in nanoseconds since 1970; 0: its time is beyond that of any clock."""
+    return status.st_mtime_ns if 0 <= status.st_mtime_ns < _LATEST_NS else 0
 
 
 def saved_names() -> tuple[str, ...]:
@@ -156,7 +162,7 @@ def find(name: str) -> Path:
         names = ", ".join(path.stem for path in begins[:5])
         raise UsageError(f"{len(begins)} chats begin with {name!r}", hint=f"among them: {names}")
     if not begins:
-        raise NotFound(f"there is no chat {chat_path(stem)}", hint=saved_hint())
+        raise NotFound(f"there is no chat {stem!r} in {chats_folder()}", hint=saved_hint())
     return begins[0]
 
 

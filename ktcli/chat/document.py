@@ -21,6 +21,7 @@ from ktcli.errors import BadCheckpoint, KtError, UsageError
 VERSION = 1
 SUFFIX = ".json"
 MAX_FILE_BYTES = 16 << 20  # millions of tokens
+MAX_STOPS = 1000  # texts; each is looked for in every piece of an answer
 
 
 def save(path: Path, saved: Saved) -> None:
@@ -130,6 +131,8 @@ def others_of(values: Any) -> dict[str, Any]:
         raise ValueError("thinking is neither on nor off")
     if "stops" in found:
         found["stops"] = tuple(plain_text(stop) for stop in _list(found["stops"]))
+        if len(found["stops"]) > MAX_STOPS:
+            raise ValueError(f"it has more than {MAX_STOPS:,} stop texts")
     return found
 
 

@@ -135,7 +135,7 @@ class Keeper:
         newest = next(others, None)
         if newest is not None:
             with contextlib.suppress(OSError):
-                file.date(newest.stat().st_mtime_ns + 1)
+                file.date(chats.used_ns(newest.stat()) + 1)
 
     def begin(self) -> None:
         """Gives a new conversation a file of its own; the file of the one before stays as it is."""
@@ -176,9 +176,10 @@ class Keeper:
         if not mine:
             self._let_go()
         if saved.damaged:
-            lines = "1 line" if saved.damaged == 1 else f"{saved.damaged} lines"
+            one = saved.damaged == 1
+            lines, are = ("1 line", "is") if one else (f"{saved.damaged} lines", "are")
             self._warn(
-                f"{lines} of {path} are damaged: the file stays as it is, and this chat goes on in another"
+                f"{lines} of {path} {are} damaged: the file stays as it is, and this chat goes on in another"
             )
             if file is not None:
                 file.close()

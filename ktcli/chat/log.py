@@ -36,6 +36,7 @@ from typing import Any, BinaryIO
 from ktcli import smallfiles
 from ktcli.chat.conversation import Conversation, Identity, Saved, Spoken, remember
 from ktcli.chat.document import others_of, plain_text, sampling_of
+from ktcli.chat.lastread import LastRead, ReadRecord
 from ktcli.chat.reuse import Timeline
 from ktcli.chat.settings import Settings
 from ktcli.engine.sampler import SamplingSettings
@@ -47,6 +48,7 @@ MAX_BYTES = 256 << 20  # four million tokens
 MAX_LINE_BYTES = 64 << 20  # of a question; standard input may hold less
 LOST = "\ufffd"
 MAX_ID = 1 << 31
+LATEST_S = 1 << 33  # in the year 2242, which every calendar knows
 LOOKS, LOOK_S = 4, 0.02  # tries to lock a file, and the seconds between them
 Record = dict[str, Any]
 
@@ -126,7 +128,7 @@ class _Replay:
         self._conversation = Conversation()
         self._sampling, self._others = SamplingSettings(), dict[str, Any]()
         self._spoken: list[Spoken] = []
-        self._timeline: Timeline | None = None
+        self._read = LastRead()
         self._open: list[str] | None = None  # the pieces of the answer that is being made
         self._ids: list[int] = []
         self._late, self._defer = (
@@ -165,7 +167,7 @@ class _Replay:
             unfinished,
             speaker=self._model,
             spoken=tuple(self._spoken),
-            timeline=self._timeline,
+            timeline=self._read.timeline(self._conversation),
             tokens=self._tokens,
             time_s=self._time_s,
             damaged=self._damaged,
@@ -189,7 +191,7 @@ class _Replay:
         self._close()
         self._conversation.end_question()
         self._conversation.say("user", said)
-        if type(record.get("time")) is int:
+        if type(record.get("time")) is int and 0 <= record["time"] <= LATEST_S:
             self._time_s = record["time"]
 
     def assistant(self, record: Record) -> None:
@@ -204,17 +206,12 @@ class _Replay:
 
     def read(self, record: Record) -> None:
         kept, ids, at = _count(record["kept"]), _ids(record["read"]), _count(record["at"])
-        before = self._timeline.ids if self._timeline else ()
-        if kept > len(before):
-            raise ValueError("more ids are kept than were there")
+        runs = [(_count(count), _count(depth, 255)) for count, depth in record.get("depths", [])]
         self._close()
         self._at = at
-        every = (*before[:kept], *ids)
-        depths = _depths(record.get("depths", []), len(every))
-        messages = tuple((turn["role"], turn["content"]) for turn in self._conversation.messages)
         variables = Settings(thinking=self._others.get("thinking")).variables
-        model = (self._model.name, self._model.pack)
-        self._timeline = Timeline(every, messages, variables, model, depths)
+        about = Timeline((), variables=variables, model=(self._model.name, self._model.pack))
+        self._read.begin(ReadRecord(kept, ids, runs, about), self._conversation)
 
     def piece(self, record: Record) -> None:
         said, ids = plain_text(record["piece"]), _ids(record.get("ids", []))
@@ -236,6 +233,7 @@ class _Replay:
     def turns(self, record: Record) -> None:
         most = _count(record["turns"])
         self._close()
+        self._read.taken_back(self._conversation, most)
         del self._conversation.turns[most:]
 
     def _ask_anyhow(self) -> None:
@@ -253,10 +251,7 @@ class _Replay:
         self._open = None
         if ids and self._whole:
             remember(self._spoken, Spoken(self._at, said, ids))
-        if self._timeline is not None:
-            first = self._timeline.depths.ljust(len(self._timeline.ids), b"\0")
-            depths = (first + self._late).rstrip(b"\0")
-            self._timeline = self._timeline.answered(said, ids, depths)
+        self._read.answered(said, ids, bytes(self._late))
 
 
 _KINDS = {
@@ -283,14 +278,6 @@ def _count(value: Any, most: int = sys.maxsize) -> int:
     if type(value) is not int or not 0 <= value <= most:
         raise ValueError("a count is none")
     return int(value)
-
-
-def _depths(value: Any, n: int) -> bytes:
-    """The depths of deferral of n ids, as `reuse.depth_runs` wrote them."""
-    found = bytearray()
-    for count, depth in value:
-        found += bytes([_count(depth, 255)]) * _count(count, n - len(found))
-    return bytes(found)
 
 
 # --- writing ----------------------------------------------------------------------------------------

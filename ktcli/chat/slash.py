@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from ktcli.chat import slash_files as files
 from ktcli.chat.adjust import OF_SCREEN, SETTABLE, changed, show_otherwise, shown, silent_seed
@@ -15,6 +16,19 @@ from ktcli.chat.desk import Desk
 from ktcli.chat.statistics import cached_line, six_lines
 from ktcli.chat.thoughts import without_marks
 from ktcli.errors import UsageError
+
+_HELP_COLUMN = 26  # where meanings begin
+_COLUMNS = 80  # where there is no screen
+
+# What keys do, for /help.
+KEYS = (
+    ("Alt-Enter", 'a line more; so do a \\ at the end and """ around a text'),
+    ("Tab", "complete a command, a setting, a chat or a file"),
+    ("Ctrl-R", "search what was typed before; Up and Down go through it"),
+    ("Ctrl-X Ctrl-E", "write the question in your editor"),
+    ("Ctrl-C", "stop an answer; at the prompt, drop the line"),
+    ("Ctrl-D", "leave"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +41,25 @@ class Slash:
 
 
 def _help(desk: Desk, rest: str) -> None:
-    lines = [f"  /{name} {slash.usage}".ljust(26) + slash.meaning for name, slash in TABLE.items()]
-    keys = (
-        '  Alt-Enter, a \\ at the end, or """ around a text: several lines',
-        "  Ctrl-C stops an answer, Ctrl-D leaves",
+    width = (desk.screen.columns if desk.screen is not None else _COLUMNS) - 1
+    typed = [(f"/{name} {slash.usage}", slash.meaning) for name, slash in TABLE.items()]
+    lines = [line for words, meaning in [*typed, *KEYS] for line in _beside(words, meaning, width)]
+    desk.say("\n".join(lines))
+
+
+def _beside(words: str, meaning: str, width: int) -> list[str]:
+    """Words and their meaning beside them, or below where a terminal is too narrow for that."""
+    if width < 2 * _HELP_COLUMN:
+        return [
+            f"  {words}",
+            *wrap(
+                meaning, max(width, _HELP_COLUMN), initial_indent="    ", subsequent_indent="    "
+            ),
+        ]
+    indent = " " * _HELP_COLUMN
+    return wrap(
+        meaning, width, initial_indent=f"  {words}".ljust(_HELP_COLUMN), subsequent_indent=indent
     )
-    desk.say("\n".join([*lines, *keys]))
 
 
 def _system(desk: Desk, rest: str) -> None:

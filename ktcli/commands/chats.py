@@ -15,12 +15,12 @@ from ktcli.chat.chats import Listed
 from ktcli.chat.conversation import Saved
 from ktcli.chat.document import markdown_of, text_of
 from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.commands.view.times import age
 from ktcli.errors import ExitCode, UsageError
 from ktcli.output import out, safe, visible
 
 BEGINS = 48  # characters of the first question in a list
 CHOICES = 10  # chats to choose from
-_UNITS = ((86_400 * 365, "years"), (86_400, "days"), (3_600, "hours"), (60, "minutes"))
 
 app = typer.Typer(
     add_completion=False,
@@ -225,15 +225,6 @@ def listed(lines: list[Listed], *, numbered: bool = False) -> str:
 def _found(found: list[tuple[Listed, str]]) -> str:
     rows = [(line.name, age(time.time() - line.used_s), said) for line, said in found]
     return out.table(rows, ("NAME", "USED", "SAID")) if rows else ""
-
-
-def age(seconds: float) -> str:
-    """A time ago for people; a clock that went back makes nothing younger than now."""
-    for length, unit in _UNITS:
-        if seconds >= length:
-            count = int(seconds // length)
-            return f"{count} {unit if count > 1 else unit[:-1]} ago"
-    return "just now"
 
 
 def _count(tokens: int | None) -> str:

@@ -112,9 +112,9 @@ def _argument(words: str, metavar: str) -> Values:
     """The values of a command's argument: most commands take a model, some only one that is on disk."""
     if words in ("config set", "config unset"):
         return Values(tuple(setting.name for setting in TABLE if setting.kept))
-    if metavar.rstrip(".") not in ("MODEL", "NAME"):
+    if metavar.strip("[].") not in ("MODEL", "NAME"):
         return values_of(metavar.rstrip("."))
-    names = {"rm": "mine", "verify": "here", "convert": "here"}.get(words, "all")
+    names = {"rm": "mine", "verify": "here", "convert": "here", "path": "here"}.get(words, "all")
     return Values(names=names, files=".gguf")
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 import typer
 
-from ktcli import config
+from ktcli import config, smallfiles
 from ktcli.commands.options import JsonOpt, QuietOpt
+from ktcli.commands.view.times import age
 from ktcli.errors import gib
 from ktcli.output import out
-from ktcli.store import catalog, library
+from ktcli.store import catalog, library, usage
 from ktcli.store.catalog import ModelProfile
 from ktcli.store.library import Entry, EntryKind
 
@@ -24,7 +26,8 @@ def list_models(
 ) -> None:
     """List the models in the library.
 
-    A checkpoint is a model as it was pulled; a pack is a conversion of it that is ready to run.
+    A checkpoint is a model as it was pulled; a pack is a conversion of it that is ready to run. Work that goes on
+    is shown with its process and how far it is; what was interrupted, with the command that continues it.
 
     Examples:
 
@@ -33,14 +36,19 @@ def list_models(
     """
     entries = library.entries()
     known = _absent(entries) if all_models else ()
+    models = [_document(entry) for entry in entries]
+    home, free = config.home(), smallfiles.free_bytes(config.home())
     document = {
-        "home": str(config.home()),
-        "models": [_document(entry) for entry in entries],
+        "home": str(home),
+        "free_bytes": free,
+        "models": models,
         "known": [_known(profile) for profile in known],
     }
-    out.result(document, lambda: _render(entries, known))
-    if not all_models and all(not entry.managed for entry in entries):
-        home = config.home()
+    out.result(document, lambda: _render(entries, models, known))
+    if any(entry.managed for entry in entries):
+        total = sum(row["size_bytes"] for row in models if row["managed"])
+        out.note(f"\n{gib(total)} in {home}, {gib(free)} free on its disk.")
+    elif not all_models:
         state = (
             f"The library {home} is empty"
             if home.is_dir()
@@ -57,6 +65,9 @@ def _absent(entries: tuple[Entry, ...]) -> tuple[ModelProfile, ...]:
 
 
 def _document(entry: Entry) -> dict[str, Any]:
+    used = None
+    if entry.kind is EntryKind.PACK:
+        used = usage.last_used_s(library.conversion_name(entry.path))
     return {
         "name": entry.label,
         "kind": entry.kind.value,
@@ -64,9 +75,14 @@ def _document(entry: Entry) -> dict[str, Any]:
         "size_bytes": entry.size_bytes,
         "path": str(entry.path),
         "source": entry.source,
+        "managed": entry.managed,
         "complete": entry.complete,
         "problem": entry.problem,
         "running": entry.running,
+        "process": entry.work and entry.work.process,
+        "percent": None if entry.done is None else round(100 * entry.done),
+        "last_used_s": used,
+        "again": "" if entry.complete or entry.running else entry.again,
     }
 
 
@@ -81,17 +97,20 @@ def _known(profile: ModelProfile) -> dict[str, Any]:
     }
 
 
-def _render(entries: tuple[Entry, ...], known: tuple[ModelProfile, ...]) -> str:
+def _render(
+    entries: tuple[Entry, ...], models: list[dict[str, Any]], known: tuple[ModelProfile, ...]
+) -> str:
     rows = [
         (
             entry.label,
             entry.kind.value,
-            gib(entry.size_bytes),
-            _origin(entry) if entry.complete else _sick(entry),
+            gib(row["size_bytes"]),
+            age(time.time() - row["last_used_s"]) if row["last_used_s"] else "",
+            _origin(entry) if entry.complete else _sick(entry, row["percent"]),
         )
-        for entry in entries
+        for entry, row in zip(entries, models, strict=True)
     ]
-    words = [out.table(rows, ("NAME", "KIND", "SIZE", "FROM"), right=(2,))] if rows else []
+    words = [out.table(rows, ("NAME", "KIND", "SIZE", "USED", "FROM"), right=(2,))] if rows else []
     if known:
         more = [
             (
@@ -113,9 +132,9 @@ def _billions(parameters: int) -> str:
     return f"{parameters / 1e9:.{0 if parameters >= 1e10 else 1}f} billion"
 
 
-def _sick(entry: Entry) -> str:
+def _sick(entry: Entry, percent: int | None) -> str:
     if entry.running:
-        return entry.problem
+        return entry.problem + ("" if percent is None else f", {percent} % done")
     if entry.problem != library.INTERRUPTED:
         return f"cannot be used; kt verify {entry.label} says why"
     return f"interrupted; continue with: {entry.again}"
@@ -123,7 +142,8 @@ def _sick(entry: Entry) -> str:
 
 def _origin(entry: Entry) -> str:
     """Where it came from; a conversion of which nobody recorded that came from the model of its name."""
-    return _short(entry.source) or (entry.name if entry.kind is EntryKind.PACK else "")
+    origin = _short(entry.source) or (entry.name if entry.kind is EntryKind.PACK else "")
+    return f"{origin}; process {entry.work.process} is {entry.work.doing}" if entry.work else origin
 
 
 def _short(source: str) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
+import typer
+
 from ktcli.assembly.fetch import fetch
+from ktcli.assembly.offer import make_offer
 from ktcli.assembly.text import require_known_tokenizer
-from ktcli.commands.options import JsonOpt, ModelArg, QuietOpt, setting_option
-from ktcli.errors import NotFound, UsageError, gib
-from ktcli.output import out, safe
+from ktcli.commands.options import JsonOpt, ModelArg, QuietOpt, YesOpt, setting_option
+from ktcli.errors import ExitCode, NotFound, UsageError, gib
+from ktcli.output import Mode, out, safe
 from ktcli.settings import SETTINGS
-from ktcli.store import library
+from ktcli.store import download, library
 from ktcli.store.library import Entry, EntryKind
 from ktcli.store.reference import Reference, parse
 from ktcli.weights.reader import examine
@@ -25,15 +29,19 @@ def _limit(value: str | None) -> str | None:
 
 def pull(
     model: ModelArg,
+    yes: YesOpt = False,
     limit: Annotated[str | None, setting_option("pull-limit", callback=_limit)] = None,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
     """Download a model into the library.
 
-    Only data is taken: safetensors, JSON, templates, tokenizers; never a program. Free space is checked
-    first, every file against its hash as it arrives. Interrupted, even killed? The same command continues
-    inside the file where it was.
+    Only data is taken: safetensors, JSON, templates, tokenizers; never a program. Before the first byte
+    you are told what comes, what it becomes and how it would run here, and on a terminal you are asked;
+    a script is not. A model that kt cannot convert is refused by the headers of its files.
+
+    Every file is checked against its hash as it arrives. Interrupted, even killed? The same command
+    continues inside the file where it was.
 
     Examples:
 
@@ -46,7 +54,10 @@ def pull(
     """
     reference = parse(model)
     before = library.find(model, EntryKind.CHECKPOINT)
-    entry = before or _download(reference, limit)
+    entry = before or _download(reference, limit, yes)
+    if entry is None:
+        out.note("Nothing was pulled.")
+        raise typer.Exit(ExitCode.FAILED)
     if not entry.managed and entry.name != library.BUILTIN:
         examine(entry.path)
     require_known_tokenizer(entry.path)
@@ -60,7 +71,8 @@ def pull(
     out.result(document, lambda: _render(entry, before is None))
 
 
-def _download(reference: Reference, limit: str | None) -> Entry:
+def _download(reference: Reference, limit: str | None, yes: bool) -> Entry | None:
+    """Returns the entry that was pulled; None: the user said no."""
     if reference.folder is not None:
         raise NotFound(
             f"{reference.folder} is a conversion, there is nothing to pull",
@@ -75,7 +87,15 @@ def _download(reference: Reference, limit: str | None) -> Entry:
             hint=f"kt pull {reference.name}, then kt convert {reference.name}",
         )
     rate = None if limit is None else SETTINGS["pull-limit"].domain.read(limit)
-    return fetch(reference, out, rate)
+    if download.is_begun(reference.name):
+        return fetch(reference, out, limit_bps=rate)
+    offer = make_offer(reference, out)
+    for line in offer.lines():
+        out.note(line)
+    asks = not yes and out.mode is Mode.HUMAN and sys.stdin.isatty() and sys.stderr.isatty()
+    if asks and not out.confirm("Pull it?"):
+        return None
+    return fetch(reference, out, snapshot=offer.snapshot, limit_bps=rate)
 
 
 def _render(entry: Entry, fresh: bool) -> str:

@@ -11,7 +11,7 @@ from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import out, safe
 from ktcli.store import catalog, heat, library, removal
-from ktcli.store.library import Entry
+from ktcli.store.library import Entry, EntryKind
 from ktcli.store.pagefolder import PageFolder, StoredPages
 from ktcli.store.reference import parse
 
@@ -23,6 +23,12 @@ def rm(
     partial: Annotated[
         bool,
         typer.Option("--partial", help="Also everything whose pull or conversion was interrupted."),
+    ] = False,
+    checkpoint_only: Annotated[
+        bool,
+        typer.Option(
+            "--checkpoint-only", help="Only the files as they were pulled; conversions stay."
+        ),
     ] = False,
     yes: YesOpt = False,
     json: JsonOpt = False,
@@ -39,6 +45,7 @@ def rm(
 
       kt rm qwen3-30b-a3b               checkpoint and conversions
       kt rm qwen3-30b-a3b@int4-int8     one conversion
+      kt rm qwen3-30b-a3b --checkpoint-only   what its conversions do not need to run
       kt rm ./my-model                  the conversions of a local folder
       kt rm --partial                   what interrupted work left behind
     """
@@ -47,6 +54,18 @@ def rm(
             "no model is named", hint="kt list shows the names; kt rm --partial removes leftovers"
         )
     chosen, whole = _chosen(models or [], partial)
+    if checkpoint_only:
+        chosen, whole = _checkpoints(chosen), set()
+    carry_out(chosen, whole, yes)
+
+
+def carry_out(chosen: list[Entry], whole: set[str], yes: bool) -> None:
+    """Removes entries, what killed processes left, and the KV pages and heat maps that go with them, and reports it.
+
+    Args:
+        whole: names of models that are removed as a whole.
+        yes: whether nobody is asked.
+    """
     pages = removal.pages_of([entry for entry in chosen if entry.complete], whole)
     if (chosen or pages) and not yes and not out.confirm(_question(chosen, pages)):
         out.note("Nothing was removed.")
@@ -67,6 +86,16 @@ def rm(
     document = {"removed": removed, "freed_bytes": freed, "kv_pages_bytes": pages_freed}
     what = safe(", ".join([*removed, *["KV pages"] * bool(pages)])) or "nothing"
     out.result(document, f"Removed {what}, freed {gib(freed)}.")
+
+
+def _checkpoints(chosen: list[Entry]) -> list[Entry]:
+    found = [entry for entry in chosen if entry.kind is EntryKind.CHECKPOINT]
+    if chosen and not found:
+        names = ", ".join(entry.label for entry in chosen)
+        raise NotFound(
+            f"{names}: there is no checkpoint of it in the library, so nothing is removed"
+        )
+    return found
 
 
 def _question(chosen: list[Entry], pages: tuple[StoredPages, ...]) -> str:

@@ -6,12 +6,13 @@ family of verbs. Order and headings are those of `kt --help`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-import typer
-from typer.core import TyperCommand
+if TYPE_CHECKING:
+    from typer.core import TyperCommand
 
 # click's settings for every command.
 CONTEXT: dict[Any, Any] = {"help_option_names": ["-h", "--help"]}
@@ -48,6 +49,13 @@ COMMANDS: dict[str, Row] = {
         "ktcli.commands.verify:verify", "Check a model's files against their hashes.", "Models"
     ),
     "rm": Row("ktcli.commands.rm:rm", "Remove a model and free its space.", "Models"),
+    "prune": Row(
+        "ktcli.commands.prune:prune", "Remove what interrupted work left behind.", "Models"
+    ),
+    "du": Row("ktcli.commands.du:du", "Show how much room each model takes.", "Models"),
+    "path": Row(
+        "ktcli.commands.path:path", "Print the folder of a model, or of the library.", "Models"
+    ),
     "cache": Row(
         "ktcli.commands.cache:app", "Show, check and remove the KV pages on disk.", "Models"
     ),
@@ -75,6 +83,8 @@ COMMANDS: dict[str, Row] = {
 
 def load(name: str) -> Any:
     """The click command of one row."""
+    import typer
+
     module, _, attribute = COMMANDS[name].target.partition(":")
     target = getattr(import_module(module), attribute)
     if isinstance(target, typer.Typer):
@@ -82,21 +92,26 @@ def load(name: str) -> Any:
         app.info.context_settings = CONTEXT
     else:
         app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
-        app.command(name, cls=_with_optional(COMMANDS[name].optional), context_settings=CONTEXT)(
-            target
-        )
+        texts = {n for n, hint in get_type_hints(target).items() if hint in (str, str | None)}
+        kind = _kind_of_command(COMMANDS[name].optional, texts)
+        app.command(name, cls=kind, context_settings=CONTEXT)(target)
     command = typer.main.get_command(app)
     command.name = name
     _in_our_words(command)
     return command
 
 
-def _with_optional(options: tuple[str, ...]) -> type[TyperCommand]:
-    """The class of a command that gives these options an empty value where they have none."""
+def _kind_of_command(options: tuple[str, ...], texts: Collection[str]) -> type[TyperCommand]:
+    """The class of a command that gives these options an empty value where they have none, and takes these parameters
+    as texts."""
+    from typer.core import TyperCommand
 
     class Command(TyperCommand):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             return list(super().parse_args(ctx, _filled(args, options)))
+
+        def get_params(self, ctx: Any) -> list[Any]:
+            return trusted(super().get_params(ctx), texts)
 
     return Command
 
@@ -111,6 +126,31 @@ def _filled(args: list[str], options: tuple[str, ...]) -> list[str]:
         if word in options and (not following or following[0].startswith("-")):
             found.append("")
     return found
+
+
+def trusted(parameters: Iterable[Any], texts: Collection[str] = ()) -> list[Any]:
+    """Lets typer check only what was typed and is no text: defaults, and the parameters named as `texts`, are what they
+    should be. Later versions check with a library whose import takes longer than all else before a command runs."""
+    found = list(parameters)
+    for parameter in found:
+        if "process_value" not in vars(parameter):
+            parameter.process_value = _trusting(parameter, is_text=parameter.name in texts)
+    return found
+
+
+def _trusting(parameter: Any, *, is_text: bool) -> Callable[[Any, Any], Any]:
+    check: Callable[[Any, Any], Any] = parameter.process_value
+
+    def process(context: Any, value: Any) -> Any:
+        source = getattr(context.get_parameter_source(parameter.name), "name", "")
+        if value is None and not parameter.required:
+            value = () if parameter.multiple or parameter.nargs == -1 else None
+        elif value is None or not (source == "DEFAULT" or (is_text and isinstance(value, str))):
+            return check(context, value)
+        call = parameter.callback
+        return value if call is None else call(context, parameter, value)
+
+    return process
 
 
 def _in_our_words(command: Any) -> None:

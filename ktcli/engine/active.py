@@ -10,6 +10,7 @@ from ktcli.engine.contract import Engine
 from ktcli.engine.draft_length import MOST_ROWS
 from ktcli.engine.drafting import Drafting
 from ktcli.engine.logits import Logits
+from ktcli.engine.pace import PIECE_STEP
 from ktcli.engine.pages import PoolFull
 from ktcli.engine.pagetable import pages_for
 from ktcli.engine.prefix import depths_of
@@ -24,6 +25,14 @@ from ktcli.native.choosing import ChosenToken, TokenChoice
 _AGAIN = MOST_ROWS
 # Tokens of an answer for which there must be room before its prompt is read.
 _SLICE = PAGE_TOKENS
+
+
+def _even(tokens: int, most: int) -> int:
+    """The first of as few equal pieces of at most `most` tokens as so many divide into."""
+    if tokens <= most:
+        return tokens
+    equal = -(-tokens // -(-tokens // most))
+    return min(most, -(-equal // PIECE_STEP) * PIECE_STEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +151,7 @@ class Active:
                 return self._reads_answer(at, depth, most)
             same = (p for p in range(at, self._chunks[0][0]) if self._depth_found(p))
             chunk = at, engine.chunk_tokens(next(same, self._chunks[0][0]) - at)
-        upto = at + self.sequence.until_mark(min(most, sum(chunk) - at))
+        upto = at + self.sequence.until_mark(_even(sum(chunk) - at, most))
         return self._run(upto, upto == len(self.known), 0, chunk)
 
     def _depth_found(self, position: int) -> int:

@@ -2,76 +2,87 @@
 
 A step that also reads a piece of a prompt (a *mixed* step) takes C seconds, a *pure* one of answers alone Td, and
 all answers wait for either. After each mixed step come m pure ones. In that time of C + m·Td each answer gets 1 + m
-tokens, which alone would take (1 + m)·Td; and the prompt a piece, which alone would take e·C, where e is the speed
-of reading such pieces over that of reading whole chunks.
+tokens, which alone would take (1 + m)·Td; and the prompt a piece, which alone, as a part of a whole chunk, would take
+W seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 # The parts of their own speed that answers and prompts are to keep. Together more than 1, because the tokens of
 # answers cost little in a step that reads a prompt.
 ANSWERS_KEEP = 0.40
 PROMPT_KEEPS = 0.65
-_AS_GOOD = 0.95  # of the best score: a size that has it is not changed
+# Parts of the best score: the smallest size that has the first makes the shortest waits; the size chosen before stays
+# while it has the second.
+_AS_GOOD, _STAYS = 0.97, 0.95
 
 
-def shares(
-    mixed_s: float, decode_s: float, pure_steps: float, efficiency: float = 1.0
-) -> tuple[float, float]:
+class PieceSize(NamedTuple):
+    """A size of the pieces of a prompt.
+
+    Attributes:
+        tokens: the size.
+        mixed_s: the seconds C of a mixed step that reads a piece.
+        alone_s: the seconds W that the piece takes in a whole chunk, without answers.
+    """
+
+    tokens: int
+    mixed_s: float
+    alone_s: float
+
+
+def shares(choice: PieceSize, decode_s: float, pure_steps: float) -> tuple[float, float]:
     """The parts of their own speed that answers and the prompt keep.
 
     Args:
-        mixed_s: the seconds C of a mixed step.
         decode_s: the seconds Td of a pure step.
         pure_steps: the number m of pure steps after each mixed one.
-        efficiency: the speed of reading such pieces over that of reading whole chunks.
     """
-    cycle = mixed_s + pure_steps * decode_s
-    return (1 + pure_steps) * decode_s / cycle, efficiency * mixed_s / cycle
+    cycle = choice.mixed_s + pure_steps * decode_s
+    return (1 + pure_steps) * decode_s / cycle, choice.alone_s / cycle
 
 
-def pure_steps(mixed_s: float, decode_s: float, efficiency: float = 1.0) -> float:
-    """The number of pure steps, whole or not, that should follow a mixed one, 0 at least.
+def pure_steps(alone_s: float, decode_s: float) -> float:
+    """The number of pure steps, whole or not, that should follow a mixed one whose piece takes `alone_s`, 0 at least.
 
     Answers and prompt then keep parts that are as far above, or below, what they are to keep.
     """
-    return max(0.0, ANSWERS_KEEP / PROMPT_KEEPS * efficiency * mixed_s / decode_s - 1)
+    return max(0.0, ANSWERS_KEEP / PROMPT_KEEPS * alone_s / decode_s - 1)
 
 
-def satisfaction(mixed_s: float, decode_s: float, efficiency: float = 1.0) -> float:
+def satisfaction(choice: PieceSize, decode_s: float) -> float:
     """The lesser of what answers and prompt keep, over what they are to keep; 1: both keep enough."""
-    after = pure_steps(mixed_s, decode_s, efficiency)
-    answers, prompt = shares(mixed_s, decode_s, after, efficiency)
+    answers, prompt = shares(choice, decode_s, pure_steps(choice.alone_s, decode_s))
     return min(answers / ANSWERS_KEEP, prompt / PROMPT_KEEPS)
 
 
 def best_piece(
-    sizes: Sequence[int],
-    chunk: int,
-    mixed_s: Callable[[int], float],
+    choices: Sequence[PieceSize],
+    late_s: Sequence[float],
     decode_s: float,
     longest_s: float,
     before: int = 0,
 ) -> int:
-    """The number of tokens of a prompt that a mixed step should read.
+    """The tokens of a prompt that a mixed step should read.
 
     Small pieces make short waits, but each costs a pass over the weights.
 
     Args:
-        sizes: the choices, ascending.
-        chunk: the tokens of a whole chunk.
-        mixed_s: the seconds of a mixed step that reads so many tokens.
+        choices: the sizes, ascending, with their times in the middle of the prompt.
+        late_s: the seconds of a mixed step with each late in the prompt.
         longest_s: the most seconds of a step. If even the smallest takes longer, waiting cannot be short: then
             the smallest one that reads at least at half the speed of a whole chunk.
         before: the size chosen before, which stays unless another is clearly better: equal pieces make equal waits.
     """
-    whole_rate = chunk / mixed_s(chunk)
-    efficiencies = {size: min(1.0, size / mixed_s(size) / whole_rate) for size in sizes}
-    short = [size for size in sizes if mixed_s(size) <= longest_s]
+    short = [choice for choice, s in zip(choices, late_s, strict=True) if s <= longest_s]
     if not short:
-        return next((size for size in sizes if efficiencies[size] >= 0.5), sizes[-1])
-    scores = {size: satisfaction(mixed_s(size), decode_s, efficiencies[size]) for size in short}
-    best = max(short, key=lambda size: (scores[size], -size))
-    return before if scores.get(before, 0.0) >= _AS_GOOD * scores[best] else best
+        worth = (choice.tokens for choice in choices if choice.alone_s >= 0.5 * choice.mixed_s)
+        return next(worth, choices[-1].tokens)
+    scores = {choice.tokens: satisfaction(choice, decode_s) for choice in short}
+    best = max(scores.values())
+    if scores.get(before, 0.0) >= _STAYS * best:
+        return before
+    return next(tokens for tokens, score in scores.items() if score >= _AS_GOOD * best)

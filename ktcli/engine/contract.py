@@ -19,6 +19,7 @@ from ktcli.engine.session import Session
 from ktcli.engine.tier import PageMemory
 from ktcli.models import Model, Spec
 from ktcli.native import Batch, Pool
+from ktcli.planner.cost import PieceTimes
 from ktcli.weights.recipe import Recipe
 
 
@@ -47,7 +48,11 @@ class Engine(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """The most rows of a step."""
+        """The most tokens of a prompt's chunk."""
+
+    @property
+    def max_rows(self) -> int:
+        """The most rows of a step: a prompt's chunk and, where there is room, answers beside it."""
 
     @property
     def max_outputs(self) -> int:
@@ -96,9 +101,8 @@ class Engine(Protocol):
         drafts could change an answer."""
 
     @property
-    def piece_times(self) -> tuple[tuple[int, float], ...]:
-        """The (tokens, modelled seconds) pairs of steps that read pieces of a prompt, ascending, of which only the
-        ratios count; empty: there is no model."""
+    def piece_times(self) -> PieceTimes:
+        """The modelled times of steps that read pieces of a prompt, of which only the ratios count."""
 
     def chunk_tokens(self, left: int) -> int:
         """The tokens of a prompt's next chunk when `left` are left, 1..left."""

@@ -29,7 +29,7 @@ from ktcli.native import Batch, Pool, Program, View
 from ktcli.ops.native import Places, assemble
 from ktcli.ops.passes import defer_experts, reuse_buffers
 from ktcli.ops.recording import record
-from ktcli.planner.cost import has_tiles, piece_seconds, row_seconds
+from ktcli.planner.cost import PieceTimes, has_tiles, piece_times, row_seconds
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import Plan
 from ktcli.weights.recipe import format_of
@@ -73,9 +73,10 @@ class CpuEngine:
         self._tensors: Tensors = load(model, plan.recipe, source, pool, progress)
         self.warnings = tuple(refusals(pool, self._tensors.unbound))
         key = seed(_facts(model, plan, pool, source.identity))
+        self.max_tokens = min(PREFILL_CHUNK, plan.use.streams * self.context)
         self._cache = cache = KvCache(self.spec, plan.use, plan.context, pool, key)
         self.program, outputs, self.routings = self._record()
-        self.max_tokens, self.max_outputs = self.program.max_tokens, self.program.max_outputs
+        self.max_rows, self.max_outputs = self.program.max_tokens, self.program.max_outputs
         memory = (cache.memory.arena, cache.layout.page_bytes, cache.state_memory)
         self.program.attach(*memory, cache.states.size_bytes)
         if cache.windows is not None:
@@ -130,10 +131,10 @@ class CpuEngine:
         return StepTimes(row_seconds(self.model, self.recipe, rates, MOST_ROWS))
 
     @cached_property
-    def piece_times(self) -> tuple[tuple[int, float], ...]:
+    def piece_times(self) -> PieceTimes:
         """The modelled times of steps that read pieces of a prompt."""
         rates = self.plan.host.rates
-        return piece_seconds(self.model, self.recipe, rates, self.max_tokens)
+        return piece_times(self.model, self.recipe, rates, self.max_tokens, self.context)
 
     def _multiplies_bf16(self) -> bool:
         formats = (format_of(tensor, self.recipe) for tensor in self.model.tensors)
@@ -158,7 +159,7 @@ class CpuEngine:
         plan = self.plan
         program = Program(
             self.pool,
-            max_tokens=min(PREFILL_CHUNK, plan.use.streams * self.context),
+            max_tokens=self.max_tokens + plan.use.streams - 1,
             max_outputs=plan.use.outputs(self.spec, self.context),
             exact=plan.use.exact,
             kv_f32=plan.use.kv_f32,

@@ -1,56 +1,40 @@
-"""The running estimate of what a step costs, from the steps that were: seconds as a function of rows.
+"""The running estimate of what a step costs, from the steps that were: seconds as a function of rows and positions.
 
-Contexts grow and other programs come and go, so newer steps count for more. Steps of answers alone are kept by the
-number of answers, steps that read a prompt by the rounded number of their rows.
+Other programs come and go, so newer steps count for more. Steps of answers alone are kept by the number of answers. Of
+steps that read a prompt only one thing is kept: how much slower they are than a model of the machine predicts. The
+model knows what more tokens cost, and more positions before them, better than a few disturbed steps could tell.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from functools import partial
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ktcli.engine.balance import best_piece, pure_steps
+from ktcli.engine.balance import PieceSize, best_piece, pure_steps
+from ktcli.planner.cost import PieceTimes
 
 _NEW = 0.25  # the weight of a new measurement: the last dozen steps count
 # Without any measurement yet: a piece that reads most experts anyway (four times E/k, 64 for 128 choose 8).
 FIRST_PIECE = 64
-_LEAST_PIECE = 16
-_PARTS = (32, 16, 12, 8, 6, 4, 3, 2, 1)  # of a chunk that pieces are: equal ones make equal waits
+PIECE_STEP = 16  # tokens: pieces are multiples of it, and none is smaller
+# Of a prompt: from there on pieces get smaller, so that none takes longer.
+_LATE = 0.6
+_PARTS = (32, 16, 12, 8, 6, 4, 3, 2, 1)  # of a chunk that pieces are
 
 
-class Curve:
-    """Measured seconds by rows; between two measured points the straight line."""
+class PromptPiece(NamedTuple):
+    """The part of a prompt that a step reads.
 
-    def __init__(self) -> None:
-        self._points: dict[int, tuple[float, float]] = {}  # bucket: mean rows, mean seconds
+    Attributes:
+        tokens: how many.
+        start: the position of the first.
+    """
 
-    def record(self, bucket: int, rows: int, seconds: float) -> None:
-        """Adds a measurement to a bucket of similar numbers of rows."""
-        old = self._points.get(bucket, (float(rows), seconds))
-        self._points[bucket] = (
-            old[0] + _NEW * (rows - old[0]),
-            old[1] + _NEW * (seconds - old[1]),
-        )
-
-    @property
-    def points(self) -> list[tuple[float, float]]:
-        """The (rows, seconds) pairs, rows ascending."""
-        return sorted(self._points.values())
-
-
-def between(points: list[tuple[float, float]], rows: float) -> float:
-    """The seconds at `rows` on the line through the points; before the first they are constant. Beyond the last the
-    line goes on with half its slope: the more rows share the experts, the less each costs."""
-    if rows <= points[0][0]:
-        return points[0][1]
-    after = next((i for i, point in enumerate(points) if point[0] >= rows), len(points) - 1)
-    low, low_s = points[after - 1] if after else (0.0, 0.0)
-    high, high_s = points[after]
-    slope = max(0.0, high_s - low_s) / (high - low)
-    return low_s + slope * (rows - low) if rows <= high else high_s + slope / 2 * (rows - high)
+    tokens: int
+    start: float
 
 
 class Pace:
@@ -58,84 +42,87 @@ class Pace:
 
     Args:
         longest_s: the most seconds that a step should take while answers wait for it.
-        modelled: the (rows, seconds) pairs of steps that read prompts, ascending, of which only the ratios count: they
-            tell what lies between measurements, and beyond them. Empty: that is on a straight line.
+        modelled: the times of steps that read prompts as a model has them. Only their ratios count.
     """
 
-    def __init__(self, longest_s: float, modelled: Sequence[tuple[float, float]] = ()) -> None:
-        self._longest_s, self._modelled = longest_s, list(modelled)
-        self._piece = 0  # the last one
-        self._decode, self._mixed = Curve(), Curve()
-        self._most = 0  # the most tokens of a prompt in a step so far
+    def __init__(self, longest_s: float, modelled: PieceTimes) -> None:
+        self._longest_s, self._modelled = longest_s, modelled
+        self._size = 0  # of the pieces chosen last
+        self._decode: dict[int, float] = {}  # answers: seconds of a step of so many alone
+        self._factor = 0.0  # of the model's seconds that steps take which read prompts
 
-    def record(self, answers: int, prompt_tokens: int, seconds: float) -> None:
-        """Records a step: the rows of answers, the rows of prompts, and how long it took."""
-        rows = answers + prompt_tokens
-        if prompt_tokens >= _LEAST_PIECE:
-            self._mixed.record(round(2 * math.log2(rows)), rows, seconds)
-            self._most = max(self._most, prompt_tokens)
-        elif not prompt_tokens:
-            self._decode.record(rows, rows, seconds)
+    def record(self, answers: int, piece: PromptPiece, seconds: float) -> None:
+        """Records a step: the rows of answers, the tokens of prompts that it read, and how long it took."""
+        if piece.tokens >= PIECE_STEP:
+            modelled_s = self._modelled.seconds(answers, np.array([piece.tokens]), piece.start)
+            self._factor = _newer(self._factor, seconds / float(modelled_s[0]))
+        elif not piece.tokens:
+            self._decode[answers] = _newer(self._decode.get(answers, 0.0), seconds)
 
     def decode_s(self, answers: int) -> float | None:
         """The seconds of a step of so many answers alone; None: no such step was measured."""
-        points = self._decode.points
-        return between(points, answers) if points else None
-
-    def mixed_s(self, answers: int, prompt_tokens: int) -> float | None:
-        """The seconds of a step that also reads so many tokens of prompts; None: no such step was measured."""
-        points = self._mixed.points
-        if not points:
+        if not self._decode:
             return None
-        if self._modelled:
-            return self._as_modelled(points, answers + prompt_tokens)
-        decode_s = self.decode_s(answers)
-        if decode_s is not None and answers < points[0][0]:
-            points = [(answers, decode_s), *points]
-        return between(points, answers + prompt_tokens)
+        known = sorted(self._decode)
+        return float(np.interp(answers, known, [self._decode[rows] for rows in known]))
 
-    def _as_modelled(self, points: list[tuple[float, float]], rows: float) -> float:
-        """The seconds of `rows` rows: the model's, times how much slower measured steps near them were."""
-        tokens, modelled_s = np.array(self._modelled).T
-        measured, measured_s = np.array(points).T
-        factors = measured_s / np.interp(measured, tokens, modelled_s)
-        return float(np.interp(rows, tokens, modelled_s) * np.interp(rows, measured, factors))
+    def mixed_s(self, answers: int, piece: PromptPiece) -> float | None:
+        """The seconds of a step that also reads a piece of a prompt; None: no such step was measured."""
+        if not self._factor:
+            return None
+        return float(self._mixed_s(answers, [piece.tokens], piece.start)[0])
 
-    def piece(self, answers: int, chunk: int) -> int:
-        """The tokens of a prompt's chunk, 1..chunk, that a step should read beside so many answers."""
-        if not answers:
-            return chunk
-        decode_s, known = self.decode_s(answers), self.mixed_s(answers, chunk)
-        if decode_s is None or known is None:
-            return min(chunk, FIRST_PIECE)
-        sizes = sorted({size for n in _PARTS if (size := -(-chunk // n)) >= _LEAST_PIECE})
-        if not self._modelled:  # what was never measured is found out in small steps
-            sizes = [size for size in sizes if size <= 2 * self._most]
-        self._piece = best_piece(
-            sizes or [chunk],
-            chunk,
-            partial(self._seconds, answers),
-            decode_s,
-            self._longest_s,
-            self._piece,
-        )
-        return self._piece
+    def _mixed_s(self, answers: int, sizes: Sequence[int], start: float) -> NDArray[np.float64]:
+        """The seconds of steps that read pieces of these sizes from `start` on beside so many answers."""
+        tokens = np.array(sizes, dtype=float)
+        return self._factor * self._modelled.seconds(answers, tokens, start)
 
-    def _seconds(self, answers: int, prompt_tokens: int) -> float:
-        known = self.mixed_s(answers, prompt_tokens)
-        assert known is not None
-        return known
+    def piece(self, answers: int, chunk: int, start: int, end: int) -> int:
+        """The most tokens of a prompt's chunk that a step should read beside so many answers, 1..chunk.
 
-    def pure_steps(self, answers: int, prompt_tokens: int, chunk: int, seconds: float) -> float:
-        """The number of steps of answers alone that should follow a mixed one.
+        Pieces get smaller where the positions before them become many, so that answers wait equally long for each.
 
         Args:
-            prompt_tokens: the tokens of prompts that it read.
             chunk: the tokens of a whole chunk.
-            seconds: how long it took.
+            start: the position where the prompt is read on.
+            end: the tokens of the prompt.
         """
-        decode_s, whole_s = self.decode_s(answers), self.mixed_s(0, chunk)
-        if decode_s is None or whole_s is None:
+        if not answers:
+            return chunk
+        decode_s = self.decode_s(answers)
+        if decode_s is None or not self._factor:
+            return min(chunk, FIRST_PIECE)
+        sizes = _sizes(chunk)
+        half_s = self._mixed_s(answers, sizes, end / 2).tolist()
+        late_s = self._mixed_s(answers, sizes, _LATE * end).tolist()
+        alone_s = self._alone_s(PromptPiece(1, end / 2), chunk)
+        half = [PieceSize(n, s, n * alone_s) for n, s in zip(sizes, half_s, strict=True)]
+        self._size = best_piece(half, late_s, decode_s, self._longest_s, self._size)
+        tokens = range(PIECE_STEP, sizes[-1] + 1, PIECE_STEP)
+        fit = self._mixed_s(answers, tokens, start) <= late_s[sizes.index(self._size)]
+        return max(int(fit.sum()) * PIECE_STEP, sizes[0])
+
+    def _alone_s(self, piece: PromptPiece, chunk: int) -> float:
+        """The seconds of a piece as a part of a whole chunk that nobody else has a part in."""
+        return piece.tokens / chunk * float(self._mixed_s(0, [chunk], piece.start)[0])
+
+    def pure_steps(self, answers: int, piece: PromptPiece, chunk: int) -> float:
+        """The number of steps of answers alone that should follow one that read a piece of a prompt.
+
+        Args:
+            chunk: the tokens of a whole chunk.
+        """
+        decode_s = self.decode_s(answers)
+        if decode_s is None or not self._factor:
             return 1.0
-        efficiency = min(1.0, prompt_tokens / seconds * whole_s / chunk)
-        return pure_steps(seconds, decode_s, efficiency)
+        return pure_steps(self._alone_s(piece, chunk), decode_s)
+
+
+def _newer(old: float, new: float) -> float:
+    """The estimate after another measurement; 0: there was none."""
+    return old + _NEW * (new - old) if old else new
+
+
+def _sizes(chunk: int) -> list[int]:
+    """The sizes of pieces that a chunk divides into, ascending."""
+    return sorted({size for n in _PARTS if (size := -(-chunk // n)) >= PIECE_STEP} | {chunk})

@@ -20,7 +20,7 @@ from functools import partial
 from ktcli.engine.active import NO_DRAFT_ROOM, Active, DraftRoom
 from ktcli.engine.contract import Engine
 from ktcli.engine.drafting import Drafting
-from ktcli.engine.pace import Pace
+from ktcli.engine.pace import Pace, PromptPiece
 from ktcli.engine.pages import PoolFull
 from ktcli.engine.pagetable import pages_for
 from ktcli.engine.request import Answer, Event, Finish, Finished, GenerationRequest
@@ -49,6 +49,13 @@ class Limits:
     waiting: int = 512
     active: int = 16
     longest_s: float = 2.0
+
+
+def _piece(parts: list[StepPart]) -> PromptPiece:
+    """What these parts of a step read of prompts, taken together."""
+    reads = [part for part in parts if part.reads]
+    tokens = sum(part.tokens for part in reads)
+    return PromptPiece(tokens, sum(part.run.start * part.tokens for part in reads) / max(1, tokens))
 
 
 def _importance(each: Active) -> tuple[int, int]:
@@ -253,10 +260,12 @@ class Scheduler:
     def _prompts(self, parts: list[StepPart], events: list[Event]) -> None:
         """Adds pieces of prompts, in turn, up to the rows that time allows."""
         answers = sum(part.tokens for part in parts)
-        left = self._engine.max_tokens - answers
+        left = min(self._engine.max_tokens, self._engine.max_rows - answers)
+        turns = self._in_turn([each for each in self._active if each.reading])
         if answers:
-            left = min(left, self.pace.piece(answers, self._engine.max_tokens))
-        for each in self._in_turn([each for each in self._active if each.reading]):
+            at, end = turns[0].sequence.length, turns[0].prompt_tokens
+            left = min(left, self.pace.piece(answers, self._engine.max_tokens, at, end))
+        for each in turns:
             if each not in self._active:
                 continue
             if not each.begun:
@@ -337,19 +346,15 @@ class Scheduler:
             ran_s: the seconds that it was computed.
             seconds: those with the choice of tokens.
         """
-        prompts = answers = 0
         for part in parts:
             part.account(seconds)
-            if part.reads:
-                prompts += part.tokens
-            else:
-                answers += part.tokens
-        self.pace.record(answers, prompts, seconds)
-        if not prompts:
+        piece = _piece(parts)
+        answers = sum(part.tokens for part in parts) - piece.tokens
+        self.pace.record(answers, piece, seconds)
+        if not piece.tokens:
             self._learn(parts, answers, ran_s)
         elif answers:
-            chunk = self._engine.max_tokens
-            self._pure_steps += self.pace.pure_steps(answers, prompts, chunk, seconds)
+            self._pure_steps += self.pace.pure_steps(answers, piece, self._engine.max_tokens)
         else:
             self._pure_steps = 0.0
 

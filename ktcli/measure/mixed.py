@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from ktcli.engine import Answer, Engine, GenerationRequest, Limits, Scheduler, T
 from ktcli.engine.sampler import SamplingSettings
 
 _BEFORE = 16  # tokens of an answer's own prompt
-_ALONE = 48  # steps of the answers alone that are measured
+_WARM, _ALONE = 4, 24  # steps of the answers alone, before and after: not measured, measured
 _SEED = 20_260_101
 # Nearly all tokens are equally likely: experts of one say nothing about those of the next.
 _WILD = 100.0
@@ -85,28 +85,34 @@ class _Mixed:
         self._steps = 0
 
     def measure(self) -> MixedResult:
-        prompt_alone_s = min(self._prompt()[0] for _ in range(2))
+        """Measures both alone before and after, since a machine's speed changes with the minutes."""
+        self._prompt()  # touches all memory for the first time
+        prompt_alone_s = [self._prompt()[0]]
         answers = [self._submit(_BEFORE, None) for _ in range(self._job.streams)]
         while not all(answer.ids for answer in answers):
             self._step()
-        for _ in range(4):
-            self._step()
-        alone_s = median(self._timed()[0] for _ in range(_ALONE))
+        alone_s = self._alone()
         before = sum(len(answer.ids) for answer in answers)
         prompt_s, steps = self._prompt()
         tokens = sum(len(answer.ids) for answer in answers) - before
+        alone_s += self._alone()
         self._scheduler.close()
+        prompt_alone_s.append(self._prompt()[0])
         gaps = tuple(seconds for seconds, _, given in steps if given)
         mixed = [seconds for seconds, reads, given in steps if reads and given]
         return MixedResult(
             self._job,
-            1 / alone_s,
+            1 / median(alone_s),
             tokens / self._job.streams / prompt_s,
-            prompt_alone_s,
+            fmean(prompt_alone_s),
             prompt_s,
             gaps,
             median(mixed) if mixed else 0.0,
         )
+
+    def _alone(self) -> list[float]:
+        """The seconds of steps of the answers alone, after a few that are not counted."""
+        return [self._timed()[0] for _ in range(_WARM + _ALONE)][_WARM:]
 
     def _prompt(self) -> tuple[float, list[tuple[float, bool, bool]]]:
         """Reads a new prompt; returns the seconds to its first token, and of each step its seconds, whether it read of

@@ -3,36 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
+from importlib import import_module
 from typing import Any, Protocol
 
 from ktcli.errors import BadCheckpoint
-from ktcli.models import (
-    afmoe,
-    axk1,
-    bailing_hybrid,
-    deepseek,
-    deepseek_v4,
-    deepseek_v32,
-    dense,
-    ernie4_5_moe,
-    exaone_moe,
-    glm4_moe,
-    glm5_next,
-    gpt_oss,
-    granitemoe,
-    hunyuan_v1_moe,
-    laguna,
-    mellum,
-    mimo_v2_flash,
-    minimax_m3,
-    mixtral,
-    olmoe,
-    qwen2_moe,
-    qwen3_moe,
-    qwen3_next,
-    step3p7,
-)
 from ktcli.models.config import completed
 from ktcli.models.model import Model, Spec
 
@@ -53,33 +27,34 @@ class Family(Protocol):
         """Returns the config with only its first layers, see `cut` below."""
 
 
-_FAMILIES: tuple[Family, ...] = (
-    afmoe,
-    axk1,
-    bailing_hybrid,
-    deepseek,
-    deepseek_v32,
-    deepseek_v4,
-    dense,
-    ernie4_5_moe,
-    exaone_moe,
-    glm4_moe,
-    glm5_next,
-    gpt_oss,
-    granitemoe,
-    hunyuan_v1_moe,
-    laguna,
-    mellum,
-    mimo_v2_flash,
-    minimax_m3,
-    mixtral,
-    olmoe,
-    qwen2_moe,
-    qwen3_moe,
-    qwen3_next,
-    step3p7,
-)
-_OF_TYPE: dict[str, Family] = {name: family for family in _FAMILIES for name in family.MODEL_TYPES}
+# The family files, which are imported only when one of their model types is met: the keys of their MODEL_TYPES.
+_FAMILIES = {
+    "afmoe": "afmoe",
+    "axk1": "axk1 AXK1",
+    "bailing_hybrid": "bailing_hybrid",
+    "deepseek": "deepseek_v2 deepseek_v3 glm4_moe_lite kimi_k2 kimi_k25",
+    "deepseek_v32": "deepseek_v32 glm_moe_dsa",
+    "deepseek_v4": "deepseek_v4",
+    "dense": "llama mistral qwen2 qwen3",
+    "ernie4_5_moe": "ernie4_5_moe",
+    "exaone_moe": "exaone_moe",
+    "glm4_moe": "glm4_moe dots1 solar_open hy_v3",
+    "glm5_next": "glm5_next",
+    "gpt_oss": "gpt_oss",
+    "granitemoe": "granitemoe granitemoeshared granitemoe_swa",
+    "hunyuan_v1_moe": "hunyuan_v1_moe",
+    "laguna": "laguna",
+    "mellum": "mellum",
+    "mimo_v2_flash": "mimo_v2_flash",
+    "minimax_m3": "minimax_m3_vl",
+    "mixtral": "mixtral minimax_m2",
+    "olmoe": "olmoe",
+    "qwen2_moe": "qwen2_moe",
+    "qwen3_moe": "qwen3_moe qwen3_vl_moe",
+    "qwen3_next": "qwen3_next qwen3_5_moe qwen3_5_moe_text qwen3_5 qwen3_5_text",
+    "step3p7": "step3p5 step3p7",
+}
+_FILE_OF = {kind: file for file, kinds in _FAMILIES.items() for kind in kinds.split()}
 
 __all__ = ["Model", "Spec", "build", "cut", "families", "model_types"]
 
@@ -92,7 +67,7 @@ def families() -> dict[str, tuple[str, ...]]:
 
 def model_types() -> tuple[str, ...]:
     """Returns every `model_type` that kt knows, in alphabetical order."""
-    return tuple(sorted(_OF_TYPE))
+    return tuple(sorted(_FILE_OF))
 
 
 def build(config: Config) -> Model:
@@ -121,12 +96,14 @@ def cut(config: Config, layers: int) -> dict[str, Any]:
 def _read(config: Config) -> tuple[Family, Config]:
     """Returns the family of a config, and the config completed with the fields that it leaves out."""
     kind = config.get("model_type") if isinstance(config, Mapping) else None
-    if not isinstance(kind, str) or kind not in _OF_TYPE:
+    if not isinstance(kind, str) or kind not in _FILE_OF:
+        from difflib import get_close_matches
+
         near = get_close_matches(str(kind)[:60], model_types(), n=1, cutoff=0.0)
         nearest = f"; the nearest name is {near[0]}" if kind else ""
         raise BadCheckpoint(
             f"unknown architecture: model_type is {str(kind)[:60]!r}",
             hint=f"this version knows {', '.join(model_types())}{nearest}",
         )
-    family = _OF_TYPE[kind]
+    family: Family = import_module(f"ktcli.models.{_FILE_OF[kind]}")
     return family, completed(config, family.MODEL_TYPES[kind])

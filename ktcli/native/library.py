@@ -139,16 +139,29 @@ def library() -> tuple[Any, Any]:
             "the native library is not built: ktcli/_native.py is missing",
             hint="install kt with: pip install .   (or run: make native)",
         ) from error
-    path = Path(__file__).parent.with_name("libkt.so")
-    override = os.environ.get("KT_LIBRARY")
+    beside = Path(__file__).parent.with_name("libkt.so")
+    path = os.environ.get("KT_LIBRARY") or str(_installed(beside))
     try:
-        lib = ffi.dlopen(override or str(_installed(path)))
+        lib = ffi.dlopen(path)
     except OSError as error:
         raise NativeError(
             f"the native library cannot be loaded: {error}",
             hint="kt needs Linux on x86-64; install it again with: pip install .",
         ) from error
+    if not _is_of_these_declarations(lib):
+        raise NativeError(
+            f"the native library {path} was built of another version of kt",
+            hint="build it again: make native   (or: pip install .)",
+        )
     return ffi, lib
+
+
+def _is_of_these_declarations(lib: Any) -> bool:
+    """Tells whether a library takes what the generated module passes to it, see native/cdef.py."""
+    try:
+        return bool(lib.kt_api_stamp() == lib.KT_API_STAMP)
+    except AttributeError:  # of a time before there were stamps
+        return False
 
 
 def _installed(beside: Path) -> Path:

@@ -118,7 +118,7 @@ class Alone:
         if states:
             yield line(ModelPart.STATES, "f32", spread, states, STATES_REASON)
         buffers = f"buffers of a step of {PREFILL_CHUNK} tokens"
-        scratch = scratch_bytes(model) + use.logits_bytes(spec, context)
+        scratch = scratch_bytes(model, use.streams) + use.logits_bytes(spec, context)
         yield Line.reserved("scratch", "f32", spread, scratch, buffers)
         others = f"the program; {gib(host.margin_bytes)} for others"
         yield Line.reserved(

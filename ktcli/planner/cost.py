@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ktcli.models.model import Model
 from ktcli.planner.spec import PartWork, StepShape, Unit, step_work
@@ -86,6 +87,8 @@ TILE_SHARE = {Unit.INT8: 0.20, Unit.BF16: 0.25}
 TILE_BASIS = (
     "prefill with tiles assumed at a fifth (int8) or a quarter (bf16) of that, as others reach"
 )
+
+PASS_TOKENS = 64  # whose arithmetic takes as long as reading the weights does
 
 _EARLY = 512  # positions in the cache of steps that are compared by their rows
 
@@ -180,17 +183,47 @@ def row_seconds(model: Model, recipe: Recipe, rates: Rates, most: int) -> tuple[
     return tuple(np.interp(range(1, most + 1), counts, modelled).tolist())
 
 
-def piece_seconds(
-    model: Model, recipe: Recipe, rates: Rates, most: int
-) -> tuple[tuple[int, float], ...]:
-    """The (tokens, seconds) pairs of steps that read pieces of a prompt, of powers of two from 16 to `most` tokens.
+@dataclass(frozen=True, slots=True)
+class PieceTimes:
+    """The modelled times of steps that read pieces of prompts, of which only the ratios are believed.
 
-    Only their ratios are believed: few tokens reach most experts, and cost a pass over the weights.
+    Attributes:
+        tokens: the sizes of pieces that were modelled, ascending.
+        first_s: the seconds of a step that reads so many tokens from position 0 on.
+        position_s: the seconds that each position before them adds for each token.
     """
-    sizes = sorted({min(1 << i, most) for i in range(4, most.bit_length() + 1)})
-    works = (step_work(model, recipe, StepShape(tokens, _EARLY, 1)) for tokens in sizes)
-    modelled = (
-        step_seconds(work, model.operations, rates, tokens)
-        for work, tokens in zip(works, sizes, strict=True)
-    )
-    return tuple(zip(sizes, modelled, strict=True))
+
+    tokens: tuple[int, ...]
+    first_s: tuple[float, ...]
+    position_s: float
+
+    def seconds(
+        self, answers: int, tokens: NDArray[np.float64], start: float
+    ) -> NDArray[np.float64]:
+        """The seconds of steps of so many answers that read each so many tokens from position `start` on."""
+        first_s = np.interp(answers + tokens, self.tokens, self.first_s)
+        return np.asarray(first_s + self.position_s * tokens * start, dtype=np.float64)
+
+    @staticmethod
+    def assumed(most: int) -> PieceTimes:
+        """The times where nothing is modelled: a pass over the weights costs what `PASS_TOKENS` tokens do."""
+        return PieceTimes((1, most + 1), (1.0, 1.0 + most / PASS_TOKENS), 0.0)
+
+
+def piece_times(model: Model, recipe: Recipe, rates: Rates, most: int, context: int) -> PieceTimes:
+    """The times of steps that read pieces of powers of two from 1 to `most` tokens.
+
+    Few tokens reach most experts, and cost a pass over the weights.
+
+    Args:
+        context: the positions that a sequence can have.
+    """
+    sizes = sorted({min(1 << i, most) for i in range(most.bit_length() + 1)})
+
+    def at(tokens: int, start: int) -> float:
+        work = step_work(model, recipe, StepShape(tokens, start, 1))
+        return step_seconds(work, model.operations, rates, tokens)
+
+    late = max(1, context - most)
+    position_s = (at(most, late) - at(most, 0)) / (most * late)
+    return PieceTimes(tuple(sizes), tuple(at(tokens, 0) for tokens in sizes), position_s)

@@ -147,7 +147,7 @@ def beside_bytes(model: Model, context: int, use: Use = TALK) -> int:
     spec = model.spec
     logits = use.logits_bytes(spec, context)
     cache = use.cache_bytes(spec, context) + use.states_bytes(spec)
-    return cache + scratch_bytes(model) + logits + PROCESS_BYTES
+    return cache + scratch_bytes(model, use.streams) + logits + PROCESS_BYTES
 
 
 def drops_cached(pack_bytes: int, need_bytes: int, available_bytes: int) -> bool:
@@ -158,8 +158,8 @@ def drops_cached(pack_bytes: int, need_bytes: int, available_bytes: int) -> bool
     return pack_bytes + need_bytes > available_bytes
 
 
-def scratch_bytes(model: Model) -> int:
-    """The bytes of the buffers of a step of PREFILL_CHUNK tokens, of which one gives logits.
+def scratch_bytes(model: Model, streams: int = 1) -> int:
+    """The bytes of the buffers of a step of PREFILL_CHUNK tokens and a row of every other stream; one gives logits.
 
     The buffers hold all rows that the forward records, and once more as products read them, no wider than the widest;
     gate and up and then the activation of the chosen experts; ids and gates of every routing; chosen places of every
@@ -173,7 +173,7 @@ def scratch_bytes(model: Model) -> int:
     columns = sum(rows) + max(rows) + 2 * layers.experts + routed + layers.chosen
     absorbed = min(PREFILL_CHUNK, ABSORBED_TOKENS) * layers.heads
     outputs = sum(buffer.width for buffer in model.buffers if buffer.outputs)
-    return 4 * (PREFILL_CHUNK * columns + absorbed + outputs)
+    return 4 * ((PREFILL_CHUNK + streams - 1) * columns + absorbed + outputs)
 
 
 def node_room_bytes(

@@ -12,7 +12,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from ktcli.manifest import FileRecord, Manifest
 from ktcli.store import integrity, library
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot, explained, hub_named
 from ktcli.store.library import Entry, EntryKind
+from ktcli.store.partial import Located
 from ktcli.store.reference import Reference
 from ktcli.store.transfer import Arrived, Transfer
 
@@ -50,12 +52,18 @@ class Watcher(Protocol):
 
 
 def pull(
-    reference: Reference, watcher: Watcher, *, hub: Hub | None = None, limit_bps: int | None = None
+    reference: Reference,
+    watcher: Watcher,
+    *,
+    hub: Hub | None = None,
+    snapshot: Snapshot | None = None,
+    limit_bps: int | None = None,
 ) -> Entry:
     """Bring a repository into the library; return at once if it is there.
 
     Args:
         hub: where to get it from; None: the hub of the reference.
+        snapshot: what the hub said of the repository; None: it is asked.
         limit_bps: the most bytes per second, 0: no limit; None: the setting `pull-limit`.
     Raises:
         UsageError: the reference names no repository.
@@ -76,9 +84,11 @@ def pull(
         if present is not None:
             return present
         client = hub or hub_named(reference.hub)
-        snapshot = client.look(reference.repository, reference.revision)
+        snapshot = snapshot or client.look(reference.repository, reference.revision)
         files = wanted(snapshot)
         _check_space(reference, files, folder)
+        total = sum(file.size_bytes for file in files)
+        smallfiles.expect(library.lock_path(reference.name), total)
         smallfiles.make_folder(folder)
         origin = f"@{reference.revision}" if reference.revision else ""
         text = f"{snapshot.hub}:{snapshot.repository}{origin}"
@@ -96,6 +106,11 @@ def pull(
         )
         _record(snapshot, files, log)
     return library.resolve(reference.name, EntryKind.CHECKPOINT)
+
+
+def is_begun(name: str) -> bool:
+    """Returns whether a pull of this model was begun and did not end."""
+    return (library.checkpoint_path(name) / library.PULLING).is_file()
 
 
 def wanted(snapshot: Snapshot) -> tuple[RemoteFile, ...]:
@@ -182,16 +197,50 @@ def fetch_files(
         finished: called for each of them.
         limit_bps: the most bytes per second, 0: no limit; None: the setting `pull-limit`.
     """
-    if not files:
-        return
     with explained(snapshot.hub, snapshot.repository, snapshot.revision):
         places = [hub.locate(snapshot, file) for file in files]
+        title = f"Pulling {snapshot.repository}"
+        _transfer(title, places, folder, watcher, finished, limit_bps)
+
+
+def fetch_beginnings(
+    hub: Hub,
+    snapshot: Snapshot,
+    lengths: Mapping[RemoteFile, int],
+    folder: Path,
+    watcher: Watcher,
+) -> None:
+    """Fetches the first bytes of files, as many as `lengths` says of each, under their names."""
+    with explained(snapshot.hub, snapshot.repository, snapshot.revision):
+        places = [
+            replace(
+                hub.locate(snapshot, file),
+                size_bytes=min(n, file.size_bytes),
+                of_bytes=file.size_bytes,
+                sha256="",
+                blob="",
+            )
+            for file, n in lengths.items()
+        ]
+        _transfer(f"Reading headers of {snapshot.repository}", places, folder, watcher)
+
+
+def _transfer(
+    title: str,
+    places: Sequence[Located],
+    folder: Path,
+    watcher: Watcher,
+    finished: Callable[[Arrived], None] = lambda arrived: None,
+    limit_bps: int | None = None,
+) -> None:
+    """Fetches files from their places, if there are any, with progress."""
+    if places:
         limit = config.value("pull-limit") if limit_bps is None else limit_bps
         scratch = folder / _SCRATCH
         scratch.mkdir(exist_ok=True)
         transfer = Transfer(places, folder, scratch, finished, limit or None)
-        total = sum(file.size_bytes for file in files)
-        watcher.begin(f"Pulling {snapshot.repository}", total, transfer.present_bytes)
+        total = sum(place.size_bytes for place in places)
+        watcher.begin(title, total, transfer.present_bytes)
         transfer.run(watcher.advance)
         watcher.end()
 
@@ -288,15 +337,10 @@ def _share(origin: Path, path: Path) -> None:
 def _check_space(reference: Reference, files: tuple[RemoteFile, ...], folder: Path) -> None:
     """Refuse before the first byte if the rest does not fit."""
     total = sum(file.size_bytes for file in files)
-    need = max(0, total - _bytes_in(folder)) + SPARE_BYTES
+    need = max(0, total - library.written_bytes(folder)) + SPARE_BYTES
     free = smallfiles.free_bytes(folder)
     if need > free:
         raise NotEnoughDisk(f"pulling {reference.name}", need, free, str(config.home()))
-
-
-def _bytes_in(folder: Path) -> int:
-    """The bytes that the files of a folder take; those of a partial file have gaps between them."""
-    return sum(min(each.st_size, 512 * each.st_blocks) for _, each in library.walk(folder))
 
 
 def _record(snapshot: Snapshot, files: tuple[RemoteFile, ...], log: _HashLog) -> None:

@@ -34,12 +34,20 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A repository at one moment; `revision` is as exact as the hub makes it, a commit if it can."""
+    """A repository at one moment.
+
+    Attributes:
+        revision: as exact as the hub makes it, a commit if it can.
+        license: its name as the hub gives it; empty where it does not.
+        gated: whether its makers want to be asked on its page first.
+    """
 
     hub: str
     repository: str
     revision: str
     files: tuple[RemoteFile, ...]
+    license: str = ""
+    gated: bool = False
 
 
 class Hub(Protocol):
@@ -99,7 +107,10 @@ class HuggingFace:
                     "" if lfs else sibling.blob_id or ""
                 )  # of a large file only its pointer is a blob
                 files.append(RemoteFile(sibling.rfilename, sibling.size or 0, sha256, blob))
-            return Snapshot("hf", repository, info.sha or revision, tuple(files))
+            tags = [tag for tag in info.tags or () if tag.startswith("license:")]
+            named = tags[0].removeprefix("license:")[:60] if tags else ""
+            commit = info.sha or revision
+            return Snapshot("hf", repository, commit, tuple(files), named, bool(info.gated))
 
     def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
         with _client("hf", snapshot.repository, snapshot.revision):

@@ -4,6 +4,7 @@
     KT_HOME/packs/NAME@EXPERTS-DENSE/             a conversion and its `kt.json`
     KT_HOME/heat/NAME.json                        which experts of the model were chosen (see `heat`)
     KT_HOME/origins/NAME                          where a model outside the library lies (see `origins`)
+    KT_HOME/used/NAME@EXPERTS-DENSE               its time is when the conversion was last used (see `usage`)
 
 A folder whose manifest is missing is *partial*: its work is going on, or was interrupted and can be
 continued. Nothing else is state.
@@ -13,9 +14,10 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from hashlib import sha256
 from pathlib import Path
@@ -24,13 +26,15 @@ from shlex import quote
 from ktcli import config, manifest, smallfiles
 from ktcli.errors import BadCheckpoint, BadPack, Busy, KtError, NotFound, UsageError
 from ktcli.numbered import numbered_set
+from ktcli.smallfiles import Holder
 from ktcli.store import catalog, origins
-from ktcli.store.reference import GGUF, Reference, parse, repository_named
+from ktcli.store.reference import GGUF, Reference, is_short, parse, repository_named
 
 BUILTIN = "kt-mini"
 LOCAL = "local--"  # begins the names of what belongs to folders outside the library
 INTERRUPTED = "interrupted"
 MAX_REFERENCE_BYTES = 4096
+_SECTOR = 512  # bytes, in which st_blocks counts
 PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the reference to pull again
 
 
@@ -53,7 +57,9 @@ class Entry:
         formats: "<experts>-<dense>" for a pack; empty for a checkpoint.
         source: where it came from, "hf:org/repo@revision" or a path; empty if nobody recorded it.
         managed: whether it lies in the library folder, so that `kt rm` may remove it.
-        running: whether a process works on it at this moment.
+        work: the process that works on it at this moment; None: none does.
+        spoken: for a pack of a folder outside the library, the name of that folder, where it means no other
+            model; else empty.
     """
 
     name: str
@@ -63,18 +69,32 @@ class Entry:
     formats: str = ""
     source: str = ""
     managed: bool = True
-    running: bool = False
+    work: Holder | None = None
+    spoken: str = ""
 
     @property
     def complete(self) -> bool:
         return not self.problem
 
     @property
+    def running(self) -> bool:
+        """Whether it is not complete and a process works on it."""
+        return self.work is not None and not self.complete
+
+    @property
+    def done(self) -> float | None:
+        """The share of its bytes that the process working on it has written so far; None: unknown."""
+        if not self.running or self.work is None or not self.work.total_bytes:
+            return None
+        return min(1.0, written_bytes(self.path) / self.work.total_bytes)
+
+    @property
     def label(self) -> str:
         """The name that finds exactly this entry again."""
         if not self.managed:
             return self.name if self.name == BUILTIN else str(self.path)
-        return f"{self.name}@{self.formats}" if self.formats else self.name
+        name = self.spoken or self.name
+        return f"{name}@{self.formats}" if self.formats else name
 
     @property
     def again(self) -> str:
@@ -111,7 +131,7 @@ class Entry:
         """The bytes of its files; files behind links are not counted."""
         if self.path.suffix.lower() == GGUF:
             return sum(part.stat().st_size for part in parts(self.path))
-        return sum(status.st_size for _, status in walk(self.path))
+        return _bytes_below(self.path)
 
 
 def checkpoint_path(name: str) -> Path:
@@ -167,7 +187,29 @@ def entries() -> tuple[Entry, ...]:
     builtin = _builtin()
     if builtin is not None:
         found.append(builtin)
+    found = _spoken(found)
     return tuple(sorted(found, key=lambda entry: (entry.name, entry.kind.value, entry.formats)))
+
+
+def _spoken(found: list[Entry]) -> list[Entry]:
+    """The entries, where those of folders outside the library are called as these, unless somebody else is."""
+    stems = {
+        e.name: e.name.removeprefix(LOCAL).rpartition("--")[0]
+        for e in found
+        if e.name.startswith(LOCAL)
+    }
+    taken = [
+        *stems.values(),
+        *({each.name.lower() for each in found} - stems.keys()),
+        *catalog.names(),
+    ]
+    often = Counter(name.lower() for name in taken)
+    clear = {
+        name: stem for name, stem in stems.items() if is_short(stem) and often[stem.lower()] == 1
+    }
+    return [
+        replace(each, spoken=clear[each.name]) if each.name in clear else each for each in found
+    ]
 
 
 def matching(name: str) -> tuple[Entry, ...]:
@@ -293,6 +335,26 @@ def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
             yield Path(item.path), status
 
 
+def written_bytes(folder: Path) -> int:
+    """The bytes that the files of a folder take; those of a partial file have gaps between them."""
+    return sum(min(each.st_size, _SECTOR * each.st_blocks) for _, each in walk(folder))
+
+
+def _bytes_below(folder: str | Path) -> int:
+    """The bytes of every regular file below a folder, as `walk` finds them, without a path for each of thousands."""
+    total = 0
+    try:
+        with os.scandir(folder) as items:
+            for item in items:
+                if item.is_file(follow_symlinks=False):
+                    total += item.stat(follow_symlinks=False).st_size
+                elif item.is_dir(follow_symlinks=False):
+                    total += _bytes_below(item.path)
+    except OSError:  # renamed or removed meanwhile
+        return total
+    return total
+
+
 def folder_of(kind: EntryKind) -> Path:
     """The folder that entries of this kind lie in."""
     return config.home() / f"{kind.value}s"
@@ -331,11 +393,11 @@ def _entry(path: Path, kind: EntryKind) -> Entry:
         origin = str(origins.origin_of(name) or "")
     else:
         origin = _pulling(path / PULLING) if source is None else source.origin
-    if source is not None:
-        return Entry(name, kind, path, "", formats, origin or source.origin)
     held = smallfiles.holder(path / manifest.LOCK if kind is EntryKind.PACK else lock_path(name))
+    if source is not None:
+        return Entry(name, kind, path, "", formats, origin or source.origin, work=held)
     problem = f"process {held.process} is {held.doing}" if held else INTERRUPTED
-    return Entry(name, kind, path, problem, formats, origin, running=held is not None)
+    return Entry(name, kind, path, problem, formats, origin, work=held)
 
 
 def _pulling(path: Path) -> str:
@@ -399,9 +461,13 @@ def _local(folder: Path) -> Entry:
 def _made_from(origin: Path, formats: str) -> tuple[Entry, ...]:
     """The packs in the library that were made from a local folder or file, also before it was changed."""
     names = origins.names_of(origin)
-    found = (each for each in _scan(EntryKind.PACK) if each.name in names)
+    found = (each for each in entries() if each.kind is EntryKind.PACK and each.name in names)
     return tuple(each for each in found if formats in ("", each.formats))
 
 
 def _means(reference: Reference, entry: Entry) -> bool:
-    return entry.name.lower() == reference.name.lower() and reference.formats in ("", entry.formats)
+    wanted = reference.name.lower()
+    is_named = wanted == entry.name.lower() or (
+        bool(entry.spoken) and wanted == entry.spoken.lower()
+    )
+    return is_named and reference.formats in ("", entry.formats)

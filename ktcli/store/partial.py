@@ -30,6 +30,7 @@ class Located:
     Attributes:
         name: as it will be called in the folder.
         url, headers: where it is; the headers may hold a token.
+        of_bytes: the size of the whole file, where only its first `size_bytes` are wanted; else 0.
         sha256, blob: its SHA-256 and its hash as a git blob, hexadecimal, as the hub gives them; may be empty.
     """
 
@@ -39,6 +40,7 @@ class Located:
     headers: tuple[tuple[str, str], ...] = ()
     sha256: str = ""
     blob: str = ""
+    of_bytes: int = 0
 
 
 class PartialFile:

@@ -75,6 +75,11 @@ def parse(text: str) -> Reference:
     return _short(text)
 
 
+def is_short(name: str) -> bool:
+    """Tells whether `parse` reads a text as the name of a model in the library."""
+    return _SHORT.fullmatch(name) is not None
+
+
 def repository_named(name: str) -> str:
     """The repository whose name in the library is `name`, as `parse` reads it; empty if none is called so."""
     parts = name.split("--")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ktcli import config
 from ktcli.errors import KtError, UsageError
-from ktcli.store import heat, library, origins
+from ktcli.store import heat, library, origins, usage
 from ktcli.store.pagefolder import OtherVersion, PageFolder, StoredPages
 
 # These begin the names of folders of a process, whose number follows.
@@ -39,6 +39,8 @@ def remove(entry: library.Entry) -> int:
         trash = entry.path.with_name(f".{entry.path.name}.removed.{os.getpid()}")
         entry.path.rename(trash)
         shutil.rmtree(trash)
+        if entry.kind is library.EntryKind.PACK:
+            usage.forget(entry.path.name)
         if not any(each.name == entry.name for each in library.entries()):
             origins.forget(entry.name)
     except OSError as error:
@@ -74,7 +76,7 @@ def pages_of(gone: Collection[library.Entry], models: Collection[str]) -> tuple[
         folder.check()
     except OtherVersion:
         return ()
-    packs = {each.path: each.label for each in library.entries() if each.formats}
+    packs = {each.path: each.path.name for each in library.entries() if each.formats}
     going = {each.path for each in gone}
     used = {library.identity(path) for path in packs if path not in going} - {""}
     names = {packs[path] for path in going & packs.keys() if library.identity(path) not in used}

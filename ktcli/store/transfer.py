@@ -120,14 +120,14 @@ class Transfer:
             HubError: files arrived damaged; they were removed, the others are kept.
             OSError: the network, the server or the disk gave up (`requests.RequestException` is one).
         """
-        count = min(CONNECTIONS, len(self._queue))
         # Daemons: Ctrl-C ends the program without waiting for a server that is silent.
+        bodies = [self._verify, *[self._work] * min(CONNECTIONS, len(self._queue))]
         threads = [
-            threading.Thread(target=self._guard, args=(self._work,), daemon=True)
-            for _ in range(count)
+            threading.Thread(target=self._guard, args=(body,), name="kt-pull", daemon=True)
+            for body in bodies
         ]
-        verifier = threading.Thread(target=self._guard, args=(self._verify,), daemon=True)
-        for thread in (*threads, verifier):
+        verifier = threads[0]
+        for thread in threads:
             thread.start()
         told = 0
         try:
@@ -141,9 +141,8 @@ class Transfer:
         deadline = time.monotonic() + 1.0
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        if not any(
-            thread.is_alive() for thread in threads
-        ):  # a descriptor in use must not be given to others
+        # A descriptor that somebody still writes to must not become that of another file.
+        if not any(thread.is_alive() for thread in threads):
             for file in self._files:
                 file.close()
         if self._failed:
@@ -182,12 +181,13 @@ class Transfer:
             if start >= end:
                 return
             self._stop.wait(self._patient_until - time.monotonic())
+            url = file.url
             try:
-                self._stream(session, file, chunk)
+                self._stream(session, url, file, chunk)
                 continue
             except OSError as error:  # every error of requests is one
                 if not _is_transient(error):
-                    if file.url == file.located.url or _status(error) not in (401, 403, 404, 410):
+                    if url == file.located.url or _status(error) not in (401, 403, 404, 410):
                         raise
                     file.url = file.located.url  # the place we were sent to is closed by now
                     continue
@@ -206,9 +206,9 @@ class Transfer:
         pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempts - 1))
         self._stop.wait(pause * random.uniform(0.75, 1.25))
 
-    def _stream(self, session: Any, file: PartialFile, chunk: int) -> None:
+    def _stream(self, session: Any, url: str, file: PartialFile, chunk: int) -> None:
         start, end = file.missing(chunk)
-        with self._ask(session, file, start, end) as answer:
+        with self._ask(session, url, file, (start, end)) as answer:
             if answer.status_code == 206:
                 _require_range(answer, start, file)
                 self._read(answer, file, start, end)
@@ -217,17 +217,19 @@ class Transfer:
         with file.single:
             start, end = file.missing(chunk)
             if start < end:
-                with self._ask(session, file, 0, 0) as answer:
+                with self._ask(session, url, file, None) as answer:
                     self._read(answer, file, 0, file.located.size_bytes)
 
-    def _ask(self, session: Any, file: PartialFile, start: int, end: int) -> Any:
-        """The answer to a request for a range of a file, or for all of it where `end` is 0."""
+    def _ask(
+        self, session: Any, url: str, file: PartialFile, range_: tuple[int, int] | None
+    ) -> Any:
+        """The answer to a request for a range of a file, or for all of it; the address is kept for the next one."""
         headers = {"Accept-Encoding": "identity"}
-        if _host(file.url) == _host(file.located.url):  # a token goes to nobody else
+        if _host(url) == _host(file.located.url):  # a token goes to nobody else
             headers |= dict(file.located.headers)
-        if end:
-            headers["Range"] = f"bytes={start}-{end - 1}"
-        answer = session.get(file.url, headers=headers, stream=True, timeout=(CONNECT_S, READ_S))
+        if range_ is not None:
+            headers["Range"] = f"bytes={range_[0]}-{range_[1] - 1}"
+        answer = session.get(url, headers=headers, stream=True, timeout=(CONNECT_S, READ_S))
         if answer.status_code >= 400:
             with answer:
                 answer.raise_for_status()
@@ -322,9 +324,10 @@ def _require_range(answer: Any, start: int, file: PartialFile) -> None:
     range_, _, total = said.removeprefix("bytes ").partition("/")
     if range_.partition("-")[0] != str(start):
         raise Stalled(f"{_host(file.url)} sent the range {said[:60]!r} of {file.located.name}")
-    if total not in ("", "*", str(file.located.size_bytes)):
+    size = file.located.of_bytes or file.located.size_bytes
+    if total not in ("", "*", str(size)):
         raise HubError(
-            f"{file.located.name} has {total[:20]} bytes on {_host(file.url)}, not {file.located.size_bytes}: "
+            f"{file.located.name} has {total[:20]} bytes on {_host(file.url)}, not {size}: "
             "the repository changed meanwhile",
             hint="run the same command again",
         )

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint, hinted
+from ktcli.manifest import LOCK, FileRecord, Manifest
 from ktcli.manifest import PACK as MANIFEST
-from ktcli.manifest import FileRecord, Manifest
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.weights.check import check, kept_in_f32
@@ -68,6 +68,7 @@ def convert(
                 done = target.complete()
                 if done is not None:
                     return _report(target, done, len(done.files))
+                smallfiles.expect(out / LOCK, plan.weight_bytes + plan.extra_bytes)
                 left = [tensor for file in target.missing for tensor in file.tensors]
                 check_tables(left, checkpoint, pool)
                 importance = calibration.importance() if calibration else {}

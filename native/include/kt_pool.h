@@ -13,7 +13,6 @@ extern "C" {
 #define KT_API __attribute__((visibility("default")))
 #endif
 
-#define KT_API_VERSION 1
 #define KT_PAGE_TOKENS 64   /* tokens of one KV page; also where attention partials are cut */
 #define KT_BLOCK_COLUMNS 64 /* logits that are summed up together */
 #define KT_MAX_NODES 64    /* teams of a pool */
@@ -28,6 +27,10 @@ enum kt_result {
     KT_ERR_IO = -5,         /* a read failed or came up short */
     KT_ERR_TIMEOUT = -6     /* something did not happen in time */
 };
+
+/* A number made of all declarations of these headers (cdef.py): who calls a library that was built of others is
+ * told by it before anything is passed wrongly. */
+KT_API int32_t kt_api_stamp(void);
 
 /* ---- ISA rows ------------------------------------------------------------------------------- */
 

@@ -48,13 +48,29 @@ static int64_t pick_of(const scratch *s, int64_t n, double at)
     return pick(s->wide, n, &at);
 }
 
+/* One of those that survive top-p and min-p without top-k. */
+static int32_t draw_from_blocks(const scores *v)
+{
+    scratch *s = v->s;
+    double at = v->c->at;
+    float least;
+    int64_t n = shortlist_blocks(v, &least);
+    int64_t place = pick(s->masses, n, &at);
+    const float *chances = s->spare + place * KT_BLOCK_COLUMNS;
+    for (int i = 0; i < KT_BLOCK_COLUMNS; i++)
+        s->chances[i] = chances[i] >= least ? chances[i] : 0.0f;
+    return (int32_t)(s->order[place] * KT_BLOCK_COLUMNS + pick_of(s, KT_BLOCK_COLUMNS, at));
+}
+
 static int32_t draw(const scores *v)
 {
     const kt_choice *c = v->c;
     scratch *s = v->s;
     double at = c->at;
-    if (is_cut(v) || c->top_p < 1.0 || c->min_p > 0.0)
+    if (is_cut(v))
         return s->ids[pick_of(s, shortlist(v), at)];
+    if (c->top_p < 1.0 || c->min_p > 0.0)
+        return draw_from_blocks(v);
     weigh(v);
     int64_t block = pick(s->masses, v->blocks, &at);
     int columns = columns_of(v, block);

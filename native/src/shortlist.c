@@ -10,6 +10,8 @@
 #define BUCKET_SHIFT 17     /* 6 bits of the fraction and the exponent are left */
 #define ONE_BITS UINT32_C(0x3f800000)
 #define PEERS 16            /* values of which the greatest stands for all, in kth */
+#define SAMPLE 128          /* blocks by which the bucket is guessed */
+#define NEAR 2              /* buckets by which the guess is mostly wrong at most */
 
 /* ---- top-k -------------------------------------------------------------------------------------- */
 
@@ -204,54 +206,121 @@ static int bucket_of(float chance)
     return from_one < 0 ? 0 : from_one;
 }
 
-/* The least chance of a bucket. */
+/* The least chance of a bucket; 0 of the last one and beyond. */
 static float edge_of(int bucket)
 {
-    uint32_t bits = ((ONE_BITS >> BUCKET_SHIFT) - (uint32_t)bucket) << BUCKET_SHIFT;
+    uint32_t last = ONE_BITS >> BUCKET_SHIFT, bits = (uint32_t)bucket < last ? (last - (uint32_t)bucket) << BUCKET_SHIFT : 0;
     float chance;
     memcpy(&chance, &bits, sizeof chance);
     return chance;
 }
 
-/* Chances, added up in their buckets: the one where the least likely ones hold more than `tail`, and what those in later
- * buckets hold. `sorted` is zeros, before and after. */
-static int find_bucket(double *sorted, const float *chances, int64_t n, double tail, double *dropped)
+/* The least bucket of which anything stays when `tail` of all chances are dropped, roughly: by every so many blocks of
+ * them. `sorted` is zeros, before and after. */
+static int guess_bucket(double *sorted, const float *chances, int64_t blocks, double tail)
 {
+    int64_t every = 1 + blocks / SAMPLE;
     int last = 0;
-    for (int64_t i = 0; i < n; i++) {
-        int bucket = bucket_of(chances[i]);
-        sorted[bucket] += (double)chances[i];
-        last = bucket > last ? bucket : last;
+    for (int64_t block = 0; block < blocks; block += every) {
+        for (int64_t i = block * KT_BLOCK_COLUMNS; i < (block + 1) * KT_BLOCK_COLUMNS; i++) {
+            int bucket = bucket_of(chances[i]);
+            sorted[bucket] += (double)chances[i] * (double)every;
+            last = bucket > last ? bucket : last;
+        }
     }
     int found = last;
-    for (*dropped = 0; found > 0 && *dropped + sorted[found] <= tail; found--)
-        *dropped += sorted[found];
+    for (double dropped = 0; found > 0 && dropped + sorted[found] <= tail; found--)
+        dropped += sorted[found];
     memset(sorted, 0, (size_t)(last + 1) * sizeof *sorted);
     return found;
 }
 
-/* Drops the least likely of n that together hold at most `tail`; one stays always. */
-static int64_t keep_top_p(const scores *v, int64_t n, double tail)
+/* Chances as two limits split them. */
+typedef struct limits {
+    float low, high;
+    double below, between;      /* the sums of those less than low, and from low to below high */
+    int64_t n;                  /* the number of the latter, which lie in s->some with their places */
+} limits;
+
+/* Splits blocks of chances; the sums of those of each block that are not less than high to s->masses. */
+static void split_blocks(const scores *v, const float *chances, int64_t blocks, limits *l)
 {
     scratch *s = v->s;
-    double dropped;
-    int split = find_bucket(s->sorted, s->chances, n, tail, &dropped);
-    int64_t some = 0, left = 0;
-    for (int64_t i = 0; i < n; i++) {
-        s->some[some] = (weighted){(double)s->chances[i], s->ids[i]};
-        some += bucket_of(s->chances[i]) == split;
+    l->below = l->between = 0;
+    l->n = 0;
+    for (int64_t block = 0; block < blocks; block++) {
+        chance_split found = v->kernels->split(chances + block * KT_BLOCK_COLUMNS, l->low, l->high);
+        l->below += found.below;
+        s->masses[block] = found.above;
+        for (int64_t first = block * KT_BLOCK_COLUMNS; found.between; first += 16, found.between >>= 1) {
+            for (int64_t i = first; found.between & 1 && i < first + 16; i++) {
+                int is_between = chances[i] >= l->low && chances[i] < l->high;
+                s->some[l->n] = (weighted){(double)chances[i], (int32_t)i};
+                l->n += is_between;
+                l->between += is_between ? (double)chances[i] : 0.0;
+            }
+        }
     }
-    weighted least = find_least(s->some, some, tail, dropped);
-    for (int64_t i = 0; i < n; i++) {
-        weighted each = {(double)s->chances[i], s->ids[i]};
-        s->chances[left] = s->chances[i];
-        s->ids[left] = each.id;
-        left += !is_less(&each, &least);
+}
+
+/* The least chance that stays when the least likely are dropped that together hold at most `tail`, of equal ones the
+ * first; one stays always. What is dropped beside an equal one becomes 0. The sums of those of each block that stay to
+ * s->masses. */
+static float drop_tail(const scores *v, float *chances, int64_t blocks, double tail)
+{
+    scratch *s = v->s;
+    int guess = guess_bucket(s->sorted, chances, blocks, tail);
+    limits l = {.low = 1.0f};
+    for (int near = NEAR; l.low > 0.0f || l.high < INFINITY; near *= 2) {
+        l.low = edge_of(guess + near);
+        l.high = guess > near ? edge_of(guess - near - 1) : INFINITY;
+        split_blocks(v, chances, blocks, &l);
+        if (l.below <= tail && l.below + l.between > tail)
+            break;
     }
-    return left;
+    if (l.n == 0)
+        return 0.0f;
+    weighted least = find_least(s->some, l.n, tail, l.below);
+    for (int64_t i = 0; i < l.n; i++) {
+        const weighted *each = &s->some[i];
+        if (!is_less(each, &least))
+            s->masses[each->id / KT_BLOCK_COLUMNS] += each->chance;
+        else if (each->chance == least.chance)
+            chances[each->id] = 0.0f;
+    }
+    return (float)least.chance;
 }
 
 /* ---- all of them -------------------------------------------------------------------------------- */
+
+/* The least chance that is at least x. */
+static float from(double x)
+{
+    float least = (float)x;
+    return (double)least < x ? nextafterf(least, INFINITY) : least;
+}
+
+int64_t shortlist(const scores *v)
+{
+    const kt_choice *c = v->c;
+    scratch *s = v->s;
+    int64_t found = keep_top_k(v, c->top_k), blocks = (found + KT_BLOCK_COLUMNS - 1) / KT_BLOCK_COLUMNS, n = 0;
+    float least = from(c->min_p);
+    if (c->top_p < 1.0) {
+        double total = 0;
+        for (int64_t i = 0; i < found; i++)
+            total += (double)s->chances[i];
+        for (int64_t i = found; i < blocks * KT_BLOCK_COLUMNS; i++)
+            s->chances[i] = 0.0f;
+        least = fmaxf(least, drop_tail(v, s->chances, blocks, (1.0 - c->top_p) * total));
+    }
+    for (int64_t i = 0; i < found; i++) {
+        s->chances[n] = s->chances[i];
+        s->ids[n] = s->ids[i];
+        n += s->chances[i] >= least;
+    }
+    return n;
+}
 
 /* The blocks with chances from `bound` on to s->order, and all their chances to s->spare; returns how many. */
 static int64_t gather_blocks(const scores *v, double bound)
@@ -271,65 +340,24 @@ static int64_t gather_blocks(const scores *v, double bound)
     return n;
 }
 
-/* The ids of chances from `bound` on, less those that lie in the `tail` for sure, if there is one; returns how many.
- * What is dropped is taken from the tail; blocks without any of them count by their mass. */
-static int64_t gather_likely(const scores *v, double bound, double *tail)
-{
-    scratch *s = v->s;
-    int64_t n = 0, blocks = gather_blocks(v, bound);
-    double below = 0, dropped;
-    float edge = 0.0f;
-    if (tail) {
-        for (int64_t block = 0; block < v->blocks; block++)
-            below += (double)s->likely[block] < bound ? s->masses[block] : 0.0;
-        edge = edge_of(find_bucket(s->sorted, s->spare, blocks * KT_BLOCK_COLUMNS, *tail - below, &dropped));
-        below += dropped;
-    }
-    for (int64_t at = 0; at < blocks; at++) {
-        const float *chances = s->spare + at * KT_BLOCK_COLUMNS;
-        int64_t block = s->order[at];
-        for (int i = 0, columns = columns_of(v, block); i < columns && s->likely[block] >= edge; i++) {
-            if (chances[i] < edge)
-                continue;
-            int stays = (double)chances[i] >= bound;
-            s->chances[n] = chances[i];
-            s->ids[n] = (int32_t)(block * KT_BLOCK_COLUMNS + i);
-            n += stays;
-            below += stays ? 0.0 : (double)chances[i];
-        }
-    }
-    if (tail)
-        *tail -= below;
-    return n;
-}
-
-/* The best k that are at least min_p; the chances of all k to *total, of the others to *below. */
-static int64_t gather_top_k(const scores *v, double *total, double *below)
-{
-    scratch *s = v->s;
-    int64_t found = keep_top_k(v, v->c->top_k), n = 0;
-    for (int64_t i = 0; i < found; i++) {
-        int stays = (double)s->chances[i] >= v->c->min_p;
-        *total += (double)s->chances[i];
-        *below += stays ? 0.0 : (double)s->chances[i];
-        s->chances[n] = s->chances[i];
-        s->ids[n] = s->ids[i];
-        n += stays;
-    }
-    return n;
-}
-
-int64_t shortlist(const scores *v)
+int64_t shortlist_blocks(const scores *v, float *least)
 {
     const kt_choice *c = v->c;
-    if (!is_cut(v) && c->top_p == 1.0)
-        return gather_likely(v, c->min_p, NULL);
-    double total = 0, below = 0;
-    if (is_cut(v)) {
-        int64_t n = gather_top_k(v, &total, &below);
-        return c->top_p < 1.0 ? keep_top_p(v, n, (1.0 - c->top_p) * total - below) : n;
+    scratch *s = v->s;
+    double bound = c->min_p, tail = 0;
+    if (c->top_p < 1.0) {
+        tail = (1.0 - c->top_p) * weigh(v);
+        bound = fmax(bound, tail_bound(v, tail));
     }
-    double tail = (1.0 - c->top_p) * weigh(v), bound = tail_bound(v, tail);
-    int64_t n = gather_likely(v, bound > c->min_p ? bound : c->min_p, &tail);
-    return keep_top_p(v, n, tail);
+    int64_t n = gather_blocks(v, bound);
+    float top_p = 0.0f;
+    if (c->top_p < 1.0) {
+        for (int64_t block = 0; block < v->blocks; block++)     /* blocks that are dropped count by their mass */
+            tail -= (double)s->likely[block] < bound ? s->masses[block] : 0.0;
+        top_p = drop_tail(v, s->spare, n, tail);
+    }
+    *least = fmaxf(top_p, from(c->min_p));
+    for (int64_t i = 0; i < n && (*least > top_p || top_p == 0.0f); i++)
+        s->masses[i] = v->kernels->split(s->spare + i * KT_BLOCK_COLUMNS, 0.0f, *least).above;
+    return n;
 }

@@ -278,6 +278,32 @@ static void test_ceilings(const kt_kernels *kernels)
     law(kernels->name, "ceiling loops run and count", 3, broken);
 }
 
+/* A block's chances in three parts, against plain sums, and against those of the plain row, bit by bit. */
+static void test_split(const kt_kernels *kernels)
+{
+    const kt_row *plain = kt_rows;
+    while (plain[1].kernels)
+        plain++;
+    int64_t broken = 0;
+    uint64_t state = 5;
+    for (int round = 0; round < 300; round++) {
+        float *x = random_floats_of(KT_BLOCK_COLUMNS, &state), limits[2] = {round % 3 ? 0.4f : 0.0f, round % 5 ? 0.45f : INFINITY};
+        double below = 0, above = 0;
+        int between = 0;
+        for (int i = 0; i < KT_BLOCK_COLUMNS; i++) {
+            x[i] = fabsf(roundf(1024.0f * x[i])) / 1024.0f;
+            below += x[i] < limits[0] ? (double)x[i] : 0;
+            above += x[i] >= limits[1] ? (double)x[i] : 0;
+            between |= (x[i] > 0.0f && x[i] >= limits[0] && x[i] < limits[1]) << i / 16;
+        }
+        chance_split found = kernels->split(x, limits[0], limits[1]), same = plain->kernels->split(x, limits[0], limits[1]);
+        broken += found.between != between || found.below != below || found.above != above;     /* these sums are exact */
+        broken += found.below != same.below || found.above != same.above;
+        free(x);
+    }
+    law(kernels->name, "a block's chances are split into exact sums, the same in every row", 300, broken);
+}
+
 static void test_row(const kt_kernels *kernels)
 {
     test_quantize(kernels);
@@ -289,6 +315,7 @@ static void test_row(const kt_kernels *kernels)
     test_elementwise(kernels);
     test_exp(kernels);
     test_chances(kernels);
+    test_split(kernels);
     test_masked(kernels);
     test_ceilings(kernels);
 }

@@ -101,7 +101,7 @@ class StandInCpu(CpuEngine):
 class StandInStream(HostStream):
     """The stream of a device without memory."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, number: int) -> None:
         super().__init__()
         self.device = META
 

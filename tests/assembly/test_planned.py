@@ -105,7 +105,7 @@ def test_the_cpu_takes_what_was_planned(where: str, name: str, use: Use) -> None
     assert engine.session().context == plan.context
     assert pool.asked_bytes() == engine.weights_bytes + cache  # nothing is reserved for a session
     # All that is planned beside it is scratch, the process, and what is left free.
-    scratch = scratch_bytes(engine.model) + use.logits_bytes(engine.spec, plan.context)
+    scratch = scratch_bytes(engine.model, use.streams) + use.logits_bytes(engine.spec, plan.context)
     others = scratch + PROCESS_BYTES + plan.host.margin_bytes
     assert 0 <= pool.asked_bytes() + others - plan.need_bytes <= pieces
 

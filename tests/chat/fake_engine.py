@@ -20,6 +20,7 @@ from ktcli.engine.pagetable import pages_for
 from ktcli.engine.sequence import Pools
 from ktcli.engine.sequence import Sequence as Timeline
 from ktcli.native import PAGE_TOKENS, Batch, Pool
+from ktcli.planner.cost import PieceTimes
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -86,11 +87,12 @@ class FakeEngine:
         self.tokenizer, self.script, self.context = tokenizer, script, context
         self.spec = SimpleNamespace(vocab=VOCAB, moe_layers=2, experts=4, top_k=1, context=most)
         self.pool, self.max_tokens, self.max_outputs = POOL, CHUNK, 9
+        self.max_rows = CHUNK
         self._ids = np.zeros((2 * pages_for(context), PAGE_TOKENS), dtype=np.int64)
         self.pools = Pools(PagePool(len(self._ids)), None, self._copy, b"fake", context)
         self.computed = 0
         self.step_times = None
-        self.piece_times = ()
+        self.piece_times = PieceTimes.assumed(CHUNK)
 
     def depth_at(self, position: int) -> int:
         return 0

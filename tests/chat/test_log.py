@@ -5,17 +5,19 @@ import os
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chat.fake_engine import speaker
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ktcli.chat import log
+from ktcli.chat import lastread, log
 from ktcli.chat.chat import Chat
-from ktcli.chat.chats import chats_folder, files, load, newest
+from ktcli.chat.chats import chats_folder, files, line_of, load, newest
 from ktcli.chat.conversation import Saved
 from ktcli.chat.keeper import Keeper
+from ktcli.chat.reuse import Timeline
 from ktcli.errors import KtError, UsageError
 
 
@@ -313,6 +315,7 @@ HOSTILE = [
     '{"assistant":"x","ids":[1]}', '{"model":[]}', '{"kt_chat":2,"model":7}',
     '{"settings":{"sampling":{"seed":' + "9" * 4999 + "}}}",
     '{"user":' + "[" * 99 + "]" * 99 + "}",
+    '{"settings":{"stops":' + str(["x"] * 1001).replace("'", '"') + "}}",
 ]  # fmt: skip
 
 
@@ -352,6 +355,95 @@ def test_any_records_are_a_conversation(tmp_path: Path, lines: list[dict]) -> No
         return
     roles = [turn["role"] for turn in saved.conversation.turns]
     assert roles == (["user", "assistant"] * len(roles))[: len(roles)]
+
+
+@settings(QUIET, max_examples=100)
+@given(data=st.data())
+def test_what_was_read_is_followed_whatever_is_taken_back(
+    tmp_path: Path, data: st.DataObject
+) -> None:
+    """The ids, their depths and the messages of the last prompt are those that a slow and simple reader finds."""
+    records: list[dict[str, Any]] = []
+    turns: list[tuple[str, str]] = []
+    ids: list[int] = []
+    depths: list[int] = []
+    messages: list[tuple[str, str]] = []
+    for n in range(data.draw(st.integers(1, 12))):
+        match data.draw(st.sampled_from(["ask", "ask", "ask", "back", "again"])):
+            case "back":
+                most = 2 * data.draw(st.integers(0, len(turns) // 2))
+                records.append({"turns": most})
+                turns = turns[:most]
+                continue
+            case "ask":
+                records.append({"user": f"q{n}"})
+                turns.append(("user", f"q{n}"))
+            case "again":
+                if not turns:
+                    continue
+                records.append({"turns": len(turns) - 1})
+                turns = turns[:-1]
+        kept = data.draw(st.integers(0, len(ids)))
+        fresh = data.draw(st.lists(st.integers(0, 99), max_size=3))
+        ids = ids[:kept] + fresh
+        runs = data.draw(
+            st.lists(st.tuples(st.integers(0, len(ids)), st.integers(0, 3)), max_size=1)
+        )
+        depths = [depth for count, depth in runs for _ in range(count)]
+        depths += [0] * (len(ids) - len(depths))
+        messages = list(turns)
+        records.append({"read": fresh, "kept": kept, "at": n, **({"depths": runs} if runs else {})})
+        depth = 0
+        answer = ""
+        for piece in data.draw(
+            st.lists(st.lists(st.integers(0, 99), max_size=2), min_size=1, max_size=2)
+        ):
+            depth = data.draw(st.integers(depth, 2))
+            records.append({"piece": f"a{n}", "ids": piece, "defer": depth})
+            answer, ids, depths = f"{answer}a{n}", ids + piece, depths + [depth] * len(piece)
+        records.append({"end": "stop"})
+        turns.append(("assistant", answer))
+        messages.append(turns[-1])
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(HEAD + b"".join(map(log.line_of, records)))
+    saved = load(path)
+    assert [(turn["role"], turn["content"]) for turn in saved.conversation.turns] == turns
+    if saved.timeline is None:
+        assert not ids
+        return
+    assert list(saved.timeline.ids) == ids and list(saved.timeline.messages) == messages
+    assert saved.timeline.depths == bytes(depths).rstrip(b"\0")
+
+
+def test_lines_that_stand_for_much_are_not_written_out_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+
+    class Counted(Timeline):
+        def __init__(self, ids: tuple[int, ...], *others: Any, **named: Any) -> None:
+            sizes.append(len(ids))
+            super().__init__(ids, *others, **named)
+
+    for module in (log, lastread):
+        monkeypatch.setattr(module, "Timeline", Counted)
+    path = tmp_path / "x.jsonl"
+    again = sealed('{"user":"a"}') + sealed('{"read":[],"kept":1000,"at":0,"depths":[[1000,1]]}')
+    path.write_bytes(HEAD + sealed('{"read":%s,"kept":0,"at":0}' % ([1] * 1000)) + again * 50)
+    saved = load(path)
+    assert saved.damaged == 0 and saved.timeline is not None
+    assert saved.timeline.depths == b"\1" * 1000 and sum(sizes) == 1000
+    huge = log.line_of({"read": [], "kept": 1000, "at": 0, "depths": [[1 << 60, 1]]})
+    path.write_bytes(path.read_bytes() + huge)
+    assert load(path).damaged == 1
+
+
+def test_an_absurd_time_of_a_question_is_none(tmp_path: Path, chats: Path) -> None:
+    chats.mkdir(parents=True)
+    for time in (-1, 1 << 60, 10**400):
+        (chats / "x.jsonl").write_bytes(HEAD + log.line_of({"user": "a", "time": time}))
+        line = line_of(chats / "x.jsonl")
+        assert not line.problem and line.used_s < 1 << 40
 
 
 def test_the_folder_is_the_librarys(chats: Path) -> None:

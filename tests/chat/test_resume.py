@@ -232,6 +232,17 @@ def test_a_clock_that_goes_back_changes_no_order(
     assert said(newest())[0] == "three" and len({path.name for path in files()}) == 3
 
 
+def test_a_file_from_beyond_every_calendar_is_not_the_last(tmp_path: Path, chats: Path) -> None:
+    model = speaker(tmp_path)
+    chatted(model, "one")
+    (first,) = files()
+    os.utime(first, (1 << 62, 1 << 62))
+    chatted(model, "two")
+    path = newest()
+    assert path is not None and path != first and files() == [path, first]
+    assert path.stat().st_mtime < 1 << 33
+
+
 def test_a_folder_that_can_only_be_read(
     tmp_path: Path, chats: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,8 @@ from ktcli.chat.chats import chats_folder, files, load, newest, rename
 from ktcli.chat.keeper import Keeper
 from ktcli.commands import chat as command
 from ktcli.commands import piped
-from ktcli.commands.chats import age
 from ktcli.commands.table import _filled
+from ktcli.commands.view.times import age
 from ktcli.main import main
 
 

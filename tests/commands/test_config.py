@@ -238,6 +238,9 @@ def test_a_folder_a_pipe_and_a_closed_file(file: Path, capsys: pytest.CaptureFix
     os.environ["KT_CONFIG"] = str(file.parent.parent / "x" / "config.toml")
     code, _, err = kt(capsys, "set", "threads", "2")
     assert code == 1 and "cannot create the folder" in err and "Traceback" not in err
+    os.environ["KT_CONFIG"] = "/"  # a path without a name
+    code, _, err = kt(capsys, "set", "threads", "2")
+    assert code in (1, 2) and "mistake" not in err
 
 
 # --- writing ----------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_a_damaged_pack_is_made_again_without_removing_its_model(
 
 def test_a_folder_finds_the_packs_made_from_it(model: Path, pack: Path, capsys: Capture) -> None:
     """Also when it was changed since, so that they can be removed."""
-    label = pack.name
+    label = f"{model.name}@{pack.name.partition('@')[2]}"
     found = document(["verify", str(model)], capsys)
     assert [each["name"] for each in found["models"]] == [label] and found["ok"]
     listed = {each["name"]: each for each in document(["list"], capsys)["models"]}
@@ -98,7 +98,7 @@ def test_the_packs_of_a_folder_are_removed_by_naming_it(
     other = document(["rm", f"{model}@int8-int8", "--yes"], capsys)["removed"]
     assert len(other) == 1 and other[0].endswith("@int8-int8")
     found = document(["rm", str(model), "--yes"], capsys)
-    assert found["removed"] == [pack.name] and not pack.exists()
+    assert found["removed"] == [f"{model.name}@int4-int8"] and not pack.exists()
     assert sorted(path.name for path in (tmp_path / "home" / "origins").iterdir()) == []
     assert (model / "config.json").is_file()
     assert document(["rm", str(model), "--yes"], capsys, 2)["error"]["type"] == "UsageError"

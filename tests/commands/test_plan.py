@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from shapes import config
 from store.fake_hub import Hub, serve
+from weights.fake_checkpoint import random_checkpoint
 
 from ktcli.commands.view import bars
 from ktcli.hardware.machine import Cpu, Gpu, Machine, Memory, Node
@@ -444,18 +446,26 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield running
 
 
-def test_a_repository_is_planned_by_its_config_alone(hub: Hub, home: Path, capsys) -> None:
-    written = json.dumps(config("qwen3-30b-a3b", num_hidden_layers=2)).encode()
-    hub.repositories["some/repository"] = {
-        "config.json": written, "model.safetensors": bytes(1 << 20), "tokenizer.json": b"{}",
-    }  # fmt: skip
+def small_checkpoint(folder: Path, **changes: object) -> dict[str, bytes]:
+    """The files of a repository with random weights of several MiB."""
+    small = {"num_hidden_layers": 2, "hidden_size": 256, "num_experts": 8, "vocab_size": 8192}
+    random_checkpoint(folder, config("qwen3-30b-a3b", **small) | changes)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_repository_is_planned_by_its_config_and_headers(
+    hub: Hub, home: Path, capsys, tmp_path: Path
+) -> None:
+    files = hub.repositories["some/repository"] = small_checkpoint(tmp_path / "made")
     code, plan = planned(capsys, "some/repository")
     assert (code, plan["model"]) == (0, "some/repository")
-    assert plan["disk"]["download_bytes"] == (1 << 20) + len(written) + 2
-    assert hub.fetched("model.safetensors") == hub.fetched("tokenizer.json") == 0
+    taken = [len(data) for name, data in files.items() if name != "README.md"]
+    assert plan["disk"]["download_bytes"] == sum(taken) > 10 << 20
+    assert hub.fetched("tokenizer.json") == 0
+    assert hub.sent["model.safetensors"] <= 64 << 10
     assert not (home / "home" / "checkpoints").exists()
     assert main(["plan", "some/repository"]) == 0
-    assert "Next: kt chat some/repository; first it fetches 1.0 MiB" in capsys.readouterr().out
+    assert "Next: kt chat some/repository; first it fetches" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -476,6 +486,37 @@ def test_a_repository_without_a_model_is_one_sentence(
     assert main(["plan", "some/repository"]) == code
     said = capsys.readouterr().err
     assert sentence in said and "Traceback" not in said
+
+
+def test_a_repository_that_cannot_be_converted_is_refused_by_its_headers(
+    hub: Hub, home: Path, capsys, tmp_path: Path
+) -> None:
+    files = hub.repositories["some/repository"] = small_checkpoint(tmp_path / "made")
+    wrong = json.loads(files["config.json"]) | {"hidden_size": 512}
+    files["config.json"] = json.dumps(wrong).encode()
+    for command in ("plan", "pull"):
+        assert main([command, "some/repository"]) == 5
+        said = capsys.readouterr().err
+        assert "has the shape [8192, 256]" in said and "nothing was pulled" in said
+    assert hub.sent["model.safetensors"] <= 128 << 10
+    assert not (home / "home" / "checkpoints").exists()
+
+
+def test_a_pull_says_first_what_it_brings(
+    hub: Hub, home: Path, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repositories["some/repository"] = small_checkpoint(tmp_path / "made")
+    hub.facts = {"gated": "auto", "tags": ["license:mit"]}
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdin, "readline", lambda: "n\n", raising=False)
+    assert main(["pull", "some/repository"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    for words in ("3 files", "licence: mit", "It is gated", "int4 experts", "is free", "tokens/s"):
+        assert words in said
+    assert "Nothing was pulled" in said
+    assert hub.sent["model.safetensors"] <= 64 << 10
+    assert not (home / "home" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("columns", [40, 80])

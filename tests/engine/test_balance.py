@@ -1,32 +1,32 @@
 """Answers and prompts keep the parts of their speed that they are to keep, wherever both can."""
 
-from itertools import pairwise
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ktcli.engine.balance import (
     ANSWERS_KEEP,
     PROMPT_KEEPS,
+    PieceSize,
     best_piece,
     pure_steps,
     satisfaction,
     shares,
 )
-from ktcli.engine.pace import FIRST_PIECE, Pace
+from ktcli.engine.pace import Pace, PromptPiece
+from ktcli.planner.cost import PieceTimes
 
 ratios = st.floats(1.0, 1000.0)
 
 
 def test_the_example_of_a_mixed_step_of_five_pure_ones() -> None:
-    answers, prompt = shares(5.0, 1.0, 2)
+    answers, prompt = shares(PieceSize(512, 5.0, 5.0), 1.0, 2)
     assert (round(answers, 2), round(prompt, 2)) == (0.43, 0.71)
     assert 2 <= pure_steps(5.0, 1.0) < 2.1
 
 
 @given(ratio=st.floats(1.0, 13.0))
 def test_both_keep_their_parts_up_to_thirteen_pure_steps(ratio: float) -> None:
-    answers, prompt = shares(ratio, 1.0, pure_steps(ratio, 1.0))
+    answers, prompt = shares(PieceSize(512, ratio, ratio), 1.0, pure_steps(ratio, 1.0))
     assert answers >= ANSWERS_KEEP - 1e-9
     assert prompt >= PROMPT_KEEPS - 1e-9
 
@@ -35,8 +35,9 @@ def test_both_keep_their_parts_up_to_thirteen_pure_steps(ratio: float) -> None:
 def test_no_other_number_of_pure_steps_satisfies_both_more(
     ratio: float, efficiency: float, other: float
 ) -> None:
-    answers, prompt = shares(ratio, 1.0, other, efficiency)
-    best = satisfaction(ratio, 1.0, efficiency)
+    choice = PieceSize(64, ratio, efficiency * ratio)
+    answers, prompt = shares(choice, 1.0, other)
+    best = satisfaction(choice, 1.0)
     assert best >= min(answers / ANSWERS_KEEP, prompt / PROMPT_KEEPS) - 1e-9
 
 
@@ -50,68 +51,90 @@ def test_a_piece_is_short_or_worth_its_pass_over_the_weights(
     base: float, each: float, decode: float, longest: float
 ) -> None:
     sizes = [16, 64, 256, 512]
-
-    def seconds(size: int) -> float:
-        return base + each * size
-
-    best = best_piece(sizes, 512, seconds, decode, longest)
-    if seconds(16) <= longest:
-        assert seconds(best) <= longest
+    whole = base + each * 512
+    choices = [PieceSize(size, base + each * size, size / 512 * whole) for size in sizes]
+    best = best_piece(choices, [choice.mixed_s for choice in choices], decode, longest)
+    at = sizes.index(best)
+    if choices[0].mixed_s <= longest:
+        assert choices[at].mixed_s <= longest
     else:
-        assert best / seconds(best) >= 0.5 * 512 / seconds(512)
-        assert best == 16 or sizes[sizes.index(best) - 1] / seconds(
-            sizes[sizes.index(best) - 1]
-        ) < 0.5 * 512 / seconds(512)
+        assert choices[at].alone_s >= 0.5 * choices[at].mixed_s
+        assert at == 0 or choices[at - 1].alone_s < 0.5 * choices[at - 1].mixed_s
 
 
-def test_a_machine_that_was_never_measured_is_tried_in_small_steps() -> None:
-    pace, sizes = Pace(2.0), []
-    assert pace.piece(0, 512) == 512
-    for _ in range(8):
-        sizes.append(pace.piece(4, 512))
-        pace.record(4, sizes[-1], 0.2 + 0.001 * sizes[-1])
-        pace.record(4, 0, 0.1)
-    assert sizes[0] == FIRST_PIECE
-    assert all(after <= 2 * before for before, after in pairwise(sizes))
-    assert sizes[-1] > FIRST_PIECE
-
-
-@given(steps=st.lists(st.tuples(st.integers(0, 16), st.integers(0, 512), st.floats(0.001, 3.0))))
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.integers(0, 16),
+            st.integers(0, 512),
+            st.integers(0, 100_000),
+            st.floats(0.001, 3.0),
+        )
+    ),
+    start=st.integers(0, 100_000),
+    left=st.integers(1, 100_000),
+)
 def test_whatever_was_measured_a_piece_is_a_part_of_the_chunk(
-    steps: list[tuple[int, int, float]],
+    steps: list[tuple[int, int, int, float]], start: int, left: int
 ) -> None:
-    pace = Pace(2.0)
-    for answers, prompt, seconds in steps:
-        if answers + prompt:
-            pace.record(answers, prompt, seconds)
+    pace = Pace(2.0, PieceTimes.assumed(512))
+    for answers, tokens, at, seconds in steps:
+        if answers + tokens:
+            pace.record(answers, PromptPiece(tokens, at), seconds)
     for answers in (0, 1, 16):
-        for chunk in (1, 64, 512):
-            assert 1 <= pace.piece(answers, chunk) <= chunk
-            assert pace.pure_steps(max(1, answers), chunk, 512, 0.5) >= 0
+        for chunk in (32, 64, 512):
+            tokens = pace.piece(answers, chunk, start, start + left)
+            assert 1 <= tokens <= chunk
+            assert pace.pure_steps(max(1, answers), PromptPiece(tokens, start), chunk) >= 0
 
 
-def test_a_model_of_steps_leaves_nothing_to_try() -> None:
-    """After one step of a whole chunk and one of answers alone, the size is chosen that would be with every time known,
-    and stays: equal pieces make equal waits."""
+def _true_s(rows: float, tokens: int, start: float) -> float:
+    """A machine on which a pass over the weights costs what 80 tokens do, and 4,000 positions as much as those."""
+    weights = 0.02 + 0.08 * (1 - (1 - 1 / 16) ** rows)
+    return weights + 0.00125 * rows + 0.00125 / 4000 * tokens * start
 
-    def true_s(rows: int) -> float:
-        return 0.03 + 0.05 * (1 - (1 - 1 / 16) ** rows) + 0.001 * rows
 
-    sizes = [32, 43, 64, 86, 128, 171, 256, 512]
-    wanted = best_piece(sizes, 512, lambda n: true_s(4 + n), true_s(4), 2.0)
-    pace = Pace(2.0, [(n, 7 * true_s(n)) for n in (16, 32, 64, 128, 256, 512)])
-    pace.record(0, 512, true_s(512))
-    pace.record(4, 0, true_s(4))
-    chosen = set()
-    for _ in range(20):
-        chosen.add(size := pace.piece(4, 512))
-        pace.record(4, size, true_s(4 + size))
-        pace.record(4, 0, true_s(4))
-    assert len(chosen) == 1
-    (size,) = chosen
-    assert size in sizes
-    score = [
-        satisfaction(true_s(4 + n), true_s(4), min(1.0, n / true_s(4 + n) * true_s(516) / 512))
-        for n in (size, wanted)
-    ]
-    assert score[0] >= 0.95 * score[1]
+def _model() -> PieceTimes:
+    sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+    return PieceTimes(sizes, tuple(7 * _true_s(n, n, 0) for n in sizes), 7 * 0.00125 / 4000)
+
+
+def _read_beside(answers: int, prompt: int) -> list[tuple[int, float]]:
+    """The tokens and seconds of the pieces of a prompt, in chunks of 512, after one of each kind of step."""
+    pace, steps, at = Pace(2.0, _model()), [], 0
+    pace.record(0, PromptPiece(512, 1024), _true_s(512, 512, 1024))
+    pace.record(answers, PromptPiece(0, 0), _true_s(answers, 0, 0))
+    while at < prompt:
+        left = min(512 - at % 512, prompt - at)
+        most = pace.piece(answers, 512, at, prompt)
+        tokens = -(-left // -(-left // most))
+        steps.append((tokens, _true_s(answers + tokens, tokens, at)))
+        pace.record(answers, PromptPiece(tokens, at), steps[-1][1])
+        pace.record(answers, PromptPiece(0, 0), _true_s(answers, 0, 0))
+        at += tokens
+    return steps
+
+
+def test_all_pieces_of_a_long_prompt_make_answers_wait_about_equally() -> None:
+    """What positions cost is known from the first piece on, so that none takes much longer than most of them: half as
+    long again at most, as whole chunks are only halved, or halves are cut into three."""
+    for chunks in (8, 16, 64):
+        steps = sorted(seconds for _, seconds in _read_beside(4, chunks * 512))
+        assert steps[-1] <= 1.5 * steps[len(steps) // 2]
+
+
+def test_the_steps_that_follow_give_each_the_part_that_it_is_to_keep() -> None:
+    """Over a whole prompt both keep parts of their speed that are as far from what they are to keep."""
+    answers, at, took, tokens_out = 4, 0, 0.0, 0.0
+    decode_s = _true_s(answers, 0, 0)
+    pace = Pace(2.0, _model())
+    pace.record(0, PromptPiece(512, 0), _true_s(512, 512, 0))
+    pace.record(answers, PromptPiece(0, 0), decode_s)
+    for tokens, seconds in _read_beside(answers, 8 * 512):
+        after = pace.pure_steps(answers, PromptPiece(tokens, at), 512)
+        took += seconds + after * decode_s
+        tokens_out += 1 + after
+        at += tokens
+    alone_s = sum(_true_s(512, 512, 512 * i) for i in range(8))
+    kept = tokens_out * decode_s / took / ANSWERS_KEEP, alone_s / took / PROMPT_KEEPS
+    assert abs(kept[0] / kept[1] - 1) < 0.05

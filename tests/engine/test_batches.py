@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loading import load_engine
 from numpy.typing import NDArray
-from reference import CASES, write_checkpoint
+from reference import case_named, write_checkpoint
 
 from ktcli.engine import CpuEngine
 from ktcli.engine.pagetable import pages_for
@@ -56,7 +56,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def loaded(name: str, formats: str, exact: bool, folder: Path) -> CpuEngine:
-    case = next(case for case in CASES if case.name == name)
+    case = case_named(name)
     experts, dense = FORMATS[formats]
     checkpoint = write_checkpoint(case, folder / "checkpoint")
     path = convert_checkpoint(checkpoint, folder / "pack", experts=experts, dense=dense)

@@ -17,13 +17,14 @@ from ktcli.native.choosing import Chooser
 from tests.engine.test_sampler import plain as by_the_rules
 
 SIZES = [1, 63, 91, 128, 4001]
+MANY = 40_000
 Row = tuple[int, float, bool, bool, int, SamplingSettings, int]
 
 
 @pytest.fixture(scope="module")
 def choosers() -> dict[int, Chooser]:
     pool = Pool(2)
-    return {size: Chooser(pool, size) for size in SIZES}
+    return {size: Chooser(pool, size) for size in (*SIZES, MANY)}
 
 
 rows = st.tuples(
@@ -91,6 +92,23 @@ def test_the_same_ids_as_in_numpy(choosers: dict[int, Chooser], size: int, some:
     chosen = [each.id for each in choosers[size].choose(choices)]
     for row, mine, theirs, values in zip(some, chosen, expected, changed, strict=True):
         assert mine == theirs or is_rounding(values, row, mine)
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("uneven", [0.0, 4.0, -4.0])
+def test_flat_rows_of_many_tokens(
+    choosers: dict[int, Chooser], spread: float, uneven: float
+) -> None:
+    """Where most tokens survive, also where every few blocks are unlike the others."""
+    choices, expected = [], []
+    for seed, top_p in enumerate([0.05, 0.5, 0.95, 0.999] * 4):
+        settings = SamplingSettings(top_p=top_p, seed=seed, min_p=0.02 if seed % 5 == 4 else 0.0)
+        values = np.random.default_rng(seed).normal(0, spread, MANY).astype(np.float32)
+        values[np.arange(MANY) // 64 % 5 == 0] += np.float32(uneven)
+        logits = Logits.of(np.round(values, 2), Sampler(settings).sums_at)
+        choices.append(Sampler(settings).choice(logits, History((), counts=False)))
+        expected.append(Sampler(settings).next(logits, ()))
+    assert [each.id for each in choosers[MANY].choose(choices)] == expected
 
 
 def is_rounding(values: np.ndarray, row: Row, id: int) -> bool:

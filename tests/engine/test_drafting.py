@@ -13,7 +13,7 @@ from cores import TWO
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from loading import load_engine
-from reference import CASES, ONE_OF_EACH, write_checkpoint
+from reference import ONE_OF_EACH, case_named, write_checkpoint
 
 from ktcli.engine import CpuEngine
 from ktcli.engine.draft import DraftSource, Lookup
@@ -49,7 +49,7 @@ MODELS = [*KINDS, *(pytest.param(name, marks=pytest.mark.thorough) for name in O
 
 @pytest.fixture(scope="module", params=MODELS)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
-    case = next(case for case in CASES if case.name == request.param)
+    case = case_named(request.param)
     folder = tmp_path_factory.mktemp(case.name)
     checkpoint = write_checkpoint(case, folder / "checkpoint")
     path = convert_checkpoint(checkpoint, folder / "pack", experts="int4", dense="int8")

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from convert import convert_checkpoint
 from loading import load_engine, plan_for
-from reference import CASES, write_checkpoint
+from reference import case_named, write_checkpoint
 from timelines import logits_of
 
 from ktcli.engine import CpuEngine
@@ -44,7 +44,7 @@ NODES = (2, 3, 4, 8)
 @pytest.fixture(scope="module", params=["qwen3", "deepseek-v3"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Experts 200 wide: three whole units of 64 columns and a part of one."""
-    case = next(case for case in CASES if case.name == request.param)
+    case = case_named(request.param)
     wide = replace(case, values={**case.values, "moe_intermediate_size": 200})
     return write_checkpoint(wide, tmp_path_factory.mktemp(case.name) / "checkpoint")
 

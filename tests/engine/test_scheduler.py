@@ -184,7 +184,7 @@ def test_drafts_change_no_id_of_anybody(
     answers, events = play(serving(engine, active=5), plan, drafts)
     check(answers, events, {id(a): expected[id(a.request)] for a in answers})
     assert engine.pools.pages.held == 0
-    assert all(len(rows) <= 16 and sum(rows) <= engine.max_tokens for rows in engine.batches)
+    assert all(len(rows) <= 16 and sum(rows) <= engine.max_rows for rows in engine.batches)
 
 
 def test_right_drafts_of_streams_save_steps() -> None:

@@ -14,7 +14,7 @@ from convert import convert_checkpoint
 from cores import TWO
 from loading import load_engine
 from peak import PEAK
-from reference import CASES, write_checkpoint
+from reference import case_named, write_checkpoint
 from timelines import advance, interrupted
 
 from ktcli.engine import Engine
@@ -32,7 +32,7 @@ IDS = np.random.default_rng(0).integers(0, 99, 150).tolist()
 
 @pytest.fixture(scope="module", params=["qwen3", "deepseek-v3"])
 def pack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    case = next(case for case in CASES if case.name == request.param)
+    case = case_named(request.param)
     folder = tmp_path_factory.mktemp(case.name)
     checkpoint = write_checkpoint(case, folder / "checkpoint")
     return convert_checkpoint(checkpoint, folder / "pack", experts="int4", dense="int8")

@@ -19,6 +19,7 @@ from ktcli.engine.sequence import Pools
 from ktcli.engine.sequence import Sequence as Timeline
 from ktcli.native import PAGE_TOKENS, Pool
 from ktcli.native.batch import Batch, Run
+from ktcli.planner.cost import PieceTimes
 
 VOCAB = 67
 POOL = Pool(2)
@@ -41,6 +42,7 @@ class ToyEngine:
         self, pages: int = 64, context: int = 1024, *, forms: bool = False, max_tokens: int = 128
     ) -> None:
         self.context, self.max_tokens, self.max_outputs = context, max_tokens, 16
+        self.max_rows = max_tokens + 15
         self.spec, self.pool = SimpleNamespace(vocab=VOCAB), POOL
         self._hashes = np.zeros((pages, PAGE_TOKENS), dtype=np.uint64)
         self.pools = Pools(PagePool(pages), None, self._copy, b"toy", context)
@@ -51,11 +53,10 @@ class ToyEngine:
         self.error: BaseException | None = None  # raised by the next step
 
     @property
-    def piece_times(self) -> tuple[tuple[int, float], ...]:
+    def piece_times(self) -> PieceTimes:
         """As they are, in another unit."""
-        return tuple(
-            (rows, 3 * self.cost_s(rows)) for rows in sorted({16, 32, 64, self.max_tokens})
-        )
+        sizes = sorted({1, 4, 16, 32, 64, self.max_tokens})
+        return PieceTimes(tuple(sizes), tuple(3 * self.cost_s(rows) for rows in sizes), 0.0)
 
     def sequence(self) -> Timeline:
         return Timeline(self.pools)
@@ -79,7 +80,7 @@ class ToyEngine:
             error, self.error = self.error, None
             raise error
         rows = [run.ids.size for run in batch.runs]
-        assert 0 < sum(rows) <= self.max_tokens
+        assert 0 < sum(rows) <= self.max_rows
         self.batches.append(rows)
         self.now_s += self.cost_s(sum(rows))
         return [logits for run in batch.runs for logits in self._run(run)]

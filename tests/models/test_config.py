@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pkgutil
+from importlib import import_module
 from typing import Any
 
 import pytest
 from reference import CASES, Case
 
+from ktcli import models
 from ktcli.errors import BadCheckpoint
 from ktcli.models import build, cut, model_types
 
@@ -331,3 +334,10 @@ def test_an_unknown_architecture_names_the_known_ones(config: dict[str, Any]) ->
     with pytest.raises(BadCheckpoint, match="unknown architecture") as caught:
         build(config)
     assert all(name in caught.value.hint for name in model_types())
+
+
+def test_the_table_of_families_is_what_their_files_say() -> None:
+    names = (each.name for each in pkgutil.iter_modules(models.__path__))
+    files = {name: import_module(f"ktcli.models.{name}") for name in names}
+    families = {name: set(f.MODEL_TYPES) for name, f in files.items() if hasattr(f, "MODEL_TYPES")}
+    assert families == {name: set(kinds.split()) for name, kinds in models._FAMILIES.items()}

@@ -10,7 +10,7 @@ from collections import defaultdict
 from functools import cache
 
 import pytest
-from reference import CASES, Case
+from reference import CASES, Case, case_named
 
 from ktcli.models import Model, build
 from ktcli.native import View
@@ -81,7 +81,7 @@ def model_of(case: Case, layers: int) -> Model:
 
 @cache
 def of_name(name: str, layers: int) -> tuple[Model, Recording]:
-    model = model_of(next(case for case in CASES if case.name == name), layers)
+    model = model_of(case_named(name), layers)
     return model, record(model.forward)
 
 

@@ -66,6 +66,7 @@ class Hub:
         self.sent: Counter[str] = Counter()  # bytes of each file that went out
         self.script: dict[str, deque[Fault]] = defaultdict(deque)  # by file
         self.commit = COMMIT
+        self.pace_s = 0.0  # between pieces of 8 KiB, of every answer: what was sent has arrived
         self.elsewhere = False  # large files are sent by another host, as by a CDN
         self.facts: dict[str, Any] = {}  # what else the hub says of every repository: gated, tags
         self.seen: list[dict[str, str]] = []  # the headers of each request for a file's bytes
@@ -258,14 +259,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _trickle(self, name: str, data: bytes, pause_s: float) -> None:
-        size = 1000 if pause_s else 64 << 10
+        size = 1000 if pause_s else 8 << 10 if self.hub.pace_s else 64 << 10
         for i in range(0, len(data), size):
             if self.hub.sent[name] >= self.hub.stall_after.get(name, math.inf):
                 self.hub.goes_on.wait()
             piece = data[i : i + size]
             self.wfile.write(piece)
             self.hub.sent[name] += len(piece)
-            time.sleep(pause_s)
+            time.sleep(pause_s or self.hub.pace_s)
 
     def _send(
         self, status: int, data: bytes, body: bool, headers: dict[str, str] | None = None

@@ -1,15 +1,19 @@
 """The calls of the CUDA runtime and driver that torch has no name for.
 
-No header and no stub library is needed: the runtime is the one that torch has loaded, found among this
-process's mappings, so that its streams and ours are the same things. Source of names, values and struct
+No header and no stub library is needed: the runtime is the one that torch itself calls, found through torch's library,
+so that its streams and ours are the same things. Source of names, values and struct
 layouts: the CUDA 12 driver and runtime API references.
 """
 
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from ktcli.errors import DeviceError
 
@@ -92,12 +96,26 @@ def loaded_library(name: str, maps: str) -> str | None:
     return None
 
 
+def own_runtime(torch_folder: Path, maps: str) -> Any:
+    """The CUDA runtime that torch calls: what its own library names, which sees no other that is in the process; else
+    the first that is loaded.
+
+    Raises:
+        DeviceError: there is none.
+    """
+    known = str(torch_folder / "lib" / "libc10_cuda.so"), loaded_library("libcudart", maps)
+    for path in filter(None, known):
+        with suppress(OSError):
+            library = ctypes.CDLL(path)
+            if hasattr(library, "cudaLaunchHostFunc"):
+                return library
+    raise DeviceError("torch has loaded no CUDA runtime", hint=_HINT)
+
+
 @cache
-def _runtime() -> ctypes.CDLL:
-    path = loaded_library("libcudart", Path("/proc/self/maps").read_text(encoding="utf-8"))
-    if path is None:
-        raise DeviceError("torch has loaded no CUDA runtime", hint=_HINT)
-    return ctypes.CDLL(path)
+def _runtime() -> Any:
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    return own_runtime(Path(torch.__file__).parent, maps)
 
 
 @cache

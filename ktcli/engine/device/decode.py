@@ -20,7 +20,7 @@ from torch import Tensor
 from ktcli.engine.device.experts import HostExperts
 from ktcli.engine.device.stream import Stream, device_errors, one_step
 from ktcli.engine.logits import Logits
-from ktcli.errors import OutOfDeviceMemory
+from ktcli.errors import DeviceError, OutOfDeviceMemory
 from ktcli.native import BLOCK_COLUMNS, Run
 from ktcli.ops.torch.functions import Rows
 from ktcli.planner.device import captured_sizes
@@ -61,6 +61,8 @@ class DecodeStep:
         table: embedding [vocab, hidden], bf16 or f32, in host memory.
         host: experts in main memory; None: there are none.
         captured: whether the forward is captured; otherwise it runs anew in every step.
+    Attributes:
+        refused: the reason why the device did not capture it, so that it runs anew after all; "" if it did.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class DecodeStep:
         self._best = self._results.pair((b,), torch.int64)
         self._peaks = self._results.pair((b, blocks), torch.float32)
         self._sums = self._results.pair((b, blocks), torch.float32)
+        self.refused = ""
         self._replay = self._warmed() if captured else self._work
 
     def run(self, runs: Sequence[Run]) -> None:
@@ -153,7 +156,13 @@ class DecodeStep:
         self._fill(())
         for _ in range(_WARM_UPS):
             self._once(self._work, ())
-        return self._stream.capture(self._work)
+        try:
+            return self._stream.capture(self._work)
+        except OutOfDeviceMemory:
+            raise
+        except DeviceError as error:
+            self.refused = str(error)
+            return self._work
 
     def _work(self) -> None:
         self._given.to_device()

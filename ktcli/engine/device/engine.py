@@ -41,7 +41,8 @@ from ktcli.ops.state import state_slots
 from ktcli.ops.tensors import Role
 from ktcli.ops.torch.backend import StepInputs, TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.kernels import Kernels, kernels_for, triton_missing
+from ktcli.ops.torch.kernels import Kernels, kernels_for, triton_fails
+from ktcli.planner.cost import PieceTimes
 from ktcli.planner.device import MOST_CAPTURED
 from ktcli.planner.memory import PREFILL_CHUNK, Use
 from ktcli.weights.recipe import Recipe, stored_bytes
@@ -78,10 +79,9 @@ class DeviceEngine:
         self.recipe, self.pool, self.placement = recipe, pool, placement
         self.spec: Spec = model.spec
         self.context = placement.context
-        self.max_tokens = placement.long_prompts.most_tokens
+        self.max_tokens = self.max_rows = placement.long_prompts.most_tokens
         self.max_outputs = max_outputs
-        self.stream, self._copies = stream_on(device), stream_on(device)
-        self._paging = stream_on(device)
+        self.stream, self._copies, self._paging = (stream_on(device, n) for n in range(3))
         # Tensors on the device are made in this stream, too: it does not wait for any other.
         with device_errors("loading"), self.stream.running():
             self._load(source, progress)
@@ -171,9 +171,9 @@ class DeviceEngine:
         return None
 
     @property
-    def piece_times(self) -> tuple[tuple[int, float], ...]:
-        """Nothing: long prompts are streamed, in whole chunks."""
-        return ()
+    def piece_times(self) -> PieceTimes:
+        """An assumption: nobody has modelled prompts that are read beside answers on a device."""
+        return PieceTimes.assumed(self.max_tokens)
 
     def chunk_tokens(self, left: int) -> int:
         """The tokens of a prompt's next chunk, when `left` are left."""
@@ -256,11 +256,19 @@ class DeviceEngine:
         def forward(embedded: Tensor, rows: Rows) -> Tensor:
             return whole(embedded, (rows,), None, runner)
 
+        refused: list[str] = []
+
         def make(n: int) -> DecodeStep:
             sizes = Sizes(n, pages, vocab, cache.scratch, slot, window)
-            return DecodeStep(forward, table, sizes, stream, host)
+            step = DecodeStep(forward, table, sizes, stream, host, captured=not refused)
+            if step.refused:
+                refused.append(step.refused)
+            return step
 
         steps = DecodeSteps(make, self.placement.streams)
+        self.warnings += tuple(
+            f"{each}: every step is launched anew, which is slower" for each in refused
+        )
         self.forget_choices()
         return steps
 
@@ -318,9 +326,10 @@ class _Forward:
         """The logits [outputs, vocab] of embedded rows, see `StepInputs`; counts the experts they chose."""
         inputs = StepInputs(embedded, parts, self.caches, outputs, self.states, self.windowed)
         backend = TorchBackend(self.weights, inputs, self.kernels, runner)
-        logits: Tensor = self.model.forward(backend)
-        if backend.routings:
-            count(self.chosen, [ids for ids, _ in backend.routings])
+        with torch.inference_mode():  # nothing is noted for a way back: that costs each launch
+            logits: Tensor = self.model.forward(backend)
+            if backend.routings:
+                count(self.chosen, [ids for ids, _ in backend.routings])
         return logits
 
 
@@ -339,7 +348,7 @@ def _one_count(
 
 def _slower(device: torch.device) -> tuple[str, ...]:
     """The warning that the device's kernels are not the fast ones, with the reason."""
-    reason = triton_missing() if device.type == "cuda" else ""
+    reason = triton_fails(device) if device.type == "cuda" else ""
     return (
         (f"the GPU runs plain torch operations, which is much slower: {reason}",) if reason else ()
     )

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -21,6 +22,8 @@ from torch import Tensor
 from ktcli.engine.device import cuda
 from ktcli.errors import DeviceError, OutOfDeviceMemory
 
+# What a failure of the device is known by in torch's words; "execution plans" are cuDNN's.
+_FROM_THE_DEVICE = ("cuda", "cublas", "cudnn", "execution plan")
 _LOG_CALLS = 1 << 14  # more than the largest model's step has
 _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -173,12 +176,22 @@ class _Event:
             self.event.synchronize()
 
 
-class CudaStream:
-    """A stream of an NVIDIA GPU."""
+@cache
+def _stream_of(device: torch.device, number: int) -> Any:
+    """A stream of torch's, which lasts: torch keeps a workspace of cuBLAS for each that ever multiplied."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def __init__(self, device: torch.device) -> None:
+
+class CudaStream:
+    """A stream of an NVIDIA GPU.
+
+    Args:
+        number: which of its streams; those of one number are one.
+    """
+
+    def __init__(self, device: torch.device, number: int = 0) -> None:
         self.device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = _stream_of(device, number)
         # Host address -> the device's address: asked for once, which is before a capture.
         self._seen_at: dict[int, int] = {}
         # One pool for all graphs, which replay in any order: what is to last is copied to memory outside of it.
@@ -190,21 +203,26 @@ class CudaStream:
             target.copy_(source, non_blocking=True)
 
     def call(self, function: int, argument: int) -> None:
-        cuda.launch_host_function(self._now, function, argument)
+        with self.running():
+            cuda.launch_host_function(self._now, function, argument)
 
     def write_flag(self, address: int) -> None:
-        cuda.write_flag(self._now, self._device_address(address))
+        with self.running():
+            cuda.write_flag(self._now, self._device_address(address))
 
     def await_flag(self, address: int) -> None:
-        cuda.await_flag(self._now, self._device_address(address))
+        with self.running():
+            cuda.await_flag(self._now, self._device_address(address))
 
     def pin(self, address: int, size_bytes: int) -> None:
-        cuda.register(address, size_bytes)
+        with self.running():
+            cuda.register(address, size_bytes)
 
     def unpin(self, address: int) -> None:
         with suppress(DeviceError):
             self.synchronize()
-        cuda.unregister(address)
+        with self.running():
+            cuda.unregister(address)
 
     def pinned(self, size_bytes: int) -> Tensor:
         with device_errors("reserving pinned memory"):
@@ -236,7 +254,7 @@ class CudaStream:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream):  # its device, too, is the thread's current one there
             yield
 
     def synchronize(self) -> None:
@@ -291,9 +309,9 @@ def one_step(stream: Stream) -> Iterator[None]:
         raise
 
 
-def stream_on(device: torch.device) -> Stream:
-    """Makes a new stream of a device."""
-    return CudaStream(device) if device.type == "cuda" else HostStream()
+def stream_on(device: torch.device, number: int = 0) -> Stream:
+    """A stream of a device; work of other numbers runs beside it."""
+    return CudaStream(device, number) if device.type == "cuda" else HostStream()
 
 
 def device_name(device: torch.device) -> str:
@@ -314,7 +332,7 @@ def device_errors(doing: str) -> Iterator[None]:
     except RuntimeError as error:  # torch.OutOfMemoryError and torch.AcceleratorError are such
         text = str(error)
         full = any(map(_is_full, _chain(error)))
-        if not full and "cuda" not in text.lower() and "cublas" not in text.lower():
+        if not full and not any(name in text.lower() for name in _FROM_THE_DEVICE):
             raise
         if full:
             raise OutOfDeviceMemory(f"the GPU's memory is full while {doing}") from error

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ktcli.native import PAGE_TOKENS
@@ -20,6 +21,7 @@ from ktcli.ops.torch.pages import KvPages, append, append_heads, held_by
 
 # Queries of a long run that attend at once: bounds the mask, [queries, cached positions].
 _BLOCK_QUERIES = 1024
+_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 # Keys and values that latent attention expands at once, in elements.
 _EXPANDED_ELEMENTS = 1 << 26
 
@@ -248,7 +250,16 @@ def _attend(
         seen = _visible(places[:reach], positions[first:last], window) | (places[:reach] < 0)
         block = q[:, :, first:last].to(k.dtype)
         keys, values = k[:, :, :reach], v[:, :, :reach]
-        out.append(
-            scaled_dot_product_attention(block, keys, values, attn_mask=seen, scale=scale).float()
-        )
+        out.append(attend(block, keys, values, seen, scale).float())
     return torch.cat(out, 2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """Computes softmax(q k^T scale) v over the keys that each query sees: [..., T, D], [..., L, D], [..., L, V] of one
+    dtype and bool [..., T, L] -> [..., T, V].
+
+    Never by cuDNN, which torch prefers on some GPUs: it compiles a plan for every new length, and prompts bring a new
+    one with each chunk.
+    """
+    with sdpa_kernel(_BACKENDS):
+        return scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 
 from ktcli.native import PAGE_TOKENS
 from ktcli.ops.table.attention import ChooseShape, GqaShape, MlaShape
 from ktcli.ops.torch import attention
-from ktcli.ops.torch.attention import absorb, expand
+from ktcli.ops.torch.attention import absorb, attend, expand
 from ktcli.ops.torch.functions import Rows, rounded
 from ktcli.ops.torch.packed import Packed
 from ktcli.ops.torch.pages import (
@@ -176,9 +176,7 @@ def mla(
         mask = chosen.mask(of, held.shape[0])[0] & seen
         for heads, keys, values in expand(held, weights, shape, exact):
             asked = query[of, heads].transpose(0, 1).to(keys.dtype)  # [heads, run, nope + rope]
-            mixed = scaled_dot_product_attention(
-                asked[None], keys[None], values[None], attn_mask=mask, scale=shape.scale
-            )
+            mixed = attend(asked[None], keys[None], values[None], mask, shape.scale)
             out[of, heads] = mixed[0].transpose(0, 1).float()
     return out.flatten(1)
 
@@ -215,9 +213,7 @@ def gqa(
             some = slice(first, min(first + _BLOCK_QUERIES, of.stop))
             mask = chosen.mask(some, keys.shape[2]) & (places <= rows.positions[some, None])
             asked = query[some].permute(1, 2, 0, 3).to(keys.dtype)  # [kv, group, T, D]
-            mixed = scaled_dot_product_attention(
-                asked, keys, values, attn_mask=mask[:, None], scale=s.scale
-            )
+            mixed = attend(asked, keys, values, mask[:, None], s.scale)
             out[some] = mixed.float().permute(2, 0, 1, 3).flatten(1)
     return out
 

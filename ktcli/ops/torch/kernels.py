@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from inspect import signature
 from typing import Any
@@ -85,18 +85,45 @@ EXACT = _torch_table("exact", exact=True)
 
 
 def kernels_for(device: torch.device, *, exact: bool = False) -> Kernels:
-    """Returns the table for a device: Triton kernels on an NVIDIA GPU, unless `triton_missing`.
+    """Returns the table for a device: Triton kernels on an NVIDIA GPU, unless `triton_fails`.
 
     Args:
         exact: f32 in every product and in the cache, to compare with a reference.
     """
     if exact:
         return EXACT
-    return triton_kernels() if device.type == "cuda" and not triton_missing() else TORCH
+    return triton_kernels() if device.type == "cuda" and not triton_fails(device) else TORCH
 
 
-def triton_missing() -> str:
-    """Returns what Triton kernels lack here, as a clause; "" if nothing."""
+@cache
+def triton_fails(device: torch.device) -> str:
+    """Returns why Triton kernels cannot run on a device, as a clause; "" if they can. The first call tries one, for
+    Python's headers, the assembler or the driver's library may be missing.
+
+    Raises:
+        torch.OutOfMemoryError: the device's memory is full.
+    """
+    missing = _triton_lacks()
+    if missing:
+        return missing
+    try:
+        _run_a_kernel(device)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # Triton's own, a compiler's, the driver's
+        words = str(error).strip().splitlines() or [type(error).__name__]
+        return f"triton's kernels fail here: {words[0][:160]}"
+    return ""
+
+
+def _run_a_kernel(device: torch.device) -> None:
+    from ktcli.ops.triton import small
+
+    small.norm(torch.ones(1, 16, device=device), None, 1e-6).cpu()
+
+
+def _triton_lacks() -> str:
+    """Returns what Triton kernels lack here, as a clause; "" if nothing that is seen at once."""
     if not find_spec("triton"):  # torch for CUDA brings it
         return "triton is not installed"
     # Triton compiles a little C for every kernel that it launches.

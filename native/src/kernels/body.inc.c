@@ -275,6 +275,7 @@ const kt_kernels NAME(KT_ISA) = {
     .divide = divide,
     .summarize = summarize,
     .chances = chances,
+    .split = split,
     .masked = masked,
     .attend_f32 = attend_f32,
     .attend_bf16 = attend_bf16,

@@ -47,6 +47,39 @@ static void chances(const float *x, int64_t n, float top, float temperature, flo
     }
 }
 
+INLINE void add_lanes(double *sums, vf v)
+{
+    float x[LANES];
+    vf_store(x, v);
+    for (int i = 0; i < LANES; i++)
+        sums[i] += (double)x[i];
+}
+
+/* The sum of all lanes, always in the same order. */
+INLINE double sum_lanes(double *sums)
+{
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++)
+            sums[i] += sums[i + half];
+    }
+    return sums[0];
+}
+
+static chance_split split(const float *x, float low, float high)
+{
+    double below[LANES] = {0}, above[LANES] = {0};
+    vf zero = vf_set1(0.0f);
+    int between = 0;
+    for (int c = 0; c < KT_BLOCK_COLUMNS; c += LANES) {
+        vf v = vf_load(x + c);
+        vf less = vf_less(v, vf_set1(low), v, zero), more = vf_less(v, vf_set1(high), zero, v);
+        add_lanes(below, less);
+        add_lanes(above, more);
+        between |= vf_any_above(vf_sub(v, vf_add(less, more)), zero) << c / LANES;
+    }
+    return (chance_split){sum_lanes(below), sum_lanes(above), between};
+}
+
 static const int32_t lane_bits[LANES] = {
     1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 6, 1 << 7,
     1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15,

@@ -112,6 +112,12 @@ typedef struct panel_rows {
     const float *importance;    /* [k] or NULL: see kt_pack */
 } panel_rows;
 
+/* The chances of a block as two limits split them. */
+typedef struct chance_split {
+    double below, above;        /* the sums of those less than the lower one, and of those not less than the higher one */
+    int between;                /* bit i: whether one of columns 16 i … 16 i + 15 lies between them and is not 0 */
+} chance_split;
+
 typedef struct kt_kernels {
     const char *name;
     /* A thread runs products, and the arithmetic ceilings, between enter and leave: enter makes the CPU's tiles
@@ -143,6 +149,7 @@ typedef struct kt_kernels {
     void (*summarize)(const float *x, int64_t n, float temperature, float *peaks, float *sums);
     /* out[i] = e^((x[i] - top) / temperature), no x above top; the same bits in every row */
     void (*chances)(const float *x, int64_t n, float top, float temperature, float *out);
+    chance_split (*split)(const float *x, float low, float high);       /* x [64]; the same bits in every row */
     /* out[i] = x[i] where bit i of the mask is set, else -Inf; n <= 64; out may be x */
     void (*masked)(const float *x, int64_t n, uint64_t mask, float *out);
     void (*attend_f32)(const page_attention *a);

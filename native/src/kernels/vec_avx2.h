@@ -309,7 +309,8 @@ INLINE vf vf_less(vf a, vf b, vf x, vf y)
 }
 INLINE int vf_any_above(vf x, vf y)
 {
-    return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ)));
+    vf above = {_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ)};
+    return _mm256_movemask_ps(_mm256_or_ps(above.a, above.b)) != 0;
 }
 
 INLINE void vf_store_bf16_normal(uint16_t *p, vf x) { vf_store_bf16(p, x); }

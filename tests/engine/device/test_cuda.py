@@ -228,9 +228,10 @@ def test_memory_that_runs_out_in_a_prompt_ends_one_step(made: Made, there: Made)
         torch.cuda.set_per_process_memory_fraction(1e-7)
         # What the allocator still holds may do for a while: it is taken first.
         held = []
-        with pytest.raises(torch.OutOfMemoryError):
-            while True:
-                held.append(torch.empty(1 << 19, dtype=torch.uint8, device=GPU))
+        for size in (1 << 19, 1 << 16, 1 << 13, 1 << 9):  # the smallest of the model's fit nowhere
+            with pytest.raises(torch.OutOfMemoryError):
+                while True:
+                    held.append(torch.empty(size, dtype=torch.uint8, device=GPU))
         with pytest.raises(OutOfDeviceMemory):
             session.feed(IDS)
     finally:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hybrid import ANSWER, IDS, Made
+from hybrid import ANSWER, IDS, Made, answer
 from shapes import shape
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,11 +26,12 @@ from ktcli.engine.device.passes import LongPrompts
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, Resident
 from ktcli.engine.device.stream import HostStream
-from ktcli.errors import KtError
+from ktcli.errors import DeviceError, KtError
 from ktcli.hardware.profile import read_machine
 from ktcli.measure.policy import Policy
+from ktcli.native import Batch
 from ktcli.ops.torch import functions, packed
-from ktcli.ops.torch.backend import Weights
+from ktcli.ops.torch.backend import TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import TORCH
 from ktcli.ops.torch.packed import Packed, PackedStack, PlainMatrix
@@ -171,7 +172,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[DeviceEngine
         streams: list[Watched] = []
         host: list[range] = []
 
-        def new(device: torch.device) -> Watched:
+        def new(device: torch.device, number: int) -> Watched:
             streams.append(Watched(host))
             return streams[-1]
 
@@ -179,6 +180,40 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[DeviceEngine
         return made.engine(made.placed(**placed)), streams[0]
 
     return make
+
+
+def test_a_step_that_is_not_captured_runs_anew(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one warning, and the same bits."""
+    wanted, asked = answer(made.engine(made.placed())), []
+
+    def refuse(*_: object) -> None:
+        asked.append(1)
+        raise DeviceError("the GPU failed in capturing a decode step: not permitted")
+
+    monkeypatch.setattr(HostStream, "capture", refuse)
+    engine = made.engine(made.placed(streams=2))
+    (warning,) = engine.warnings
+    assert "not permitted" in warning and "slower" in warning
+    np.testing.assert_array_equal(answer(engine), wanted)
+    two = [engine.sequence().extend(np.array([7], np.int32)) for _ in range(2)]
+    assert len(engine.run(Batch(tuple(two)))) == 2
+    assert len(asked) == 1  # the answer is remembered
+
+
+def test_no_step_notes_a_way_back(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For gradients, which costs every launch."""
+    seen = []
+    do = TorchBackend.do
+
+    def noted(self: TorchBackend, operation: Any) -> Any:
+        seen.append(torch.is_inference_mode_enabled())
+        return do(self, operation)
+
+    monkeypatch.setattr(TorchBackend, "do", noted)
+    session = made.engine(made.placed()).session()
+    session.feed(IDS)
+    session.feed([7])
+    assert len(seen) > 2 and all(seen)
 
 
 def test_steps_touch_the_same_pinned_memory(made: Made, watched) -> None:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from ktcli.engine.device import cuda
+from ktcli.engine.device import stream as stream_module
 from ktcli.engine.device.cuda import loaded_library
-from ktcli.engine.device.stream import HostStream, _nothing_collected, device_errors, one_step
+from ktcli.engine.device.stream import (
+    CudaStream,
+    HostStream,
+    _nothing_collected,
+    device_errors,
+    one_step,
+)
 from ktcli.errors import DeviceError, OutOfDeviceMemory
 
 
@@ -44,6 +57,8 @@ def test_the_runtime_is_the_one_that_is_loaded() -> None:
         (RuntimeError("CUDA error: out of memory"), OutOfDeviceMemory),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling x"), OutOfDeviceMemory),
         (RuntimeError("CUDA error: an illegal memory access\nmore"), DeviceError),
+        (RuntimeError("No execution plans support the graph."), DeviceError),
+        (RuntimeError("cuDNN Frontend error: not supported"), DeviceError),
     ],
 )
 def test_what_torch_raises_becomes_a_sentence(raised: Exception, kind: type) -> None:
@@ -67,6 +82,77 @@ def test_our_own_mistakes_stay_what_they_are() -> None:
     with pytest.raises(RuntimeError, match="shapes") as found, device_errors("a test"):
         raise RuntimeError("shapes differ")
     assert not isinstance(found.value, DeviceError)
+
+
+def library(folder: Path, name: str, source: str) -> Path:
+    """A shared library of some C."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
+    subprocess.run(command, input=source, text=True, check=True)
+    return path
+
+
+def test_the_runtime_is_that_of_torch_before_any_other(tmp_path: Path) -> None:
+    """Another program's, which is loaded too, has other streams."""
+    function = "int cudaLaunchHostFunc(void) {{ return {}; }}"
+    other = library(tmp_path, "libcudart.so.12", function.format(2))
+    maps = f"7f00-7f10 r-xp 00000000 08:01 5 {other}\n"
+    folder = tmp_path / "torch"
+    assert cuda.own_runtime(folder, maps).cudaLaunchHostFunc() == 2
+    library(folder, "lib/libc10_cuda.so", "int unrelated;")
+    assert cuda.own_runtime(folder, maps).cudaLaunchHostFunc() == 2
+    mine = tmp_path / "newer"
+    library(mine, "lib/libc10_cuda.so", function.format(1))
+    assert cuda.own_runtime(mine, maps).cudaLaunchHostFunc() == 1
+    with pytest.raises(DeviceError, match="no CUDA runtime"):
+        cuda.own_runtime(tmp_path / "none", "")
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Streams of a GPU that is not there; says what is called, and in which stream."""
+    said: list[str] = []
+    now = ["none"]
+    made = count()
+
+    @contextmanager
+    def inside(stream: SimpleNamespace) -> Iterator[None]:
+        before, now[0] = now[0], stream.name
+        yield
+        now[0] = before
+
+    def new(device: torch.device) -> SimpleNamespace:
+        number = next(made)
+        return SimpleNamespace(name=f"{device} #{number}", cuda_stream=number, synchronize=list)
+
+    monkeypatch.setattr(torch.cuda, "Stream", new)
+    monkeypatch.setattr(torch.cuda, "stream", inside)
+    for name in ("launch_host_function", "write_flag", "await_flag", "register", "unregister"):
+        monkeypatch.setattr(cuda, name, lambda *_, name=name: said.append(f"{name} in {now[0]}"))
+    monkeypatch.setattr(cuda, "device_address", lambda address: address)
+    stream_module._stream_of.cache_clear()
+    yield said
+    stream_module._stream_of.cache_clear()
+
+
+def test_every_call_goes_to_the_streams_own_device(fake_cuda: list[str]) -> None:
+    """The driver takes the thread's current device, which is the first one."""
+    second = CudaStream(torch.device("cuda", 1))
+    second.call(1, 2)
+    second.write_flag(3)
+    second.await_flag(3)
+    second.pin(4, 5)
+    second.unpin(4)
+    assert len(fake_cuda) == 5 and all(each.endswith(" in cuda:1 #0") for each in fake_cuda)
+
+
+def test_engines_share_the_streams_of_a_device(fake_cuda: list[str]) -> None:
+    """Each stream that is new costs a workspace for ever."""
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    for _ in range(3):
+        streams = [CudaStream(device, n) for device in (first, second) for n in range(3)]
+        assert [each._stream.cuda_stream for each in streams] == list(range(6))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, torch.OutOfMemoryError])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from convert import convert_checkpoint
 from device import CPU
-from reference import CASES, write_checkpoint
+from reference import case_named, write_checkpoint
 
 from ktcli.engine import loader
 from ktcli.engine.arenas import aligned
@@ -35,7 +35,7 @@ from ktcli.weights.recipe import format_of, stored_bytes
 @pytest.fixture(scope="module", params=[("qwen3", "bf16"), ("deepseek-v3", "int8")], ids="-".join)
 def pack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pack:
     name, dense = request.param
-    case = next(case for case in CASES if case.name == name)
+    case = case_named(name)
     folder: Path = tmp_path_factory.mktemp(name)
     checkpoint = write_checkpoint(case, folder / "checkpoint")
     return Pack.open(convert_checkpoint(checkpoint, folder / "pack", experts="int4", dense=dense))

@@ -4,6 +4,7 @@ no look at places that were not written, no order of pages, no choice of path th
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -368,6 +369,28 @@ def test_mla(sizes: list[int], exact: bool, elements: int, monkeypatch: pytest.M
     values = torch.einsum("lc,hvc->lhv", c, torch.from_numpy(matrices(uv)))
     expected = attend_slowly(q.view(N, s.heads, 18), torch.cat((keys, r), -1), values, s.scale)
     near(found, expected, 1e-5 if exact else 0.02)
+
+
+def test_no_prompt_attends_by_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would compile a plan for every new length."""
+    asked = []
+
+    def watched(*args: torch.Tensor, **named: object) -> torch.Tensor:
+        asked.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return of_torch(*args, **named)
+
+    of_torch = attention.scaled_dot_product_attention
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", watched)
+    q, k = draw(2, 5, 8), draw(2, 9, 8, seed=1)
+    seen = torch.ones(5, 9, dtype=torch.bool)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    found = attention.attend(q, k, k, seen, 0.5)
+    torch.testing.assert_close(found, (q @ k.mT * 0.5).softmax(-1) @ k)
+    assert asked == [False] and torch.backends.cuda.cudnn_sdp_enabled() == before
+    # Nobody else asks torch for it.
+    sources = Path(attention.__file__).parents[2].rglob("*.py")
+    calls = [path.name for path in sources if "scaled_dot_product_attention(" in path.read_text()]
+    assert calls == ["attention.py"]
 
 
 def test_sequences_of_a_step_do_not_see_each_other() -> None:

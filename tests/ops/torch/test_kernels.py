@@ -5,12 +5,41 @@ from __future__ import annotations
 from inspect import signature
 
 import pytest
+import torch
 
 from ktcli.ops.backend import FORWARD
 from ktcli.ops.layout import layout_of
 from ktcli.ops.table.experts import Experts
 from ktcli.ops.table.rowwise import Embed, Select
-from ktcli.ops.torch.kernels import EXACT, TORCH, Kernels, triton_kernels
+from ktcli.ops.torch import kernels as module
+from ktcli.ops.torch.kernels import EXACT, TORCH, Kernels, kernels_for, triton_kernels
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("fatal error: Python.h: no such file\nmore"), OSError("libcuda.so"), None],
+)
+def test_a_gpu_on_which_triton_fails_runs_torch(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One kernel is tried, once."""
+    pytest.importorskip("triton", reason="needs triton")
+    tried = []
+
+    def run(device: torch.device) -> None:
+        tried.append(device)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(module, "_triton_lacks", str)
+    monkeypatch.setattr(module, "_run_a_kernel", run)
+    module.triton_fails.cache_clear()
+    gpu = torch.device("cuda", 0)
+    assert [kernels_for(gpu).name for _ in range(2)] == ["torch" if error else "triton"] * 2
+    said = module.triton_fails(gpu)
+    assert tried == [gpu] and "\n" not in said and bool(said) == bool(error)
+    module.triton_fails.cache_clear()
+
 
 BY_BACKEND = (Embed, Select, Experts)
 

@@ -1,0 +1,37 @@
+"""`kt path`: print where a model lies."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ktcli import config
+from ktcli.commands.options import JsonOpt
+from ktcli.output import out
+from ktcli.store import library
+from ktcli.store.library import EntryKind
+
+
+def path(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="A model on disk. Default: the library.")
+    ] = None,
+    checkpoint: Annotated[
+        bool, typer.Option("--checkpoint", help="Its checkpoint, even if it is converted.")
+    ] = False,
+    json: JsonOpt = False,
+) -> None:
+    """Print the folder of a model, or of the library.
+
+    Of a model that is converted it is the conversion that kt chat would run.
+
+    Examples:
+
+      kt path
+      ls -l "$(kt path qwen3-30b-a3b)"
+      kt path qwen3-30b-a3b --checkpoint
+    """
+    kind = EntryKind.CHECKPOINT if checkpoint else None
+    found = config.home() if model is None else library.resolve(model, kind).path
+    out.result({"path": str(found)}, str(found), exact=True)

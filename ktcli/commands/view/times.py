@@ -1,0 +1,14 @@
+"""Says times of the past for people."""
+
+from __future__ import annotations
+
+_UNITS = ((86_400 * 365, "years"), (86_400, "days"), (3_600, "hours"), (60, "minutes"))
+
+
+def age(seconds: float) -> str:
+    """A time ago for people; a clock that went back makes nothing younger than now."""
+    for length, unit in _UNITS:
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count} {unit if count > 1 else unit[:-1]} ago"
+    return "just now"

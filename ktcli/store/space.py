@@ -1,0 +1,73 @@
+"""Says what takes how much room in the library: checkpoints, conversions and KV pages of models, and the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ktcli import config
+from ktcli.store import library, removal
+from ktcli.store.library import Entry, EntryKind
+from ktcli.store.pagefolder import OtherVersion, PageFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The bytes that one model takes in the library."""
+
+    name: str
+    checkpoint_bytes: int
+    packs_bytes: int
+    pages_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.checkpoint_bytes + self.packs_bytes + self.pages_bytes
+
+
+def by_model() -> tuple[Taken, ...]:
+    """The bytes of every model of which something lies in the library, the largest first."""
+    sizes: dict[str, dict[str, int]] = {}
+
+    def add(name: str, kind: str, size_bytes: int) -> None:
+        kinds = sizes.setdefault(name, {})
+        kinds[kind] = kinds.get(kind, 0) + size_bytes
+
+    spoken = {}
+    for entry in library.entries():
+        if entry.managed:
+            spoken[entry.name] = entry.spoken or entry.name
+            add(entry.name, entry.kind.value, entry.size_bytes)
+    try:
+        for pages in PageFolder.of_library().stored():
+            add(pages.model, "pages", pages.size_bytes)
+    except OtherVersion:
+        pass  # `rest` counts them
+    found = (
+        Taken(
+            spoken.get(name, name),
+            kinds.get(EntryKind.CHECKPOINT.value, 0),
+            kinds.get(EntryKind.PACK.value, 0),
+            kinds.get("pages", 0),
+        )
+        for name, kinds in sizes.items()
+    )
+    return tuple(sorted(found, key=lambda each: (-each.total_bytes, each.name)))
+
+
+def left_bytes() -> int:
+    """The bytes of what killed processes left, which `kt prune` removes."""
+    return sum(status.st_size for path in removal.leftovers() for _, status in library.walk(path))
+
+
+def all_bytes() -> int:
+    """The bytes of every file in the library folder: models, and chats, settings and records."""
+    return sum(status.st_size for _, status in library.walk(config.home()))
+
+
+def converted() -> tuple[Entry, ...]:
+    """The complete checkpoints of models of which there is a complete conversion."""
+    entries = [each for each in library.entries() if each.managed and each.complete]
+    packs = {each.name for each in entries if each.kind is EntryKind.PACK}
+    return tuple(
+        each for each in entries if each.kind is EntryKind.CHECKPOINT and each.name in packs
+    )
