@@ -141,8 +141,10 @@ def _options() -> Iterator[dict[str, Any]]:
 
 
 def _settings() -> Iterator[dict[str, Any]]:
+    of = {flag: flags(names) for names, *_ in read_tables()["options"] for flag in flags(names)}
     for name, variable, option, default, meaning in read_tables()["settings"]:
-        first = f"{option} or {variable}" if option else variable
+        said = " or ".join(of.get(option, ()))  # --think has a second name, --no-think
+        first = f"{said} or {variable}" if option else variable
         answer = f"{first} (setting {name}): {lower_first(meaning)} Default: {default}."
         names = [
             variable,

@@ -34,7 +34,7 @@ from model import HeadLoss, Shape, Weights, forward, init_weights
 from tokenizers import Tokenizer
 from torch import Tensor
 
-GENERATION = {"do_sample": False, "max_new_tokens": 256}
+GENERATION = {"do_sample": False, "temperature": 0.3, "top_p": 0.9, "max_new_tokens": 256}
 # glibc would give large buffers back after every use, and the system would clear them again.
 MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": "33554432",
