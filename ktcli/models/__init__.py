@@ -61,8 +61,7 @@ __all__ = ["Model", "Spec", "build", "cut", "families", "model_types"]
 
 def families() -> dict[str, tuple[str, ...]]:
     """Returns the model types of every family, by the name of its file."""
-    named = ((str(vars(family)["__name__"]).rpartition(".")[2], family) for family in _FAMILIES)
-    return {name: tuple(family.MODEL_TYPES) for name, family in named}
+    return {file: tuple(kinds.split()) for file, kinds in _FAMILIES.items()}
 
 
 def model_types() -> tuple[str, ...]:
