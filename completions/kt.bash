@@ -56,7 +56,7 @@ _kt() {
             esac ;;
         'list') options='--all --json --quiet --help' ;;
         'show') options='--experts --program --json --help' names='all' files='.gguf' ;;
-        'verify') options='--json --quiet --help' names='here' files='.gguf' ;;
+        'verify') options='--all --repair --json --quiet --help' names='here' files='.gguf' ;;
         'rm') options='--partial --checkpoint-only --yes --json --quiet --help' names='mine' files='.gguf' ;;
         'prune') options='--checkpoints --yes --json --quiet --help' ;;
         'du') options='--json --quiet --help' ;;
@@ -142,19 +142,20 @@ _kt() {
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache pull-limit isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status when-full context draft device threads numa heat cache pull-limit isa tile-min debug' ;;
         'config set')
             case $before in
                 home) files='folders' ;;
                 model) names='all' files='.gguf' ;;
                 think|markdown|status|heat) words='on off' ;;
                 thoughts) words='folded shown hidden' ;;
+                when-full) words='drop stop' ;;
                 draft) words='off lookup' ;;
                 device) words='auto cpu cuda' names='gpus' ;;
                 numa) words='auto off' ;;
-                *) options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache pull-limit' ;;
+                *) options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status when-full context draft device threads numa heat cache pull-limit' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status context draft device threads numa heat cache pull-limit' ;;
+        'config unset') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status when-full context draft device threads numa heat cache pull-limit' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')

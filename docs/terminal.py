@@ -192,7 +192,7 @@ def _watched(terminal: int, columns: int, keys: list[str]) -> Screen:
     deadline = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < deadline:
         if not select.select([terminal], [], [], _QUIET_S)[0]:
-            waits = _row(screen, screen.cursor.y) == PROMPT
+            waits = PROMPT in (_row(screen, y) for y in (screen.cursor.y, screen.cursor.y - 1))
             if keys and waits:
                 os.write(terminal, keys.pop(0).encode())
             continue
@@ -267,7 +267,8 @@ NUMBERS = tuple(
         (r"\d\d:\d\d\b", "##:##"),
         (r'("\w*(?:_s|rate|seconds|errors?|reading|encoding|writing)": )[\d.]+(?:e-\d+)?', r"\1#"),
         (r'("(?:experts|down|dense)": )[\d.]+', r"\1#"),
-        (r'("seed": )\d+', r"\1#"),
+        (r'("(?:seed|free_bytes)": )\d+', r"\1#"),
+        (r"[\d.,]+ [KMGT]iB free", "# free"),
     )
 )
 

@@ -200,6 +200,10 @@ TABLE: tuple[Setting, ...] = (
         "status", ON_OFF, "on|off", "on", "Whether a chat shows a line about each answer below it.",
     ),
     Setting(
+        "when-full", words_like("drop|stop", "drop or stop"), "drop|stop", "drop",
+        "What happens to a question that no longer fits. drop: the oldest turns go unread; stop: it is refused.",
+    ),
+    Setting(
         "context", whole_numbers(1, 10_000_000), "N", "8192, or what the model and the memory allow",
         "Positions to reserve.", option="--context",
     ),

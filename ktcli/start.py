@@ -24,13 +24,14 @@ _GARBAGE_THRESHOLD = 150_000
 
 def run() -> None:
     """The entry point of the console script."""
-    _fill_closed_streams()
-    gc.set_threshold(_GARBAGE_THRESHOLD)
-    # A program that is started in the background may find Ctrl-C ignored; it stays so.
-    mine = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if mine:
-        signal.signal(signal.SIGINT, _leave)
+    mine = False
     try:
+        # A program that is started in the background may find Ctrl-C ignored; it stays so.
+        mine = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if mine:
+            signal.signal(signal.SIGINT, _leave)
+        _fill_closed_streams()
+        gc.set_threshold(_GARBAGE_THRESHOLD)
         from ktcli.main import run as program
 
         if mine:

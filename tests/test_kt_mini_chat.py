@@ -17,16 +17,19 @@ from ktcli.assembly.load import load
 from ktcli.assembly.prepare import prepare
 from ktcli.assembly.request import Wanted
 from ktcli.chat import chats
-from ktcli.chat.chat import Chat, Speaker, read_voice
+from ktcli.chat.chat import Chat
 from ktcli.chat.keeper import Keeper
 from ktcli.chat.settings import Settings
+from ktcli.chat.speaker import Speaker, read_voice
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.main import main
-from ktcli.store import heat, library
+from ktcli.store import heat, library, places
+from ktcli.store.entry import BUILTIN
+from ktcli.store.places import EntryKind
 
 Ask = Callable[[str], str]
 pytestmark = pytest.mark.skipif(
-    library.find(library.BUILTIN, library.EntryKind.CHECKPOINT) is None,
+    library.find(BUILTIN, EntryKind.CHECKPOINT) is None,
     reason="the trained model is not in this tree; profiles/kt-mini/recipe makes it",
 )
 
@@ -47,7 +50,7 @@ def speaker(home: Path) -> Speaker:
     patch.setenv("KT_HOME", str(home))
     try:
         wanted = Wanted(threads=1)  # small steps: a second thread would only wait
-        ready = prepare(library.BUILTIN, wanted, read_voice)
+        ready = prepare(BUILTIN, wanted, read_voice)
         return Speaker(ready.name, load(ready, wanted), read_voice(ready.name, ready.pack))
     finally:
         patch.undo()
@@ -114,10 +117,10 @@ def test_a_kept_conversation_goes_on_as_if_never_left(speaker: Speaker) -> None:
 def test_every_choice_of_every_token_is_recorded(
     capsys: pytest.CaptureFixture[str], speaker: Speaker
 ) -> None:
-    pack = library.resolve(library.BUILTIN, library.EntryKind.PACK).path
+    pack = library.resolve(BUILTIN, EntryKind.PACK).path
     spec = speaker.engine.spec
     tokens = 0
-    heat.path_of(library.model_name(pack)).unlink(missing_ok=True)
+    heat.path_of(places.model_name(pack)).unlink(missing_ok=True)
     for question in ("what is kt?", "what does kt pull do? " * 20):
         line = ["chat", "kt-mini", question, "--json", "--greedy", "--max-tokens", "9"]
         assert main([*line, "--threads", "1"]) == 0

@@ -33,6 +33,26 @@ def test_ctrl_c_while_the_program_is_loaded(module: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
 
 
+# Presses Ctrl-C while the program's own handler is about to be set.
+PRESSED_AT_ONCE = """
+import signal, sys
+real = signal.getsignal
+def getsignal(number):
+    signal.getsignal = real
+    signal.raise_signal(signal.SIGINT)
+signal.getsignal = getsignal
+from ktcli.start import run
+run()
+"""
+
+
+def test_ctrl_c_before_it_is_handled() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRESSED_AT_ONCE], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+
+
 # Prints how often the interpreter looks for dead cycles while a command runs.
 WALKS = """
 import atexit, gc, sys

@@ -14,7 +14,8 @@ from ktcli.planner.choice import choose_experts
 from ktcli.planner.host import Host
 from ktcli.planner.plan import Request
 from ktcli.store import catalog, library
-from ktcli.store.library import Entry, EntryKind
+from ktcli.store.entry import Entry
+from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse
 from ktcli.weights.check import lossless_format
 from ktcli.weights.formats import FORMATS

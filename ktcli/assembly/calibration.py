@@ -21,7 +21,7 @@ from ktcli.hardware.numa import OFF
 from ktcli.hardware.team import make_team
 from ktcli.models import build
 from ktcli.planner.memory import need_bytes
-from ktcli.store.library import Entry
+from ktcli.store.entry import Entry
 from ktcli.store.removal import CALIBRATING
 from ktcli.weights.conversion import Calibration
 from ktcli.weights.convert import convert as convert_weights

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from ktcli import manifest, smallfiles
 from ktcli.assembly.listener import SILENT, Listener, announce_library
 from ktcli.errors import UsageError
-from ktcli.store import catalog, library, origins
-from ktcli.store.library import Entry, EntryKind
+from ktcli.store import catalog, contents, library, origins, places
+from ktcli.store.entry import BUILTIN, Entry
+from ktcli.store.places import EntryKind
 from ktcli.weights.extras import extra_limit
-from ktcli.weights.gguf.header import is_gguf
+from ktcli.weights.gguf.header import gguf_at
 from ktcli.weights.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def convert_entry(
                 recipe,
                 team_to_convert(threads),
                 progress=lambda done, total: bar.update(done=done, total=total),
-                provenance=_provenance(entry.path),
+                provenance=provenance_of(entry.path),
                 calibration=calibration,
             )
         except KeyboardInterrupt:
@@ -83,7 +84,7 @@ def convert_entry(
 def _held(entry: Entry, target: Path, what: str) -> Iterator[None]:
     """Holds the lock on the model's files in the library; the origin of one from outside is recorded first."""
     name = target.name.partition("@")[0]
-    with smallfiles.lock(library.lock_path(name), what):
+    with smallfiles.lock(places.lock_path(name), what):
         if name != entry.name:
             origins.note(name, entry.path)
         yield
@@ -91,13 +92,13 @@ def _held(entry: Entry, target: Path, what: str) -> Iterator[None]:
 
 def pack_folder(entry: Entry, recipe: Recipe) -> Path:
     """The folder of its conversion, in the library; models from outside it are told apart by place and age."""
-    return library.pack_path(_pack_name(entry), recipe.experts_name, recipe.dense.name)
+    return places.pack_path(_pack_name(entry), recipe.experts_name, recipe.dense.name)
 
 
 def _pack_name(entry: Entry) -> str:
-    if entry.managed or entry.name == library.BUILTIN:
+    if entry.managed or entry.name == BUILTIN:
         return entry.name
-    return library.local_name(entry.path, str(newest_ns(entry.path)))
+    return places.local_name(entry.path, str(newest_ns(entry.path)))
 
 
 def conversions_outside(entry: Entry) -> list[Entry]:
@@ -109,8 +110,8 @@ def conversions_outside(entry: Entry) -> list[Entry]:
 
 def newest_ns(path: Path) -> int:
     """The time in nanoseconds at which a file of a conversion's source was last written; 0 if there is none."""
-    if is_gguf(path):
-        return max((part.stat().st_mtime_ns for part in library.parts(path)), default=0)
+    if (file := gguf_at(path)) is not None:
+        return max((part.stat().st_mtime_ns for part in contents.parts(file)), default=0)
     taken = (
         each
         for each in path.iterdir()
@@ -119,13 +120,13 @@ def newest_ns(path: Path) -> int:
     return max((each.stat().st_mtime_ns for each in taken), default=0)
 
 
-def _provenance(path: Path) -> Provenance:
+def provenance_of(path: Path) -> Provenance:
     """The place where a checkpoint was published, as far as it is known; for a GGUF file its name."""
     from ktcli.weights.conversion import Provenance
 
-    if is_gguf(path):
-        return Provenance("gguf", path.name)
     source = manifest.read(path / manifest.CHECKPOINT)
+    if source is None and (file := gguf_at(path)) is not None:
+        return Provenance("gguf", file.name)
     if source is None:
         return Provenance()
     parts = (source.hub, source.repository, source.revision)

@@ -10,7 +10,7 @@ from ktcli.hardware.disk import read_disk
 from ktcli.models import build
 from ktcli.planner.spec import weight_bytes
 from ktcli.store import library
-from ktcli.store.library import EntryKind
+from ktcli.store.places import EntryKind
 from ktcli.weights.recipe import Recipe
 
 

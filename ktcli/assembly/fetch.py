@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from ktcli.assembly.listener import SILENT, Bar, Listener, announce_library
+from ktcli.store.entry import Entry
 from ktcli.store.hubs import Snapshot
-from ktcli.store.library import Entry
 from ktcli.store.reference import HUBS, Reference
 
 

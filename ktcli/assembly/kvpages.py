@@ -15,7 +15,7 @@ from ktcli.errors import KtError
 from ktcli.hardware import measured
 from ktcli.hardware.cpu import read_cpu
 from ktcli.hardware.probe import SYSTEM_ROOT
-from ktcli.store import experience, library
+from ktcli.store import experience, places
 from ktcli.store.pagefile import Space
 from ktcli.store.pagefolder import PageFolder
 from ktcli.store.pages import PageStore
@@ -53,7 +53,7 @@ def stored_pages(
         listener.warn(f"{error}; {error.hint}")
         yield None
         return
-    name, cpu = library.conversion_name(pack), _cpu_of(engine)
+    name, cpu = places.conversion_name(pack), _cpu_of(engine)
     with store_below(engine, folder, quota_bytes, name, listener) as store:
         tier = engine.pools.tier
         assert tier is not None

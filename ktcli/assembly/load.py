@@ -21,7 +21,7 @@ from ktcli.measure.synthetic import fitting_plan, random_engine
 from ktcli.measure.tiles import planned_team
 from ktcli.models import build
 from ktcli.planner.plan import DevicePlan, Plan
-from ktcli.store import experience, library, usage
+from ktcli.store import contents, experience, library, places, usage
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe
 
@@ -45,7 +45,7 @@ def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine:
         pack = Pack.open(ready.pack)
         planner = planner_of(build(pack.config), pack.recipe, wanted, ready.pack, listener)
         plan = planner.place()
-        usage.note(library.conversion_name(ready.pack))
+        usage.note(places.conversion_name(ready.pack))
         engine: Engine | None = None
         if plan.device is not None:
             plan, engine = _with_device(ready, pack, planner, plan, listener)
@@ -107,7 +107,7 @@ def _on_cpu(pack: Pack, planner: Planner, plan: Plan, progress: Progress | None)
 
 def _bar(ready: Ready, listener: Listener) -> AbstractContextManager[Bar]:
     """Opens the progress bar of a load; nothing is shown for a model that loads in a blink."""
-    size = sum(status.st_size for _, status in library.walk(ready.pack))
+    size = sum(status.st_size for _, status in contents.walk(ready.pack))
     quick = size < QUICK_BYTES
     return (SILENT if quick else listener).progress(f"Loading {ready.name}")
 
@@ -134,7 +134,7 @@ def _with_device(
     device = loaded.plan.device
     if loaded.engine is None or device is None:
         return loaded.plan, None
-    gpu, conversion = device.gpu, library.conversion_name(ready.pack)
+    gpu, conversion = device.gpu, places.conversion_name(ready.pack)
     if loaded.lowered:
         experience.note_memory(conversion, gpu.name, gpu.free_bytes, device.need.total)
     if loaded.measured is not None:

@@ -79,13 +79,13 @@ def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = No
     client = hub or hub_named(reference.hub)
     listener.note(looking(reference))
     snapshot = client.look(reference.repository, reference.revision)
-    files = wanted(snapshot)
+    files = wanted(snapshot, reference.quant)
     size = sum(file.size_bytes for file in files)
     profile = catalog.find(reference.name)
     if profile is None:
         bars = Bars(listener)
         try:
-            config = preview_of(client, snapshot, bars).config
+            config = preview_of(client, snapshot, reference.quant, bars).config
         finally:
             bars.end()
         recipe = Recipe.named(None, None)

@@ -26,7 +26,7 @@ from ktcli.planner.deferral import Times
 from ktcli.planner.host import Host, host_of
 from ktcli.planner.placement import candidate, is_small, place
 from ktcli.planner.plan import Plan, Request
-from ktcli.store import experience, heat, library
+from ktcli.store import experience, heat, places
 from ktcli.weights.recipe import Recipe
 
 EXACT_ROW = "portable"  # of kernels: what results are compared with
@@ -158,6 +158,6 @@ def informed(
     gpu = candidate(gpus, request.device)
     if gpu is None:
         return known
-    past = experience.recall(library.conversion_name(pack), gpu.name, gpu.free_bytes)
+    past = experience.recall(places.conversion_name(pack), gpu.name, gpu.free_bytes)
     times = None if past.layer_s is None else Times(*past.layer_s)
     return replace(known, vram_bytes=past.limit_bytes, times=times)

@@ -26,7 +26,8 @@ from ktcli.errors import Busy, UsageError, gib, predicted
 from ktcli.manifest import PACK as PACK_MANIFEST
 from ktcli.models import build
 from ktcli.store import catalog, library, removal
-from ktcli.store.library import BUILTIN, Entry, EntryKind
+from ktcli.store.entry import BUILTIN, Entry
+from ktcli.store.places import EntryKind
 from ktcli.store.reference import Reference, parse
 from ktcli.weights.reader import small_files_of
 from ktcli.weights.recipe import Recipe, split_pair

@@ -17,8 +17,10 @@ from ktcli.errors import BadCheckpoint, gib
 from ktcli.models import build
 from ktcli.store.download import Watcher, fetch_beginnings, fetch_files, wanted
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot, hub_named
-from ktcli.store.reference import Reference
+from ktcli.store.reference import GGUF, Reference
 from ktcli.weights.checkpoint import INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES
+from ktcli.weights.gguf.header import MAX_HEADER_BYTES as MAX_GGUF_HEADER_BYTES
+from ktcli.weights.gguf.header import read_gguf_header
 from ktcli.weights.header import MAX_HEADER_BYTES
 from ktcli.weights.reader import config_of, examine
 
@@ -27,6 +29,8 @@ _MOST = {_CONFIG: MAX_CONFIG_BYTES, INDEX: MAX_INDEX_BYTES}
 _FIRST_BYTES = 64 << 10  # holds the header of most shards
 _LENGTH_BYTES = 8  # of a header's length, which is what a file begins with
 _WEIGHTS = ".safetensors"
+# A GGUF file does not say how long its header is; the first one of a set has the vocabulary in it.
+_GGUF_BYTES, _MORE = 8 << 20, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +60,31 @@ def preview(reference: Reference, *, hub: Hub | None = None) -> Preview:
     """
     client = hub or hub_named(reference.hub)
     snapshot = client.look(reference.repository, reference.revision)
-    return preview_of(client, snapshot)
+    return preview_of(client, snapshot, reference.quant)
 
 
-def preview_of(client: Hub, snapshot: Snapshot, watcher: Watcher | None = None) -> Preview:
+def preview_of(
+    client: Hub, snapshot: Snapshot, quant: str = "", watcher: Watcher | None = None
+) -> Preview:
     """Looks at a repository whose list of files is known.
 
+    Args:
+        quant: of the GGUF files that are looked at; empty: its safetensors files are.
     Raises:
         NotFound, HubError: the hub does not answer.
         BadCheckpoint: there is no model in it that kt could convert.
     """
-    files = wanted(snapshot)
+    files = wanted(snapshot, quant)
     with TemporaryDirectory(prefix="kt-preview-") as name:
         folder = Path(name)
         try:
-            _fetch_small(client, snapshot, files, folder)
+            if quant:
+                _fetch_gguf_headers(client, snapshot, files, folder, watcher or _Unwatched())
+            else:
+                _fetch_small(client, snapshot, files, folder)
+                build(config_of(folder))  # of a family that kt does not know nothing more is asked
+                _fetch_headers(client, snapshot, files, folder, watcher or _Unwatched())
             config = config_of(folder)
-            build(config)  # of a family that kt does not know nothing more is asked
-            _fetch_headers(client, snapshot, files, folder, watcher or _Unwatched())
             examine(folder)
         except BadCheckpoint as error:
             said = str(error).replace(name, snapshot.repository)
@@ -114,3 +125,27 @@ def _fetch_headers(
     fetch_beginnings(client, snapshot, longer, folder, watcher)
     for file in weights:
         os.truncate(folder / file.name, file.size_bytes)
+
+
+def _fetch_gguf_headers(
+    client: Hub,
+    snapshot: Snapshot,
+    files: Sequence[RemoteFile],
+    folder: Path,
+    watcher: Watcher,
+) -> None:
+    """Fetches more of a file until its header can be read, or is longer than any that kt reads."""
+    lengths = {file: _GGUF_BYTES for file in files if file.name.endswith(GGUF)}
+    while lengths:
+        fetch_beginnings(client, snapshot, lengths, folder, watcher)
+        for file, length in tuple(lengths.items()):
+            path = folder / file.name
+            os.truncate(path, file.size_bytes)
+            try:
+                read_gguf_header(path)
+            except BadCheckpoint:
+                if length >= min(MAX_GGUF_HEADER_BYTES, file.size_bytes):
+                    raise
+                lengths[file] = length * _MORE
+            else:
+                del lengths[file]

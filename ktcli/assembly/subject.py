@@ -13,7 +13,7 @@ from typing import Any
 
 from ktcli.assembly.preview import preview
 from ktcli.store import catalog, library
-from ktcli.store.library import EntryKind
+from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse
 from ktcli.weights.pack import Pack
 from ktcli.weights.reader import config_of

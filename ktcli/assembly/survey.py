@@ -18,7 +18,8 @@ from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
 from ktcli.store import catalog, library
 from ktcli.store.catalog import ModelProfile
-from ktcli.store.library import EntryKind
+from ktcli.store.entry import BUILTIN
+from ktcli.store.places import EntryKind
 from ktcli.weights.recipe import Recipe
 
 READING_TOK_S = 5.0  # tokens per second: about 230 words a minute, as people read
@@ -123,7 +124,7 @@ def best_here(host: Host, most: int, below: int | None = None) -> tuple[Surveyed
     """
     here, found, sizes = on_disk(), list[Surveyed](), set[int]()
     roomy = host.available_bytes + sum(gpu.free_bytes for gpu in host.gpus)
-    profiles = [catalog.get(name) for name in catalog.names() if name != library.BUILTIN]
+    profiles = [catalog.get(name) for name in catalog.names() if name != BUILTIN]
     profiles.sort(key=lambda profile: -(profile.parameters or 0))
     for profile in profiles:
         parameters = profile.parameters or 0

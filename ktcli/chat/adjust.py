@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ktcli.chat.compaction import DROP, STOP
 from ktcli.chat.screen import Screen
 from ktcli.chat.settings import Settings, override
 from ktcli.chat.thoughts import ThoughtsView
@@ -36,7 +37,7 @@ _SAMPLING: dict[str, Callable[[str], Any]] = {
     "seed": int,
     "greedy": _switch,
 }
-SETTABLE = (*_SAMPLING, "max-tokens", "stop", "thinking")
+SETTABLE = (*_SAMPLING, "max-tokens", "stop", "thinking", "when-full")
 OF_SCREEN = ("markdown", "thoughts", "status")  # of how answers are shown
 # The value at which each setting of sampling does nothing.
 _OFF: dict[str, Any] = {
@@ -49,6 +50,7 @@ _WORDS = {
     "max-tokens": "a whole number from 1 on, or off",
     "stop": "any text, or off: none",
     "thinking": "on, off or default: as the model likes",
+    "when-full": "drop: the oldest turns go unread; or stop: the question is refused",
     "markdown": "on or off",
     "thoughts": "folded, shown or hidden",
     "status": "on or off",
@@ -72,6 +74,8 @@ def changed(settings: Settings, name: str, value: str) -> Settings:
             return replace(settings, max_tokens=None if off else int(value))
         if name == "thinking":
             return replace(settings, thinking=None if value == "default" else _switch(value))
+        if name == "when-full":
+            return replace(settings, drops={DROP: True, STOP: False}[value])
         if off and name in _OFF and name != "greedy":
             return replace(settings, sampling=replace(settings.sampling, **{key: _OFF[name]}))
         given = {key: _SAMPLING[name](value)}
@@ -111,7 +115,7 @@ def shown(settings: Settings, screen: Screen | None = None) -> str:
     rows += [("max-tokens", "off" if settings.max_tokens is None else str(settings.max_tokens))]
     rows += [("stop", ", ".join(map(repr, settings.stops)) or "off")]
     thinking = {None: "default", True: "on", False: "off"}[settings.thinking]
-    rows += [("thinking", thinking)]
+    rows += [("thinking", thinking), ("when-full", DROP if settings.drops else STOP)]
     if screen is not None:
         rows += [("markdown", _on(screen.markdown)), ("thoughts", screen.view.value)]
         rows += [("status", _on(screen.status))]

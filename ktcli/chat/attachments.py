@@ -12,6 +12,7 @@ from ktcli.errors import NotFound, UsageError
 MAX_BYTES = 4 << 20  # of a file: about a million tokens
 _NAMED = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|([^\s"]+))')
 _AFTER = ".,;:!?)]}'"  # what may follow a name in a sentence
+_MOST_AFTER = 16  # of those are tried one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,9 @@ def joined(question: str, files: list[Attachment]) -> str:
 
 def _file_of(word: str) -> str:
     """The name in a word, which may end with the signs of a sentence."""
-    while word and not _is_there(word) and word[-1] in _AFTER:
-        word = word[:-1]
-    return word
+    bare = word.rstrip(_AFTER)
+    ends = range(len(word), len(bare) - 1, -1)[:_MOST_AFTER]
+    return next((word[:end] for end in ends if _is_there(word[:end])), bare)
 
 
 def _is_there(name: str) -> bool:

@@ -11,19 +11,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import NoReturn
 
-from ktcli.chat.control import ControlTokens, Marked
-from ktcli.chat.conversation import Conversation, Identity, Saved, Spoken, Turn, remember
+from ktcli.chat.compaction import DROP_SHARE, SUM_UP, SUMMARY_SHARE, older_turns
+from ktcli.chat.control import Marked
+from ktcli.chat.conversation import Conversation, Omission, Saved, Spoken, Turn, remember
 from ktcli.chat.reuse import Loss, Timeline, common, lost
-from ktcli.chat.settings import Settings, read_settings, read_stop_ids
+from ktcli.chat.settings import Settings
 from ktcli.chat.snapshots import snapshot_positions
+from ktcli.chat.speaker import Speaker, longer_context
 from ktcli.chat.splice import Splicer
-from ktcli.chat.template import ChatTemplate, load_template
-from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.chat.transcript import Added, AnswerPiece, Transcript
-from ktcli.engine import Engine
 from ktcli.engine.drafting import NO_DRAFTS, DraftWish
 from ktcli.engine.request import (
     Answer,
@@ -36,79 +34,10 @@ from ktcli.engine.request import (
 )
 from ktcli.engine.sampler import Sampler
 from ktcli.engine.scheduler import Scheduler
-from ktcli.errors import ContextFull
+from ktcli.errors import ContextFull, KtError
 
 # progress(tokens of the prompt that are read, tokens in all)
 Progress = Callable[[int, int], None]
-
-
-def longer_context(engine: Engine) -> str:
-    """The advice for a longer conversation: an option, unless the model itself ends there."""
-    most = engine.spec.context
-    if engine.context < most:
-        return f"--context gives more room, up to {most:,} tokens"
-    return f"{most:,} tokens are the most that this model was made for"
-
-
-@dataclass(frozen=True, slots=True)
-class Voice:
-    """A model's text files, read.
-
-    Attributes:
-        control: keeps words of a conversation from becoming control tokens.
-        stop_ids: the ids of tokens that end an answer.
-        settings: the model's own settings.
-    """
-
-    tokenizer: Tokenizer
-    control: ControlTokens
-    template: ChatTemplate
-    stop_ids: frozenset[int]
-    settings: Settings
-
-    @property
-    def may_think(self) -> bool:
-        """Tells whether the template listens to `Settings.thinking`."""
-        hello = [{"role": "user", "content": "hi"}]
-        ways = (replace(self.settings, thinking=thinking) for thinking in (True, False))
-        return len({self.template.render(hello, **way.variables) for way in ways}) > 1
-
-
-def read_voice(name: str, folder: Path, *, allow_special: bool = False) -> Voice:
-    """Reads the text files of a model; it is cheap, so it comes before weights are converted or loaded.
-
-    Args:
-        allow_special: whether texts of a conversation may give control tokens.
-    Raises:
-        BadCheckpoint: the tokenizer, template or settings are missing, damaged or hostile.
-    """
-    tokenizer = load_tokenizer(folder)
-    template = load_template(folder, name=name)
-    stop_ids = read_stop_ids(folder, tokenizer, template)
-    control = ControlTokens(tokenizer, allowed=allow_special)
-    return Voice(tokenizer, control, template, stop_ids, read_settings(folder))
-
-
-@dataclass(frozen=True, slots=True)
-class Speaker:
-    """A loaded model that can talk.
-
-    Attributes:
-        name: the name for people.
-        asked: the name that finds it again; empty: the same.
-        pack: the identity of its conversion; empty: unknown.
-    """
-
-    name: str
-    engine: Engine
-    voice: Voice
-    asked: str = ""
-    pack: str = ""
-
-    @property
-    def model(self) -> Identity:
-        """The model, as a kept conversation names it."""
-        return Identity(self.name, self.asked or self.name, self.pack)
 
 
 @dataclass(slots=True)
@@ -119,6 +48,7 @@ class Reply:
         text: the text that the conversation remembers: thoughts between marks are part of it, as templates
             cut them out themselves; thoughts in channels are not.
         at: the characters of the rendered conversation before it.
+        dropped: the oldest turns that the model read before and, for want of room, not for this answer.
         timeline: what the model read for it; None before that is known.
     """
 
@@ -127,6 +57,7 @@ class Reply:
     stats: Stats = field(default_factory=Stats)
     finish: Finish = Finish.CANCELLED
     at: int = 0
+    dropped: int = 0
     timeline: Timeline | None = None
 
 
@@ -183,7 +114,7 @@ class Chat:
 
     def restore(self, saved: Saved) -> None:
         """Goes on with a kept conversation, with its settings; a question without an answer gets an empty one."""
-        self.conversation = Conversation(saved.conversation.system, list(saved.conversation.turns))
+        self.conversation = saved.conversation.copy()
         self.conversation.end_question()
         self.settings = replace(self.settings, sampling=saved.sampling, **saved.others)
         whole = self._splicer.is_whole
@@ -222,8 +153,7 @@ class Chat:
             ContextFull: there is no room; the question is not part of the conversation.
             BadCheckpoint: the template or tokenizer is wrong.
         """
-        before = list(self.conversation.turns)
-        return self._ask(question, before, cancelled, progress)
+        return self._ask(question, self.conversation.copy(), cancelled, progress)
 
     def retry(
         self,
@@ -233,7 +163,7 @@ class Chat:
     ) -> Iterator[AnswerPiece] | None:
         """Answers the last question again; returns None if there was none. If it is stopped before the first word,
         the earlier answer stays."""
-        before = list(self.conversation.turns)
+        before = self.conversation.copy()
         question = self.conversation.undo()
         if question is None:
             return None
@@ -242,7 +172,7 @@ class Chat:
     def _ask(
         self,
         question: str,
-        before: list[Turn],
+        before: Conversation,
         cancelled: Callable[[], bool],
         progress: Progress | None,
     ) -> Iterator[AnswerPiece]:
@@ -250,12 +180,12 @@ class Chat:
         return self._answer(before, cancelled, progress)
 
     def _answer(
-        self, before: list[Turn], cancelled: Callable[[], bool], progress: Progress | None
+        self, before: Conversation, cancelled: Callable[[], bool], progress: Progress | None
     ) -> Iterator[AnswerPiece]:
         """Yields the pieces of the answer to the last question; if there are none, the turns become `before`."""
         reply = self._answering = Reply()
         try:
-            text, prompt = self._prompt()
+            text, prompt = self._fitted(reply)
             reply.at, reply.timeline = len(text), self._read(prompt)
             self._before = self.timeline
             self.reply = reply
@@ -328,23 +258,97 @@ class Chat:
         reply.text += added.text
         yield from added.pieces
 
-    def _remember(self, reply: Reply, before: list[Turn]) -> None:
+    def _remember(self, reply: Reply, before: Conversation) -> None:
         """Keeps the answer, cut or whole; a question without any answer is taken back."""
         if reply.text or reply.finish is not Finish.CANCELLED:
             self.conversation.say("assistant", reply.text)
         else:
-            self.conversation.turns[:] = before
+            self.conversation.become(before)
 
-    def _prompt(self) -> tuple[str, list[int]]:
-        """Renders the conversation as text and as ids."""
-        context = self.speaker.engine.context
-        rendered = self._rendered(self.conversation.messages)
-        ids = self._splicer.ids(rendered, self.spoken, context)
-        if ids is None:
-            self._refuse(f"more than {context:,}")
-        if len(ids) >= context:
-            self._refuse(f"{len(ids):,}")
-        return rendered.text, ids
+    def _fitted(self, reply: Reply) -> tuple[str, list[int]]:
+        """Renders the conversation as text and as ids; the oldest turns are left out if it does not fit."""
+        context, said = self.speaker.engine.context, self.conversation
+        was = said.omitted
+        text, ids = self._prompt(said.messages)
+        if self._settings.drops and (ids is None or len(ids) >= context):
+            text, ids = self._with_room(context // DROP_SHARE)
+            reply.dropped = said.omitted.turns - was.turns
+        if ids is None or len(ids) >= context:
+            said.omitted = was
+            self._refuse(f"{len(ids):,}" if ids else f"more than {context:,}")
+        return text, ids
+
+    def _with_room(self, most: int) -> tuple[str, list[int] | None]:
+        """The prompt without as many of the oldest turns as it takes to have at most `most` tokens, if that is
+        possible; the last question stays."""
+        said = self.conversation
+        while True:
+            text, ids = self._prompt(said.messages)
+            left_out = said.omitted.turns + 2
+            if (ids is not None and len(ids) <= most) or left_out >= len(said.turns):
+                return text, ids
+            said.omitted = replace(said.omitted, turns=left_out)
+
+    def _prompt(self, messages: list[Turn]) -> tuple[str, list[int] | None]:
+        """Renders messages as text and as ids; None: they are surely more than the context holds."""
+        rendered = self._rendered(messages)
+        return rendered.text, self._splicer.ids(rendered, self.spoken, self.speaker.engine.context)
+
+    def compact(
+        self, *, cancelled: Callable[[], bool] = lambda: False, progress: Progress | None = None
+    ) -> int:
+        """Lets the model sum up the oldest turns, and reads the summary in their place from then on.
+
+        Returns:
+            The number of turns that were summed up; 0: it was stopped, and nothing changed.
+        Raises:
+            UsageError: there is nothing to sum up. KtError: the model gave no summary.
+        """
+        said, context = self.conversation, self.speaker.engine.context
+        turns = older_turns(len(said.turns), said.omitted.turns)
+        most = max(1, context // SUMMARY_SHARE)
+        before = Conversation(said.system, said.turns[:turns], said.omitted)
+        before.say("user", SUM_UP)
+        while True:  # the oldest of them may have to go unread
+            text, ids = self._prompt(before.messages)
+            if ids is not None and len(ids) + most <= context:
+                break
+            if before.omitted.turns + 2 >= len(before.turns):
+                self._refuse(f"{len(ids):,}" if ids else f"more than {context:,}")
+            before.omitted = replace(before.omitted, turns=before.omitted.turns + 2)
+        summary = self._aside(text, ids, most, cancelled, progress)
+        if summary is None:
+            return 0
+        if not summary:
+            raise KtError(
+                "the model gave no summary, so nothing changed", hint="/undo takes a turn back"
+            )
+        counted = turns - said.omitted.turns
+        said.omitted = Omission(turns, summary)
+        return counted
+
+    def _aside(
+        self,
+        text: str,
+        prompt: list[int],
+        most: int,
+        cancelled: Callable[[], bool],
+        progress: Progress | None,
+    ) -> str | None:
+        """The answer, without its thoughts, to a prompt beside the conversation; None: it was stopped."""
+        transcript = Transcript(self.speaker.voice.tokenizer, (), text)
+        request = GenerationRequest(
+            prompt, self._sampler.settings, self.speaker.voice.stop_ids, most, ends=transcript.hears
+        )
+        sampler = Sampler(self._sampler.settings)  # the chat's own random sequence goes on
+        answer = self._scheduler.submit(
+            request, sampler=sampler, sequence=self.sequence, drafting=self._drafting
+        )
+        reply = Reply()
+        pieces = list(self._told(answer, transcript, reply, cancelled, progress))
+        if reply.finish is Finish.CANCELLED:
+            return None
+        return "".join(piece.text for piece in pieces if not piece.thought).strip()
 
     def _rendered(self, messages: list[Turn]) -> Marked:
         voice = self.speaker.voice
@@ -377,9 +381,18 @@ class Chat:
         )
 
     def _refuse(self, tokens: str) -> NoReturn:
+        alone = (
+            len(self.conversation.turns) - self.conversation.omitted.turns < 2
+            or self._settings.drops
+        )
+        what = "the question alone" if alone else "the conversation"
+        ways = (
+            "ask about a part of it"
+            if alone
+            else "/compact sums it up, /undo takes a turn back, /clear starts afresh"
+        )
         raise ContextFull(
-            f"the conversation has {tokens} tokens and the context holds "
+            f"{what} has {tokens} tokens and the context holds "
             f"{self.speaker.engine.context:,}, so there is no room for an answer",
-            hint="/clear starts afresh, /undo takes a turn back; "
-            + longer_context(self.speaker.engine),
+            hint=f"{ways}; {longer_context(self.speaker.engine)}",
         )

@@ -301,7 +301,7 @@ def line_of(path: Path) -> Listed:
     try:
         saved = load(path)
     except KtError as error:
-        return Listed(*line, problem=str(error))
+        return Listed(*line, problem=str(error).removeprefix(f"{path} "))
     asked = [turn["content"] for turn in saved.conversation.turns if turn["role"] == "user"]
     is_log = path.suffix == log.SUFFIX
     return Listed(

@@ -15,6 +15,23 @@ ROLES = ("system", "user", "assistant")
 Turn = dict[str, str]  # role and content
 
 
+@dataclass(frozen=True, slots=True)
+class Omission:
+    """The oldest turns that the model reads no more; they stay in the conversation.
+
+    Attributes:
+        turns: how many they are.
+        summary: what it reads in their place; empty: nothing.
+    """
+
+    turns: int = 0
+    summary: str = ""
+
+
+NOTHING_OMITTED = Omission()
+SUMMARY = "(A summary of the conversation before this: {})\n\n"  # stands before the first question
+
+
 @dataclass(slots=True)
 class Conversation:
     """The messages of a chat.
@@ -22,16 +39,22 @@ class Conversation:
     Attributes:
         system: the text that stands before everything; empty: none.
         turns: messages with role and content, the user first, then alternating.
+        omitted: the oldest turns, if the model is to read them no more.
     """
 
     system: str = ""
     turns: list[Turn] = field(default_factory=list)
+    omitted: Omission = NOTHING_OMITTED
 
     @property
     def messages(self) -> list[Turn]:
         """The messages that the template renders."""
         first = [{"role": "system", "content": self.system}] if self.system else []
-        return [*first, *self.turns]
+        turns = self.turns[self.omitted.turns :]
+        if turns and self.omitted.summary:
+            said = SUMMARY.format(self.omitted.summary) + turns[0]["content"]
+            turns[0] = {**turns[0], "content": said}
+        return [*first, *turns]
 
     def say(self, role: str, content: str) -> None:
         """Append a message."""
@@ -39,7 +62,21 @@ class Conversation:
 
     def clear(self) -> None:
         """Forget the turns; the system text stays."""
-        self.turns.clear()
+        self.cut(0)
+
+    def cut(self, most: int) -> None:
+        """Takes back all but the first `most` turns; if some that were omitted go, none is omitted any more."""
+        del self.turns[most:]
+        if self.omitted.turns > most:
+            self.omitted = NOTHING_OMITTED
+
+    def copy(self) -> Conversation:
+        """A conversation of the same turns, which goes its own way."""
+        return Conversation(self.system, list(self.turns), self.omitted)
+
+    def become(self, other: Conversation) -> None:
+        """Takes the turns of another one, and what is omitted of them."""
+        self.turns[:], self.omitted = other.turns, other.omitted
 
     def end_question(self) -> bool:
         """Gives a question at the end an empty answer, so that turns alternate; returns whether there was one."""
@@ -51,7 +88,8 @@ class Conversation:
     def undo(self) -> str | None:
         """Drops the last question and its answer; returns the question, None if there was none."""
         while self.turns:
-            turn = self.turns.pop()
+            turn = self.turns[-1]
+            self.cut(len(self.turns) - 1)
             if turn["role"] == "user":
                 return turn["content"]
         return None

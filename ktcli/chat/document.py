@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ktcli import smallfiles
-from ktcli.chat.conversation import ROLES, Conversation, Saved, Turn
+from ktcli.chat.conversation import ROLES, Conversation, Omission, Saved, Turn
 from ktcli.chat.files import read_json
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint, KtError, UsageError
@@ -42,6 +42,7 @@ def text_of(saved: Saved) -> str:
         "system": conversation.system,
         "turns": conversation.turns,
         "sampling": asdict(saved.sampling),
+        **({"omitted": asdict(conversation.omitted)} if conversation.omitted.turns else {}),
         **({"settings": saved.others} if saved.others else {}),
         **({"unfinished": True} if saved.unfinished else {}),
     }
@@ -81,12 +82,17 @@ def read(path: Path) -> Saved:
     except BadCheckpoint as error:
         raise UsageError(str(error)) from error
     if document.get("kt_chat") != VERSION:
-        raise UsageError(f"{path} is not a chat of this version of kt")
+        raise UsageError(
+            f"{path} is not a chat of this version of kt",
+            hint="kt chats lists all; kt chats rm NAME removes one",
+        )
     sampling = document.get("sampling")
     try:
         settings = sampling_of(sampling if isinstance(sampling, dict) else {})
         turns = [_turn(turn) for turn in _list(document.get("turns"))]
-        conversation = Conversation(plain_text(document.get("system", "")), turns)
+        conversation = Conversation(
+            plain_text(document.get("system", "")), turns, _omission(document, len(turns))
+        )
         model, others = (
             plain_text(document.get("model", "")),
             others_of(document.get("settings", {})),
@@ -106,6 +112,14 @@ def _turn(value: Any) -> Turn:
     if not isinstance(value, Mapping) or value.get("role") not in ROLES[1:]:
         raise ValueError("a turn is neither the user's nor the assistant's")
     return {"role": str(value["role"]), "content": plain_text(value.get("content"))}
+
+
+def _omission(document: Mapping[str, Any], most: int) -> Omission:
+    given = document.get("omitted", {})
+    turns = given.get("turns", 0) if isinstance(given, Mapping) else None
+    if type(turns) is not int or not 0 <= turns <= most or turns % 2:
+        raise ValueError("what is left out is no number of turns")
+    return Omission(turns, plain_text(given.get("summary", "")))
 
 
 def plain_text(value: Any) -> str:

@@ -9,11 +9,13 @@ from functools import partial
 from typing import Protocol
 
 from ktcli.chat import attachments, slash
-from ktcli.chat.chat import Chat, longer_context
+from ktcli.chat.chat import Chat
 from ktcli.chat.chats import LAST, newest
+from ktcli.chat.compaction import exchanges
 from ktcli.chat.desk import Desk
 from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.screen import Screen, visible
+from ktcli.chat.speaker import longer_context
 from ktcli.chat.statistics import cached_line, six_lines
 from ktcli.chat.statusline import nearly_full, status_line
 from ktcli.chat.transcript import AnswerPiece
@@ -134,7 +136,7 @@ def _replace(desk: Desk, number: int) -> None:
         before = desk.keeper.path.stem
         desk.keeper.fork()
         desk.say(f"the conversation as it was stays in {before}; /load {before} goes back")
-    del turns[places[number] :]
+    desk.chat.conversation.cut(places[number])
 
 
 def show(
@@ -170,6 +172,10 @@ def show(
     if chat.reply is None:
         return
     engine = chat.speaker.engine
+    if chat.reply.dropped:
+        person.note(
+            f"(the context was full: {exchanges(chat.reply.dropped)} went unread; /compact undo brings them back)"
+        )
     ended = ENDS.get(chat.reply.finish)
     if ended:
         most = chat.settings.max_tokens or 0
@@ -193,5 +199,5 @@ def _below(chat: Chat, screen: Screen) -> str:
 ENDS = {
     Finish.CANCELLED: "(stopped)",
     Finish.LENGTH: "(cut at {max_tokens:,} tokens; /set max-tokens changes it)",
-    Finish.CONTEXT: "(the context of {context:,} tokens is full: /clear starts afresh; {longer})",
+    Finish.CONTEXT: "(the context of {context:,} tokens is full: /compact makes room; {longer})",
 }

@@ -22,8 +22,9 @@ from typing import Any
 
 from ktcli.chat import chats, log
 from ktcli.chat.chat import Chat, Reply
-from ktcli.chat.conversation import Identity, Saved, Turn
-from ktcli.chat.log import Log, Record
+from ktcli.chat.conversation import NOTHING_OMITTED, Identity, Omission, Saved, Turn
+from ktcli.chat.log import Log
+from ktcli.chat.replay import Record
 from ktcli.chat.reuse import Timeline, common, depth_runs
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import Busy, KtError
@@ -51,6 +52,7 @@ class _Content:
     tokens: int = 0
     defer: int = 0
     ids: tuple[int, ...] = ()
+    omitted: Omission = NOTHING_OMITTED
 
 
 class Keeper:
@@ -63,9 +65,7 @@ class Keeper:
     def __init__(self, chat: Chat, warn: Callable[[str], None]) -> None:
         self._chat, self._warn = chat, warn
         self._log: Log | None = None
-        self._as_loaded: tuple[Any, ...] | None = (
-            None  # a chat that was not changed since is not written
-        )
+        self._as_loaded: tuple[Any, ...] | None = None  # what was not changed since is not written
         self._told: set[str] = set()
         self._begins = False  # a conversation without a question, after one that was kept
         self._writing = False
@@ -194,6 +194,7 @@ class Keeper:
                 saved.conversation.system,
                 turns,
                 ids=saved.timeline.ids if saved.timeline else (),
+                omitted=saved.conversation.omitted,
             )
         self._as_loaded = self._state()
         return saved
@@ -225,8 +226,7 @@ class Keeper:
     @property
     def _held(self) -> _Content:
         """What the file holds."""
-        held: _Content | None = self._log.content if self._log else None
-        return held or _Content()
+        return (self._log.content if self._log else None) or _Content()
 
     # --- what is new ----------------------------------------------------------------------------------
 
@@ -237,8 +237,7 @@ class Keeper:
         return (
             chat.settings.sampling,
             chat.settings.others,
-            said.system,
-            list(said.turns),
+            said.copy(),
             chat.answering,
         )
 
@@ -259,6 +258,10 @@ class Keeper:
         held = self._after_answer(held, records)
         if held.reply is None:
             held = self._after_turns(held, records)
+            omitted = chat.conversation.omitted
+            if held.omitted != omitted:
+                records.append({"omit": omitted.turns, "summary": omitted.summary})
+                held = replace(held, omitted=omitted)
             reply = chat.answering
             if reply is not None and reply.timeline is not None:
                 held = self._begun(held, reply, records)
@@ -294,6 +297,8 @@ class Keeper:
         )
         if kept < len(held.turns):
             records.append({"turns": kept})
+            if held.omitted.turns > kept:
+                held = replace(held, omitted=NOTHING_OMITTED)
         spoken = list(self._chat.spoken)
         for turn in turns[kept:]:
             said = turn["content"]

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ktcli.chat.conversation import Conversation, Turn
+from ktcli.chat.conversation import NOTHING_OMITTED, Conversation, Turn
 from ktcli.chat.reuse import Timeline
 
 MOST_IDS = 10_000_000  # positions of the longest context
@@ -40,7 +40,7 @@ class LastRead:
         self._ids: list[int] = []
         self._runs: Runs = ()
         self._late: list[tuple[int, bytes]] = []  # where an answer begins, and its depths
-        self._system = ""
+        self._system, self._omitted = "", NOTHING_OMITTED
         self._first, self._behind = (
             0,
             deque[Turn](),
@@ -61,7 +61,8 @@ class LastRead:
         del self._ids[prompt.kept :]
         self._ids += prompt.ids
         self._about, self._runs, self._late = prompt.about, prompt.runs, []
-        self._system, self._answers = conversation.system, []
+        self._system, self._omitted = conversation.system, conversation.omitted
+        self._answers = []
         self._first, self._behind = len(conversation.turns), deque()
 
     def answered(self, text: str, ids: Sequence[int], depths: bytes) -> None:
@@ -81,8 +82,8 @@ class LastRead:
         """All of it; None: nothing was read."""
         if self._about is None:
             return None
-        system = [("system", self._system)] if self._system else []
-        turns = (*conversation.turns[: self._first], *self._behind)
+        turns = [*conversation.turns[: self._first], *self._behind]
+        read = Conversation(self._system, turns, self._omitted).messages
         said = [("assistant", text) for text in self._answers]
         depths = bytearray()
         for count, depth in self._runs:
@@ -90,6 +91,6 @@ class LastRead:
         for at, late in self._late:
             depths += bytes(at - len(depths)) + late
         about = self._about
-        messages = (*system, *((turn["role"], turn["content"]) for turn in turns), *said)
+        messages = (*((turn["role"], turn["content"]) for turn in read), *said)
         kept = bytes(depths).rstrip(b"\0")
         return Timeline(tuple(self._ids), messages, about.variables, about.model, kept)

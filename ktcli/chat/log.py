@@ -15,6 +15,7 @@ U+FFFD in its place, and the rest is read. A file is hostile input all the same:
                                                          defer: the depth from these ids on; an answer begins with 0
     {"end": "stop", "crc": "…"}
     {"turns": 2, "crc": "…"}                             only so many messages remain
+    {"omit": 4, "summary": "…", "crc": "…"}              the model reads the summary, if any, instead of the first 4
     {"assistant": "Yes.", "ids": [7], "at": 90, "crc": "…"}    an answer as a whole
     {"model": "…", "asked": "…", "pack": "…", "crc": "…"}      from here on another model answers
 """
@@ -26,7 +27,6 @@ import fcntl
 import json
 import os
 import stat
-import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -34,23 +34,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ktcli import smallfiles
-from ktcli.chat.conversation import Conversation, Identity, Saved, Spoken, remember
-from ktcli.chat.document import others_of, plain_text, sampling_of
-from ktcli.chat.lastread import LastRead, ReadRecord
-from ktcli.chat.reuse import Timeline
-from ktcli.chat.settings import Settings
-from ktcli.engine.sampler import SamplingSettings
+from ktcli.chat.conversation import Saved
+from ktcli.chat.replay import Record, Replay
 from ktcli.errors import Busy, KtError, UsageError, gib
 
 VERSION = 2
 SUFFIX = ".jsonl"
 MAX_BYTES = 256 << 20  # four million tokens
 MAX_LINE_BYTES = 64 << 20  # of a question; standard input may hold less
-LOST = "\ufffd"
-MAX_ID = 1 << 31
-LATEST_S = 1 << 33  # in the year 2242, which every calendar knows
 LOOKS, LOOK_S = 4, 0.02  # tries to lock a file, and the seconds between them
-Record = dict[str, Any]
 
 
 # --- lines ------------------------------------------------------------------------------------------
@@ -87,7 +79,7 @@ def read(file: BinaryIO, path: Path) -> tuple[Saved, int]:
     size = os.fstat(file.fileno()).st_size
     if size > MAX_BYTES:
         raise UsageError(f"{path} has {gib(size)}, more than any chat: at most {gib(MAX_BYTES)}")
-    replay = _Replay()
+    replay = Replay()
     whole = sound = 0
     for index, line in enumerate(_lines(file)):
         if not line.endswith(b"\n"):
@@ -99,7 +91,9 @@ def read(file: BinaryIO, path: Path) -> tuple[Saved, int]:
         sound += record is not None
         replay.take(record)
     if not sound:
-        raise UsageError(f"{path} is not a chat of kt")
+        raise UsageError(
+            f"{path} is not a chat of kt", hint="kt chats lists all; kt chats rm NAME removes one"
+        )
     return replay.saved(), whole
 
 
@@ -118,166 +112,6 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
     """Yields the lines of a file, cut where they are longer than any record is."""
     while line := file.readline(MAX_LINE_BYTES):
         yield line if line.endswith(b"\n") or len(line) < MAX_LINE_BYTES else line + b"\n"
-
-
-class _Replay:
-    """A conversation as its records make it, one after the other."""
-
-    def __init__(self) -> None:
-        self._model = Identity()
-        self._conversation = Conversation()
-        self._sampling, self._others = SamplingSettings(), dict[str, Any]()
-        self._spoken: list[Spoken] = []
-        self._read = LastRead()
-        self._open: list[str] | None = None  # the pieces of the answer that is being made
-        self._ids: list[int] = []
-        self._late, self._defer = (
-            bytearray(),
-            0,
-        )  # the depths of deferral of `_ids`, and of the next
-        self._at, self._whole = 0, True
-        self._tokens = self._time_s = self._damaged = 0
-
-    def take(self, record: Record | None) -> None:
-        """Follows one record; None: a damaged line."""
-        if record is not None:
-            follow = _KINDS.get(
-                next(iter(record), "")
-            )  # None: of a later version that is compatible
-            try:
-                if follow is not None:
-                    follow(self, record)
-            except (KeyError, ValueError, TypeError, OverflowError, UsageError):
-                record = None
-        if record is None:
-            self._damaged += 1
-            if self._open is not None:
-                self._open.append(LOST)
-                self._whole = False
-
-    def saved(self) -> Saved:
-        """The conversation."""
-        unfinished = self._open is not None
-        self._close()
-        return Saved(
-            self._model.name,
-            self._conversation,
-            self._sampling,
-            self._others,
-            unfinished,
-            speaker=self._model,
-            spoken=tuple(self._spoken),
-            timeline=self._read.timeline(self._conversation),
-            tokens=self._tokens,
-            time_s=self._time_s,
-            damaged=self._damaged,
-        )
-
-    def header(self, record: Record) -> None:
-        self._model = Identity(
-            *(plain_text(record.get(key, "")) for key in ("model", "asked", "pack"))
-        )
-
-    def settings(self, record: Record) -> None:
-        given = record["settings"]
-        others = others_of(given)
-        self._sampling, self._others = sampling_of(given.get("sampling") or {}), others
-
-    def system(self, record: Record) -> None:
-        self._conversation.system = plain_text(record["system"])
-
-    def user(self, record: Record) -> None:
-        said = plain_text(record["user"])
-        self._close()
-        self._conversation.end_question()
-        self._conversation.say("user", said)
-        if type(record.get("time")) is int and 0 <= record["time"] <= LATEST_S:
-            self._time_s = record["time"]
-
-    def assistant(self, record: Record) -> None:
-        said, ids = plain_text(record["assistant"]), _ids(record.get("ids", []))
-        at = _count(record["at"]) if ids else 0
-        self._close()
-        self._ask_anyhow()
-        self._conversation.say("assistant", said)
-        self._tokens += len(ids)
-        if ids:
-            remember(self._spoken, Spoken(at, said, tuple(ids)))
-
-    def read(self, record: Record) -> None:
-        kept, ids, at = _count(record["kept"]), _ids(record["read"]), _count(record["at"])
-        runs = [(_count(count), _count(depth, 255)) for count, depth in record.get("depths", [])]
-        self._close()
-        self._at = at
-        variables = Settings(thinking=self._others.get("thinking")).variables
-        about = Timeline((), variables=variables, model=(self._model.name, self._model.pack))
-        self._read.begin(ReadRecord(kept, ids, runs, about), self._conversation)
-
-    def piece(self, record: Record) -> None:
-        said, ids = plain_text(record["piece"]), _ids(record.get("ids", []))
-        defer = _count(record["defer"], 255) if "defer" in record else None
-        if self._open is None:
-            self._ask_anyhow()
-            self._conversation.say("assistant", "")
-            self._open, self._ids, self._whole = [], [], True
-            self._late, self._defer = bytearray(), 0
-        self._defer = self._defer if defer is None else defer
-        self._open.append(said)
-        self._ids += ids
-        self._late += bytes([self._defer]) * len(ids)
-        self._tokens += len(ids)
-
-    def end(self, record: Record) -> None:
-        self._close()
-
-    def turns(self, record: Record) -> None:
-        most = _count(record["turns"])
-        self._close()
-        self._read.taken_back(self._conversation, most)
-        del self._conversation.turns[most:]
-
-    def _ask_anyhow(self) -> None:
-        """Puts something in the place of a question that is lost."""
-        turns = self._conversation.turns
-        if not turns or turns[-1]["role"] != "user":
-            self._conversation.say("user", LOST)
-
-    def _close(self) -> None:
-        """Ends the answer that is being made."""
-        if self._open is None:
-            return
-        said, ids = "".join(self._open), tuple(self._ids)
-        self._conversation.turns[-1] = {"role": "assistant", "content": said}
-        self._open = None
-        if ids and self._whole:
-            remember(self._spoken, Spoken(self._at, said, ids))
-        self._read.answered(said, ids, bytes(self._late))
-
-
-_KINDS = {
-    "kt_chat": _Replay.header,
-    "user": _Replay.user,
-    "read": _Replay.read,
-    "piece": _Replay.piece,
-    "end": _Replay.end,
-    "assistant": _Replay.assistant,
-    "turns": _Replay.turns,
-    "system": _Replay.system,
-    "settings": _Replay.settings,
-    "model": _Replay.header,
-}
-
-
-def _ids(value: Any) -> list[int]:
-    if not isinstance(value, list) or not all(type(id) is int and 0 <= id < MAX_ID for id in value):
-        raise ValueError("ids are no numbers of tokens")
-    return value
-
-
-def _count(value: Any, most: int = sys.maxsize) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError("a count is none")
-    return int(value)
 
 
 # --- writing ----------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ class Settings:
         sampling: how the next token is chosen.
         max_tokens: the most tokens of one answer; None: as many as the context holds.
         stops: texts that end an answer, beside the model's own stop tokens.
+        drops: whether the oldest turns go unread when a question does not fit; else it is refused.
         thinking: whether a model that can do both thinks first; None: as it likes.
     """
 
@@ -35,6 +36,7 @@ class Settings:
     max_tokens: int | None = None
     stops: tuple[str, ...] = ()
     thinking: bool | None = None
+    drops: bool = True
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:

@@ -12,7 +12,10 @@ from textwrap import wrap
 from ktcli.chat import slash_files as files
 from ktcli.chat.adjust import OF_SCREEN, SETTABLE, changed, show_otherwise, shown, silent_seed
 from ktcli.chat.chats import LAST, newest, saved_names
+from ktcli.chat.compaction import exchanges
+from ktcli.chat.conversation import NOTHING_OMITTED
 from ktcli.chat.desk import Desk
+from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.statistics import cached_line, six_lines
 from ktcli.chat.thoughts import without_marks
 from ktcli.errors import UsageError
@@ -80,6 +83,32 @@ def _undo(desk: Desk, rest: str) -> None:
     desk.say("there is nothing to take back" if question is None else f"taken back: {question}")
 
 
+def _compact(desk: Desk, rest: str) -> None:
+    if rest not in ("", "undo"):
+        raise UsageError(f"/compact {rest[:40]}: what is that?", hint="/compact, or /compact undo")
+    said = desk.chat.conversation
+    if rest:
+        if not said.omitted.turns:
+            raise UsageError("nothing was left out of this conversation")
+        said.omitted = NOTHING_OMITTED
+        desk.say("the next answer reads the whole conversation again")
+        return
+    with Interrupt() as interrupt:
+        progress = None if desk.screen is None else desk.screen.reading
+        if desk.screen is not None:
+            desk.screen.begin(int)
+        try:
+            turns = desk.chat.compact(cancelled=interrupt, progress=progress)
+        finally:
+            if desk.screen is not None:
+                desk.screen.end()
+    if not turns:
+        desk.say("(stopped: nothing changed)")
+        return
+    desk.say(f"a summary stands for {exchanges(turns)}; /compact undo brings them back:")
+    desk.say(said.omitted.summary)
+
+
 def _retry(desk: Desk, rest: str) -> None:
     if not desk.chat.conversation.turns:
         raise UsageError("there is no question to answer again")
@@ -136,6 +165,7 @@ TABLE: dict[str, Slash] = {
     "retry": Slash(_retry, "", "answer the last question again"),
     "edit": Slash(_edit, "[N]", "ask the last question otherwise, or question N"),
     "undo": Slash(_undo, "", "take back the last question and its answer"),
+    "compact": Slash(_compact, "[undo]", "let the model sum up the oldest turns, to make room"),
     "thoughts": Slash(_thoughts, "", "what the model thought before its last answer"),
     "stats": Slash(_stats, "", "what the last answer took"),
     "read": Slash(files.attach, "FILE", "put a file into the next question; @FILE in it does too"),
@@ -179,6 +209,8 @@ def words(before: str) -> Sequence[tuple[str, str]]:
         return [*last, *((name, "") for name in saved_names() if name != LAST)]
     if command == "/save":
         return [(name, "") for name in saved_names()]
+    if command == "/compact":
+        return [("undo", "read all turns again")]
     if command == "/copy":
         return [("code", "its last block of code")]
     return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -37,12 +38,12 @@ def export(desk: Desk, rest: str) -> None:
         raise UsageError("/export needs the name of a file", hint="for example /export talk.md")
     if not desk.chat.conversation.turns:
         raise UsageError("there is nothing to export yet", hint="ask something first")
-    path = Path(rest).expanduser()
+    path = _named(rest)
     if path.suffix not in (".md", ".json"):
         raise UsageError(
             f"/export {rest[:100]}: what form is that?", hint="end it with .md or .json"
         )
-    if path.exists():
+    if os.path.lexists(path):
         raise UsageError(f"there is a file {path} already", hint="choose another name")
     saved = _saved(desk)
     write(path, text_of(saved) if path.suffix == ".json" else markdown_of(saved))
@@ -56,7 +57,7 @@ def go_on_with(desk: Desk, rest: str) -> None:
     try:
         path = find(rest)
     except NotFound:
-        if not Path(rest).is_file():
+        if not os.path.isfile(rest):
             raise
         path = Path(rest).absolute()  # named exactly, with another ending or in this folder
     resume(desk, path)
@@ -70,7 +71,10 @@ def resume(desk: Desk, path: Path) -> None:
     """
     saved = desk.keeper.take_over(path)
     turns = saved.conversation.turns
-    desk.say(f"{len(turns)} messages from {path}; the next answer reads them all")
+    omitted = saved.conversation.omitted
+    instead = "a summary" if omitted.summary else "nothing"
+    which = f"{instead} instead of the first {omitted.turns}" if omitted.turns else "them all"
+    desk.say(f"{len(turns)} messages from {path}; the next answer reads {which}")
     if saved.model != desk.chat.speaker.name:
         desk.say(f"they were said with {saved.model or 'another model'}")
     if saved.unfinished or (turns and turns[-1]["role"] == "user"):
@@ -125,6 +129,22 @@ def copy(desk: Desk, rest: str) -> None:
         text = blocks[-1][1]
     who = clipboard.copy(text, _to_terminal)
     desk.say(f"{len(text):,} characters of the last answer were given to {who}")
+
+
+def _named(name: str) -> Path:
+    """The path that a person names.
+
+    Raises:
+        UsageError: no file can have this name.
+    """
+    try:
+        path = Path(name).expanduser()
+        possible = b"\0" not in os.fsencode(path)
+    except (RuntimeError, ValueError):  # the home folder of nobody, or a lone surrogate
+        possible = False
+    if not possible:
+        raise UsageError(f"{name[:100]!r} cannot be the name of a file")
+    return path
 
 
 def _saved(desk: Desk) -> Saved:

@@ -29,7 +29,7 @@ def nearly_full(before: int, used: int, context: int) -> str:
         return ""
     left = max(0, context - used)
     return (
-        f"(the context is {100 * used // context} % full, {left:,} tokens are left: /undo takes a turn back,"
+        f"(the context is {100 * used // context} % full, {left:,} tokens are left: /compact makes room,"
         " /clear starts afresh)"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ktcli.errors import UsageError
@@ -13,10 +14,13 @@ def checked(path: Path) -> Path:
     Raises:
         UsageError: something of this name is there, or there is no such folder.
     """
-    path = path.expanduser()
-    if path.exists() or path.is_symlink():
+    try:
+        path = path.expanduser()
+    except RuntimeError:
+        raise UsageError(f"--output {path} begins with the home folder of nobody here") from None
+    if os.path.lexists(path):
         raise _taken(path)
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise UsageError(f"--output {path}: there is no folder {path.parent}")
     return path
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ktcli import config
 from ktcli.errors import NotFound, UsageError
 from ktcli.store import library
+from ktcli.store.entry import BUILTIN
 
 if TYPE_CHECKING:
     from ktcli.chat.settings import Settings
@@ -45,9 +46,7 @@ def kept_chat(last: bool, name: str | None) -> KeptChat | None:
     # A file from elsewhere may name a model, but no folder of this machine.
     mine = path.parent.samefile(chats_folder()) if chats_folder().is_dir() else False
     named = (saved.speaker.asked if mine else "") or saved.model
-    return KeptChat(
-        path, library.BUILTIN if not mine and "/" in named else named or library.BUILTIN
-    )
+    return KeptChat(path, BUILTIN if not mine and "/" in named else named or BUILTIN)
 
 
 def preferred_settings(settings: Settings) -> Settings:
@@ -56,6 +55,7 @@ def preferred_settings(settings: Settings) -> Settings:
     Raises:
         UsageError: a variable of the environment makes no sense.
     """
+    from ktcli.chat.compaction import STOP
     from ktcli.chat.settings import override
 
     thinking = config.value("think")
@@ -64,6 +64,7 @@ def preferred_settings(settings: Settings) -> Settings:
         sampling=override(settings.sampling, temperature=config.value("temperature")),
         max_tokens=config.value("max-tokens") or settings.max_tokens,
         thinking=settings.thinking if thinking is None else thinking,
+        drops=config.value("when-full") != STOP,
     )
 
 
@@ -101,7 +102,7 @@ class AnswerRequest:
     @property
     def model(self) -> str:
         """The model for whoever names none."""
-        return self.kept.model if self.kept else config.value("model") or library.BUILTIN
+        return self.kept.model if self.kept else config.value("model") or BUILTIN
 
     @contextmanager
     def telling_whose_model(self, model: str) -> Iterator[None]:

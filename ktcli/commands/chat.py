@@ -33,6 +33,7 @@ from ktcli.hardware.numa import asked_numa
 from ktcli.output import Mode, out
 from ktcli.settings import SETTINGS
 from ktcli.store import library
+from ktcli.store.entry import BUILTIN
 from ktcli.store.reference import parse
 
 if TYPE_CHECKING:
@@ -251,7 +252,7 @@ def _draft_wish(option: str | None) -> DraftWish:
 
 
 def who_and_what(
-    name: str | None, prompt: str | None, default: str = library.BUILTIN
+    name: str | None, prompt: str | None, default: str = BUILTIN
 ) -> tuple[str, str | None]:
     """The model and the prompt of a command line; a prompt of None: ask for it.
 
@@ -275,7 +276,7 @@ def who_and_what(
     except (UsageError, NotFound) as error:
         if any(letter.isspace() for letter in name):
             return default, name
-        say = f'to say it to the built-in model: kt chat {library.BUILTIN} "{name[:40]}"'
+        say = f'to say it to the built-in model: kt chat {BUILTIN} "{name[:40]}"'
         error.hint = f"{error.hint}; {say}" if error.hint else say
         raise
 
@@ -312,14 +313,15 @@ def _words(prompt: str | None, option: str, *, named: bool) -> str | None:
             "the prompt is empty",
         )
     if not words:
-        raise UsageError(empty, hint=f'for example: kt chat {library.BUILTIN} "Hello!"')
+        raise UsageError(empty, hint=f'for example: kt chat {BUILTIN} "Hello!"')
     return words
 
 
 def _open(model: str, asked: AnswerRequest, wanted: Wanted) -> tuple[Ready, Chat]:
     from ktcli.assembly.load import load
     from ktcli.assembly.prepare import prepare
-    from ktcli.chat.chat import Chat, Speaker, read_voice
+    from ktcli.chat.chat import Chat
+    from ktcli.chat.speaker import Speaker, read_voice
 
     ready = prepare(model, wanted, read_voice, listener=out)
     voice = read_voice(ready.name, ready.pack, allow_special=asked.allow_special)
@@ -373,9 +375,9 @@ def _record(ready: Ready, made: Chat) -> None:
 
 
 def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
-    from ktcli.chat.chat import longer_context
     from ktcli.chat.interrupt import Interrupt
     from ktcli.chat.keeper import Keeper
+    from ktcli.chat.speaker import longer_context
     from ktcli.chat.thoughts import without_marks
     from ktcli.commands.answer_events import AnswerEvents
 
@@ -394,7 +396,7 @@ def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
                 if out.mode is not Mode.JSON:
                     screen.piece(piece)
         except ContextFull as error:
-            error.hint = longer_context(made.speaker.engine)
+            error.hint = f"ask about a part of it; {longer_context(made.speaker.engine)}"
             raise
         finally:
             if out.mode is not Mode.JSON:
@@ -419,13 +421,19 @@ def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
 
 def _remark(made: Chat, reply: Reply, asked: AnswerRequest) -> None:
     """Says on stderr how an answer ended and, if asked, what it took."""
-    from ktcli.chat.chat import longer_context
+    from ktcli.chat.compaction import exchanges
+    from ktcli.chat.speaker import longer_context
     from ktcli.chat.statistics import cached_line, six_lines
     from ktcli.engine.request import Finish
 
     if reply.finish is Finish.CONTEXT:
         hint = f"the answer ends where it does; {longer_context(made.speaker.engine)}"
         out.warn(f"the context of {made.speaker.engine.context:,} tokens is full", hint=hint)
+    if reply.dropped:
+        out.warn(
+            f"the context was full: {exchanges(reply.dropped)} went unread",
+            hint="kt config set when-full stop refuses such a question instead",
+        )
     if reply.finish is Finish.LENGTH:
         out.note(f"(cut at {len(reply.ids):,} tokens; --max-tokens changes it)")
     if asked.stats:
@@ -445,6 +453,7 @@ def document(made: Chat, reply: Reply, text: str, thinking: str) -> dict[str, An
         "ids": reply.ids,
         "model": made.speaker.name,
         "finish": reply.finish.value,
+        "dropped_turns": reply.dropped,
         "stats": {
             "prompt_tokens": stats.prompt_tokens,
             "reused_tokens": stats.reused_tokens,

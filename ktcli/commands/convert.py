@@ -17,7 +17,8 @@ from ktcli.errors import UsageError, gib
 from ktcli.output import counted, out, safe
 from ktcli.planner.choice import BY_MEMORY
 from ktcli.store import library
-from ktcli.store.library import Entry, EntryKind
+from ktcli.store.entry import Entry
+from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.recipe import Recipe, TensorKind, format_of_kind, split_pair

@@ -12,9 +12,10 @@ from ktcli.commands.options import JsonOpt, QuietOpt
 from ktcli.commands.view.times import age
 from ktcli.errors import gib
 from ktcli.output import out
-from ktcli.store import catalog, library, usage
+from ktcli.store import catalog, library, places, usage
 from ktcli.store.catalog import ModelProfile
-from ktcli.store.library import Entry, EntryKind
+from ktcli.store.entry import BUILTIN, INTERRUPTED, Entry
+from ktcli.store.places import EntryKind
 
 
 def list_models(
@@ -58,7 +59,7 @@ def list_models(
 
 
 def _absent(entries: tuple[Entry, ...]) -> tuple[ModelProfile, ...]:
-    here = {entry.name for entry in entries} | {library.BUILTIN}
+    here = {entry.name for entry in entries} | {BUILTIN}
     return tuple(
         profile for name in catalog.names() if name not in here and (profile := catalog.get(name))
     )
@@ -67,7 +68,7 @@ def _absent(entries: tuple[Entry, ...]) -> tuple[ModelProfile, ...]:
 def _document(entry: Entry) -> dict[str, Any]:
     used = None
     if entry.kind is EntryKind.PACK:
-        used = usage.last_used_s(library.conversion_name(entry.path))
+        used = usage.last_used_s(places.conversion_name(entry.path))
     return {
         "name": entry.label,
         "kind": entry.kind.value,
@@ -135,7 +136,7 @@ def _billions(parameters: int) -> str:
 def _sick(entry: Entry, percent: int | None) -> str:
     if entry.running:
         return entry.problem + ("" if percent is None else f", {percent} % done")
-    if entry.problem != library.INTERRUPTED:
+    if entry.problem != INTERRUPTED:
         return f"cannot be used; kt verify {entry.label} says why"
     return f"interrupted; continue with: {entry.again}"
 

@@ -116,6 +116,7 @@ LayersOpt = Annotated[
         "-l",
         metavar="N",
         min=1,
+        max=1024,  # of any model: models.config
         help="Decoder layers. Default: as many as fit in memory.",
     ),
 ]

@@ -10,7 +10,7 @@ from ktcli import config
 from ktcli.commands.options import JsonOpt
 from ktcli.output import out
 from ktcli.store import library
-from ktcli.store.library import EntryKind
+from ktcli.store.places import EntryKind
 
 
 def path(

@@ -15,7 +15,8 @@ from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import Mode, out, safe
 from ktcli.settings import SETTINGS
 from ktcli.store import download, library
-from ktcli.store.library import Entry, EntryKind
+from ktcli.store.entry import BUILTIN, Entry
+from ktcli.store.places import EntryKind
 from ktcli.store.reference import Reference, parse
 from ktcli.weights.reader import examine
 
@@ -49,6 +50,8 @@ def pull(
       kt pull Qwen/Qwen3-30B-A3B@main        a repository at a revision
       kt pull ms:Qwen/Qwen3-30B-A3B          from ModelScope
       kt pull qwen3-30b-a3b --limit 20M      at most 20 MiB per second
+      kt pull org/repo-GGUF:Q4_K_M           the GGUF files of a quant; without it, which there are
+      kt pull https://huggingface.co/org/repo
       kt pull ./my-model                     check that a local folder can be used
       kt pull model-Q4_K_M.gguf              the same of a GGUF file
     """
@@ -58,7 +61,7 @@ def pull(
     if entry is None:
         out.note("Nothing was pulled.")
         raise typer.Exit(ExitCode.FAILED)
-    if not entry.managed and entry.name != library.BUILTIN:
+    if not entry.managed and entry.name != BUILTIN:
         examine(entry.path)
     require_known_tokenizer(entry.path)
     document: dict[str, Any] = {
@@ -102,7 +105,7 @@ def _render(entry: Entry, fresh: bool) -> str:
     if not entry.managed:
         here = (
             "ships with kt"
-            if entry.name == library.BUILTIN
+            if entry.name == BUILTIN
             else f"is on this machine, {gib(entry.size_bytes)}"
         )
         return (

@@ -10,9 +10,10 @@ from ktcli import smallfiles
 from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import out, safe
-from ktcli.store import catalog, heat, library, removal
-from ktcli.store.library import Entry, EntryKind
+from ktcli.store import catalog, heat, library, places, removal
+from ktcli.store.entry import Entry
 from ktcli.store.pagefolder import PageFolder, StoredPages
+from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse
 
 
@@ -74,7 +75,7 @@ def carry_out(chosen: list[Entry], whole: set[str], yes: bool) -> None:
     pages_freed = sum(PageFolder.of_library().remove(each.name) for each in pages)
     freed, removed = pages_freed, []
     for entry in chosen:
-        with smallfiles.lock(library.lock_path(entry.name), f"removing {entry.label}"):
+        with smallfiles.lock(places.lock_path(entry.name), f"removing {entry.label}"):
             if not entry.complete and _was_completed(entry):
                 out.note(f"{entry.label} was completed meanwhile and stays")
                 continue

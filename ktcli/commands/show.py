@@ -12,7 +12,8 @@ from ktcli.commands.options import JsonOpt, ModelArg
 from ktcli.errors import KtError, gib
 from ktcli.output import out, safe
 from ktcli.store import catalog, library
-from ktcli.store.library import Entry, EntryKind
+from ktcli.store.entry import Entry
+from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse
 
 if TYPE_CHECKING:

@@ -2,44 +2,93 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from ktcli import manifest
-from ktcli.commands.options import JsonOpt, ModelArg, QuietOpt
-from ktcli.errors import ExitCode, NotFound, gib
-from ktcli.manifest import Seal
+from ktcli.commands.options import JsonOpt, QuietOpt
+from ktcli.errors import BadCheckpoint, ExitCode, KtError, NotFound, UsageError, gib
+from ktcli.manifest import FileRecord, Manifest, Seal
 from ktcli.output import out, safe
 from ktcli.store import integrity, library
-from ktcli.store.library import Entry, EntryKind
+from ktcli.store.entry import INTERRUPTED, Entry
+from ktcli.store.places import EntryKind
 
 
-def verify(model: ModelArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def verify(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="A model on disk, as kt list shows it, or a folder."),
+    ] = None,
+    all_models: Annotated[
+        bool, typer.Option("--all", help="Everything in the library that is complete.")
+    ] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Bring the damaged files back, and only these.")
+    ] = False,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
     """Check a model's files against their hashes.
 
     Reads every byte of the checkpoint and of each conversion and compares size and SHA-256 with what was
     recorded when they were written; the record of a conversion carries a hash of itself. Exit code 5:
     something differs.
 
+    With --repair, damaged files of a checkpoint are fetched again, and those of a conversion made again from its
+    checkpoint: a layer at a time, with the same bytes as before. A damaged file stays until the new one is proved.
+
     Examples:
 
       kt verify qwen3-30b-a3b
+      kt verify --all --repair
       kt verify qwen3-30b-a3b@int4-int8 --json
     """
-    entries = library.matching(model) or (library.resolve(model),)
-    # The built-in model and a folder of one's own have no manifest; their conversions have.
-    entries = tuple(entry for entry in entries if entry.managed) or entries
-    reports = [_check(entry) for entry in entries]
+    if (model is None) == (not all_models):
+        raise UsageError("name one model, or say --all", hint="kt list shows the names")
+    reports = []
+    for entry in _everything() if model is None else _named(model):
+        report = _check(entry, tolerant=all_models)
+        if repair and report["bad"]:
+            _repair(entry, report)
+        reports.append(report)
     bad = [report for report in reports if report["bad"]]
-    out.result({"ok": not bad, "models": reports}, lambda: "\n".join(map(_render, reports)))
+    words = "Nothing in the library is complete." if not reports else ""
+    out.result({"ok": not bad, "models": reports}, lambda: words + "\n".join(map(_render, reports)))
     if bad:
         raise typer.Exit(ExitCode.DAMAGED)
 
 
-def _check(entry: Entry) -> dict[str, Any]:
+def _named(model: str) -> list[Entry]:
+    """The entries that a name means, checkpoints first: conversions are repaired from them."""
+    entries = library.matching(model) or (library.resolve(model),)
+    # The built-in model and a folder of one's own have no manifest; their conversions have.
+    managed = [entry for entry in entries if entry.managed] or entries
+    return sorted(managed, key=lambda entry: entry.kind is EntryKind.PACK)
+
+
+def _everything() -> list[Entry]:
+    entries = [entry for entry in library.entries() if entry.managed]
+    for entry in entries:
+        if entry.running or entry.problem == INTERRUPTED:
+            out.note(f"{entry.label} is not complete: {entry.problem}")
+    return [e for e in entries if not e.running and e.problem != INTERRUPTED]
+
+
+def _check(entry: Entry, *, tolerant: bool) -> dict[str, Any]:
+    """Checks every file of an entry.
+
+    Args:
+        tolerant: whether a manifest that cannot be read is a damaged file and no error.
+    """
     kind = manifest.PACK if entry.kind is EntryKind.PACK else manifest.CHECKPOINT
-    found = manifest.read(entry.path / kind)
+    try:
+        found = manifest.read(entry.path / kind)
+    except BadCheckpoint as error:
+        if not tolerant:
+            raise
+        return _report(entry, Manifest(()), {kind: str(error)})
     if found is None:
         if entry.managed:
             raise library.incomplete(entry)
@@ -47,19 +96,50 @@ def _check(entry: Entry) -> dict[str, Any]:
             f"nobody recorded hashes for {entry.label}",
             hint="kt pull and kt convert record them; a folder of your own has none",
         )
-    bad: dict[str, str] = {}
-    with out.progress(f"Checking {entry.label}", found.size_bytes) as bar:
-        for file, problem in integrity.check(entry.path, found.records, bar.advance):
-            if problem:
-                bad[file.name] = problem
+    bad = _damaged(entry, found, found.records)
     if found.seal is Seal.BROKEN:
         bad[manifest.PACK] = "has other bytes than its own hash says"
+    return _report(entry, found, bad)
+
+
+def _damaged(entry: Entry, found: Manifest, files: tuple[FileRecord, ...]) -> dict[str, str]:
+    size = sum(file.size_bytes for file in files)
+    with out.progress(f"Checking {entry.label}", size) as bar:
+        checked = integrity.check(entry.path, files, bar.advance)
+        return {file.name: problem for file, problem in checked if problem}
+
+
+def _repair(entry: Entry, report: dict[str, Any]) -> None:
+    """Repairs the files that a report calls bad, and changes it to what then holds."""
+    from ktcli.assembly.repair import repair_entry
+
+    names = set(report["bad"])
+    try:
+        repair_entry(entry, names, out)
+    except KtError as error:
+        out.warn(f"{entry.label} could not be repaired: {error}", hint=error.hint)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            "what is repaired is kept; the same command goes on from there"
+        ) from None
+    kind = manifest.PACK if entry.kind is EntryKind.PACK else manifest.CHECKPOINT
+    found = manifest.read(entry.path / kind) or Manifest(())
+    files = tuple(file for file in found.records if file.name in names)
+    known = {file.name for file in files}
+    report["bad"] = _damaged(entry, found, files) | {
+        name: problem for name, problem in report["bad"].items() if name not in known
+    }
+    report["repaired"] = sorted(names - set(report["bad"]))
+
+
+def _report(entry: Entry, found: Manifest, bad: dict[str, str]) -> dict[str, Any]:
     return {
         "name": entry.label,
         "kind": entry.kind.value,
         "files": len(found.records),
         "size_bytes": found.size_bytes,
         "bad": bad,
+        "repaired": [],
         "manifest": found.seal and found.seal.value,
         "again": entry.again,
         "repair": entry.repair,
@@ -68,12 +148,18 @@ def _check(entry: Entry) -> dict[str, Any]:
 
 def _render(report: dict[str, Any]) -> str:
     name = f"{safe(report['name'])} ({report['kind']})"
+    again = "".join(f"\n  {safe(file)} was damaged and is repaired" for file in report["repaired"])
     if not report["bad"]:
         intact = f"{name}: all {report['files']} files are intact, {gib(report['size_bytes'])}"
         if report["manifest"] != Seal.NONE.value:
-            return intact
-        return f"{intact}\n  {manifest.PACK} is of an earlier kt: it carries no hash of itself"
+            return intact + again
+        return (
+            f"{intact}{again}\n  {manifest.PACK} is of an earlier kt: it carries no hash of itself"
+        )
     lines = [f"{name}: {len(report['bad'])} of {report['files']} files are damaged"]
-    lines += [f"  {safe(file)} {problem}" for file, problem in report["bad"].items()]
+    lines[0] += again
+    lines += [f"  {safe(file)} {safe(problem)}" for file, problem in report["bad"].items()]
+    only = "" if report["repaired"] else f"  repair only these: kt verify --repair {report['name']}"
+    lines += [safe(only)] if only else []
     lines.append(f"  make it again with: {safe(report['repair'])}")
     return "\n".join(lines)

@@ -17,7 +17,7 @@ ANSWERS_KEEP = 0.40
 PROMPT_KEEPS = 0.65
 # Parts of the best score: the smallest size that has the first makes the shortest waits; the size chosen before stays
 # while it has the second.
-_AS_GOOD, _STAYS = 0.97, 0.95
+_AS_GOOD, _STAYS = 0.99, 0.97
 
 
 class PieceSize(NamedTuple):
@@ -61,7 +61,6 @@ def satisfaction(choice: PieceSize, decode_s: float) -> float:
 
 def best_piece(
     choices: Sequence[PieceSize],
-    late_s: Sequence[float],
     decode_s: float,
     longest_s: float,
     before: int = 0,
@@ -72,12 +71,11 @@ def best_piece(
 
     Args:
         choices: the sizes, ascending, with their times in the middle of the prompt.
-        late_s: the seconds of a mixed step with each late in the prompt.
         longest_s: the most seconds of a step. If even the smallest takes longer, waiting cannot be short: then
             the smallest one that reads at least at half the speed of a whole chunk.
         before: the size chosen before, which stays unless another is clearly better: equal pieces make equal waits.
     """
-    short = [choice for choice, s in zip(choices, late_s, strict=True) if s <= longest_s]
+    short = [choice for choice in choices if choice.mixed_s <= longest_s]
     if not short:
         worth = (choice.tokens for choice in choices if choice.alone_s >= 0.5 * choice.mixed_s)
         return next(worth, choices[-1].tokens)

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from ktcli.engine.draft_length import StepTimes
 from ktcli.engine.logits import Logits
-from ktcli.engine.sequence import Pools, Sequence
+from ktcli.engine.pools import Pools
+from ktcli.engine.sequence import Sequence
 from ktcli.engine.session import Session
 from ktcli.engine.tier import PageMemory
 from ktcli.models import Model, Spec

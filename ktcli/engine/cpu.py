@@ -19,8 +19,9 @@ from ktcli.engine.draft_length import MOST_ROWS, StepTimes
 from ktcli.engine.kvcache import KvCache
 from ktcli.engine.loader import Progress, Tensors, TensorSource, load
 from ktcli.engine.logits import Logits
+from ktcli.engine.pools import Pools
 from ktcli.engine.prefix import facts_of, seed
-from ktcli.engine.sequence import Pools, Sequence
+from ktcli.engine.sequence import Sequence
 from ktcli.engine.session import Session
 from ktcli.engine.states import before_tail
 from ktcli.engine.tier import PageMemory

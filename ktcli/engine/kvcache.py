@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ktcli.engine.pages import PagePool, StatePool
 from ktcli.engine.pagetable import WindowPages
-from ktcli.engine.sequence import Pools
+from ktcli.engine.pools import Pools
 from ktcli.engine.states import StateLayout
 from ktcli.engine.tier import U8Array
 from ktcli.models import Spec

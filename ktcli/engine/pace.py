@@ -20,8 +20,7 @@ _NEW = 0.25  # the weight of a new measurement: the last dozen steps count
 # Without any measurement yet: a piece that reads most experts anyway (four times E/k, 64 for 128 choose 8).
 FIRST_PIECE = 64
 PIECE_STEP = 16  # tokens: pieces are multiples of it, and none is smaller
-# Of a prompt: from there on pieces get smaller, so that none takes longer.
-_LATE = 0.6
+_LONGER = 1.45  # times the piece in the middle of a prompt, another may take
 _PARTS = (32, 16, 12, 8, 6, 4, 3, 2, 1)  # of a chunk that pieces are
 
 
@@ -80,7 +79,7 @@ class Pace:
     def piece(self, answers: int, chunk: int, start: int, end: int) -> int:
         """The most tokens of a prompt's chunk that a step should read beside so many answers, 1..chunk.
 
-        Pieces get smaller where the positions before them become many, so that answers wait equally long for each.
+        Pieces get smaller where the positions before them become many, so that answers wait about equally for each.
 
         Args:
             chunk: the tokens of a whole chunk.
@@ -94,12 +93,12 @@ class Pace:
             return min(chunk, FIRST_PIECE)
         sizes = _sizes(chunk)
         half_s = self._mixed_s(answers, sizes, end / 2).tolist()
-        late_s = self._mixed_s(answers, sizes, _LATE * end).tolist()
         alone_s = self._alone_s(PromptPiece(1, end / 2), chunk)
         half = [PieceSize(n, s, n * alone_s) for n, s in zip(sizes, half_s, strict=True)]
-        self._size = best_piece(half, late_s, decode_s, self._longest_s, self._size)
+        self._size = best_piece(half, decode_s, self._longest_s / _LONGER, self._size)
         tokens = range(PIECE_STEP, sizes[-1] + 1, PIECE_STEP)
-        fit = self._mixed_s(answers, tokens, start) <= late_s[sizes.index(self._size)]
+        most_s = _LONGER * half_s[sizes.index(self._size)]
+        fit = self._mixed_s(answers, tokens, start) <= most_s
         return max(int(fit.sum()) * PIECE_STEP, sizes[0])
 
     def _alone_s(self, piece: PromptPiece, chunk: int) -> float:

@@ -92,6 +92,7 @@ class Scheduler:
         )
         self._steps = 0
         self._pure_steps = 0.0  # of answers alone that are due before a prompt is read on
+        self._reading = False  # whether a prompt was there to be read in the last step
 
     @property
     def idle(self) -> bool:
@@ -150,9 +151,13 @@ class Scheduler:
         self._end_cancelled(events)
         self._admit()
         answering = [each for each in self._active if not each.reading]
-        prompts = len(answering) < len(self._active)
+        prompts, read = len(answering) < len(self._active), self._reading
         parts = self._answers(answering, events, drafts=not prompts)
-        if prompts and any(each.reading for each in self._active):  # room was made for the answers
+        # Room was made for the answers.
+        self._reading = prompts and any(each.reading for each in self._active)
+        if self._reading:
+            if parts and not read:
+                self._pure_steps = self._pure_steps_before(parts)
             if parts and self._pure_steps >= 1:
                 self._pure_steps -= 1
             else:
@@ -257,11 +262,21 @@ class Scheduler:
         rows = sum(part.tokens for part in parts)
         return DraftRoom(self._engine.max_outputs - outputs - others, rows + others)
 
+    def _pure_steps_before(self, answers: list[StepPart]) -> float:
+        """The steps of answers alone before the first piece of a prompt: half of those that would follow it. None
+        follow the last one, so that the other half makes up for it."""
+        rows, first = sum(part.tokens for part in answers), self._reading_in_turn()[0]
+        chunk, at, end = self._engine.max_tokens, first.sequence.length, first.prompt_tokens
+        tokens = min(end - at, self.pace.piece(rows, chunk, at, end))
+        return self.pace.pure_steps(rows, PromptPiece(tokens, at), chunk) / 2
+
+    def _reading_in_turn(self) -> list[Active]:
+        return self._in_turn([each for each in self._active if each.reading])
+
     def _prompts(self, parts: list[StepPart], events: list[Event]) -> None:
         """Adds pieces of prompts, in turn, up to the rows that time allows."""
-        answers = sum(part.tokens for part in parts)
+        answers, turns = sum(part.tokens for part in parts), self._reading_in_turn()
         left = min(self._engine.max_tokens, self._engine.max_rows - answers)
-        turns = self._in_turn([each for each in self._active if each.reading])
         if answers:
             at, end = turns[0].sequence.length, turns[0].prompt_tokens
             left = min(left, self.pace.piece(answers, self._engine.max_tokens, at, end))

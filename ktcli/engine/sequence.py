@@ -9,87 +9,24 @@ going back is possible where a state was kept: at the last few steps as long as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Numbers
-from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.engine.pages import PagePool, Place, PoolFull, StatePool
-from ktcli.engine.pagetable import PageTable, WindowPages, pages_for
+from ktcli.engine.own_states import OwnStates, SpareState
+from ktcli.engine.pages import Place, PoolFull
+from ktcli.engine.pagetable import PageTable, pages_for
+from ktcli.engine.pools import KnownPrefix, Pools
 from ktcli.engine.prefix import chain
 from ktcli.engine.states import worth_a_step
-from ktcli.engine.tier import PAGE, STATE, WINDOW, PageLabel, Tier
+from ktcli.engine.tier import PAGE, STATE, WINDOW, PageLabel
 from ktcli.errors import ContextFull
 from ktcli.native import PAGE_TOKENS, Run
 
 _LINES = count(1)
-
-
-@dataclass(slots=True)
-class Pools:
-    """What the sequences of an engine share.
-
-    Attributes:
-        states: the slots of states; None: no layer keeps any.
-        copy: copies the contents of a page to another: (from, to).
-        seed: the key of the empty prefix, see `prefix.seed`.
-        context: the most positions of a sequence.
-        tier: where pages and states go that leave memory, and come back from; None: nowhere.
-        windows: the pages of the layers with a window; None: they have none of their own.
-    """
-
-    pages: PagePool
-    states: StatePool | None
-    copy: Callable[[int, int], None]
-    seed: bytes
-    context: int
-    tier: Tier | None = None
-    windows: WindowPages | None = None
-
-    @property
-    def available(self) -> tuple[int, int]:
-        """The pages that can be taken, and those of the layers with a window."""
-        windows = self.windows
-        return self.pages.available, 0 if windows is None else windows.pool.available
-
-    def forget(self) -> None:
-        """Forgets all that no sequence holds: nothing is found by its ids any more."""
-        self.pages.forget()
-        if self.windows is not None:
-            self.windows.pool.forget()
-        if self.states is not None:
-            self.states.forget()
-
-
-class _Spare(NamedTuple):
-    """A state that the sequence has gone on from, and finds again if nobody took its slot."""
-
-    position: int
-    slot: int
-    ticket: int
-
-
-class _Prefix(NamedTuple):
-    """A prefix that is known to the pools.
-
-    Attributes:
-        keys: of its full pages.
-        pages: all its pages; the last may be a part of one.
-        windows: its pages of the layers with a window, the last ones as far as the window reaches.
-        slot: its state; -1: none.
-        shared: all full pages that are known, also those after the last state.
-    """
-
-    length: int
-    keys: list[bytes]
-    pages: list[int]
-    windows: list[int]
-    slot: int
-    shared: list[int]
 
 
 class Sequence:
@@ -110,8 +47,7 @@ class Sequence:
             self._windows = PageTable(windows.pool, windows.copy, pools.context, windows)
         self._keys: list[bytes] = []  # of the full pages
         self._line = next(_LINES)
-        self._slot = self._next_slot = -1  # the states of `length`, and of the next step's end
-        self._spares: list[_Spare] = []
+        self._states = None if pools.states is None else OwnStates(pools.states)
         self._marks: list[int] = []  # positions where a snapshot is wanted
         self.length = 0
 
@@ -154,7 +90,7 @@ class Sequence:
     @property
     def recurrent(self) -> bool:
         """Tells whether some layer keeps a state."""
-        return self._pools.states is not None
+        return self._states is not None
 
     # -- steps -----------------------------------------------------------------------------------------
 
@@ -185,9 +121,9 @@ class Sequence:
                 hint="start afresh with /clear, or start kt with a larger --context",
             )
         self._reserve(end)
-        states = self._pools.states
-        if states is not None and self._next_slot < 0:
-            self._next_slot = states.take()
+        states = self._states
+        if states is not None:
+            states.reserve()
         first = n - 1 if first_output is None else first_output
         if self._pools.tier is not None:
             self._pools.tier.step_begins()
@@ -198,8 +134,8 @@ class Sequence:
             first,
             temperature,
             defer,
-            self._slot,
-            self._next_slot,
+            -1 if states is None else states.slot,
+            -1 if states is None else states.next_slot,
             chunk,
             None if self._windows is None else self._windows.numbers[: pages_for(end)],
         )
@@ -218,9 +154,9 @@ class Sequence:
         end = self.length + n
         self._ids[self.length : end] = run.ids[:n]
         self._depths[self.length : end] = run.defer
-        if self._pools.states is not None:
+        if self._states is not None:
             assert n == run.ids.size, "a state is of all tokens of its run"
-            self._went_on(self._pools.states)
+            self._states.go_on(self.length)
         self.length = end
         self._seal()
         chunk_ended = prompt and n > 1 and run.first_output > 0
@@ -232,17 +168,17 @@ class Sequence:
     def keep(self) -> None:
         """Keeps a snapshot of the state, where there is one, and favours the pages of the window before: whoever begins
         with the same ids can go on from here."""
-        states, rest = self._pools.states, self.length % PAGE_TOKENS
+        states, rest = self._states, self.length % PAGE_TOKENS
         if self._windows is not None:
             border = self.length - (rest if states is None else 0)
             self._windows.favour(self._keys[self._windows.needed(border) :])
-        if states is None or self._slot < 0:
+        if states is None or states.slot < 0:
             return
         page_key = self._keys[-1] if self._keys else self._pools.seed
         key = self._link(page_key, self.length - rest, self.length)
-        states.keep(key, self._slot, Place(page_key, self.length), self._line)
+        states.pool.keep(key, states.slot, Place(page_key, self.length), self._line)
         span = self.length - rest, self.length
-        slot = states.slot_of(key)
+        slot = states.pool.slot_of(key)
         if self._pools.tier is not None and slot is not None:
             label = self._label(STATE, key, page_key, span)
             marked = self.length in self._marks
@@ -272,19 +208,11 @@ class Sequence:
         where layers keep a state and that of `position` is not kept any more."""
         wanted = max(0, min(position, self.length))
         reached, spare, kept = self._reachable(wanted)
-        if reached == self.length and self._slot >= 0:
+        states = self._states
+        if reached == self.length and states is not None and states.slot >= 0:
             return reached
-        states = self._pools.states
         if states is not None:
-            if spare is not None:
-                found = states.back(spare.slot, spare.ticket)
-                assert found
-            elif kept >= 0:
-                states.hold(kept)
-            self._leave_state(states)
-            self._slot = spare.slot if spare is not None else kept
-            self._spares = [each for each in self._spares if each is not spare]
-            self._drop_spares(states, reached)
+            states.go_back(reached, spare, kept)
         self._cut(reached)
         return reached
 
@@ -297,9 +225,8 @@ class Sequence:
         for table, others in zip(made._tables, self._tables, strict=True):
             table.share(others)
             table.cut(self.length, made._keys)  # without what a step that failed has taken
-        if self._pools.states is not None and self._slot >= 0:
-            self._pools.states.hold(self._slot)
-            made._slot = self._slot
+        if made._states is not None and self._states is not None:
+            made._states.share(self._states)
         return made
 
     def adopt(
@@ -321,11 +248,11 @@ class Sequence:
         n = max(0, min(self.length, wanted.size - 1))
         different = np.flatnonzero(self._ids[:n] != wanted[:n])
         common = int(different[0]) if different.size else n
-        known = self._find(wanted.astype(np.int32), depths)
+        known = self._pools.find(wanted.astype(np.int32), depths)
         if self._pools.tier is not None:
             have = max(known.length, self._reachable(common)[0])
             self._pools.tier.bring(wanted.astype(np.int32), depths, have)
-            known = self._find(wanted.astype(np.int32), depths)
+            known = self._pools.find(wanted.astype(np.int32), depths)
         if known.length > self._reachable(common)[0]:
             self._take_over(known, wanted, depths)
         else:
@@ -340,13 +267,8 @@ class Sequence:
     def close(self) -> None:
         """Gives everything up; what is sealed can still be found by others, with the state at its end."""
         self.keep()
-        states = self._pools.states
-        if states is not None:
-            self._leave_state(states)
-            self._drop_spares(states, -1)
-            if self._next_slot >= 0:  # of a step that failed
-                states.release(self._next_slot)
-            self._next_slot = -1
+        if self._states is not None:
+            self._states.close()
         self._cut(0)
 
     # -- pages -----------------------------------------------------------------------------------------
@@ -408,32 +330,7 @@ class Sequence:
 
     # -- states ----------------------------------------------------------------------------------------
 
-    def _went_on(self, states: StatePool) -> None:
-        """The step's end is where the sequence stands; the state before is spare."""
-        self._leave_spare(states)
-        self._slot, self._next_slot = self._next_slot, -1
-
-    def _leave_spare(self, states: StatePool) -> None:
-        if self._slot < 0:
-            return
-        ticket = states.spare(self._slot)
-        if ticket is not None:
-            self._spares.append(_Spare(self.length, self._slot, ticket))
-            del self._spares[: -states.count]  # nobody has more
-
-    def _leave_state(self, states: StatePool) -> None:
-        if self._slot >= 0:
-            states.release(self._slot)
-        self._slot = -1
-
-    def _drop_spares(self, states: StatePool, length: int) -> None:
-        """Gives up the states of positions after `length`."""
-        for each in self._spares:
-            if each.position > length:
-                states.discard(each.slot, each.ticket)
-        self._spares = [each for each in self._spares if each.position <= length]
-
-    def _reachable(self, position: int) -> tuple[int, _Spare | None, int]:
+    def _reachable(self, position: int) -> tuple[int, SpareState | None, int]:
         """The last position up to `position` that can be gone back to, and its spare state or the slot of its
         snapshot; None and -1 where the sequence stands there, or nothing is kept."""
         while True:
@@ -444,21 +341,16 @@ class Sequence:
             if position == found[0]:
                 return found
 
-    def _with_state(self, position: int) -> tuple[int, _Spare | None, int]:
+    def _with_state(self, position: int) -> tuple[int, SpareState | None, int]:
         """The same as far as states go."""
-        states = self._pools.states
+        states = self._states
         if states is None or position == self.length:
             return position, None, -1
-        there = [
-            each
-            for each in self._spares
-            if each.position <= position and states.has(each.slot, each.ticket)
-        ]
-        spare = max(there, default=None)
+        spare = states.latest_spare(position)
         best, key = max(self._own_snapshots(position), default=(0, b""))
         if spare is not None and spare.position >= best:
             return spare.position, spare, -1
-        slot = states.find(key) if best else None
+        slot = states.pool.find(key) if best else None
         return (0, None, -1) if slot is None else (best, None, slot)
 
     def _own_snapshots(self, position: int) -> Iterator[tuple[int, bytes]]:
@@ -475,61 +367,8 @@ class Sequence:
 
     # -- what others know ------------------------------------------------------------------------------
 
-    def _find(self, ids: NDArray[np.int32], depths: NDArray[np.uint8] | None) -> _Prefix:
-        """The longest prefix of `ids`, but not all, that the pools know."""
-        keys: list[bytes] = []
-        found: list[int] = []
-        limit, key = ids.size - 1, self._pools.seed
-
-        def link(previous: bytes, first: int, end: int) -> bytes:
-            return chain(previous, ids[first:end], None if depths is None else depths[first:end])
-
-        for first in range(0, limit - PAGE_TOKENS + 1, PAGE_TOKENS):
-            key = link(key, first, first + PAGE_TOKENS)
-            page = self._pools.pages.find(key)
-            if page is None:
-                break
-            keys.append(key)
-            found.append(page)
-        states = self._pools.states
-        if states is None:
-            n = len(found)
-            while (windows := self._window(n * PAGE_TOKENS, keys[:n])) is None:
-                n -= 1
-            return _Prefix(n * PAGE_TOKENS, keys[:n], found[:n], windows, -1, found)
-        at = {key: i for i, key in enumerate([self._pools.seed, *keys])}
-        best = _Prefix(0, [], [], [], -1, found)
-        for place, key in states.places():
-            full, rest = divmod(place.position, PAGE_TOKENS)
-            start = place.position - rest
-            if not best.length < place.position <= limit or at.get(place.page_key) != full:
-                continue
-            if rest and link(place.page_key, start, place.position) != key:
-                continue
-            tail = self._pools.pages.find(key) if rest else None
-            windows = self._window(place.position, [*keys[:full], *([key] if rest else [])])
-            if (rest and tail is None) or windows is None:
-                continue
-            slot = states.find(key)
-            assert slot is not None
-            pages = found[:full] if tail is None else [*found[:full], tail]
-            best = _Prefix(place.position, keys[:full], pages, windows, slot, found)
-        return best
-
-    def _window(self, position: int, keys: list[bytes]) -> list[int] | None:
-        """The pages, of the layers with a window, that a token at `position` reads; None: they are not all known.
-
-        Args:
-            keys: of all pages up to there.
-        """
-        if self._windows is None or self._pools.windows is None:
-            return []
-        pool, first = self._pools.windows.pool, self._windows.needed(position)
-        pages = [pool.page_of(key) for key in keys[first:]]
-        return None if None in pages else [page for page in pages if page is not None]
-
     def _take_over(
-        self, known: _Prefix, ids: NDArray[np.int64], depths: NDArray[np.uint8] | None
+        self, known: KnownPrefix, ids: NDArray[np.int64], depths: NDArray[np.uint8] | None
     ) -> None:
         """Becomes a prefix that the pools know."""
         for page in known.pages:
@@ -547,4 +386,5 @@ class Sequence:
         self._keys, self.length = known.keys, n
         self._ids[:n] = ids[:n]
         self._depths[:n] = 0 if depths is None else depths[:n]
-        self._slot = known.slot
+        if self._states is not None:
+            self._states.slot = known.slot

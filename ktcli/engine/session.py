@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine.logits import Logits
-from ktcli.engine.sequence import Pools, Sequence
+from ktcli.engine.pools import Pools
+from ktcli.engine.sequence import Sequence
 from ktcli.errors import ContextFull, UsageError
 from ktcli.models import Spec
 from ktcli.native import Batch

@@ -9,7 +9,7 @@ from typing import Any
 _TOKENS = re.compile(r"\b(?:hf|ms|sk|ghp|github_pat)[_-][A-Za-z0-9_-]{8,}")
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 _HOMES = re.compile(r"(?:/home|/Users|/root)\b(?:/[^\s/\"':]+)?")
-_ADDRESSES = re.compile(r"(https?://)[^\s/@\"']*@")
+_ADDRESSES = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{1,15}://)[^\s/@\"']*@")
 _LEAST = 4  # characters of a secret's value: shorter ones are words
 
 

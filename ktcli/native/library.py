@@ -148,7 +148,7 @@ def library() -> tuple[Any, Any]:
             f"the native library cannot be loaded: {error}",
             hint="kt needs Linux on x86-64; install it again with: pip install .",
         ) from error
-    if not _is_of_these_declarations(lib):
+    if not _is_of_these_declarations(ffi, lib):
         raise NativeError(
             f"the native library {path} was built of another version of kt",
             hint="build it again: make native   (or: pip install .)",
@@ -156,11 +156,11 @@ def library() -> tuple[Any, Any]:
     return ffi, lib
 
 
-def _is_of_these_declarations(lib: Any) -> bool:
+def _is_of_these_declarations(ffi: Any, lib: Any) -> bool:
     """Tells whether a library takes what the generated module passes to it, see native/cdef.py."""
     try:
         return bool(lib.kt_api_stamp() == lib.KT_API_STAMP)
-    except AttributeError:  # of a time before there were stamps
+    except (AttributeError, ffi.error):  # of a time before there were stamps
         return False
 
 

@@ -20,10 +20,12 @@ from typing import Protocol
 from ktcli import config, manifest, smallfiles
 from ktcli.errors import BadCheckpoint, HubError, NotEnoughDisk, UsageError
 from ktcli.manifest import FileRecord, Manifest
-from ktcli.store import integrity, library
+from ktcli.store import contents, integrity, library, places, scan
+from ktcli.store.entry import Entry
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot, explained, hub_named
-from ktcli.store.library import Entry, EntryKind
 from ktcli.store.partial import Located
+from ktcli.store.places import EntryKind
+from ktcli.store.quants import choose, quant_named, quants_of
 from ktcli.store.reference import Reference
 from ktcli.store.transfer import Arrived, Transfer
 
@@ -34,6 +36,7 @@ WANTED = re.compile(
     r"|merges\.txt|vocab\.txt|LICENSE[\w.-]*|NOTICE[\w.-]*",
     re.ASCII,
 )
+_NOTICES = re.compile(r"(LICENSE|NOTICE)[\w.-]{0,100}", re.ASCII)
 # Room that must stay free for the system and for our own bookkeeping.
 SPARE_BYTES = 256 << 20
 _SCRATCH = ".kt-pull"  # in the folder of a checkpoint while it is pulled
@@ -78,21 +81,22 @@ def pull(
     present = library.find(reference.name, EntryKind.CHECKPOINT)
     if present is not None:
         return present
-    folder = library.checkpoint_path(reference.name)
-    with smallfiles.lock(library.lock_path(reference.name), f"pulling {reference.name}"):
+    folder = places.checkpoint_path(reference.name)
+    with smallfiles.lock(places.lock_path(reference.name), f"pulling {reference.name}"):
         present = library.find(reference.name, EntryKind.CHECKPOINT)
         if present is not None:
             return present
         client = hub or hub_named(reference.hub)
         snapshot = snapshot or client.look(reference.repository, reference.revision)
-        files = wanted(snapshot)
+        files = wanted(snapshot, reference.quant)
         _check_space(reference, files, folder)
         total = sum(file.size_bytes for file in files)
-        smallfiles.expect(library.lock_path(reference.name), total)
+        smallfiles.expect(places.lock_path(reference.name), total)
         smallfiles.make_folder(folder)
         origin = f"@{reference.revision}" if reference.revision else ""
-        text = f"{snapshot.hub}:{snapshot.repository}{origin}"
-        smallfiles.write(folder / library.PULLING, text)
+        quant = f":{reference.quant}" if reference.quant else ""
+        text = f"{snapshot.hub}:{snapshot.repository}{origin}{quant}"
+        smallfiles.write(folder / scan.PULLING, text)
         log = _HashLog(folder)
         _take_over(client, snapshot, files, log, watcher)
         fetch_files(
@@ -110,15 +114,20 @@ def pull(
 
 def is_begun(name: str) -> bool:
     """Returns whether a pull of this model was begun and did not end."""
-    return (library.checkpoint_path(name) / library.PULLING).is_file()
+    return (places.checkpoint_path(name) / scan.PULLING).is_file()
 
 
-def wanted(snapshot: Snapshot) -> tuple[RemoteFile, ...]:
+def wanted(snapshot: Snapshot, quant: str = "") -> tuple[RemoteFile, ...]:
     """The files of a repository that kt takes.
 
+    Args:
+        quant: of which its GGUF files are taken; empty: its safetensors files are.
     Raises:
-        BadCheckpoint: there is no model among them that kt could read.
+        BadCheckpoint: there is no model among them that kt could read, or several quants and none is named.
     """
+    if quant:
+        notices = (file for file in snapshot.files if _NOTICES.fullmatch(file.name))
+        return (*quant_named(snapshot, quant).files, *notices)
     files = tuple(
         file
         for file in snapshot.files
@@ -126,6 +135,8 @@ def wanted(snapshot: Snapshot) -> tuple[RemoteFile, ...]:
     )
     names = {file.name for file in files}
     if not any(name.endswith(".safetensors") for name in names):
+        if quants := quants_of(snapshot):
+            raise choose(snapshot, quants, smallfiles.free_bytes(config.home()))
         others = {Path(file.name).suffix for file in snapshot.files} & {
             ".bin",
             ".pt",
@@ -237,7 +248,9 @@ def _transfer(
     if places:
         limit = config.value("pull-limit") if limit_bps is None else limit_bps
         scratch = folder / _SCRATCH
-        scratch.mkdir(exist_ok=True)
+        for place in places:  # a set of GGUF files may lie in a folder
+            for root in (folder, scratch):
+                (root / place.name).parent.mkdir(parents=True, exist_ok=True)
         transfer = Transfer(places, folder, scratch, finished, limit or None)
         total = sum(place.size_bytes for place in places)
         watcher.begin(title, total, transfer.present_bytes)
@@ -337,7 +350,7 @@ def _share(origin: Path, path: Path) -> None:
 def _check_space(reference: Reference, files: tuple[RemoteFile, ...], folder: Path) -> None:
     """Refuse before the first byte if the rest does not fit."""
     total = sum(file.size_bytes for file in files)
-    need = max(0, total - library.written_bytes(folder)) + SPARE_BYTES
+    need = max(0, total - contents.written_bytes(folder)) + SPARE_BYTES
     free = smallfiles.free_bytes(folder)
     if need > free:
         raise NotEnoughDisk(f"pulling {reference.name}", need, free, str(config.home()))
@@ -357,7 +370,7 @@ def _record(snapshot: Snapshot, files: tuple[RemoteFile, ...], log: _HashLog) ->
         records.append(FileRecord(file.name, (folder / file.name).stat().st_size, sha256))
     found = Manifest(tuple(records), snapshot.hub, snapshot.repository, snapshot.revision)
     smallfiles.write(folder / manifest.CHECKPOINT, found.encode())
-    (folder / library.PULLING).unlink(missing_ok=True)
+    (folder / scan.PULLING).unlink(missing_ok=True)
     for left in (_SCRATCH, *_OF_CLIENTS):
         path = folder / left
         if path.is_dir() and not path.is_symlink():

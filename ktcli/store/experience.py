@@ -1,7 +1,7 @@
 """Remembers what running a model taught about this machine: memory that it really got on a GPU, times of a layer, the
 speed at which it reads prompts.
 
-It is kept per conversion (`library.conversion_name`) and GPU or CPU, so that the next start counts with it. The memory
+It is kept per conversion (`places.conversion_name`) and GPU or CPU, so that the next start counts with it. The memory
 counts only as long as no more is free than was free then: whoever had taken it may have gone.
 """
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ktcli import config, manifest, smallfiles
 from ktcli.errors import KtError
-from ktcli.store import library
+from ktcli.store import places
 
 # All counts are halved as often as a map stands for more tokens than this. With 8 of 256 experts per
 # token, one that is chosen a tenth as often as the others then still has 400 to 800 hits; somebody who
@@ -80,7 +80,7 @@ class Heat:
 
 
 def path_of(model: str) -> Path:
-    """The path where the map of a model lies or will lie, see `library.model_name`."""
+    """The path where the map of a model lies or will lie, see `places.model_name`."""
     return _folder() / f"{model}.json"
 
 
@@ -102,7 +102,7 @@ def read(
         shape: MoE layers and experts of the model.
         warn: called with a sentence that says why a map that is there is ignored.
     """
-    path = path_of(library.model_name(pack))
+    path = path_of(places.model_name(pack))
     try:
         return _parse(smallfiles.read_bounded(path, MAX_BYTES), shape)
     except FileNotFoundError:
@@ -133,7 +133,7 @@ def add(pack: Path, fresh: Heat, warn: Callable[[str], object] = lambda said: No
                 return False
             known = read(pack, (layers, experts), warn)
             _write(
-                path_of(library.model_name(pack)),
+                path_of(places.model_name(pack)),
                 (known + fresh if known else fresh).faded(),
             )
     except (OSError, KtError):

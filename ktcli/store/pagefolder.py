@@ -78,7 +78,7 @@ class StoredPages:
 
     @property
     def conversion(self) -> str:
-        """The name of the conversion that computed them, see `library.conversion_name`; "unknown" if nobody noted."""
+        """The name of the conversion that computed them, see `places.conversion_name`; "unknown" if nobody noted."""
         return str(self.about.get("model", "unknown"))
 
     @property

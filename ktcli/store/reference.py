@@ -5,6 +5,8 @@ qwen3-30b-a3b@int4-int8     one conversion of it
 Qwen/Qwen3-30B-A3B          a repository on the default hub (Hugging Face)
 ms:Qwen/Qwen3-30B-A3B       on ModelScope; hf: says Hugging Face
 Qwen/Qwen3-30B-A3B@main     at a revision: branch, tag or commit
+org/repo:Q4_K_M             its GGUF files of this quant; org/repo@revision:Q4_K_M
+https://huggingface.co/…    the page of a repository, of a revision or of a GGUF file, and modelscope.cn
 ./folder  /abs  ~/x         a local folder; so is any name that is a folder here and has a slash
 ./folder@int4-int8          the conversion of it to these formats
 model.gguf                  a GGUF file; of a numbered set, any one of its files
@@ -27,6 +29,19 @@ _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _REPOSITORY = re.compile(rf"({_PART})/({_PART})")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _SHORT = re.compile(_PART)
+_QUANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+_QUANT_MARK = "--gguf-"  # between the name of a repository and a quant of it
+_ROW = r"(?:UD-)?(?:I?Q[0-9]+(?:_[A-Z0-9]+)*|TQ[0-9]_[0-9]|MXFP4(?:_MOE)?|BF16|F16|F32)"
+_END = re.compile(rf"(?:|.*?[-._])({_ROW})", re.IGNORECASE | re.ASCII)
+_NUMBER = re.compile(r"-[0-9]{5}-of-[0-9]{5}$", re.ASCII)
+_NO_MODEL = ("mmproj", "imatrix")  # projectors of images, importance matrices
+_HOSTS = {
+    "huggingface.co": "hf",
+    "hf.co": "hf",
+    "hf-mirror.com": "hf",
+    "modelscope.cn": "ms",
+    "modelscope.ai": "ms",
+}
 _FORMATS = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
@@ -38,6 +53,7 @@ class Reference:
         name: its name in the library: safe as one folder name; empty for a local folder.
         formats: "<experts>-<dense>" of one conversion, for a folder of a conversion made from it; empty: any.
         hub, repository, revision: where it comes from; empty for a name outside the catalogue.
+        quant: the quant of the GGUF files that are meant; empty: its safetensors files are.
         folder: a local folder or GGUF file; None otherwise.
     """
 
@@ -47,6 +63,7 @@ class Reference:
     hub: str = ""
     repository: str = ""
     revision: str = ""
+    quant: str = ""
     folder: Path | None = None
 
     @property
@@ -65,6 +82,8 @@ def parse(text: str) -> Reference:
         raise UsageError(
             "the model name is empty or impossible", hint="kt list --all shows the names"
         )
+    if (page := _page(text)) is not None:
+        return _repository(text, *page)
     hub, colon, rest = text.partition(":")
     if colon and hub in HUBS:
         return _repository(text, hub, rest)
@@ -82,6 +101,9 @@ def is_short(name: str) -> bool:
 
 def repository_named(name: str) -> str:
     """The repository whose name in the library is `name`, as `parse` reads it; empty if none is called so."""
+    stem, dash, quant = name.rpartition(_QUANT_MARK)
+    if dash and (found := repository_named(stem)):
+        return f"{found}:{quant}"
     parts = name.split("--")
     candidates = [f"{'/'.join(parts[:2])}{'@' if parts[2:] else ''}{'--'.join(parts[2:])}"]
     if parts[0] in HUBS:
@@ -126,20 +148,70 @@ def _short(text: str) -> Reference:
 
 
 def _repository(text: str, hub: str, rest: str) -> Reference:
+    rest, colon, quant = rest.partition(":")
     repository, at, revision = rest.partition("@")
     match = _REPOSITORY.fullmatch(repository)
+    if colon and not _QUANT.fullmatch(quant):
+        raise UsageError(
+            f"{quant[:100]!r} is not the name of a quant",
+            hint="write it as the names of the files have it: org/repo:Q4_K_M",
+        )
     if match is None or (at and (not _REVISION.fullmatch(revision) or ".." in revision)):
         raise UsageError(
             f"{text!r} is not a repository on {HUBS[hub]}",
             hint="write org/repo or org/repo@revision; a folder is written with a dot: ./org/repo",
         )
-    profile = None if revision else catalog.by_repository(hub, repository)
+    profile = None if revision or quant else catalog.by_repository(hub, repository)
     if profile is not None:
         return Reference(text, profile.name, "", hub, repository)
     # Two dashes cannot begin or end an organisation or repository, so the name can be read back.
     parts = [*match.groups(), *([revision.replace("/", "-")] if revision else [])]
-    name = "--".join(parts)
-    return Reference(text, name if hub == "hf" else f"{hub}--{name}", "", hub, repository, revision)
+    name = "--".join(parts) + (f"{_QUANT_MARK}{quant}" if quant else "")
+    library_name = name if hub == "hf" else f"{hub}--{name}"
+    return Reference(text, library_name, "", hub, repository, revision, quant)
+
+
+def _page(text: str) -> tuple[str, str] | None:
+    """The hub that a web page belongs to, and what it shows as `_repository` reads it; None: the text is no page.
+
+    Raises:
+        UsageError: a page of somebody else, or one that shows no model.
+    """
+    scheme, _, rest = text.partition("://")
+    if scheme.partition("/")[0] in _HOSTS:  # a page that was copied without its scheme
+        rest = text
+    elif scheme not in ("http", "https"):
+        return None
+    address, _, _ = rest.partition("?")
+    host, *parts = address.partition("#")[0].rstrip("/").split("/")
+    hub = _HOSTS.get(host.lower().removeprefix("www."))
+    if hub == "ms" and parts[:1] == ["models"]:
+        parts = parts[1:]
+    if hub is None or len(parts) < 2 or parts[0] in ("datasets", "spaces"):
+        raise UsageError(
+            f"{text[:200]!r} is not the page of a model",
+            hint="paste one like https://huggingface.co/org/repo, or write org/repo",
+        )
+    said = "/".join(parts[:2])
+    revision = parts[3] if len(parts) > 3 and parts[2] in ("tree", "blob", "resolve") else ""
+    said += f"@{revision}" if revision not in ("", "main", "master") else ""
+    file = parts[-1]
+    if file.lower().endswith(GGUF) and (quant := quant_of(*parts[2:])):
+        said += f":{quant}"
+    return hub, said
+
+
+def quant_of(*parts: str) -> str:
+    """The quant that the name of a GGUF file ends with, or that of the folder it lies in; empty: neither.
+
+    Args:
+        parts: the path of the file.
+    """
+    stem = _NUMBER.sub("", parts[-1][: -len(GGUF)])
+    if any(word in stem.lower() for word in _NO_MODEL):
+        return ""
+    match = _END.fullmatch(stem) or (_END.fullmatch(parts[-2]) if len(parts) > 1 else None)
+    return match[1] if match else ""
 
 
 def _is_folder(text: str) -> bool:

@@ -9,21 +9,23 @@ from pathlib import Path
 
 from ktcli import config
 from ktcli.errors import KtError, UsageError
-from ktcli.store import heat, library, origins, usage
+from ktcli.store import contents, heat, library, origins, places, usage
+from ktcli.store.entry import Entry
 from ktcli.store.pagefolder import OtherVersion, PageFolder, StoredPages
+from ktcli.store.places import EntryKind
 
 # These begin the names of folders of a process, whose number follows.
 CALIBRATING, RESUMING = "calibrate-", "resume-"
 
 
-def remove(entry: library.Entry) -> int:
+def remove(entry: Entry) -> int:
     """Deletes an entry's files and returns the bytes freed. The heat map of its model stays, see `forget`.
 
     Raises:
         UsageError: it does not lie in the library.
         KtError: the system refuses.
     """
-    folder = library.folder_of(entry.kind)
+    folder = places.folder_of(entry.kind)
     if not entry.managed or entry.path.parent != folder or entry.path.name in ("", ".", ".."):
         raise UsageError(
             f"{entry.path} is not in the library, so kt does not remove it", hint="rm does"
@@ -33,13 +35,13 @@ def remove(entry: library.Entry) -> int:
         if entry.path.is_symlink():
             entry.path.unlink()
             return 0
-        for _, status in library.walk(entry.path):
+        for _, status in contents.walk(entry.path):
             freed += status.st_size if status.st_nlink == 1 else 0
         # Renamed first: whatever interrupts the deletion, no half model keeps a whole one's name.
         trash = entry.path.with_name(f".{entry.path.name}.removed.{os.getpid()}")
         entry.path.rename(trash)
         shutil.rmtree(trash)
-        if entry.kind is library.EntryKind.PACK:
+        if entry.kind is EntryKind.PACK:
             usage.forget(entry.path.name)
         if not any(each.name == entry.name for each in library.entries()):
             origins.forget(entry.name)
@@ -64,7 +66,7 @@ def forget(model: str) -> bool:
     return known
 
 
-def pages_of(gone: Collection[library.Entry], models: Collection[str]) -> tuple[StoredPages, ...]:
+def pages_of(gone: Collection[Entry], models: Collection[str]) -> tuple[StoredPages, ...]:
     """The KV pages on disk that go with conversions that are removed, and all of `models`. Those that an equal
     conversion under another name can use stay, as do those of whose origin nothing is known.
 
@@ -90,7 +92,7 @@ def pages_of(gone: Collection[library.Entry], models: Collection[str]) -> tuple[
 
 def leftovers() -> tuple[Path, ...]:
     """Folders that an interrupted removal, a killed calibration or a killed benchmark left behind."""
-    folders = [library.folder_of(kind) for kind in library.EntryKind]
+    folders = [places.folder_of(kind) for kind in EntryKind]
     removed = [path for folder in folders for path in sorted(folder.glob(".*.removed.*"))]
     begun = (CALIBRATING, RESUMING)
     found = sorted(path for name in begun for path in config.home().glob(f"{name}[0-9]*-*"))
@@ -105,7 +107,7 @@ def remove_leftovers() -> int:
     """Deletes the leftovers and returns the bytes freed."""
     freed = 0
     for path in leftovers():
-        freed += sum(status.st_size for _, status in library.walk(path))
+        freed += sum(status.st_size for _, status in contents.walk(path))
         if path.is_symlink():
             path.unlink(missing_ok=True)
         else:

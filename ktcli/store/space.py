@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ktcli import config
-from ktcli.store import library, removal
-from ktcli.store.library import Entry, EntryKind
+from ktcli.store import contents, library, removal
+from ktcli.store.entry import Entry
 from ktcli.store.pagefolder import OtherVersion, PageFolder
+from ktcli.store.places import EntryKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,12 @@ def by_model() -> tuple[Taken, ...]:
 
 def left_bytes() -> int:
     """The bytes of what killed processes left, which `kt prune` removes."""
-    return sum(status.st_size for path in removal.leftovers() for _, status in library.walk(path))
+    return sum(status.st_size for path in removal.leftovers() for _, status in contents.walk(path))
 
 
 def all_bytes() -> int:
     """The bytes of every file in the library folder: models, and chats, settings and records."""
-    return sum(status.st_size for _, status in library.walk(config.home()))
+    return sum(status.st_size for _, status in contents.walk(config.home()))
 
 
 def converted() -> tuple[Entry, ...]:

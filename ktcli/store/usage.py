@@ -16,7 +16,7 @@ from ktcli import config
 
 
 def note(conversion: str) -> None:
-    """Notes that a conversion (`library.conversion_name`) is used now; a library that cannot be written forgets it."""
+    """Notes that a conversion (`places.conversion_name`) is used now; a library that cannot be written forgets it."""
     path = _path(conversion)
     with contextlib.suppress(OSError):
         path.parent.mkdir(exist_ok=True)

@@ -56,7 +56,7 @@ def convert(
     """
     with closing(open_checkpoint(source)) as checkpoint:
         recipe = replace(recipe, calibrated=calibration is not None)
-        plan = _plan(checkpoint, recipe, provenance, calibration)
+        plan = planned(checkpoint, recipe, provenance, calibration)
         target = Destination(out, plan)
         target.refuse_foreign()
         if not target.leftovers and (done := target.complete()) is not None:
@@ -78,9 +78,14 @@ def convert(
                 return replace(report, remarks=(told,) if told else ())
 
 
-def _plan(
+def planned(
     checkpoint: Reader, recipe: Recipe, provenance: Provenance, calibration: Calibration | None
 ) -> Conversion:
+    """Plans the pack that a checkpoint and a recipe give; no weight is read.
+
+    Raises:
+        BadCheckpoint: the checkpoint is damaged, hostile or of an unknown kind.
+    """
     model = build(checkpoint.config)
     source_bytes = check(model, checkpoint)
     recipe = replace(recipe, in_f32=kept_in_f32(model, checkpoint))

@@ -1,4 +1,4 @@
-"""Opens a checkpoint with the reader it needs: a folder of safetensors files, or GGUF files."""
+"""Opens a checkpoint with the reader it needs: a folder of safetensors files, GGUF files, or a folder with those."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ktcli.errors import BadCheckpoint
 from ktcli.models import build
 from ktcli.weights.check import check
 from ktcli.weights.checkpoint import Checkpoint, read_config
-from ktcli.weights.gguf.header import is_gguf
+from ktcli.weights.gguf.header import gguf_at
 from ktcli.weights.storage import Reader
 
 
@@ -22,10 +22,10 @@ def open_checkpoint(path: Path) -> Reader:
     Raises:
         BadCheckpoint: there is none, or it is damaged, hostile or of a kind that cannot be read.
     """
-    if is_gguf(path):
+    if (file := gguf_at(path)) is not None:
         from ktcli.weights.gguf.file import Gguf
 
-        return Gguf(path)
+        return Gguf(file)
     return Checkpoint(path)
 
 
@@ -35,7 +35,7 @@ def config_of(path: Path) -> Mapping[str, Any]:
     Raises:
         BadCheckpoint: there is none, or it cannot be read.
     """
-    if not is_gguf(path):
+    if gguf_at(path) is None:
         return read_config(path)
     with closing(open_checkpoint(path)) as checkpoint:
         return checkpoint.config
@@ -59,7 +59,7 @@ def small_files_of(path: Path) -> Iterator[Path]:
 
     Errors about a file in it name the file at `path`.
     """
-    if not is_gguf(path):
+    if gguf_at(path) is None:
         yield path
         return
     with closing(open_checkpoint(path)) as checkpoint, TemporaryDirectory() as name:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ktcli import smallfiles
-from ktcli.errors import KtError, NotEnoughDisk
+from ktcli.errors import BadPack, KtError, NotEnoughDisk
 from ktcli.weights.stages import Stopwatch
 
 # Flush now and then, so that the last flush does not stand still for minutes.
@@ -59,10 +59,18 @@ class FileWriter:
         self._part = [self._start(self._hash.update, part), self._start(self._put, part)]
         self._unflushed += len(part)
 
-    def finish(self) -> str:
-        """Completes the file: flushes it and gives it its name. Returns its SHA-256."""
+    def finish(self, wanted: str | None = None) -> str:
+        """Completes the file: flushes it and gives it its name. Returns its SHA-256.
+
+        Args:
+            wanted: the SHA-256 that it must have; None: whatever it has.
+        Raises:
+            BadPack: it has another one; what has its name stays.
+        """
         self._settle()
         self._end_flush()
+        if wanted not in (None, self._hash.hexdigest()):
+            raise BadPack(f"{self._path.name}, made again, has other bytes than its hash says")
         with self._clock.running():
             os.fsync(self._file)
             os.rename(self._beside, self._path)

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ktcli.chat.chat import Speaker, read_voice
+from ktcli.chat.speaker import Speaker, read_voice
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.engine.logits import Logits
 from ktcli.engine.pages import PagePool
 from ktcli.engine.pagetable import pages_for
-from ktcli.engine.sequence import Pools
+from ktcli.engine.pools import Pools
 from ktcli.engine.sequence import Sequence as Timeline
 from ktcli.native import PAGE_TOKENS, Batch, Pool
 from ktcli.planner.cost import PieceTimes

@@ -82,6 +82,42 @@ def test_read_and_copy_in_a_chat(
         slash.run(desk, "/export talk.md")
 
 
+@pytest.mark.parametrize(
+    "name", ["~nobody-here/x", "a\0b", "\ud800", "x" * 300, "a.py/x", "a" * 5000]
+)
+def test_a_file_that_cannot_be_named_is_one_sentence(
+    name: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(here / "library"))
+    (here / "model").mkdir()
+    desk = Desk(Chat(speaker(here / "model")), [].append)
+    desk.chat.conversation.say("user", "hm?")
+    for line in (f"/export {name}.md", f"/load {name}", f"/read {name}", f"/save {name}"):
+        with pytest.raises(KtError):
+            slash.run(desk, line)
+
+
+def test_an_export_does_not_take_the_place_of_a_link(here: Path) -> None:
+    (here / "model").mkdir()
+    desk = Desk(Chat(speaker(here / "model")), [].append)
+    desk.chat.conversation.say("user", "hm?")
+    (here / "talk.md").symlink_to(here / "elsewhere.md")
+    with pytest.raises(UsageError, match="already"):
+        slash.run(desk, "/export talk.md")
+    assert (here / "talk.md").is_symlink()
+
+
+def test_signs_after_a_name_are_looked_at_a_few_times_only(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    real = attachments._is_there
+    monkeypatch.setattr(attachments, "_is_there", lambda name: looked.append(name) or real(name))
+    assert "print(1)" in asked("what is @a.py)!?")
+    looked.clear()
+    assert "print(1)" in asked("@a.py" + ")" * 1000) and len(looked) < 50
+
+
 def test_a_program_of_the_desktop_comes_before_the_terminal(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from chat.fake_engine import speaker
 from ktcli.chat.chat import Chat
 from ktcli.engine.request import Finish
 from ktcli.engine.sampler import SamplingSettings
-from ktcli.errors import ContextFull
+from ktcli.errors import ContextFull, KtError, UsageError
 
 
 def say(chat: Chat, question: str) -> str:
@@ -188,9 +188,11 @@ def test_a_reply_may_be_left_at_any_piece(tmp_path: Path) -> None:
 
 def test_a_full_context_is_said_with_numbers(tmp_path: Path) -> None:
     chat = Chat(speaker(tmp_path, context=40))
-    with pytest.raises(ContextFull, match=r"has \d+ tokens and the context holds 40") as caught:
+    with pytest.raises(
+        ContextFull, match=r"alone has \d+ tokens and the context holds 40"
+    ) as caught:
         say(chat, "x" * 100)
-    assert "/clear" in caught.value.hint and "--context" in caught.value.hint
+    assert "a part of it" in caught.value.hint and "--context" in caught.value.hint
     assert chat.conversation.turns == []
     assert say(chat, "hi") == "you said hi"
 
@@ -257,3 +259,73 @@ def test_the_system_text_comes_first(tmp_path: Path) -> None:
 def test_broken_text_is_no_crash(tmp_path: Path) -> None:
     chat = Chat(speaker(tmp_path, lambda q: "ok"))
     assert say(chat, "\ud800 \x00 \x1b[31m") == "ok"
+
+
+# --- a context that fills -------------------------------------------------------------------------
+
+
+def filled(folder: Path, **more: bool) -> Chat:
+    """A chat whose next long question does not fit."""
+    chat = Chat(speaker(folder, lambda q: "a summary" if "Sum up" in q else "yes", context=300))
+    chat.settings = replace(chat.settings, **more)
+    chat.conversation.system = "Be brief."
+    for number in range(3):
+        assert say(chat, f"{number}" * 60) == "yes"
+    return chat
+
+
+def test_the_oldest_turns_go_unread_when_a_question_does_not_fit(tmp_path: Path) -> None:
+    chat = filled(tmp_path)
+    assert say(chat, "z" * 100) == "yes"
+    assert chat.reply.dropped == chat.conversation.omitted.turns > 0
+    assert chat.reply.stats.prompt_tokens <= 150
+    assert len(chat.conversation.turns) == 8  # all are still there
+    messages = chat.conversation.messages
+    assert messages[0]["content"] == "Be brief." and messages[-2]["content"] == "z" * 100
+    assert say(chat, "and") == "yes" and chat.reply.dropped == 0  # one drop makes room for a while
+
+
+def test_a_question_may_be_refused_instead(tmp_path: Path) -> None:
+    chat = filled(tmp_path, drops=False)
+    with pytest.raises(ContextFull, match=r"conversation has .* context holds 300") as caught:
+        say(chat, "z" * 200)
+    assert "/compact" in caught.value.hint and len(chat.conversation.turns) == 6
+
+
+def test_a_question_that_never_fits_changes_nothing(tmp_path: Path) -> None:
+    chat = filled(tmp_path)
+    before = chat.conversation.copy()
+    with pytest.raises(ContextFull, match=r"question alone has .* context holds 300"):
+        say(chat, "z" * 900)
+    assert chat.conversation == before
+
+
+def test_a_summary_stands_for_the_oldest_turns(tmp_path: Path) -> None:
+    chat = filled(tmp_path)
+    assert chat.compact() == 4
+    messages = chat.conversation.messages
+    assert [message["role"] for message in messages] == ["system", "user", "assistant"]
+    assert "a summary" in messages[1]["content"] and messages[1]["content"].endswith("2" * 60)
+    assert say(chat, "next") == "yes" and len(chat.conversation.turns) == 8
+    assert chat.compact() == 2  # of the summary and what came since, another
+    with pytest.raises(UsageError, match="nothing to sum up"):
+        chat.compact()
+
+
+def test_a_summary_that_is_stopped_or_empty_changes_nothing(tmp_path: Path) -> None:
+    chat = filled(tmp_path)
+    before = chat.conversation.copy()
+    assert chat.compact(cancelled=lambda: True) == 0 and chat.conversation == before
+    chat.speaker.engine.script = lambda question: "<think>what now?</think>"
+    with pytest.raises(KtError, match="no summary"):
+        chat.compact()
+    assert chat.conversation == before
+
+
+def test_taking_back_what_was_summed_up_ends_the_summary(tmp_path: Path) -> None:
+    chat = filled(tmp_path)
+    chat.compact()
+    chat.conversation.undo()
+    assert chat.conversation.omitted.turns == 4
+    chat.conversation.undo()
+    assert chat.conversation.omitted.turns == 0 and len(chat.conversation.messages) == 3

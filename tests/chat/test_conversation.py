@@ -199,8 +199,8 @@ def test_help_lists_every_command(tmp_path: Path) -> None:
     table, said = desk(tmp_path)
     slash.run(table, "/help")
     assert all(f"/{name}" in said[0] for name in slash.TABLE)
-    wanted = "help system set clear retry edit undo thoughts stats read copy export save load fork rename exit".split()
-    assert list(slash.TABLE) == wanted
+    wanted = "help system set clear retry edit undo compact thoughts stats read copy export save load fork rename exit"
+    assert list(slash.TABLE) == wanted.split()
 
 
 def test_settings_change(tmp_path: Path) -> None:
@@ -266,7 +266,8 @@ def test_what_does_nothing_is_off(tmp_path: Path) -> None:
     slash.run(table, "/set")
     rows = dict(line.split(maxsplit=1) for line in said[-1].splitlines())
     assert rows.pop("temperature") == "0.7" and rows.pop("thinking") == "default"
-    assert set(rows.values()) == {"off"} and len(rows) == len(slash.SETTABLE) - 2
+    assert rows.pop("when-full") == "drop"
+    assert set(rows.values()) == {"off"} and len(rows) == len(slash.SETTABLE) - 3
     for line in ("/set top-k 5", "/set min-p 0.1", "/set top-k off", "/set min-p off"):
         slash.run(table, line)
     assert table.chat.settings.sampling == SamplingSettings(temperature=0.7)

@@ -8,12 +8,13 @@ import pytest
 from chat.fake_engine import speaker
 
 from ktcli.chat import log
-from ktcli.chat.chat import Chat, Speaker
+from ktcli.chat.chat import Chat
 from ktcli.chat.chats import chat_path, load, newest
 from ktcli.chat.conversation import Conversation, Saved
 from ktcli.chat.desk import Desk
 from ktcli.chat.document import save
 from ktcli.chat.interactive import talk
+from ktcli.chat.speaker import Speaker
 from ktcli.chat.thoughts import ThoughtsView
 from ktcli.chat.transcript import AnswerPiece
 from ktcli.engine.sampler import SamplingSettings

@@ -1,5 +1,6 @@
 """The file of a conversation: what was kept is what comes back, whatever happens to the file."""
 
+import contextlib
 import json
 import os
 import zlib
@@ -12,10 +13,10 @@ from chat.fake_engine import speaker
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ktcli.chat import lastread, log
+from ktcli.chat import lastread, log, replay
 from ktcli.chat.chat import Chat
 from ktcli.chat.chats import chats_folder, files, line_of, load, newest
-from ktcli.chat.conversation import Saved
+from ktcli.chat.conversation import NOTHING_OMITTED, Saved
 from ktcli.chat.keeper import Keeper
 from ktcli.chat.reuse import Timeline
 from ktcli.errors import KtError, UsageError
@@ -44,7 +45,11 @@ def written(folder: Path, *questions: str) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory):
-    return speaker(tmp_path_factory.mktemp("model"), lambda q: f"<think>hm</think>{q} é\n" * len(q))
+    def script(question: str) -> str:
+        said = question[-8:]  # a summary may stand before it
+        return f"<think>hm</think>{said} é\n" * len(said)
+
+    return speaker(tmp_path_factory.mktemp("model"), script)
 
 
 STEPS = st.one_of(
@@ -60,6 +65,8 @@ STEPS = st.one_of(
             ("system",),
             ("set",),
             ("refuse",),
+            ("compact",),
+            ("expand",),
         ]
     ),
 )
@@ -95,6 +102,11 @@ def course(model, folder: Path, steps: list[tuple]) -> None:
             chat.conversation.system = f"system {number}"
         elif step == "set":
             chat.settings = replace(chat.settings, max_tokens=number + 1)
+        elif step == "compact":
+            with contextlib.suppress(UsageError):
+                chat.compact()
+        elif step == "expand":
+            chat.conversation.omitted = NOTHING_OMITTED
         elif step == "refuse":
             with pytest.raises(KtError):
                 list(chat.ask("x" * 9999))
@@ -185,7 +197,7 @@ def flipped(path: Path, data: bytes, at: int, bit: int) -> None:
     turns = said(saved)
     wanted = {"one", "you said one", "two", "you said two"}
     kept = [turn for turn in turns if turn in wanted]
-    assert len(kept) >= 3 or any(log.LOST in turn or not turn for turn in turns) or at >= last
+    assert len(kept) >= 3 or any(replay.LOST in turn or not turn for turn in turns) or at >= last
 
 
 def test_a_torn_file_is_the_conversation_as_it_was(tmp_path: Path) -> None:
@@ -227,7 +239,7 @@ def test_a_damaged_chat_goes_on_in_another_file(tmp_path: Path, chats: Path) -> 
     chat = Chat(speaker(tmp_path))
     keeper = Keeper(chat, warned.append)
     keeper.take_over(path)
-    assert chat.conversation.turns[0]["content"] == log.LOST
+    assert chat.conversation.turns[0]["content"] == replay.LOST
     list(chat.ask("three"))
     keeper.close()
     assert len(warned) == 1 and "damaged" in warned[0]
@@ -332,7 +344,7 @@ def test_a_record_of_wrong_kind_is_a_damaged_line(chats: Path, record: str) -> N
 @given(
     lines=st.lists(
         st.dictionaries(
-            st.sampled_from([*log._KINDS, "ids", "at", "kept", "time", "crc"]),
+            st.sampled_from([*replay.KINDS, "ids", "at", "kept", "time", "crc"]),
             st.one_of(
                 st.integers(-2, 9),
                 st.text(max_size=3),
@@ -425,7 +437,7 @@ def test_lines_that_stand_for_much_are_not_written_out_one_by_one(
             sizes.append(len(ids))
             super().__init__(ids, *others, **named)
 
-    for module in (log, lastread):
+    for module in (replay, lastread):
         monkeypatch.setattr(module, "Timeline", Counted)
     path = tmp_path / "x.jsonl"
     again = sealed('{"user":"a"}') + sealed('{"read":[],"kept":1000,"at":0,"depths":[[1000,1]]}')

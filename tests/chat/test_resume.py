@@ -15,11 +15,12 @@ from chat.fake_engine import TEMPLATE, speaker
 from chat.test_keeper import Lines, Nobody, chatted, said
 
 from ktcli.chat import log
-from ktcli.chat.chat import Chat, Speaker
+from ktcli.chat.chat import Chat
 from ktcli.chat.chats import chats_folder, files, find, load, newest
 from ktcli.chat.interactive import Remarks, talk
 from ktcli.chat.keeper import Keeper
 from ktcli.chat.log import Log
+from ktcli.chat.speaker import Speaker
 from ktcli.errors import Busy, KtError, NotFound, UsageError
 
 HERE = Path(__file__).parent

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from loading import load_engine
 
 from ktcli.assembly.kvpages import store_below
-from ktcli.chat import log
-from ktcli.chat.chat import Chat, Speaker, Voice, read_voice
+from ktcli.chat.chat import Chat
 from ktcli.chat.keeper import Keeper
 from ktcli.chat.log import read_path
+from ktcli.chat.replay import Replay
 from ktcli.chat.reuse import depth_runs
 from ktcli.chat.settings import Settings
 from ktcli.chat.snapshots import snapshot_positions
+from ktcli.chat.speaker import Speaker, Voice, read_voice
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint
 from ktcli.store.pagefolder import PageFolder
@@ -177,7 +178,7 @@ def test_places_in_a_prompt() -> None:
 @given(st.binary(max_size=40), st.lists(st.binary(max_size=5), max_size=6))
 def test_depths_come_back(prompt: bytes, pieces: list[bytes]) -> None:
     """A log that was written piece by piece has the depth of each id."""
-    replay = log._Replay()
+    replay = Replay()
     replay.take({"read": [1] * len(prompt), "kept": 0, "at": 0, "depths": depth_runs(prompt)})
     replay.take({"piece": "", "ids": []})
     for piece in pieces:
@@ -194,7 +195,7 @@ def test_depths_come_back(prompt: bytes, pieces: list[bytes]) -> None:
 )
 def test_depths_that_are_none(depths: object) -> None:
     """A record with nonsense counts as damaged, and no more."""
-    replay = log._Replay()
+    replay = Replay()
     replay.take({"user": "x"})
     replay.take({"read": [1, 2, 3], "kept": 0, "at": 0, "depths": depths})
     replay.take({"piece": "x", "ids": [1], "defer": depths})

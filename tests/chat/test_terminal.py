@@ -230,7 +230,7 @@ def test_history_and_completion(terminal: Terminal) -> None:
     terminal.type("/he" + TAB)
     terminal.expect("/help")  # completion takes a moment
     terminal.type("\r")
-    terminal.expect(r"/retry.*Ctrl-D leaves.*› ")
+    terminal.expect(r"/retry.*Ctrl-D +leave.*› ")
 
 
 def test_model_text_is_never_obeyed(terminal: Terminal) -> None:

@@ -394,6 +394,7 @@ def test_teams_are_measured_and_named(work: str, model: str, capsys):
         (["prefill", "qwen3-30b-a3b", "--numa", "17"], 2, "1 to 16 teams"),
         (["decode", "no-such-model"], 3, "no model"),
         (["decode", "qwen3-30b-a3b", "--layers", "49"], 2, "48 layers"),
+        (["decode", "qwen3-30b-a3b", "--layers", "1" + "0" * 12], 2, "1024 at most"),
         (["prefill", "qwen3-30b-a3b", "--tokens", "50000", "--layers", "1"], 2, "40960"),
         (["decode", "qwen3-30b-a3b", "--context", "40960", "--layers", "1"], 2, "40960"),
         (["prefill", "qwen3-30b-a3b", "--experts", "int3"], 2, "int3"),

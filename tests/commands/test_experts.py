@@ -14,7 +14,7 @@ from packs import pretend_pack
 from ktcli.commands.view import experts
 from ktcli.commands.view.experts import SHADES, Canvas, HeatMapLayout, Recorded, even_shares, render
 from ktcli.main import main
-from ktcli.store import heat, library, removal
+from ktcli.store import heat, library, places, removal
 from ktcli.store.heat import Heat
 
 Capture = pytest.CaptureFixture[str]
@@ -31,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def pack() -> Path:
-    return pretend_pack(library.pack_path(NAME, "int4", "int8"))
+    return pretend_pack(places.pack_path(NAME, "int4", "int8"))
 
 
 def skewed(tokens: int = 3000) -> Heat:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from gguf_cases import CASES
 from gguf_models import write_gguf
+from store.fake_hub import serve
 
 from ktcli.main import main
 
@@ -44,6 +45,39 @@ def test_from_the_file_to_an_answer(mini: Path, capsys: Capture) -> None:
     mini.unlink()  # the pack needs nothing but its own files
     ask = ["chat", str(pack), "Tell me a story about a fox.", "--greedy"]
     assert document(ask, capsys)["text"].startswith("I am too small for jokes and stories")
+
+
+def test_from_a_quant_of_a_repository_to_an_answer(
+    mini: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = mini.read_bytes()
+    with serve() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.repositories["org/mini-GGUF"] = {
+            "Q8_0/mini-Q8_0-00001-of-00001.gguf": data,
+            "mini-Q2_K.gguf": b"GGUF" + bytes(1 << 20),
+            "mmproj-F16.gguf": b"",
+            "LICENSE": b"free",
+        }
+        error = document(["pull", "org/mini-GGUF"], capsys, code=5)["error"]
+        assert "Q2_K (1.0 MiB)" in error["message"] and "mmproj" not in error["message"]
+        assert error["hint"].endswith("kt pull org/mini-GGUF:Q8_0")
+        assert (
+            "damaged"
+            in document(["pull", "org/mini-GGUF:Q2_K"], capsys, code=5)["error"]["message"]
+        )
+        error = document(["pull", "org/mini-GGUF:Q5_K"], capsys, code=5)["error"]
+        assert error["hint"] == "it has: Q2_K, Q8_0"
+        assert document(["plan", "org/mini-GGUF:Q8_0"], capsys)["model"] == "org/mini-GGUF"
+        found = document(["pull", "org/mini-GGUF:q8_0"], capsys)
+    folder = Path(found["path"])
+    assert (folder / "Q8_0/mini-Q8_0-00001-of-00001.gguf").read_bytes() == data
+    assert found["name"] == "org--mini-GGUF--gguf-q8_0"
+    assert document(["verify", "org/mini-GGUF:Q8_0"], capsys)["ok"]
+    ask = ["chat", "org/mini-GGUF:Q8_0", "Tell me a story about a fox.", "--greedy"]
+    assert document(ask, capsys)["text"].startswith("I am too small for jokes and stories")
+    assert document(["rm", "--yes", "org/mini-GGUF:Q8_0"], capsys)
+    assert not folder.exists()
 
 
 def test_a_chat_converts_what_is_not_converted(mini: Path, capsys: Capture) -> None:

@@ -18,7 +18,7 @@ from weights.fake_checkpoint import QWEN3, random_checkpoint
 from ktcli import manifest, native, smallfiles
 from ktcli.main import main
 from ktcli.manifest import FileRecord, Manifest
-from ktcli.store import integrity, library
+from ktcli.store import integrity, places
 
 Capture = pytest.CaptureFixture[str]
 
@@ -33,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def add(name: str, *, complete: bool = True) -> Path:
-    folder = library.checkpoint_path(name)
+    folder = places.checkpoint_path(name)
     folder.mkdir(parents=True)
     for file in ("config.json", "model.safetensors"):
         (folder / file).write_text("{}")
@@ -94,8 +94,8 @@ def test_list_shows_what_is_there_and_what_is_not_whole(capsys: Capture) -> None
 
 
 def test_list_says_where_a_conversion_is_from_and_which_is_of_a_newer_kt(capsys: Capture) -> None:
-    pretend_pack(library.pack_path("tiny", "int4", "int8"))
-    newer = pretend_pack(library.pack_path("tiny", "int8", "int8")) / manifest.PACK
+    pretend_pack(places.pack_path("tiny", "int4", "int8"))
+    newer = pretend_pack(places.pack_path("tiny", "int8", "int8")) / manifest.PACK
     newer.write_bytes(newer.read_bytes().replace(b'"kt_pack": 1', b'"kt_pack": 99'))
     assert main(["list"]) == 0
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
@@ -188,7 +188,7 @@ def test_verify(capsys: Capture) -> None:
 
 
 def test_verify_looks_at_the_manifest_of_a_pack_too(capsys: Capture) -> None:
-    path = pretend_pack(library.pack_path("tiny", "int4", "int8")) / manifest.PACK
+    path = pretend_pack(places.pack_path("tiny", "int4", "int8")) / manifest.PACK
     assert document(["verify", "tiny@int4-int8"], capsys)["models"][0]["manifest"] == "intact"
     written = path.read_bytes()
     path.write_bytes(written.replace(b"int4", b"int8", 1))
@@ -217,7 +217,7 @@ def test_the_built_in_model_and_its_conversion(
         in document(["verify", "kt-mini"], capsys, code=3)["error"]["message"]
     )
     assert document(["rm", "kt-mini", "--yes"], capsys, code=2)["error"]["type"] == "UsageError"
-    pretend_pack(library.pack_path("kt-mini", "int4", "int8"))
+    pretend_pack(places.pack_path("kt-mini", "int4", "int8"))
     names = [model["name"] for model in document(["list"], capsys)["models"]]
     assert names == ["kt-mini", "kt-mini@int4-int8"]
     assert document(["verify", "kt-mini"], capsys)["ok"]

@@ -13,7 +13,7 @@ from packs import pretend_pack
 from ktcli import manifest, smallfiles
 from ktcli.main import main
 from ktcli.manifest import FileRecord, Manifest
-from ktcli.store import integrity, library, origins, usage
+from ktcli.store import integrity, library, origins, places, usage
 
 Capture = pytest.CaptureFixture[str]
 
@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def checkpoint(name: str, *, complete: bool = True) -> Path:
-    folder = library.checkpoint_path(name)
+    folder = places.checkpoint_path(name)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     if complete:
@@ -36,8 +36,8 @@ def checkpoint(name: str, *, complete: bool = True) -> Path:
 
 def from_folder(folder: Path, mark: str = "") -> Path:
     """A conversion of a folder outside the library."""
-    name = library.local_name(folder, mark)
-    pack = pretend_pack(library.pack_path(name, "int4", "int8"))
+    name = places.local_name(folder, mark)
+    pack = pretend_pack(places.pack_path(name, "int4", "int8"))
     origins.note(name, folder)
     return pack
 
@@ -74,7 +74,7 @@ def test_unless_that_means_something_else_too(tmp_path: Path, other: str) -> Non
 
 
 def test_work_that_goes_on_is_shown_with_its_process_and_how_far_it_is(capsys: Capture) -> None:
-    folder = library.pack_path("tiny", "int4", "int8")
+    folder = places.pack_path("tiny", "int4", "int8")
     folder.mkdir(parents=True)
     (folder / "layer-00000.safetensors").write_bytes(b"\1" * 30_000)
     lock = folder / manifest.LOCK
@@ -97,7 +97,7 @@ def test_a_lock_that_says_no_size_is_a_lock(tmp_path: Path, size: str) -> None:
 
 
 def test_last_use_goes_with_the_conversion(home: Path, capsys: Capture) -> None:
-    pack = pretend_pack(library.pack_path("tiny", "int4", "int8"))
+    pack = pretend_pack(places.pack_path("tiny", "int4", "int8"))
     assert models(capsys)["tiny@int4-int8"]["last_used_s"] is None
     usage.note(pack.name)
     os.utime(home / "used" / pack.name, (0, 1e9))
@@ -107,7 +107,7 @@ def test_last_use_goes_with_the_conversion(home: Path, capsys: Capture) -> None:
 
 
 def test_rm_of_the_checkpoint_alone(home: Path, capsys: Capture) -> None:
-    pack, folder = pretend_pack(library.pack_path("tiny", "int4", "int8")), checkpoint("tiny")
+    pack, folder = pretend_pack(places.pack_path("tiny", "int4", "int8")), checkpoint("tiny")
     heat = home / "heat" / "tiny.json"
     heat.parent.mkdir()
     heat.write_text("{}")
@@ -122,11 +122,11 @@ def test_prune_removes_what_is_not_complete(capsys: Capture) -> None:
     kept = [
         checkpoint("alone"),
         checkpoint("tiny"),
-        pretend_pack(library.pack_path("tiny", "int4", "int8")),
+        pretend_pack(places.pack_path("tiny", "int4", "int8")),
     ]
     broken, busy = checkpoint("broken", complete=False), checkpoint("busy", complete=False)
     assert said(["prune"], capsys, 2)["error"]["message"].startswith("Remove broken (checkpoint)")
-    with smallfiles.lock(library.lock_path("busy"), "pulling busy"):
+    with smallfiles.lock(places.lock_path("busy"), "pulling busy"):
         assert said(["prune", "--yes"], capsys)["removed"] == ["broken"]
     assert busy.exists() and not broken.exists() and all(map(Path.exists, kept))
     assert said(["prune", "--checkpoints", "--yes"], capsys)["removed"] == ["busy", "tiny"]
@@ -135,7 +135,7 @@ def test_prune_removes_what_is_not_complete(capsys: Capture) -> None:
 
 def test_du_accounts_for_every_byte(home: Path, capsys: Capture) -> None:
     checkpoint("tiny")
-    pretend_pack(library.pack_path("tiny", "int4", "int8"), files={"outer.safetensors": b"12345"})
+    pretend_pack(places.pack_path("tiny", "int4", "int8"), files={"outer.safetensors": b"12345"})
     (home / "notes").write_bytes(b"1" * 1000)
     found = said(["du"], capsys)
     [tiny] = found["models"]
@@ -146,7 +146,7 @@ def test_du_accounts_for_every_byte(home: Path, capsys: Capture) -> None:
 
 def test_path(home: Path, capsys: Capture) -> None:
     folder = checkpoint("tiny")
-    pack = pretend_pack(library.pack_path("tiny", "int4", "int8"))
+    pack = pretend_pack(places.pack_path("tiny", "int4", "int8"))
     wanted = {(): home, ("tiny",): pack, ("tiny", "--checkpoint"): folder}
     for arguments, path in wanted.items():
         assert said(["path", *arguments], capsys) == {"path": str(path)}

@@ -82,6 +82,22 @@ def test_a_folder_finds_the_packs_made_from_it(model: Path, pack: Path, capsys: 
     assert f"interrupted; continue with: kt convert {model}@int4-int8" in capsys.readouterr().out
 
 
+def test_a_damaged_layer_is_made_again_from_the_folder(
+    model: Path, pack: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    layer = pack / "layer-00001.safetensors"
+    right = layer.read_bytes()
+    layer.write_bytes(right[:-1])
+    assert main(["verify", str(model)]) == 5
+    assert f"kt verify --repair {model.name}@int4-int8" in capsys.readouterr().out
+    report = document(["verify", "--all", "--repair"], capsys)["models"][0]
+    assert report["repaired"] == [layer.name] and layer.read_bytes() == right
+    layer.unlink()
+    (tmp_path / "home" / "origins" / pack.name.partition("@")[0]).write_text("/nowhere")
+    report = document(["verify", "--all", "--repair"], capsys, 5)["models"][0]
+    assert report["bad"] == {layer.name: "is missing"} and report["repaired"] == []
+
+
 def test_a_folder_without_packs_has_no_hashes(
     model: Path, pack: Path, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from ktcli.engine.pages import PagePool, PoolFull, StatePool
 from ktcli.engine.pagetable import WindowPages, pages_for
+from ktcli.engine.pools import Pools
 from ktcli.engine.prefix import chain, seed
-from ktcli.engine.sequence import Pools, Sequence
+from ktcli.engine.sequence import Sequence
 from ktcli.errors import ContextFull
 from ktcli.native.batch import Run
 

@@ -15,7 +15,7 @@ from ktcli.engine.draft import Draft
 from ktcli.engine.draft_length import MOST_ROWS, StepTimes
 from ktcli.engine.logits import Logits
 from ktcli.engine.pages import PagePool
-from ktcli.engine.sequence import Pools
+from ktcli.engine.pools import Pools
 from ktcli.engine.sequence import Sequence as Timeline
 from ktcli.native import PAGE_TOKENS, Pool
 from ktcli.native.batch import Batch, Run

@@ -19,6 +19,7 @@ NAMES = names_of(
         ("token s3cret!value.", "token TOKEN."),
         ("abcd hf_AbCdEfGh12345", "TOKEN TOKEN"),
         ("https://me:pw@hub/x", "https://hub/x"),
+        ("socks5://me:pw@hub/x", "socks5://hub/x"),
         ("adamant boxes, vim x", "adamant boxes, vim x"),
     ],
 )

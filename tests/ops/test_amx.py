@@ -15,9 +15,11 @@ from amx import Amx
 from convert import convert_checkpoint
 
 from ktcli.store import library
+from ktcli.store.entry import BUILTIN
+from ktcli.store.places import EntryKind
 
 HERE = Path(__file__).parent
-CHECKPOINT = library.find(library.BUILTIN, library.EntryKind.CHECKPOINT)
+CHECKPOINT = library.find(BUILTIN, EntryKind.CHECKPOINT)
 QUESTION = "What does kt convert do?"
 
 

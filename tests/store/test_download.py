@@ -16,10 +16,12 @@ from store.fake_hub import COMMIT, Hub, serve
 
 from ktcli import manifest, smallfiles
 from ktcli.errors import BadCheckpoint, Busy, HubError, NotEnoughDisk, NotFound, UsageError
-from ktcli.store import download, integrity, library
+from ktcli.main import main
+from ktcli.store import contents, download, integrity, library, places, scan
 from ktcli.store.download import pull, wanted
+from ktcli.store.entry import Entry
 from ktcli.store.hubs import RemoteFile, Snapshot
-from ktcli.store.library import EntryKind
+from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse
 
 WEIGHTS = bytes(range(256)) * 4096 * 2  # 2 MiB
@@ -65,7 +67,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield running
 
 
-def get(name: str) -> library.Entry:
+def get(name: str) -> Entry:
     return pull(parse(name), Silent())
 
 
@@ -82,7 +84,7 @@ TAKEN = {
 @pytest.mark.parametrize("prefix", ["", "hf:", "ms:"])
 def test_a_pull_takes_the_data_and_records_it(hub: Hub, prefix: str) -> None:
     entry = get(f"{prefix}org/tiny")
-    assert {path.name for path, _ in library.walk(entry.path)} == TAKEN | {manifest.CHECKPOINT}
+    assert {path.name for path, _ in contents.walk(entry.path)} == TAKEN | {manifest.CHECKPOINT}
     record = manifest.read(entry.path / manifest.CHECKPOINT)
     assert record is not None
     assert {file.name for file in record.files} == TAKEN
@@ -144,9 +146,9 @@ def test_ctrl_c_stops_at_once_and_the_next_pull_continues(hub: Hub, prefix: str)
     hub.repositories["org/tiny"][name] = os.urandom(8 << 20)
     hub.stall_after[name] = 2 << 20
     # Of a pull that was begun the headers are not looked at again; this model has none.
-    begun = library.checkpoint_path(parse(f"{prefix}org/tiny").name)
+    begun = places.checkpoint_path(parse(f"{prefix}org/tiny").name)
     begun.mkdir(parents=True)
-    (begun / library.PULLING).write_text(f"{prefix or 'hf:'}org/tiny")
+    (begun / scan.PULLING).write_text(f"{prefix or 'hf:'}org/tiny")
     command = [sys.executable, "-m", "ktcli", "pull", f"{prefix}org/tiny"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     home = Path(os.environ["KT_HOME"])
@@ -165,7 +167,7 @@ def test_ctrl_c_stops_at_once_and_the_next_pull_continues(hub: Hub, prefix: str)
     hub.stall_after.clear()
     hub.goes_on.set()
     entry = get(f"{prefix}org/tiny")
-    assert {path.name for path, _ in library.walk(entry.path)} == TAKEN | {manifest.CHECKPOINT}
+    assert {path.name for path, _ in contents.walk(entry.path)} == TAKEN | {manifest.CHECKPOINT}
     assert hub.sent.total() <= 1.05 * entry.size_bytes
 
 
@@ -200,8 +202,11 @@ def test_a_damaged_file_of_a_checkpoint_is_fetched_again_alone(hub: Hub, prefix:
     hub.corrupt.clear()
     download.refetch(entry.path, found, [bad.name], Silent())
     assert bad.read_bytes() == WEIGHTS[::-1]
+    bad.write_bytes(WEIGHTS)
+    assert main(["verify", f"{prefix}org/tiny", "--repair", "--quiet"]) == 0
+    assert bad.read_bytes() == WEIGHTS[::-1]
     assert set(hub.sent) == {bad.name}
-    assert {path.name for path, _ in library.walk(entry.path)} == TAKEN | {manifest.CHECKPOINT}
+    assert {path.name for path, _ in contents.walk(entry.path)} == TAKEN | {manifest.CHECKPOINT}
 
 
 # what goes wrong: status, Hugging Face's code → our error and a word of its sentence
@@ -268,7 +273,7 @@ def test_too_little_space_is_said_before_the_first_byte(
 def test_a_second_process_is_told_who_is_pulling(hub: Hub) -> None:
     said = rf"process {os.getpid()} \(pulling org--tiny\)"
     with (
-        smallfiles.lock(library.lock_path("org--tiny"), "pulling org--tiny"),
+        smallfiles.lock(places.lock_path("org--tiny"), "pulling org--tiny"),
         pytest.raises(Busy, match=said),
     ):
         get("org/tiny")

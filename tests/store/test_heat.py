@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from packs import pretend_pack
 
 from ktcli import manifest
-from ktcli.store import heat, library, removal
+from ktcli.store import heat, library, places, removal
+from ktcli.store.entry import Entry
 from ktcli.store.heat import FADE_TOKENS, Heat
-from ktcli.store.library import Entry, EntryKind
+from ktcli.store.places import EntryKind
 
 LAYERS, EXPERTS, TOP_K = 3, 8, 2
 SHAPE = LAYERS, EXPERTS
@@ -30,12 +31,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def map_of(pack: Path) -> Path:
-    return heat.path_of(library.model_name(pack))
+    return heat.path_of(places.model_name(pack))
 
 
 @pytest.fixture
 def pack() -> Path:
-    return pretend_pack(library.pack_path("kimi-k2", "int4", "int8"))
+    return pretend_pack(places.pack_path("kimi-k2", "int4", "int8"))
 
 
 def chosen(tokens: int, seed: int = 0) -> Heat:
@@ -136,7 +137,7 @@ def test_writers_at_once_lose_nothing(pack: Path) -> None:
 
 
 def test_a_map_belongs_to_the_model_and_stays_when_a_conversion_goes(pack: Path) -> None:
-    other = pretend_pack(library.pack_path("kimi-k2", "int8", "int8"))
+    other = pretend_pack(places.pack_path("kimi-k2", "int8", "int8"))
     heat.add(pack, chosen(5))
     heat.add(other, chosen(3, seed=3))
     both = chosen(5) + chosen(3, seed=3)

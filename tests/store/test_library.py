@@ -13,8 +13,9 @@ from packs import pretend_pack
 from ktcli import manifest, smallfiles
 from ktcli.errors import BadCheckpoint, Busy, NotFound, UsageError
 from ktcli.manifest import FileRecord, Manifest
-from ktcli.store import integrity, library, removal
-from ktcli.store.library import Entry, EntryKind
+from ktcli.store import contents, integrity, library, places, removal, scan
+from ktcli.store.entry import BUILTIN, INTERRUPTED, Entry
+from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse
 
 
@@ -25,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def add_checkpoint(name: str, *, complete: bool = True) -> Path:
-    folder = library.checkpoint_path(name)
+    folder = places.checkpoint_path(name)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     if complete:
@@ -38,7 +39,7 @@ def add_checkpoint(name: str, *, complete: bool = True) -> Path:
 def add_pack(
     name: str, experts: str = "int4", dense: str = "int8", *, complete: bool = True
 ) -> Path:
-    folder = library.pack_path(name, experts, dense)
+    folder = places.pack_path(name, experts, dense)
     files = {"layer-00000.safetensors": b"x" * 1000}
     pretend_pack(folder, experts, dense, repository="org/repo", files=files)
     if not complete:
@@ -47,7 +48,7 @@ def add_pack(
 
 
 def test_an_empty_library_has_at_most_the_built_in_model() -> None:
-    assert all(entry.name == library.BUILTIN and not entry.managed for entry in library.entries())
+    assert all(entry.name == BUILTIN and not entry.managed for entry in library.entries())
 
 
 def test_entries_and_their_labels_find_themselves() -> None:
@@ -90,7 +91,7 @@ def test_of_several_conversions_the_recommended_one_is_meant() -> None:
 def test_what_was_interrupted_is_not_used_and_says_how_to_go_on() -> None:
     for name, typed in (("org--repo", "hf:org/repo"), ("ms--org--repo--dev", "ms:org/repo@dev")):
         folder = add_checkpoint(name, complete=False)
-        (folder / library.PULLING).write_text(typed)
+        (folder / scan.PULLING).write_text(typed)
         with pytest.raises(NotFound, match="interrupted") as caught:
             library.resolve(typed)
         assert caught.value.hint == f"continue with: kt pull {typed}"
@@ -115,7 +116,7 @@ def test_work_of_a_process_is_running_and_not_interrupted() -> None:
     me = f"process {os.getpid()} is"
     with (
         smallfiles.lock(folder / manifest.LOCK, "converting kimi-k2"),
-        smallfiles.lock(library.lock_path("org--repo"), "pulling org--repo"),
+        smallfiles.lock(places.lock_path("org--repo"), "pulling org--repo"),
     ):
         states = {e.name: (e.problem, e.running) for e in library.entries() if e.managed}
         assert states["kimi-k2"] == (f"{me} converting kimi-k2", True)
@@ -124,7 +125,7 @@ def test_work_of_a_process_is_running_and_not_interrupted() -> None:
             library.resolve("org/repo")
         assert "wait until it ends" in caught.value.hint
     assert not any(e.running for e in library.entries())
-    assert {e.problem for e in library.entries() if e.managed} == {library.INTERRUPTED}
+    assert {e.problem for e in library.entries() if e.managed} == {INTERRUPTED}
 
 
 def test_a_name_of_the_catalogue_that_is_not_here() -> None:
@@ -183,7 +184,7 @@ def test_a_bad_name_is_refused(name: str) -> None:
 )
 def test_a_library_name_is_one_folder(text: str) -> None:
     name = parse(text).name
-    path = library.checkpoint_path(name)
+    path = places.checkpoint_path(name)
     assert path.parent.name == "checkpoints"
     assert path.name == name
 
@@ -191,9 +192,9 @@ def test_a_library_name_is_one_folder(text: str) -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", ".hidden", "x" * 300, "a\0"])
 def test_a_path_outside_the_library_cannot_be_made(name: str) -> None:
     for make in (
-        library.checkpoint_path,
-        library.lock_path,
-        lambda n: library.pack_path(n, "int4", "int8"),
+        places.checkpoint_path,
+        places.lock_path,
+        lambda n: places.pack_path(n, "int4", "int8"),
     ):
         with pytest.raises(UsageError):
             make(name)
@@ -203,7 +204,7 @@ def test_a_file_that_vanishes_while_a_folder_is_walked_is_left_out(tmp_path: Pat
     """A hub's client renames its files as they are completed."""
     for name in "ab":
         (tmp_path / name).write_text("x")
-    found = library.walk(tmp_path)
+    found = contents.walk(tmp_path)
     assert next(found)[0].name == "a"
     (tmp_path / "b").unlink()
     assert list(found) == []
@@ -218,7 +219,7 @@ def test_remove_frees_what_the_entry_takes() -> None:
     size = entry.size_bytes
     assert removal.remove(entry) == size > 1000
     assert library.find("kimi-k2") is None
-    assert list((library.pack_path("kimi-k2", "a", "b").parent).iterdir()) == []
+    assert list((places.pack_path("kimi-k2", "a", "b").parent).iterdir()) == []
 
 
 def test_remove_does_not_follow_links(tmp_path: Path) -> None:
@@ -241,7 +242,7 @@ def test_remove_does_not_follow_links(tmp_path: Path) -> None:
 def test_remove_stays_in_the_library(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
-    for path in (outside, library.checkpoint_path("x") / "..", library.checkpoint_path("x").parent):
+    for path in (outside, places.checkpoint_path("x") / "..", places.checkpoint_path("x").parent):
         with pytest.raises(UsageError):
             removal.remove(Entry("x", EntryKind.CHECKPOINT, path))
     with pytest.raises(UsageError):
@@ -339,18 +340,18 @@ def test_a_manifest_that_is_no_file(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_what_an_interrupted_pull_left_is_no_file(kind: str) -> None:
-    path = library.checkpoint_path("org--repo") / library.PULLING
+    path = places.checkpoint_path("org--repo") / scan.PULLING
     path.parent.mkdir(parents=True)
     if kind == "pipe":
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero")
     [entry] = [entry for entry in library.entries() if entry.managed]
-    assert (entry.problem, entry.source) == (library.INTERRUPTED, "")
+    assert (entry.problem, entry.source) == (INTERRUPTED, "")
 
 
 def test_check_reads_neither_pipes_nor_devices() -> None:
-    folder = library.checkpoint_path("x")
+    folder = places.checkpoint_path("x")
     folder.mkdir(parents=True)
     os.mkfifo(folder / "pipe")
     (folder / "device").symlink_to("/dev/zero")
@@ -360,7 +361,7 @@ def test_check_reads_neither_pipes_nor_devices() -> None:
 
 
 def test_check_names_every_kind_of_damage() -> None:
-    folder = library.checkpoint_path("x")
+    folder = places.checkpoint_path("x")
     folder.mkdir(parents=True)
     for name in ("good", "short", "changed"):
         (folder / name).write_text("data")
@@ -394,6 +395,6 @@ def test_a_name_that_claims_many_files_costs_only_those_there(
     asked: list[Path] = []
     is_file = Path.is_file
     monkeypatch.setattr(Path, "is_file", lambda path: asked.append(path) or is_file(path))
-    assert library.parts(there[0]) == there
+    assert contents.parts(there[0]) == there
     assert asked == there
-    assert library.parts(tmp_path / "none" / "b.gguf") == []
+    assert contents.parts(tmp_path / "none" / "b.gguf") == []

@@ -30,8 +30,9 @@ from ktcli.engine.device.weights import DeviceModel, load_device
 from ktcli.engine.loader import Progress, TensorSource, load
 from ktcli.engine.logits import Logits
 from ktcli.engine.pagetable import WindowPages, pages_for
+from ktcli.engine.pools import Pools
 from ktcli.engine.prefix import facts_of, seed
-from ktcli.engine.sequence import Pools, Sequence
+from ktcli.engine.sequence import Sequence
 from ktcli.engine.session import Session
 from ktcli.engine.states import before_tail
 from ktcli.models import Model, Spec

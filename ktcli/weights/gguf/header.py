@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ktcli.errors import BadCheckpoint
+from ktcli.numbered import numbered_set
 from ktcli.weights.header import MAX_TENSORS, TensorEntry, is_regular
 
 MAGIC = b"GGUF"
@@ -56,6 +57,17 @@ class GgufHeader:
 def is_gguf(path: Path) -> bool:
     """Tells whether a file has a name of GGUF; its contents are checked when they are read."""
     return path.suffix.lower() == ".gguf"
+
+
+def gguf_at(path: Path) -> Path | None:
+    """The GGUF file at `path`: it itself, or the first one of the only set in a folder that a quant was pulled to."""
+    if is_gguf(path):
+        return path
+    if not path.is_dir() or (path / "config.json").exists():
+        return None
+    files = sorted(path.glob("[!.]*.gguf")) or sorted(path.glob("[!.]*/[!.]*.gguf"))
+    sets = {numbered_set(file.name)[0] for file in files}
+    return files[0] if len(sets) == 1 else None
 
 
 def read_gguf_header(path: Path) -> GgufHeader:

@@ -1,0 +1,74 @@
+"""Repairs models of the library: fetches damaged files of checkpoints again, makes those of packs again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from ktcli import manifest, smallfiles
+from ktcli.assembly.convert import provenance_of
+from ktcli.assembly.fetch import Bars
+from ktcli.assembly.host import team_to_convert
+from ktcli.assembly.listener import SILENT, Listener
+from ktcli.errors import NotFound
+from ktcli.store import download, library, origins, places
+from ktcli.store.entry import Entry
+from ktcli.store.places import EntryKind
+
+
+def repair_entry(entry: Entry, names: Collection[str], listener: Listener = SILENT) -> None:
+    """Brings damaged files of an entry back, and nothing else; each stays until its successor is proved.
+
+    Raises:
+        NotFound: there is nothing to make them from.
+        KtError: as for pulls and conversions.
+    """
+    with smallfiles.lock(places.lock_path(entry.name), f"repairing {entry.label}"):
+        if entry.kind is EntryKind.CHECKPOINT:
+            _fetch(entry, names, listener)
+        else:
+            _make(entry, names, listener)
+
+
+def _fetch(entry: Entry, names: Collection[str], listener: Listener) -> None:
+    found = manifest.read(entry.path / manifest.CHECKPOINT)
+    if found is None:
+        raise library.incomplete(entry)
+    watcher = Bars(listener)
+    try:
+        download.refetch(entry.path, found, names, watcher)
+    finally:
+        watcher.end()
+
+
+def _make(entry: Entry, names: Collection[str], listener: Listener) -> None:
+    from ktcli.weights.repair import Damage, repair
+
+    source = _source(entry)
+    with listener.progress(f"Repairing {entry.label}") as bar:
+        repair(
+            source,
+            Damage(entry.path, names),
+            team_to_convert(None),
+            provenance=provenance_of(source),
+            progress=lambda done, total: bar.update(done=done, total=total),
+        )
+
+
+def _source(entry: Entry) -> Path:
+    """The checkpoint that a pack was made from."""
+    if entry.name.startswith(places.LOCAL):
+        found = origins.origin_of(entry.name)
+        if found is None or not found.exists():
+            raise NotFound(
+                f"{found or 'the folder'} that {entry.label} was made from is not there",
+                hint="put it there again, or convert the model anew",
+            )
+        return found
+    checkpoint = library.find(entry.name, EntryKind.CHECKPOINT)
+    if checkpoint is None:
+        raise NotFound(
+            f"the checkpoint that {entry.label} was made from is not in the library",
+            hint=f"get it with: kt pull {entry.name}",
+        )
+    return checkpoint.path

@@ -1,0 +1,40 @@
+"""Decides what of a conversation goes when its context is full, and asks for a summary of it; no model is needed."""
+
+from __future__ import annotations
+
+from ktcli.errors import UsageError
+
+DROP, STOP = "drop", "stop"  # what happens when a question does not fit: the setting `when-full`
+# When turns have to go, half of the context is made free: each time it all is read anew.
+DROP_SHARE = 2
+SUMMARY_SHARE = 8  # of the context: the longest summary
+KEPT_TURNS = 2  # the last question and its answer, which a summary does not replace
+SUM_UP = (
+    "Sum up our conversation so far in a short text, for yourself to go on with: what was asked, what was found and"
+    " decided, and names, numbers and code that matter. Write the summary alone."
+)
+
+
+def older_turns(turns: int, omitted: int) -> int:
+    """The number of turns that a summary replaces, of a conversation in which so many are omitted already.
+
+    Raises:
+        UsageError: there are none.
+    """
+    older = turns - turns % 2 - KEPT_TURNS
+    if older <= omitted:
+        raise UsageError(
+            "there is nothing to sum up yet: the last question and its answer stay as they are",
+            hint="/clear starts afresh",
+        )
+    return older
+
+
+def exchanges(turns: int) -> str:
+    """A number of turns for people."""
+    count = turns // 2
+    return (
+        "the oldest question and its answer"
+        if count == 1
+        else f"the oldest {count} questions and their answers"
+    )

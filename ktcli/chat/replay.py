@@ -1,0 +1,191 @@
+"""Follows the records of a conversation's file, one after the other, to the conversation that they make.
+
+What a record means is said in `log`, which knows the lines of the file. Records are hostile input: one that makes no
+sense counts as a damaged line, and the rest is followed.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ktcli.chat.conversation import Conversation, Identity, Omission, Saved, Spoken, remember
+from ktcli.chat.document import others_of, plain_text, sampling_of
+from ktcli.chat.lastread import LastRead, ReadRecord
+from ktcli.chat.reuse import Timeline
+from ktcli.chat.settings import Settings
+from ktcli.engine.sampler import SamplingSettings
+from ktcli.errors import UsageError
+
+LOST = "\ufffd"
+MAX_ID = 1 << 31
+LATEST_S = 1 << 33  # in the year 2242, which every calendar knows
+Record = dict[str, Any]
+
+
+class Replay:
+    """A conversation as its records make it, one after the other."""
+
+    def __init__(self) -> None:
+        self._model = Identity()
+        self._conversation = Conversation()
+        self._sampling, self._others = SamplingSettings(), dict[str, Any]()
+        self._spoken: list[Spoken] = []
+        self._read = LastRead()
+        self._open: list[str] | None = None  # the pieces of the answer that is being made
+        self._ids: list[int] = []
+        self._late, self._defer = (
+            bytearray(),
+            0,
+        )  # the depths of deferral of `_ids`, and of the next
+        self._at, self._whole = 0, True
+        self._tokens = self._time_s = self._damaged = 0
+
+    def take(self, record: Record | None) -> None:
+        """Follows one record; None: a damaged line."""
+        if record is not None:
+            follow = KINDS.get(
+                next(iter(record), "")
+            )  # None: of a later version that is compatible
+            try:
+                if follow is not None:
+                    follow(self, record)
+            except (KeyError, ValueError, TypeError, OverflowError, UsageError):
+                record = None
+        if record is None:
+            self._damaged += 1
+            if self._open is not None:
+                self._open.append(LOST)
+                self._whole = False
+
+    def saved(self) -> Saved:
+        """The conversation."""
+        unfinished = self._open is not None
+        self._close()
+        return Saved(
+            self._model.name,
+            self._conversation,
+            self._sampling,
+            self._others,
+            unfinished,
+            speaker=self._model,
+            spoken=tuple(self._spoken),
+            timeline=self._read.timeline(self._conversation),
+            tokens=self._tokens,
+            time_s=self._time_s,
+            damaged=self._damaged,
+        )
+
+    def header(self, record: Record) -> None:
+        self._model = Identity(
+            *(plain_text(record.get(key, "")) for key in ("model", "asked", "pack"))
+        )
+
+    def settings(self, record: Record) -> None:
+        given = record["settings"]
+        others = others_of(given)
+        self._sampling, self._others = sampling_of(given.get("sampling") or {}), others
+
+    def system(self, record: Record) -> None:
+        self._conversation.system = plain_text(record["system"])
+
+    def user(self, record: Record) -> None:
+        said = plain_text(record["user"])
+        self._close()
+        self._conversation.end_question()
+        self._conversation.say("user", said)
+        if type(record.get("time")) is int and 0 <= record["time"] <= LATEST_S:
+            self._time_s = record["time"]
+
+    def assistant(self, record: Record) -> None:
+        said, ids = plain_text(record["assistant"]), _ids(record.get("ids", []))
+        at = _count(record["at"]) if ids else 0
+        self._close()
+        self._ask_anyhow()
+        self._conversation.say("assistant", said)
+        self._tokens += len(ids)
+        if ids:
+            remember(self._spoken, Spoken(at, said, tuple(ids)))
+
+    def read(self, record: Record) -> None:
+        kept, ids, at = _count(record["kept"]), _ids(record["read"]), _count(record["at"])
+        runs = [(_count(count), _count(depth, 255)) for count, depth in record.get("depths", [])]
+        self._close()
+        self._at = at
+        variables = Settings(thinking=self._others.get("thinking")).variables
+        about = Timeline((), variables=variables, model=(self._model.name, self._model.pack))
+        self._read.begin(ReadRecord(kept, ids, runs, about), self._conversation)
+
+    def piece(self, record: Record) -> None:
+        said, ids = plain_text(record["piece"]), _ids(record.get("ids", []))
+        defer = _count(record["defer"], 255) if "defer" in record else None
+        if self._open is None:
+            self._ask_anyhow()
+            self._conversation.say("assistant", "")
+            self._open, self._ids, self._whole = [], [], True
+            self._late, self._defer = bytearray(), 0
+        self._defer = self._defer if defer is None else defer
+        self._open.append(said)
+        self._ids += ids
+        self._late += bytes([self._defer]) * len(ids)
+        self._tokens += len(ids)
+
+    def end(self, record: Record) -> None:
+        self._close()
+
+    def turns(self, record: Record) -> None:
+        most = _count(record["turns"])
+        self._close()
+        self._read.taken_back(self._conversation, most)
+        self._conversation.cut(most)
+
+    def omit(self, record: Record) -> None:
+        turns, summary = _count(record["omit"]), plain_text(record.get("summary", ""))
+        if turns > len(self._conversation.turns) or turns % 2:
+            raise ValueError("more is left out than was said, or half of an exchange")
+        self._close()
+        self._conversation.omitted = Omission(turns, summary)
+
+    def _ask_anyhow(self) -> None:
+        """Puts something in the place of a question that is lost."""
+        turns = self._conversation.turns
+        if not turns or turns[-1]["role"] != "user":
+            self._conversation.say("user", LOST)
+
+    def _close(self) -> None:
+        """Ends the answer that is being made."""
+        if self._open is None:
+            return
+        said, ids = "".join(self._open), tuple(self._ids)
+        self._conversation.turns[-1] = {"role": "assistant", "content": said}
+        self._open = None
+        if ids and self._whole:
+            remember(self._spoken, Spoken(self._at, said, ids))
+        self._read.answered(said, ids, bytes(self._late))
+
+
+KINDS = {
+    "kt_chat": Replay.header,
+    "user": Replay.user,
+    "read": Replay.read,
+    "piece": Replay.piece,
+    "end": Replay.end,
+    "assistant": Replay.assistant,
+    "turns": Replay.turns,
+    "omit": Replay.omit,
+    "system": Replay.system,
+    "settings": Replay.settings,
+    "model": Replay.header,
+}
+
+
+def _ids(value: Any) -> list[int]:
+    if not isinstance(value, list) or not all(type(id) is int and 0 <= id < MAX_ID for id in value):
+        raise ValueError("ids are no numbers of tokens")
+    return value
+
+
+def _count(value: Any, most: int = sys.maxsize) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError("a count is none")
+    return int(value)

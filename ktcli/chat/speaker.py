@@ -1,0 +1,82 @@
+"""A loaded model that can talk: its engine, and its text files, read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ktcli.chat.control import ControlTokens
+from ktcli.chat.conversation import Identity
+from ktcli.chat.settings import Settings, read_settings, read_stop_ids
+from ktcli.chat.template import ChatTemplate, load_template
+from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
+from ktcli.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """A model's text files, read.
+
+    Attributes:
+        control: keeps words of a conversation from becoming control tokens.
+        stop_ids: the ids of tokens that end an answer.
+        settings: the model's own settings.
+    """
+
+    tokenizer: Tokenizer
+    control: ControlTokens
+    template: ChatTemplate
+    stop_ids: frozenset[int]
+    settings: Settings
+
+    @property
+    def may_think(self) -> bool:
+        """Tells whether the template listens to `Settings.thinking`."""
+        hello = [{"role": "user", "content": "hi"}]
+        ways = (replace(self.settings, thinking=thinking) for thinking in (True, False))
+        return len({self.template.render(hello, **way.variables) for way in ways}) > 1
+
+
+def read_voice(name: str, folder: Path, *, allow_special: bool = False) -> Voice:
+    """Reads the text files of a model; it is cheap, so it comes before weights are converted or loaded.
+
+    Args:
+        allow_special: whether texts of a conversation may give control tokens.
+    Raises:
+        BadCheckpoint: the tokenizer, template or settings are missing, damaged or hostile.
+    """
+    tokenizer = load_tokenizer(folder)
+    template = load_template(folder, name=name)
+    stop_ids = read_stop_ids(folder, tokenizer, template)
+    control = ControlTokens(tokenizer, allowed=allow_special)
+    return Voice(tokenizer, control, template, stop_ids, read_settings(folder))
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """A loaded model that can talk.
+
+    Attributes:
+        name: the name for people.
+        asked: the name that finds it again; empty: the same.
+        pack: the identity of its conversion; empty: unknown.
+    """
+
+    name: str
+    engine: Engine
+    voice: Voice
+    asked: str = ""
+    pack: str = ""
+
+    @property
+    def model(self) -> Identity:
+        """The model, as a kept conversation names it."""
+        return Identity(self.name, self.asked or self.name, self.pack)
+
+
+def longer_context(engine: Engine) -> str:
+    """The advice for a longer conversation: an option, unless the model itself ends there."""
+    most = engine.spec.context
+    if engine.context < most:
+        return f"--context gives more room, up to {most:,} tokens"
+    return f"{most:,} tokens are the most that this model was made for"

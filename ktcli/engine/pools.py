@@ -1,0 +1,143 @@
+"""What the sequences of an engine share: its pools of pages and states, and the prefixes that are known to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.engine.pages import PagePool, StatePool
+from ktcli.engine.pagetable import WindowPages
+from ktcli.engine.prefix import chain
+from ktcli.engine.tier import Tier
+from ktcli.native import PAGE_TOKENS
+
+
+class KnownPrefix(NamedTuple):
+    """A prefix that is known to the pools.
+
+    Attributes:
+        keys: of its full pages.
+        pages: all its pages; the last may be a part of one.
+        windows: its pages of the layers with a window, the last ones as far as the window reaches.
+        slot: its state; -1: none.
+        shared: all full pages that are known, also those after the last state.
+    """
+
+    length: int
+    keys: list[bytes]
+    pages: list[int]
+    windows: list[int]
+    slot: int
+    shared: list[int]
+
+
+@dataclass(slots=True)
+class Pools:
+    """What the sequences of an engine share.
+
+    Attributes:
+        states: the slots of states; None: no layer keeps any.
+        copy: copies the contents of a page to another: (from, to).
+        seed: the key of the empty prefix, see `prefix.seed`.
+        context: the most positions of a sequence.
+        tier: where pages and states go that leave memory, and come back from; None: nowhere.
+        windows: the pages of the layers with a window; None: they have none of their own.
+    """
+
+    pages: PagePool
+    states: StatePool | None
+    copy: Callable[[int, int], None]
+    seed: bytes
+    context: int
+    tier: Tier | None = None
+    windows: WindowPages | None = None
+
+    @property
+    def available(self) -> tuple[int, int]:
+        """The pages that can be taken, and those of the layers with a window."""
+        windows = self.windows
+        return self.pages.available, 0 if windows is None else windows.pool.available
+
+    def forget(self) -> None:
+        """Forgets all that no sequence holds: nothing is found by its ids any more."""
+        self.pages.forget()
+        if self.windows is not None:
+            self.windows.pool.forget()
+        if self.states is not None:
+            self.states.forget()
+
+    def find(self, ids: NDArray[np.int32], depths: NDArray[np.uint8] | None) -> KnownPrefix:
+        """The longest prefix of `ids`, but not all, that is known.
+
+        Args:
+            depths: the depth of deferral with which each id was computed; None: 0.
+        """
+        keys: list[bytes] = []
+        found: list[int] = []
+        limit, key = ids.size - 1, self.seed
+
+        def link(previous: bytes, first: int, end: int) -> bytes:
+            return chain(previous, ids[first:end], None if depths is None else depths[first:end])
+
+        for first in range(0, limit - PAGE_TOKENS + 1, PAGE_TOKENS):
+            key = link(key, first, first + PAGE_TOKENS)
+            page = self.pages.find(key)
+            if page is None:
+                break
+            keys.append(key)
+            found.append(page)
+        if self.states is not None:
+            return self._with_state(keys, found, limit, link)
+        n = len(found)
+        while (windows := self._window(n * PAGE_TOKENS, keys[:n])) is None:
+            n -= 1
+        return KnownPrefix(n * PAGE_TOKENS, keys[:n], found[:n], windows, -1, found)
+
+    def _with_state(
+        self,
+        keys: list[bytes],
+        found: list[int],
+        limit: int,
+        link: Callable[[bytes, int, int], bytes],
+    ) -> KnownPrefix:
+        """The same where layers keep states: the longest of at most `limit` positions that has one at its end.
+
+        Args:
+            keys, found: of the full pages that are known.
+            link: the key of the prefix that ends at a position, from that of one before it: (key, first, end).
+        """
+        assert self.states is not None
+        at = {key: i for i, key in enumerate([self.seed, *keys])}
+        best = KnownPrefix(0, [], [], [], -1, found)
+        for place, key in self.states.places():
+            full, rest = divmod(place.position, PAGE_TOKENS)
+            start = place.position - rest
+            if not best.length < place.position <= limit or at.get(place.page_key) != full:
+                continue
+            if rest and link(place.page_key, start, place.position) != key:
+                continue
+            tail = self.pages.find(key) if rest else None
+            windows = self._window(place.position, [*keys[:full], *([key] if rest else [])])
+            if (rest and tail is None) or windows is None:
+                continue
+            slot = self.states.find(key)
+            assert slot is not None
+            pages = found[:full] if tail is None else [*found[:full], tail]
+            best = KnownPrefix(place.position, keys[:full], pages, windows, slot, found)
+        return best
+
+    def _window(self, position: int, keys: list[bytes]) -> list[int] | None:
+        """The pages, of the layers with a window, that a token at `position` reads; None: they are not all known.
+
+        Args:
+            keys: of all pages up to there.
+        """
+        if self.windows is None:
+            return []
+        pool, first = self.windows.pool, self.windows.first(position)
+        pages = [pool.page_of(key) for key in keys[first:]]
+        return None if None in pages else [page for page in pages if page is not None]

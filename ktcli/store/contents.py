@@ -1,0 +1,61 @@
+"""The contents of folders: plain files, also of numbered sets, and the bytes that they take; links are not followed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ktcli.numbered import numbered_set
+
+_SECTOR = 512  # bytes, in which st_blocks counts
+
+
+def parts(file: Path) -> list[Path]:
+    """The files of the numbered set that a GGUF file belongs to, as far as they are there."""
+    try:
+        there = set(os.listdir(file.parent))  # a name may claim a set of 99,999 files
+    except OSError:
+        return []
+    return [
+        path
+        for name in numbered_set(file.name)
+        if name in there and (path := file.parent / name).is_file()
+    ]
+
+
+def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yields every regular file below `folder`; links are neither followed nor returned."""
+    try:
+        items = sorted(os.scandir(folder), key=lambda item: item.name)
+    except OSError:
+        return
+    for item in items:
+        if item.is_dir(follow_symlinks=False):
+            yield from walk(Path(item.path))
+        elif item.is_file(follow_symlinks=False):
+            try:
+                status = item.stat(follow_symlinks=False)
+            except FileNotFoundError:  # renamed or removed meanwhile
+                continue
+            yield Path(item.path), status
+
+
+def written_bytes(folder: Path) -> int:
+    """The bytes that the files of a folder take; those of a partial file have gaps between them."""
+    return sum(min(each.st_size, _SECTOR * each.st_blocks) for _, each in walk(folder))
+
+
+def bytes_below(folder: str | Path) -> int:
+    """The bytes of every regular file below a folder, as `walk` finds them, without a path for each of thousands."""
+    total = 0
+    try:
+        with os.scandir(folder) as items:
+            for item in items:
+                if item.is_file(follow_symlinks=False):
+                    total += item.stat(follow_symlinks=False).st_size
+                elif item.is_dir(follow_symlinks=False):
+                    total += bytes_below(item.path)
+    except OSError:  # renamed or removed meanwhile
+        return total
+    return total

@@ -1,0 +1,104 @@
+"""Finds the GGUF files of a repository by quant: the one of each name, whole sets of numbered files only.
+
+    Model-Q4_K_M.gguf      Q4_K_M/Model-Q4_K_M-00001-of-00002.gguf      Model.IQ3_XXS.gguf      UD-Q2_K_XL/…
+
+Makers put the quant at the end of the name, or give a folder its name. Other GGUF files (projectors of images,
+importance matrices) are no models and have none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from ktcli.errors import BadCheckpoint, gib
+from ktcli.numbered import numbered_set
+from ktcli.store.hubs import RemoteFile, Snapshot
+from ktcli.store.reference import quant_of
+
+_PART = r"[A-Za-z0-9_][\w.-]{0,149}"
+_NUMBERED = re.compile(r"-[0-9]{5}-of-([0-9]{5})(?=\.gguf$)", re.ASCII)
+_FILE = re.compile(rf"(?:{_PART}/)?{_PART}\.gguf", re.ASCII)
+_WIDE = ("BF16", "F16", "F32")  # more bits than any conversion keeps
+
+
+@dataclass(frozen=True, slots=True)
+class Quant:
+    """One quant of a repository: its name as the makers write it, and its files in order."""
+
+    name: str
+    files: tuple[RemoteFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+def quants_of(snapshot: Snapshot) -> tuple[Quant, ...]:
+    """The quants of a repository, smallest first."""
+    known: dict[str, RemoteFile] = {
+        file.name: file for file in snapshot.files if _FILE.fullmatch(file.name)
+    }
+    claimed = Counter(_set(name) for name in known)
+    found: dict[str, Quant] = {}
+    for name in sorted(known, key=lambda each: (each.count("/"), each)):
+        path = PurePosixPath(name)
+        quant = quant_of(*path.parts)
+        if not quant or quant.upper() in found or claimed[_set(name)] != _claim(name):
+            continue  # a name may claim a set of 99,999 files
+        parts = [str(path.with_name(each)) for each in numbered_set(path.name)]
+        if all(part in known for part in parts):
+            found[quant.upper()] = Quant(quant, tuple(known[part] for part in parts))
+    return tuple(sorted(found.values(), key=lambda each: each.size_bytes))
+
+
+def quant_named(snapshot: Snapshot, name: str) -> Quant:
+    """The quant of this name, upper or lower case.
+
+    Raises:
+        BadCheckpoint: the repository has none; the hint names those that it has.
+    """
+    known = quants_of(snapshot)
+    for each in known:
+        if each.name.upper() == name.upper():
+            return each
+    raise BadCheckpoint(
+        f"{snapshot.repository} has no GGUF files of the quant {name}",
+        hint=f"it has: {', '.join(each.name for each in known)}" if known else "leave it away",
+    )
+
+
+def recommended(quants: tuple[Quant, ...], free_bytes: int) -> Quant:
+    """The quant to take where the disk has `free_bytes`: kt makes its own formats of it, so the most precise one
+    of up to eight bits, as long as it leaves as much room again for the conversion; else the smallest."""
+    narrow = [each for each in quants if each.name.upper() not in _WIDE] or list(quants)
+    fitting = [each for each in narrow if 2 * each.size_bytes <= free_bytes]
+    return (fitting or narrow[:1])[-1]
+
+
+def choose(snapshot: Snapshot, quants: tuple[Quant, ...], free_bytes: int) -> BadCheckpoint:
+    """The error that a quant has to be named: each with its size, and the best one here."""
+    best = recommended(quants, free_bytes)
+    listed = ", ".join(
+        f"{each.name} ({gib(each.size_bytes)}"
+        f"{', more than is free' if each.size_bytes > free_bytes else ''})"
+        for each in quants
+    )
+    prefix = "" if snapshot.hub == "hf" else f"{snapshot.hub}:"
+    return BadCheckpoint(
+        f"{snapshot.repository} has GGUF files of several quants: {listed}",
+        hint=f"name one; the best for this disk: kt pull {prefix}{snapshot.repository}:{best.name}",
+    )
+
+
+def _set(name: str) -> str:
+    """What the files of a numbered set have in common."""
+    return _NUMBERED.sub(r"-of-\1", name)
+
+
+def _claim(name: str) -> int:
+    """The number of files that a file says its set has."""
+    found = _NUMBERED.search(name)
+    return int(found[1]) if found else 1

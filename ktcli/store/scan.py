@@ -1,0 +1,116 @@
+"""Reads what lies on disk as entries: the folders of the library, the built-in model, a folder or file by its path."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from ktcli import manifest, smallfiles
+from ktcli.errors import BadCheckpoint, KtError, NotFound
+from ktcli.store import catalog, origins
+from ktcli.store.entry import BUILTIN, INTERRUPTED, Entry
+from ktcli.store.places import LOCAL, EntryKind, folder_of, lock_path
+from ktcli.store.reference import GGUF
+
+MAX_REFERENCE_BYTES = 4096
+PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the reference to pull again
+
+
+def entries_of(kind: EntryKind) -> Iterator[Entry]:
+    """Yields the entries of one kind that lie in the library, by name.
+
+    Raises:
+        KtError: the folder cannot be read.
+    """
+    folder = folder_of(kind)
+    try:
+        items = sorted(os.scandir(folder), key=lambda item: item.name)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise KtError(
+            f"cannot read the library folder {folder}: {error.strerror}",
+            hint="check its permissions, or set KT_HOME to another folder",
+        ) from error
+    for item in items:
+        if not item.name.startswith(".") and item.is_dir():
+            yield entry_at(Path(item.path), kind)
+
+
+def entry_at(path: Path, kind: EntryKind) -> Entry:
+    """The entry of one folder of the library."""
+    name, _, formats = path.name.partition("@")
+    try:
+        source = manifest.read(path / _manifest_name(kind))
+    except BadCheckpoint as error:
+        return Entry(name, kind, path, str(error), formats)
+    if kind is EntryKind.PACK and name.startswith(LOCAL):
+        origin = str(origins.origin_of(name) or "")
+    else:
+        origin = _pulling(path / PULLING) if source is None else source.origin
+    held = smallfiles.holder(path / manifest.LOCK if kind is EntryKind.PACK else lock_path(name))
+    if source is not None:
+        return Entry(name, kind, path, "", formats, origin or source.origin, work=held)
+    problem = f"process {held.process} is {held.doing}" if held else INTERRUPTED
+    return Entry(name, kind, path, problem, formats, origin, work=held)
+
+
+def _pulling(path: Path) -> str:
+    """The reference that an interrupted pull left; empty if it left none."""
+    try:
+        data = smallfiles.read_bounded(path, MAX_REFERENCE_BYTES)
+        return data.decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _manifest_name(kind: EntryKind) -> str:
+    return manifest.PACK if kind is EntryKind.PACK else manifest.CHECKPOINT
+
+
+def builtin_entry() -> Entry | None:
+    """The entry of the model that ships with kt; None if its files are not there."""
+    profile = catalog.find(BUILTIN)
+    if profile is None:
+        return None
+    try:
+        path = catalog.builtin_path(profile.builtin)
+    except NotFound:
+        return None
+    if not (path / "config.json").is_file():
+        return None
+    return Entry(BUILTIN, EntryKind.CHECKPOINT, path, source="built in", managed=False)
+
+
+def local_entry(folder: Path) -> Entry:
+    """The entry of a folder or GGUF file that somebody named, in the library or not."""
+    try:
+        mode = folder.stat().st_mode
+        if stat.S_ISREG(mode) and folder.suffix.lower() == GGUF:
+            return Entry(folder.name, EntryKind.CHECKPOINT, folder, managed=False)
+        if not stat.S_ISDIR(mode):
+            raise NotFound(
+                f"{folder} is not a folder",
+                hint="name the folder that holds config.json or kt.json, or a .gguf file",
+            )
+        pack, checkpoint = (folder / manifest.PACK).is_file(), (folder / "config.json").is_file()
+    except OSError as error:
+        raise NotFound(f"cannot read {folder}: {error.strerror}") from error
+    if not pack and not checkpoint:
+        files = sorted(folder.glob(f"*{GGUF}"))
+        hint = (
+            f"name the file: {files[0]}"
+            if files
+            else "a model's folder holds config.json or kt.json"
+        )
+        raise NotFound(f"there is no model in {folder}", hint=hint)
+    kind = EntryKind.PACK if pack else EntryKind.CHECKPOINT
+    source = manifest.read(folder / _manifest_name(kind))
+    if folder.parent == folder_of(kind):
+        return entry_at(folder, kind)
+    names = source.formats if source else None
+    formats = f"{names.experts}-{names.dense}" if names else ""
+    origin = source.origin if source else ""
+    return Entry(folder.name, kind, folder, "", formats, origin, managed=False)

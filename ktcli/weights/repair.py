@@ -1,0 +1,119 @@
+"""Repairs a pack: makes only its damaged files again from the checkpoint, which give the same bytes as they did then.
+
+A file that is there keeps its name until the new one is complete and has the SHA-256 of the manifest. So a repair
+that is stopped at any moment leaves each file as it was or as it must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from ktcli import smallfiles
+from ktcli.errors import BadPack, NotEnoughDisk, UsageError
+from ktcli.manifest import MAX_BYTES, FileRecord, Seal
+from ktcli.manifest import PACK as MANIFEST
+from ktcli.native import Pool
+from ktcli.weights.conversion import UNRECORDED, Provenance
+from ktcli.weights.convert import planned
+from ktcli.weights.destination import Destination
+from ktcli.weights.encode import Encoder
+from ktcli.weights.header import read_bounded
+from ktcli.weights.manifest import parse_pack
+from ktcli.weights.pack import WeightFile
+from ktcli.weights.reader import open_checkpoint
+from ktcli.weights.storage import Reader
+from ktcli.weights.tables import check_tables
+from ktcli.weights.writer import FileWriter, explained
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """The damaged files of a pack.
+
+    Attributes:
+        pack: its folder.
+        names: the files, weights or small ones.
+    """
+
+    pack: Path
+    names: Collection[str]
+
+
+def repair(
+    source: Path,
+    damage: Damage,
+    pool: Pool,
+    *,
+    provenance: Provenance = UNRECORDED,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Makes damaged files of a pack again from the checkpoint in `source`.
+
+    Args:
+        provenance: of the checkpoint.
+        progress: called with the bytes that are written and their total.
+    Raises:
+        BadPack: its manifest is damaged, it was made from another checkpoint, or a file became another one than it
+            was; that file is as it was before.
+        UsageError: it was calibrated.
+        Busy: another process works on it.
+        BadCheckpoint, NotEnoughDisk, KtError: as for a conversion.
+    """
+    found, recipe = parse_pack(read_bounded(damage.pack / MANIFEST, MAX_BYTES))
+    if found.seal is Seal.BROKEN:
+        raise BadPack(
+            f"{MANIFEST} of {damage.pack.name} is damaged, so nothing tells what is right"
+        )
+    if recipe.calibrated:
+        raise UsageError(
+            f"{damage.pack.name} was calibrated with a text, which kt does not keep",
+            hint="convert it again with --calibrate FILE",
+        )
+    records = {each.name: each for each in found.records if each.name in damage.names}
+    with closing(open_checkpoint(source)) as checkpoint:
+        plan = planned(checkpoint, recipe, provenance, None)
+        if found.identity != plan.manifest:
+            raise BadPack(f"{damage.pack.name} was made from another checkpoint than {source} is")
+        files = [file for file in plan.files if file.name in records]
+        total, largest = (f(each.size_bytes for each in files) for f in (sum, _largest))
+        what = f"repairing {damage.pack.name}"
+        target = Destination(damage.pack, plan)
+        with explained(what, damage.pack, lambda: largest), target.held(what):
+            if (free := smallfiles.free_bytes(damage.pack)) < largest:
+                raise NotEnoughDisk(what, largest, free, str(damage.pack))
+            check_tables([tensor for file in files for tensor in file.tensors], checkpoint, pool)
+            encoder, done = Encoder(checkpoint, plan.recipe, pool), 0
+            for file in files:
+                for part in _made(encoder, file, damage.pack, records[file.name]):
+                    done += part
+                    progress(done, total)
+            for record in plan.manifest.extras:
+                if record.name in records:
+                    _take_over(checkpoint, damage.pack, record)
+
+
+def _largest(sizes: Iterable[int]) -> int:
+    return max(sizes, default=0)
+
+
+def _made(encoder: Encoder, file: WeightFile, folder: Path, record: FileRecord) -> Iterator[int]:
+    """Writes a weight file again; yields the bytes of each part."""
+    with FileWriter(folder / file.name) as writer:
+        writer.write(file.header)
+        for part in encoder.encode(file.tensors):
+            writer.write(part.data)
+            yield part.nbytes
+        writer.finish(record.sha256)
+    encoder.sums.clear()
+
+
+def _take_over(checkpoint: Reader, folder: Path, record: FileRecord) -> None:
+    """Writes a small file again."""
+    data = checkpoint.small_file(record.name)
+    if sha256(data).hexdigest() != record.sha256:
+        raise BadPack(f"{record.name} of the checkpoint is not what the pack was made from")
+    smallfiles.write(folder / record.name, data)
