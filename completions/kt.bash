@@ -4,7 +4,7 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm prune du path cache chats bench eval config completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat serve doctor plan search pull convert list show verify rm prune du path cache chats bench eval config completion --help --version" -- "$word"))
         return
     fi
     case $verb in
@@ -23,6 +23,20 @@ _kt() {
                 --output) files='any' ;;
                 *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --hide-thinking --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --jsonl --output --quiet --help' names='all' files='.gguf' ;;
             esac ;;
+        'serve')
+            case $before in
+                --host) words='ADDRESS' ;;
+                --port) words='PORT' ;;
+                --api-key) words='KEY' ;;
+                --api-key-file) files='any' ;;
+                --parallel|--context|--threads|--defer)  ;;
+                --model-alias) words='NAME' ;;
+                --numa) words='auto off' ;;
+                --device) words='auto cpu cuda' names='gpus' ;;
+                --gpu-experts) words='uniform front hot' files='any' ;;
+                --prefill-threshold) words='never' ;;
+                *) options='--host --port --api-key --api-key-file --parallel --model-alias --strict-model --log-json --context --threads --numa --device --gpu-experts --defer --prefill-threshold --quiet --help' names='all' files='.gguf' ;;
+            esac ;;
         'doctor')
             case $before in
                 --record|--report) files='any' ;;
@@ -39,6 +53,12 @@ _kt() {
                 --prefill-threshold) words='never' ;;
                 --machine) words='cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb' files='any' ;;
                 *) options='--context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --machine --json --help' names='all' files='.gguf' ;;
+            esac ;;
+        'search')
+            case $before in
+                --from) words='hf modelscope' ;;
+                --limit)  ;;
+                *) options='--hub --from --limit --json --quiet --help' ;;
             esac ;;
         'pull')
             case $before in

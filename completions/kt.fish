@@ -34,6 +34,25 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l jsonl -d 'Print the answ
 complete -c kt -n '__fish_seen_subcommand_from chat' -l output -d 'Write the answer’s text into a new file, too' -r -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l help -d 'Show this message and exit'
+complete -c kt -n __fish_use_subcommand -a serve -d 'Serve a model to programs that speak OpenAI’s API'
+complete -c kt -n '__fish_seen_subcommand_from serve' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l host -d 'Address to listen at; one that other machines reach needs a key' -x -a 'ADDRESS'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l port -d 'Port to listen at' -x -a 'PORT'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key -d 'Key that clients must show' -x -a 'KEY'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key-file -d 'File with the key that clients must show; only its owner may read it' -r -F
+complete -c kt -n '__fish_seen_subcommand_from serve' -l parallel -d 'Conversations that are answered at the same time, each with the whole context' -x
+complete -c kt -n '__fish_seen_subcommand_from serve' -l model-alias -d 'A further name of the model; may be repeated' -x -a 'NAME'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l strict-model -d 'Refuse requests that name another model; else this one answers'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l log-json -d 'Write a line of JSON for each request on stderr'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l context -d 'Positions to reserve' -x
+complete -c kt -n '__fish_seen_subcommand_from serve' -l threads -d 'CPU threads' -x
+complete -c kt -n '__fish_seen_subcommand_from serve' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from serve' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
+complete -c kt -n '__fish_seen_subcommand_from serve' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a doctor -d 'Show what this machine is and can do'
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l measure -d 'Measure bandwidth and arithmetic too, and remember the result'
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l verbose -d 'Show kernels, threads, caches and notes too'
@@ -55,6 +74,14 @@ complete -c kt -n '__fish_seen_subcommand_from plan' -l prefill-threshold -d 'To
 complete -c kt -n '__fish_seen_subcommand_from plan' -l machine -d 'Plan for a machine that ships with kt or that this file describes, not for this one' -r -a 'cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb' -F
 complete -c kt -n '__fish_seen_subcommand_from plan' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l help -d 'Show this message and exit'
+complete -c kt -n __fish_use_subcommand -a search -d 'Find models by words, here and on the hubs'
+complete -c kt -n '__fish_seen_subcommand_from search'
+complete -c kt -n '__fish_seen_subcommand_from search' -l hub -d 'Also ask Hugging Face and ModelScope'
+complete -c kt -n '__fish_seen_subcommand_from search' -l from -d 'Ask only this hub' -x -a 'hf modelscope'
+complete -c kt -n '__fish_seen_subcommand_from search' -l limit -d 'Repositories of each hub' -x
+complete -c kt -n '__fish_seen_subcommand_from search' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from search' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from search' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a pull -d 'Download a model into the library'
 complete -c kt -n '__fish_seen_subcommand_from pull' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l yes -d 'Do not ask'

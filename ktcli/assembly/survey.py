@@ -86,17 +86,20 @@ class Surveyed:
         return 0, -(self.profile.parameters or 0)
 
 
-def survey(host: Host, wanted: Wanted, formats: Formats) -> Iterator[Surveyed]:
+def survey(
+    host: Host, wanted: Wanted, formats: Formats, profiles: Iterable[ModelProfile] | None = None
+) -> Iterator[Surveyed]:
     """Yields every model of the catalogue on `host`, in alphabetical order.
 
+    Args:
+        profiles: the models that are looked at; None: all.
     Raises:
         UsageError: what is asked for is possible with none of the models.
     """
     here = on_disk()
     first: UsageError | None = None
     possible = False
-    for name in catalog.names():
-        profile = catalog.get(name)
+    for profile in map(catalog.get, catalog.names()) if profiles is None else profiles:
         try:
             plan, reason = _plan(profile, host, wanted, formats), ""
         except NotEnoughMemory as error:  # of a GPU that was asked for
@@ -105,7 +108,7 @@ def survey(host: Host, wanted: Wanted, formats: Formats) -> Iterator[Surveyed]:
             plan, reason, first = None, str(error), first or error
         else:
             possible = True
-        yield Surveyed(profile, plan, reason, here.get(name, ""))
+        yield Surveyed(profile, plan, reason, here.get(profile.name, ""))
     if first is not None and not possible:
         raise first
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 from ktcli.chat.stream import ANSWER, THINK
+from ktcli.chat.transcript import AnswerPiece
 
 _EVERY_S = 0.1  # between two drawings of the line
 
@@ -22,6 +23,39 @@ class ThoughtsView(Enum):
 def without_marks(text: str) -> str:
     """A model's thoughts without the marks around them."""
     return text.strip().removeprefix(THINK).removesuffix(ANSWER).strip()
+
+
+class ThoughtMarks:
+    """Takes the marks of thoughts, and the blank lines around these, out of an answer's pieces as they come."""
+
+    def __init__(self) -> None:
+        self._begun = False  # whether the thought has a letter
+        self._blank = ""  # its end, if that is blank
+        self._behind = False  # whether the next letter is the first behind a thought
+
+    def without(self, pieces: Iterable[AnswerPiece]) -> tuple[AnswerPiece, ...]:
+        """The pieces without marks; those of which nothing is left are left out."""
+        found = [
+            (self._thought(text) if thought else self._answer(text), thought)
+            for text, thought in pieces
+        ]
+        return tuple(AnswerPiece(text, thought) for text, thought in found if text)
+
+    def _thought(self, text: str) -> str:
+        whole = self._blank + text.removeprefix(THINK).removesuffix(ANSWER)
+        if not self._begun:
+            whole = whole.lstrip()
+        said = whole.rstrip()
+        self._blank, self._behind = whole[len(said) :], True
+        self._begun = self._begun or bool(said)
+        return said
+
+    def _answer(self, text: str) -> str:
+        said = text.lstrip("\n") if self._behind else text
+        if said:
+            self._begun = self._behind = False
+            self._blank = ""
+        return said
 
 
 class ThoughtsLine:

@@ -9,6 +9,7 @@ import typer
 
 from ktcli import config, smallfiles
 from ktcli.commands.options import JsonOpt, QuietOpt
+from ktcli.commands.view.counts import billions
 from ktcli.commands.view.times import age
 from ktcli.errors import gib
 from ktcli.output import out
@@ -117,7 +118,7 @@ def _render(
             (
                 p.name,
                 gib(p.download_bytes or 0),
-                _billions(p.parameters or 0),
+                billions(p.parameters or 0),
                 p.license,
             )
             for p in known
@@ -127,10 +128,6 @@ def _render(
             out.table(more, ("KT PULL …", "DOWNLOAD", "PARAMETERS", "LICENCE"), right=(1, 2)),
         ]
     return "\n".join(words)
-
-
-def _billions(parameters: int) -> str:
-    return f"{parameters / 1e9:.{0 if parameters >= 1e10 else 1}f} billion"
 
 
 def _sick(entry: Entry, percent: int | None) -> str:

@@ -34,6 +34,17 @@ def _quiet(value: bool) -> bool:
     return value
 
 
+def _source(value: str | None) -> str | None:
+    """Returns the short name of a hub."""
+    if value is None:
+        return None
+    known = {"hf": "hf", "huggingface": "hf", "ms": "ms", "modelscope": "ms"}
+    found = known.get(value.lower())
+    if found is None:
+        raise UsageError(f"--from: there is no hub {value[:100]!r}", hint="write hf or modelscope")
+    return found
+
+
 def setting_option(name: str, *short: str, **more: Any) -> Any:
     """The option of a setting, with the words of its row."""
     setting = SETTINGS[name]
@@ -98,6 +109,10 @@ QuietOpt = Annotated[
     typer.Option(
         "--quiet", "-q", help="Print only results and errors.", callback=_quiet, is_eager=True
     ),
+]
+FromOpt = Annotated[
+    str | None,
+    typer.Option("--from", metavar="hf|modelscope", help="Ask only this hub.", callback=_source),
 ]
 YesOpt = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 ThreadsOpt = Annotated[int | None, setting_option("threads", "-t", min=1)]

@@ -31,11 +31,17 @@ class Row:
 # In the order in which somebody new meets them.
 COMMANDS: dict[str, Row] = {
     "chat": Row("ktcli.commands.chat:chat", "Talk to a model.", "Start", ("--resume",)),
+    "serve": Row(
+        "ktcli.commands.serve:serve", "Serve a model to programs that speak OpenAI's API.", "Start"
+    ),
     "doctor": Row("ktcli.commands.doctor:doctor", "Show what this machine is and can do.", "Start"),
     "plan": Row(
         "ktcli.commands.plan:plan",
         "Show what runs here; of one model where it goes and how fast.",
         "Start",
+    ),
+    "search": Row(
+        "ktcli.commands.search:search", "Find models by words, here and on the hubs.", "Models"
     ),
     "pull": Row("ktcli.commands.pull:pull", "Download a model into the library.", "Models"),
     "convert": Row(

@@ -98,15 +98,51 @@ def unknown(name: str, also: tuple[str, ...] = ()) -> NotFound:
 
 
 def nearest(name: str, known: tuple[str, ...]) -> list[str]:
-    """At most three names that look like `name`, best first."""
+    """At most three names that look like `name`: models with routed experts, best first, then the nearest of all."""
     from difflib import get_close_matches
 
     lower = name.lower()
     unique = sorted(set(known))
     inside = [candidate for candidate in unique if len(lower) >= 3 and lower in candidate.lower()]
     inside.sort(key=len)
-    close = get_close_matches(lower, unique, n=3, cutoff=0.55)
-    return list(dict.fromkeys([*inside, *close]))[:3]
+    close = get_close_matches(lower, unique, n=9, cutoff=0.55)
+    found = list(dict.fromkeys([*inside, *close]))
+    first = sorted(found, key=_is_dense)[:3]
+    if found and found[0] not in first:
+        first[-1] = found[0]
+    return first
+
+
+def _is_dense(name: str) -> bool:
+    """Whether a name of the catalogue is that of a model without routed experts."""
+    profile = find(name)
+    return profile is not None and profile.expert_parameters == 0
+
+
+def repositories_like(hub: str, repository: str) -> list[str]:
+    """At most three repositories of the catalogue that look like one, those with routed experts first."""
+    from difflib import get_close_matches
+
+    known = {p.repositories[hub]: p for p in map(_load, names()) if hub in p.repositories}
+    close = get_close_matches(repository, sorted(known), n=3, cutoff=0.7)
+    return sorted(close, key=lambda each: known[each].expert_parameters == 0)
+
+
+def matching(words: str) -> tuple[ModelProfile, ...]:
+    """The models of which each of the words, upper or lower case, is in the name, the title, the model type or the id
+    of a repository, in alphabetical order."""
+    wanted = words.lower().split()
+    return tuple(
+        profile
+        for name in names()
+        if all(word in _spoken_of(profile := _load(name)) for word in wanted)
+    )
+
+
+def _spoken_of(profile: ModelProfile) -> str:
+    model_type = str(profile.config.get("model_type", ""))
+    said = (profile.name, profile.title, model_type, *profile.repositories.values())
+    return "\n".join(said).lower()
 
 
 @cache

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ktcli.errors import HubError, KtError, NotFound, UsageError
+from ktcli.store import catalog
 from ktcli.store.partial import Located
 from ktcli.store.reference import HUBS
 
@@ -68,7 +69,7 @@ def hub_named(name: str) -> Hub:
     return ModelScope() if name == "ms" else HuggingFace()
 
 
-def _endpoint(variable: str) -> str | None:
+def _endpoint_of(variable: str) -> str | None:
     """The address of the server that an environment variable names; None: the hub's own.
 
     Raises:
@@ -87,15 +88,15 @@ class HuggingFace:
     """Reaches Hugging Face through `huggingface_hub`, which reads HF_ENDPOINT (a mirror) and HF_TOKEN."""
 
     def __init__(self) -> None:
-        self._endpoint = _endpoint("HF_ENDPOINT")
+        self.endpoint = _endpoint_of("HF_ENDPOINT")
         # Read when the client is imported: a pull asks for the model and for nothing else.
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
     def look(self, repository: str, revision: str) -> Snapshot:
-        with _client("hf", repository, revision):
+        with asking("hf", repository, revision):
             from huggingface_hub import HfApi
 
-            api = HfApi(endpoint=self._endpoint, library_name="kt")
+            api = HfApi(endpoint=self.endpoint, library_name="kt")
             info = api.model_info(
                 repository, revision=revision or None, files_metadata=True, timeout=30
             )
@@ -113,18 +114,18 @@ class HuggingFace:
             return Snapshot("hf", repository, commit, tuple(files), named, bool(info.gated))
 
     def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
-        with _client("hf", snapshot.repository, snapshot.revision):
+        with asking("hf", snapshot.repository, snapshot.revision):
             from huggingface_hub import hf_hub_url
             from huggingface_hub.utils._headers import build_hf_headers
 
             revision = snapshot.revision or None
             url = hf_hub_url(
-                snapshot.repository, file.name, revision=revision, endpoint=self._endpoint
+                snapshot.repository, file.name, revision=revision, endpoint=self.endpoint
             )
             return _located(file, url, build_hf_headers(library_name="kt"))
 
     def cached(self, snapshot: Snapshot, name: str) -> Path | None:
-        with _client("hf", snapshot.repository, snapshot.revision):
+        with asking("hf", snapshot.repository, snapshot.revision):
             from huggingface_hub import try_to_load_from_cache
 
             found = try_to_load_from_cache(
@@ -142,10 +143,12 @@ class ModelScope:
     """Reaches ModelScope through `modelscope`, which reads MODELSCOPE_ENDPOINT (another server)."""
 
     def __init__(self) -> None:
-        self._endpoint = _endpoint("MODELSCOPE_ENDPOINT")
+        self.endpoint = _endpoint_of("MODELSCOPE_ENDPOINT")
+        # Read when the client is imported: its five attempts to reach a server take a minute.
+        os.environ.setdefault("MODELSCOPE_API_MAX_RETRIES", "2")
 
     def look(self, repository: str, revision: str) -> Snapshot:
-        with _client("ms", repository, revision):
+        with asking("ms", repository, revision):
             files = tuple(self._files(repository, revision or "master"))
             return Snapshot("ms", repository, revision or "master", files)
 
@@ -155,29 +158,29 @@ class ModelScope:
         except ImportError:
             from modelscope.hub.api import HubApi
 
-            api = HubApi(endpoint=self._endpoint)
+            api = HubApi(endpoint=self.endpoint)
             for row in api.get_model_files(repository, revision=revision, recursive=True):
                 if row.get("Type", "blob") != "tree":
                     hashed = str(row.get("Sha256") or "")
                     yield RemoteFile(str(row["Path"]), int(row.get("Size") or 0), hashed)
             return
-        for file in Below(endpoint=self._endpoint).list_repo_files(
+        for file in Below(endpoint=self.endpoint).list_repo_files(
             repository, "model", revision=revision
         ):
             if not file.is_dir:
                 yield RemoteFile(file.path, file.size, file.sha256 or "")
 
     def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
-        with _client("ms", snapshot.repository, snapshot.revision):
+        with asking("ms", snapshot.repository, snapshot.revision):
             from modelscope.hub.api import HubApi, ModelScopeConfig
             from modelscope.hub.file_download import get_file_download_url
 
             url = get_file_download_url(
-                snapshot.repository, file.name, snapshot.revision, endpoint=self._endpoint
+                snapshot.repository, file.name, snapshot.revision, endpoint=self.endpoint
             )
             headers = {"User-Agent": ModelScopeConfig.get_user_agent()}
             token = os.environ.get("MODELSCOPE_API_TOKEN") or None
-            cookies = HubApi(endpoint=self._endpoint).get_cookies(token)
+            cookies = HubApi(endpoint=self.endpoint).get_cookies(token)
             if cookies:
                 headers["Cookie"] = "; ".join(f"{each.name}={each.value}" for each in cookies)
             return _located(file, url, headers)
@@ -189,7 +192,7 @@ class ModelScope:
 
 
 @contextlib.contextmanager
-def _client(hub: str, repository: str, revision: str) -> Iterator[None]:
+def asking(hub: str, repository: str, revision: str) -> Iterator[None]:
     """Runs client code: keeps its own bars and log lines off the terminal and turns its errors into ours.
 
     A progress bar of ours that is already shown keeps the stream it began with.
@@ -249,11 +252,14 @@ def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtEr
             f"{repository} on {where} has no revision {revision!r}", hint="leave @revision away"
         )
     if names & {"RepositoryNotFoundError", "NotExistError"} or status in (401, 404):
+        near = catalog.repositories_like(hub, repository)
+        prefix = "" if hub == "hf" else f"{hub}:"
         hint = (
-            "check the spelling; for a private repository set HF_TOKEN"
-            if hub == "hf"
-            else "check the spelling"
+            f"did you mean: {', '.join(f'{prefix}{each}' for each in near)}"
+            if near
+            else f"check the spelling; kt search {repository.rpartition('/')[2]} --hub looks for it"
         )
+        hint += "; for a private repository set HF_TOKEN" if hub == "hf" else ""
         return NotFound(
             f"there is no repository {repository} on {where}, or it is private", hint=hint
         )

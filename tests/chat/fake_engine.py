@@ -20,6 +20,7 @@ from ktcli.engine.pagetable import pages_for
 from ktcli.engine.pools import Pools
 from ktcli.engine.sequence import Sequence as Timeline
 from ktcli.native import PAGE_TOKENS, Batch, Pool
+from ktcli.native.batch import Run
 from ktcli.planner.cost import PieceTimes
 
 TEMPLATE = (
@@ -73,6 +74,8 @@ class FakeEngine:
     Pages hold the ids that were computed. Every token chooses expert 0 in the first of two MoE layers, and expert 3 in
     the second.
 
+    Args:
+        streams: the contexts that there are pages for.
     Attributes:
         computed: the tokens that went through.
     """
@@ -83,15 +86,16 @@ class FakeEngine:
         script: Callable[[str], str | list[int]],
         context: int = 4096,
         most: int = 4096,
+        streams: int = 2,
     ) -> None:
         self.tokenizer, self.script, self.context = tokenizer, script, context
         self.spec = SimpleNamespace(vocab=VOCAB, moe_layers=2, experts=4, top_k=1, context=most)
         self.pool, self.max_tokens, self.max_outputs = POOL, CHUNK, 9
-        self.max_rows = CHUNK
-        self._ids = np.zeros((2 * pages_for(context), PAGE_TOKENS), dtype=np.int64)
+        self.max_rows = CHUNK + self.max_outputs
+        self._ids = np.zeros((streams * pages_for(context), PAGE_TOKENS), dtype=np.int64)
         self.pools = Pools(PagePool(len(self._ids)), None, self._copy, b"fake", context)
         self.computed = 0
-        self.step_times = None
+        self.step_times, self.weights_bytes = None, 0
         self.piece_times = PieceTimes.assumed(CHUNK)
 
     def depth_at(self, position: int) -> int:
@@ -104,7 +108,9 @@ class FakeEngine:
         return Timeline(self.pools)
 
     def run(self, batch: Batch) -> list[Logits]:
-        (run,) = batch.runs
+        return [row for run in batch.runs for row in self._run(run)]
+
+    def _run(self, run: Run) -> list[Logits]:
         self.computed += run.ids.size
         for at, id in enumerate(run.ids.tolist(), run.start):
             self._ids[run.pages[at // PAGE_TOKENS], at % PAGE_TOKENS] = id

@@ -132,7 +132,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(self.hub.status, b'{"error": "as the test wants"}', body, headers)
             return
         parts = path.strip("/").split("/")
-        if parts[:2] == ["api", "models"] and len(parts) >= 4:
+        if parts in (["api", "models"], ["openapi", "v1", "models"]):
+            self._search(parts[0], query, body)
+        elif parts[:2] == ["api", "models"] and len(parts) >= 4:
             self._info("/".join(parts[2:4]), parts[4:], body)
         elif parts[:3] == ["api", "v1", "models"] and len(parts) >= 6:
             self._modelscope("/".join(parts[3:5]), parts[5:], query, body)
@@ -143,6 +145,20 @@ class _Handler(BaseHTTPRequestHandler):
             self._bytes(name, self.hub.repositories["/".join(parts[1:3])][name], {}, body)
         else:
             self._send(404, b"{}", body)
+
+    def _search(self, kind: str, query: dict[str, list[str]], body: bool) -> None:
+        """Lists the repositories whose id has the words, as either hub does."""
+        words = query.get("search", [""])[0].lower().split()
+        found = [name for name in self.hub.repositories if all(w in name.lower() for w in words)]
+        rows = [
+            {"id": name, "downloads": 1000 - i} | self.hub.facts for i, name in enumerate(found)
+        ]
+        if kind == "api":
+            self._send(200, json.dumps(rows[: int(query["limit"][0])]).encode(), body)
+            return
+        rows = rows[: int(query["page_size"][0])]
+        answer = {"success": True, "data": {"models": rows, "total_count": len(found)}}
+        self._send(200, json.dumps(answer).encode(), body)
 
     # --- Hugging Face -------------------------------------------------------------------------
 

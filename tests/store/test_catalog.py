@@ -89,7 +89,10 @@ def test_nulls_are_in_the_config() -> None:
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("qwen3", "qwen3-8b"),
+        ("qwen3", "qwen3-30b-a3b, "),
+        ("qwen3", "qwen3-4b"),  # the nearest of all, which is dense
+        ("qwen3-8", "qwen3-8b"),
+        ("kimmi", "did you mean: kimi-k2"),
         ("kimi", "kimi-k2"),
         ("deepsek-v3", "deepseek-v3"),
         ("KT-MINI2", "kt-mini"),

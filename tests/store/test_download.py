@@ -232,6 +232,16 @@ def test_answers_of_the_hub_become_sentences(
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("prefix", ["", "ms:"])
+def test_a_repository_that_is_not_there_gets_the_nearest(hub: Hub, prefix: str) -> None:
+    with pytest.raises(NotFound) as caught:
+        get(f"{prefix}Qwen/Qwen3-30B-A38")
+    assert f"did you mean: {prefix}Qwen/Qwen3-30B-A3B" in caught.value.hint
+    with pytest.raises(NotFound) as caught:
+        get(f"{prefix}org/nothing-like-it")
+    assert "kt search nothing-like-it --hub" in caught.value.hint
+
+
 @pytest.mark.parametrize("said", ["", "hub.local:80", "https://"])
 @pytest.mark.parametrize(
     ("prefix", "variable"), [("", "HF_ENDPOINT"), ("ms:", "MODELSCOPE_ENDPOINT")]

@@ -1,0 +1,116 @@
+"""`kt search`: find models by words, in the catalogue and on the hubs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ktcli.assembly.plan import host_described
+from ktcli.assembly.request import DeviceWords, Wanted
+from ktcli.assembly.search import Judged, judge
+from ktcli.assembly.survey import Formats, Surveyed, ranked, survey
+from ktcli.commands.options import FromOpt, JsonOpt, QuietOpt
+from ktcli.commands.view.search import found_document, hub_table, known_table
+from ktcli.errors import HubError, NotFound, UsageError
+from ktcli.hardware.gpu import AUTO
+from ktcli.output import out, safe
+from ktcli.planner.host import Host
+from ktcli.store import catalog
+from ktcli.store.hubsearch import Hit, search_hub
+from ktcli.store.reference import HUBS
+
+_LONGEST = 200  # characters of what is searched for
+
+
+def search(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="WORD...", help="What the name, title, family or repository has."),
+    ],
+    hub: Annotated[
+        bool, typer.Option("--hub", help="Also ask Hugging Face and ModelScope.")
+    ] = False,
+    source: FromOpt = None,
+    limit: Annotated[
+        int,
+        typer.Option("--limit", metavar="N", min=1, max=100, help="Repositories of each hub."),
+    ] = 10,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Find models by words, here and on the hubs.
+
+    Shown are the models that kt knows and whether they run on this machine. A hub is asked only with --hub or
+    --from; of what it finds the config.json is read, which says whether kt can run the architecture.
+
+    Examples:
+
+      kt search qwen3                     in the catalogue
+      kt search qwen3 coder               every word must be there
+      kt search kimi --hub                on both hubs, too
+      kt search olmoe --from hf --json    on one, for scripts
+    """
+    said = " ".join(words)
+    if not said.strip() or len(said) > _LONGEST or not said.isprintable():
+        raise UsageError(
+            f"cannot search for {said[:100]!r}", hint=f"write words, at most {_LONGEST} characters"
+        )
+    hubs = [source] if source else list(HUBS) if hub else []
+    wanted = Wanted(device=DeviceWords(AUTO))
+    host = host_described(wanted)
+    found = ranked(survey(host, wanted, Formats(), catalog.matching(said)))
+    hits = _hits(hubs, said, limit)
+    if not found and not hits:
+        near = ", ".join(catalog.nearest(said, catalog.names()))
+        asked = " and ".join(HUBS[each] for each in hubs)
+        where = f"neither the catalogue nor {asked} has" if hubs else "the catalogue does not have"
+        hint = [*([f"the nearest: {near}"] if near else []), *([] if hubs else [_ask_hubs(said)])]
+        raise NotFound(f"{where} a model that matches {said!r}", hint="; ".join(hint))
+    judged = _judged(hits, host)
+    out.result(found_document(found, judged), lambda: _render(found, judged))
+    if not hubs:
+        out.note(f"\nOn the hubs: {_ask_hubs(said)}")
+
+
+def _ask_hubs(said: str) -> str:
+    return f"kt search {safe(said)} --hub"
+
+
+def _hits(hubs: list[str], said: str, limit: int) -> list[Hit]:
+    """What the hubs find; one that does not answer is told of, unless none does.
+
+    Raises:
+        HubError: none of them answers.
+    """
+    hits: list[Hit] = []
+    failed: list[HubError] = []
+    for hub in hubs:
+        out.note(f"Searching {HUBS[hub]} …")
+        try:
+            hits += search_hub(hub, said, limit)
+        except HubError as error:
+            failed.append(error)
+    if failed and len(failed) == len(hubs):
+        raise failed[0]
+    for silent in failed:
+        out.warn(str(silent))
+    return hits
+
+
+def _judged(hits: list[Hit], host: Host) -> list[Judged]:
+    found: list[Judged] = []
+    if not hits:
+        return found
+    with out.progress("Reading configs", len(hits), unit="models") as bar:
+        for each in judge(hits, host):
+            found.append(each)
+            bar.advance()
+    return found
+
+
+def _render(found: tuple[Surveyed, ...], judged: list[Judged]) -> str:
+    tables = [known_table(found)] if found else []
+    if judged:
+        tables.append(hub_table(judged))
+    return "\n\n".join(tables)

@@ -1,0 +1,116 @@
+"""Sends the answers to a request: whole, or as a stream that is kept alive while nothing is said.
+
+Headers go out at once, before the prompt is read. A client that leaves ends its answers within one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Protocol
+
+from ktcli.engine.request import Finish
+from ktcli.server.generation import Ended, Generation, News
+from ktcli.server.refusal import Refusal
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+ALIVE_S = 5.0  # of silence, after which a stream shows that it is alive
+SEND_S = 60.0  # in which a client must take what is sent
+_WAIT_S = 3600.0  # nothing depends on it
+
+
+class WireReply(Protocol):
+    """The answers in the shape of one API."""
+
+    media_type: str
+    alive: bytes  # what shows that a stream is alive; empty: nothing can
+
+    def begin(self) -> bytes:
+        """The beginning of a stream."""
+
+    def take(self, news: list[News]) -> bytes:
+        """Takes news; returns what a stream says of them."""
+
+    def end(self) -> bytes:
+        """The end of a stream."""
+
+    def failed(self, refusal: Refusal) -> bytes:
+        """The end of a stream that failed."""
+
+    def whole(self) -> bytes:
+        """The document of all answers."""
+
+    def refused(self, refusal: Refusal) -> bytes:
+        """The document of an error."""
+
+
+class Answering:
+    """An ASGI application that sends the answers of one generation."""
+
+    def __init__(self, generation: Generation, reply: WireReply, *, stream: bool) -> None:
+        self._generation, self._reply, self._stream = generation, reply, stream
+        self._error: Exception | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        leaving = asyncio.create_task(self._cancel_when_gone(receive))
+        try:
+            await (self._streamed(send) if self._stream else self._collected(send))
+        except TimeoutError:  # the client takes nothing any more
+            pass
+        finally:
+            self._generation.cancel()
+            leaving.cancel()
+            scope["kt.noted"] |= self._generation.counts
+
+    async def _cancel_when_gone(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._generation.cancel()
+
+    async def _streamed(self, send: Send) -> None:
+        reply, generation = self._reply, self._generation
+        await _start(send, 200, reply.media_type, {"Cache-Control": "no-cache"})
+        await _body(send, reply.begin())
+        said_s = time.monotonic()
+        while not generation.over and self._error is None:
+            data = self._taken(await generation.news(ALIVE_S))
+            if not data and time.monotonic() - said_s >= ALIVE_S:
+                data = reply.alive
+            if data:
+                await _body(send, data)
+                said_s = time.monotonic()
+        end = reply.end() if self._error is None else reply.failed(Refusal.of(self._error))
+        await _body(send, end, more=False)
+
+    async def _collected(self, send: Send) -> None:
+        while not self._generation.over and self._error is None:
+            self._taken(await self._generation.news(_WAIT_S))
+        if self._error is None:
+            await _start(send, 200, "application/json", {})
+            await _body(send, self._reply.whole(), more=False)
+            return
+        refusal = Refusal.of(self._error)
+        await _start(send, refusal.status, "application/json", refusal.headers)
+        await _body(send, self._reply.refused(refusal), more=False)
+
+    def _taken(self, news: list[News]) -> bytes:
+        for each in news:
+            if isinstance(each, Ended) and each.finish is Finish.FAILED:
+                self._error = each.error or RuntimeError("the engine failed")
+                return b""
+        return self._reply.take(news) if news else b""
+
+
+async def _start(send: Send, status: int, media_type: str, headers: dict[str, str]) -> None:
+    said = {"Content-Type": media_type, **headers}
+    raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in said.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+async def _body(send: Send, data: bytes, *, more: bool = True) -> None:
+    async with asyncio.timeout(SEND_S):
+        await send({"type": "http.response.body", "body": data, "more_body": more})

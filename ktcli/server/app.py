@@ -1,0 +1,65 @@
+"""The application: which path leads to which handler, and how errors look in each API."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ktcli.server import own
+from ktcli.server.guard import App, Guard
+from ktcli.server.house import House, house_of
+from ktcli.server.openai.chat import chat_completions
+from ktcli.server.openai.envelope import encode, error_of
+from ktcli.server.openai.models import model, models
+from ktcli.server.openai.text import completions
+from ktcli.server.refusal import Refusal
+
+Handler = Callable[[Request], Awaitable[App]]
+
+
+def application(house: House) -> App:
+    """The ASGI application of a server."""
+    routes = [
+        Route("/health", own.health),
+        Route("/metrics", own.metrics),
+        Route("/tokenize", own.tokenize, methods=["POST"]),
+        Route("/detokenize", own.detokenize, methods=["POST"]),
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model),
+        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+    ]
+    handlers = {Exception: _failed, HTTPException: _failed, Refusal: _failed}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.state.house = house
+    return Guard(app, house.rules, refused, house.log)
+
+
+def refused(path: str, refusal: Refusal) -> tuple[bytes, dict[str, str]]:
+    """The body and headers of a refusal in the API that a path belongs to."""
+    return encode(error_of(refusal)), {**refusal.headers, "content-type": "application/json"}
+
+
+def _of_mistake(error: Exception) -> str:
+    """A mistake of kt's own, for whoever runs the server: where it was made, not what the client said."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = " < ".join(f"{frame.name} ({frame.lineno})" for frame in reversed(frames[-4:]))
+    return f"kt made a mistake ({type(error).__name__} in {where}); the server goes on"
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        said = {404: f"there is no {request.url.path[:200]} here", 405: "not this method"}
+        refusal = Refusal(error.status_code, said.get(error.status_code, error.detail))
+    else:
+        refusal = Refusal.of(error)
+        if refusal.code == "internal_error":
+            house_of(request).listener.warn(_of_mistake(error))
+    body, headers = refused(request.url.path, refusal)
+    return Response(body, refusal.status, headers)

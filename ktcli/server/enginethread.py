@@ -1,0 +1,96 @@
+"""Runs an engine's scheduler on a thread of its own; requests may come from any thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from ktcli.engine import Engine
+from ktcli.engine.request import Answer, Event, Finish, Finished, GenerationRequest
+from ktcli.engine.scheduler import Limits, Scheduler
+from ktcli.errors import Busy, KtError
+
+Hear = Callable[[Event], None]
+
+
+class EngineThread:
+    """The thread that makes an engine's steps.
+
+    Args:
+        after_step: called after each step whose events were told, on the engine's thread.
+    Attributes:
+        scheduler: what it runs; others may look at its counts.
+        last_work_s: the time of the last step, `time.monotonic`.
+    """
+
+    def __init__(
+        self, engine: Engine, limits: Limits, after_step: Callable[[], None] = lambda: None
+    ) -> None:
+        self.scheduler = Scheduler(engine, limits)
+        self.last_work_s = time.monotonic()
+        self._after_step = after_step
+        self._hearers: dict[Answer, Hear] = {}
+        self._work = threading.Condition()
+        self._ends_s: float | None = (
+            None  # until when answers may go on; None: nobody has closed it
+        )
+        self._thread = threading.Thread(target=self._run, name="kt-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest, hear: Hear) -> Answer:
+        """Takes a request; `hear` gets its events on the engine's thread, one after the other.
+
+        Raises:
+            Busy: the thread ends, and takes nothing any more.
+            QueueFull, ContextFull, UsageError: see `Scheduler.submit`.
+        """
+        with self._work:
+            if self._ends_s is not None:
+                raise Busy("the server is about to end", hint="ask again when it is back")
+            answer = self.scheduler.submit(request)
+            self._hearers[answer] = hear
+            self._work.notify()
+        return answer
+
+    def close(self, patience_s: float = 0.0) -> None:
+        """Ends the thread; answers in progress may go on for `patience_s` seconds, then they are cancelled."""
+        with self._work:
+            self._ends_s = time.monotonic() + patience_s
+            self._work.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._work:
+                while self.scheduler.idle and self._ends_s is None:
+                    self._work.wait()
+                ends = self._ends_s
+            if ends is not None and (self.scheduler.idle or time.monotonic() >= ends):
+                break
+            self._tell(self._step())
+        self._tell(self.scheduler.close())
+
+    def _step(self) -> list[Event]:
+        """The events of a step; one that fails in a way that nobody foresaw ends all answers."""
+        try:
+            return self.scheduler.step()
+        except Exception as error:
+            ended = self.scheduler.close()
+            said = error if isinstance(error, KtError) else KtError(f"the engine failed: {error}")
+            return [
+                Finished(event.answer, Finish.FAILED, said)
+                for event in ended
+                if isinstance(event, Finished)
+            ]
+
+    def _tell(self, events: list[Event]) -> None:
+        self.last_work_s = time.monotonic()
+        with self._work:
+            heard = [(self._hearers[event.answer], event) for event in events]
+            for event in events:
+                if isinstance(event, Finished):
+                    del self._hearers[event.answer]
+        for hear, event in heard:
+            hear(event)
+        self._after_step()

@@ -1,0 +1,258 @@
+"""Answers one request of a client: one or several answers to one prompt, told piece by piece to an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ktcli.chat.thoughts import ThoughtMarks
+from ktcli.chat.transcript import Added, AnswerPiece, Transcript
+from ktcli.engine.request import (
+    Answer,
+    Event,
+    Finish,
+    Finished,
+    GenerationRequest,
+    PromptRead,
+    Token,
+)
+from ktcli.engine.sampler import SamplingSettings
+from ktcli.server.mail import Mail
+from ktcli.server.metrics import Metrics
+from ktcli.server.model import ServedModel
+from ktcli.server.prompts import EncodedPrompt
+
+STOPS_MOST = 16
+CHOICES_MOST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How a prompt is to be answered.
+
+    Attributes:
+        stops: texts that end an answer.
+        max_tokens: the most tokens of an answer; None: as many as the context holds.
+        choices: the number of answers.
+        logprobs: the number of likeliest tokens that come with each token; None: no chances.
+        plain: whether the prompt is a text that goes on, in which nothing is a thought.
+    """
+
+    sampling: SamplingSettings
+    stops: Sequence[str] = ()
+    max_tokens: int | None = None
+    choices: int = 1
+    logprobs: int | None = None
+    plain: bool = False
+
+
+class PromptProgress(NamedTuple):
+    """The prompt is read: `done` of the `total` tokens that were not in the cache."""
+
+    choice: int
+    done: int
+    total: int
+
+
+class Said(NamedTuple):
+    """A token of an answer, and the text that it completed."""
+
+    choice: int
+    token: Token | None  # None: the text was held back, and no token follows
+    pieces: tuple[AnswerPiece, ...]
+
+
+class Ended(NamedTuple):
+    """An answer is at its end.
+
+    Attributes:
+        stopped: whether one of the client's stop texts ended it.
+        error: why it failed.
+    """
+
+    choice: int
+    finish: Finish
+    stopped: bool = False
+    error: Exception | None = None
+
+
+News = PromptProgress | Said | Ended
+
+
+class Generation:
+    """The answers to one prompt. Everything but `_ChoiceAnswer.hear` is for the event loop.
+
+    Args:
+        mail: carries news from the engine's thread to this loop.
+    Attributes:
+        id: a name that no other generation has.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        prompt: EncodedPrompt,
+        wish: Wish,
+        mail: Mail[News],
+        metrics: Metrics,
+    ) -> None:
+        self.id = secrets.token_hex(12)
+        self.model, self.prompt, self.wish = model, prompt, wish
+        self._mail, self._metrics = mail, metrics
+        self._began_s = time.monotonic()
+        self._news: deque[News] = deque()
+        self._came = asyncio.Event()
+        self._cancelled = False
+        self.answers: list[_ChoiceAnswer] = []
+        self._open = wish.choices
+        self._begin(0)
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of all answers so far."""
+        return sum(each.answer.stats.tokens for each in self.answers)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What the log says of it."""
+        cached, prompt = self.reused_tokens, len(self.prompt.ids)
+        return {"prompt_tokens": prompt, "cached_tokens": cached, "tokens": self.tokens}
+
+    @property
+    def reused_tokens(self) -> int:
+        """The tokens of the prompt that were in the cache."""
+        return self.answers[0].answer.stats.reused_tokens
+
+    async def news(self, patience_s: float) -> list[News]:
+        """Returns what happened since the last call, at least one thing, or nothing after `patience_s` seconds."""
+        if not self._news:
+            self._came.clear()
+            try:
+                async with asyncio.timeout(patience_s):
+                    await self._came.wait()
+            except TimeoutError:
+                return []
+        found = list(self._news)
+        self._news.clear()
+        return found
+
+    @property
+    def over(self) -> bool:
+        """Tells whether every answer has ended and been told."""
+        return not self._open and not self._news
+
+    def cancel(self) -> None:
+        """Ends every answer at the next step."""
+        self._cancelled = True
+        for each in self.answers:
+            each.answer.cancel()
+
+    def _begin(self, choice: int) -> None:
+        made = _ChoiceAnswer(self, choice)
+        self.answers.append(made)
+        try:
+            made.submit()
+        except BaseException:
+            self.answers.pop()
+            raise
+
+    def receive(self, news: News) -> None:
+        """Takes what the engine's thread says."""
+        begun = len(self.answers)
+        if isinstance(news, Said) and news.token is not None:
+            self._time(self.answers[news.choice])
+        if isinstance(news, Said) and begun == 1 < self.wish.choices and not self._cancelled:
+            self._begin_others()  # the prompt is read now, and its pages are there
+        if isinstance(news, Ended):
+            self._open -= 1
+            if begun == 1 < self.wish.choices:  # without a token
+                self._open = 0
+            self._close(news)
+        self._news.append(news)
+        self._came.set()
+
+    def _begin_others(self) -> None:
+        for choice in range(1, self.wish.choices):
+            try:
+                self._begin(choice)
+            except Exception as error:
+                self._open -= 1
+                self._news.append(Ended(choice, Finish.FAILED, False, error))
+
+    def _time(self, said: _ChoiceAnswer) -> None:
+        """Notes when a token came."""
+        now = time.monotonic()
+        if said.heard_s:
+            self._metrics.gap.observe(now - said.heard_s)
+        else:
+            self._metrics.first_token.observe(now - self._began_s)
+        said.heard_s = now
+
+    def _close(self, ended: Ended) -> None:
+        said = self.answers[ended.choice]
+        stats, seconds = said.answer.stats, time.monotonic() - self._began_s
+        self._metrics.ended(stats, ended.finish, seconds)
+        if not self.wish.plain:
+            self.model.prompts.remember(self.prompt, said.text, said.answer.ids)
+
+    def mail(self, news: News) -> None:
+        """Sends something to the loop; called on the engine's thread."""
+        self._mail.write(self.receive, news)
+
+
+class _ChoiceAnswer:
+    """One answer, as the engine's thread hears it.
+
+    Attributes:
+        text: what the conversation remembers of it.
+        heard_s: when its last token came, `time.monotonic`; 0: none has.
+    """
+
+    def __init__(self, generation: Generation, index: int) -> None:
+        self._generation, self._index = generation, index
+        voice, wish = generation.model.speaker.voice, generation.wish
+        before = "" if wish.plain else generation.prompt.text
+        self._transcript = Transcript(voice.tokenizer, wish.stops, before)
+        self._marks = ThoughtMarks()
+        self.text = ""
+        self.heard_s = 0.0
+
+    def submit(self) -> None:
+        generation, wish = self._generation, self._generation.wish
+        sampling = wish.sampling
+        if sampling.seed is not None and self._index:
+            sampling = replace(sampling, seed=(sampling.seed + self._index) % 2**64)
+        request = GenerationRequest(
+            generation.prompt.ids,
+            sampling,
+            generation.model.speaker.voice.stop_ids,
+            wish.max_tokens,
+            caller=generation.prompt.caller,
+            logprobs=wish.logprobs,
+            marks=generation.prompt.marks,
+            ends=self._transcript.hears,
+        )
+        self.answer: Answer = generation.model.thread.submit(request, self.hear)
+
+    def hear(self, event: Event) -> None:
+        """Hears what the engine's thread says of this answer."""
+        tell: Callable[[News], None] = self._generation.mail
+        if isinstance(event, Token):
+            tell(Said(self._index, event, self._pieces(self._transcript.next())))
+        elif isinstance(event, PromptRead):
+            tell(PromptProgress(self._index, event.done, event.total))
+        elif isinstance(event, Finished):
+            if rest := self._pieces(self._transcript.finish()):
+                tell(Said(self._index, None, rest))
+            stopped = self._transcript.stopped
+            finish = Finish.STOP if stopped else event.finish
+            tell(Ended(self._index, finish, stopped, event.error))
+
+    def _pieces(self, added: Added) -> tuple[AnswerPiece, ...]:
+        self.text += added.text
+        return added.pieces if self._generation.wish.plain else self._marks.without(added.pieces)

@@ -1,0 +1,117 @@
+"""What the handlers of all APIs share: the model, the thread for prompts, the mail, and the rules of this server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from ktcli.assembly.listener import SILENT, Listener
+from ktcli.server.generation import Generation, News, Wish
+from ktcli.server.jobs import Jobs
+from ktcli.server.mail import Mail
+from ktcli.server.metrics import Metrics
+from ktcli.server.model import ServedModel
+from ktcli.server.prompts import EncodedPrompt, PromptMaker
+from ktcli.server.refusal import Refusal
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The rules of a server.
+
+    Attributes:
+        key: the key that clients must show; empty: none.
+        hosts: the names under which it may be asked; empty: any.
+        strict_model: whether a request must name the model that is loaded.
+        aliases: further names of the model.
+    """
+
+    key: str = ""
+    hosts: frozenset[str] = frozenset()
+    strict_model: bool = False
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class House:
+    """What the handlers of all APIs share.
+
+    Attributes:
+        listener: hears what goes wrong.
+        log: called after each request, see `Guard`.
+    """
+
+    model: ServedModel
+    jobs: Jobs
+    mail: Mail[News]
+    rules: Rules = field(default_factory=Rules)
+    listener: Listener = SILENT
+    log: Callable[[dict[str, Any]], None] = lambda entry: None
+    metrics: Metrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.model)
+
+    def named(self, name: str) -> ServedModel:
+        """The model that a request names: programs name models that they know, and mean the one that is here.
+
+        Raises:
+            Refusal: it has another name, and the server is strict.
+        """
+        model = self.model
+        if self.rules.strict_model and name not in (model.name, *self.rules.aliases):
+            raise Refusal(
+                404,
+                f"the model {name[:200]!r} is not served here, {model.name} is",
+                "model",
+                "model_not_found",
+            )
+        return model
+
+    async def generation(
+        self, model: ServedModel, make: Callable[[PromptMaker], EncodedPrompt], wish: Wish
+    ) -> Generation:
+        """Makes a prompt on the main thread and submits it.
+
+        Raises:
+            KtError: as making the prompt, or as `EngineThread.submit`.
+        """
+        prompt = await asyncio.wrap_future(self.jobs.ask(lambda: make(model.prompts)))
+        return Generation(model, prompt, wish, self.mail, self.metrics)
+
+
+async def body_of(request: Request, kind: type[T]) -> T:
+    """The body of a request.
+
+    Raises:
+        Refusal: it is no JSON of this kind; the field is named.
+    """
+    try:
+        return msgspec.json.decode(await request.body(), type=kind)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$")
+        field_ = where.rstrip("`").lstrip(".")
+        raise Refusal(400, f"{field_ or 'the request'}: {what}", field_, "invalid_type") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refusal(400, f"the request is no JSON: {error}", "", "invalid_json") from error
+    except RecursionError as error:
+        raise Refusal(400, "the request is nested too deep", "", "invalid_json") from error
+
+
+def house_of(request: Request) -> House:
+    """The house that a request came to."""
+    found: House = request.app.state.house
+    return found
+
+
+def caller_of(request: Request) -> str:
+    """Whose request it is: the key's, or the address's."""
+    key = request.headers.get("authorization") or request.headers.get("x-api-key") or ""
+    return key or (request.client.host if request.client else "")

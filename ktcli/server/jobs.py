@@ -1,0 +1,43 @@
+"""Runs jobs on the main thread, one after the other, for the threads of a server.
+
+Chat templates are hostile input. What stops one that does not end is a signal, and only the main thread gets signals.
+So a server's event loop and engine have threads of their own, and the main thread renders.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_Job = tuple[Future[Any], Callable[[], Any]]
+
+
+class Jobs:
+    """A queue of jobs for the main thread."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+
+    def ask(self, work: Callable[[], T]) -> Future[T]:
+        """Puts a job into the queue; any thread may. A job whose future is cancelled is left out."""
+        made: Future[T] = Future()
+        self._queue.put((made, work))
+        return made
+
+    def stop(self) -> None:
+        """Ends `run` after the jobs that are there already; any thread may call it, and a handler of signals."""
+        self._queue.put(None)
+
+    def run(self) -> None:
+        """Does jobs until `stop`."""
+        while (job := self._queue.get()) is not None:
+            future, work = job
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)

@@ -1,0 +1,179 @@
+"""`/v1/chat/completions`: what a request asks for, and its replies."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from ktcli.chat.tokenizer import Tokenizer
+from ktcli.engine.request import Candidate, Token
+from ktcli.server.answering import Answering
+from ktcli.server.generation import Ended, Generation, News, PromptProgress, Said
+from ktcli.server.house import body_of, caller_of, house_of
+from ktcli.server.openai.envelope import (
+    ALIVE,
+    DONE,
+    EVENTS,
+    FINISH,
+    encode,
+    error_of,
+    line,
+    timings,
+    usage,
+)
+from ktcli.server.openai.fields import ChatBody
+from ktcli.server.refusal import Refusal
+
+
+async def chat_completions(request: Request) -> Answering:
+    """Answers a conversation."""
+    house = house_of(request)
+    body = await body_of(request, ChatBody)
+    model = house.named(body.model)
+    settings = model.speaker.voice.settings
+    wish = body.chat_wish(settings)
+    asked = body.asked(settings, caller_of(request))
+    generation = await house.generation(model, lambda prompts: prompts.of_messages(asked), wish)
+    return Answering(generation, ChatReply(generation, body), stream=body.stream)
+
+
+@dataclass(slots=True)
+class _ChoiceText:
+    """One answer so far."""
+
+    text: str = ""
+    thoughts: str = ""
+    finish: str = ""
+    chances: list[dict[str, Any]] = field(default_factory=list)
+
+
+class ChatReply:
+    """The answers as chat completions."""
+
+    media_type, alive = EVENTS, ALIVE
+
+    def __init__(self, generation: Generation, body: ChatBody) -> None:
+        self._generation, self._body = generation, body
+        self._head = {
+            "id": f"chatcmpl-{generation.id}",
+            "created": int(time.time()),
+            "model": generation.model.name,
+        }
+        self._tokenizer = generation.model.speaker.voice.tokenizer
+        self._choices = [_ChoiceText() for _ in range(generation.wish.choices)]
+        self._thought_tokens = 0
+        self._began_s = time.monotonic()
+
+    def begin(self) -> bytes:
+        return b"".join(
+            self._chunk(choice, {"role": "assistant", "content": ""})
+            for choice in range(len(self._choices))
+        )
+
+    def take(self, news: list[News]) -> bytes:
+        return b"".join(self._said(each) for each in news)
+
+    def end(self) -> bytes:
+        if not self._body.wants_usage:
+            return DONE
+        last = {"usage": usage(self._generation, self._thought_tokens), **self._timings()}
+        return line({**self._head, "object": _CHUNK, "choices": [], **last}) + DONE
+
+    def failed(self, refusal: Refusal) -> bytes:
+        return line(error_of(refusal)) + DONE
+
+    def whole(self) -> bytes:
+        choices = [self._finished(at, each) for at, each in enumerate(self._choices)]
+        used = usage(self._generation, self._thought_tokens)
+        return encode(
+            {**self._head, "object": "chat.completion", "choices": choices, "usage": used}
+            | self._timings()
+        )
+
+    def refused(self, refusal: Refusal) -> bytes:
+        return encode(error_of(refusal))
+
+    def _said(self, news: News) -> bytes:
+        if isinstance(news, PromptProgress):
+            return self._progress(news) if self._body.return_progress else b""
+        choice = self._choices[news.choice]
+        if isinstance(news, Ended):
+            choice.finish = FINISH[news.finish]
+            return self._chunk(news.choice, {}, choice.finish)
+        return self._delta(choice, news)
+
+    def _delta(self, choice: _ChoiceText, said: Said) -> bytes:
+        delta: dict[str, Any] = {}
+        for text, thought in said.pieces:
+            names = ("reasoning_content", "reasoning") if thought else ("content",)
+            for name in names:
+                delta[name] = delta.get(name, "") + text
+        choice.text += delta.get("content", "")
+        choice.thoughts += delta.get("reasoning", "")
+        if said.token is not None and "reasoning" in delta:
+            self._thought_tokens += 1
+        chances = None
+        if said.token is not None and said.token.chosen is not None:
+            chances = [chance_of(self._tokenizer, said.token)]
+            choice.chances += chances
+        if not delta and not chances:
+            return b""
+        return self._chunk(said.choice, delta, None, chances)
+
+    def _chunk(
+        self,
+        choice: int,
+        delta: dict[str, Any],
+        finish: str | None = None,
+        chances: list[dict[str, Any]] | None = None,
+    ) -> bytes:
+        said: dict[str, Any] = {"index": choice, "delta": delta, "finish_reason": finish}
+        said["logprobs"] = None if chances is None else {"content": chances, "refusal": None}
+        return line({**self._head, "object": _CHUNK, "choices": [said]})
+
+    def _progress(self, news: PromptProgress) -> bytes:
+        cached = self._generation.reused_tokens
+        said = {
+            "total": len(self._generation.prompt.ids),
+            "cache": cached,
+            "processed": cached + news.done,
+            "time_ms": int(1000 * (time.monotonic() - self._began_s)),
+        }
+        return line({**self._head, "object": _CHUNK, "choices": [], "prompt_progress": said})
+
+    def _finished(self, index: int, choice: _ChoiceText) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.thoughts:
+            message["reasoning_content"] = message["reasoning"] = choice.thoughts
+        chances = {"content": choice.chances, "refusal": None} if self._body.logprobs else None
+        return {
+            "index": index,
+            "message": message,
+            "finish_reason": choice.finish,
+            "logprobs": chances,
+        }
+
+    def _timings(self) -> dict[str, Any]:
+        return {"timings": timings(self._generation.answers[0].answer.stats)}
+
+
+_CHUNK = "chat.completion.chunk"
+
+
+def chance_of(tokenizer: Tokenizer, token: Token) -> dict[str, Any]:
+    """A token's chance and those of the likeliest, as chat completions have them."""
+    assert token.chosen is not None
+    likeliest = [_candidate(tokenizer, each) for each in token.likeliest]
+    return {**_candidate(tokenizer, token.chosen), "top_logprobs": likeliest}
+
+
+def _candidate(tokenizer: Tokenizer, candidate: Candidate) -> dict[str, Any]:
+    data = tokenizer.bytes_of(candidate.id) if tokenizer.byte_level else b""
+    text = (
+        data.decode("utf-8", "replace") if data else tokenizer.decode([candidate.id], special=True)
+    )
+    data = data or text.encode("utf-8", "replace")
+    return {"token": text, "logprob": max(candidate.logprob, -9999.0), "bytes": list(data)}

@@ -1,0 +1,272 @@
+"""The fields of OpenAI's requests, as clients send them, and what they mean to the engine.
+
+Fields that are not here are ignored; a field with a value that cannot be used is refused by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from ktcli.chat.settings import Settings, override
+from ktcli.engine.sampler import SamplingSettings
+from ktcli.server.generation import CHOICES_MOST, STOPS_MOST, Wish
+from ktcli.server.prompts import Asked
+from ktcli.server.refusal import Refusal, about
+
+LOGPROBS_MOST = 20
+STOP_CHARS_MOST = 1000
+_NUMBERS = (
+    "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed"
+).split()
+
+
+class StreamOptions(msgspec.Struct):
+    """The field `stream_options`."""
+
+    include_usage: bool = False
+
+
+class Sampled(msgspec.Struct):
+    """The fields that completions of both kinds have."""
+
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    return_progress: bool = False
+
+    @property
+    def wants_usage(self) -> bool:
+        """Tells whether a stream says at its end what it took."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, own: SamplingSettings) -> SamplingSettings:
+        """The model's own settings with those that were asked for put over them.
+
+        Raises:
+            Refusal: a value is out of range.
+        """
+        found = own
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if value is not None:
+                if name == "seed":  # a signed one is meant as its 64 bits
+                    value %= 2**64
+                if name == "top_k":
+                    value = max(0, value)  # -1 is off, too
+                with about(name):
+                    found = override(found, **{name: value})
+        with about("logit_bias"):
+            return replace(found, logit_bias=_biases(self.logit_bias))
+
+    def wish(self, settings: Settings, most: int | None, logprobs: int | None) -> Wish:
+        """How the prompt is to be answered.
+
+        Args:
+            most: the most tokens, as asked for.
+        Raises:
+            Refusal: a value cannot be used.
+        """
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        _within("stop", len(stops), 0, STOPS_MOST, "texts")
+        if any(len(stop) > STOP_CHARS_MOST for stop in stops):
+            raise Refusal(
+                400, f"stop: a text of more than {STOP_CHARS_MOST} characters", "stop", "unsupported_value"
+            )  # fmt: skip
+        if most is not None:
+            _within("max_tokens", most, 1, None)
+        choices = 1 if self.n is None else self.n
+        _within("n", choices, 1, CHOICES_MOST)
+        return Wish(
+            self.sampling(settings.sampling),
+            tuple(stop for stop in stops if stop) or settings.stops,
+            settings.max_tokens if most is None else most,
+            choices,
+            logprobs,
+        )
+
+
+class ChatBody(Sampled):
+    """A request for a chat completion."""
+
+    messages: list[dict[str, Any]] = []
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    reasoning_effort: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def chat_wish(self, settings: Settings) -> Wish:
+        """See `wish`."""
+        likeliest = self.top_logprobs or 0
+        _within("top_logprobs", likeliest, 0, LOGPROBS_MOST)
+        if likeliest and not self.logprobs:
+            raise Refusal(
+                400, "top_logprobs needs logprobs to be true", "top_logprobs", "unsupported_value"
+            )
+        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self.wish(settings, most, likeliest if self.logprobs else None)
+
+    def asked(self, settings: Settings, caller: str) -> Asked:
+        """What is to be answered.
+
+        Raises:
+            Refusal: a message is of no use.
+        """
+        if not self.messages:
+            raise Refusal(400, "there are no messages", "messages", "unsupported_value")
+        if self.tools:
+            raise Refusal(400, "tools are not supported", "tools", "unsupported_value")
+        if (self.response_format or {}).get("type", "text") != "text":
+            raise Refusal(
+                400, "response_format can be text only", "response_format", "unsupported_value"
+            )
+        messages = [plain_message(each, f"messages[{at}]") for at, each in enumerate(self.messages)]
+        return Asked(messages, {**settings.variables, **self._variables()}, caller)
+
+    def _variables(self) -> dict[str, Any]:
+        effort = self.reasoning_effort
+        said: dict[str, Any] = {}
+        if effort is not None:
+            thinks = effort not in ("none", "minimal")
+            said = {"enable_thinking": thinks, "thinking": thinks}
+            said["reasoning_effort"] = effort if thinks else "low"
+        return {**said, **(self.chat_template_kwargs or {})}
+
+
+class TextBody(Sampled):
+    """A request for a completion of a text."""
+
+    prompt: str | list[Any] = ""
+    logprobs: int | None = None
+    echo: bool = False
+    best_of: int | None = None
+    suffix: str | None = None
+
+    def text_wish(self, settings: Settings) -> Wish:
+        """See `wish`."""
+        if self.logprobs is not None:
+            _within("logprobs", self.logprobs, 0, LOGPROBS_MOST)
+        for name in ("echo", "suffix"):
+            if getattr(self, name):
+                raise Refusal(400, f"{name} is not supported", name, "unsupported_value")
+        if self.best_of not in (None, 1, self.n):
+            raise Refusal(400, "best_of is not supported", "best_of", "unsupported_value")
+        most = 16 if self.max_tokens is None else self.max_tokens  # as OpenAI has it
+        return replace(self.wish(settings, most, self.logprobs), plain=True)
+
+    def one_prompt(self) -> str | list[int]:
+        """The prompt.
+
+        Raises:
+            Refusal: there are several.
+        """
+        prompt = self.prompt
+        if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return prompt
+        if isinstance(prompt, list) and all(type(each) is int for each in prompt):
+            return prompt
+        raise Refusal(
+            400,
+            "several prompts in one request are not supported",
+            "prompt",
+            "unsupported_value",
+        )
+
+
+def plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A message as chat templates take it: its text in one piece, arguments of calls as objects.
+
+    Args:
+        where: the field that it is.
+    Raises:
+        Refusal: it has no role, or parts that are no text.
+    """
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise Refusal(400, f"{where} has no role", f"{where}.role", "unsupported_value")
+    found = dict(message)
+    found["role"] = "system" if role == "developer" else role
+    found["content"] = _text(message.get("content"), f"{where}.content")
+    if found["content"] is None:
+        found["content"] = ""
+    if found.get("tool_calls"):
+        found["tool_calls"] = _calls(found["tool_calls"], f"{where}.tool_calls")
+    if found.get("reasoning") is not None and found.get("reasoning_content") is None:
+        found["reasoning_content"] = found["reasoning"]
+    return found
+
+
+def _text(content: Any, where: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise Refusal(400, f"{where} is no text", where, "unsupported_value")
+    parts = []
+    for at, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
+        if kind not in ("text", "input_text", "output_text", "refusal") or not isinstance(
+            text, str
+        ):
+            raise Refusal(
+                400, f"{where}[{at}] is of the type {str(kind)[:40]!r}, only text can be read",
+                f"{where}[{at}].type", "unsupported_value",
+            )  # fmt: skip
+        parts.append(text)
+    return "".join(parts)
+
+
+def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """Calls of tools, their arguments as objects where they are JSON: that is what templates write anew."""
+    if not isinstance(calls, list):
+        raise Refusal(400, f"{where} is no list", where, "unsupported_value")
+    found = []
+    for at, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise Refusal(400, f"{where}[{at}] names no function", where, "unsupported_value")
+        arguments = function.get("arguments", {})
+        if isinstance(arguments, str):
+            with contextlib.suppress(ValueError):  # the model wrote it so
+                arguments = json.loads(arguments or "{}")
+        found.append({**call, "function": {**function, "arguments": arguments}})
+    return found
+
+
+def _biases(said: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
+    try:
+        return tuple((int(id), bias) for id, bias in (said or {}).items())
+    except ValueError as error:
+        raise Refusal(
+            400, "logit_bias has a key that is no token id", "logit_bias", "unsupported_value"
+        ) from error
+
+
+def _within(field: str, value: int, least: int, most: int | None, what: str = "") -> None:
+    if value < least or (most is not None and value > most):
+        range_ = f"{least} or more" if most is None else f"{least} to {most}"
+        raise Refusal(
+            400, f"{field} is {value}, it can be {range_} {what}".rstrip(), field, "unsupported_value"
+        )  # fmt: skip

@@ -1,0 +1,189 @@
+"""Makes prompts of what clients send: messages are rendered and cut into ids.
+
+Clients send the whole conversation each time, as text. A model need not cut its own answers the way the tokenizer
+would, and other ids mean that nothing of the answer is found in the cache. So the latest answers are remembered with
+their ids; where the same caller sends a conversation that goes on behind one, its ids are taken. They are taken only
+behind the very prompt that they answered, so that what others asked changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ktcli.chat.control import Marked
+from ktcli.chat.conversation import Spoken
+from ktcli.chat.snapshots import snapshot_positions
+from ktcli.chat.speaker import Speaker
+from ktcli.chat.splice import Splicer
+from ktcli.errors import ContextFull, UsageError
+
+MOST_ANSWERS = 1024  # that are remembered
+MOST_CHARS = 16 << 20  # of the text of these
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client wants to have answered.
+
+    Attributes:
+        messages: as OpenAI's API has them, but with texts as contents.
+        variables: further variables of the chat template, `tools` among them.
+        caller: whose conversation it is; only their own answers are recalled.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    caller: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt that can be computed.
+
+    Attributes:
+        text: the rendered conversation.
+        ids: its ids.
+        marks: positions from which others will probably go on, see `Sequence.adopt`.
+    """
+
+    text: str
+    ids: Sequence[int]
+    marks: tuple[int, ...] = ()
+    caller: str = ""
+
+
+class PromptMaker:
+    """Makes the prompts of one model; on the main thread only, but for `remember`."""
+
+    def __init__(self, speaker: Speaker) -> None:
+        self._speaker = speaker
+        self._splicer = Splicer(speaker.voice.tokenizer, speaker.voice.control)
+        self._lock = threading.Lock()
+        self._answers: OrderedDict[bytes, Spoken] = OrderedDict()
+        self._chars = 0
+
+    def of_messages(self, asked: Asked) -> EncodedPrompt:
+        """The prompt of a conversation.
+
+        Raises:
+            ContextFull: it does not fit. BadCheckpoint: the template refuses it.
+        """
+        context = self._speaker.engine.context
+        rendered = self._rendered(asked.messages, asked.variables)
+        spoken = self._recalled(rendered.text, asked.caller)
+        ids = self._splicer.ids(rendered, spoken, context)
+        if ids is None or len(ids) >= context:
+            raise _too_long(ids, context)
+        return EncodedPrompt(rendered.text, ids, self._marks(ids, asked, spoken), asked.caller)
+
+    def of_text(self, text: str, caller: str = "") -> EncodedPrompt:
+        """The prompt that goes on with a text outside any turn; words of it become no control tokens.
+
+        Raises:
+            ContextFull: it does not fit. UsageError: it is empty.
+        """
+        control, context = self._speaker.voice.control, self._speaker.engine.context
+        if not text:
+            raise UsageError("the prompt is empty")
+        too_long = control.exceeds(Marked(text), context)
+        ids = None if too_long else control.encode_text(text)
+        if ids is None or len(ids) >= context:
+            raise _too_long(ids, context)
+        return EncodedPrompt(text, ids, (), caller)
+
+    def of_ids(self, ids: Sequence[int], caller: str = "") -> EncodedPrompt:
+        """The prompt of ids that the client cut itself.
+
+        Raises:
+            UsageError: one of them is outside the vocabulary.
+        """
+        vocab = self._speaker.engine.spec.vocab
+        if bad := next((id for id in ids if not 0 <= id < vocab), None):
+            raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")
+        return EncodedPrompt(
+            self._speaker.voice.tokenizer.decode(ids, special=True), ids, (), caller
+        )
+
+    def remember(self, prompt: EncodedPrompt, text: str, ids: Sequence[int]) -> None:
+        """Remembers an answer for the prompts that go on behind it."""
+        spoken = Spoken(len(prompt.text), text, tuple(ids))
+        if not text or not self._splicer.is_whole(spoken):
+            return
+        key = _of_answer(_of_caller(prompt.caller, prompt.text), text)
+        with self._lock:
+            before = self._answers.pop(key, None)
+            self._answers[key] = spoken
+            self._chars += len(text) - (len(before.text) if before else 0)
+            while len(self._answers) > MOST_ANSWERS or self._chars > MOST_CHARS:
+                _, old = self._answers.popitem(last=False)
+                self._chars -= len(old.text)
+
+    def _recalled(self, text: str, caller: str) -> list[Spoken]:
+        """The answers that this caller's conversation goes on behind, in order."""
+        found, read, before = [], 0, _of_caller(caller)
+        with self._lock:
+            places = sorted({(each.at, len(each.text)) for each in self._answers.values()})
+            for at, length in places:
+                if at + length > len(text):
+                    continue
+                before.update(_bytes(text[read:at]))
+                read, key = at, _of_answer(before, text[at : at + length])
+                if (spoken := self._answers.get(key)) is not None:
+                    self._answers.move_to_end(key)
+                    found.append(spoken)
+        return found
+
+    def _rendered(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+    ) -> Marked:
+        voice = self._speaker.voice
+        return voice.control.render(
+            lambda said, more: voice.template.render(said, **more),
+            messages,
+            variables,
+            self._speaker.engine.context,
+        )
+
+    def _marks(self, ids: Sequence[int], asked: Asked, spoken: Sequence[Spoken]) -> tuple[int, ...]:
+        """The positions at which a state should be kept, where layers keep any."""
+        pools, last = self._speaker.engine.pools, asked.messages[-1]
+        if pools.states is None or last.get("role") != "user":
+            return ()
+
+        def ids_of(messages: list[dict[str, str]]) -> list[int] | None:
+            rendered = self._rendered(messages, asked.variables)
+            return self._splicer.ids(rendered, spoken, self._speaker.engine.context, passing=True)
+
+        return snapshot_positions(ids, [dict(each) for each in asked.messages], ids_of)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _of_caller(caller: str, text: str = "") -> hashlib._Hash:
+    """The hash of what was rendered for a caller."""
+    made = hashlib.sha256(hashlib.sha256(_bytes(caller)).digest())
+    made.update(_bytes(text))
+    return made
+
+
+def _of_answer(before: hashlib._Hash, text: str) -> bytes:
+    """The key of an answer behind what was rendered before it."""
+    made = before.copy()
+    made.update(b"\xff")  # no part of any text
+    made.update(_bytes(text))
+    return made.digest()
+
+
+def _too_long(ids: Sequence[int] | None, context: int) -> ContextFull:
+    tokens = f"{len(ids):,}" if ids else f"more than {context:,}"
+    return ContextFull(
+        f"the conversation has {tokens} tokens and the context holds {context:,}, so there is no room for an answer",
+        hint="send a shorter conversation, or start kt serve with a larger --context",
+    )

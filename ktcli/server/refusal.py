@@ -1,0 +1,92 @@
+"""Says in HTTP's words what went wrong: a status, a kind and a code, which each API puts into its own envelope."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ktcli.errors import (
+    BadCheckpoint,
+    Busy,
+    ContextFull,
+    KtError,
+    NotEnoughMemory,
+    NotFound,
+    QueueFull,
+    UsageError,
+)
+
+RETRY_S = 2  # after which a client may ask again where a queue was full
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+# Errors, with the status and the code of each; the first that fits counts.
+_STATUS: tuple[tuple[type[Exception], int, str | None], ...] = (
+    (ContextFull, 400, "context_length_exceeded"),
+    (QueueFull, 429, "queue_full"),
+    (Busy, 503, "busy"),
+    (NotEnoughMemory, 503, "not_enough_memory"),
+    (NotFound, 404, "model_not_found"),
+    (UsageError, 400, "unsupported_value"),
+    (BadCheckpoint, 400, "template_error"),
+)
+
+
+@dataclass(eq=False)
+class Refusal(Exception):
+    """A request that is not answered.
+
+    Attributes:
+        status: of HTTP.
+        message: one sentence.
+        field: the name of the field that is wrong; empty: none.
+        code: a word for programs; empty: none.
+    """
+
+    status: int
+    message: str
+    field: str = ""
+    code: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The type of error, as the APIs name it."""
+        return _KINDS.get(self.status, "api_error")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What HTTP says beside the envelope."""
+        if self.status == 401:
+            return {"WWW-Authenticate": "Bearer"}
+        return {"Retry-After": str(RETRY_S)} if self.status in (429, 503) else {}
+
+    @classmethod
+    def of(cls, error: Exception) -> Refusal:
+        """What an error of kt, or one that nobody expected, is to a client."""
+        if isinstance(error, Refusal):
+            return error
+        if not isinstance(error, KtError):
+            return cls(500, f"kt made a mistake ({type(error).__name__})", "", "internal_error")
+        hint = f" ({error.hint})" if error.hint else ""
+        for kind, status, code in _STATUS:
+            if isinstance(error, kind):
+                return cls(status, f"{error}{hint}", "", code or "")
+        return cls(500, f"{error}{hint}", "", "engine_error")
+
+
+@contextmanager
+def about(field: str) -> Iterator[None]:
+    """Names the field that an error is about."""
+    try:
+        yield
+    except UsageError as error:
+        raise Refusal(400, str(error), field, "unsupported_value") from error

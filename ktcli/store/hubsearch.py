@@ -1,0 +1,163 @@
+"""Searches a hub for models by words, and reads the `config.json` of what it found; nothing else is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from ktcli.errors import HubError, NotFound, UsageError
+from ktcli.store.hubs import HuggingFace, ModelScope, RemoteFile, Snapshot, asking, hub_named
+from ktcli.store.partial import Located
+from ktcli.store.reference import HUBS, parse
+
+CONFIG = "config.json"
+AT_ONCE = 4  # configs that are asked for at the same time
+_CONNECT_S, _READ_S = 10.0, 20.0
+_WHAT = "the list of models"
+_DENIED = (401, 403)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A repository that a hub found.
+
+    Attributes:
+        repository: its id, one that a pull can be asked for.
+        downloads: as the hub counts them; None: it does not say.
+        gated: whether its makers want to be asked on its page first.
+        gguf: whether it holds GGUF files, as far as its name and its tags tell.
+    """
+
+    hub: str
+    repository: str
+    downloads: int | None = None
+    gated: bool = False
+    gguf: bool = False
+
+    @property
+    def reference(self) -> str:
+        """The text that means it, for any command."""
+        return self.repository if self.hub == "hf" else f"{self.hub}:{self.repository}"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundConfig:
+    """The `config.json` of a repository; where there is no `data`, `problem` says why."""
+
+    hit: Hit
+    data: bytes = b""
+    problem: str = ""
+
+
+def search_hub(hub: str, words: str, limit: int) -> tuple[Hit, ...]:
+    """The repositories that a hub finds for words, those with most downloads first.
+
+    Raises:
+        HubError: the hub does not answer, or its client cannot search.
+    """
+    try:
+        with asking(hub, _WHAT, ""):
+            find = _modelscope if hub == "ms" else _hugging_face
+            found = list(find(words, limit))
+    except NotFound as error:
+        raise HubError(f"{HUBS[hub]} does not answer searches", hint=error.hint) from error
+    return tuple(hit for hit in found if _can_be_asked_for(hit))[:limit]
+
+
+def read_configs(hits: Sequence[Hit], most_bytes: int) -> Iterator[FoundConfig]:
+    """Yields the configs of repositories in their order, a few of them asked for at a time.
+
+    Args:
+        most_bytes: a longer file is not taken.
+    """
+    places = [_config_place(hit) for hit in hits]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        tasks = [
+            pool.submit(_read, hit, place, most_bytes)
+            for hit, place in zip(hits, places, strict=True)
+        ]
+        try:
+            for task in tasks:
+                yield task.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _hugging_face(words: str, limit: int) -> Iterator[Hit]:
+    endpoint = HuggingFace().endpoint
+    import requests
+    from huggingface_hub import HfApi, constants
+
+    # The client itself would ask a server that nobody reaches for half a minute.
+    requests.head(endpoint or constants.ENDPOINT, timeout=_CONNECT_S)
+    api = HfApi(endpoint=endpoint, library_name="kt")
+    models = api.list_models(
+        search=words, sort="downloads", limit=limit, expand=["downloads", "gated", "tags"]
+    )
+    for info in models:
+        gguf = "gguf" in (info.tags or ()) or _is_gguf(info.id)
+        yield Hit("hf", info.id, info.downloads, bool(info.gated), gguf)
+
+
+def _modelscope(words: str, limit: int) -> Iterator[Hit]:
+    endpoint = ModelScope().endpoint
+    try:
+        from modelscope_hub import HubApi
+    except ImportError as error:
+        raise HubError(
+            "this version of the client of ModelScope cannot search",
+            hint="update it: pip install --upgrade modelscope",
+        ) from error
+    api = HubApi(endpoint=endpoint)
+    page = api.list_repos("model", search=words, sort="downloads", page_size=limit)
+    for info in page.items:
+        name = f"{info.owner}/{info.name}"
+        yield Hit("ms", name, info.downloads, bool(info.gated), _is_gguf(name))
+
+
+def _is_gguf(repository: str) -> bool:
+    return repository.lower().endswith("gguf")
+
+
+def _can_be_asked_for(hit: Hit) -> bool:
+    """Refuses ids that are none: they come from a server and are printed as commands."""
+    try:
+        return parse(f"{hit.hub}:{hit.repository}").repository == hit.repository
+    except UsageError:
+        return False
+
+
+def _config_place(hit: Hit) -> Located:
+    revision = "master" if hit.hub == "ms" else ""
+    return hub_named(hit.hub).locate(
+        Snapshot(hit.hub, hit.repository, revision, ()), RemoteFile(CONFIG, 0)
+    )
+
+
+def _read(hit: Hit, place: Located, most_bytes: int) -> FoundConfig:
+    import requests
+
+    try:
+        with requests.get(
+            place.url, headers=dict(place.headers), stream=True, timeout=(_CONNECT_S, _READ_S)
+        ) as answer:
+            if answer.status_code in _DENIED:
+                return FoundConfig(hit, problem="gated")
+            if answer.status_code >= 400:
+                missing = answer.status_code == 404
+                why = f"no {CONFIG}" if missing else f"the hub says {answer.status_code}"
+                return FoundConfig(hit, problem=why)
+            return _bounded(hit, answer, most_bytes)
+    except requests.RequestException:
+        return FoundConfig(hit, problem="the hub does not answer")
+
+
+def _bounded(hit: Hit, answer: Any, most_bytes: int) -> FoundConfig:
+    data = bytearray()
+    for piece in answer.iter_content(64 << 10):
+        data += piece
+        if len(data) > most_bytes:
+            return FoundConfig(hit, problem=f"its {CONFIG} is longer than any")
+    return FoundConfig(hit, bytes(data))

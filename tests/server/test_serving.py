@@ -1,0 +1,297 @@
+"""A server under clients that leave, wait, send half of what they should, or may not ask at all."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from server.running import Running, running, scripted
+
+from ktcli.engine.request import Finish, Finished, GenerationRequest
+from ktcli.engine.scheduler import Limits
+from ktcli.errors import Busy, UsageError
+from ktcli.server import answering, guard, listening
+from ktcli.server.enginethread import EngineThread
+from ktcli.server.house import Rules
+from ktcli.server.listening import tcp_socket, unix_socket
+
+LONG = "x" * 3000  # an answer that goes on until it is cancelled
+
+
+def script(question: str) -> str:
+    return LONG if question == "long" else f"you said {question}"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    with running(scripted(tmp_path, script), limits=Limits(waiting=2, active=2)) as found:
+        yield found
+
+
+def body(text: str, **more: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": text}], **more}
+
+
+def ask(server: Running, text: str, **more: object) -> requests.Response:
+    return requests.post(f"{server.url}/v1/chat/completions", json=body(text, **more), timeout=20)
+
+
+def until(what: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if what():
+            return
+        time.sleep(0.005)
+    raise AssertionError("it does not come about")
+
+
+def send(server: Running, text: str, **more: object) -> socket.socket:
+    """Sends a request, and leaves its answer to be read."""
+    data = json.dumps(body(text, **more)).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}"
+    client = socket.create_connection(("127.0.0.1", server.port))
+    client.sendall(head.encode() + b"\r\n\r\n" + data)
+    return client
+
+
+def full(server: Running, waiting: int, **more: object) -> list[socket.socket]:
+    """Two clients whose answers are made, and some that wait."""
+    clients = [send(server, "long", **more) for _ in range(2)]
+    until(lambda: health(server)["running"] == 2)
+    clients += [send(server, "long", **more) for _ in range(waiting)]
+    until(lambda: health(server)["waiting"] == waiting)
+    return clients
+
+
+def health(server: Running) -> dict[str, int]:
+    found: dict[str, int] = requests.get(f"{server.url}/health", timeout=5).json()
+    return found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_its_answer_and_its_place(server: Running, stream: bool) -> None:
+    pages = server.engine.pools.pages
+    free = pages.available
+    clients = full(server, 1, stream=stream)
+    for client in clients:
+        client.close()
+    until(lambda: health(server)["running"] + health(server)["waiting"] == 0)
+    assert pages.available == free
+    assert ask(server, "still here?").json()["choices"][0]["message"]["content"].endswith("here?")
+
+
+def test_more_than_may_wait_are_told_to_come_again(server: Running) -> None:
+    clients = full(server, 2)
+    answer = ask(server, "hello")
+    assert answer.status_code == 429 and int(answer.headers["retry-after"]) > 0
+    assert answer.json()["error"]["type"] == "rate_limit_error"
+    for client in clients:
+        client.close()
+
+
+def test_a_stream_shows_that_it_is_alive_while_it_waits(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "ALIVE_S", 0.02)
+    clients = full(server, 0)
+    waiting = send(server, "hello", stream=True)
+    got = b""
+    while b": waiting" not in got:
+        got += waiting.recv(1000)
+    assert got.startswith(b"HTTP/1.1 200")
+    for client in (*clients, waiting):
+        client.close()
+
+
+def test_an_engine_that_fails_ends_streams_with_an_error_and_goes_on(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(batch: object) -> None:
+        raise RuntimeError("a thing nobody foresaw")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.engine, "run", broken)
+        streamed = ask(server, "hello", stream=True).text
+        whole = ask(server, "hello")
+    events = [line for line in streamed.split("\n\n") if line]
+    assert "nobody foresaw" in json.loads(events[-2][6:])["error"]["message"]
+    assert events[-1] == "data: [DONE]"
+    assert whole.status_code == 500 and "nobody foresaw" in whole.json()["error"]["message"]
+    assert ask(server, "hello").status_code == 200
+
+
+KEY = "a secret"
+RULES = Rules(key=KEY, hosts=guard.LOOPBACK)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer a secre"}, 401),
+        ({"Authorization": f"Basic {KEY}"}, 401),
+        ({"Authorization": f"Bearer {KEY}"}, 200),
+        ({"x-api-key": KEY}, 200),
+        ({"x-api-key": KEY, "Host": "evil.example"}, 403),
+        ({"x-api-key": KEY, "Host": "LOCALHOST:80"}, 200),
+        ({"x-api-key": KEY, "Origin": "http://evil.example"}, 403),
+        ({"x-api-key": KEY, "Origin": "null"}, 403),
+        ({"x-api-key": KEY, "Origin": "http://localhost:80", "Host": "localhost:80"}, 200),
+    ],
+)
+def test_only_who_may_come_in_comes_in(
+    tmp_path: Path, headers: dict[str, str], status: int
+) -> None:
+    with running(scripted(tmp_path, script), RULES) as server:
+        answer = requests.get(f"{server.url}/v1/models", headers=headers, timeout=5)
+        assert answer.status_code == status
+        assert ("error" in answer.json()) == (status != 200)
+        assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+        assert requests.get(f"{server.url}/health", timeout=5).status_code == 200
+
+
+def test_a_body_is_of_bounded_size_whether_it_says_so_or_not(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "BODY_BYTES", 1000)
+    url = f"{server.url}/v1/chat/completions"
+    assert requests.post(url, data=b"x" * 1001, timeout=5).status_code == 413
+    assert requests.post(url, data=iter([b"x" * 600, b"x" * 600]), timeout=5).status_code == 413
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /health HTT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nA: "]
+)
+def test_half_a_head_is_waited_for_a_while(
+    server: Running, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(listening, "HEAD_S", 0.05)
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.settimeout(5)
+        client.sendall(sent)
+        assert client.recv(100) == b""
+
+
+def test_half_a_second_head_is_waited_for_a_while(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.settimeout(5)
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        got = b""
+        while not got.endswith(b"}"):
+            got += client.recv(1000)
+        assert got.startswith(b"HTTP/1.1 200")
+        monkeypatch.setattr(listening, "HEAD_S", 0.05)
+        client.sendall(b"GET /heal")
+        assert client.recv(1000) == b""
+
+
+def test_half_a_body_is_waited_for_a_while(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "BODY_S", 0.05)
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.settimeout(5)
+        head = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
+        )
+        client.sendall(head)
+        assert client.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+def test_a_strict_server_knows_its_names_only(tmp_path: Path) -> None:
+    rules = Rules(strict_model=True, aliases=("mine",))
+    with running(scripted(tmp_path, script), rules) as server:
+        statuses = [ask(server, "x", model=name).status_code for name in ("fake", "mine", "gpt")]
+        assert statuses == [200, 200, 404]
+
+
+def test_paths_and_methods_that_are_not_there(server: Running) -> None:
+    assert requests.get(f"{server.url}/v1/nothing", timeout=5).status_code == 404
+    answer = requests.get(f"{server.url}/v1/chat/completions", timeout=5)
+    assert answer.status_code == 405 and "error" in answer.json()
+
+
+def test_counters_count(server: Running) -> None:
+    ask(server, "hello")
+    text = requests.get(f"{server.url}/metrics", timeout=5).text
+    rows = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(rows["kt_generation_tokens_total"]) > 3
+    assert float(rows['kt_request_success_total{finished_reason="stop"}']) == 1
+    assert float(rows["kt_time_to_first_token_seconds_count"]) == 1
+    assert float(rows["kt_num_requests_running"]) == 0
+
+
+def test_a_thread_that_ends_takes_nothing_and_cancels_what_is_there(tmp_path: Path) -> None:
+    speaker = scripted(tmp_path, script)
+    thread = EngineThread(speaker.engine, Limits())
+    heard: list[object] = []
+    prompt = speaker.voice.tokenizer.encode("<|user|>long<|end|><|assistant|>")
+    answer = thread.submit(GenerationRequest(prompt, max_tokens=2900), heard.append)
+    thread.close()
+    assert isinstance(heard[-1], Finished) and answer.finish is Finish.CANCELLED
+    with pytest.raises(Busy):
+        thread.submit(GenerationRequest(prompt), heard.append)
+
+
+def test_sockets_say_what_is_wrong_with_them(tmp_path: Path) -> None:
+    with tcp_socket("127.0.0.1", 0) as first, pytest.raises(Busy, match="in use"):
+        tcp_socket("127.0.0.1", first.getsockname()[1])
+    with pytest.raises(UsageError, match="no address"):
+        tcp_socket("256.0.0.1.", 0)
+    path = tmp_path / "run" / "kt.sock"
+    with unix_socket(path), pytest.raises(Busy, match="runs already"):
+        unix_socket(path)
+    with unix_socket(path):  # what a server that was killed left behind is replaced
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_command_serves_the_built_in_model_and_ends_at_a_signal() -> None:
+    with tcp_socket("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "ktcli", "serve", "kt-mini", "--port", str(port)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "serving" in line:
+                break
+        answer = ask(Running(port, None), "What is kt?", max_tokens=9)  # type: ignore[arg-type]
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(20) == 0
+    assert answer.json()["choices"][0]["message"]["content"]
+    assert "POST /v1/chat/completions 200" in rest and "What is kt" not in rest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--host", "0.0.0.0"], "there is no key"),
+        (["--api-key-file", "/nowhere"], "No such file"),
+        (["--port", "0"], "--port"),
+    ],
+)
+def test_the_command_refuses_before_it_loads(arguments: list[str], said: str) -> None:
+    command = [sys.executable, "-m", "ktcli", "serve", "kt-mini", *arguments]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert found.returncode == 2 and said in found.stderr
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    from ktcli.commands.serve import _key
+
+    file = tmp_path / "key"
+    file.write_text("secret\n")
+    file.chmod(0o644)
+    with pytest.raises(UsageError, match="others can read"):
+        _key(file)
+    file.chmod(0o600)
+    assert _key(file) == "secret"
