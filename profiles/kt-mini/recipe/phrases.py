@@ -1,7 +1,7 @@
 """Facts and the ways to ask for them.
 
-Reads `facts/*.toml`: a fact is one answer with names (`kt convert`), goals (`make a pack`) and whole questions;
-rows of kt's tables that no file answers for become facts, too (`tables.py`). `frames.toml` holds the sentences that
+Reads `facts/*.toml`: a fact is one answer with names (`kt convert`), goals (`make a pack`) and whole questions,
+some of them in ways.toml; rows of kt's tables that no file answers for become facts, too (`tables.py`). `frames.toml` holds the sentences that
 names and goals are put into. `[a|b|]` means one of the alternatives. `Phrases.draw` makes one random question,
 `Phrases.all_questions` every one, so that a test can compare them with the held-out questions. A question too close
 to a held-out one (`TooClose`) is never used in training.
@@ -16,7 +16,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, product
 from pathlib import Path
@@ -33,6 +33,7 @@ FILLERS = frozenset(
     "a an the my please pls hi hello hey ok so thanks thank you now then just".split()
 )
 OWN_NAMES = frozenset("country city place person name language work".split())
+OF_KIND = {"slash": "flag"}  # kinds whose names are asked for as those of another
 CLOSE = 0.75  # share of common words from which two are "the same"
 RUN = 5  # words in a row that no training question may share with a held-out one
 
@@ -81,9 +82,25 @@ def table_facts(written: Iterable[Fact]) -> list[Fact]:
     for row in tables.rows():
         if answered.isdisjoint(row["rows"]):
             own = more.get(row["id"], {})
-            row["names"] += own.pop("names", [])
+            for ways in ("names", "goals"):
+                row[ways] += own.pop(ways, [])
             made.append(as_fact(row | own))
     return made
+
+
+def with_more_ways(facts: list[Fact]) -> list[Fact]:
+    """The facts with the names, goals and questions that ways.toml adds to some.
+
+    Raises:
+        ValueError: it adds to a fact that is none.
+    """
+    more = {row.pop("id"): row for row in read_toml("ways.toml")["way"]}
+    if unknown := sorted(set(more) - {f.id for f in facts}):
+        raise ValueError(f"ways.toml: no such fact: {', '.join(unknown)}")
+    return [
+        replace(f, **{k: getattr(f, k) + tuple(v) for k, v in more.get(f.id, {}).items()})
+        for f in facts
+    ]
 
 
 def pick(text: str, rng: random.Random) -> str:
@@ -158,7 +175,7 @@ class Phrases:
     def __init__(self, too_close: TooClose, spare_words: Iterable[str] = ()) -> None:
         self.too_close = too_close
         written = load_facts("commands.toml", "concepts.toml", "chat.toml", "about.toml")
-        self.facts = [*written, *table_facts(written)]
+        self.facts = with_more_ways([*written, *table_facts(written)])
         self.smalltalk = load_facts("smalltalk.toml")
         decline = read_toml("decline.toml")
         self.decline = Fact("decline", decline["answer"], asks=tuple(decline["asks"]))
@@ -177,7 +194,7 @@ class Phrases:
 
     def name_frames(self, fact: Fact) -> tuple[str, ...]:
         """Frames for the names of a fact."""
-        return self.frames["any"] + self.frames.get(fact.kind, ())
+        return self.frames["any"] + self.frames.get(OF_KIND.get(fact.kind, fact.kind), ())
 
     def draw(self, fact: Fact, rng: random.Random) -> str:
         """One random question for a fact, never one too close to a held-out question."""
@@ -188,7 +205,9 @@ class Phrases:
             if pool is fact.names:
                 text = pick(rng.choice(self.name_frames(fact)), rng).replace("{n}", text)
             elif pool is fact.goals:
-                form = rng.choices(("goal", "gerund", "third"), (6, 1, 1))[0]
+                forms = ("goal", "gerund", "third", f"{fact.kind}_goal")
+                share = 2 if forms[-1] in self.frames else 0
+                form = rng.choices(forms, (6, 1, 1, share))[0]
                 text = in_goal_frame(pick(rng.choice(self.frames[form]), rng), text)
             text = SLOT.sub(lambda m: self.fill(m[1], rng), text)
             if not self.too_close(text):
@@ -230,7 +249,10 @@ class Phrases:
     def all_questions(self, fact: Fact) -> Iterator[str]:
         """Every question `draw` can make of asks, goals and names (slots left open)."""
         goal_frames = [
-            s for form in ("goal", "gerund", "third") for f in self.frames[form] for s in expand(f)
+            s
+            for form in ("goal", "gerund", "third", f"{fact.kind}_goal")
+            for f in self.frames.get(form, ())
+            for s in expand(f)
         ]
         name_frames = [s for f in self.name_frames(fact) for s in expand(f)]
         made = chain(

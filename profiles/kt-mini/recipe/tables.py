@@ -96,9 +96,27 @@ def rows() -> Iterator[dict[str, Any]]:
         yield from make()
 
 
-def _fact(key: str, kind: str, answer: str, names: list[str], weight: float) -> dict[str, Any]:
+# Verbs that meanings in the tables begin with: such a meaning is a goal of the person who asks.
+VERBS = frozenset(
+    "answer ask bring call carry change check choose clear compare convert copy draw drop end find follow forget get give "
+    "go hide import export keep leave let list load measure name open pick plan print put read record refuse remove rename "
+    "run save see send serve set show start stop sum switch take talk try turn undo use verify write".split()
+)
+
+
+def goals(meaning: str) -> list[str]:
+    """What a person wants who needs the row: the first clause of its meaning, if that begins with a verb."""
+    clause = lower_first(clean(re.split(r"[.;:,(]", meaning)[0]))
+    verb, _, rest = clause.partition(" ")
+    return [clause] if verb in VERBS and rest else []
+
+
+def _fact(
+    key: str, kind: str, answer: str, names: list[str], weight: float, meaning: str = ""
+) -> dict[str, Any]:
     return {
-        "id": key, "rows": [key], "kind": kind, "answer": short(clean(answer)), "names": names, "weight": weight,
+        "id": key, "rows": [key], "kind": kind, "answer": short(clean(answer)), "names": names, "goals": goals(meaning),
+        "weight": weight,
     }  # fmt: skip
 
 
@@ -112,7 +130,7 @@ def _commands() -> Iterator[dict[str, Any]]:
             f"the {bare} command",
             bare if " " in bare else words,
         ]
-        yield _fact(f"command {words}", "command", f"{words}: {lower_first(meaning)}", names, 1.0)
+        yield _fact(f"command {words}", "command", f"{words}: {lower_first(meaning)}", names, 1.0, meaning)
 
 
 def _options() -> Iterator[dict[str, Any]]:
@@ -137,7 +155,7 @@ def _options() -> Iterator[dict[str, Any]]:
             ]
         plain |= set(found)
         weight = 0.3 if words[0].startswith("kt bench") else 0.9
-        yield _fact(key, "flag", f"{names} ({where}): {lower_first(meaning)}", said, weight)
+        yield _fact(key, "flag", f"{names} ({where}): {lower_first(meaning)}", said, weight, meaning)
 
 
 def _settings() -> Iterator[dict[str, Any]]:
@@ -162,7 +180,7 @@ def _settings() -> Iterator[dict[str, Any]]:
                 f"the {option} [flag|option]",
                 f"the {name} option",
             ]
-        yield _fact(f"setting {name}", "flag", answer, names, 0.9) | {
+        yield _fact(f"setting {name}", "flag", answer, names, 0.9, meaning) | {
             "rows": [f"setting {name}", *([f"option {option}"] if option else [])]
         }
 
@@ -199,7 +217,7 @@ def _slash() -> Iterator[dict[str, Any]]:
             f"the command {name}",
             f"{name} in [the|a] chat",
         ]
-        yield _fact(f"slash {name}", "flag", f"{line} in the chat: {meaning}.", names, 0.7)
+        yield _fact(f"slash {name}", "slash", f"{line} in the chat: {meaning}.", names, 0.8, meaning)
 
 
 def _formats() -> Iterator[dict[str, Any]]:
