@@ -4,7 +4,7 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat serve doctor plan search pull convert list show verify rm prune du path cache chats bench eval config completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat serve doctor plan search pull convert list alias show verify rm prune du path export import cache chats bench eval config completion --help --version" -- "$word"))
         return
     fi
     case $verb in
@@ -13,7 +13,7 @@ _kt() {
     case "$verb" in
         'chat')
             case $before in
-                --max-tokens|--system|--stop|--temperature|--top-k|--top-p|--min-p|--repetition-penalty|--seed|--context|--threads|--defer)  ;;
+                --max-tokens|--system|--stop|--temperature|--top-k|--top-p|--min-p|--repetition-penalty|--seed|--think-budget|--context|--threads|--defer)  ;;
                 --resume) names='chats' ;;
                 --numa) words='auto off' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
@@ -21,7 +21,7 @@ _kt() {
                 --prefill-threshold) words='never' ;;
                 --draft) words='off lookup' ;;
                 --output) files='any' ;;
-                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --hide-thinking --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --jsonl --output --quiet --help' names='all' files='.gguf' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --jsonl --output --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'serve')
             case $before in
@@ -29,8 +29,7 @@ _kt() {
                 --port) words='PORT' ;;
                 --api-key) words='KEY' ;;
                 --api-key-file) files='any' ;;
-                --parallel|--context|--threads|--defer)  ;;
-                --model-alias) words='NAME' ;;
+                --parallel|--model-alias|--context|--threads|--defer)  ;;
                 --numa) words='auto off' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
@@ -62,8 +61,8 @@ _kt() {
             esac ;;
         'pull')
             case $before in
-                --limit)  ;;
-                *) options='--yes --limit --json --quiet --help' names='all' files='.gguf' ;;
+                --limit|--as)  ;;
+                *) options='--yes --limit --as --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'convert')
             case $before in
@@ -75,12 +74,19 @@ _kt() {
                 *) options='--out --experts --dense --mixed --calibrate --threads --json --quiet --help' names='here' files='.gguf' ;;
             esac ;;
         'list') options='--all --json --quiet --help' ;;
+        'alias') options='--rm --json --quiet --help' names='all' files='.gguf' ;;
         'show') options='--experts --program --json --help' names='all' files='.gguf' ;;
         'verify') options='--all --repair --json --quiet --help' names='here' files='.gguf' ;;
         'rm') options='--partial --checkpoint-only --yes --json --quiet --help' names='mine' files='.gguf' ;;
         'prune') options='--checkpoints --yes --json --quiet --help' ;;
         'du') options='--json --quiet --help' ;;
         'path') options='--checkpoint --json --help' names='here' files='.gguf' ;;
+        'export') options='--checkpoint --all --json --quiet --help' names='here' files='any' ;;
+        'import')
+            case $before in
+                --as)  ;;
+                *) options='--as --json --quiet --help' files='any' ;;
+            esac ;;
         'cache') options='--help' words='du ls verify rm' ;;
         'cache du') options='--json --quiet --help' ;;
         'cache ls') options='--json --quiet --help' ;;
@@ -162,7 +168,7 @@ _kt() {
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status when-full context draft device threads numa heat cache pull-limit isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home model system temperature max-tokens think think-budget thoughts markdown status when-full context draft device threads numa heat cache pull-limit isa tile-min debug' ;;
         'config set')
             case $before in
                 home) files='folders' ;;
@@ -173,9 +179,9 @@ _kt() {
                 draft) words='off lookup' ;;
                 device) words='auto cpu cuda' names='gpus' ;;
                 numa) words='auto off' ;;
-                *) options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status when-full context draft device threads numa heat cache pull-limit' ;;
+                *) options='--json --quiet --help' words='home model system temperature max-tokens think think-budget thoughts markdown status when-full context draft device threads numa heat cache pull-limit' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home model system temperature max-tokens think thoughts markdown status when-full context draft device threads numa heat cache pull-limit' ;;
+        'config unset') options='--json --quiet --help' words='home model system temperature max-tokens think think-budget thoughts markdown status when-full context draft device threads numa heat cache pull-limit' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')

@@ -14,6 +14,7 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l repetition-penalty -d 'A
 complete -c kt -n '__fish_seen_subcommand_from chat' -l seed -d 'Equal seeds give equal texts' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l think -d 'For models that can do both'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l no-think -d 'For models that can do both'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l think-budget -d 'Most tokens of an answer’s thoughts; then the model is made to answer' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l hide-thinking -d 'Show no thoughts, not even that there were some'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l continue -d 'Go on with the last conversation'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l resume -d 'Go on with a kept conversation (kt chats lists them)' -x -a '(kt names --chats 2>/dev/null)'
@@ -41,7 +42,7 @@ complete -c kt -n '__fish_seen_subcommand_from serve' -l port -d 'Port to listen
 complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key -d 'Key that clients must show' -x -a 'KEY'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key-file -d 'File with the key that clients must show; only its owner may read it' -r -F
 complete -c kt -n '__fish_seen_subcommand_from serve' -l parallel -d 'Conversations that are answered at the same time, each with the whole context' -x
-complete -c kt -n '__fish_seen_subcommand_from serve' -l model-alias -d 'A further name of the model; may be repeated' -x -a 'NAME'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l model-alias -d 'A further name of the model; may be repeated' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l strict-model -d 'Refuse requests that name another model; else this one answers'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l log-json -d 'Write a line of JSON for each request on stderr'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l context -d 'Positions to reserve' -x
@@ -86,6 +87,7 @@ complete -c kt -n __fish_use_subcommand -a pull -d 'Download a model into the li
 complete -c kt -n '__fish_seen_subcommand_from pull' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l yes -d 'Do not ask'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l limit -d 'Most bytes per second of a pull; 0 is no limit' -x
+complete -c kt -n '__fish_seen_subcommand_from pull' -l as -d 'Call it so, too' -x
 complete -c kt -n '__fish_seen_subcommand_from pull' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l help -d 'Show this message and exit'
@@ -105,6 +107,12 @@ complete -c kt -n '__fish_seen_subcommand_from list' -l all -d 'Also those that 
 complete -c kt -n '__fish_seen_subcommand_from list' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from list' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from list' -l help -d 'Show this message and exit'
+complete -c kt -n __fish_use_subcommand -a alias -d 'Give a model a name of your own, or list these'
+complete -c kt -n '__fish_seen_subcommand_from alias' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from alias' -l rm -d 'Forget the name; the model itself stays'
+complete -c kt -n '__fish_seen_subcommand_from alias' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from alias' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from alias' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a show -d 'Show what a model is and what it needs'
 complete -c kt -n '__fish_seen_subcommand_from show' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from show' -l experts -d 'Draw how often each expert was chosen in chats'
@@ -141,6 +149,19 @@ complete -c kt -n '__fish_seen_subcommand_from path' -a '(kt names --here 2>/dev
 complete -c kt -n '__fish_seen_subcommand_from path' -l checkpoint -d 'Its checkpoint, even if it is converted'
 complete -c kt -n '__fish_seen_subcommand_from path' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from path' -l help -d 'Show this message and exit'
+complete -c kt -n __fish_use_subcommand -a export -d 'Write a model into a file, for machines without a network'
+complete -c kt -n '__fish_seen_subcommand_from export' -a '(kt names --here 2>/dev/null)' -F
+complete -c kt -n '__fish_seen_subcommand_from export' -l checkpoint -d 'Its checkpoint, even if it is converted'
+complete -c kt -n '__fish_seen_subcommand_from export' -l all -d 'Its checkpoint and all its conversions'
+complete -c kt -n '__fish_seen_subcommand_from export' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from export' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from export' -l help -d 'Show this message and exit'
+complete -c kt -n __fish_use_subcommand -a import -d 'Bring a model from a file of kt export into the library'
+complete -c kt -n '__fish_seen_subcommand_from import' -F
+complete -c kt -n '__fish_seen_subcommand_from import' -l as -d 'Call the model so in this library' -x
+complete -c kt -n '__fish_seen_subcommand_from import' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from import' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from import' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a cache -d 'Show, check and remove the KV pages on disk'
 complete -c kt -n '__fish_seen_subcommand_from cache' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from cache' -a du -d 'Show how much the KV pages take, of which models they are, and how much they may take'
@@ -293,12 +314,12 @@ complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcomman
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from config' -a get -d 'Show one setting: its value on standard output, what it means and can be beside it'
-complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -a 'home model system temperature max-tokens think thoughts markdown status when-full context draft device threads numa heat cache pull-limit isa tile-min debug'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -a 'home model system temperature max-tokens think think-budget thoughts markdown status when-full context draft device threads numa heat cache pull-limit isa tile-min debug'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from config' -a set -d 'Keep a setting for all commands from now on'
-complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -a 'home model system temperature max-tokens think thoughts markdown status when-full context draft device threads numa heat cache pull-limit'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -a 'home model system temperature max-tokens think think-budget thoughts markdown status when-full context draft device threads numa heat cache pull-limit'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = home' -a '(__fish_complete_directories)'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = model' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = think' -a 'on off'
@@ -314,7 +335,7 @@ complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcomman
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from config' -a unset -d 'Take a setting back to its default'
-complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -a 'home model system temperature max-tokens think thoughts markdown status when-full context draft device threads numa heat cache pull-limit'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -a 'home model system temperature max-tokens think think-budget thoughts markdown status when-full context draft device threads numa heat cache pull-limit'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l help -d 'Show this message and exit'

@@ -35,7 +35,8 @@ from ktcli.settings import TABLE as SETTINGS  # noqa: E402
 from ktcli.store import catalog  # noqa: E402
 
 PAGES = tuple(
-    HERE / name for name in ("quickstart.md", "chat.md", "scripts.md", "troubleshooting.md")
+    HERE / name
+    for name in ("quickstart.md", "chat.md", "scripts.md", "troubleshooting.md", "library.md")
 )
 SESSION = re.compile(r"(?ms)^```console\n(.*?)^```$")
 MADE_PART = re.compile(r"(?ms)^<!-- made: ([a-z-]+) -->\n(.*?)^<!-- end -->$")
@@ -48,7 +49,8 @@ ASKED = (
     "kt plan kt-mini --machine laptop-16gb", "kt plan --machine laptop-16gb", "kt doctor",
     'kt chat kt-mini "hi"', "kt eval kt-mini --tokens 300 --formats int8", "kt bench decode kt-mini --runs 1 -n 4",
     "kt chats", "kt cache du", "kt cache ls", "kt cache verify", "kt config list", "kt config get model",
-    "kt names", "kt rm kt-mini@int8-int8 --yes", "kt rm nothing",
+    "kt names", "kt export kt-mini kt-mini.tar", "kt import kt-mini.tar",
+    "kt rm kt-mini@int8-int8 --yes", "kt rm nothing",
 )  # fmt: skip
 
 

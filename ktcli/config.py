@@ -14,7 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from ktcli import settingsfile
+from ktcli import homes, settingsfile
 from ktcli.errors import UsageError
 from ktcli.settings import SETTINGS, Setting
 
@@ -95,7 +95,7 @@ def home() -> Path:
 
     Raises:
         UsageError: the setting names something that is not a folder, or one whose parent is not there, as when
-            a disk is not mounted.
+            a disk is not mounted; or there was a library, and none is there.
     """
     said = stated("home")
     if said.text:
@@ -121,6 +121,11 @@ def home() -> Path:
         raise UsageError(
             f"{source} is {path}, which is a file, not a folder",
             hint="set KT_HOME to a folder on a disk with room, for example: export KT_HOME=~/kt",
+        )
+    if homes.is_missed(path, named=bool(said.text)):
+        raise UsageError(
+            f"the library at {path} is not there; is its disk mounted?",
+            hint=f"mount it, or begin a new one there: mkdir -p {quote(f'{path}/packs')}",
         )
     if lost:
         raise UsageError(

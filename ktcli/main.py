@@ -42,6 +42,8 @@ def main(arguments: Sequence[str]) -> int:
         )
     except Exception as error:
         return _internal(error)
+    finally:
+        _remember()
 
 
 def _invoke(arguments: list[str]) -> int:
@@ -64,6 +66,16 @@ def _complain() -> None:
 
     if sentence := settingsfile.complaint(settingsfile.path()):
         out.warn(sentence, hint="kt config edit opens it; kt config list shows what there is")
+
+
+def _remember() -> None:
+    """Notes where the library is, so that it is missed when its disk is not mounted."""
+    if "ktcli.config" not in sys.modules:  # nobody asked for it
+        return
+    from ktcli import config, homes
+
+    with contextlib.suppress(KtError, OSError):
+        homes.remember(config.home())
 
 
 def _fail(error: KtError, cause: BaseException | None = None) -> int:

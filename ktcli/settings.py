@@ -190,6 +190,10 @@ TABLE: tuple[Setting, ...] = (
         option="--think",
     ),
     Setting(
+        "think-budget", whole_numbers(1, 10_000_000), "N", "as many as the model likes",
+        "Most tokens of an answer's thoughts; then the model is made to answer.", option="--think-budget",
+    ),
+    Setting(
         "thoughts", words_like("folded|shown|hidden", "folded, shown or hidden"), "folded|shown|hidden", "folded",
         "How a model's thoughts are shown on a terminal.",
     ),

@@ -24,6 +24,7 @@ LEVELS = [
         "_native",
         "config",
         "errors",
+        "homes",
         "manifest",
         "native",
         "numbered",

@@ -37,7 +37,7 @@ _SAMPLING: dict[str, Callable[[str], Any]] = {
     "seed": int,
     "greedy": _switch,
 }
-SETTABLE = (*_SAMPLING, "max-tokens", "stop", "thinking", "when-full")
+SETTABLE = (*_SAMPLING, "max-tokens", "stop", "thinking", "think-budget", "when-full")
 OF_SCREEN = ("markdown", "thoughts", "status")  # of how answers are shown
 # The value at which each setting of sampling does nothing.
 _OFF: dict[str, Any] = {
@@ -50,6 +50,7 @@ _WORDS = {
     "max-tokens": "a whole number from 1 on, or off",
     "stop": "any text, or off: none",
     "thinking": "on, off or default: as the model likes",
+    "think-budget": "a whole number of tokens from 1 on, or off",
     "when-full": "drop: the oldest turns go unread; or stop: the question is refused",
     "markdown": "on or off",
     "thoughts": "folded, shown or hidden",
@@ -72,6 +73,8 @@ def changed(settings: Settings, name: str, value: str) -> Settings:
             return replace(settings, stops=() if off else (*settings.stops, value))
         if name == "max-tokens":
             return replace(settings, max_tokens=None if off else int(value))
+        if name == "think-budget":
+            return replace(settings, think_budget=None if off else int(value))
         if name == "thinking":
             return replace(settings, thinking=None if value == "default" else _switch(value))
         if name == "when-full":
@@ -112,14 +115,19 @@ def shown(settings: Settings, screen: Screen | None = None) -> str:
     """The text of all settings, one a line; with a screen those of its own too."""
     sampling = settings.sampling
     rows = [(name, _shown(name, getattr(sampling, name.replace("-", "_")))) for name in _SAMPLING]
-    rows += [("max-tokens", "off" if settings.max_tokens is None else str(settings.max_tokens))]
+    rows += [("max-tokens", _limit(settings.max_tokens))]
     rows += [("stop", ", ".join(map(repr, settings.stops)) or "off")]
     thinking = {None: "default", True: "on", False: "off"}[settings.thinking]
-    rows += [("thinking", thinking), ("when-full", DROP if settings.drops else STOP)]
+    rows += [("thinking", thinking), ("think-budget", _limit(settings.think_budget))]
+    rows += [("when-full", DROP if settings.drops else STOP)]
     if screen is not None:
         rows += [("markdown", _on(screen.markdown)), ("thoughts", screen.view.value)]
         rows += [("status", _on(screen.status))]
     return "\n".join(f"  {name:<20}{words}" for name, words in rows)
+
+
+def _limit(tokens: int | None) -> str:
+    return "off" if tokens is None else str(tokens)
 
 
 def _on(value: bool) -> str:

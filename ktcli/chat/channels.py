@@ -39,6 +39,11 @@ class Channels:
         head = self._tokenizer.decode(self._channel).split()
         return bool(head) and head[0] != FINAL
 
+    @property
+    def thinks(self) -> bool:
+        """Tells whether the next id is text of such a message."""
+        return self._state == MESSAGE and self.thought
+
     def feed(self, id: int) -> tuple[bool, str]:
         """The piece that `id` completes; empty text in a head, and while a character is unfinished."""
         mark = self._marks.get(id)

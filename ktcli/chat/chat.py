@@ -8,6 +8,7 @@ earlier turn differently (without its thoughts, say) as much as is common is reu
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,17 +49,24 @@ class Reply:
         text: the text that the conversation remembers: thoughts between marks are part of it, as templates
             cut them out themselves; thoughts in channels are not.
         at: the characters of the rendered conversation before it.
+        thought_cut: whether its thought was ended because it had spent its budget.
         dropped: the oldest turns that the model read before and, for want of room, not for this answer.
         timeline: what the model read for it; None before that is known.
     """
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
-    stats: Stats = field(default_factory=Stats)
+    parts: list[Stats] = field(default_factory=lambda: [Stats()])
+    thought_cut: bool = False
     finish: Finish = Finish.CANCELLED
     at: int = 0
     dropped: int = 0
     timeline: Timeline | None = None
+
+    @property
+    def stats(self) -> Stats:
+        """Its counts and times; those of an answer that is being made grow."""
+        return functools.reduce(Stats.going_on, self.parts)
 
 
 class Chat:
@@ -189,10 +197,18 @@ class Chat:
             reply.at, reply.timeline = len(text), self._read(prompt)
             self._before = self.timeline
             self.reply = reply
-            transcript = Transcript(self.speaker.voice.tokenizer, self._settings.stops, text)
-            answer = self._submit(reply.timeline, transcript)
-            reply.stats = answer.stats
+            transcript = Transcript(
+                self.speaker.voice.tokenizer,
+                self._settings.stops,
+                text,
+                self._settings.think_budget,
+            )
+            read = reply.timeline
+            answer = self._submit(read.ids, read.depths, self._settings.max_tokens, transcript)
+            reply.parts = [answer.stats]
             yield from self._told(answer, transcript, reply, cancelled, progress)
+            if reply.thought_cut:
+                yield from self._told_behind_thought(transcript, reply, cancelled)
         finally:
             self._answering = None
             self._remember(reply, before)
@@ -203,14 +219,16 @@ class Chat:
             depths = self.sequence.depths
             self.timeline = reply.timeline.answered(reply.text, reply.ids, depths)
 
-    def _submit(self, read: Timeline, transcript: Transcript) -> Answer:
+    def _submit(
+        self, ids: Sequence[int], depths: bytes, most: int | None, transcript: Transcript
+    ) -> Answer:
         request = GenerationRequest(
-            read.ids,
+            ids,
             self._sampler.settings,
             self.speaker.voice.stop_ids,
-            self._settings.max_tokens,
-            depths=read.depths,
-            marks=self._snapshots(read.ids),
+            most,
+            depths=depths,
+            marks=self._snapshots(ids),
             ends=transcript.hears,
         )
         return self._scheduler.submit(
@@ -241,12 +259,41 @@ class Chat:
                         self.heard()
                     if isinstance(event, Finished) and event.error is not None:
                         raise event.error
+            reply.finish, reply.thought_cut = answer.finish, False
+            if transcript.spent and answer.finish is Finish.STOP:
+                reply.thought_cut = True
+                return
             yield from self._added(reply, transcript.finish())
-            reply.finish = Finish.STOP if transcript.stopped else answer.finish
+            if transcript.stopped:
+                reply.finish = Finish.STOP
         finally:
             if answer.finish is None:  # nobody listens any more
                 answer.cancel()
                 self._scheduler.step()
+
+    def _told_behind_thought(
+        self, transcript: Transcript, reply: Reply, cancelled: Callable[[], bool]
+    ) -> Iterator[AnswerPiece]:
+        """Ends a thought that has spent its budget, as the model's family ends thoughts, and yields what follows."""
+        assert reply.timeline is not None
+        closing, most = transcript.closing(), self._settings.max_tokens
+        left = None if most is None else most - len(reply.ids) - len(closing)
+        room = self.speaker.engine.context - len(reply.timeline.ids) - len(reply.ids) - len(closing)
+        if room < 1 or (left is not None and left < 1):
+            reply.thought_cut = False  # there is no room for an answer
+            reply.finish = Finish.CONTEXT if room < 1 else Finish.LENGTH
+            yield from self._added(reply, transcript.finish())
+            return
+        for id in closing:
+            transcript.hears(id)
+            reply.ids.append(id)
+            yield from self._added(reply, transcript.next())
+            self.heard()
+        ids = (*reply.timeline.ids, *reply.ids)
+        answer = self._submit(ids, self.sequence.depths, left, transcript)
+        reply.parts.append(answer.stats)
+        yield from self._told(answer, transcript, reply, cancelled, None)
+        reply.thought_cut = True
 
     def _note_depths(self, reply: Reply) -> None:
         """Notes how the prompt was computed, once it was read and nothing else yet."""

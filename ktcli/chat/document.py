@@ -137,10 +137,13 @@ def others_of(values: Any) -> dict[str, Any]:
     """Picks the known settings beside those of sampling."""
     if not isinstance(values, Mapping):
         raise ValueError("its settings are no object")
-    found = {key: values[key] for key in ("max_tokens", "stops", "thinking") if key in values}
-    most, thinking = found.get("max_tokens"), found.get("thinking")
-    if most is not None and (type(most) is not int or most < 1):
-        raise ValueError("max_tokens is no number of tokens")
+    known = ("max_tokens", "stops", "thinking", "think_budget")
+    found = {key: values[key] for key in known if key in values}
+    for key in ("max_tokens", "think_budget"):
+        most = found.get(key)
+        if most is not None and (type(most) is not int or most < 1):
+            raise ValueError(f"{key} is no number of tokens")
+    thinking = found.get("thinking")
     if thinking is not None and type(thinking) is not bool:
         raise ValueError("thinking is neither on nor off")
     if "stops" in found:

@@ -181,6 +181,9 @@ def show(
         most = chat.settings.max_tokens or 0
         said = {"context": engine.context, "max_tokens": most, "longer": longer_context(engine)}
         person.note(ended.format(**said))
+    if chat.reply.thought_cut:
+        most = chat.settings.think_budget or 0
+        person.note(f"(the thought was ended at {most:,} tokens; /set think-budget changes it)")
     if full := nearly_full(before, chat.used, engine.context):
         person.note(full)
     if remarks.stats:

@@ -29,6 +29,7 @@ class Settings:
         max_tokens: the most tokens of one answer; None: as many as the context holds.
         stops: texts that end an answer, beside the model's own stop tokens.
         drops: whether the oldest turns go unread when a question does not fit; else it is refused.
+        think_budget: the most tokens of an answer's thoughts; None: as many as the model likes.
         thinking: whether a model that can do both thinks first; None: as it likes.
     """
 
@@ -37,15 +38,19 @@ class Settings:
     stops: tuple[str, ...] = ()
     thinking: bool | None = None
     drops: bool = True
+    think_budget: int | None = None
 
     def __post_init__(self) -> None:
+        if self.think_budget is not None and self.think_budget < 1:
+            raise UsageError(f"think-budget is {self.think_budget}, it can be 1 or more")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UsageError(f"max-tokens is {self.max_tokens}, it can be 1 or more")
 
     @property
     def others(self) -> dict[str, Any]:
         """The settings beside `sampling`, by name."""
-        return {"max_tokens": self.max_tokens, "stops": self.stops, "thinking": self.thinking}
+        names = ("max_tokens", "stops", "thinking", "think_budget")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def variables(self) -> dict[str, Any]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ktcli.chat.channels import Channels
 from ktcli.chat.control import ControlTokens
 from ktcli.chat.conversation import Identity
 from ktcli.chat.settings import Settings, read_settings, read_stop_ids
+from ktcli.chat.stream import ANSWER
 from ktcli.chat.template import ChatTemplate, load_template
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.engine import Engine
@@ -35,6 +37,12 @@ class Voice:
         hello = [{"role": "user", "content": "hi"}]
         ways = (replace(self.settings, thinking=thinking) for thinking in (True, False))
         return len({self.template.render(hello, **way.variables) for way in ways}) > 1
+
+    @property
+    def thinks(self) -> bool:
+        """Tells whether the model may think before it answers, as far as its files say."""
+        known = self.tokenizer.id_of(ANSWER) is not None or Channels.known_to(self.tokenizer)
+        return known or self.may_think
 
 
 def read_voice(name: str, folder: Path, *, allow_special: bool = False) -> Voice:

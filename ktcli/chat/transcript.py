@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from ktcli.chat.channels import Channels
-from ktcli.chat.stream import THINK, Detokenizer, StopStrings, Thinking
+from ktcli.chat.channels import CHANNEL, END, FINAL, MESSAGE, START, Channels
+from ktcli.chat.stream import ANSWER, THINK, Detokenizer, StopStrings, Thinking
 from ktcli.chat.tokenizer import Tokenizer
 
 
@@ -38,6 +38,11 @@ class _Reading(Protocol):
     """One way in which models write thoughts and answers."""
 
     stops: StopStrings
+    closing: str  # what ends a thought, so that the answer follows
+
+    @property
+    def thinks(self) -> bool:
+        """Tells whether what comes next belongs to a thought."""
 
     def feed(self, id: int) -> Added:
         """What an id adds."""
@@ -52,14 +57,29 @@ class Transcript:
     Args:
         stops: texts that end it.
         prompt: the text before it.
+        budget: the most tokens of its thoughts; None: as many as the model likes.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], prompt: str) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str], prompt: str, budget: int | None = None
+    ) -> None:
         known = Channels.known_to(tokenizer)
         self._reading: _Reading = (
             _InChannels(tokenizer, stops) if known else _BetweenMarks(tokenizer, stops, prompt)
         )
+        self._tokenizer, self._budget = tokenizer, budget
         self._added: deque[Added] = deque()
+
+    @property
+    def spent(self) -> bool:
+        """Tells whether the thoughts have had their tokens and are not at their end: the answer pauses there, and goes
+        on behind `closing`."""
+        return self._budget is not None and self._budget <= 0 and self._reading.thinks
+
+    def closing(self) -> list[int]:
+        """The ids that end the thought, to be heard next; thoughts behind them are not counted any more."""
+        self._budget = None
+        return self._tokenizer.encode(self._reading.closing)
 
     @property
     def stopped(self) -> bool:
@@ -67,9 +87,11 @@ class Transcript:
         return self._reading.stops.stopped
 
     def hears(self, id: int) -> bool:
-        """The next id; returns whether the answer ends with it."""
+        """The next id; returns whether the answer ends, or pauses, with it."""
         self._added.append(self._reading.feed(id))
-        return self.stopped
+        if self._budget is not None and self._reading.thinks:
+            self._budget -= 1
+        return self.stopped or self.spent
 
     def next(self) -> Added:
         """What the first id added that was not taken yet."""
@@ -83,10 +105,16 @@ class Transcript:
 class _BetweenMarks:
     """Answers of models that put their thoughts between <think> and </think>, which the conversation remembers."""
 
+    closing = f"\n{ANSWER}\n\n"
+
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], prompt: str) -> None:
         self.stops = StopStrings(stops)
         self._detokenizer = Detokenizer(tokenizer)
         self._thinking = Thinking(inside=prompt.rstrip().endswith(THINK))
+
+    @property
+    def thinks(self) -> bool:
+        return self._thinking.inside
 
     def feed(self, id: int) -> Added:
         text = self.stops.feed(self._detokenizer.feed(id))
@@ -104,9 +132,15 @@ class _InChannels:
     """Answers of models that speak in channels, whose thoughts the conversation forgets; stop strings count in the last
     channel only."""
 
+    closing = f"{END}{START}assistant{CHANNEL}{FINAL}{MESSAGE}"
+
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self.stops = StopStrings(stops)
         self._channels = Channels(tokenizer)
+
+    @property
+    def thinks(self) -> bool:
+        return self._channels.thinks
 
     def feed(self, id: int) -> Added:
         thought, text = self._channels.feed(id)

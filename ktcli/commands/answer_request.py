@@ -65,6 +65,7 @@ def preferred_settings(settings: Settings) -> Settings:
         max_tokens=config.value("max-tokens") or settings.max_tokens,
         thinking=settings.thinking if thinking is None else thinking,
         drops=config.value("when-full") != STOP,
+        think_budget=config.value("think-budget"),
     )
 
 
@@ -80,6 +81,7 @@ class AnswerRequest:
     stats: bool
     draft: DraftWish
     allow_special: bool = False
+    think_budget: int | None = None
     hides_thoughts: bool = False
     streams_json: bool = False
     output: Path | None = None  # the file for the answer's text
@@ -97,6 +99,7 @@ class AnswerRequest:
             max_tokens=self.max_tokens or settings.max_tokens,
             stops=self.stops or settings.stops,
             thinking=settings.thinking if self.thinking is None else self.thinking,
+            think_budget=self.think_budget or settings.think_budget,
         )
 
     @property

@@ -92,6 +92,7 @@ Think = Annotated[
         help=f"{SETTINGS['think'].help} Default: {SETTINGS['think'].default}.",
     ),
 ]
+ThinkBudget = Annotated[int | None, setting_option("think-budget", min=1)]
 HideThinking = Annotated[
     bool,
     typer.Option("--hide-thinking", help="Show no thoughts, not even that there were some."),
@@ -147,6 +148,7 @@ def chat(
     repetition_penalty: Penalty = None,
     seed: Seed = None,
     think: Think = None,
+    think_budget: ThinkBudget = None,
     hide_thinking: HideThinking = False,
     go_on: GoOn = False,
     resume: Resume = None,
@@ -213,7 +215,7 @@ def chat(
     asked = AnswerRequest(
         given, max_tokens, tuple(stop or ()), system, think, stats,
         allow_special=allow_special, explain_cache=explain_cache,
-        kept=kept_chat(go_on, resume), draft=_draft_wish(draft),
+        kept=kept_chat(go_on, resume), draft=_draft_wish(draft), think_budget=think_budget,
         hides_thoughts=hide_thinking, streams_json=jsonl,
         output=None if output is None else answer_file.checked(output),
     )  # fmt: skip
@@ -330,6 +332,10 @@ def _open(model: str, asked: AnswerRequest, wanted: Wanted) -> tuple[Ready, Chat
         out.warn(
             f"{flag}: the chat template of {ready.name} knows no such choice; it changes nothing"
         )
+    if asked.think_budget is not None and not voice.thinks:
+        out.warn(
+            f"--think-budget: {ready.name} does not think before it answers; it changes nothing"
+        )
     engine = load(ready, wanted, out)
     speaker = Speaker(ready.name, engine, voice, lasting_name(model), library.identity(ready.pack))
     made = Chat(speaker, asked.over(preferred_settings(voice.settings)), asked.draft)
@@ -436,6 +442,9 @@ def _remark(made: Chat, reply: Reply, asked: AnswerRequest) -> None:
         )
     if reply.finish is Finish.LENGTH:
         out.note(f"(cut at {len(reply.ids):,} tokens; --max-tokens changes it)")
+    if reply.thought_cut:
+        most = made.settings.think_budget or 0
+        out.note(f"(the thought was ended at {most:,} tokens; --think-budget changes it)")
     if asked.stats:
         sys.stderr.write(six_lines(reply.stats) + "\n")
         if reply.stats.reused_tokens:
@@ -453,6 +462,7 @@ def document(made: Chat, reply: Reply, text: str, thinking: str) -> dict[str, An
         "ids": reply.ids,
         "model": made.speaker.name,
         "finish": reply.finish.value,
+        "thinking_cut": reply.thought_cut,
         "dropped_turns": reply.dropped,
         "stats": {
             "prompt_tokens": stats.prompt_tokens,

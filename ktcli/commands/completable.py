@@ -48,7 +48,7 @@ class Verb:
         words: the command and its subcommand.
         help: its line in the help.
         argument: the values of its first argument; None: it has none.
-        several: whether all arguments are like the first one.
+        several: whether what completes the first argument completes all of them.
         children: the names of its subcommands.
         follows: the values of its second argument, by that of the first.
     """
@@ -90,7 +90,7 @@ def _verbs(words: str, summary: str, command: Any) -> list[Verb]:
         _line(summary),
         tuple(flags),
         _argument(words, str(first.metavar or "")) if first else None,
-        first is not None and first.nargs != 1,
+        first is not None and (first.nargs != 1 or words in _ALIKE),
         tuple(children),
         _follows(words),
     )
@@ -114,8 +114,14 @@ def _argument(words: str, metavar: str) -> Values:
         return Values(tuple(setting.name for setting in TABLE if setting.kept))
     if metavar.strip("[].") not in ("MODEL", "NAME"):
         return values_of(metavar.rstrip("."))
-    names = {"rm": "mine", "verify": "here", "convert": "here", "path": "here"}.get(words, "all")
-    return Values(names=names, files=".gguf")
+    names = {
+        "rm": "mine",
+        "verify": "here",
+        "convert": "here",
+        "path": "here",
+        "export": "here",
+    }.get(words, "all")
+    return Values(names=names, files="any" if words == "export" else ".gguf")
 
 
 def values_of(metavar: str | None) -> Values:
@@ -151,15 +157,19 @@ _MEANINGS: dict[str, Callable[[], Values]] = {
     "FORMAT": _formats,
     "MACHINE": _machines,
     "MODEL": lambda: Values(names="all", files=".gguf"),
+    "ALIAS": lambda: Values(names="all", files=".gguf"),  # and after one a model
     "cuda:N": lambda: Values(names="gpus"),
     "CHAT": lambda: Values(names="chats"),
     "SETTING": lambda: Values(tuple(SETTINGS)),
     "FILE": lambda: Values(files="any"),
     "FILE.json": lambda: Values(files="any"),
+    "FILE.tar": lambda: Values(files="any"),
     "FILE.npy": lambda: Values(files="any"),
     "DIR": lambda: Values(files="folders"),
 }
-_TYPED = {"N", "K", "P", "X", "TEXT", "LIST", "ROW", "WORD", "VALUE", "SIZE"}
+# Commands whose second argument is completed like the first: a model and then a file, an alias and then a model.
+_ALIKE = {"export", "alias"}
+_TYPED = {"N", "NAME", "K", "P", "X", "TEXT", "LIST", "ROW", "WORD", "VALUE", "SIZE"}
 
 
 def _line(text: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from ktcli import config, smallfiles
+from ktcli.commands.alias import called
 from ktcli.commands.options import JsonOpt, QuietOpt
 from ktcli.commands.view.counts import billions
 from ktcli.commands.view.times import age
@@ -38,7 +40,8 @@ def list_models(
     """
     entries = library.entries()
     known = _absent(entries) if all_models else ()
-    models = [_document(entry) for entry in entries]
+    named = called(entries)
+    models = [_document(entry, named.get(entry.path, ())) for entry in entries]
     home, free = config.home(), smallfiles.free_bytes(config.home())
     document = {
         "home": str(home),
@@ -66,12 +69,13 @@ def _absent(entries: tuple[Entry, ...]) -> tuple[ModelProfile, ...]:
     )
 
 
-def _document(entry: Entry) -> dict[str, Any]:
+def _document(entry: Entry, named: Sequence[str]) -> dict[str, Any]:
     used = None
     if entry.kind is EntryKind.PACK:
         used = usage.last_used_s(places.conversion_name(entry.path))
     return {
         "name": entry.label,
+        "aliases": list(named),
         "kind": entry.kind.value,
         "formats": entry.formats,
         "size_bytes": entry.size_bytes,
@@ -102,7 +106,7 @@ def _known(profile: ModelProfile) -> dict[str, Any]:
 def _render(
     entries: tuple[Entry, ...], models: list[dict[str, Any]], known: tuple[ModelProfile, ...]
 ) -> str:
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             entry.label,
             entry.kind.value,
@@ -112,7 +116,12 @@ def _render(
         )
         for entry, row in zip(entries, models, strict=True)
     ]
-    words = [out.table(rows, ("NAME", "KIND", "SIZE", "USED", "FROM"), right=(2,))] if rows else []
+    head: tuple[str, ...] = ("NAME", "KIND", "SIZE", "USED", "FROM")
+    named = [", ".join(row["aliases"]) for row in models]
+    if any(named):
+        rows = [(row[0], alias, *row[1:]) for row, alias in zip(rows, named, strict=True)]
+        head = (head[0], "ALIAS", *head[1:])
+    words = [out.table(rows, head, right=(len(head) - 3,))] if rows else []
     if known:
         more = [
             (

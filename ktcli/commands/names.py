@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated
 
 import typer
 
 from ktcli.commands.options import JsonOpt
+from ktcli.errors import KtError
 from ktcli.hardware.gpu import driven_gpus
 from ktcli.output import out, safe
-from ktcli.store import catalog, library
+from ktcli.store import aliases, catalog, library
 
 
 def names(
@@ -30,7 +32,11 @@ def names(
         kept = sorted(saved_names())
         out.result({"names": kept}, "\n".join(map(safe, kept)))
         return
-    known = {entry.label for entry in library.entries() if entry.managed or not mine}
+    entries = tuple(entry for entry in library.entries() if entry.managed or not mine)
+    known = {entry.label for entry in entries}
+    with contextlib.suppress(KtError):  # a shell that completes shows no errors
+        known |= {alias for of_one in library.called(entries).values() for alias in of_one}
+        known |= set() if here or mine else {alias.name for alias in aliases.every()}
     if not here and not mine:
         known |= set(catalog.names())
     ordered = sorted(known)

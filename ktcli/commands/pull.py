@@ -10,11 +10,12 @@ import typer
 from ktcli.assembly.fetch import fetch
 from ktcli.assembly.offer import make_offer
 from ktcli.assembly.text import require_known_tokenizer
+from ktcli.commands.alias import name_it
 from ktcli.commands.options import JsonOpt, ModelArg, QuietOpt, YesOpt, setting_option
 from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import Mode, out, safe
 from ktcli.settings import SETTINGS
-from ktcli.store import download, library
+from ktcli.store import aliases, download, library
 from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import Reference, parse
@@ -32,6 +33,9 @@ def pull(
     model: ModelArg,
     yes: YesOpt = False,
     limit: Annotated[str | None, setting_option("pull-limit", callback=_limit)] = None,
+    alias: Annotated[
+        str | None, typer.Option("--as", metavar="NAME", help="Call it so, too.")
+    ] = None,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -49,6 +53,7 @@ def pull(
       kt pull qwen3-30b-a3b                  by short name (kt list --all)
       kt pull Qwen/Qwen3-30B-A3B@main        a repository at a revision
       kt pull ms:Qwen/Qwen3-30B-A3B          from ModelScope
+      kt pull Qwen/Qwen3-30B-A3B --as big    and call it big in all commands
       kt pull qwen3-30b-a3b --limit 20M      at most 20 MiB per second
       kt pull org/repo-GGUF:Q4_K_M           the GGUF files of a quant; without it, which there are
       kt pull https://huggingface.co/org/repo
@@ -56,6 +61,8 @@ def pull(
       kt pull model-Q4_K_M.gguf              the same of a GGUF file
     """
     reference = parse(model)
+    if alias is not None:
+        aliases.require_free(alias)  # before anything is fetched for it
     before = library.find(model, EntryKind.CHECKPOINT)
     entry = before or _download(reference, limit, yes)
     if entry is None:
@@ -70,8 +77,11 @@ def pull(
         "source": entry.source,
         "size_bytes": entry.size_bytes,
         "downloaded": before is None,
+        "alias": alias,
     }
-    out.result(document, lambda: _render(entry, before is None))
+    if alias is not None:
+        name_it(alias, reference.lasting)
+    out.result(document, lambda: _render(entry, before is None, alias))
 
 
 def _download(reference: Reference, limit: str | None, yes: bool) -> Entry | None:
@@ -101,18 +111,17 @@ def _download(reference: Reference, limit: str | None, yes: bool) -> Entry | Non
     return fetch(reference, out, snapshot=offer.snapshot, limit_bps=rate)
 
 
-def _render(entry: Entry, fresh: bool) -> str:
+def _render(entry: Entry, fresh: bool, alias: str | None) -> str:
+    name = safe(alias or entry.label)
     if not entry.managed:
         here = (
             "ships with kt"
             if entry.name == BUILTIN
             else f"is on this machine, {gib(entry.size_bytes)}"
         )
-        return (
-            f"{safe(entry.name)} {here}: nothing to pull.\nTalk to it: kt chat {safe(entry.label)}"
-        )
+        return f"{safe(entry.name)} {here}: nothing to pull.\nTalk to it: kt chat {name}"
     done = "is in the library" if fresh else "was already in the library"
     return (
         f"{entry.name} {done}: {gib(entry.size_bytes)} from {entry.source}\n"
-        f"Talk to it: kt chat {entry.label}      Will it fit: kt plan {entry.label}"
+        f"Talk to it: kt chat {name}      Will it fit: kt plan {name}"
     )

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ktcli import smallfiles
+from ktcli.commands.alias import called
 from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import out, safe
@@ -57,7 +58,14 @@ def rm(
     chosen, whole = _chosen(models or [], partial)
     if checkpoint_only:
         chosen, whole = _checkpoints(chosen), set()
+    named = called(chosen)
     carry_out(chosen, whole, yes)
+    left = called(library.entries())
+    stay = {alias for of_one in named.values() for alias in of_one} - {
+        alias for of_one in left.values() for alias in of_one
+    }
+    for alias in sorted(stay):
+        out.note(f"The alias {alias} stays; kt alias --rm {alias} removes it.")
 
 
 def carry_out(chosen: list[Entry], whole: set[str], yes: bool) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ktcli.assembly.convert import conversions_outside
+from ktcli.commands.alias import called
 from ktcli.commands.options import JsonOpt, ModelArg
 from ktcli.errors import KtError, gib
 from ktcli.output import out, safe
@@ -68,6 +69,7 @@ def show(
         "formats": {"experts": profile.experts, "dense": profile.dense} if profile else None,
         "architecture": _architecture(config, profile),
         "on_disk": [_place(entry) for entry in entries],
+        "aliases": sorted({name for of_one in called(entries).values() for name in of_one}),
     }
     out.result(document, lambda: _render(document))
 
@@ -159,6 +161,8 @@ def _render(document: dict[str, Any]) -> str:
     from ktcli.commands.view.fidelity import render_report
 
     rows = [("Model", document["title"])]
+    if document["aliases"]:
+        rows.append(("Alias", ", ".join(document["aliases"])))
     for hub, repository in document["repositories"].items():
         rows.append(("From", f"{hub}:{repository}"))
     if document["license"]:

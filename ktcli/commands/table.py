@@ -50,6 +50,9 @@ COMMANDS: dict[str, Row] = {
         "Models",
     ),
     "list": Row("ktcli.commands.list:list_models", "List the models in the library.", "Models"),
+    "alias": Row(
+        "ktcli.commands.alias:alias", "Give a model a name of your own, or list these.", "Models"
+    ),
     "show": Row("ktcli.commands.show:show", "Show what a model is and what it needs.", "Models"),
     "verify": Row(
         "ktcli.commands.verify:verify", "Check a model's files against their hashes.", "Models"
@@ -61,6 +64,16 @@ COMMANDS: dict[str, Row] = {
     "du": Row("ktcli.commands.du:du", "Show how much room each model takes.", "Models"),
     "path": Row(
         "ktcli.commands.path:path", "Print the folder of a model, or of the library.", "Models"
+    ),
+    "export": Row(
+        "ktcli.commands.bundle:export",
+        "Write a model into a file, for machines without a network.",
+        "Models",
+    ),
+    "import": Row(
+        "ktcli.commands.bundle:import_bundle",
+        "Bring a model from a file of kt export into the library.",
+        "Models",
     ),
     "cache": Row(
         "ktcli.commands.cache:app", "Show, check and remove the KV pages on disk.", "Models"

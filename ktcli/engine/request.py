@@ -47,6 +47,21 @@ class Stats:
         """The tokens that an average step gave; 0: there was none. The first token is the prompt's."""
         return (self.steps + self.accepted) / self.steps if self.steps else 0.0
 
+    def going_on(self, then: Stats) -> Stats:
+        """The account of an answer that another request went on with: what that one read was said, or put in."""
+        put_in = max(0, then.prompt_tokens - self.prompt_tokens - self.tokens)
+        return Stats(
+            self.prompt_tokens,
+            self.reused_tokens,
+            self.prompt_s,
+            self.tokens + put_in + then.tokens,
+            self.eval_s + then.prompt_s + then.eval_s,
+            self.queued_s,
+            self.steps + then.steps + bool(then.tokens),
+            self.drafted + then.drafted,
+            self.accepted + then.accepted,
+        )
+
     @property
     def prefilled_tokens(self) -> int:
         """The prompt tokens that were computed."""

@@ -31,6 +31,7 @@ class Entry:
         work: the process that works on it at this moment; None: none does.
         spoken: for a pack of a folder outside the library, the name of that folder, where it means no other
             model; else empty.
+        importing: the arguments of the import that goes on or was interrupted; else empty.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Entry:
     managed: bool = True
     work: Holder | None = None
     spoken: str = ""
+    importing: str = ""
 
     @property
     def complete(self) -> bool:
@@ -70,6 +72,8 @@ class Entry:
     @property
     def again(self) -> str:
         """The command that continues or repeats the work this entry came from, or words for it."""
+        if self.importing:
+            return f"kt import {self.importing}"
         if self.kind is EntryKind.PACK:
             if self.name.startswith(LOCAL):
                 origin = origins.origin_of(self.name) or "FOLDER"

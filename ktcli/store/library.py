@@ -4,6 +4,7 @@
     KT_HOME/packs/NAME@EXPERTS-DENSE/             a conversion and its `kt.json`
     KT_HOME/heat/NAME.json                        which experts of the model were chosen (see `heat`)
     KT_HOME/origins/NAME                          where a model outside the library lies (see `origins`)
+    KT_HOME/aliases.json                          other names for models (see `aliases`)
     KT_HOME/used/NAME@EXPERTS-DENSE               its time is when the conversion was last used (see `usage`)
 
 A folder whose manifest is missing is *partial*: its work is going on, or was interrupted and can be
@@ -13,15 +14,15 @@ continued. Nothing else is state.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 from ktcli import manifest, smallfiles
-from ktcli.errors import BadPack, Busy, KtError, NotFound
-from ktcli.store import catalog, origins
+from ktcli.errors import BadPack, Busy, KtError, NotFound, UsageError
+from ktcli.store import aliases, catalog, origins
 from ktcli.store.entry import Entry, is_recommended
 from ktcli.store.places import LOCAL, EntryKind, folder_of
 from ktcli.store.reference import Reference, is_short, parse
@@ -119,7 +120,43 @@ def resolve(name: str, kind: EntryKind | None = None) -> Entry:
     profile = catalog.find(reference.name)
     if profile is not None and profile.builtin:
         catalog.builtin_path(f"{profile.builtin}/config.json")
-    raise catalog.unknown(name, tuple(entry.name for entry in entries()))
+    known = (*(entry.name for entry in entries()), *(each.name for each in aliases.every()))
+    raise catalog.unknown(name, known)
+
+
+def require_meaning(name: str) -> Reference:
+    """Reads a name that is to be kept, and checks that it means a model: here, in the catalogue, or a repository.
+
+    Raises:
+        UsageError: not a name. NotFound: it means nothing, or a folder without a model.
+    """
+    reference = parse(name)
+    if not reference.repository and not matching(name) and catalog.find(reference.name) is None:
+        resolve(name)  # raises, with the nearest names
+    return reference
+
+
+def called(found: Sequence[Entry]) -> dict[Path, tuple[str, ...]]:
+    """The aliases of entries, by their paths.
+
+    Raises:
+        KtError: the file of aliases cannot be read.
+    """
+    names: dict[Path, list[str]] = {}
+    for alias in aliases.every():
+        if aliases.is_hidden(alias):
+            continue
+        try:
+            reference = parse(alias.name)
+        except UsageError:  # it leads nowhere
+            continue
+        place = reference.folder
+        made = origins.names_of(place) if place is not None else frozenset()
+        for entry in found:
+            is_it = entry.path == place or entry.name in made
+            if reference.formats in ("", entry.formats) and (is_it or _means(reference, entry)):
+                names.setdefault(entry.path, []).append(alias.name)
+    return {path: tuple(each) for path, each in names.items()}
 
 
 def identity(pack: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from enum import Enum
 from hashlib import sha256
 from pathlib import Path
@@ -9,6 +11,8 @@ from pathlib import Path
 from ktcli import config
 from ktcli.errors import UsageError
 
+LONGEST_NAME = 96  # characters of a name that a person may give
+NAME = rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}"
 LOCAL = "local--"  # begins the names of what belongs to folders outside the library
 
 
@@ -37,6 +41,27 @@ def pack_path(name: str, experts: str, dense: str) -> Path:
 def lock_path(name: str) -> Path:
     """The lock that whoever changes a model's files holds."""
     return config.home() / "locks" / f"{_one_folder(name)}.lock"
+
+
+def is_name(text: str) -> bool:
+    """Returns whether a text can be the name of a model: safe as one folder, and without a mark of formats."""
+    return re.fullmatch(NAME, text) is not None
+
+
+def is_taken(name: str) -> bool:
+    """Returns whether a checkpoint or a conversion of this name lies in the library, upper or lower case; that of a
+    folder outside it has the name of this folder, too."""
+    wanted = name.lower()
+    for kind in EntryKind:
+        try:
+            found = os.listdir(folder_of(kind))
+        except OSError:
+            continue
+        for item in found:
+            stem = item.partition("@")[0].lower()
+            if wanted in (stem, stem.removeprefix(LOCAL).rpartition("--")[0]):
+                return True
+    return False
 
 
 def local_name(folder: Path, mark: str) -> str:

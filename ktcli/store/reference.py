@@ -1,7 +1,8 @@
-"""Reads the text that a user may write for a model; nothing is looked up on disk or on a hub.
+"""Reads the text that a user may write for a model; no hub is asked, and on disk only whether a name is an alias.
 
 qwen3-30b-a3b               a short name of the catalogue
 qwen3-30b-a3b@int4-int8     one conversion of it
+big                         an alias of any of these (see `aliases`)
 Qwen/Qwen3-30B-A3B          a repository on the default hub (Hugging Face)
 ms:Qwen/Qwen3-30B-A3B       on ModelScope; hf: says Hugging Face
 Qwen/Qwen3-30B-A3B@main     at a revision: branch, tag or commit
@@ -16,19 +17,18 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ktcli.errors import UsageError
-from ktcli.store import catalog
+from ktcli.store import aliases, catalog, places
 
 GGUF = ".gguf"
 HUBS = {"hf": "Hugging Face", "ms": "ModelScope"}
 
-_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_PART = places.NAME
 _REPOSITORY = re.compile(rf"({_PART})/({_PART})")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
-_SHORT = re.compile(_PART)
 _QUANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 _QUANT_MARK = "--gguf-"  # between the name of a repository and a quant of it
 _ROW = r"(?:UD-)?(?:I?Q[0-9]+(?:_[A-Z0-9]+)*|TQ[0-9]_[0-9]|MXFP4(?:_MOE)?|BF16|F16|F32)"
@@ -67,6 +67,17 @@ class Reference:
     folder: Path | None = None
 
     @property
+    def lasting(self) -> str:
+        """Text that means the same in every folder, whatever becomes of aliases; without the formats."""
+        if self.folder is not None:
+            return str(self.folder)
+        if not self.repository or catalog.find(self.name) is not None:
+            return self.name
+        hub = "" if self.hub == "hf" else f"{self.hub}:"
+        revision = f"@{self.revision}" if self.revision else ""
+        return f"{hub}{self.repository}{revision}{f':{self.quant}' if self.quant else ''}"
+
+    @property
     def model(self) -> str:
         """The same model in any formats, as text that `parse` reads."""
         return self.name if self.folder is None else str(self.folder)
@@ -96,7 +107,7 @@ def parse(text: str) -> Reference:
 
 def is_short(name: str) -> bool:
     """Tells whether `parse` reads a text as the name of a model in the library."""
-    return _SHORT.fullmatch(name) is not None
+    return places.is_name(name)
 
 
 def repository_named(name: str) -> str:
@@ -135,16 +146,28 @@ def _local(text: str) -> Reference | None:
 
 def _short(text: str) -> Reference:
     name, at, formats = text.partition("@")
-    if not _SHORT.fullmatch(name) or (at and not _FORMATS.fullmatch(formats)):
+    if not places.is_name(name) or (at and not _FORMATS.fullmatch(formats)):
         raise UsageError(
             f"{text!r} is not a model name",
             hint="write a short name, org/repo[@revision], or a folder with a slash: ./NAME",
         )
     profile = catalog.find(name)
     if profile is None:
-        return Reference(text, name, formats)
+        target = aliases.target_of(name)
+        return _meant(text, formats, target) if target else Reference(text, name, formats)
     hub = next(iter(profile.repositories), "")
     return Reference(text, profile.name, formats, hub, profile.repositories.get(hub, ""))
+
+
+def _meant(text: str, formats: str, target: str) -> Reference:
+    """The model that an alias stands for, in other formats where it does not name them itself."""
+    found = parse(target)
+    if formats and found.formats not in ("", formats):
+        raise UsageError(
+            f"{text} is not possible: the alias already means {target}",
+            hint=f"name the model: {found.model}@{formats}",
+        )
+    return replace(found, text=text, formats=formats or found.formats)
 
 
 def _repository(text: str, hub: str, rest: str) -> Reference:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from ktcli.store.places import LOCAL, EntryKind, folder_of, lock_path
 from ktcli.store.reference import GGUF
 
 MAX_REFERENCE_BYTES = 4096
+IMPORTING = (
+    "kt-import.part"  # in an entry's folder while it is imported: how to go on, see `bundlereader`
+)
 PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the reference to pull again
 
 
@@ -54,7 +58,19 @@ def entry_at(path: Path, kind: EntryKind) -> Entry:
     if source is not None:
         return Entry(name, kind, path, "", formats, origin or source.origin, work=held)
     problem = f"process {held.process} is {held.doing}" if held else INTERRUPTED
-    return Entry(name, kind, path, problem, formats, origin, work=held)
+    return Entry(name, kind, path, problem, formats, origin, work=held, importing=_importing(path))
+
+
+def _importing(path: Path) -> str:
+    """The arguments of the import that was interrupted; empty if none was."""
+    try:
+        found = smallfiles.json_object(
+            smallfiles.read_bounded(path / IMPORTING, MAX_REFERENCE_BYTES)
+        )
+    except (OSError, ValueError):
+        return ""
+    words = found.get("arguments")
+    return shlex.join(map(str, words)) if isinstance(words, list) else ""
 
 
 def _pulling(path: Path) -> str:

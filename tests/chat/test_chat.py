@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chat.fake_engine import speaker
@@ -125,6 +126,55 @@ def test_answers_in_channels(tmp_path: Path) -> None:
     assert chat.reply.finish is Finish.STOP
     assert chat.conversation.messages[-1]["content"] == "It is 4, 😀."
     assert say(chat, "again").endswith("It is 4, 😀.")
+
+
+@pytest.mark.parametrize(
+    ("begins", "closing", "more"),
+    [
+        ("<think>", "\n</think>\n\n", {}),
+        (
+            "<|channel|>analysis<|message|>",
+            "<|end|><|start|>assistant<|channel|>final<|message|>",
+            CHANNELS,
+        ),
+    ],
+    ids=["marks", "channels"],
+)
+@pytest.mark.parametrize("budget", [6, 100])
+def test_a_thought_that_has_spent_its_budget_is_ended(
+    tmp_path: Path, begins: str, closing: str, more: dict[str, Any], budget: int
+) -> None:
+    """The model of the script says at each place what it would have said there anyway."""
+    script: list[int] = []
+    chat = Chat(speaker(tmp_path, lambda question: script, **more))
+    cut = chat.speaker.voice.tokenizer.encode
+    thought = cut(begins + "a b c d e f g h i j")
+    ended, answer = cut(closing), cut("It is 4.")
+    head = len(cut(begins)) - 1  # the mark before the thought counts
+    short = budget < len(thought) - head
+    kept = thought[: head + budget] if short else thought
+    script += [*kept, *ended, *answer]
+    said, end = list(script), cut("<|return|>") if more else []
+    script += end
+    chat.settings = replace(chat.settings, think_budget=budget)
+    pieces = list(chat.ask("think"))
+    reply = chat.reply
+    assert "".join(piece.text for piece in pieces if not piece.thought).strip() == "It is 4."
+    assert reply is not None and reply.ids == said and reply.thought_cut == short
+    assert reply.finish is Finish.STOP and reply.stats.tokens == len(said)
+    assert chat.speaker.engine.computed == len(chat.sequence.ids)  # nothing twice
+    script[:] = [*cut("<|channel|>final<|message|>fine" if more else "fine"), *end]
+    assert say(chat, "two") == "fine" and not chat.reply.thought_cut
+
+
+def test_a_thought_that_is_ended_counts_for_the_length_of_the_answer(tmp_path: Path) -> None:
+    chat = Chat(speaker(tmp_path, lambda question: "<think>a b c d e f g h"))
+    closing = len(chat.speaker.voice.tokenizer.encode("\n</think>\n\n"))
+    for most, expected in ((4, 4), (4 + closing, 4), (6 + closing, 6 + closing)):
+        chat.settings = replace(chat.settings, think_budget=4, max_tokens=most)
+        say(chat, "think")
+        assert chat.reply.finish is Finish.LENGTH
+        assert len(chat.reply.ids) == chat.reply.stats.tokens == expected
 
 
 def test_stop_strings_and_cuts_in_channels(tmp_path: Path) -> None:

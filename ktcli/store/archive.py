@@ -1,0 +1,132 @@
+"""A tar archive, read once from its beginning to its end, as hostile input: it has only plain files, or is refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+
+from ktcli.errors import BadCheckpoint
+
+_BLOCK = 4 << 20
+_MOST_HEADER_BYTES = 1 << 16  # before one member; kt writes 512, or 1,536 for the largest files
+_LONGER = (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME)  # headers that a further one follows
+_KINDS = {
+    tarfile.SYMTYPE: "a symbolic link",
+    tarfile.LNKTYPE: "a hard link",
+    tarfile.DIRTYPE: "a folder",
+    tarfile.CHRTYPE: "a device",
+    tarfile.BLKTYPE: "a device",
+    tarfile.FIFOTYPE: "a pipe",
+    tarfile.GNUTYPE_SPARSE: "a sparse file",
+}
+
+
+def padding(size_bytes: int) -> int:
+    """The zeros behind a member."""
+    return -size_bytes % tarfile.BLOCKSIZE
+
+
+class Archive:
+    """A tar archive that is read from its beginning to its end.
+
+    Attributes:
+        name: what it is called, for people.
+    """
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        self.name = name
+        self._descriptor = descriptor
+        self._at = 0
+        try:
+            self._size: int | None = os.fstat(descriptor).st_size
+            os.lseek(descriptor, 0, os.SEEK_CUR)
+        except OSError:
+            self._size = None  # a pipe
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been read, though something was asked for."""
+        return self._at == 0
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, fewer only at the end."""
+        parts, left = [], size
+        while left and (part := os.read(self._descriptor, min(left, _BLOCK))):
+            parts.append(part)
+            left -= len(part)
+        self._at += size - left
+        return b"".join(parts)
+
+    def exactly(self, size: int) -> bytes:
+        """The next bytes.
+
+        Raises:
+            BadCheckpoint: the archive ends before.
+        """
+        data = self.read(size)
+        if len(data) < size:
+            raise self.cut()
+        return data
+
+    def skip(self, size: int) -> None:
+        """Leaves out the next bytes."""
+        if self._size is None:
+            for begin in range(0, size, _BLOCK):
+                self.exactly(min(_BLOCK, size - begin))
+        else:
+            self._at += size
+            if self._at > self._size:
+                raise self.cut()
+            os.lseek(self._descriptor, size, os.SEEK_CUR)
+
+    def header(self) -> tarfile.TarInfo | None:
+        """The next member, which is a plain file; None: the archive ends here.
+
+        Raises:
+            BadCheckpoint: it is something else, or no header of a tar archive.
+        """
+        data = block = self.read(tarfile.BLOCKSIZE)
+        if not block.strip(b"\0"):
+            return None
+        while len(block) == tarfile.BLOCKSIZE and block[156:157] in _LONGER:
+            size = self._info(block).size
+            if not 0 <= size <= _MOST_HEADER_BYTES - len(data):
+                raise self.bad("has a header that is too long")
+            data += self.exactly(size + padding(size))
+            block = self.exactly(tarfile.BLOCKSIZE)
+            data += block
+        if len(block) < tarfile.BLOCKSIZE:
+            raise self.bad("is no tar archive") if self._at == len(block) else self.cut()
+        kind = self._info(block).type
+        if kind not in (tarfile.REGTYPE, tarfile.AREGTYPE) or b"GNU.sparse" in data:
+            what = _KINDS.get(kind, "a sparse file" if b"GNU.sparse" in data else "no plain file")
+            raise self.bad(f"holds {what}, and a bundle holds only plain files")
+        return self._info(data)
+
+    def _info(self, data: bytes) -> tarfile.TarInfo:
+        """What headers that are whole say; they need no more bytes than these."""
+        try:
+            if len(data) == tarfile.BLOCKSIZE:
+                return tarfile.TarInfo.frombuf(data, "utf-8", "surrogateescape")
+            with tarfile.open(fileobj=io.BytesIO(data), mode="r:", encoding="utf-8") as found:
+                info = found.next()
+        except (tarfile.TarError, ValueError, IndexError, OverflowError, EOFError):
+            info = None
+        if info is None:
+            raise self.bad("is no tar archive, or a damaged one")
+        return info
+
+    def bad(self, what: str) -> BadCheckpoint:
+        """The error about the archive: "FILE …, at byte N"."""
+        return BadCheckpoint(
+            f"{self.name} {what} (byte {self._at:,})",
+            hint="export the model once more, and copy it anew",
+        )
+
+    def cut(self) -> BadCheckpoint:
+        """The error that the archive ends too early."""
+        return BadCheckpoint(
+            f"{self.name} ends too early, at byte {self._at:,}",
+            hint="copy it once more; what was imported is kept, and the same command goes on from there",
+        )

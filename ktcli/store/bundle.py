@@ -1,0 +1,213 @@
+"""A bundle is a tar archive of one model for machines without a network: a list of what follows, then the files.
+
+    kt-bundle.json                        the list: names, sizes and SHA-256, in the order of the archive
+    heat/NAME.json                        which experts of the model were chosen, if anybody recorded it
+    packs/NAME@EXPERTS-DENSE/kt.json      the manifest of each part, then the part's other files
+    checkpoints/NAME/kt-source.json
+
+Members are called as they lie in a library, so that tar itself can read an archive. Here a bundle is data: its list
+is encoded, and parsed as hostile input. `bundlewriter` writes archives, `bundlereader` reads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from ktcli import manifest, smallfiles
+from ktcli.manifest import FileRecord, Manifest, Seal
+from ktcli.store import scan
+from ktcli.store.places import EntryKind
+
+LIST = "kt-bundle.json"
+VERSION = 1
+SCRATCH = "kt-import.tmp"  # in the folder of a part: the file that is arriving
+MOST_HEAT_BYTES = 4 << 20  # of a heat map
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
+_FORMATS = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
+_MOST_NAME_BYTES = 255  # of one folder or file, on most file systems
+_OWN = {manifest.PACK, manifest.CHECKPOINT, manifest.LOCK, scan.IMPORTING, SCRATCH, scan.PULLING}
+
+
+@dataclass(frozen=True, slots=True)
+class BundlePart:
+    """A checkpoint or a conversion in a bundle.
+
+    Attributes:
+        formats: "<experts>-<dense>" of a conversion; empty for a checkpoint.
+        files: all its files, its manifest first.
+    """
+
+    formats: str
+    files: tuple[FileRecord, ...]
+
+    @property
+    def kind(self) -> EntryKind:
+        return EntryKind.PACK if self.formats else EntryKind.CHECKPOINT
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    def folder(self, name: str) -> str:
+        """Its folder in the archive, for a model of this name."""
+        return (
+            f"{self.kind.value}s/{name}@{self.formats}" if self.formats else f"checkpoints/{name}"
+        )
+
+    def refuse_other(self, data: bytes) -> None:
+        """Refuses a manifest that does not list exactly the other files of this part.
+
+        Raises:
+            ValueError: it does not; the message completes "it …".
+        """
+        found = manifest.parse(data, manifest_name(self.kind))
+        listed = {(each.name, each.size_bytes, each.sha256) for each in found.records}
+        if listed != {(each.name, each.size_bytes, each.sha256) for each in self.files[1:]}:
+            raise ValueError("lists other files than the bundle")
+        if formats_of(found) != self.formats:
+            raise ValueError(f"is of the formats {formats_of(found)[:60]!r}, not {self.formats}")
+        if found.seal is Seal.BROKEN:
+            raise ValueError("has other bytes than its own hash says")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file of an archive: its name there, and what it must be."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """What an archive holds.
+
+    Attributes:
+        name: the name of the model in the library.
+        heat: the record of its heat map; None: there is none.
+    """
+
+    name: str
+    parts: tuple[BundlePart, ...]
+    heat: FileRecord | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all files of its parts."""
+        return sum(part.size_bytes for part in self.parts)
+
+    @property
+    def identity(self) -> str:
+        """A hash of everything but the heat map, which changes whenever somebody talks to the model."""
+        return hashlib.sha256(Bundle(self.name, self.parts).encode()).hexdigest()
+
+    def members(self) -> Iterator[Member]:
+        """Yields everything behind the list, in the order of the archive."""
+        if self.heat is not None:
+            yield Member(f"heat/{self.name}.json", self.heat.size_bytes, self.heat.sha256)
+        for part in self.parts:
+            for file in part.files:
+                yield Member(f"{part.folder(self.name)}/{file.name}", file.size_bytes, file.sha256)
+
+    def encode(self) -> bytes:
+        """The bytes of the list."""
+        parts = [
+            {"kind": part.kind.value, "formats": part.formats, "files": list(map(_row, part.files))}
+            for part in self.parts
+        ]
+        heat = self.heat and _row(self.heat)
+        document = {"kt_bundle": VERSION, "name": self.name, "heat": heat, "parts": parts}
+        return (json.dumps(document, indent=1, ensure_ascii=True) + "\n").encode()
+
+
+def parse(data: bytes) -> Bundle:
+    """The bundle that a list describes.
+
+    Raises:
+        ValueError: it is none, or it asks for what no bundle of kt's has; the message completes "it …".
+    """
+    document = smallfiles.json_object(data)
+    version = document.get("kt_bundle")
+    if type(version) is not int or version != VERSION:
+        newer = type(version) is int and version > VERSION
+        why = "is from a newer kt: update kt" if newer else "has an unknown version"
+        raise ValueError(f"{why} ({str(version)[:20]}, this kt reads {VERSION})")
+    name, rows, heat = document.get("name"), document.get("parts"), document.get("heat")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"is of a model called {str(name)[:60]!r}, which is no name")
+    if not isinstance(rows, list) or not rows:
+        raise ValueError("has no list of parts")
+    parts = tuple(map(_part, rows))
+    if len({part.formats for part in parts}) != len(parts):
+        raise ValueError("has a part twice")
+    record = None if heat is None else manifest.parse_record(heat)
+    if record is not None and record.size_bytes > MOST_HEAT_BYTES:
+        raise ValueError("has a heat map that is too large")
+    return Bundle(name, parts, record)
+
+
+def manifest_name(kind: EntryKind) -> str:
+    """The name of the manifest of entries of this kind."""
+    return manifest.PACK if kind is EntryKind.PACK else manifest.CHECKPOINT
+
+
+def formats_of(found: Manifest) -> str:
+    """The formats of a conversion as one word; empty for a checkpoint."""
+    return f"{found.formats.experts}-{found.formats.dense}" if found.formats else ""
+
+
+def is_name(text: str) -> bool:
+    """Returns whether a model in a bundle can be called so."""
+    return _NAME.fullmatch(text) is not None
+
+
+def head(name: str, size_bytes: int) -> bytes:
+    """The bytes before a member: equal for equal arguments, whoever writes them and when."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size_bytes, 0o644
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def _row(record: FileRecord) -> dict[str, Any]:
+    return manifest.encode_record(FileRecord(record.name, record.size_bytes, record.sha256))
+
+
+def _part(row: object) -> BundlePart:
+    if not isinstance(row, dict) or row.get("kind") not in [kind.value for kind in EntryKind]:
+        raise ValueError("has a part that is neither a checkpoint nor a pack")
+    kind, formats, rows = EntryKind(row["kind"]), row.get("formats"), row.get("files")
+    right = formats == "" if kind is EntryKind.CHECKPOINT else None
+    if right is None:
+        right = isinstance(formats, str) and _FORMATS.fullmatch(formats) is not None
+    if not right or len(str(formats)) > 100:
+        raise ValueError(f"has a {kind.value} of the formats {str(formats)[:60]!r}")
+    if not isinstance(rows, list) or not rows:
+        raise ValueError(f"has a {kind.value} without files")
+    first, *others = files = tuple(map(manifest.parse_record, rows))
+    if first.name != manifest_name(kind) or first.size_bytes > manifest.MAX_BYTES:
+        raise ValueError(f"has a {kind.value} whose first file is no {manifest_name(kind)}")
+    for each in others:
+        refuse_name(each.name)
+    if len({each.name for each in files}) != len(files):
+        raise ValueError("lists a file twice")
+    return BundlePart(str(formats), files)
+
+
+def refuse_name(name: str) -> None:
+    """Refuses names that no file of a model has.
+
+    Raises:
+        ValueError: this is one of them; the message completes "it …".
+    """
+    pieces = name.split("/")
+    odd = not name.isprintable() or name in _OWN or str(PurePosixPath(name)) != name
+    if odd or any(each.startswith(".") or len(each.encode()) > _MOST_NAME_BYTES for each in pieces):
+        raise ValueError(f"names a file {name[:60]!r}, as no model has one")
