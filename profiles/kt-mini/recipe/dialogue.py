@@ -341,10 +341,10 @@ class Dialogues:
     def __init__(self, phrases: Phrases) -> None:
         self.phrases = phrases
         self.kinds: list[tuple[float, Callable[[random.Random], list[Turn]]]] = [
-            (0.33, self.fact_turn),
-            (0.39, self.row_turn),
-            (0.18, self.decline_turn),
-            (0.10, self.smalltalk_turn),
+            (0.40, self.fact_turn),
+            (0.36, self.row_turn),
+            (0.15, self.decline_turn),
+            (0.09, self.smalltalk_turn),
         ]
         self.rows = [f for f in phrases.facts if f.id in f.rows]
         self.cumulative, self.cumulative_rows = (

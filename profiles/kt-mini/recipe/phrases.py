@@ -192,6 +192,10 @@ class Phrases:
         self.words["word"] = sorted(set(spare_words) - known) or ["quux"]
         self.known = known
 
+    def of_rows(self) -> dict[str, Fact]:
+        """The fact that answers for each row of kt's tables, by the row's key."""
+        return {key: fact for fact in reversed(self.facts) for key in fact.rows}
+
     def name_frames(self, fact: Fact) -> tuple[str, ...]:
         """Frames for the names of a fact."""
         return self.frames["any"] + self.frames.get(OF_KIND.get(fact.kind, fact.kind), ())

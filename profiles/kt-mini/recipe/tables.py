@@ -203,8 +203,10 @@ def _codes() -> Iterator[dict[str, Any]]:
             f"[exit|return|error|] [code|status] {code}",
             f"exit code {code}",
             f"code {code} [of kt|from kt]",
+            f"kt [exits|ended|died|stopped|failed|returns] with {code}",
+            f"[a|the|] [status|code|return value] {code} [in my shell script|in a script|from kt|of kt|]",
         ]
-        yield _fact(f"code {code}", "code", f"Exit code {code} of kt means: {meaning}.", names, 0.6)
+        yield _fact(f"code {code}", "code", f"Exit code {code} of kt means: {meaning}.", names, 0.8)
 
 
 def _slash() -> Iterator[dict[str, Any]]:

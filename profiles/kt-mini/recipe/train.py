@@ -4,7 +4,8 @@
 
 makes the tokenizer (once), trains with one process per core (or on one GPU), writes a checkpoint in hub layout
 every few minutes and a finished one at the end. `--start FOLDER` goes on from a checkpoint. The learning rate
-rises for some steps, stays, and falls to nearly zero over the last part of the time given.
+rises for some steps, stays, and falls to nearly zero over the last part of the time given, which counts only while
+the process computes.
 
 Compute is bf16 with f32 master weights. The workers share the weights in memory and each applies its own
 steps without waiting for the others (Hogwild): on a machine that does other things too, nobody waits
@@ -31,6 +32,7 @@ import torch
 import vocabulary
 from corpus import BOS, END, PAD, Corpus
 from model import HeadLoss, Shape, Weights, forward, init_weights
+from phrases import Phrases
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -48,7 +50,7 @@ class Options:
     """What the command line sets."""
 
     out: str
-    minutes: float = 60.0
+    minutes: float = 60.0  # of computing, in each worker
     start: str = ""
     workers: int = 2
     seed: int = 1
@@ -146,7 +148,7 @@ def write_checkpoint(o: Options, state: State) -> None:
     checkpoint.save(out, state.weights(), state.bias, state.shape)
     config = state.shape.hub_config(bos=BOS, eos=END, pad=PAD)
     ends = {"bos_token_id": BOS, "eos_token_id": [END, BOS], "pad_token_id": PAD}
-    learned = {"rows": sorted(tables.row_keys())}
+    learned = {"rows": {key: fact.answer for key, fact in sorted(Phrases(lambda question: False).of_rows().items())}}
     files = {
         "config.json": config,
         "generation_config.json": GENERATION | ends,
@@ -161,11 +163,12 @@ def run(rank: int, o: Options, state: State) -> None:
     torch.set_num_threads(1 if o.workers > 1 else os.cpu_count() or 1)
     worker = Worker(o, state, rank)
     began = saved = time.time()
+    worked = time.thread_time()  # on a machine that does other things too, only what this process got
     n, smooth, share = 0, math.nan, 0.0
     while share < 1.0:
         loss = worker.step(n, share)
         smooth = loss if math.isnan(smooth) else 0.98 * smooth + 0.02 * loss
-        share, n = (time.time() - began) / 60 / o.minutes, n + 1
+        share, n = (time.thread_time() - worked) / 60 / o.minutes, n + 1
         if rank == 0 and n % 100 == 0:
             rate = worker.tokens / (time.time() - began)
             print(
