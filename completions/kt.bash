@@ -62,7 +62,7 @@ _kt() {
         'pull')
             case $before in
                 --limit|--as)  ;;
-                *) options='--yes --limit --as --json --quiet --help' names='all' files='.gguf' ;;
+                *) options='--yes --limit --as --stream --no-stream --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'convert')
             case $before in
@@ -168,10 +168,10 @@ _kt() {
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home model system temperature max-tokens think think-budget thoughts markdown status when-full context draft device threads numa heat cache pull-limit isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context draft device threads numa heat cache pull-limit isa tile-min debug' ;;
         'config set')
             case $before in
-                home) files='folders' ;;
+                home|libraries) files='folders' ;;
                 model) names='all' files='.gguf' ;;
                 think|markdown|status|heat) words='on off' ;;
                 thoughts) words='folded shown hidden' ;;
@@ -179,9 +179,9 @@ _kt() {
                 draft) words='off lookup' ;;
                 device) words='auto cpu cuda' names='gpus' ;;
                 numa) words='auto off' ;;
-                *) options='--json --quiet --help' words='home model system temperature max-tokens think think-budget thoughts markdown status when-full context draft device threads numa heat cache pull-limit' ;;
+                *) options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context draft device threads numa heat cache pull-limit' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home model system temperature max-tokens think think-budget thoughts markdown status when-full context draft device threads numa heat cache pull-limit' ;;
+        'config unset') options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context draft device threads numa heat cache pull-limit' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')

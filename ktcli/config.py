@@ -18,6 +18,8 @@ from ktcli import homes, settingsfile
 from ktcli.errors import UsageError
 from ktcli.settings import SETTINGS, Setting
 
+SYSTEM_LIBRARY = "/usr/local/share/kt"  # where an administrator puts models for everybody
+
 
 class Origin(Enum):
     """Who says what a setting is."""
@@ -133,6 +135,19 @@ def home() -> Path:
             hint=f"mount the disk that it lies on, or make it: mkdir -p {quote(str(path))}",
         )
     return path
+
+
+def libraries() -> tuple[Path, ...]:
+    """The further library folders, absolute; those that somebody named need not be there.
+
+    Raises:
+        UsageError: the setting names what can be none, or one's own library folder makes no sense.
+    """
+    said = stated("libraries")
+    named: list[str] = said.value if said.text else [SYSTEM_LIBRARY]
+    found = dict.fromkeys(Path(os.path.expanduser(each)).absolute() for each in named)
+    own = home()
+    return tuple(each for each in found if each != own and (said.text or os.path.isdir(each)))
 
 
 def forced_isa() -> str | None:

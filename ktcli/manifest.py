@@ -26,6 +26,7 @@ from ktcli.errors import BadCheckpoint
 CHECKPOINT = "kt-source.json"
 PACK = "kt.json"
 LOCK = "kt.lock"  # in the folder of a pack: held by the conversion that makes it
+STREAM = ".kt-stream"  # there, while it is made from files that come and go: these
 VERSION = 1
 UPDATE = "update kt, which reads it then; nothing in it is damaged"
 MAX_BYTES = 10_000_000  # a hundred times the manifest of the largest model

@@ -108,10 +108,16 @@ def _read_folder(text: str) -> str:
     return text
 
 
+def _read_folders(text: str) -> list[str]:
+    return [] if text == "off" else [_read_folder(each) for each in text.split(":")]
+
+
 ON_OFF = Domain("on or off", "neither on nor off", _read_switch)
 SIZES = Domain("a size, such as 20G, 500M or 0", "no size", _read_size)
 _PATHS = "an absolute path, or one that begins with ~"
 FOLDERS = Domain(_PATHS, f"not {_PATHS}", _read_folder)
+_SEVERAL = "absolute paths with colons in between, or off"
+FOLDER_LISTS = Domain(_SEVERAL, f"not {_SEVERAL}", _read_folders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +175,10 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "home", FOLDERS, "DIR", "~/.local/share/kt",
         "Library folder, where models and chats lie.",
+    ),
+    Setting(
+        "libraries", FOLDER_LISTS, "DIR", "/usr/local/share/kt, if it is there",
+        "Further library folders, which are only read. They are searched in this order, after one's own (home).",
     ),
     Setting(
         "model", texts(1000), "MODEL", "kt-mini",

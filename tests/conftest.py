@@ -19,6 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 # Nor do the settings of whoever runs the tests change what they find.
 os.environ["KT_CONFIG"] = "/nonexistent/config.toml"
+os.environ["KT_LIBRARIES"] = "off"
 # Nor are the libraries of tests remembered as theirs.
 os.environ["XDG_STATE_HOME"] = "/dev/null"
 

@@ -96,7 +96,7 @@ def pack_folder(entry: Entry, recipe: Recipe) -> Path:
 
 
 def _pack_name(entry: Entry) -> str:
-    if entry.managed or entry.name == BUILTIN:
+    if entry.in_library or entry.name == BUILTIN:
         return entry.name
     return places.local_name(entry.path, str(newest_ns(entry.path)))
 

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager
 from ktcli.assembly.listener import SILENT, Bar, Listener, announce_library
 from ktcli.store.entry import Entry
 from ktcli.store.hubs import Snapshot
-from ktcli.store.reference import HUBS, Reference
+from ktcli.store.profile import HUBS
+from ktcli.store.reference import Reference
 
 
 def fetch(

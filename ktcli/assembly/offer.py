@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ktcli.assembly.disk import DiskNeed, disk_need
 from ktcli.assembly.fetch import Bars, looking
 from ktcli.assembly.listener import Listener
 from ktcli.assembly.plan import plan_subject
-from ktcli.assembly.preview import preview_of
+from ktcli.assembly.preview import WEIGHTS, preview_of
 from ktcli.assembly.request import DeviceWords, Wanted
-from ktcli.assembly.subject import Subject
+from ktcli.assembly.subject import Subject, recipe_of
 from ktcli.errors import gib, predicted
 from ktcli.hardware.gpu import AUTO
 from ktcli.planner.plan import Plan
 from ktcli.store import catalog
 from ktcli.store.download import wanted
-from ktcli.store.hubs import Hub, Snapshot, hub_named
-from ktcli.store.reference import HUBS, Reference
+from ktcli.store.hubs import Hub, RemoteFile, Snapshot, hub_named
+from ktcli.store.profile import HUBS
+from ktcli.store.reference import Reference
 from ktcli.weights.recipe import Recipe
+from ktcli.weights.schedule import AT_ONCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Offer:
         gated: whether its makers want to be asked first.
         plan: how its conversion would run on this machine.
         disk: what both need there; None: the disk cannot be asked.
+        stream_bytes: what is needed there where it is converted while it arrives; 0: that cannot be.
     """
 
     snapshot: Snapshot
@@ -41,6 +44,13 @@ class Offer:
     gated: bool
     plan: Plan
     disk: DiskNeed | None
+    stream_bytes: int = 0
+
+    @property
+    def only_streams(self) -> bool:
+        """Whether the disk has room for the model only if it is converted while it arrives."""
+        disk = self.disk
+        return disk is not None and not disk.fits and 0 < self.stream_bytes <= disk.free_bytes
 
     def lines(self) -> Iterator[str]:
         """The offer as lines for people."""
@@ -60,6 +70,11 @@ class Offer:
             yield (
                 f"Converted ({formats}) it takes {gib(self.disk.pack_bytes)} more; "
                 f"{gib(self.disk.free_bytes)} is free on that disk{short}."
+            )
+        if self.only_streams:
+            yield (
+                f"So it is converted while it arrives (--stream), with {gib(self.stream_bytes)} on the disk at a time; "
+                "its checkpoint is not kept."
             )
         memory = f"{gib(self.plan.need_bytes)} of {gib(self.plan.host.available_bytes)} memory"
         if self.plan.fits:
@@ -90,9 +105,10 @@ def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = No
             bars.end()
         recipe = Recipe.named(None, None)
     else:
-        config, recipe = profile.config, Recipe.named(profile.experts, profile.dense)
+        config, recipe = profile.config, recipe_of(profile)
     subject = Subject(reference.text, reference.repository, config, recipe, download_bytes=size)
     plan = plan_subject(subject, Wanted(device=DeviceWords(AUTO)), listener=listener)
+    disk = disk_need(subject, plan.recipe)
     return Offer(
         snapshot,
         len(files),
@@ -100,5 +116,12 @@ def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = No
         snapshot.license or (profile.license if profile else ""),
         snapshot.gated,
         plan,
-        disk_need(subject, plan.recipe),
+        disk,
+        0 if reference.quant or disk is None else stream_bytes(files, disk.pack_bytes),
     )
+
+
+def stream_bytes(files: Sequence[RemoteFile], pack_bytes: int) -> int:
+    """The bytes that a model takes on the disk while it is converted as it arrives, as far as sizes tell."""
+    sizes = [file.size_bytes for file in files if file.name.endswith(WEIGHTS)]
+    return pack_bytes + min(sum(sizes), AT_ONCE * max(sizes, default=0))

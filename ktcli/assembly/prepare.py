@@ -25,6 +25,7 @@ from ktcli.assembly.subject import find_subject
 from ktcli.errors import Busy, UsageError, gib, predicted
 from ktcli.manifest import PACK as PACK_MANIFEST
 from ktcli.models import build
+from ktcli.planner.plan import Plan
 from ktcli.store import catalog, library, removal
 from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
@@ -137,7 +138,7 @@ def _converted(entry: Entry, recipe: Recipe, wanted: Wanted, listener: Listener)
 def _is_stale(pack: Entry) -> bool:
     """Returns whether a pack was made from the built-in model of an earlier kt."""
     shipped = library.find(BUILTIN, EntryKind.CHECKPOINT) if pack.name == BUILTIN else None
-    if shipped is None or not pack.managed:
+    if shipped is None or not pack.in_library:
         return False
     return newest_ns(shipped.path) > (pack.path / PACK_MANIFEST).stat().st_mtime_ns
 
@@ -153,9 +154,18 @@ def _require_room(name: str, wanted: Wanted, listener: Listener) -> None:
     subject = find_subject(name)
     plan = plan_ahead(build(subject.config), subject.recipe, wanted, listener)
     plan.require(name)
+    listener.note(verdict(name, plan))
+
+
+def verdict(name: str, plan: Plan, *, free_bytes: int = 0) -> str:
+    """What a plan says of a model, in a line.
+
+    Args:
+        free_bytes: what another model holds and would give back.
+    """
     there = f" and {gib(plan.device.need.total)} of the GPU's" if plan.device else ""
-    listener.note(
-        f"{name} needs {gib(plan.need_bytes)} of {gib(plan.host.available_bytes)} memory{there}; "
+    return (
+        f"{name} needs {gib(plan.need_bytes)} of {gib(plan.host.available_bytes + free_bytes)} memory{there}; "
         f"about {predicted(plan.speed.decode)} tokens/s here (kt plan {name} says why)"
     )
 

@@ -28,7 +28,7 @@ _CONFIG = "config.json"
 _MOST = {_CONFIG: MAX_CONFIG_BYTES, INDEX: MAX_INDEX_BYTES}
 _FIRST_BYTES = 64 << 10  # holds the header of most shards
 _LENGTH_BYTES = 8  # of a header's length, which is what a file begins with
-_WEIGHTS = ".safetensors"
+WEIGHTS = ".safetensors"
 # A GGUF file does not say how long its header is; the first one of a set has the vocabulary in it.
 _GGUF_BYTES, _MORE = 8 << 20, 8
 
@@ -83,7 +83,10 @@ def preview_of(
             else:
                 _fetch_small(client, snapshot, files, folder)
                 build(config_of(folder))  # of a family that kt does not know nothing more is asked
-                _fetch_headers(client, snapshot, files, folder, watcher or _Unwatched())
+                fetch_headers(client, snapshot, files, folder, watcher or _Unwatched())
+                for file in files:
+                    if file.name.endswith(WEIGHTS):
+                        os.truncate(folder / file.name, file.size_bytes)
             config = config_of(folder)
             examine(folder)
         except BadCheckpoint as error:
@@ -107,14 +110,15 @@ def _fetch_small(
     fetch_files(client, snapshot, small, folder, _Unwatched())
 
 
-def _fetch_headers(
+def fetch_headers(
     client: Hub,
     snapshot: Snapshot,
     files: Sequence[RemoteFile],
     folder: Path,
     watcher: Watcher,
 ) -> None:
-    weights = [file for file in files if file.name.endswith(_WEIGHTS)]
+    """Fetches the first bytes of every safetensors file among some, at least its header if it has one."""
+    weights = [file for file in files if file.name.endswith(WEIGHTS)]
     fetch_beginnings(client, snapshot, dict.fromkeys(weights, _FIRST_BYTES), folder, watcher)
     longer = {}
     for file in weights:
@@ -123,8 +127,6 @@ def _fetch_headers(
         if _FIRST_BYTES - _LENGTH_BYTES < length <= MAX_HEADER_BYTES:
             longer[file] = _LENGTH_BYTES + length
     fetch_beginnings(client, snapshot, longer, folder, watcher)
-    for file in weights:
-        os.truncate(folder / file.name, file.size_bytes)
 
 
 def _fetch_gguf_headers(

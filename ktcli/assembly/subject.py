@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ktcli.assembly.preview import preview
+from ktcli.errors import BadCheckpoint, UsageError
+from ktcli.models import build
 from ktcli.store import catalog, library
+from ktcli.store.catalog import ModelProfile
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse
 from ktcli.weights.pack import Pack
@@ -68,7 +71,7 @@ def find_subject(
     known = "" if reference.formats else reference.name
     profile = catalog.find(known if entry is None else entry.name)
     if profile is not None:
-        recipe = Recipe.named(experts or profile.experts, dense or profile.dense)
+        recipe = recipe_of(profile, experts, dense)
         size = profile.download_bytes or 0
         return Subject(name, profile.name, profile.config, recipe, download_bytes=size)
     if ask_hub and entry is None and reference.repository and not reference.formats:
@@ -82,3 +85,19 @@ def find_subject(
     asked = split_pair(reference.formats)  # of a folder: those of a conversion of it
     experts, dense = experts or asked[0] or None, dense or asked[1] or None
     return Subject(name, entry.name, config_of(entry.path), Recipe.named(experts, dense))
+
+
+def recipe_of(
+    profile: ModelProfile, experts: str | None = None, dense: str | None = None
+) -> Recipe:
+    """The number formats of a model of the catalogue, unless others are asked for.
+
+    Raises:
+        UsageError: there is no such format. KtError: the model cannot be built as the file of a user says.
+    """
+    try:
+        if profile.origin is not None:
+            build(profile.config)
+        return Recipe.named(experts or profile.experts, dense or profile.dense)
+    except (BadCheckpoint, UsageError) as error:
+        raise profile.fault(error) from error

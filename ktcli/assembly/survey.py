@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ktcli.assembly.auto import chosen, kept_by
 from ktcli.assembly.request import Wanted
-from ktcli.errors import NotEnoughMemory, UsageError
+from ktcli.errors import BadCheckpoint, NotEnoughMemory, UsageError
 from ktcli.models import build
 from ktcli.planner.host import Host
 from ktcli.planner.placement import place
@@ -104,8 +104,10 @@ def survey(
             plan, reason = _plan(profile, host, wanted, formats), ""
         except NotEnoughMemory as error:  # of a GPU that was asked for
             plan, reason = None, str(error)
+        except BadCheckpoint as error:  # of a profile that a user wrote
+            plan, reason = None, str(profile.fault(error))
         except UsageError as error:
-            plan, reason, first = None, str(error), first or error
+            plan, reason, first = None, str(profile.fault(error)), first or error
         else:
             possible = True
         yield Surveyed(profile, plan, reason, here.get(profile.name, ""))
@@ -136,7 +138,10 @@ def best_here(host: Host, most: int, below: int | None = None) -> tuple[Surveyed
         if parameters in sizes:  # another training of the same shape
             continue
         sizes.add(parameters)
-        plan = _plan(profile, host, Wanted(), Formats())
+        try:
+            plan = _plan(profile, host, Wanted(), Formats())
+        except (BadCheckpoint, UsageError):  # of a profile that a user wrote
+            continue
         found.append(Surveyed(profile, plan, here=here.get(profile.name, "")))
         if sum(each.is_quick for each in found) == most:
             break
@@ -145,7 +150,7 @@ def best_here(host: Host, most: int, below: int | None = None) -> tuple[Surveyed
 
 def on_disk() -> dict[str, str]:
     """What of each model is on disk: a pack where there is one, else the checkpoint."""
-    complete = [entry for entry in library.entries() if entry.complete and entry.managed]
+    complete = [entry for entry in library.entries() if entry.complete and entry.in_library]
     kinds = sorted(complete, key=lambda entry: entry.kind is EntryKind.PACK)
     return {entry.name: entry.kind.value for entry in kinds}
 

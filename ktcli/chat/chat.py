@@ -84,20 +84,36 @@ class Chat:
     def __init__(
         self, speaker: Speaker, settings: Settings | None = None, draft: DraftWish = NO_DRAFTS
     ) -> None:
-        self.speaker = speaker
         self.conversation = Conversation()
-        self.sequence = speaker.engine.sequence()
-        weakref.finalize(self, self.sequence.close)
-        self._scheduler = Scheduler(speaker.engine)
-        self._drafting = draft.of(speaker.engine)
+        self._draft = draft
         self.reply: Reply | None = None
         self.spoken: list[Spoken] = []
         self.timeline: Timeline | None = None
         self.heard: Callable[[], None] = lambda: None
         self._answering: Reply | None = None
         self._before: Timeline | None = None  # the timeline before the last one
-        self._splicer = Splicer(speaker.voice.tokenizer, speaker.voice.control)
+        self._begin(speaker)
         self.settings = settings or speaker.voice.settings
+
+    def _begin(self, speaker: Speaker) -> None:
+        self.speaker = speaker
+        self.sequence = speaker.engine.sequence()
+        self._closing = weakref.finalize(self, self.sequence.close)
+        self._scheduler = Scheduler(speaker.engine)
+        self._drafting = self._draft.of(speaker.engine)
+        self._splicer = Splicer(speaker.voice.tokenizer, speaker.voice.control)
+
+    def leave(self) -> None:
+        """Gives up the model and all that its engine holds of the conversation; only `go_to` may follow."""
+        self._closing()
+        del self.speaker, self.sequence, self._scheduler, self._drafting, self._splicer
+        # Ids mean nothing to another model.
+        self.spoken, self.timeline, self._before = [], None, None
+
+    def go_to(self, speaker: Speaker, settings: Settings) -> None:
+        """Goes on with a model, after `leave`: it reads the conversation anew when it is asked."""
+        self._begin(speaker)
+        self.settings = settings
 
     @property
     def settings(self) -> Settings:

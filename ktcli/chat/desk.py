@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ktcli.chat.attachments import Attachment
 from ktcli.chat.chat import Chat
 from ktcli.chat.keeper import Keeper
 from ktcli.chat.screen import Screen
+
+
+class Models(Protocol):
+    """The models that a chat can go on with."""
+
+    def names(self) -> Sequence[tuple[str, str]]:
+        """Their names, each with a word about it; that of the present one is not empty."""
+
+    def go_to(self, name: str) -> None:
+        """Lets the chat go on with another one.
+
+        Raises:
+            KtError: that cannot be; the chat goes on with the one it has.
+        """
 
 
 @dataclass(slots=True)
@@ -24,6 +39,7 @@ class Desk:
         attached: the files that go with the next question.
         editing: the number of the question, from 0, in whose place the next one comes; None: it comes at the end.
         draft: what stands in the next line before the person types.
+        models: the models that the chat can go on with; None: the one it has.
         keeper: writes the chat into its file.
     """
 
@@ -36,6 +52,7 @@ class Desk:
     attached: list[Attachment] = field(default_factory=list)
     editing: int | None = None
     draft: str = ""
+    models: Models | None = None
     keeper: Keeper = field(init=False)
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from ktcli.chat import attachments, slash
 from ktcli.chat.chat import Chat
 from ktcli.chat.chats import LAST, newest
 from ktcli.chat.compaction import exchanges
-from ktcli.chat.desk import Desk
+from ktcli.chat.desk import Desk, Models
 from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.screen import Screen, visible
 from ktcli.chat.speaker import longer_context
@@ -71,13 +71,16 @@ def talk(
     *,
     remarks: Remarks = SILENT,
     begin: Callable[[Desk], None] | None = None,
+    models: Models | None = None,
 ) -> None:
     """Chat until the person leaves; the conversation keeps itself in a file (keeper.py).
 
     Args:
         begin: called first, to go on with a kept conversation; None: it is a new one.
+        models: the models that it can go on with; None: the one it has.
     """
     desk = Desk(chat, lambda text: person.note(visible(text)), person.warn, screen=screen)
+    desk.models = models
     with contextlib.closing(desk.keeper), desk.keeper.on_signals():
         if begin is not None:
             begin(desk)

@@ -6,7 +6,7 @@ Missing values mean off; `do_sample` false or missing means greedy, as transform
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,23 @@ def override(sampling: SamplingSettings, **given: Any) -> SamplingSettings:
     if changes.keys() & {"temperature", "top_k", "top_p", "min_p"} and "greedy" not in changes:
         changes["greedy"] = False
     return replace(sampling, **changes)
+
+
+def carried(current: Settings, before: Settings, after: Settings) -> Settings:
+    """The settings of another model, with what was changed of those of the one before.
+
+    Args:
+        before, after: what each of the two models begins with.
+    """
+
+    def changes(now: Any, first: Any) -> dict[str, Any]:
+        names = (field.name for field in fields(now) if field.name != "sampling")
+        return {
+            name: getattr(now, name) for name in names if getattr(now, name) != getattr(first, name)
+        }
+
+    sampling = replace(after.sampling, **changes(current.sampling, before.sampling))
+    return replace(after, sampling=sampling, **changes(current, before))
 
 
 def read_settings(folder: Path) -> Settings:

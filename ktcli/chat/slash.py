@@ -19,6 +19,7 @@ from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.statistics import cached_line, six_lines
 from ktcli.chat.thoughts import without_marks
 from ktcli.errors import UsageError
+from ktcli.store.library import conversions
 
 _HELP_COLUMN = 26  # where meanings begin
 _COLUMNS = 80  # where there is no screen
@@ -109,6 +110,17 @@ def _compact(desk: Desk, rest: str) -> None:
     desk.say(said.omitted.summary)
 
 
+def _model(desk: Desk, rest: str) -> None:
+    if desk.models is None:
+        raise UsageError("this chat has one model only")
+    if rest:
+        desk.models.go_to(rest)
+        return
+    rows = desk.models.names()
+    wide = max(len(name) for name, _ in rows)
+    desk.say("\n".join(f"  {name:<{wide}}  {about}".rstrip() for name, about in rows))
+
+
 def _retry(desk: Desk, rest: str) -> None:
     if not desk.chat.conversation.turns:
         raise UsageError("there is no question to answer again")
@@ -160,6 +172,7 @@ def _set(desk: Desk, rest: str) -> None:
 TABLE: dict[str, Slash] = {
     "help": Slash(_help, "", "this list"),
     "system": Slash(_system, "[TEXT]", "show or set the system text; none: remove"),
+    "model": Slash(_model, "[NAME]", "go on with another model; none: list those that are here"),
     "set": Slash(_set, "[NAME VALUE]", "show or change how answers are made"),
     "clear": Slash(_clear, "", "start a new conversation"),
     "retry": Slash(_retry, "", "answer the last question again"),
@@ -207,6 +220,8 @@ def words(before: str) -> Sequence[tuple[str, str]]:
     if command == "/load":
         last = [(LAST, "the newest")] if newest() else []
         return [*last, *((name, "") for name in saved_names() if name != LAST)]
+    if command == "/model":
+        return [(entry.label, "") for entry in conversions()]
     if command == "/save":
         return [(name, "") for name in saved_names()]
     if command == "/compact":

@@ -144,14 +144,14 @@ def _chosen(model: str, checkpoint: bool, everything: bool) -> list[Entry]:
     entry = library.resolve(model, EntryKind.CHECKPOINT if checkpoint else None)
     found = [entry]
     if everything:
-        found = [each for each in library.matching(model) if each.complete and each.managed]
+        found = [each for each in library.matching(model) if each.complete and each.in_library]
         found = sorted(found, key=lambda each: (each.kind.value, each.formats)) or [entry]
     if any(each.path.is_file() for each in found):
         raise UsageError(
             f"{entry.path} is one file already",
             hint="copy it, and name it there: kt chat FILE.gguf",
         )
-    if any(not each.managed and each.kind is EntryKind.CHECKPOINT for each in found):
+    if any(not each.in_library and each.kind is EntryKind.CHECKPOINT for each in found):
         raise NotFound(
             f"nobody recorded the hashes of {entry.label}",
             hint=f"export a conversion of it: kt convert {entry.label}",

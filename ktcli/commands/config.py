@@ -153,9 +153,11 @@ def _setting(name: str) -> Setting:
     if plain in SETTINGS:
         return SETTINGS[plain]
     near = get_close_matches(plain, SETTINGS, n=1)
+    about = [each.name for each in TABLE if plain in each.summary.lower().split()]
+    meant = ", ".join(dict.fromkeys([*near, *about]))
     raise NotFound(
         f"there is no setting {name[:60]!r}",
-        hint=f"did you mean: {near[0]}" if near else "kt config list shows the settings",
+        hint=f"did you mean: {meant}" if meant else "kt config list shows the settings",
     )
 
 

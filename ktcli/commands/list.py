@@ -10,12 +10,13 @@ import typer
 
 from ktcli import config, smallfiles
 from ktcli.commands.alias import called
+from ktcli.commands.faults import warn_of_faults
 from ktcli.commands.options import JsonOpt, QuietOpt
 from ktcli.commands.view.counts import billions
 from ktcli.commands.view.times import age
 from ktcli.errors import gib
 from ktcli.output import out
-from ktcli.store import catalog, library, places, usage
+from ktcli.store import catalog, library, places, scan, usage
 from ktcli.store.catalog import ModelProfile
 from ktcli.store.entry import BUILTIN, INTERRUPTED, Entry
 from ktcli.store.places import EntryKind
@@ -40,11 +41,17 @@ def list_models(
     """
     entries = library.entries()
     known = _absent(entries) if all_models else ()
+    if all_models:
+        warn_of_faults()
     named = called(entries)
     models = [_document(entry, named.get(entry.path, ())) for entry in entries]
     home, free = config.home(), smallfiles.free_bytes(config.home())
+    for library_folder in config.libraries():
+        if why := scan.unreadable(library_folder):
+            out.warn(why, hint="kt config get libraries says where it is named")
     document = {
         "home": str(home),
+        "libraries": [str(each) for each in config.libraries()],
         "free_bytes": free,
         "models": models,
         "known": [_known(profile) for profile in known],
@@ -60,6 +67,11 @@ def list_models(
             else f"There is no library folder {home} yet"
         )
         out.note(f"\n{state}. kt list --all shows what can be pulled.")
+
+
+def _library(entry: Entry) -> str | None:
+    """The library that an entry lies in; None: in none."""
+    return str(entry.shared or config.home()) if entry.in_library else None
 
 
 def _absent(entries: tuple[Entry, ...]) -> tuple[ModelProfile, ...]:
@@ -82,6 +94,7 @@ def _document(entry: Entry, named: Sequence[str]) -> dict[str, Any]:
         "path": str(entry.path),
         "source": entry.source,
         "managed": entry.managed,
+        "library": _library(entry),
         "complete": entry.complete,
         "problem": entry.problem,
         "running": entry.running,
@@ -97,6 +110,7 @@ def _known(profile: ModelProfile) -> dict[str, Any]:
         "name": profile.name,
         "title": profile.title,
         "license": profile.license,
+        "origin": str(profile.origin) if profile.origin else "kt",
         "repositories": dict(profile.repositories),
         "parameters": profile.parameters,
         "download_bytes": profile.download_bytes,
@@ -106,22 +120,31 @@ def _known(profile: ModelProfile) -> dict[str, Any]:
 def _render(
     entries: tuple[Entry, ...], models: list[dict[str, Any]], known: tuple[ModelProfile, ...]
 ) -> str:
+    several = any(entry.shared for entry in entries)
     rows: list[tuple[str, ...]] = [
         (
             entry.label,
             entry.kind.value,
             gib(row["size_bytes"]),
             age(time.time() - row["last_used_s"]) if row["last_used_s"] else "",
+            *([row["library"] or ""] if several else []),
             _origin(entry) if entry.complete else _sick(entry, row["percent"]),
         )
         for entry, row in zip(entries, models, strict=True)
     ]
-    head: tuple[str, ...] = ("NAME", "KIND", "SIZE", "USED", "FROM")
+    head: tuple[str, ...] = (
+        "NAME",
+        "KIND",
+        "SIZE",
+        "USED",
+        *(["LIBRARY"] if several else []),
+        "FROM",
+    )
     named = [", ".join(row["aliases"]) for row in models]
     if any(named):
         rows = [(row[0], alias, *row[1:]) for row, alias in zip(rows, named, strict=True)]
         head = (head[0], "ALIAS", *head[1:])
-    words = [out.table(rows, head, right=(len(head) - 3,))] if rows else []
+    words = [out.table(rows, head, right=(head.index("SIZE"),))] if rows else []
     if known:
         more = [
             (

@@ -14,6 +14,7 @@ from ktcli.assembly.plan import host_described, plan_subject
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.subject import Subject, find_subject
 from ktcli.assembly.survey import Formats, Surveyed, best_here, ranked, survey
+from ktcli.commands.faults import warn_of_faults
 from ktcli.commands.options import (
     ContextOpt,
     DeferOpt,
@@ -36,6 +37,7 @@ from ktcli.hardware.numa import asked_numa, parse_numa
 from ktcli.output import out, safe
 from ktcli.planner.choice import BY_MEMORY
 from ktcli.planner.plan import Plan
+from ktcli.settingsfile import shown
 from ktcli.store import catalog
 
 _ALTERNATIVES = 3  # smaller models that are named where one does not fit
@@ -89,7 +91,15 @@ def plan(
     made = plan_subject(subject, wanted, described=machine, by_memory=auto, listener=out)
     others = () if made.fits else _smaller(subject, wanted, machine)
     disk = disk_need(subject, made.recipe) if machine is None else None
-    found = {**document(subject.name, made), "smaller": [each.profile.name for each in others]}
+    profile = catalog.find(subject.name)
+    origin = profile.origin if profile else None
+    if origin is not None:
+        out.note(f"{subject.name}: from {safe(shown(origin))}")
+    found = {
+        **document(subject.name, made),
+        "origin": origin,
+        "smaller": [each.profile.name for each in others],
+    }
     if disk is not None:
         found["disk"] = asdict(disk)
     following = _next(subject, made, others, disk)
@@ -100,6 +110,7 @@ def plan(
 
 def _plan_all(wanted: Wanted, formats: Formats, machine: Path | None) -> None:
     host = host_described(wanted, machine)
+    warn_of_faults()
     found = []
     with out.progress("Planning", len(catalog.names()), unit="models") as bar:
         for each in survey(host, wanted, formats):

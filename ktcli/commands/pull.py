@@ -9,6 +9,7 @@ import typer
 
 from ktcli.assembly.fetch import fetch
 from ktcli.assembly.offer import make_offer
+from ktcli.assembly.stream import begun_stream, stream_model
 from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.alias import name_it
 from ktcli.commands.options import JsonOpt, ModelArg, QuietOpt, YesOpt, setting_option
@@ -36,6 +37,13 @@ def pull(
     alias: Annotated[
         str | None, typer.Option("--as", metavar="NAME", help="Call it so, too.")
     ] = None,
+    stream: Annotated[
+        bool | None,
+        typer.Option(
+            "--stream/--no-stream",
+            help="Convert it while it arrives, and do not keep the checkpoint. Default: where the disk is short.",
+        ),
+    ] = None,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -48,6 +56,9 @@ def pull(
     Every file is checked against its hash as it arrives. Interrupted, even killed? The same command
     continues inside the file where it was.
 
+    With --stream a layer is converted as soon as its files are there, and a file is removed behind the last
+    layer that needs it: the disk holds the conversion and about three files at a time.
+
     Examples:
 
       kt pull qwen3-30b-a3b                  by short name (kt list --all)
@@ -55,6 +66,7 @@ def pull(
       kt pull ms:Qwen/Qwen3-30B-A3B          from ModelScope
       kt pull Qwen/Qwen3-30B-A3B --as big    and call it big in all commands
       kt pull qwen3-30b-a3b --limit 20M      at most 20 MiB per second
+      kt pull deepseek-v3 --stream           converted while it arrives
       kt pull org/repo-GGUF:Q4_K_M           the GGUF files of a quant; without it, which there are
       kt pull https://huggingface.co/org/repo
       kt pull ./my-model                     check that a local folder can be used
@@ -63,12 +75,12 @@ def pull(
     reference = parse(model)
     if alias is not None:
         aliases.require_free(alias)  # before anything is fetched for it
-    before = library.find(model, EntryKind.CHECKPOINT)
-    entry = before or _download(reference, limit, yes)
+    before = library.find(model, EntryKind.PACK if stream else EntryKind.CHECKPOINT)
+    entry = before or _download(reference, limit, yes, stream)
     if entry is None:
         out.note("Nothing was pulled.")
         raise typer.Exit(ExitCode.FAILED)
-    if not entry.managed and entry.name != BUILTIN:
+    if not entry.in_library and entry.name != BUILTIN:
         examine(entry.path)
     require_known_tokenizer(entry.path)
     document: dict[str, Any] = {
@@ -84,7 +96,9 @@ def pull(
     out.result(document, lambda: _render(entry, before is None, alias))
 
 
-def _download(reference: Reference, limit: str | None, yes: bool) -> Entry | None:
+def _download(
+    reference: Reference, limit: str | None, yes: bool, streams: bool | None
+) -> Entry | None:
     """Returns the entry that was pulled; None: the user said no."""
     if reference.folder is not None:
         raise NotFound(
@@ -94,13 +108,21 @@ def _download(reference: Reference, limit: str | None, yes: bool) -> Entry | Non
     if not reference.repository:
         # Not on disk and no repository: the error has the nearest names.
         return library.resolve(reference.text, EntryKind.CHECKPOINT)
-    if reference.formats:
+    if reference.formats and not streams:
         raise UsageError(
             f"{reference.text} names a conversion, which cannot be pulled",
-            hint=f"kt pull {reference.name}, then kt convert {reference.name}",
+            hint=f"kt pull {reference.name}, then kt convert {reference.name}; "
+            f"or both at once: kt pull {reference.text} --stream",
+        )
+    if streams and library.find(reference.name, EntryKind.CHECKPOINT) is not None:
+        raise UsageError(
+            f"{reference.name} is in the library, so there is nothing to pull",
+            hint=f"kt convert {reference.text}",
         )
     rate = None if limit is None else SETTINGS["pull-limit"].domain.read(limit)
-    if download.is_begun(reference.name):
+    if streams is not False and (begun := begun_stream(reference)) is not None:
+        return stream_model(begun, out, limit_bps=rate)
+    if not streams and download.is_begun(reference.name):
         return fetch(reference, out, limit_bps=rate)
     offer = make_offer(reference, out)
     for line in offer.lines():
@@ -108,12 +130,13 @@ def _download(reference: Reference, limit: str | None, yes: bool) -> Entry | Non
     asks = not yes and out.mode is Mode.HUMAN and sys.stdin.isatty() and sys.stderr.isatty()
     if asks and not out.confirm("Pull it?"):
         return None
-    return fetch(reference, out, snapshot=offer.snapshot, limit_bps=rate)
+    brought = stream_model if (offer.only_streams if streams is None else streams) else fetch
+    return brought(reference, out, snapshot=offer.snapshot, limit_bps=rate)
 
 
 def _render(entry: Entry, fresh: bool, alias: str | None) -> str:
     name = safe(alias or entry.label)
-    if not entry.managed:
+    if not entry.in_library:
         here = (
             "ships with kt"
             if entry.name == BUILTIN

@@ -89,7 +89,7 @@ def carry_out(chosen: list[Entry], whole: set[str], yes: bool) -> None:
                 continue
             freed += removal.remove(entry)
             removed.append(entry.label)
-    for name in whole - {entry.name for entry in library.entries() if entry.managed}:
+    for name in whole - {entry.name for entry in library.entries() if entry.in_library}:
         removal.forget(name)
     freed += removal.remove_leftovers()
     document = {"removed": removed, "freed_bytes": freed, "kv_pages_bytes": pages_freed}
@@ -135,11 +135,13 @@ def _chosen(models: list[str], partial: bool) -> tuple[list[Entry], set[str]]:
         recorded = reference.name and (
             heat.path_of(reference.name).is_file() or removal.pages_of((), {reference.name})
         )
-        if not managed and not reference.formats and recorded:
+        shared = next((each.shared for each in found if each.shared), None)
+        if not managed and not reference.formats and recorded and shared is None:
             continue
         if found and not managed:
+            where = f"in {shared}, which kt only reads" if shared else "not in the library folder"
             raise UsageError(
-                f"{found[0].label} is not in the library folder, so kt does not remove it",
+                f"{found[0].label} is {where}, so kt does not remove it",
                 hint="kt list shows what can be removed",
             )
         if not managed:

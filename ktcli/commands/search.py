@@ -10,15 +10,17 @@ from ktcli.assembly.plan import host_described
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.search import Judged, judge
 from ktcli.assembly.survey import Formats, Surveyed, ranked, survey
+from ktcli.commands.faults import warn_of_faults
 from ktcli.commands.options import FromOpt, JsonOpt, QuietOpt
-from ktcli.commands.view.search import found_document, hub_table, known_table
+from ktcli.commands.view.search import found_document, hub_table, known_table, published_table
 from ktcli.errors import HubError, NotFound, UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.output import out, safe
 from ktcli.planner.host import Host
 from ktcli.store import catalog
+from ktcli.store.catalog import Published
 from ktcli.store.hubsearch import Hit, search_hub
-from ktcli.store.reference import HUBS
+from ktcli.store.profile import HUBS
 
 _LONGEST = 200  # characters of what is searched for
 
@@ -61,14 +63,16 @@ def search(
     host = host_described(wanted)
     found = ranked(survey(host, wanted, Formats(), catalog.matching(said)))
     hits = _hits(hubs, said, limit)
-    if not found and not hits:
+    published = catalog.published_matching(said)
+    if not found and not published and not hits:
         near = ", ".join(catalog.nearest(said, catalog.names()))
         asked = " and ".join(HUBS[each] for each in hubs)
         where = f"neither the catalogue nor {asked} has" if hubs else "the catalogue does not have"
         hint = [*([f"the nearest: {near}"] if near else []), *([] if hubs else [_ask_hubs(said)])]
         raise NotFound(f"{where} a model that matches {said!r}", hint="; ".join(hint))
+    warn_of_faults()
     judged = _judged(hits, host)
-    out.result(found_document(found, judged), lambda: _render(found, judged))
+    out.result(found_document(found, published, judged), lambda: _render(found, published, judged))
     if not hubs:
         out.note(f"\nOn the hubs: {_ask_hubs(said)}")
 
@@ -109,8 +113,12 @@ def _judged(hits: list[Hit], host: Host) -> list[Judged]:
     return found
 
 
-def _render(found: tuple[Surveyed, ...], judged: list[Judged]) -> str:
+def _render(
+    found: tuple[Surveyed, ...], published: tuple[Published, ...], judged: list[Judged]
+) -> str:
     tables = [known_table(found)] if found else []
+    if published:
+        tables.append(published_table(published))
     if judged:
         tables.append(hub_table(judged))
     return "\n\n".join(tables)

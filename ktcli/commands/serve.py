@@ -7,9 +7,8 @@ import json
 import stat
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -24,17 +23,12 @@ from ktcli.commands.options import (
     QuietOpt,
     ThreadsOpt,
 )
-from ktcli.errors import DeviceError, UsageError
+from ktcli.commands.wording import lasting_name
+from ktcli.errors import UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
 from ktcli.output import out
-from ktcli.store import library
 from ktcli.store.entry import BUILTIN
-
-if TYPE_CHECKING:
-    from ktcli.assembly.prepare import Ready
-    from ktcli.assembly.request import Wanted
-    from ktcli.chat.speaker import Speaker
 
 HOST, PORT = "127.0.0.1", 11435
 KEY_CHARS = 4096  # the most of a key
@@ -131,7 +125,9 @@ def serve(
 
       curl http://127.0.0.1:11435/v1/models
     """
+    from ktcli.assembly.kvpages import cache_quota
     from ktcli.assembly.request import DeviceWords, Wanted
+    from ktcli.assembly.talking import Opening, open_model, prepared
     from ktcli.engine.scheduler import Limits
     from ktcli.server.guard import LOOPBACK
     from ktcli.server.house import Rules
@@ -154,13 +150,17 @@ def serve(
     model = name or config.value("model") or BUILTIN
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     wanted = Wanted(context, threads, numa=asked_numa(numa), device=where, streams=parallel)
-    with contextlib.closing(tcp_socket(host, port)) as listening, _loaded(model, wanted) as speaker:
-        shown = f"[{host}]" if ":" in host else host
-        said = f"serving {speaker.name} at http://{shown}:{port}/v1; Ctrl-C ends it"
-        ready = lambda: out.note(said)  # noqa: E731
-        log = _log_as_json if log_json else _log
-        limits = Limits(active=parallel)
-        Serving(Service(speaker, [listening], rules, limits, out, log, ready)).run()
+    how = Opening(wanted, cache_quota(), config.records_heat(), listener=out)
+    with contextlib.closing(tcp_socket(host, port)) as listening:
+        opened = open_model(prepared(model, how), lasting_name(model), how)
+        with contextlib.closing(opened):
+            name = opened.speaker.name
+            shown = f"[{host}]" if ":" in host else host
+            said = f"serving {name} at http://{shown}:{port}/v1; Ctrl-C ends it"
+            ready = lambda: out.note(said)  # noqa: E731
+            log = _log_as_json if log_json else _log
+            limits = Limits(active=parallel)
+            Serving(Service(opened.speaker, [listening], rules, limits, out, log, ready)).run()
     out.note("the server has ended")
 
 
@@ -178,36 +178,6 @@ def _log_as_json(entry: dict[str, Any]) -> None:
     """Writes a line about a request for programs."""
     sys.stderr.write(json.dumps({"time": round(time.time(), 3), **entry}) + "\n")
     sys.stderr.flush()
-
-
-@contextlib.contextmanager
-def _loaded(model: str, wanted: Wanted) -> Iterator[Speaker]:
-    """Loads a model with its KV pages on disk; at the end its heat map is kept."""
-    from ktcli.assembly.kvpages import cache_quota, stored_pages
-    from ktcli.assembly.load import load
-    from ktcli.assembly.prepare import prepare
-    from ktcli.chat.speaker import Speaker, read_voice
-
-    quota, records = cache_quota(), config.records_heat()
-    ready = prepare(model, wanted, read_voice, listener=out)
-    voice = read_voice(ready.name, ready.pack)
-    engine = load(ready, wanted, out)
-    speaker = Speaker(ready.name, engine, voice, model, library.identity(ready.pack))
-    try:
-        with stored_pages(engine, ready.pack, quota, out):
-            yield speaker
-    finally:
-        if records:
-            _record(ready, speaker)
-
-
-def _record(ready: Ready, speaker: Speaker) -> None:
-    """Adds the experts that were chosen to the model's heat map; a GPU that failed cannot be asked any more."""
-    from ktcli.store import heat
-
-    engine = speaker.engine
-    with contextlib.suppress(DeviceError):
-        heat.add(ready.pack, heat.Heat.of(engine.chosen(), engine.spec.top_k), out.warn)
 
 
 def _checked(key: str | None, where: str) -> str:

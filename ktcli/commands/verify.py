@@ -50,7 +50,12 @@ def verify(
     reports = []
     for entry in _everything() if model is None else _named(model):
         report = _check(entry, tolerant=all_models)
-        if repair and report["bad"]:
+        if repair and report["bad"] and entry.shared:
+            out.warn(
+                f"{entry.label} is in {entry.shared}, which kt only reads, so it is not repaired",
+                hint="whoever keeps it can repair it",
+            )
+        elif repair and report["bad"]:
             _repair(entry, report)
         reports.append(report)
     bad = [report for report in reports if report["bad"]]
@@ -64,7 +69,7 @@ def _named(model: str) -> list[Entry]:
     """The entries that a name means, checkpoints first: conversions are repaired from them."""
     entries = library.matching(model) or (library.resolve(model),)
     # The built-in model and a folder of one's own have no manifest; their conversions have.
-    managed = [entry for entry in entries if entry.managed] or entries
+    managed = [entry for entry in entries if entry.in_library] or entries
     return sorted(managed, key=lambda entry: entry.kind is EntryKind.PACK)
 
 
@@ -90,7 +95,7 @@ def _check(entry: Entry, *, tolerant: bool) -> dict[str, Any]:
             raise
         return _report(entry, Manifest(()), {kind: str(error)})
     if found is None:
-        if entry.managed:
+        if entry.in_library:
             raise library.incomplete(entry)
         raise NotFound(
             f"nobody recorded hashes for {entry.label}",

@@ -102,7 +102,10 @@ class Archive:
         if kind not in (tarfile.REGTYPE, tarfile.AREGTYPE) or b"GNU.sparse" in data:
             what = _KINDS.get(kind, "a sparse file" if b"GNU.sparse" in data else "no plain file")
             raise self.bad(f"holds {what}, and a bundle holds only plain files")
-        return self._info(data)
+        info = self._info(data)
+        if info.size < 0:
+            raise self.bad("gives a member a size below zero")
+        return info
 
     def _info(self, data: bytes) -> tarfile.TarInfo:
         """What headers that are whole say; they need no more bytes than these."""

@@ -1,71 +1,77 @@
-"""The models kt knows by a short name: one TOML file each in `profiles/models/`.
+"""The models kt knows by a short name: one TOML file each, in `profiles/models/` and in the user's own folder.
 
-A profile holds what is needed before anything is downloaded: where the model comes from, its size, and
-its whole `config.json`, from which plans and benchmarks are made.
+    ~/.config/kt/catalog.d/NAME.toml              beside the settings file; the same form as ours
+
+`profile` reads them. A file of a user that cannot be read hides nothing else: it is told where all models are shown,
+and where its own name is asked for.
 """
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
+from ktcli import settingsfile
 from ktcli.errors import KtError, NotFound
 from ktcli.resources import data_path
+from ktcli.store import places
+from ktcli.store.profile import HUBS, ModelProfile, builtin_path, read_profile
+
+__all__ = ["ModelProfile", "builtin_path"]
+
+_MOST_FILES = 500  # of a user
 
 
 @dataclass(frozen=True, slots=True)
-class ModelProfile:
-    """One model of the catalogue.
+class Published:
+    """A repository of a model type that kt runs, of which nothing but this is known.
 
     Attributes:
-        name: the short name.
-        title: the name its makers use.
-        repositories: hub ("hf", "ms") → repository id; empty for a built-in model.
-        builtin: folder in `profiles/` of a model that ships with kt.
-        parameters, expert_parameters: counts for the model that runs, by its makers; None if not given.
-        download_bytes: bytes of all tensors in the safetensors files of the repository. These are more than
-            the model: layers that predict further tokens come with it, and so does a head that lies beside
-            the embedding it is tied to. Headers and small files, a thousandth at most, are not counted.
-        experts, dense: formats a conversion uses unless told otherwise.
-        table: the profile's [config] table; empty for a built-in model, see `config`.
+        repositories: hub ("hf", "ms") → repository id.
     """
 
-    name: str
-    title: str
-    license: str
+    model_type: str
     repositories: Mapping[str, str]
-    builtin: str
-    parameters: int | None
-    expert_parameters: int | None
-    download_bytes: int | None
-    experts: str
-    dense: str
-    table: Mapping[str, Any]
 
     @property
-    def config(self) -> Mapping[str, Any]:
-        """The model's `config.json`.
+    def reference(self) -> str:
+        """The text that means it, for any command."""
+        return self.repositories["hf"]
 
-        Raises:
-            NotFound, KtError: a built-in model is missing or damaged.
-        """
-        return _builtin_config(self.builtin) if self.builtin else self.table
+
+@cache
+def published() -> tuple[Published, ...]:
+    """The published repositories that are known beside the profiles, by name."""
+    table = tomllib.loads(data_path("profiles", "published.toml").read_text(encoding="utf-8"))
+    found = [
+        Published(row["model_type"], {hub: row[hub] for hub in HUBS if hub in row})
+        for row in table["model"]
+    ]
+    return tuple(sorted(found, key=lambda each: each.reference.lower()))
+
+
+def folder() -> Path:
+    """The folder of the user's own profiles, which need not exist."""
+    return settingsfile.path().parent / "catalog.d"
 
 
 def names() -> tuple[str, ...]:
     """Every short name, in alphabetical order."""
-    return tuple(sorted(path.stem for path in data_path("profiles", "models").glob("*.toml")))
+    return tuple(sorted({*_shipped(), *_own()}))
+
+
+def faults() -> tuple[KtError, ...]:
+    """What is wrong with the profiles of the user, one error for each file."""
+    return tuple(each for each in _all_own().values() if isinstance(each, KtError))
 
 
 def find(name: str) -> ModelProfile | None:
-    """The profile of a short name, upper or lower case; None if there is none."""
+    """The profile of a short name, upper or lower case; None if there is none that can be read."""
     lower = name.lower()
-    return _load(lower) if lower in names() else None
+    return _load(lower) if lower in _shipped() else _own().get(lower)
 
 
 def get(name: str) -> ModelProfile:
@@ -81,18 +87,21 @@ def get(name: str) -> ModelProfile:
 
 
 def by_repository(hub: str, repository: str) -> ModelProfile | None:
-    """The profile whose weights are this repository."""
+    """The profile whose weights are this repository; one of ours before one of the user's."""
     wanted = repository.lower()
-    for name in names():
-        profile = _load(name)
+    for name in sorted(names(), key=lambda each: each not in _shipped()):
+        profile = get(name)
         if profile.repositories.get(hub, "").lower() == wanted:
             return profile
     return None
 
 
-def unknown(name: str, also: tuple[str, ...] = ()) -> NotFound:
-    """The error for a name that means nothing; `also` are names of the library."""
-    near = nearest(name, (*names(), *also))
+def unknown(name: str, also: tuple[str, ...] = ()) -> KtError:
+    """The error for a name that means nothing, or whose file cannot be read; `also` are names of the library."""
+    if isinstance(own := _all_own().get(name.lower()), KtError):
+        return own
+    repositories = (each.reference for each in published())
+    near = nearest(name, (*names(), *also, *repositories))
     hint = f"did you mean: {', '.join(near)}" if near else "kt list --all shows the names kt knows"
     return NotFound(f"there is no model {name!r}", hint=hint)
 
@@ -123,7 +132,7 @@ def repositories_like(hub: str, repository: str) -> list[str]:
     """At most three repositories of the catalogue that look like one, those with routed experts first."""
     from difflib import get_close_matches
 
-    known = {p.repositories[hub]: p for p in map(_load, names()) if hub in p.repositories}
+    known = {p.repositories[hub]: p for p in map(get, names()) if hub in p.repositories}
     close = get_close_matches(repository, sorted(known), n=3, cutoff=0.7)
     return sorted(close, key=lambda each: known[each].expert_parameters == 0)
 
@@ -131,71 +140,73 @@ def repositories_like(hub: str, repository: str) -> list[str]:
 def matching(words: str) -> tuple[ModelProfile, ...]:
     """The models of which each of the words, upper or lower case, is in the name, the title, the model type or the id
     of a repository, in alphabetical order."""
-    wanted = words.lower().split()
+    return tuple(profile for profile in map(get, names()) if _says(words, _spoken_of(profile)))
+
+
+def published_matching(words: str) -> tuple[Published, ...]:
+    """The same of the repositories without a profile: each of the words is in the model type or an id."""
     return tuple(
-        profile
-        for name in names()
-        if all(word in _spoken_of(profile := _load(name)) for word in wanted)
+        each
+        for each in published()
+        if _says(words, "\n".join((each.model_type, *each.repositories.values())))
     )
+
+
+def _says(words: str, text: str) -> bool:
+    return all(word in text.lower() for word in words.lower().split())
 
 
 def _spoken_of(profile: ModelProfile) -> str:
     model_type = str(profile.config.get("model_type", ""))
     said = (profile.name, profile.title, model_type, *profile.repositories.values())
-    return "\n".join(said).lower()
+    return "\n".join(said)
+
+
+@cache
+def _shipped() -> frozenset[str]:
+    return frozenset(path.stem for path in data_path("profiles", "models").glob("*.toml"))
 
 
 @cache
 def _load(name: str) -> ModelProfile:
-    path = data_path("profiles", "models") / f"{name}.toml"
+    """A profile that ships with kt."""
+    return read_profile(data_path("profiles", "models") / f"{name}.toml", shipped=True)
+
+
+def _own() -> dict[str, ModelProfile]:
+    """The user's profiles that can be read."""
+    return {name: each for name, each in _all_own().items() if isinstance(each, ModelProfile)}
+
+
+def _all_own() -> dict[str, ModelProfile | KtError]:
+    """The user's profiles, or what is wrong with each."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise KtError(
-            f"the profile {path.name} cannot be read: {error}", hint="install kt again"
-        ) from error
-    sizes, formats = table.get("sizes", {}), table.get("formats", {})
-    builtin = table.get("builtin", "")
-    return ModelProfile(
-        name=name,
-        title=table["title"],
-        license=table["license"],
-        repositories=table.get("repositories", {}),
-        builtin=builtin,
-        parameters=sizes.get("parameters"),
-        expert_parameters=sizes.get("expert_parameters"),
-        download_bytes=sizes.get("download_bytes"),
-        experts=formats["experts"],
-        dense=formats["dense"],
-        table={} if builtin else _config(table),
-    )
+        files = sorted(folder().glob("*.toml"))[:_MOST_FILES]
+        stamps = tuple((each, each.stat().st_mtime_ns) for each in files)
+    except OSError:
+        return {}
+    return _read_own(stamps)
 
 
-def _config(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The [config] table, with the nulls that TOML cannot write."""
-    return {**table["config"], **dict.fromkeys(table.get("config_nulls", ()))}
+@cache
+def _read_own(files: tuple[tuple[Path, int], ...]) -> dict[str, ModelProfile | KtError]:
+    """Reads profiles of a user; the times of the files are there so that a change is seen."""
+    return {path.stem.lower(): _read_one(path) for path, _ in files}
 
 
-def _builtin_config(folder: str) -> dict[str, Any]:
-    path = builtin_path(f"{folder}/config.json")
+def _read_one(path: Path) -> ModelProfile | KtError:
+    shown = settingsfile.shown(path)
+    if not places.is_name(path.stem) or path.stem != path.stem.lower():
+        return KtError(
+            f"{shown}: the name of the file is not that of a model",
+            hint="call it NAME.toml, in lower-case letters, digits, dots, dashes and underscores",
+        )
+    if path.stem in _shipped():
+        return KtError(
+            f"{shown}: {path.stem} is a model of kt, which no other file may replace",
+            hint="give the file another name",
+        )
     try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise KtError(
-            f"the built-in model's {path} cannot be read: {error}", hint="install kt again"
-        ) from error
-    return config
-
-
-def builtin_path(folder: str) -> Path:
-    """The folder, or a file in it, of a model that ships with kt.
-
-    Raises:
-        NotFound: this installation lacks it.
-    """
-    try:
-        return data_path("profiles", folder)
-    except FileNotFoundError as error:
-        raise NotFound(
-            f"the built-in model is missing: there is no {folder}", hint="install kt again"
-        ) from error
+        return read_profile(path, shipped=False)
+    except KtError as error:
+        return error

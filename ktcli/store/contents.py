@@ -41,9 +41,11 @@ def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
             yield Path(item.path), status
 
 
-def written_bytes(folder: Path) -> int:
-    """The bytes that the files of a folder take; those of a partial file have gaps between them."""
-    return sum(min(each.st_size, _SECTOR * each.st_blocks) for _, each in walk(folder))
+def written_bytes(folder: Path, *, below: bool = True) -> int:
+    """The bytes that the files of a folder take, and those of the folders in it if `below`; those of a partial file
+    have gaps between them."""
+    found = (each for path, each in walk(folder) if below or path.parent == folder)
+    return sum(min(each.st_size, _SECTOR * each.st_blocks) for each in found)
 
 
 def bytes_below(folder: str | Path) -> int:

@@ -39,7 +39,7 @@ WANTED = re.compile(
 _NOTICES = re.compile(r"(LICENSE|NOTICE)[\w.-]{0,100}", re.ASCII)
 # Room that must stay free for the system and for our own bookkeeping.
 SPARE_BYTES = 256 << 20
-_SCRATCH = ".kt-pull"  # in the folder of a checkpoint while it is pulled
+SCRATCH = ".kt-pull"  # in the folder of a checkpoint while it is pulled
 _HASHES = "hashes"
 # What the hubs' clients, and kt when it still used them to fetch, leave in a folder.
 _OF_CLIENTS = (".cache", "._____temp", ".msc", ".mv", ".mdl", "kt-hashes.part")
@@ -189,7 +189,7 @@ def refetch(
     )
     snapshot = Snapshot(found.hub, found.repository, found.revision, files)
     fetch_files(hub or hub_named(found.hub), snapshot, files, folder, watcher)
-    shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
+    shutil.rmtree(folder / SCRATCH, ignore_errors=True)
 
 
 def fetch_files(
@@ -247,7 +247,7 @@ def _transfer(
     """Fetches files from their places, if there are any, with progress."""
     if places:
         limit = config.value("pull-limit") if limit_bps is None else limit_bps
-        scratch = folder / _SCRATCH
+        scratch = folder / SCRATCH
         for place in places:  # a set of GGUF files may lie in a folder
             for root in (folder, scratch):
                 (root / place.name).parent.mkdir(parents=True, exist_ok=True)
@@ -263,7 +263,7 @@ class _HashLog:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._path = folder / _SCRATCH / _HASHES
+        self._path = folder / SCRATCH / _HASHES
         self._path.parent.mkdir(exist_ok=True)
         self._known = self._read()
 
@@ -371,7 +371,7 @@ def _record(snapshot: Snapshot, files: tuple[RemoteFile, ...], log: _HashLog) ->
     found = Manifest(tuple(records), snapshot.hub, snapshot.repository, snapshot.revision)
     smallfiles.write(folder / manifest.CHECKPOINT, found.encode())
     (folder / scan.PULLING).unlink(missing_ok=True)
-    for left in (_SCRATCH, *_OF_CLIENTS):
+    for left in (SCRATCH, *_OF_CLIENTS):
         path = folder / left
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
+from ktcli import manifest
 from ktcli.errors import UsageError
 from ktcli.smallfiles import Holder
 from ktcli.store import catalog, contents, origins
@@ -27,7 +28,8 @@ class Entry:
             with its manifest; else empty.
         formats: "<experts>-<dense>" for a pack; empty for a checkpoint.
         source: where it came from, "hf:org/repo@revision" or a path; empty if nobody recorded it.
-        managed: whether it lies in the library folder, so that `kt rm` may remove it.
+        managed: whether it lies in one's own library, so that `kt rm` may remove it.
+        shared: the further library that it lies in, which kt only reads; None: it lies in none.
         work: the process that works on it at this moment; None: none does.
         spoken: for a pack of a folder outside the library, the name of that folder, where it means no other
             model; else empty.
@@ -41,13 +43,24 @@ class Entry:
     formats: str = ""
     source: str = ""
     managed: bool = True
+    shared: Path | None = None
     work: Holder | None = None
     spoken: str = ""
     importing: str = ""
 
     @property
+    def in_library(self) -> bool:
+        """Whether it lies in a library, one's own or a further one, so that its name finds it."""
+        return self.managed or self.shared is not None
+
+    @property
     def complete(self) -> bool:
         return not self.problem
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is a conversion that is, or was, made from files as they arrived."""
+        return self.kind is EntryKind.PACK and (self.path / manifest.STREAM).is_dir()
 
     @property
     def running(self) -> bool:
@@ -59,12 +72,16 @@ class Entry:
         """The share of its bytes that the process working on it has written so far; None: unknown."""
         if not self.running or self.work is None or not self.work.total_bytes:
             return None
-        return min(1.0, contents.written_bytes(self.path) / self.work.total_bytes)
+        is_pack = (
+            self.kind is EntryKind.PACK
+        )  # beside its own files may lie what they are made from
+        here = contents.written_bytes(self.path, below=not is_pack)
+        return min(1.0, here / self.work.total_bytes)
 
     @property
     def label(self) -> str:
         """The name that finds exactly this entry again."""
-        if not self.managed:
+        if not self.in_library:
             return self.name if self.name == BUILTIN else str(self.path)
         name = self.spoken or self.name
         return f"{name}@{self.formats}" if self.formats else name
@@ -74,11 +91,18 @@ class Entry:
         """The command that continues or repeats the work this entry came from, or words for it."""
         if self.importing:
             return f"kt import {self.importing}"
+        if self.is_stream and not self.complete:
+            return f"{self._pull} --stream"
         if self.kind is EntryKind.PACK:
             if self.name.startswith(LOCAL):
                 origin = origins.origin_of(self.name) or "FOLDER"
                 return f"kt convert {quote(str(origin))}@{self.formats}"
             return f"kt convert {self.name if is_recommended(self) else self.label}"
+        return self._pull
+
+    @property
+    def _pull(self) -> str:
+        """The command that pulls its model."""
         # The shortest reference that means this entry: a recorded commit is not part of most names.
         read_back = repository_named(self.name)
         for text in (self.name, self.source.rpartition("@")[0], self.source, read_back):
@@ -95,6 +119,8 @@ class Entry:
         """The commands that make a damaged entry again, or words for them."""
         if self.managed:
             return f"kt rm {self.label} && {self.again}"
+        if self.shared is not None:
+            return f"ask whoever keeps {self.shared}, which kt only reads"
         if self.kind is EntryKind.PACK:
             return (
                 f"rm -r {quote(str(self.path))} && kt convert MODEL --out {quote(str(self.path))}"

@@ -3,7 +3,8 @@
     KT_HOME/heat/NAME.json     {"kt_heat": 1, "tokens": T, "counts": [[...], ...]}
 
 A model has one, which all its conversions share: the formats of the weights hardly change the choices. It
-stays when a conversion is removed, and goes with the model (`removal.forget`). A map is
+stays when a conversion is removed, and goes with the model (`removal.forget`). Where one's own library has none, that
+of a further library is read, and what is counted is added to a map of one's own. A map is
 advice on where to place experts and nothing else: one that is damaged or of another shape counts as
 none, and one that cannot be written is no error. Old counts fade, so that the map follows use.
 """
@@ -31,6 +32,7 @@ MAX_BYTES = 4 << 20  # twenty times the largest map so far (Kimi-K2: 60 layers o
 _MAX_TOKENS = 1 << 40  # far above what is written; sums of counts up to it stay inside int64
 WAIT_S = 5.0  # whoever holds the lock writes a map, in milliseconds
 _VERSION = 1
+_FOLDER = "heat"
 
 I64Array = NDArray[np.int64]
 
@@ -90,7 +92,7 @@ def lock() -> AbstractContextManager[None]:
 
 
 def _folder() -> Path:
-    return config.home() / "heat"
+    return config.home() / _FOLDER
 
 
 def read(
@@ -102,7 +104,9 @@ def read(
         shape: MoE layers and experts of the model.
         warn: called with a sentence that says why a map that is there is ignored.
     """
-    path = path_of(places.model_name(pack))
+    own = path_of(places.model_name(pack))
+    further = (library / _FOLDER / own.name for library in config.libraries())
+    path = next(filter(Path.is_file, (own, *further)), own)
     try:
         return _parse(smallfiles.read_bounded(path, MAX_BYTES), shape)
     except FileNotFoundError:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from ktcli.errors import HubError, KtError, NotFound, UsageError
 from ktcli.store import catalog
 from ktcli.store.partial import Located
-from ktcli.store.reference import HUBS
+from ktcli.store.profile import HUBS
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from typing import Any
 from ktcli.errors import HubError, NotFound, UsageError
 from ktcli.store.hubs import HuggingFace, ModelScope, RemoteFile, Snapshot, asking, hub_named
 from ktcli.store.partial import Located
-from ktcli.store.reference import HUBS, parse
+from ktcli.store.profile import HUBS
+from ktcli.store.reference import parse
 
 CONFIG = "config.json"
 AT_ONCE = 4  # configs that are asked for at the same time

@@ -24,19 +24,32 @@ from ktcli import manifest, smallfiles
 from ktcli.errors import BadPack, Busy, KtError, NotFound, UsageError
 from ktcli.store import aliases, catalog, origins
 from ktcli.store.entry import Entry, is_recommended
-from ktcli.store.places import LOCAL, EntryKind, folder_of
+from ktcli.store.places import LOCAL, EntryKind, folder_of, shared_with
 from ktcli.store.reference import Reference, is_short, parse
 from ktcli.store.scan import builtin_entry, entries_of, entry_at, local_entry
 
 
 def entries() -> tuple[Entry, ...]:
-    """Everything in the library and the built-in model, by name; partial ones too."""
+    """Everything in one's own library and the further ones, and the built-in model, by name; partial ones too."""
     found = [*entries_of(EntryKind.CHECKPOINT), *entries_of(EntryKind.PACK)]
     own = builtin_entry()
     if own is not None:
         found.append(own)
-    found = _spoken(found)
+    found = _spoken(_unshadowed(found))
     return tuple(sorted(found, key=lambda entry: (entry.name, entry.kind.value, entry.formats)))
+
+
+def _unshadowed(found: list[Entry]) -> list[Entry]:
+    """The entries without those of further libraries that an earlier library has, too, and complete."""
+    kept: dict[tuple[str, str, EntryKind], Entry] = {}
+    shown = []
+    for each in found:
+        key = (each.name, each.formats, each.kind)
+        if each.shared is None or key not in kept:
+            shown.append(each)
+        if each.complete:
+            kept.setdefault(key, each)
+    return shown
 
 
 def _spoken(found: list[Entry]) -> list[Entry]:
@@ -78,9 +91,16 @@ def matching(name: str) -> tuple[Entry, ...]:
                 entry.kind is EntryKind.CHECKPOINT,
                 not entry.complete,
                 not is_recommended(entry),
+                entry.shared is not None,
             ),
         )
     )
+
+
+def conversions() -> list[Entry]:
+    """The models that are converted, by their names."""
+    packs = (each for each in entries() if each.kind is EntryKind.PACK and each.complete)
+    return sorted(packs, key=lambda each: each.label)
 
 
 def find(name: str, kind: EntryKind | None = None) -> Entry | None:
@@ -183,10 +203,11 @@ def repairable(pack: Path) -> Iterator[None]:
     try:
         yield
     except BadPack as error:
+        shared = shared_with(pack)
         inside = pack.absolute().parent == folder_of(EntryKind.PACK)
         entry = (
-            entry_at(pack, EntryKind.PACK)
-            if inside
+            entry_at(pack, EntryKind.PACK, shared)
+            if shared or inside
             else Entry(pack.name, EntryKind.PACK, pack, managed=False)
         )
         error.hint = error.hint or f"make it again with: {entry.repair}"

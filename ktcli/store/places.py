@@ -23,9 +23,21 @@ class EntryKind(Enum):
     PACK = "pack"
 
 
-def folder_of(kind: EntryKind) -> Path:
-    """The folder that entries of this kind lie in."""
-    return config.home() / f"{kind.value}s"
+_FOLDERS = {f"{kind.value}s" for kind in EntryKind}
+
+
+def folder_of(kind: EntryKind, shared: Path | None = None) -> Path:
+    """The folder that entries of this kind lie in, of one's own library or of a further one."""
+    return (shared or config.home()) / f"{kind.value}s"
+
+
+def shared_with(folder: Path) -> Path | None:
+    """The further library that a folder is an entry of; None: it is one's own, or of none."""
+    parent = folder.absolute().parent
+    for library in config.libraries():
+        if parent.name in _FOLDERS and parent.parent in (library, library.resolve()):
+            return library
+    return None
 
 
 def checkpoint_path(name: str) -> Path:
@@ -38,9 +50,9 @@ def pack_path(name: str, experts: str, dense: str) -> Path:
     return config.home() / "packs" / _one_folder(f"{_one_folder(name)}@{experts}-{dense}")
 
 
-def lock_path(name: str) -> Path:
-    """The lock that whoever changes a model's files holds."""
-    return config.home() / "locks" / f"{_one_folder(name)}.lock"
+def lock_path(name: str, shared: Path | None = None) -> Path:
+    """The lock that whoever changes a model's files holds, in one's own library or in a further one."""
+    return (shared or config.home()) / "locks" / f"{_one_folder(name)}.lock"
 
 
 def is_name(text: str) -> bool:
@@ -76,9 +88,9 @@ def local_name(folder: Path, mark: str) -> str:
 
 
 def conversion_name(pack: Path) -> str:
-    """The name that tells a conversion from all others, whether it is in the library or not."""
+    """The name that tells a conversion from all others, whether it is in a library or not."""
     inside = pack.parent.resolve() == folder_of(EntryKind.PACK).resolve()
-    return pack.name if inside else local_name(pack, "pack")
+    return pack.name if inside or shared_with(pack) else local_name(pack, "pack")
 
 
 def model_name(pack: Path) -> str:

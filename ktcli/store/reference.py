@@ -22,12 +22,12 @@ from pathlib import Path
 
 from ktcli.errors import UsageError
 from ktcli.store import aliases, catalog, places
+from ktcli.store.profile import HUBS, REPOSITORY
 
 GGUF = ".gguf"
-HUBS = {"hf": "Hugging Face", "ms": "ModelScope"}
 
 _PART = places.NAME
-_REPOSITORY = re.compile(rf"({_PART})/({_PART})")
+_REPOSITORY = re.compile(REPOSITORY)
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _QUANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 _QUANT_MARK = "--gguf-"  # between the name of a repository and a quant of it

@@ -6,13 +6,14 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from ktcli import manifest, smallfiles
+from ktcli import config, manifest, smallfiles
 from ktcli.errors import BadCheckpoint, KtError, NotFound
 from ktcli.store import catalog, origins
 from ktcli.store.entry import BUILTIN, INTERRUPTED, Entry
-from ktcli.store.places import LOCAL, EntryKind, folder_of, lock_path
+from ktcli.store.places import LOCAL, EntryKind, folder_of, lock_path, shared_with
 from ktcli.store.reference import GGUF
 
 MAX_REFERENCE_BYTES = 4096
@@ -23,12 +24,32 @@ PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the ref
 
 
 def entries_of(kind: EntryKind) -> Iterator[Entry]:
-    """Yields the entries of one kind that lie in the library, by name.
+    """Yields the entries of one kind that lie in one's own library, by name, then those of each further one that can
+    be read.
 
     Raises:
-        KtError: the folder cannot be read.
+        KtError: one's own folder cannot be read.
     """
-    folder = folder_of(kind)
+    yield from _entries_in(folder_of(kind), kind, None)
+    for library in config.libraries():
+        if not unreadable(library):
+            yield from _entries_in(folder_of(kind, library), kind, library)
+
+
+def unreadable(library: Path) -> str:
+    """The reason why a further library cannot be read, for people; empty: it can."""
+    for folder in (library, *(folder_of(kind, library) for kind in EntryKind)):
+        try:
+            os.scandir(folder).close()
+        except FileNotFoundError:
+            if folder == library:
+                return f"the library {library} is not there; is its disk mounted?"
+        except OSError as error:
+            return f"the library {library} cannot be read: {error.strerror}"
+    return ""
+
+
+def _entries_in(folder: Path, kind: EntryKind, shared: Path | None) -> Iterator[Entry]:
     try:
         items = sorted(os.scandir(folder), key=lambda item: item.name)
     except FileNotFoundError:
@@ -40,11 +61,16 @@ def entries_of(kind: EntryKind) -> Iterator[Entry]:
         ) from error
     for item in items:
         if not item.name.startswith(".") and item.is_dir():
-            yield entry_at(Path(item.path), kind)
+            yield entry_at(Path(item.path), kind, shared)
 
 
-def entry_at(path: Path, kind: EntryKind) -> Entry:
-    """The entry of one folder of the library."""
+def entry_at(path: Path, kind: EntryKind, shared: Path | None = None) -> Entry:
+    """The entry of one folder of one's own library, or of a further one."""
+    found = _entry_at(path, kind, lock_path(path.name.partition("@")[0], shared))
+    return replace(found, managed=False, shared=shared) if shared else found
+
+
+def _entry_at(path: Path, kind: EntryKind, lock: Path) -> Entry:
     name, _, formats = path.name.partition("@")
     try:
         source = manifest.read(path / _manifest_name(kind))
@@ -52,9 +78,14 @@ def entry_at(path: Path, kind: EntryKind) -> Entry:
         return Entry(name, kind, path, str(error), formats)
     if kind is EntryKind.PACK and name.startswith(LOCAL):
         origin = str(origins.origin_of(name) or "")
+    elif source is not None:
+        origin = source.origin
     else:
-        origin = _pulling(path / PULLING) if source is None else source.origin
-    held = smallfiles.holder(path / manifest.LOCK if kind is EntryKind.PACK else lock_path(name))
+        begun = path / manifest.STREAM if kind is EntryKind.PACK else path
+        origin = _pulling(begun / PULLING)
+    held = smallfiles.holder(path / manifest.LOCK if kind is EntryKind.PACK else lock)
+    if held is None and kind is EntryKind.PACK and (path / manifest.STREAM).is_dir():
+        held = smallfiles.holder(lock)  # still reads headers
     if source is not None:
         return Entry(name, kind, path, "", formats, origin or source.origin, work=held)
     problem = f"process {held.process} is {held.doing}" if held else INTERRUPTED
@@ -124,8 +155,9 @@ def local_entry(folder: Path) -> Entry:
         raise NotFound(f"there is no model in {folder}", hint=hint)
     kind = EntryKind.PACK if pack else EntryKind.CHECKPOINT
     source = manifest.read(folder / _manifest_name(kind))
-    if folder.parent == folder_of(kind):
-        return entry_at(folder, kind)
+    shared = shared_with(folder)
+    if shared or folder.parent == folder_of(kind):
+        return entry_at(folder, kind, shared)
     names = source.formats if source else None
     formats = f"{names.experts}-{names.dense}" if names else ""
     origin = source.origin if source else ""

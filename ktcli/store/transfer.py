@@ -18,7 +18,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -96,12 +96,7 @@ class Transfer:
     ) -> None:
         self._folder, self._finished = folder, finished
         self._files = [PartialFile(file, scratch, CHUNK_BYTES) for file in files]
-        self._queue = deque(
-            (file, chunk)
-            for file in self._files
-            for chunk in range(file.n_chunks)
-            if file.missing(chunk)[0] < file.missing(chunk)[1]
-        )
+        self._queue = deque(pair for file in self._files for pair in open_chunks(file))
         self._throttle = Throttle(limit_bps)
         self._stop = threading.Event()
         self._moved = threading.Condition()  # told when bytes have arrived
@@ -121,7 +116,7 @@ class Transfer:
             OSError: the network, the server or the disk gave up (`requests.RequestException` is one).
         """
         # Daemons: Ctrl-C ends the program without waiting for a server that is silent.
-        bodies = [self._verify, *[self._work] * min(CONNECTIONS, len(self._queue))]
+        bodies = [self._verify, *[self._work] * min(CONNECTIONS, max(1, len(self._queue)))]
         threads = [
             threading.Thread(target=self._guard, args=(body,), name="kt-pull", daemon=True)
             for body in bodies
@@ -166,12 +161,15 @@ class Transfer:
         import requests
 
         with requests.Session() as session:
-            while not self._stop.is_set():
-                try:
-                    file, chunk = self._queue.popleft()
-                except IndexError:
-                    return
-                self._fetch(session, file, chunk)
+            while (found := self._next()) is not None:
+                self._fetch(session, *found)
+
+    def _next(self) -> tuple[PartialFile, int] | None:
+        """A file and the number of a chunk of it that a worker should bring; None: there is nothing more to do."""
+        try:
+            return None if self._stop.is_set() else self._queue.popleft()
+        except IndexError:
+            return None
 
     def _fetch(self, session: Any, file: PartialFile, chunk: int) -> None:
         """Brings a chunk, whatever it takes."""
@@ -260,24 +258,32 @@ class Transfer:
 
     def _verify(self) -> None:
         for file in self._files:
-            state, blob = hashlib.sha256(), None
-            located = file.located
-            if located.blob and not located.sha256:
-                blob = hashlib.sha1(b"blob %d\0" % located.size_bytes, usedforsecurity=False)
-            descriptor, offset = file.open(), 0
-            while offset < located.size_bytes:
-                there = self._wait_beyond(file, offset)
-                if there is None:
-                    return
-                while offset < there:
-                    data = os.pread(descriptor, min(_BLOCK, there - offset), offset)
-                    if not data:
-                        raise Stalled(f"{located.name} was cut while it arrived")
-                    state.update(data)
-                    if blob:
-                        blob.update(data)
-                    offset += len(data)
-            self._settle(file, state.hexdigest(), blob.hexdigest() if blob else "")
+            while (found := self._hashes(file)) is not None and not self._settle(file, *found):
+                if not self._again(file):
+                    self._damaged.append(file.located.name)
+                    break
+
+    def _hashes(self, file: PartialFile) -> tuple[str, str] | None:
+        """The SHA-256 of a file as soon as all of it is there, and its hash as a git blob if that is asked for; None:
+        the transfer was given up."""
+        state, blob = hashlib.sha256(), None
+        located = file.located
+        if located.blob and not located.sha256:
+            blob = hashlib.sha1(b"blob %d\0" % located.size_bytes, usedforsecurity=False)
+        offset = 0
+        while offset < located.size_bytes:
+            there = self._wait_beyond(file, offset)
+            if there is None:
+                return None
+            while offset < there:
+                data = os.pread(file.open(), min(_BLOCK, there - offset), offset)
+                if not data:
+                    raise Stalled(f"{located.name} was cut while it arrived")
+                state.update(data)
+                if blob:
+                    blob.update(data)
+                offset += len(data)
+        return state.hexdigest(), blob.hexdigest() if blob else ""
 
     def _wait_beyond(self, file: PartialFile, offset: int) -> int | None:
         """The frontier of a file as soon as it is beyond `offset`; None: the transfer was given up."""
@@ -288,14 +294,27 @@ class Transfer:
                 self._moved.wait(_POLL_S)
         return there
 
-    def _settle(self, file: PartialFile, sha256: str, blob: str) -> None:
+    def _settle(self, file: PartialFile, sha256: str, blob: str) -> bool:
+        """Gives a complete file its name; returns whether it is what the hub says, else it is removed."""
         located = file.located
         if (located.sha256 and sha256 != located.sha256.lower()) or blob not in ("", located.blob):
             file.remove()
-            self._damaged.append(located.name)
-            return
+            return False
         file.finish(self._folder / located.name)
         self._finished(Arrived(located, sha256))
+        return True
+
+    def _again(self, file: PartialFile) -> bool:
+        """Whether a file that arrived damaged is fetched once more by this transfer; if so, it is asked for."""
+        return False
+
+
+def open_chunks(file: PartialFile) -> Iterator[tuple[PartialFile, int]]:
+    """Yields a file with each of its chunks of which something is missing."""
+    for chunk in range(file.n_chunks):
+        start, end = file.missing(chunk)
+        if start < end:
+            yield file, chunk
 
 
 def _damage(names: list[str]) -> HubError:

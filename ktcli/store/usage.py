@@ -19,7 +19,7 @@ def note(conversion: str) -> None:
     """Notes that a conversion (`places.conversion_name`) is used now; a library that cannot be written forgets it."""
     path = _path(conversion)
     with contextlib.suppress(OSError):
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         os.utime(path)
 

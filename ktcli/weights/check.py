@@ -4,14 +4,14 @@ shapes, and nothing else."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import translate
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models import Model
 from ktcli.native import Format
 from ktcli.ops.part import ModelPart
-from ktcli.ops.tensors import Role
+from ktcli.ops.tensors import Role, Tensor
 from ktcli.weights.checkpoint import HINT
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.storage import PLAIN, Reader
@@ -33,7 +33,7 @@ def check(model: Model, checkpoint: Reader) -> int:
     """
     sizes: dict[str, int] = {}
     missing: dict[str, None] = {}
-    for name, shape in _asked(model, checkpoint):
+    for name, shape in _asked(model.tensors, checkpoint):
         if name in checkpoint.names:
             parts = checkpoint.find(name, shape).parts
             sizes.update((part.name, part.entry.size_bytes) for part in parts)
@@ -50,9 +50,20 @@ def check(model: Model, checkpoint: Reader) -> int:
     return sum(sizes.values())
 
 
-def _asked(model: Model, checkpoint: Reader) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yields the name and the expected shape of every checkpoint tensor of a model; some more than once."""
-    for tensor in model.tensors:
+def needed(tensors: Iterable[Tensor], checkpoint: Reader) -> set[str]:
+    """The files of a checkpoint that hold what some tensors are made from, with those that they take factors from.
+
+    Raises:
+        BadCheckpoint: the checkpoint does not have them.
+    """
+    both = (each for tensor in tensors for each in (tensor, tensor.gain) if each is not None)
+    sources = (checkpoint.find(name, shape) for name, shape in _asked(both, checkpoint))
+    return {part.file for source in sources for part in source.parts}
+
+
+def _asked(tensors: Iterable[Tensor], checkpoint: Reader) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yields the name and the expected shape of every checkpoint tensor of some of a model; some more than once."""
+    for tensor in tensors:
         for piece in pieces_of(tensor, checkpoint):
             for index in range(tensor.count if "{e}" in piece.name else 1):
                 yield piece.at(index), piece.shape

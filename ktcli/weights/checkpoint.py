@@ -54,9 +54,12 @@ class Checkpoint:
         digest: tells checkpoints apart; SHA-256 over all headers.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sizes: Mapping[str, int] | None = None) -> None:
         """Read config, index and headers.
 
+        Args:
+            sizes: the bytes of each weight file, where only their beginnings lie in `folder`, and nothing else can be
+                read; None: all of them do.
         Raises:
             BadCheckpoint: a file is missing, damaged, hostile or of a kind that cannot be read.
         """
@@ -64,9 +67,10 @@ class Checkpoint:
         with hinted(HINT):
             self.config = read_config(folder)
             self._scheme = read_scheme(self.config)
-            self.parts, files, self.digest = _open_shards(folder)
+            self.parts, files, self.digest = _open_shards(folder, sizes or {})
         self._names = source_names(self.parts)
-        self._files = Files({file: inside(folder, file) for file in files}, HINT)
+        here = files if sizes is None else ()
+        self._files = Files({file: inside(folder, file) for file in here}, HINT)
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -96,6 +100,9 @@ class Checkpoint:
         stem = part.name.removesuffix(".bias")
         if f"{stem}.qweight" not in self.parts or part.entry.size_bytes > MAX_BIAS_BYTES:
             return False
+        return self._is_zero(part)
+
+    def _is_zero(self, part: Part) -> bool:
         return not self.read(Read(part.file, part.entry.offset, part.entry.size_bytes)).any()
 
     @property
@@ -231,7 +238,7 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _open_shards(folder: Path) -> tuple[dict[str, Part], list[str], str]:
+def _open_shards(folder: Path, sizes: Mapping[str, int]) -> tuple[dict[str, Part], list[str], str]:
     """Opens the shards: all tensors by name, the files, and SHA-256 over the files' names and headers."""
     weight_map = _read_index(folder)
     files = sorted(_list_shards(folder) if weight_map is None else set(weight_map.values()))
@@ -240,7 +247,7 @@ def _open_shards(folder: Path) -> tuple[dict[str, Part], list[str], str]:
         path = inside(folder, file)
         if not is_regular(path):
             raise BadCheckpoint(f"the shard {file} is missing from {folder}")
-        header = read_header(path)
+        header = read_header(path, sizes.get(file))
         digest.update(f"{file}\n{len(header.raw)}\n".encode())
         digest.update(header.raw)
         entries[file] = header.entries

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from ktcli.manifest import Manifest
 from ktcli.weights.pack import WeightFile
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.stages import Stages
+from ktcli.weights.storage import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,36 @@ class Calibration:
     importance: Callable[[], Mapping[str, NDArray[np.float32]]]
 
 
+class Supply(Protocol):
+    """Somebody who brings the files of a checkpoint as a conversion needs them, and takes them away behind it."""
+
+    def begin(self, plan: Conversion, made: Collection[str]) -> None:
+        """Called once, before anything is made.
+
+        Args:
+            made: the names of the files of the pack that are there.
+        """
+
+    def at_hand(self, file: WeightFile) -> AbstractContextManager[None]:
+        """Waits until everything that a file is made from can be read; without an error the file is complete and
+        listed when the context ends, and is never asked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a pack is made from.
+
+    Attributes:
+        name: the name of the checkpoint for people.
+        checkpoint: open; whoever opened it closes it.
+        supply: brings its files; None: they are all there.
+    """
+
+    name: str
+    checkpoint: Reader
+    supply: Supply | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """The plan of a conversion: the pack that will be written.
@@ -48,13 +81,22 @@ class Conversion:
     Attributes:
         manifest: the pack's manifest, without its files.
         recipe: the number formats of the pack.
+        files: its weight files, as the manifest lists them.
+        needs: by the name of each, the files of the checkpoint that it is made from.
         source_bytes: bytes of the tensors the pack is made from.
     """
 
     manifest: Manifest
     recipe: Recipe
     files: tuple[WeightFile, ...]
+    needs: Mapping[str, frozenset[str]]
     source_bytes: int
+
+    @property
+    def ordered(self) -> tuple[WeightFile, ...]:
+        """The weight files in the order in which they are made: so that those of the checkpoint, which are numbered,
+        come one after the other. Layers may lie there in the order of their names: 1, 10, 11, 2."""
+        return tuple(sorted(self.files, key=lambda file: max(self.needs[file.name], default="")))
 
     @property
     def weight_bytes(self) -> int:

@@ -6,9 +6,9 @@ What an earlier run completed is neither read nor written again: see `destinatio
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,13 +18,20 @@ from ktcli.manifest import LOCK, FileRecord, Manifest
 from ktcli.manifest import PACK as MANIFEST
 from ktcli.models import build
 from ktcli.native import Pool
-from ktcli.weights.check import check, kept_in_f32
-from ktcli.weights.conversion import UNRECORDED, Calibration, Conversion, Provenance, Report
+from ktcli.weights.check import check, kept_in_f32, needed
+from ktcli.weights.conversion import (
+    UNRECORDED,
+    Calibration,
+    Conversion,
+    Provenance,
+    Report,
+    Source,
+)
 from ktcli.weights.destination import Destination
 from ktcli.weights.encode import Encoder
 from ktcli.weights.losses import losses, overall
 from ktcli.weights.manifest import format_names
-from ktcli.weights.pack import weight_files
+from ktcli.weights.pack import WeightFile, weight_files
 from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.stages import Stopwatch
@@ -55,27 +62,49 @@ def convert(
         NotEnoughDisk, KtError: the disk is full or cannot be written; complete files are kept.
     """
     with closing(open_checkpoint(source)) as checkpoint:
-        recipe = replace(recipe, calibrated=calibration is not None)
-        plan = planned(checkpoint, recipe, provenance, calibration)
-        target = Destination(out, plan)
-        target.refuse_foreign()
-        if not target.leftovers and (done := target.complete()) is not None:
-            return _report(target, done, len(done.files))
-        what = f"converting {source.name} into {out}"
-        with explained(what, out, target.remaining_bytes):
-            target.check_space(what)
-            with target.held(what):
-                done = target.complete()
-                if done is not None:
-                    return _report(target, done, len(done.files))
-                smallfiles.expect(out / LOCK, plan.weight_bytes + plan.extra_bytes)
-                left = [tensor for file in target.missing for tensor in file.tensors]
-                check_tables(left, checkpoint, pool)
-                importance = calibration.importance() if calibration else {}
-                encoder = Encoder(checkpoint, plan.recipe, pool, importance)
-                told = remark(left, checkpoint, pool)
-                report = _convert(checkpoint, target, encoder, progress)
-                return replace(report, remarks=(told,) if told else ())
+        return convert_source(
+            Source(source.name, checkpoint),
+            out,
+            recipe,
+            pool,
+            progress=progress,
+            provenance=provenance,
+            calibration=calibration,
+        )
+
+
+def convert_source(
+    source: Source,
+    out: Path,
+    recipe: Recipe,
+    pool: Pool,
+    *,
+    progress: Progress | None = None,
+    provenance: Provenance = UNRECORDED,
+    calibration: Calibration | None = None,
+) -> Report:
+    """Converts a checkpoint that is open, as `convert` does; what its supply raises ends the conversion."""
+    checkpoint = source.checkpoint
+    recipe = replace(recipe, calibrated=calibration is not None)
+    plan = planned(checkpoint, recipe, provenance, calibration)
+    target = Destination(out, plan)
+    target.refuse_foreign()
+    if not target.leftovers and (done := target.complete()) is not None:
+        return _report(target, done, len(done.files))
+    what = f"converting {source.name} into {out}"
+    with explained(what, out, target.remaining_bytes):
+        target.check_space(what)
+        with target.held(what):
+            done = target.complete()
+            if done is not None:
+                return _report(target, done, len(done.files))
+            smallfiles.expect(out / LOCK, plan.weight_bytes + plan.extra_bytes)
+            told = [] if source.supply else _looked_at(target.missing, checkpoint, pool)
+            importance = calibration.importance() if calibration else {}
+            encoder = Encoder(checkpoint, plan.recipe, pool, importance)
+            work = _Work(source, target, encoder, pool, progress or (lambda done, total: None))
+            report = _convert(work)
+            return replace(report, remarks=(*told, *work.told))
 
 
 def planned(
@@ -100,7 +129,9 @@ def planned(
         calibration=calibration.identity if calibration else "",
         extras=tuple(_extras(checkpoint)),
     )
-    return Conversion(manifest, recipe, weight_files(model.tensors, recipe), source_bytes)
+    files = weight_files(model.tensors, recipe)
+    needs = {file.name: frozenset(needed(file.tensors, checkpoint)) for file in files}
+    return Conversion(manifest, recipe, files, needs, source_bytes)
 
 
 def _extras(checkpoint: Reader) -> Iterator[FileRecord]:
@@ -110,31 +141,65 @@ def _extras(checkpoint: Reader) -> Iterator[FileRecord]:
         yield FileRecord(name, len(data), sha256(data).hexdigest())
 
 
-def _convert(
-    checkpoint: Reader, target: Destination, encoder: Encoder, progress: Progress | None
-) -> Report:
+def _looked_at(files: Sequence[WeightFile], checkpoint: Reader, pool: Pool) -> list[str]:
+    """Looks at the numbers of what files are made from, where some must be right before any is written; returns
+    sentences for the user."""
+    tensors = [tensor for file in files for tensor in file.tensors]
+    check_tables(tensors, checkpoint, pool)
+    told = remark(tensors, checkpoint, pool)
+    return [told] if told else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    source: Source
+    target: Destination
+    encoder: Encoder
+    pool: Pool
+    progress: Progress
+    clock: Stopwatch = field(default_factory=Stopwatch)  # of the writing
+    told: list[str] = field(default_factory=list)  # sentences for the user
+
+
+def _convert(work: _Work) -> Report:
     """Write the weight files that are missing, then what makes them a pack."""
-    records = target.resume()
-    kept, begun, writing = len(records), time.perf_counter(), Stopwatch()
-    written = sum(record.size_bytes for record in records)
-    for file in target.plan.files[kept:]:
-        hint = f"{file.name} was not written; {checkpoint.path} is unchanged"
-        with hinted(hint), FileWriter(target.path / file.name, writing) as writer:
-            writer.write(file.header)
-            for part in encoder.encode(file.tensors):
-                writer.write(part.data)
-                if progress:
-                    progress(written + writer.size_bytes, target.plan.weight_bytes)
-            assert writer.size_bytes == file.size_bytes, f"{file.name} is not as planned"
-            digest = writer.finish()
-        written += file.size_bytes
-        records.append(FileRecord(file.name, file.size_bytes, digest, *losses(encoder.sums)))
-        encoder.sums.clear()
-        target.add(records[-1])
-    manifest = replace(target.plan.manifest, files=tuple(records))
-    _finish(checkpoint, target.path, manifest)
-    stages = encoder.stages(time.perf_counter() - begun, writing.seconds)
+    target, supply = work.target, work.source.supply
+    records = {record.name: record for record in target.resume()}
+    kept, begun = len(records), time.perf_counter()
+    if supply:
+        supply.begin(target.plan, records.keys())
+    for file in target.plan.ordered[kept:]:
+        written = sum(record.size_bytes for record in records.values())
+        with supply.at_hand(file) if supply else nullcontext():
+            if supply:
+                work.told.extend(_looked_at([file], work.source.checkpoint, work.pool))
+            records[file.name] = _made(work, file, written)
+            target.add(records[file.name])
+    ordered = tuple(records[file.name] for file in target.plan.files)
+    manifest = replace(target.plan.manifest, files=ordered)
+    _finish(work.source.checkpoint, target.path, manifest)
+    stages = work.encoder.stages(time.perf_counter() - begun, work.clock.seconds)
     return replace(_report(target, manifest, kept), stages=stages)
+
+
+def _made(work: _Work, file: WeightFile, written: int) -> FileRecord:
+    """Writes one weight file.
+
+    Args:
+        written: the bytes of those that are there.
+    """
+    target, encoder = work.target, work.encoder
+    hint = f"{file.name} was not written; {work.source.checkpoint.path} is unchanged"
+    with hinted(hint), FileWriter(target.path / file.name, work.clock) as writer:
+        writer.write(file.header)
+        for part in encoder.encode(file.tensors):
+            writer.write(part.data)
+            work.progress(written + writer.size_bytes, target.plan.weight_bytes)
+        assert writer.size_bytes == file.size_bytes, f"{file.name} is not as planned"
+        digest = writer.finish()
+    record = FileRecord(file.name, file.size_bytes, digest, *losses(encoder.sums))
+    encoder.sums.clear()
+    return record
 
 
 def _finish(checkpoint: Reader, out: Path, manifest: Manifest) -> None:

@@ -14,7 +14,15 @@ from pathlib import Path
 
 from ktcli import smallfiles
 from ktcli.errors import NotEnoughDisk, UsageError, hinted
-from ktcli.manifest import LOCK, MAX_BYTES, FileRecord, Manifest, encode_record, parse_record
+from ktcli.manifest import (
+    LOCK,
+    MAX_BYTES,
+    STREAM,
+    FileRecord,
+    Manifest,
+    encode_record,
+    parse_record,
+)
 from ktcli.manifest import PACK as MANIFEST
 from ktcli.weights.conversion import Conversion
 from ktcli.weights.header import is_regular, read_bounded
@@ -46,7 +54,7 @@ class Destination:
         begun = {
             name for name in names if name.startswith(PART) and name.endswith(smallfiles.SUFFIX)
         }
-        if names - begun - {LOCK} and not names & {MANIFEST, PART}:
+        if names - begun - {LOCK, STREAM} and not names & {MANIFEST, PART}:
             raise UsageError(f"{self.path} is not empty and is no conversion of kt's", hint=hint)
 
     @property
@@ -124,7 +132,7 @@ class Destination:
             first, *lines = read_bounded(part, MAX_BYTES).split(b"\n")
             with hinted(f"remove the folder {self.path} and convert again"):
                 self._refuse_other(parse_pack(first, PART)[0])
-            for file, line in zip(self.plan.files, lines[:-1], strict=False):
+            for file, line in zip(self.plan.ordered, lines[:-1], strict=False):
                 record = _parse_line(line)
                 if record is None or not self._has(record, file):
                     break

@@ -26,10 +26,26 @@ class Files:
         self._descriptors: dict[str, int] = {}
         try:
             for name, path in paths.items():
-                self._descriptors[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
+                self.open(name, path)
+        except BadCheckpoint:
             self.close()
+            raise
+
+    def open(self, name: str, path: Path) -> None:
+        """Opens one more file.
+
+        Raises:
+            BadCheckpoint: it cannot be read.
+        """
+        try:
+            self._descriptors[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
             raise BadCheckpoint(f"{name} cannot be read: {error.strerror}") from error
+
+    def forget(self, name: str) -> None:
+        """Closes a file, if it is open; nobody reads it meanwhile."""
+        if (descriptor := self._descriptors.pop(name, None)) is not None:
+            os.close(descriptor)
 
     def close(self) -> None:
         """Close the files."""

@@ -83,27 +83,30 @@ def read_bounded(path: Path, limit: int) -> bytes:
         raise BadCheckpoint(f"{path.name} cannot be read: {error.strerror}") from error
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path, size_bytes: int | None = None) -> Header:
     """Reads the header of the safetensors file at `path`, every range checked against the file's size.
 
+    Args:
+        size_bytes: of the whole file, where only its beginning is here; None: all of it is.
     Raises:
         BadCheckpoint: anything about it is wrong; the sentence names file and values.
     """
     if not is_regular(path):
         raise BadCheckpoint(f"{path.name} is missing or is not a plain file in {path.parent}")
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
+        here = os.fstat(file.fileno()).st_size
+        size = here if size_bytes is None else size_bytes
         prefix = file.read(8)
         if len(prefix) < 8:
-            raise BadCheckpoint(f"{path.name} has only {size} bytes and is no safetensors file")
+            raise BadCheckpoint(f"{path.name} has only {here} bytes and is no safetensors file")
         length = int.from_bytes(prefix, "little")
         if length > MAX_HEADER_BYTES:
             raise BadCheckpoint(
                 f"{path.name} claims a header of {length} bytes, at most {MAX_HEADER_BYTES} are believable"
             )
-        if length > size - 8:
+        if length > min(size, here) - 8:
             raise BadCheckpoint(
-                f"{path.name} is cut short: its header has {length} bytes, the file {size}"
+                f"{path.name} is cut short: its header has {length} bytes, the file {min(size, here)}"
             )
         raw = file.read(length)
     try:

@@ -16,8 +16,7 @@ from chat.fake_engine import TEMPLATE, VOCAB, FakeEngine, speaker, write_tokeniz
 from ktcli.assembly.prepare import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.chat.tokenizer import load_tokenizer
-from ktcli.commands import chat as command
-from ktcli.commands import piped
+from ktcli.commands import piped, wording
 from ktcli.engine.drafting import NO_DRAFTS, DraftWish
 from ktcli.errors import NotFound, UsageError
 from ktcli.hardware.numa import AUTO, OFF, Numa
@@ -64,8 +63,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     made = Run(tmp_path, capsys)
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("KT_CACHE", "0")  # what is fake is not stored
-    monkeypatch.setattr("ktcli.assembly.prepare.prepare", made.find)
-    monkeypatch.setattr("ktcli.assembly.load.load", made.load)
+    monkeypatch.setattr("ktcli.assembly.talking.prepare", made.find)
+    monkeypatch.setattr("ktcli.assembly.talking.load", made.load)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     return made
 
@@ -160,7 +159,7 @@ def test_a_pipe_that_says_nothing_is_waited_for_aloud(
         monkeypatch.setattr(piped, "PATIENCE_S", 0.0)
         monkeypatch.setattr(piped, "_nobody_writes", lambda descriptor: False)
         monkeypatch.setattr(sys, "stdin", pipe)
-        monkeypatch.setattr(command.out, "warn", warn)
+        monkeypatch.setattr(piped.out, "warn", warn)
         assert run("kt-mini", "hi")[1] == "you said hi\n\nlate\n"
     assert len(warned) == 1 and "standard input" in warned[0] and "</dev/null" in warned[0]
 
@@ -231,7 +230,7 @@ def test_threads_and_teams_reach_the_engine(run: Run, monkeypatch: pytest.Monkey
     monkeypatch.delenv("KT_NUMA", raising=False)
     asked: list[Wanted] = []
     monkeypatch.setattr(
-        "ktcli.assembly.load.load",
+        "ktcli.assembly.talking.load",
         lambda ready, wanted, *_: asked.append(wanted) or run.load(ready, wanted),
     )
     run("kt-mini", "hi", "--numa", "2", "--threads", "4")
@@ -317,7 +316,7 @@ def test_what_was_chosen_is_recorded_however_a_chat_ends(
         run.context = 12
     if end == "left":
         arguments = ["kt-mini"]
-        monkeypatch.setattr(command, "_is_terminal", lambda: True)
+        monkeypatch.setattr(wording, "is_terminal", lambda: True)
         lines = iter(["hello", "and you?", "/exit"])
         monkeypatch.setattr("ktcli.chat.prompt.Prompt.ask", lambda prompt, draft: next(lines))
     got, _, err = run(*arguments)
@@ -369,15 +368,15 @@ def test_who_and_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "my model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    assert command.who_and_what(None, None) == ("kt-mini", None)
-    assert command.who_and_what("", None) == ("kt-mini", None)
-    assert command.who_and_what("kt-mini@nl4-bf16", None) == ("kt-mini@nl4-bf16", None)
-    assert command.who_and_what("Qwen/Qwen3-30B-A3B", None) == ("Qwen/Qwen3-30B-A3B", None)
-    assert command.who_and_what(str(folder), None) == (str(folder), None)
-    assert command.who_and_what("is a/b a path?", None) == ("kt-mini", "is a/b a path?")
-    assert command.who_and_what("x", "y") == ("x", "y")
+    assert wording.who_and_what(None, None) == ("kt-mini", None)
+    assert wording.who_and_what("", None) == ("kt-mini", None)
+    assert wording.who_and_what("kt-mini@nl4-bf16", None) == ("kt-mini@nl4-bf16", None)
+    assert wording.who_and_what("Qwen/Qwen3-30B-A3B", None) == ("Qwen/Qwen3-30B-A3B", None)
+    assert wording.who_and_what(str(folder), None) == (str(folder), None)
+    assert wording.who_and_what("is a/b a path?", None) == ("kt-mini", "is a/b a path?")
+    assert wording.who_and_what("x", "y") == ("x", "y")
     with pytest.raises((NotFound, UsageError)):
-        command.who_and_what("nonsense", None)
+        wording.who_and_what("nonsense", None)
 
 
 @pytest.mark.parametrize(

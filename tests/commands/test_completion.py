@@ -103,7 +103,7 @@ def test_bash_completes_commands_options_and_models() -> None:
         (["kt", "chat", "--no-t"], "--no-think"),
         (["kt", "rm", "kt-m"], ""),
         (["kt", "completion", "z"], "zsh"),
-        (["kt", "config", "set", "th"], "think thoughts threads"),
+        (["kt", "config", "set", "th"], "think think-budget thoughts threads"),
         (["kt", "chats", "e"], "export"),
         (["kt", "chats", "export", "x", "--format", ""], "md json"),
     ]
@@ -124,7 +124,7 @@ OFFERS = [
     ("kt plan x --machine laptop", ["laptop-16gb", "laptop-8gb-gpu"]),
     ("kt convert x --dense fp", ["fp8"]),
     ("kt completion install f", ["fish"]),
-    ("kt config set thi", ["think"]),
+    ("kt config set thi", ["think", "think-budget"]),
     ("kt config set device cp", ["cpu"]),
     ("kt show kimi-k2-t", ["kimi-k2-thinking"]),
 ]

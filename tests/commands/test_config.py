@@ -30,7 +30,8 @@ from ktcli.settings import SETTINGS, TABLE
 
 # A value of each setting that can be kept, as a person types it, and what it means.
 VALUES: dict[str, tuple[str, Any]] = {
-    "home": ("/models/kt", "/models/kt"), "model": ("qwen3-30b-a3b", "qwen3-30b-a3b"),
+    "home": ("/models/kt", "/models/kt"), "libraries": ("/a:~/b", ["/a", "~/b"]),
+    "model": ("qwen3-30b-a3b", "qwen3-30b-a3b"),
     "system": ('Say "no"\toften \\ \x7f ü.', 'Say "no"\toften \\ \x7f ü.'), "temperature": ("1e-1", 0.1),
     "max-tokens": ("0100", 100), "think": ("off", False), "context": ("4096", 4096), "draft": ("3", "3"),
     "device": ("cuda:1", "cuda:1"), "threads": ("8", 8), "numa": ("nodes=0,2-3", "nodes=0,2-3"), "heat": ("off", False),
@@ -38,7 +39,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "pull-limit": ("20M", 20 << 20), "think-budget": ("200", 200), "when-full": ("stop", "stop"),
 }  # fmt: skip
 WRONG = {
-    "home": "models", "model": " ", "system": "x" * 20_001, "temperature": "nan", "max-tokens": "0", "think": "maybe",
+    "home": "models", "libraries": "/a:b",
+    "model": " ", "system": "x" * 20_001, "temperature": "nan", "max-tokens": "0", "think": "maybe",
     "context": "1.5", "draft": "x", "device": "tpu", "threads": "²", "numa": "some", "heat": "true", "cache": "much",
     "thoughts": "loud", "markdown": "html", "status": "x",
     "pull-limit": "fast", "think-budget": "0", "when-full": "burst",
@@ -357,6 +359,8 @@ def test_names_are_found_as_variable_and_option_too(
     assert kt(capsys, "get", "--", "--max-tokens")[1] == "5\n"
     code, _, err = kt(capsys, "get", "thread")
     assert code == 3 and "did you mean: threads" in err
+    code, _, err = kt(capsys, "set", "library", "/x")
+    assert code == 3 and "did you mean: libraries, home" in err
     code, _, err = kt(capsys, "set", "isa", "avx2")
     assert code == 2 and "KT_ISA=" in err
 

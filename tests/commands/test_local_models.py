@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from weights.fake_checkpoint import QWEN3, random_checkpoint
 
@@ -15,6 +16,8 @@ from ktcli.assembly.prepare import converted, prepare
 from ktcli.assembly.request import Wanted
 from ktcli.main import main
 from ktcli.manifest import Manifest
+from ktcli.store import heat
+from ktcli.store.heat import Heat
 
 Capture = pytest.CaptureFixture[str]
 
@@ -87,11 +90,15 @@ def test_a_damaged_layer_is_made_again_from_the_folder(
 ) -> None:
     layer = pack / "layer-00001.safetensors"
     right = layer.read_bytes()
+    counts = Heat(np.ones((2, 4), np.int64), 1)
+    assert heat.add(pack, counts)
     layer.write_bytes(right[:-1])
     assert main(["verify", str(model)]) == 5
     assert f"kt verify --repair {model.name}@int4-int8" in capsys.readouterr().out
     report = document(["verify", "--all", "--repair"], capsys)["models"][0]
     assert report["repaired"] == [layer.name] and layer.read_bytes() == right
+    kept = heat.read(pack, (2, 4))  # which experts were chosen is a fact of the model
+    assert kept is not None and np.array_equal(kept.counts, counts.counts)
     layer.unlink()
     (tmp_path / "home" / "origins" / pack.name.partition("@")[0]).write_text("/nowhere")
     report = document(["verify", "--all", "--repair"], capsys, 5)["models"][0]

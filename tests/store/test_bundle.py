@@ -467,8 +467,15 @@ RAW: dict[str, Callable[[bytes], bytes]] = {
     "no end of a header": lambda data: data[:100],
     "a sparse file": sparse,
     "a header without end": lambda data: _long_header() + data,
+    "a size below zero": lambda data: _negative() + data,
     "headers without end": lambda data: head("x" * 300, 0)[:1024] * 200 + data,
 }
+
+
+def _negative() -> bytes:
+    info = tarfile.TarInfo(LIST)
+    info.pax_headers = {"size": "-5"}
+    return info.tobuf(tarfile.PAX_FORMAT)
 
 
 def _long_header() -> bytes:

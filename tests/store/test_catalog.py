@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from declared import declared
 
 from ktcli.errors import NotFound
+from ktcli.models import _FILE_OF as FAMILY_OF
 from ktcli.models import build
 from ktcli.store import catalog
-from ktcli.store.reference import HUBS, parse
+from ktcli.store.profile import HUBS
+from ktcli.store.reference import parse
 from ktcli.weights.recipe import Recipe
 
 PUBLISHED = [name for name in catalog.names() if not catalog.get(name).builtin]
@@ -73,6 +77,33 @@ def test_a_repository_means_its_profile(name: str) -> None:
     for hub, repository in profile.repositories.items():
         assert parse(f"{hub}:{repository}").name == name
         assert parse(f"{hub}:{repository}@main").name != name
+
+
+# Families of which no repository on ModelScope is known for certain.
+ONLY_ON_HUGGING_FACE = {"afmoe", "axk1", "exaone_moe", "laguna"}
+
+
+def test_every_family_has_a_published_repository_on_both_hubs() -> None:
+    known: dict[str, list[Mapping[str, str]]] = {file: [] for file in FAMILY_OF.values()}
+    for profile in map(catalog.get, PUBLISHED):
+        known[FAMILY_OF[profile.config["model_type"]]].append(profile.repositories)
+    for each in catalog.published():
+        known[FAMILY_OF[each.model_type]].append(each.repositories)
+    assert all(any("hf" in one for one in ids) for ids in known.values())
+    without = {family for family, ids in known.items() if not any("ms" in one for one in ids)}
+    assert without == ONLY_ON_HUGGING_FACE
+
+
+def test_published_ids_are_ids_and_none_is_there_twice() -> None:
+    ids = [f"{h}:{r}" for each in catalog.published() for h, r in each.repositories.items()]
+    assert len(set(ids)) == len(ids)
+    for text in ids:
+        found = parse(text)
+        assert f"{found.hub}:{found.repository}" == text
+        assert catalog.find(found.name) is None  # it has no profile
+    [found] = catalog.published_matching("trinity ARCEE")
+    assert found.model_type == "afmoe"
+    assert found.reference in catalog.unknown("trinity-mini").hint
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

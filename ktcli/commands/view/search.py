@@ -9,17 +9,27 @@ from ktcli.assembly.search import Judged
 from ktcli.assembly.survey import Surveyed
 from ktcli.commands.view.bars import can_draw
 from ktcli.commands.view.counts import billions
-from ktcli.commands.view.survey import surveyed_document
+from ktcli.commands.view.survey import origins, surveyed_document
 from ktcli.errors import gib, predicted
 from ktcli.output import out, safe, table
+from ktcli.store.catalog import Published
 
 _NARROW, _MIDDLE, _WIDE = 60, 96, 200  # columns below which a table has fewer; of no terminal
 _MOST_REASON = 60
 
 
-def found_document(found: Sequence[Surveyed], judged: Sequence[Judged]) -> dict[str, Any]:
+def found_document(
+    found: Sequence[Surveyed], published: Sequence[Published], judged: Sequence[Judged]
+) -> dict[str, Any]:
     """What was found, for --json."""
-    return {"models": [_known(each) for each in found], "hubs": [_judged(each) for each in judged]}
+    return {
+        "models": [_known(each) for each in found],
+        "published": [
+            {"family": each.model_type, "repositories": dict(each.repositories)}
+            for each in published
+        ],
+        "hubs": [_judged(each) for each in judged],
+    }
 
 
 def _known(each: Surveyed) -> dict[str, Any]:
@@ -69,13 +79,20 @@ def known_table(found: Sequence[Surveyed]) -> str:
                 str(profile.config.get("model_type", "")),
             )[:columns]
         )
-    return _marked(rows, head[:columns], [each.fits for each in found], right=(1, 2, 3, 4))
+    table_of_it = _marked(rows, head[:columns], [each.fits for each in found], right=(1, 2, 3, 4))
+    return "\n".join([table_of_it, *origins(found)])
 
 
 def _need_bytes(each: Surveyed) -> int:
     """The memory of the machine and of the GPU, where it is used."""
     plan = each.plan
     return 0 if plan is None else plan.need_bytes + (plan.device.need.total if plan.device else 0)
+
+
+def published_table(published: Sequence[Published]) -> str:
+    """The repositories that are known by name only."""
+    rows = [(f"kt plan {each.reference}", each.model_type) for each in published]
+    return out.table(rows, ("PUBLISHED; THE HUB KNOWS MORE", "FAMILY"))
 
 
 def hub_table(judged: Sequence[Judged]) -> str:

@@ -11,6 +11,7 @@ from ktcli.errors import gib, predicted
 from ktcli.hardware.machine import Disk
 from ktcli.output import out, safe, table
 from ktcli.planner.host import Host
+from ktcli.settingsfile import shown
 
 _LACKING = 5  # models that do not fit which are shown
 _NARROW, _MIDDLE, _WIDE = 60, 96, 200  # columns below which the table has fewer; of no terminal
@@ -41,6 +42,7 @@ def surveyed_document(each: Surveyed) -> dict[str, Any]:
         "name": profile.name,
         "title": profile.title,
         "license": profile.license,
+        "origin": str(profile.origin) if profile.origin else "kt",
         "parameters": profile.parameters,
         "download_bytes": profile.download_bytes,
         "on_disk": each.here or None,
@@ -71,10 +73,11 @@ def render_survey(
     count = f"{len(fits)} of {len(found)} models run"
     first = out.fold(f"{count} on {machine or 'this machine'}: {_machine_words(host)}", "  ")
     words = [first.replace(count, out.style(count, "green"), 1)]
-    shown = found[: len(fits) + _LACKING]
-    words += ["", survey_table(shown)]
-    if shown != found:
-        words.append(f"  {len(found) - len(shown)} more lack more (all: --json)")
+    listed = found[: len(fits) + _LACKING]
+    words += ["", survey_table(listed)]
+    if listed != found:
+        words.append(f"  {len(found) - len(listed)} more lack more (all: --json)")
+    words += origins(listed)
     words.append("")
     order = f"Order: faster than people read ({READING_TOK_S:g} tokens/s), the largest first; then slower."
     words.append(out.fold(order, "  "))
@@ -83,6 +86,15 @@ def render_survey(
     if fits and not machine:
         words += _next(fits, disk)
     return "\n".join(words)
+
+
+def origins(found: Sequence[Surveyed]) -> list[str]:
+    """A line for each model that is known from a file of the user."""
+    return [
+        out.fold(f"{each.profile.name}: from {safe(shown(each.profile.origin))}", "  ")
+        for each in found
+        if each.profile.origin is not None
+    ]
 
 
 def _next(fits: Sequence[Surveyed], disk: Disk | None) -> list[str]:

@@ -1,0 +1,168 @@
+"""Pulls a model and converts it as one stream, for disks without room for a checkpoint beside its conversion.
+
+The headers come first, and say whether kt can convert the model and which files each layer needs. Then a layer is
+converted as soon as its files are here and verified, and a file is dropped when no layer needs it any more. Whatever
+interrupts a stream, the next one goes on: with the layers that are listed as complete, and inside the files that are
+here. The pack is the one that a pull and a conversion give.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from ktcli import manifest, smallfiles
+from ktcli.assembly.convert import recipe_for
+from ktcli.assembly.fetch import Bars, looking
+from ktcli.assembly.listener import SILENT, Listener, announce_library
+from ktcli.assembly.preview import WEIGHTS, fetch_headers
+from ktcli.assembly.supply import HubSupply
+from ktcli.assembly.text import require_known_tokenizer
+from ktcli.errors import HubError, UsageError
+from ktcli.manifest import FileRecord, Manifest
+from ktcli.store import integrity, library, places, scan
+from ktcli.store.download import Watcher, fetch_files, wanted
+from ktcli.store.entry import Entry
+from ktcli.store.hubs import Hub, Snapshot, hub_named
+from ktcli.store.places import EntryKind
+from ktcli.store.reference import Reference
+from ktcli.weights.arriving import Arriving
+from ktcli.weights.recipe import Recipe, split_pair
+
+
+def begun_stream(reference: Reference) -> Reference | None:
+    """The reference with the formats of a stream that was begun of this model and did not end; None: there is none."""
+    found = (
+        entry.formats
+        for entry in library.entries()
+        if entry.managed and entry.name == reference.name and entry.is_stream and not entry.complete
+    )
+    formats = next((each for each in found if reference.formats in ("", each)), None)
+    return None if formats is None else replace(reference, formats=formats)
+
+
+def stream_model(
+    reference: Reference,
+    listener: Listener = SILENT,
+    *,
+    snapshot: Snapshot | None = None,
+    limit_bps: int | None = None,
+) -> Entry:
+    """Pulls and converts a model; returns its pack, at once if it is there.
+
+    Args:
+        reference: its formats are those of the pack; empty: the recommended ones.
+        snapshot: what the hub said of the repository; None: it is asked.
+        limit_bps: the most bytes per second, 0: no limit; None: the setting `pull-limit`.
+    Raises:
+        UsageError: what it names cannot be streamed.
+        Busy: another process works on it.
+        BadCheckpoint, NotFound, HubError, NotEnoughDisk: what stopped it.
+    """
+    if reference.quant or not reference.repository:
+        what = "GGUF files" if reference.quant else "what is no repository"
+        raise UsageError(
+            f"{reference.text}: {what} cannot be converted while it arrives",
+            hint="leave --stream away",
+        )
+    recipe = _recipe(reference)
+    pack = places.pack_path(reference.name, recipe.experts_name, recipe.dense.name)
+    announce_library(listener)
+    what = f"pulling and converting {reference.name}"
+    try:
+        with smallfiles.lock(places.lock_path(reference.name), what):
+            if not (pack / manifest.PACK).is_file():
+                found = _head(reference, pack / manifest.STREAM, snapshot, listener)
+                _convert(found, pack, recipe, limit_bps, listener)
+            shutil.rmtree(pack / manifest.STREAM, ignore_errors=True)
+    except KeyboardInterrupt:
+        again = scan.entry_at(pack, EntryKind.PACK).again
+        raise KeyboardInterrupt(f"what is complete is kept; continue with: {again}") from None
+    return scan.entry_at(pack, EntryKind.PACK)
+
+
+def _recipe(reference: Reference) -> Recipe:
+    experts, dense = split_pair(reference.formats)
+    entry = Entry(reference.name, EntryKind.CHECKPOINT, places.checkpoint_path(reference.name))
+    recipe = recipe_for(entry, experts or None, dense or None)
+    if recipe.calibrated:
+        raise UsageError(
+            f"{recipe.experts_name} is made with a text, by running the whole model",
+            hint=f"kt pull {reference.model}, then kt convert {reference.model} --calibrate FILE",
+        )
+    return recipe
+
+
+def _convert(
+    found: Manifest, pack: Path, recipe: Recipe, limit_bps: int | None, listener: Listener
+) -> None:
+    """Makes the pack, or what is left of it."""
+    from ktcli.assembly.host import team_to_convert
+    from ktcli.weights.conversion import Provenance, Source
+    from ktcli.weights.convert import convert_source
+
+    head, watcher = pack / manifest.STREAM, Bars(listener)
+    require_known_tokenizer(head)
+    with closing(HubSupply(found, head, watcher, limit_bps)) as supply:
+        report = convert_source(
+            Source(found.repository, supply.checkpoint, supply),
+            pack,
+            recipe,
+            team_to_convert(None),
+            provenance=Provenance(found.hub, found.repository, found.revision or None),
+        )
+    for remark in report.remarks:
+        listener.warn(remark)
+
+
+def _head(
+    reference: Reference, head: Path, snapshot: Snapshot | None, listener: Listener
+) -> Manifest:
+    """Returns what an earlier run wrote down of the repository; else its small files and headers are fetched now.
+
+    Raises:
+        HubError: the hub does not give what its weight files are verified with.
+    """
+    kept = manifest.read(head / manifest.CHECKPOINT)
+    if kept is not None:
+        return kept
+    client = hub_named(reference.hub)
+    if snapshot is None:
+        listener.note(looking(reference))
+        snapshot = client.look(reference.repository, reference.revision)
+    smallfiles.make_folder(head)
+    at = f"@{reference.revision}" if reference.revision else ""
+    smallfiles.write(head / scan.PULLING, f"{snapshot.hub}:{snapshot.repository}{at}")
+    watcher = Bars(listener)
+    try:
+        return fetch_head(client, snapshot, head, watcher)
+    finally:
+        watcher.end()
+
+
+def fetch_head(client: Hub, snapshot: Snapshot, head: Path, watcher: Watcher) -> Manifest:
+    """Fetches the small files of a repository and the headers of its weight files, and writes down all of them.
+
+    Raises:
+        HubError: the hub does not give what its weight files are verified with.
+    """
+    files = wanted(snapshot)
+    weights = [file for file in files if file.name.endswith(WEIGHTS)]
+    if unknown := [file.name for file in weights if not file.sha256]:
+        raise HubError(
+            f"{snapshot.repository}: the hub gives no SHA-256 of {unknown[0]}, so no layer could be made of it",
+            hint="pull it without --stream",
+        )
+    small = [file for file in files if not file.name.endswith(WEIGHTS)]
+    fetch_files(client, snapshot, small, head, watcher)
+    fetch_headers(client, snapshot, weights, head, watcher)
+    with closing(Arriving(head, {file.name: file.size_bytes for file in weights})):
+        pass  # headers that cannot be read are fetched again next time
+    records = [FileRecord(each.name, each.size_bytes, each.sha256.lower()) for each in weights]
+    for file in small:
+        records.append(FileRecord(file.name, file.size_bytes, integrity.digest(head / file.name)))
+    found = Manifest(tuple(records), snapshot.hub, snapshot.repository, snapshot.revision)
+    smallfiles.write(head / manifest.CHECKPOINT, found.encode())
+    return found

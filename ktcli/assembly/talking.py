@@ -1,0 +1,118 @@
+"""A model that is open to talk: its engine, its texts, and its KV pages on disk, opened and given back in one piece."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ktcli.assembly.kvpages import stored_pages
+from ktcli.assembly.listener import SILENT, Listener
+from ktcli.assembly.load import load
+from ktcli.assembly.plan import planner_of
+from ktcli.assembly.prepare import Ready, prepare
+from ktcli.assembly.request import Wanted
+from ktcli.chat.speaker import Speaker, Voice, read_voice
+from ktcli.errors import DeviceError
+from ktcli.models import build
+from ktcli.planner.plan import Plan
+from ktcli.store import heat, library
+from ktcli.weights.pack import Pack
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How models are opened.
+
+    Attributes:
+        quota_bytes: the most bytes of all KV pages on disk; 0: none are kept.
+        records_heat: whether the experts that are chosen are counted for the model's heat map.
+        allow_special: whether texts of a conversation may give control tokens.
+    """
+
+    wanted: Wanted
+    quota_bytes: int
+    records_heat: bool
+    allow_special: bool = False
+    listener: Listener = SILENT
+
+
+class OpenModel:
+    """A model that is loaded, until it is closed.
+
+    Attributes:
+        speaker: its engine and texts.
+        keeps_pages: whether KV pages outlive it.
+    """
+
+    def __init__(self, ready: Ready, speaker: Speaker, how: Opening) -> None:
+        self.ready, self.speaker, self._how = ready, speaker, how
+        self._held = contextlib.ExitStack()
+        store = self._held.enter_context(
+            stored_pages(speaker.engine, ready.pack, how.quota_bytes, how.listener)
+        )
+        self.keeps_pages = store is not None
+
+    def forget(self) -> None:
+        """Lets go of the speaker, after `close`, so that its memory is free once nobody else has it."""
+        del self.speaker
+
+    def close(self) -> None:
+        """Writes what was computed and is to be kept; the memory is free once nobody has the speaker any more."""
+        try:
+            self._held.close()
+        finally:
+            if self._how.records_heat:
+                self._record()
+
+    def _record(self) -> None:
+        """Adds the experts that were chosen to the model's heat map.
+
+        A GPU that failed cannot be asked any more; then only the failure is reported.
+        """
+        engine = self.speaker.engine
+        with contextlib.suppress(DeviceError):
+            fresh = heat.Heat.of(engine.chosen(), engine.spec.top_k)
+            heat.add(self.ready.pack, fresh, self._how.listener.warn)
+
+
+def open_model(
+    ready: Ready,
+    asked: str,
+    how: Opening,
+    hear: Callable[[Voice], None] = lambda voice: None,
+) -> OpenModel:
+    """Loads a converted model.
+
+    Args:
+        asked: the name that finds it again.
+        hear: called with its texts before its weights are loaded; it may raise.
+    Raises:
+        KtError: its files are damaged, or it does not fit; see `load`.
+    """
+    voice = read_voice(ready.name, ready.pack, allow_special=how.allow_special)
+    hear(voice)
+    engine = load(ready, how.wanted, how.listener)
+    speaker = Speaker(ready.name, engine, voice, asked, library.identity(ready.pack))
+    return OpenModel(ready, speaker, how)
+
+
+def prepared(name: str, how: Opening) -> Ready:
+    """Returns the conversion that a name means, made now if need be; see `prepare`."""
+    return prepare(name, how.wanted, read_voice, listener=how.listener)
+
+
+def plan_of(ready: Ready, how: Opening) -> Plan:
+    """Plans a converted model as it would be loaded now; nothing is loaded.
+
+    Raises:
+        UsageError, DeviceError: an option does not fit this model or machine. BadPack: its files are damaged.
+    """
+    pack = Pack.open(ready.pack)
+    return planner_of(build(pack.config), pack.recipe, how.wanted, ready.pack).place()
+
+
+def give_back_memory() -> None:
+    """Frees what nobody holds any more, cycles of objects too: of an engine these are gigabytes."""
+    gc.collect()

@@ -1,0 +1,107 @@
+"""The models that a chat on the terminal can go on with: `/model`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ktcli.assembly.prepare import Ready, verdict
+from ktcli.assembly.talking import (
+    Opening,
+    OpenModel,
+    give_back_memory,
+    open_model,
+    plan_of,
+    prepared,
+)
+from ktcli.chat.chat import Chat
+from ktcli.chat.settings import Settings, carried
+from ktcli.chat.speaker import Voice
+from ktcli.commands.wording import lasting_name
+from ktcli.errors import KtError, UsageError
+from ktcli.store import library
+
+
+class ModelChoice:
+    """The models of the library, one of which is open and answers.
+
+    Args:
+        chat: the chat that it answers.
+        settings_of: the settings with which a chat with a model begins.
+    """
+
+    def __init__(
+        self,
+        chat: Chat,
+        opened: OpenModel,
+        how: Opening,
+        settings_of: Callable[[Voice], Settings],
+    ) -> None:
+        self._chat, self._open, self._how = chat, opened, how
+        self._settings_of = settings_of
+
+    def names(self) -> Sequence[tuple[str, str]]:
+        """See `Models`."""
+        here = self._open
+        known = {each.label: each.path for each in library.conversions()}
+        if not any(path.samefile(here.ready.pack) for path in known.values()):
+            known[here.speaker.name] = here.ready.pack  # it lies elsewhere
+        return [
+            (name, "answers now" if path.samefile(here.ready.pack) else "")
+            for name, path in known.items()
+        ]
+
+    def go_to(self, name: str) -> None:
+        """Lets the chat go on with another model, after its plan was looked at. Where both do not fit into memory the
+        present one makes room first, and is loaded again if the other one cannot be.
+
+        Raises:
+            KtError: that cannot be; the chat goes on with the one it has.
+        """
+        library.resolve(name)  # nothing is downloaded in the middle of a chat
+        ready = prepared(name, self._how)
+        before = self._open
+        if ready.pack.samefile(before.ready.pack):
+            raise UsageError(f"{ready.name} is the model that answers now")
+        plan = plan_of(ready, self._how)
+        held = 0 if plan.fits else before.speaker.engine.weights_bytes
+        self._how.listener.note(verdict(ready.name, plan, free_bytes=held))
+        if plan.need_bytes > plan.host.available_bytes + held:
+            plan.require(ready.name)
+        settings = self._chat.settings, self._settings_of(before.speaker.voice)
+        asked = lasting_name(name)
+        if plan.fits:
+            opened = open_model(ready, asked, self._how)
+            self._leave()
+            self._open = opened
+        else:
+            self._make_room_for(ready, asked, settings[0])
+        speaker = self._open.speaker
+        self._chat.go_to(speaker, carried(*settings, self._settings_of(speaker.voice)))
+        self._how.listener.note(f"{speaker.name} answers from here on")
+
+    def close(self) -> None:
+        """Gives the open model back; the chat can ask nothing more."""
+        if self._open.keeps_pages:
+            self._chat.sequence.keep()  # the end of the last answer
+        self._open.close()
+
+    def _leave(self) -> None:
+        """Lets go of the model: all that holds its memory."""
+        self._chat.sequence.keep()
+        self._chat.leave()
+        self._open.close()
+        self._open.forget()
+        give_back_memory()
+
+    def _make_room_for(self, ready: Ready, asked: str, settings: Settings) -> None:
+        back, again = self._open.ready, self._open.speaker.asked
+        self._leave()
+        try:
+            self._open = open_model(ready, asked, self._how)
+        except BaseException as error:
+            give_back_memory()
+            self._open = open_model(back, again, self._how)
+            self._chat.go_to(self._open.speaker, settings)
+            if isinstance(error, KeyboardInterrupt):
+                raise KtError(f"stopped: {back.name} goes on") from error
+            raise

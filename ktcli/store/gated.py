@@ -1,0 +1,108 @@
+"""A transfer of which only the first files may arrive: as many as somebody allows, who takes them away again.
+
+It runs beside whoever uses the files. A file that arrives damaged is fetched once more before that is an error.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ktcli.store.partial import Located, PartialFile
+from ktcli.store.transfer import Arrived, Transfer, open_chunks
+
+POLL_S = 0.1
+
+
+class GatedTransfer(Transfer):
+    """A transfer of files in their order; see `Transfer`.
+
+    Args:
+        folder: where the complete files go; partial ones lie in `scratch`.
+        limit_bps: the most bytes per second; None: no limit.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Located],
+        folder: Path,
+        scratch: Path,
+        limit_bps: int | None = None,
+    ) -> None:
+        super().__init__(files, folder, scratch, self._note, limit_bps)
+        self._places = {id(file): place for place, file in enumerate(self._files)}
+        self._allowed = 0
+        self._here: set[str] = set()
+        self._spared: set[str] = set()  # arrived damaged once
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def new_bytes(self) -> int:
+        """The bytes that have arrived since the beginning."""
+        return self._new_bytes
+
+    def start(self) -> None:
+        """Begins to fetch what is allowed, in a thread of its own."""
+
+        def run() -> None:
+            try:
+                self.run(lambda n: None)
+            except BaseException as error:  # raised again by `wait_for`
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="kt-stream", daemon=True)
+        self._thread.start()
+
+    def allow(self, count: int) -> None:
+        """Lets the first `count` files arrive."""
+        with self._moved:
+            self._allowed = count
+            self._moved.notify_all()
+
+    def wait_for(self, name: str, waiting: Callable[[], None]) -> None:
+        """Returns when a file is complete and verified.
+
+        Args:
+            waiting: called now and then.
+        Raises:
+            HubError, OSError: as of `run`; what stopped the transfer.
+        """
+        assert self._thread is not None, "nothing arrives before the start"
+        while name not in self._here:
+            if not self._thread.is_alive() and name not in self._here:
+                raise self._error or RuntimeError(f"{name} is not part of this transfer")
+            with self._moved:
+                self._moved.wait(POLL_S)
+            waiting()
+
+    def stop(self) -> None:
+        """Ends it; what arrived stays."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(2.0)
+
+    def _note(self, arrived: Arrived) -> None:
+        with self._moved:
+            self._here.add(arrived.located.name)
+            self._moved.notify_all()
+
+    def _next(self) -> tuple[PartialFile, int] | None:
+        with self._moved:
+            while not self._stop.is_set() and len(self._here) < len(self._files):
+                if self._queue and self._places[id(self._queue[0][0])] < self._allowed:
+                    return self._queue.popleft()
+                self._moved.wait(POLL_S)
+        return None
+
+    def _again(self, file: PartialFile) -> bool:
+        name = file.located.name
+        if name in self._spared:
+            self._stop.set()  # the others are of no use without it
+            return False
+        self._spared.add(name)
+        with self._moved:
+            self._queue.extendleft(reversed(list(open_chunks(file))))
+            self._moved.notify_all()
+        return True

@@ -1,0 +1,68 @@
+"""A checkpoint whose weight files come and go: its small files and headers are here from the beginning.
+
+What the headers say is believed until a weight file arrives; then the file is compared with them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ktcli.errors import BadCheckpoint
+from ktcli.weights.check import LEFT_OVER
+from ktcli.weights.checkpoint import Checkpoint
+from ktcli.weights.header import read_header
+from ktcli.weights.storage import Part
+
+
+class OtherHeader(BadCheckpoint):
+    """A weight file has another header than was fetched of it before."""
+
+
+class Arriving(Checkpoint):
+    """A checkpoint of which a weight file can be read from when it `arrived` until it is `gone`.
+
+    Args:
+        folder: holds the small files, and of each weight file at least its header.
+        sizes: the bytes of each weight file.
+    """
+
+    def __init__(self, folder: Path, sizes: dict[str, int]) -> None:
+        self._presumed: list[Part] = []
+        super().__init__(folder, sizes)
+
+    @property
+    def presumed(self) -> frozenset[str]:
+        """The weight files with tensors that were taken for biases of zeros, which kt leaves out, and not read yet."""
+        return frozenset(part.file for part in self._presumed)
+
+    def arrived(self, file: str, path: Path) -> None:
+        """Opens a weight file.
+
+        Args:
+            path: where it lies.
+        Raises:
+            OtherHeader: it is not what its header said.
+            BadCheckpoint: it cannot be read, or a bias that kt leaves out is not zero.
+        """
+        if read_header(path).raw != read_header(self.path / file, path.stat().st_size).raw:
+            raise OtherHeader(
+                f"{file} has another header than it had before",
+                hint="run the same command again; it reads the headers anew",
+            )
+        self._files.open(file, path)
+        here = [part for part in self._presumed if part.file == file]
+        self._presumed = [part for part in self._presumed if part.file != file]
+        for part in here:
+            if not super()._is_zero(part):
+                raise BadCheckpoint(
+                    f"{part.name} in {file} is a bias that config.json does not speak of",
+                    hint=LEFT_OVER,
+                )
+
+    def gone(self, file: str) -> None:
+        """Closes a weight file; nothing reads it any more."""
+        self._files.forget(file)
+
+    def _is_zero(self, part: Part) -> bool:
+        self._presumed.append(part)
+        return True

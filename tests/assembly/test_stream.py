@@ -1,0 +1,228 @@
+"""A model that is pulled and converted as one stream becomes the pack that both give one after the other, whatever
+interrupts it, with little on the disk at a time and little fetched twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store.fake_hub import COMMIT, Fault, Hub, serve
+from weights.fake_checkpoint import QWEN3, Stored, sources, write_file
+
+from ktcli.assembly.stream import begun_stream, stream_model
+from ktcli.assembly.supply import HubSupply
+from ktcli.errors import BadCheckpoint, HubError
+from ktcli.main import main
+from ktcli.native import Pool
+from ktcli.store import library, transfer
+from ktcli.store.partial import PartialFile
+from ktcli.store.places import EntryKind
+from ktcli.store.reference import parse
+from ktcli.weights.conversion import Provenance
+from ktcli.weights.convert import convert
+from ktcli.weights.recipe import Recipe
+from ktcli.weights.writer import FileWriter
+
+LAYERS, N_SHARDS = 6, 5
+CONFIG = {**QWEN3, "num_hidden_layers": LAYERS, "hidden_size": 256, "moe_intermediate_size": 128}
+NAME = "org/tiny"
+HEADER = 6 << 10  # bytes of a file that are asked for first, with its header in them
+
+
+def shards(stored: Stored, count: int) -> dict[str, Stored]:
+    """The tensors as a hub has them: layer after layer, in files of about one size."""
+    total = sum(len(data) for _, _, data in stored.values())
+    files: dict[str, Stored] = {}
+    before = 0
+    for name, each in stored.items():
+        number = min(count - 1, before * count // total)
+        files.setdefault(f"model-{number + 1:05}-of-{count:05}.safetensors", {})[name] = each
+        before += len(each[2])
+    return files
+
+
+def natural(name: str) -> tuple[int, str]:
+    parts = name.split(".")
+    layer = int(parts[2]) if "layers" in parts else (-1 if "embed" in name else LAYERS)
+    return layer, name
+
+
+def repository(folder: Path) -> dict[str, bytes]:
+    folder.mkdir()
+    stored = sources(CONFIG)
+    found = {name: stored[name] for name in sorted(stored, key=natural)}
+    weight_map = {}
+    for file, its in shards(found, N_SHARDS).items():
+        write_file(folder / file, its, {"format": "pt"})
+        weight_map.update(dict.fromkeys(its, file))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """The repository, and the pack that a pull and a conversion give."""
+    folder = tmp_path_factory.mktemp("case")
+    files = repository(folder / "source")
+    convert(
+        folder / "source",
+        folder / "pack",
+        Recipe(),
+        Pool(2),
+        provenance=Provenance("hf", NAME, COMMIT),
+    )
+    return files, {path.name: path.read_bytes() for path in (folder / "pack").iterdir()}
+
+
+Case = tuple[dict[str, bytes], dict[str, bytes]]
+
+
+@pytest.fixture
+def hub(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", 64 << 10)
+    monkeypatch.setattr(transfer, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("ktcli.assembly.preview._FIRST_BYTES", HEADER)
+    with serve() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        running.repositories[NAME] = dict(case[0])
+        yield running
+
+
+def pack_of(case: Case) -> dict[str, bytes]:
+    (entry,) = library.matching(NAME)
+    assert entry.complete
+    assert entry.kind is EntryKind.PACK
+    assert entry.source == f"hf:{NAME}@{COMMIT}"
+    return {path.name: path.read_bytes() for path in entry.path.iterdir()}
+
+
+def weights(files: dict[str, bytes]) -> dict[str, int]:
+    return {name: len(data) for name, data in files.items() if name.endswith(".safetensors")}
+
+
+def test_a_stream_gives_the_pack_of_a_pull_and_a_conversion(hub: Hub, case: Case) -> None:
+    entry = stream_model(parse(NAME))
+    assert pack_of(case) == case[1]
+    assert entry == library.resolve(NAME)
+    for name, size in weights(case[0]).items():
+        assert size <= hub.sent[name] <= size + HEADER
+
+
+def test_a_file_that_arrives_damaged_is_fetched_again(hub: Hub, case: Case) -> None:
+    name = sorted(weights(case[0]))[3]
+    hub.script[name].extend([Fault(), Fault(corrupt=True)])
+    stream_model(parse(NAME))
+    assert pack_of(case) == case[1]
+    assert hub.sent[name] <= 2 * len(case[0][name]) + HEADER
+
+
+def test_a_header_that_arrives_damaged_is_fetched_again_by_the_next_run(
+    hub: Hub, case: Case
+) -> None:
+    name = sorted(weights(case[0]))[1]
+    hub.script[name].append(Fault(corrupt=True))
+    with pytest.raises(BadCheckpoint, match=name):
+        stream_model(parse(NAME))
+    stream_model(parse(NAME))
+    assert pack_of(case) == case[1]
+
+
+def test_a_file_that_is_always_damaged_is_named_and_costs_nothing_else(
+    hub: Hub, case: Case
+) -> None:
+    name = sorted(weights(case[0]))[4]
+    hub.script[name].extend([Fault(), *[Fault(corrupt=True)] * 100])
+    with pytest.raises(HubError, match=name):
+        stream_model(parse(NAME))
+    assert main(["list"]) == 0
+    hub.script.clear()
+    before = dict(hub.sent)
+    begun = begun_stream(parse(NAME))
+    assert begun is not None
+    stream_model(begun)
+    assert pack_of(case) == case[1]
+    again = sum(hub.sent[each] for each in hub.sent if each != name)
+    assert again <= 1.05 * sum(size for each, size in weights(case[0]).items() if each != name) + (
+        N_SHARDS * HEADER
+    )
+    assert hub.sent[name] - before[name] <= len(case[0][name])
+
+
+class Disk:
+    """Counts the bytes on the disk: each write adds, each removal takes away."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now = self.peak = 0
+        self._lock = threading.Lock()
+        for owner in (PartialFile, FileWriter):
+            patch.setattr(owner, "_put", self._counted(owner._put))
+        unlink = Path.unlink
+
+        def remove(path: Path, missing_ok: bool = False) -> None:
+            size = path.stat().st_size if path.suffix == ".safetensors" else 0
+            unlink(path, missing_ok)
+            self.add(-size)
+
+        patch.setattr(Path, "unlink", remove)
+
+    def _counted(self, put: Callable[..., None]) -> Callable[..., None]:
+        def counted(file: Any, *args: Any) -> None:
+            self.add(len(args[-1]))
+            put(file, *args)
+
+        return counted
+
+    def add(self, n_bytes: int) -> None:
+        with self._lock:
+            self.now += n_bytes
+            self.peak = max(self.peak, self.now)
+
+
+@pytest.mark.parametrize("pace_s", [0, 0.0005])
+def test_the_disk_holds_the_pack_and_three_files(
+    hub: Hub, case: Case, monkeypatch: pytest.MonkeyPatch, pace_s: float
+) -> None:
+    """Whether the hub is slower than the conversion or faster."""
+    files, pack = case
+    hub.pace_s = pace_s
+    disk = Disk(monkeypatch)
+    stream_model(parse(NAME))
+    small = N_SHARDS * HEADER + sum(map(len, files.values())) - sum(weights(files).values())
+    whole = sum(len(data) for name, data in pack.items() if name.endswith(".safetensors"))
+    assert disk.now <= whole + small
+    assert whole < disk.peak <= whole + 3 * max(weights(files).values()) + small
+
+
+def test_a_model_that_cannot_be_converted_is_refused_before_its_weights(
+    hub: Hub, case: Case
+) -> None:
+    files = hub.repositories[NAME]
+    files["config.json"] = files["config.json"].replace(b'"num_experts": 6', b'"num_experts": 7')
+    with pytest.raises(BadCheckpoint, match=r"config\.json asks for"):
+        stream_model(parse(NAME))
+    assert all(hub.sent[name] <= HEADER for name in weights(case[0]))
+
+
+def test_a_stream_that_stopped_says_how_it_goes_on(
+    hub: Hub, case: Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def leave(self: HubSupply) -> None:
+        if self._done > 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HubSupply, "_tell", leave)
+        assert main(["pull", NAME, "--stream", "--yes"]) == 130
+    assert f"continue with: kt pull hf:{NAME} --stream" in capsys.readouterr().err
+    assert main(["list"]) == 0
+    assert f"interrupted; continue with: kt pull hf:{NAME} --stream" in capsys.readouterr().out
+    assert library.find(NAME) is None
+    assert main(["pull", NAME, "--yes"]) == 0
+    assert pack_of(case) == case[1]

@@ -1,0 +1,181 @@
+"""`/model`: a chat goes on with another model, or with the one it had, whatever happens on the way."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from chat.fake_engine import FakeEngine, write_tokenizer
+
+from ktcli.assembly import talking
+from ktcli.assembly.listener import SILENT
+from ktcli.assembly.prepare import Ready
+from ktcli.assembly.request import Wanted
+from ktcli.assembly.talking import Opening, open_model
+from ktcli.chat.adjust import changed
+from ktcli.chat.chat import Chat
+from ktcli.chat.chats import load as load_chat
+from ktcli.chat.desk import Desk
+from ktcli.chat.slash import run as run_slash
+from ktcli.chat.tokenizer import load_tokenizer
+from ktcli.commands import model_choice, wording
+from ktcli.commands.model_choice import ModelChoice
+from ktcli.errors import BadPack, KtError, NotEnoughMemory, NotFound, UsageError
+from ktcli.main import main
+
+GIB = 1 << 30
+
+
+class Bench:
+    """Two models that follow scripts, on a machine of which the test says what fits."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.fits = folder, True
+        self.need = GIB
+        self.failing: BaseException | None = None
+        self.engines: list[weakref.ref[FakeEngine]] = []
+        self.alive: list[int] = []  # engines that lived when another was loaded
+        for name in ("one", "two"):
+            (folder / name).mkdir()
+            write_tokenizer(folder / name)
+        self.how = Opening(Wanted(), 0, False, listener=SILENT)
+        opened = open_model(Ready("one", folder / "one"), "one", self.how)
+        self.chat = Chat(opened.speaker)
+        self.choice = ModelChoice(self.chat, opened, self.how, lambda voice: voice.settings)
+        del opened
+
+    def load(self, ready: Ready, *_: object) -> FakeEngine:
+        gc.collect()
+        self.alive.append(sum(engine() is not None for engine in self.engines))
+        if self.failing is not None and ready.name == "two":
+            raise self.failing
+        name = ready.name
+        made = FakeEngine(load_tokenizer(ready.pack), lambda question: f"{name}: {question}")
+        made.weights_bytes = GIB
+        self.engines.append(weakref.ref(made))
+        return made
+
+    def plan(self, ready: Ready, how: Opening) -> SimpleNamespace:
+        def require(what: str) -> None:
+            raise NotEnoughMemory(what, self.need, 0)
+
+        host = SimpleNamespace(available_bytes=self.need if self.fits else 0)
+        speed = SimpleNamespace(decode=10.0)
+        return SimpleNamespace(
+            fits=self.fits, need_bytes=self.need, host=host, device=None, speed=speed, require=require
+        )  # fmt: skip
+
+    def ask(self, question: str) -> str:
+        return "".join(piece.text for piece in self.chat.ask(question))
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    made = Bench.__new__(Bench)
+    monkeypatch.setattr(talking, "load", lambda *given: made.load(*given))
+    monkeypatch.setattr(model_choice, "plan_of", lambda *given: made.plan(*given))
+    monkeypatch.setattr(model_choice, "prepared", lambda name, how: Ready(name, made.folder / name))
+    monkeypatch.setattr(model_choice.library, "resolve", _known)
+    made.engines, made.alive, made.failing = [], [], None
+    made.__init__(tmp_path)  # type: ignore[misc]
+    return made
+
+
+def _known(name: str) -> None:
+    if name not in ("one", "two"):
+        raise NotFound(f"there is no model {name}")
+
+
+@pytest.mark.parametrize("fits", [True, False], ids=["both fit", "one fits"])
+def test_the_conversation_goes_on_with_another_model(bench: Bench, fits: bool) -> None:
+    bench.fits = fits
+    assert bench.ask("hello") == "one: hello"
+    bench.choice.go_to("two")
+    assert bench.ask("and?") == "two: and?"
+    assert [turn["content"] for turn in bench.chat.conversation.turns] == [
+        "hello", "one: hello", "and?", "two: and?",
+    ]  # fmt: skip
+    gc.collect()
+    assert [engine() is not None for engine in bench.engines] == [False, True]
+    assert bench.alive == [0, int(fits)]  # the first one made room where both do not fit
+
+
+@pytest.mark.parametrize("fits", [True, False], ids=["both fit", "one fits"])
+@pytest.mark.parametrize("error", [BadPack("it is damaged"), KeyboardInterrupt()])
+def test_the_model_stays_when_the_other_cannot_be_loaded(
+    bench: Bench, fits: bool, error: BaseException
+) -> None:
+    bench.fits, bench.failing = fits, error
+    bench.chat.settings = changed(bench.chat.settings, "max-tokens", "50")
+    bench.ask("hello")
+    with pytest.raises(KeyboardInterrupt if fits and not isinstance(error, KtError) else KtError):
+        bench.choice.go_to("two")
+    assert bench.ask("and?") == "one: and?"
+    assert bench.chat.settings.max_tokens == 50 and len(bench.chat.conversation.turns) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "need", "kind"),
+    [("three", 0, NotFound), ("one", 0, UsageError), ("two", 3 * GIB, NotEnoughMemory)],
+)
+def test_what_cannot_be_is_refused_before_anything_is_given_up(
+    bench: Bench, name: str, need: int, kind: type[KtError]
+) -> None:
+    bench.ask("hello")
+    bench.fits, bench.need = False, need
+    with pytest.raises(kind):
+        bench.choice.go_to(name)
+    assert len(bench.alive) == 1 and bench.ask("and?") == "one: and?"
+    assert bench.chat.reply is not None and bench.chat.reply.stats.reused_tokens
+
+
+def test_what_a_person_has_set_goes_along_and_the_rest_is_the_models(bench: Bench) -> None:
+    (bench.folder / "two" / "generation_config.json").write_text(
+        '{"eos_token_id": [1], "do_sample": true, "temperature": 0.3, "top_k": 7}'
+    )
+    bench.chat.settings = changed(bench.chat.settings, "top-k", "9")
+    bench.choice.go_to("two")
+    sampling = bench.chat.settings.sampling
+    assert (sampling.temperature, sampling.top_k) == (0.3, 9)
+
+
+def test_the_file_of_the_chat_names_both_models(bench: Bench) -> None:
+    said: list[str] = []
+    desk = Desk(bench.chat, said.append)
+    desk.models = bench.choice
+    for question in ("hello", "and?"):
+        bench.ask(question)
+        desk.keeper.keep()
+        if question == "hello":
+            run_slash(desk, "/model two")
+    run_slash(desk, "/model")
+    assert "two  answers now" in said[-1]
+    path = desk.keeper.path
+    desk.keeper.close()
+    assert path is not None
+    text = path.read_text()
+    assert text.index('"model":"one"') < text.index('"model":"two"')
+    saved = load_chat(path)
+    assert saved.model == "two" and saved.conversation.turns == bench.chat.conversation.turns
+
+
+def test_a_chat_on_the_terminal_goes_on_with_another_conversion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    for experts in ("int4", "int8"):
+        assert main(["convert", "kt-mini", "--experts", experts, "--dense", "int8"]) == 0
+    lines = iter(["hi", "/model kt-mini@int8-int8", "hi", "/model", "/model nothing", "/exit"])
+    ask: Callable[..., str] = lambda prompt, draft: next(lines)  # noqa: E731
+    monkeypatch.setattr(wording, "is_terminal", lambda: True)
+    monkeypatch.setattr("ktcli.chat.prompt.Prompt.ask", ask)
+    assert main(["chat", "kt-mini", "--greedy"]) == 0
+    said = capsys.readouterr()
+    assert said.out.count("kt-mini") >= 2
+    assert "kt-mini answers from here on" in said.err and "'nothing'" in said.err
+    assert "kt-mini@int8-int8  answers now" in said.err
