@@ -252,7 +252,40 @@ quality|accuracy|precision
 format|number format|data type
 colours|colors|colour
 bug report|problem report
-graph|chart|plot|diagram""".splitlines()
+graph|chart|plot|diagram
+laptop|notebook
+repositories|repos
+repository|repo
+forever|for ever|always|permanently|for good
+sum up|summarise|summarize
+reword|rephrase|put in other words
+too big|too large|too much
+gigabytes|gb|gigs
+picture|image|drawing
+shell|terminal|console
+people|users|persons
+gets|receives
+whole|entire|complete
+each|every
+every time|each time
+quit|leave
+licence|license
+pages|kv pages
+the cache|the page cache|my cache
+token|key
+private|restricted
+look|have a look
+this machine|here|this computer
+program|tool|application
+program|software
+kept|saved|stored
+saved|kept
+called|named
+catalogue|catalog|model list
+clean up|tidy up
+intact|undamaged|whole
+repair|fix|mend
+together|at the same time""".splitlines()
 ]
 OTHERS = {phrase: line for line in SAME for phrase in line}
 REWORDED = re.compile(
@@ -341,8 +374,8 @@ class Dialogues:
     def __init__(self, phrases: Phrases) -> None:
         self.phrases = phrases
         self.kinds: list[tuple[float, Callable[[random.Random], list[Turn]]]] = [
-            (0.40, self.fact_turn),
-            (0.36, self.row_turn),
+            (0.42, self.fact_turn),
+            (0.34, self.row_turn),
             (0.15, self.decline_turn),
             (0.09, self.smalltalk_turn),
         ]

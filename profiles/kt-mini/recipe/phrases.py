@@ -35,6 +35,7 @@ FILLERS = frozenset(
 OWN_NAMES = frozenset("country city place person name language work".split())
 OF_KIND = {"slash": "flag"}  # kinds whose names are asked for as those of another
 CLOSE = 0.75  # share of common words from which two are "the same"
+MANY_WAYS = 1.5  # how much more often a fact comes that has ways in ways.toml
 RUN = 5  # words in a row that no training question may share with a held-out one
 
 
@@ -89,7 +90,7 @@ def table_facts(written: Iterable[Fact]) -> list[Fact]:
 
 
 def with_more_ways(facts: list[Fact]) -> list[Fact]:
-    """The facts with the names, goals and questions that ways.toml adds to some.
+    """The facts with the names, goals and questions that ways.toml adds to some: these are asked for more often, too.
 
     Raises:
         ValueError: it adds to a fact that is none.
@@ -97,10 +98,13 @@ def with_more_ways(facts: list[Fact]) -> list[Fact]:
     more = {row.pop("id"): row for row in read_toml("ways.toml")["way"]}
     if unknown := sorted(set(more) - {f.id for f in facts}):
         raise ValueError(f"ways.toml: no such fact: {', '.join(unknown)}")
-    return [
-        replace(f, **{k: getattr(f, k) + tuple(v) for k, v in more.get(f.id, {}).items()})
-        for f in facts
-    ]
+    return [added(f, more[f.id]) if f.id in more else f for f in facts]
+
+
+def added(fact: Fact, ways: dict[str, list[str]]) -> Fact:
+    """The fact with more ways to ask for it."""
+    joined: dict[str, Any] = {k: getattr(fact, k) + tuple(v) for k, v in ways.items()}
+    return replace(fact, weight=MANY_WAYS * fact.weight, **joined)
 
 
 def pick(text: str, rng: random.Random) -> str:

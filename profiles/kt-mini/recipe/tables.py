@@ -201,7 +201,7 @@ def _codes() -> Iterator[dict[str, Any]]:
     for code, meaning in read_tables()["codes"]:
         names = [
             f"[exit|return|error|] [code|status] {code}",
-            f"exit code {code}",
+            f"exit [code|] {code}",
             f"code {code} [of kt|from kt]",
             f"kt [exits|ended|died|stopped|failed|returns] with {code}",
             f"[a|the|] [status|code|return value] {code} [in my shell script|in a script|from kt|of kt|]",

@@ -76,15 +76,18 @@ class State:
     bias: Tensor  # of the routers, [L, E]
     shape: Shape
     layout: dict[str, tuple[int, ...]]
+    learned: dict[str, str]  # the answer for each row of kt's tables as they were when the training began
 
     @staticmethod
     def make(w: Weights, bias: Tensor, shape: Shape) -> State:
         """On the GPU if there is one, else in memory that all workers see."""
         flat = torch.cat([t.reshape(-1) for t in w.values()])
         layout = {k: tuple(t.shape) for k, t in w.items()}
+        of_rows = Phrases(lambda question: False).of_rows()
+        learned = {key: fact.answer for key, fact in sorted(of_rows.items())}
         if torch.cuda.is_available():
-            return State(flat.cuda(), bias.cuda(), shape, layout)
-        return State(flat.share_memory_(), bias.share_memory_(), shape, layout)
+            return State(flat.cuda(), bias.cuda(), shape, layout, learned)
+        return State(flat.share_memory_(), bias.share_memory_(), shape, layout, learned)
 
     def weights(self) -> Weights:
         """The flat vector cut into named tensors."""
@@ -148,11 +151,10 @@ def write_checkpoint(o: Options, state: State) -> None:
     checkpoint.save(out, state.weights(), state.bias, state.shape)
     config = state.shape.hub_config(bos=BOS, eos=END, pad=PAD)
     ends = {"bos_token_id": BOS, "eos_token_id": [END, BOS], "pad_token_id": PAD}
-    learned = {"rows": {key: fact.answer for key, fact in sorted(Phrases(lambda question: False).of_rows().items())}}
     files = {
         "config.json": config,
         "generation_config.json": GENERATION | ends,
-        tables.LEARNED.name: learned,
+        tables.LEARNED.name: {"rows": state.learned},
     }
     for name, content in files.items():
         (out / name).write_text(json.dumps(content, indent=2) + "\n")
