@@ -289,7 +289,9 @@ together|at the same time""".splitlines()
 ]
 OTHERS = {phrase: line for line in SAME for phrase in line}
 REWORDED = re.compile(
-    r"(?<![-/.\w])(" + "|".join(sorted(map(re.escape, OTHERS), key=len, reverse=True)) + r")(?![-/.\w])"
+    r"(?<![-/.\w])("
+    + "|".join(sorted(map(re.escape, OTHERS), key=len, reverse=True))
+    + r")(?![-/.\w])"
 )
 OF_COMMAND = re.compile(r"\bkt( [a-z]+)? $")  # what follows is the name of a command
 

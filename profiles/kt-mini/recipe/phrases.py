@@ -1,10 +1,10 @@
 """Facts and the ways to ask for them.
 
 Reads `facts/*.toml`: a fact is one answer with names (`kt convert`), goals (`make a pack`) and whole questions,
-some of them in ways.toml; rows of kt's tables that no file answers for become facts, too (`tables.py`). `frames.toml` holds the sentences that
-names and goals are put into. `[a|b|]` means one of the alternatives. `Phrases.draw` makes one random question,
-`Phrases.all_questions` every one, so that a test can compare them with the held-out questions. A question too close
-to a held-out one (`TooClose`) is never used in training.
+some of them in ways.toml; rows of kt's tables that no file answers for become facts, too (`tables.py`).
+`frames.toml` holds the sentences that names and goals are put into. `[a|b|]` means one of the
+alternatives. `Phrases.draw` makes one random question, `Phrases.all_questions` every one, so that a test can compare
+them with the held-out questions. A question too close to a held-out one (`TooClose`) is never used in training.
 """
 
 from __future__ import annotations

@@ -98,9 +98,12 @@ def rows() -> Iterator[dict[str, Any]]:
 
 # Verbs that meanings in the tables begin with: such a meaning is a goal of the person who asks.
 VERBS = frozenset(
-    "answer ask bring call carry change check choose clear compare convert copy draw drop end find follow forget get give "
-    "go hide import export keep leave let list load measure name open pick plan print put read record refuse remove rename "
-    "run save see send serve set show start stop sum switch take talk try turn undo use verify write".split()
+    """
+    answer ask bring call carry change check choose clear compare convert copy draw drop end find
+    follow forget get give go hide import export keep leave let list load measure name open pick
+    plan print put read record refuse remove rename run save see send serve set show start stop sum
+    switch take talk try turn undo use verify write
+    """.split()
 )
 
 
@@ -130,7 +133,9 @@ def _commands() -> Iterator[dict[str, Any]]:
             f"the {bare} command",
             bare if " " in bare else words,
         ]
-        yield _fact(f"command {words}", "command", f"{words}: {lower_first(meaning)}", names, 1.0, meaning)
+        yield _fact(
+            f"command {words}", "command", f"{words}: {lower_first(meaning)}", names, 1.0, meaning
+        )
 
 
 def _options() -> Iterator[dict[str, Any]]:
@@ -155,7 +160,9 @@ def _options() -> Iterator[dict[str, Any]]:
             ]
         plain |= set(found)
         weight = 0.3 if words[0].startswith("kt bench") else 0.9
-        yield _fact(key, "flag", f"{names} ({where}): {lower_first(meaning)}", said, weight, meaning)
+        yield _fact(
+            key, "flag", f"{names} ({where}): {lower_first(meaning)}", said, weight, meaning
+        )
 
 
 def _settings() -> Iterator[dict[str, Any]]:
@@ -219,7 +226,9 @@ def _slash() -> Iterator[dict[str, Any]]:
             f"the command {name}",
             f"{name} in [the|a] chat",
         ]
-        yield _fact(f"slash {name}", "slash", f"{line} in the chat: {meaning}.", names, 0.8, meaning)
+        yield _fact(
+            f"slash {name}", "slash", f"{line} in the chat: {meaning}.", names, 0.8, meaning
+        )
 
 
 def _formats() -> Iterator[dict[str, Any]]:

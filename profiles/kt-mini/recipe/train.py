@@ -76,7 +76,9 @@ class State:
     bias: Tensor  # of the routers, [L, E]
     shape: Shape
     layout: dict[str, tuple[int, ...]]
-    learned: dict[str, str]  # the answer for each row of kt's tables as they were when the training began
+    learned: dict[
+        str, str
+    ]  # the answer for each row of kt's tables as they were when the training began
 
     @staticmethod
     def make(w: Weights, bias: Tensor, shape: Shape) -> State:
@@ -165,7 +167,9 @@ def run(rank: int, o: Options, state: State) -> None:
     torch.set_num_threads(1 if o.workers > 1 else os.cpu_count() or 1)
     worker = Worker(o, state, rank)
     began = saved = time.time()
-    worked = time.thread_time()  # on a machine that does other things too, only what this process got
+    worked = (
+        time.thread_time()
+    )  # on a machine that does other things too, only what this process got
     n, smooth, share = 0, math.nan, 0.0
     while share < 1.0:
         loss = worker.step(n, share)
