@@ -62,7 +62,8 @@ _kt() {
         'pull')
             case $before in
                 --limit|--as)  ;;
-                *) options='--yes --limit --as --stream --no-stream --json --quiet --help' names='all' files='.gguf' ;;
+                --from) words='hf modelscope' ;;
+                *) options='--yes --limit --as --from --stream --no-stream --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'convert')
             case $before in

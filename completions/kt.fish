@@ -78,7 +78,7 @@ complete -c kt -n '__fish_seen_subcommand_from plan' -l help -d 'Show this messa
 complete -c kt -n __fish_use_subcommand -a search -d 'Find models by words, here and on the hubs'
 complete -c kt -n '__fish_seen_subcommand_from search'
 complete -c kt -n '__fish_seen_subcommand_from search' -l hub -d 'Also ask Hugging Face and ModelScope'
-complete -c kt -n '__fish_seen_subcommand_from search' -l from -d 'Ask only this hub' -x -a 'hf modelscope'
+complete -c kt -n '__fish_seen_subcommand_from search' -l from -d 'Only this hub' -x -a 'hf modelscope'
 complete -c kt -n '__fish_seen_subcommand_from search' -l limit -d 'Repositories of each hub' -x
 complete -c kt -n '__fish_seen_subcommand_from search' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from search' -l quiet -d 'Print only results and errors'
@@ -88,6 +88,7 @@ complete -c kt -n '__fish_seen_subcommand_from pull' -a '(kt names 2>/dev/null; 
 complete -c kt -n '__fish_seen_subcommand_from pull' -l yes -d 'Do not ask'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l limit -d 'Most bytes per second of a pull; 0 is no limit' -x
 complete -c kt -n '__fish_seen_subcommand_from pull' -l as -d 'Call it so, too' -x
+complete -c kt -n '__fish_seen_subcommand_from pull' -l from -d 'Only this hub' -x -a 'hf modelscope'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l stream -d 'Convert it while it arrives, and do not keep the checkpoint'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l no-stream -d 'Convert it while it arrives, and do not keep the checkpoint'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l json -d 'Print one JSON document on stdout'

@@ -119,6 +119,8 @@ def environment(folder: str) -> dict[str, str]:
         "KT_THREADS": "1",
         "KT_DRAFT": "off",  # how many tokens pay is measured
         "HF_ENDPOINT": "http://127.0.0.1:9",
+        "MODELSCOPE_ENDPOINT": "http://127.0.0.1:9",
+        "MODELSCOPE_API_MAX_RETRIES": "1",
     }
 
 

@@ -11,6 +11,7 @@ is what to do next, a command where there is one. `ktcli.main` turns them into t
     ├── BadCheckpoint
     │   └── BadPack
     ├── HubError
+    │   └── Gated
     ├── Busy
     ├── QueueFull
     ├── ContextFull
@@ -150,6 +151,10 @@ class HubError(KtError):
     """A download failed."""
 
     exit_code = ExitCode.NO_DOWNLOAD
+
+
+class Gated(HubError):
+    """A repository is open only to those who accept its licence."""
 
 
 class Busy(KtError):

@@ -303,7 +303,8 @@ def _acquire(path: Path, what: str, deadline: float, mode: int) -> int:
             except OSError as error:
                 raise KtError(
                     f"cannot open the lock file {path}: {error.strerror}",
-                    hint="what is there can be used; to add to it, set KT_HOME to a folder you can write",
+                    hint="what is there can be used; to add to it, set KT_HOME to a folder you can write,"
+                    " and KT_LIBRARIES to this library",
                 ) from error
 
 

@@ -20,6 +20,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Nor do the settings of whoever runs the tests change what they find.
 os.environ["KT_CONFIG"] = "/nonexistent/config.toml"
 os.environ["KT_LIBRARIES"] = "off"
+# No test asks a hub of the world; one that asks its own says so.
+os.environ["HF_ENDPOINT"] = os.environ["MODELSCOPE_ENDPOINT"] = "http://127.0.0.1:9"
+os.environ["MODELSCOPE_API_MAX_RETRIES"] = "1"
 # Nor are the libraries of tests remembered as theirs.
 os.environ["XDG_STATE_HOME"] = "/dev/null"
 

@@ -228,6 +228,7 @@ def environment(folder: Path) -> dict[str, str]:
         "KT_HOME": str(folder / "home"),
         "KT_CACHE": "1G",
         "HF_ENDPOINT": "http://127.0.0.1:9",
+        "MODELSCOPE_ENDPOINT": "http://127.0.0.1:9",
         "LANG": "C.UTF-8",
         "PATH": os.environ["PATH"],
         "TERM": "xterm-256color",

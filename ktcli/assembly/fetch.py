@@ -5,8 +5,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from ktcli.assembly.listener import SILENT, Bar, Listener, announce_library
+from ktcli.store import library
+from ktcli.store.choice import look
 from ktcli.store.entry import Entry
 from ktcli.store.hubs import Snapshot
+from ktcli.store.places import EntryKind
 from ktcli.store.profile import HUBS
 from ktcli.store.reference import Reference
 
@@ -27,8 +30,9 @@ def fetch(
     from ktcli.store import download
 
     announce_library(listener)
-    if snapshot is None:
+    if snapshot is None and library.find(reference.name, EntryKind.CHECKPOINT) is None:
         listener.note(looking(reference))
+        _, snapshot = look(reference, tell=listener.note)
     watcher = Bars(listener)
     try:
         return download.pull(reference, watcher, snapshot=snapshot, limit_bps=limit_bps)

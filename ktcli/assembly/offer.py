@@ -16,8 +16,9 @@ from ktcli.errors import gib, predicted
 from ktcli.hardware.gpu import AUTO
 from ktcli.planner.plan import Plan
 from ktcli.store import catalog
+from ktcli.store.choice import look
 from ktcli.store.download import wanted
-from ktcli.store.hubs import Hub, RemoteFile, Snapshot, hub_named
+from ktcli.store.hubs import Hub, RemoteFile, Snapshot
 from ktcli.store.profile import HUBS
 from ktcli.store.reference import Reference
 from ktcli.weights.recipe import Recipe
@@ -52,6 +53,14 @@ class Offer:
         disk = self.disk
         return disk is not None and not disk.fits and 0 < self.stream_bytes <= disk.free_bytes
 
+    @property
+    def streaming(self) -> str:
+        """The sentence that it is converted while it arrives."""
+        return (
+            "The disk has no room for the checkpoint beside its conversion, so it is converted while it arrives, "
+            f"with at most {gib(self.stream_bytes)} on the disk; the checkpoint is not kept."
+        )
+
     def lines(self) -> Iterator[str]:
         """The offer as lines for people."""
         there = self.snapshot
@@ -72,10 +81,7 @@ class Offer:
                 f"{gib(self.disk.free_bytes)} is free on that disk{short}."
             )
         if self.only_streams:
-            yield (
-                f"So it is converted while it arrives (--stream), with {gib(self.stream_bytes)} on the disk at a time; "
-                "its checkpoint is not kept."
-            )
+            yield self.streaming
         memory = f"{gib(self.plan.need_bytes)} of {gib(self.plan.host.available_bytes)} memory"
         if self.plan.fits:
             yield f"It needs {memory}, and gives about {predicted(self.plan.speed.decode)} tokens/s here."
@@ -91,9 +97,8 @@ def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = No
         BadCheckpoint: there is no model in it that kt could convert.
         UsageError: a setting makes no sense for this model.
     """
-    client = hub or hub_named(reference.hub)
     listener.note(looking(reference))
-    snapshot = client.look(reference.repository, reference.revision)
+    client, snapshot = look(reference, hub=hub, tell=listener.note)
     files = wanted(snapshot, reference.quant)
     size = sum(file.size_bytes for file in files)
     profile = catalog.find(reference.name)

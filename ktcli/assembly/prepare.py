@@ -19,14 +19,16 @@ from ktcli.assembly.convert import (
 )
 from ktcli.assembly.fetch import fetch
 from ktcli.assembly.listener import SILENT, Listener
+from ktcli.assembly.offer import make_offer
 from ktcli.assembly.plan import plan_ahead
 from ktcli.assembly.request import Wanted
+from ktcli.assembly.stream import begun_stream, stream_model
 from ktcli.assembly.subject import find_subject
 from ktcli.errors import Busy, UsageError, gib, predicted
 from ktcli.manifest import PACK as PACK_MANIFEST
 from ktcli.models import build
 from ktcli.planner.plan import Plan
-from ktcli.store import catalog, library, removal
+from ktcli.store import catalog, download, library, removal
 from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import Reference, parse
@@ -87,7 +89,10 @@ def prepare(
     planned = entry is None and _in_catalogue(reference)  # else there is no config.json yet
     if planned:
         _require_room(name, wanted, listener)
-    entry = entry or fetch(reference, listener)
+    if entry is None:
+        entry = _brought(reference, check, listener)
+        if entry.kind is EntryKind.PACK:
+            return Ready(entry.name, entry.path)
     experts, dense = split_pair(reference.formats)
     recipe = recipe_for(entry, experts or None, dense or None)
     target = pack_folder(entry, recipe)
@@ -115,6 +120,22 @@ def converted(name: str) -> Ready | None:
     experts, dense = split_pair(parse(name).formats)
     target = pack_folder(entry, recipe_for(entry, experts or None, dense or None))
     return Ready(entry.name, target) if (target / PACK_MANIFEST).is_file() else _other(entry)
+
+
+def _brought(
+    reference: Reference, check: Callable[[str, Path], object] | None, listener: Listener
+) -> Entry:
+    """Pulls a model; returns its checkpoint, or its conversion where the disk has no room for both."""
+    if (begun := begun_stream(reference)) is not None:
+        return stream_model(begun, listener, check=check)
+    if download.is_begun(reference.name):
+        return fetch(reference, listener)
+    offer = make_offer(reference, listener)
+    if offer.only_streams:
+        offer.plan.require(reference.text)  # before a byte of it is converted
+        listener.note(offer.streaming)
+        return stream_model(reference, listener, snapshot=offer.snapshot, check=check)
+    return fetch(reference, listener, snapshot=offer.snapshot)
 
 
 def _other(entry: Entry) -> Ready | None:

@@ -15,8 +15,9 @@ from typing import Any
 
 from ktcli.errors import BadCheckpoint, gib
 from ktcli.models import build
+from ktcli.store.choice import look
 from ktcli.store.download import Watcher, fetch_beginnings, fetch_files, wanted
-from ktcli.store.hubs import Hub, RemoteFile, Snapshot, hub_named
+from ktcli.store.hubs import Hub, RemoteFile, Snapshot
 from ktcli.store.reference import GGUF, Reference
 from ktcli.weights.checkpoint import INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES
 from ktcli.weights.gguf.header import MAX_HEADER_BYTES as MAX_GGUF_HEADER_BYTES
@@ -58,8 +59,7 @@ def preview(reference: Reference, *, hub: Hub | None = None) -> Preview:
         NotFound, HubError: there is no such repository, or the hub does not answer.
         BadCheckpoint: there is no model in it that kt could convert.
     """
-    client = hub or hub_named(reference.hub)
-    snapshot = client.look(reference.repository, reference.revision)
+    client, snapshot = look(reference, hub=hub)
     return preview_of(client, snapshot, reference.quant)
 
 

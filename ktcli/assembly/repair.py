@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection
+from contextlib import closing
 from pathlib import Path
 
 from ktcli import manifest, smallfiles
@@ -10,10 +12,14 @@ from ktcli.assembly.convert import provenance_of
 from ktcli.assembly.fetch import Bars
 from ktcli.assembly.host import team_to_convert
 from ktcli.assembly.listener import SILENT, Listener
+from ktcli.assembly.stream import fetch_head
+from ktcli.assembly.supply import HubSupply
 from ktcli.errors import NotFound
 from ktcli.store import download, library, origins, places
 from ktcli.store.entry import Entry
+from ktcli.store.hubs import hub_named
 from ktcli.store.places import EntryKind
+from ktcli.store.profile import HUBS
 
 
 def repair_entry(entry: Entry, names: Collection[str], listener: Listener = SILENT) -> None:
@@ -45,6 +51,9 @@ def _make(entry: Entry, names: Collection[str], listener: Listener) -> None:
     from ktcli.weights.repair import Damage, repair
 
     source = _source(entry)
+    if source is None:
+        _make_from_hub(entry, names, listener)
+        return
     with listener.progress(f"Repairing {entry.label}") as bar:
         repair(
             source,
@@ -55,8 +64,34 @@ def _make(entry: Entry, names: Collection[str], listener: Listener) -> None:
         )
 
 
-def _source(entry: Entry) -> Path:
-    """The checkpoint that a pack was made from."""
+def _make_from_hub(entry: Entry, names: Collection[str], listener: Listener) -> None:
+    """Makes files of a pack again whose checkpoint is not here: only what they are made from is fetched."""
+    from ktcli.weights.conversion import Source
+    from ktcli.weights.repair import Damage, repair_from
+
+    head, watcher = entry.path / manifest.STREAM, Bars(listener)
+    try:
+        found = manifest.read(head / manifest.CHECKPOINT)
+        if found is None:
+            made = manifest.read(entry.path / manifest.PACK)
+            assert made is not None, "a pack without a manifest is not complete"
+            client = hub_named(made.hub)
+            smallfiles.make_folder(head)
+            found = fetch_head(client, client.look(made.repository, made.revision), head, watcher)
+        with closing(HubSupply(found, head, watcher)) as supply:
+            repair_from(
+                Source(found.repository, supply.checkpoint, supply),
+                Damage(entry.path, names),
+                team_to_convert(None),
+                provenance=provenance_of(head),
+            )
+    finally:
+        watcher.end()
+    shutil.rmtree(head, ignore_errors=True)
+
+
+def _source(entry: Entry) -> Path | None:
+    """The checkpoint that a pack was made from; None: it is not here, but on the hub that the pack names."""
     if entry.name.startswith(places.LOCAL):
         found = origins.origin_of(entry.name)
         if found is None or not found.exists():
@@ -66,9 +101,13 @@ def _source(entry: Entry) -> Path:
             )
         return found
     checkpoint = library.find(entry.name, EntryKind.CHECKPOINT)
+    if checkpoint is None and entry.source.partition(":")[0] in HUBS:
+        return None
     if checkpoint is None:
         raise NotFound(
             f"the checkpoint that {entry.label} was made from is not in the library",
-            hint=f"get it with: kt pull {entry.name}",
+            hint=f"get it with: kt pull {entry.name}"
+            if entry.has_source
+            else f"make it again with: {entry.repair}",
         )
     return checkpoint.path

@@ -9,6 +9,7 @@ here. The pack is the one that a pull and a conversion give.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from ktcli.assembly.text import require_known_tokenizer
 from ktcli.errors import HubError, UsageError
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.store import integrity, library, places, scan
+from ktcli.store.choice import look
 from ktcli.store.download import Watcher, fetch_files, wanted
 from ktcli.store.entry import Entry
 from ktcli.store.hubs import Hub, Snapshot, hub_named
@@ -49,6 +51,7 @@ def stream_model(
     *,
     snapshot: Snapshot | None = None,
     limit_bps: int | None = None,
+    check: Callable[[str, Path], object] | None = None,
 ) -> Entry:
     """Pulls and converts a model; returns its pack, at once if it is there.
 
@@ -56,6 +59,7 @@ def stream_model(
         reference: its formats are those of the pack; empty: the recommended ones.
         snapshot: what the hub said of the repository; None: it is asked.
         limit_bps: the most bytes per second, 0: no limit; None: the setting `pull-limit`.
+        check: called with the model's name and the folder of its small files before a weight is fetched; it may raise.
     Raises:
         UsageError: what it names cannot be streamed.
         Busy: another process works on it.
@@ -75,6 +79,8 @@ def stream_model(
         with smallfiles.lock(places.lock_path(reference.name), what):
             if not (pack / manifest.PACK).is_file():
                 found = _head(reference, pack / manifest.STREAM, snapshot, listener)
+                if check is not None:
+                    check(reference.name, pack / manifest.STREAM)
                 _convert(found, pack, recipe, limit_bps, listener)
             shutil.rmtree(pack / manifest.STREAM, ignore_errors=True)
     except KeyboardInterrupt:
@@ -128,10 +134,11 @@ def _head(
     kept = manifest.read(head / manifest.CHECKPOINT)
     if kept is not None:
         return kept
-    client = hub_named(reference.hub)
     if snapshot is None:
         listener.note(looking(reference))
-        snapshot = client.look(reference.repository, reference.revision)
+        client, snapshot = look(reference, tell=listener.note)
+    else:
+        client = hub_named(snapshot.hub)
     smallfiles.make_folder(head)
     at = f"@{reference.revision}" if reference.revision else ""
     smallfiles.write(head / scan.PULLING, f"{snapshot.hub}:{snapshot.repository}{at}")

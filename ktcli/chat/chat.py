@@ -23,6 +23,7 @@ from ktcli.chat.snapshots import snapshot_positions
 from ktcli.chat.speaker import Speaker, longer_context
 from ktcli.chat.splice import Splicer
 from ktcli.chat.transcript import Added, AnswerPiece, Transcript
+from ktcli.chat.worktimes import Clocks, Lap
 from ktcli.engine.drafting import NO_DRAFTS, DraftWish
 from ktcli.engine.request import (
     Answer,
@@ -50,6 +51,7 @@ class Reply:
             cut them out themselves; thoughts in channels are not.
         at: the characters of the rendered conversation before it.
         thought_cut: whether its thought was ended because it had spent its budget.
+        clocks: the engine's clocks before the prompt was read, before the first token, and at the end.
         dropped: the oldest turns that the model read before and, for want of room, not for this answer.
         timeline: what the model read for it; None before that is known.
     """
@@ -60,6 +62,7 @@ class Reply:
     thought_cut: bool = False
     finish: Finish = Finish.CANCELLED
     at: int = 0
+    clocks: list[Clocks] = field(default_factory=list)
     dropped: int = 0
     timeline: Timeline | None = None
 
@@ -67,6 +70,15 @@ class Reply:
     def stats(self) -> Stats:
         """Its counts and times; those of an answer that is being made grow."""
         return functools.reduce(Stats.going_on, self.parts)
+
+    @property
+    def laps(self) -> tuple[Lap, Lap] | None:
+        """Where the time went, of the prompt and of the answer; None: it was stopped before its first token."""
+        if len(self.clocks) < 3:
+            return None
+        stats = self.stats
+        first, second, last = self.clocks
+        return Lap.between(first, second, stats.prompt_s), Lap.between(second, last, stats.eval_s)
 
 
 class Chat:
@@ -220,11 +232,14 @@ class Chat:
                 self._settings.think_budget,
             )
             read = reply.timeline
+            reply.clocks = [self.speaker.engine.operations()]
             answer = self._submit(read.ids, read.depths, self._settings.max_tokens, transcript)
             reply.parts = [answer.stats]
             yield from self._told(answer, transcript, reply, cancelled, progress)
             if reply.thought_cut:
                 yield from self._told_behind_thought(transcript, reply, cancelled)
+            if reply.ids:
+                reply.clocks.append(self.speaker.engine.operations())
         finally:
             self._answering = None
             self._remember(reply, before)
@@ -314,6 +329,7 @@ class Chat:
     def _note_depths(self, reply: Reply) -> None:
         """Notes how the prompt was computed, once it was read and nothing else yet."""
         if not reply.ids and reply.timeline is not None:
+            reply.clocks.append(self.speaker.engine.operations())
             reply.timeline = replace(reply.timeline, depths=self.sequence.depths)
 
     @staticmethod

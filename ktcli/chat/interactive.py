@@ -159,7 +159,10 @@ def show(
     before = chat.used
     try:
         with Interrupt() as interrupt:
-            screen.begin(lambda: chat.answering.stats.tokens if chat.answering else 0)
+            screen.begin(
+                lambda: chat.answering.stats.tokens if chat.answering else 0,
+                lambda columns: _live(chat, columns),
+            )
             try:
                 pieces = start(cancelled=interrupt, progress=screen.reading)
                 keeper.keep()
@@ -193,6 +196,13 @@ def show(
         person.note(f"{six_lines(chat.reply.stats)}\n{cached_line(chat.reply.stats)}")
     if remarks.losses and chat.loss is not None:
         person.note(visible(chat.loss.sentence))
+
+
+def _live(chat: Chat, columns: int) -> str:
+    """The line below an answer that is being made."""
+    if chat.answering is None:
+        return ""
+    return status_line(chat.answering.stats, chat.used, chat.speaker.engine.context, columns)
 
 
 def _below(chat: Chat, screen: Screen) -> str:

@@ -17,6 +17,11 @@ from ktcli.chat.thoughts import ThoughtsLine, ThoughtsView
 from ktcli.chat.transcript import AnswerPiece
 
 DIM, PLAIN, CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[2K"
+# A row below the cursor, which scrolls if need be; then to its beginning, and back to where the cursor was.
+_ROW_BELOW, _SAVE, _BACK = "\x1bD\x1b[A", "\x1b7\x1b[B\r", "\x1b8"
+_CLEAR_BELOW = "\x1b[J"
+LEAST_COLUMNS = 12  # of a terminal that has room for such a line
+LIVE_S = 0.2  # between two counts of the line below an answer that is being made
 # Control characters but newline and tab; C1 controls; characters that reverse the direction of the line.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 REPORTED_PROMPT = 256  # tokens; a shorter prompt is read too fast to report
@@ -77,6 +82,8 @@ class Screen:
         self.view, self.thoughts = ThoughtsView.FOLDED, ""
         self._clock, self._began_s = clock, clock()  # of the answer
         self._tokens: Callable[[], int] = int
+        self._live: Callable[[int], str] | None = None
+        self._live_line, self._live_s = "", 0.0  # what stands below the answer, and since when
         self._drawing: Drawing | None = None  # of what has begun
         self._folded: ThoughtsLine | None = None
         self._thought = self._line = (
@@ -85,14 +92,22 @@ class Screen:
         self._skips = False  # newlines before the answer's first word
         self._last = "\n"
 
-    def begin(self, tokens: Callable[[], int]) -> None:
-        """A new answer comes; `tokens` returns how many it has so far."""
+    def begin(self, tokens: Callable[[], int], live: Callable[[int], str] | None = None) -> None:
+        """A new answer comes.
+
+        Args:
+            tokens: returns how many tokens it has so far.
+            live: returns the line that stands below it while it is made, for a number of columns; None: there is none.
+        """
         self._tokens, self.thoughts, self._began_s = tokens, "", self._clock()
+        self._live = live if self._terminal and self._colour and self.status else None
+        self._live_line, self._live_s = "", self._began_s
         self._thought = self._skips = False
 
     def piece(self, piece: AnswerPiece) -> None:
         """Writes the next piece of an answer."""
         text = piece.text
+        self._clear_live()
         if piece.thought != self._thought:
             self._end_drawing()
             self._skips = self._thought and not self._shows_thoughts
@@ -107,6 +122,7 @@ class Screen:
         elif text:
             self._wipe()
             self._write_piece(text)
+        self._draw_live()
         self._stream.flush()
 
     @property
@@ -121,6 +137,8 @@ class Screen:
             gap: whether to leave an empty line too, for a person to come back to.
             below: a line about the answer; empty: none.
         """
+        self._clear_live()
+        self._live, self._live_line = None, ""
         self._end_drawing()
         self._wipe()
         if self._last != "\n":
@@ -200,6 +218,21 @@ class Screen:
         self._stream.write(CLEAR_LINE + self._dimmed(line[: max(1, self._columns() - 1)]))
         self._stream.flush()
         self._line = True
+
+    def _draw_live(self) -> None:
+        """Draws the line below what is being written; its figures change a few times per second."""
+        if self._live is None or self._drawing is None:
+            return
+        now = self._clock()
+        if now - self._live_s >= LIVE_S:
+            self._live_line, self._live_s = self._live(self._columns()), now
+        if self._live_line and self._columns() >= LEAST_COLUMNS:
+            line = self._live_line[: self._columns() - 1]
+            self._stream.write(f"{_ROW_BELOW}{_SAVE}{self._dimmed(line)}{_BACK}")
+
+    def _clear_live(self) -> None:
+        if self._live_line:
+            self._stream.write(_CLEAR_BELOW)
 
     def _wipe(self) -> None:
         if self._line:

@@ -18,6 +18,7 @@ from ktcli.chat.desk import Desk
 from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.statistics import cached_line, six_lines
 from ktcli.chat.thoughts import without_marks
+from ktcli.chat.worktimes import time_lines
 from ktcli.errors import UsageError
 from ktcli.store.library import conversions
 
@@ -132,6 +133,8 @@ def _stats(desk: Desk, rest: str) -> None:
     if reply is not None:
         desk.say(six_lines(reply.stats))
         desk.say(cached_line(reply.stats))
+        if (laps := reply.laps) is not None:
+            desk.say(time_lines(*laps))
     desk.say(f"context:              {chat.used} of {chat.speaker.engine.context} token(s)")
 
 
@@ -180,7 +183,7 @@ TABLE: dict[str, Slash] = {
     "undo": Slash(_undo, "", "take back the last question and its answer"),
     "compact": Slash(_compact, "[undo]", "let the model sum up the oldest turns, to make room"),
     "thoughts": Slash(_thoughts, "", "what the model thought before its last answer"),
-    "stats": Slash(_stats, "", "what the last answer took"),
+    "stats": Slash(_stats, "", "what the last answer took, and where its time went"),
     "read": Slash(files.attach, "FILE", "put a file into the next question; @FILE in it does too"),
     "copy": Slash(files.copy, "[code]", "copy the last answer, or its last block of code"),
     "export": Slash(files.export, "FILE", "write the conversation as .md or .json"),

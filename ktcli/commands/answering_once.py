@@ -117,7 +117,19 @@ def document(made: Chat, reply: Reply, text: str, thinking: str) -> dict[str, An
             "accepted_count": stats.accepted,
             "tokens_per_step": stats.tokens_per_step,
             "seed": made.seed,
+            "times": _times(reply),
         },
+    }
+
+
+def _times(reply: Reply) -> dict[str, dict[str, float]] | None:
+    """Where the time went, in seconds."""
+    laps = reply.laps
+    if laps is None:
+        return None
+    return {
+        name: {part.replace(" ", "_"): seconds for part, seconds in lap.rows}
+        for name, lap in zip(("reading", "answering"), laps, strict=True)
     }
 
 

@@ -112,7 +112,7 @@ QuietOpt = Annotated[
 ]
 FromOpt = Annotated[
     str | None,
-    typer.Option("--from", metavar="hf|modelscope", help="Ask only this hub.", callback=_source),
+    typer.Option("--from", metavar="hf|modelscope", help="Only this hub.", callback=_source),
 ]
 YesOpt = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 ThreadsOpt = Annotated[int | None, setting_option("threads", "-t", min=1)]

@@ -12,11 +12,12 @@ from ktcli.assembly.offer import make_offer
 from ktcli.assembly.stream import begun_stream, stream_model
 from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.alias import name_it
-from ktcli.commands.options import JsonOpt, ModelArg, QuietOpt, YesOpt, setting_option
+from ktcli.commands.options import FromOpt, JsonOpt, ModelArg, QuietOpt, YesOpt, setting_option
 from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import Mode, out, safe
 from ktcli.settings import SETTINGS
 from ktcli.store import aliases, download, library
+from ktcli.store.choice import only_from
 from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import Reference, parse
@@ -37,6 +38,7 @@ def pull(
     alias: Annotated[
         str | None, typer.Option("--as", metavar="NAME", help="Call it so, too.")
     ] = None,
+    source: FromOpt = None,
     stream: Annotated[
         bool | None,
         typer.Option(
@@ -53,6 +55,9 @@ def pull(
     you are told what comes, what it becomes and how it would run here, and on a terminal you are asked;
     a script is not. A model that kt cannot convert is refused by the headers of its files.
 
+    Where no hub is named, Hugging Face is asked first, and ModelScope if it does not answer or has no such
+    repository; a model whose licence is to be accepted first is not taken from elsewhere.
+
     Every file is checked against its hash as it arrives. Interrupted, even killed? The same command
     continues inside the file where it was.
 
@@ -64,6 +69,7 @@ def pull(
       kt pull qwen3-30b-a3b                  by short name (kt list --all)
       kt pull Qwen/Qwen3-30B-A3B@main        a repository at a revision
       kt pull ms:Qwen/Qwen3-30B-A3B          from ModelScope
+      kt pull qwen3-30b-a3b --from modelscope
       kt pull Qwen/Qwen3-30B-A3B --as big    and call it big in all commands
       kt pull qwen3-30b-a3b --limit 20M      at most 20 MiB per second
       kt pull deepseek-v3 --stream           converted while it arrives
@@ -73,9 +79,11 @@ def pull(
       kt pull model-Q4_K_M.gguf              the same of a GGUF file
     """
     reference = parse(model)
+    if source is not None:
+        reference = only_from(reference, source)
     if alias is not None:
         aliases.require_free(alias)  # before anything is fetched for it
-    before = library.find(model, EntryKind.PACK if stream else EntryKind.CHECKPOINT)
+    before = library.find(reference.text, EntryKind.PACK if stream else EntryKind.CHECKPOINT)
     entry = before or _download(reference, limit, yes, stream)
     if entry is None:
         out.note("Nothing was pulled.")

@@ -37,7 +37,8 @@ def verify(
     something differs.
 
     With --repair, damaged files of a checkpoint are fetched again, and those of a conversion made again from its
-    checkpoint: a layer at a time, with the same bytes as before. A damaged file stays until the new one is proved.
+    checkpoint, or from the files that they need on the hub where it is not here: a layer at a time, with the same
+    bytes as before. A damaged file stays until the new one is proved.
 
     Examples:
 

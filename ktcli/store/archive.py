@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import tarfile
@@ -9,6 +10,7 @@ import tarfile
 from ktcli.errors import BadCheckpoint
 
 _BLOCK = 4 << 20
+FLUSH_BYTES = 64 << 20  # three seconds of a slow USB stick
 _MOST_HEADER_BYTES = 1 << 16  # before one member; kt writes 512, or 1,536 for the largest files
 _LONGER = (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME)  # headers that a further one follows
 _KINDS = {
@@ -20,6 +22,32 @@ _KINDS = {
     tarfile.FIFOTYPE: "a pipe",
     tarfile.GNUTYPE_SPARSE: "a sparse file",
 }
+
+
+class Flusher:
+    """Has what is written to a file flushed now and then: so a slow disk shows in the progress, and not at the end."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._unflushed = 0
+
+    def put(self, data: bytes) -> None:
+        """Writes all of `data`.
+
+        Raises:
+            OSError: the system refuses.
+        """
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+        self._unflushed += len(data)
+        if self._unflushed >= FLUSH_BYTES:
+            self._unflushed = 0
+            try:
+                os.fdatasync(self._descriptor)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # a pipe has nothing to flush
+                    raise
 
 
 def padding(size_bytes: int) -> int:

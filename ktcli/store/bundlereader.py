@@ -21,7 +21,7 @@ from ktcli import manifest, smallfiles
 from ktcli.errors import BadCheckpoint, KtError, NotEnoughDisk, UsageError
 from ktcli.manifest import FileRecord
 from ktcli.store import heat, places, scan
-from ktcli.store.archive import Archive, padding
+from ktcli.store.archive import Archive, Flusher, padding
 from ktcli.store.bundle import (
     LIST,
     SCRATCH,
@@ -279,12 +279,11 @@ def _extract(
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(beside, flags, 0o644)
     try:
+        file = Flusher(descriptor)
         while left:
             block = archive.exactly(min(left, _BLOCK))
             state.update(block)
-            view = memoryview(block)
-            while view:
-                view = view[os.write(descriptor, view) :]
+            file.put(block)
             watcher.advance(len(block))
             left -= len(block)
         if state.hexdigest() != member.sha256:

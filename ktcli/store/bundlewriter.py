@@ -20,7 +20,7 @@ from ktcli import manifest, smallfiles
 from ktcli.errors import BadCheckpoint, BadPack, KtError, NotEnoughDisk, NotFound, UsageError
 from ktcli.manifest import FileRecord
 from ktcli.store import heat
-from ktcli.store.archive import padding
+from ktcli.store.archive import Flusher, padding
 from ktcli.store.bundle import (
     LIST,
     MOST_HEAT_BYTES,
@@ -136,9 +136,10 @@ def write_stream(what: Export, descriptor: int, watcher: Watcher) -> None:
         KtError: a file cannot be read or has other bytes than its hash says. OSError: the pipe refuses.
     """
     watcher.begin(f"Exporting {what.label}", what.total_bytes, 0)
+    file = Flusher(descriptor)
     for member in what.pieces():
-        _write(what, member, descriptor, watcher)
-    _put(descriptor, _END)
+        _write(what, member, file, watcher)
+    file.put(_END)
     watcher.advance(len(_END))
 
 
@@ -230,31 +231,31 @@ def _check_space(what: Export, target: Path, begun: int) -> None:
 def _fill(what: Export, descriptor: int, begun: int, watcher: Watcher) -> None:
     os.ftruncate(descriptor, begun)
     os.lseek(descriptor, begun, os.SEEK_SET)
-    at = 0
+    file, at = Flusher(descriptor), 0
     for member in what.pieces():
         if at >= begun:
-            _write(what, member, descriptor, watcher)
+            _write(what, member, file, watcher)
             os.fsync(descriptor)
         at += _room(member)
-    _put(descriptor, _END)
+    file.put(_END)
     watcher.advance(len(_END))
     os.fsync(descriptor)
 
 
-def _write(what: Export, member: Member, descriptor: int, watcher: Watcher) -> None:
+def _write(what: Export, member: Member, file: Flusher, watcher: Watcher) -> None:
     """Writes one member; its padding only when its bytes are proved."""
-    _put(descriptor, head(member.name, member.size_bytes))
+    file.put(head(member.name, member.size_bytes))
     source = what.source(member)
     if isinstance(source, bytes):
-        _put(descriptor, source)
+        file.put(source)
         watcher.advance(len(source))
     else:
-        _copy(what, source, member, descriptor, watcher)
-    _put(descriptor, bytes(padding(member.size_bytes)))
+        _copy(what, source, member, file, watcher)
+    file.put(bytes(padding(member.size_bytes)))
     watcher.advance(_room(member) - member.size_bytes)
 
 
-def _copy(what: Export, source: Path, member: Member, descriptor: int, watcher: Watcher) -> None:
+def _copy(what: Export, source: Path, member: Member, file: Flusher, watcher: Watcher) -> None:
     state, left = hashlib.sha256(), member.size_bytes
     problem = "has other bytes than its hash says"
     try:
@@ -271,7 +272,7 @@ def _copy(what: Export, source: Path, member: Member, descriptor: int, watcher: 
                 problem = "is shorter than its manifest says"
                 break
             state.update(block)
-            _put(descriptor, block)
+            file.put(block)
             watcher.advance(len(block))
             left -= len(block)
     finally:
@@ -282,12 +283,6 @@ def _copy(what: Export, source: Path, member: Member, descriptor: int, watcher: 
 
 def _repair(what: Export) -> str:
     return f"kt verify --repair {what.label}"
-
-
-def _put(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _room(member: Member) -> int:

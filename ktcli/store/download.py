@@ -21,6 +21,7 @@ from ktcli import config, manifest, smallfiles
 from ktcli.errors import BadCheckpoint, HubError, NotEnoughDisk, UsageError
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.store import contents, integrity, library, places, scan
+from ktcli.store.choice import look
 from ktcli.store.entry import Entry
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot, explained, hub_named
 from ktcli.store.partial import Located
@@ -65,7 +66,7 @@ def pull(
     """Bring a repository into the library; return at once if it is there.
 
     Args:
-        hub: where to get it from; None: the hub of the reference.
+        hub: where to get it from; None: the hub of the snapshot, else those of the reference in turn.
         snapshot: what the hub said of the repository; None: it is asked.
         limit_bps: the most bytes per second, 0: no limit; None: the setting `pull-limit`.
     Raises:
@@ -86,8 +87,10 @@ def pull(
         present = library.find(reference.name, EntryKind.CHECKPOINT)
         if present is not None:
             return present
-        client = hub or hub_named(reference.hub)
-        snapshot = snapshot or client.look(reference.repository, reference.revision)
+        if snapshot is None:
+            client, snapshot = look(reference, hub=hub)
+        else:
+            client = hub or hub_named(snapshot.hub)
         files = wanted(snapshot, reference.quant)
         _check_space(reference, files, folder)
         total = sum(file.size_bytes for file in files)
@@ -318,8 +321,8 @@ def _take_over(
     """Uses what the hub's own client has on this machine, and what an older kt left in the folder."""
     found = []
     for file in _missing(files, log):
-        if not file.sha256:
-            continue  # small
+        if not (file.sha256 or file.blob):
+            continue
         path = log.folder / file.name
         there = path if path.is_file() else hub.cached(snapshot, file.name)
         if there is not None and there.stat().st_size == file.size_bytes:
@@ -328,9 +331,10 @@ def _take_over(
         return
     watcher.begin("Checking what is here", sum(file.size_bytes for file, _ in found), 0)
     for file, there in found:
-        if integrity.digest(there, watcher.advance) == file.sha256.lower():
+        sha256, blob = integrity.digests(there, watcher.advance)
+        if file.sha256.lower() in ("", sha256) and file.blob.lower() in ("", blob):
             _share(there, log.folder / file.name)
-            log.note(file.name, file.sha256.lower())
+            log.note(file.name, sha256)
     watcher.end()
 
 

@@ -10,7 +10,7 @@ from ktcli import manifest
 from ktcli.errors import UsageError
 from ktcli.smallfiles import Holder
 from ktcli.store import catalog, contents, origins
-from ktcli.store.places import LOCAL, EntryKind
+from ktcli.store.places import LOCAL, EntryKind, checkpoint_path
 from ktcli.store.reference import GGUF, parse, repository_named
 
 BUILTIN = "kt-mini"
@@ -97,8 +97,20 @@ class Entry:
             if self.name.startswith(LOCAL):
                 origin = origins.origin_of(self.name) or "FOLDER"
                 return f"kt convert {quote(str(origin))}@{self.formats}"
+            if self.complete and not self.has_source:
+                return "kt import FILE.tar"  # it came from there under a name of its own
             return f"kt convert {self.name if is_recommended(self) else self.label}"
         return self._pull
+
+    @property
+    def has_source(self) -> bool:
+        """Whether its name leads to what it is made from: on disk, on a hub, or built in."""
+        if self.name == BUILTIN or checkpoint_path(self.name).is_dir():
+            return True
+        try:
+            return bool(parse(self.name).repository or repository_named(self.name))
+        except UsageError:
+            return False
 
     @property
     def _pull(self) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ktcli.errors import HubError, KtError, NotFound, UsageError
+from ktcli.errors import Gated, HubError, KtError, NotFound, UsageError
 from ktcli.store import catalog
 from ktcli.store.partial import Located
 from ktcli.store.profile import HUBS
@@ -84,6 +84,21 @@ def _endpoint_of(variable: str) -> str | None:
     return said
 
 
+def _modelscope_endpoint() -> str | None:
+    """The server of MODELSCOPE_ENDPOINT, else of MODELSCOPE_DOMAIN, which may be a name alone; None: the hub's own."""
+    if "MODELSCOPE_ENDPOINT" in os.environ:
+        return _endpoint_of("MODELSCOPE_ENDPOINT")
+    said = os.environ.get("MODELSCOPE_DOMAIN")
+    if said is None or said.startswith(("http://", "https://")):
+        return _endpoint_of("MODELSCOPE_DOMAIN")
+    if not re.fullmatch(r"[\w.-]+(:[0-9]{1,5})?", said, re.ASCII):
+        raise UsageError(
+            f"MODELSCOPE_DOMAIN is {said[:100]!r}, which is no name of a server",
+            hint="unset MODELSCOPE_DOMAIN, or write one like www.modelscope.ai",
+        )
+    return f"https://{said}"
+
+
 class HuggingFace:
     """Reaches Hugging Face through `huggingface_hub`, which reads HF_ENDPOINT (a mirror) and HF_TOKEN."""
 
@@ -140,10 +155,10 @@ def _located(file: RemoteFile, url: str, headers: Mapping[str, str]) -> Located:
 
 
 class ModelScope:
-    """Reaches ModelScope through `modelscope`, which reads MODELSCOPE_ENDPOINT (another server)."""
+    """Reaches ModelScope through `modelscope`; MODELSCOPE_ENDPOINT or MODELSCOPE_DOMAIN names another server."""
 
     def __init__(self) -> None:
-        self.endpoint = _endpoint_of("MODELSCOPE_ENDPOINT")
+        self.endpoint = _modelscope_endpoint()
         # Read when the client is imported: its five attempts to reach a server take a minute.
         os.environ.setdefault("MODELSCOPE_API_MAX_RETRIES", "2")
 
@@ -186,9 +201,23 @@ class ModelScope:
             return _located(file, url, headers)
 
     def cached(self, snapshot: Snapshot, name: str) -> Path | None:
-        root = os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope/hub"
-        path = Path(root).expanduser() / "models" / snapshot.repository / name
-        return path if path.is_file() else None
+        owner, _, repository = snapshot.repository.partition("/")
+        revision = snapshot.revision or "master"
+        places = [f"models/{owner}--{repository}/snapshots/{revision}"]
+        # Clients up to 1.37; they wrote dots as underscores, earlier ones did not.
+        for spelled in (repository.replace(".", "___"), repository):
+            places += [f"models/{owner}/{spelled}", f"{owner}/{spelled}"]
+        for root in _modelscope_caches():
+            for place in places:
+                if (path := root / place / name).is_file():
+                    return path
+        return None
+
+
+def _modelscope_caches() -> tuple[Path, ...]:
+    """The folders that clients of ModelScope keep files in; older ones had theirs in `hub`."""
+    root = Path(os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope").expanduser()
+    return root, root / "hub"
 
 
 @contextlib.contextmanager
@@ -238,8 +267,14 @@ def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtEr
             )
     word = next((said for cause in causes if (said := _error_code(cause))), "")
     if "GatedRepoError" in names or word == "GatedRepo" or status == 403:
-        hint = f"accept its licence on its page on {where}, make a token there, and set HF_TOKEN"
-        return HubError(
+        hint = (
+            f"accept its licence on its page on {where}, make a token there, and set {_TOKENS[hub]}"
+        )
+        other = "ms" if hub == "hf" else "hf"
+        profile = catalog.by_repository(hub, repository)
+        if profile is not None and other in profile.repositories:
+            hint += f"; or ask {HUBS[other]}: kt pull {profile.name} --from {_SPOKEN[other]}"
+        return Gated(
             f"{repository} on {where} is open only to those who accept its licence", hint=hint
         )
     if word == "EntryNotFound":
@@ -259,7 +294,7 @@ def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtEr
             if near
             else f"check the spelling; kt search {repository.rpartition('/')[2]} --hub looks for it"
         )
-        hint += "; for a private repository set HF_TOKEN" if hub == "hf" else ""
+        hint += f"; for a private repository set {_TOKENS[hub]}"
         return NotFound(
             f"there is no repository {repository} on {where}, or it is private", hint=hint
         )
@@ -274,6 +309,8 @@ def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtEr
     )
 
 
+_TOKENS = {"hf": "HF_TOKEN", "ms": "MODELSCOPE_API_TOKEN"}
+_SPOKEN = {"hf": "hf", "ms": "modelscope"}
 _OTHER_WAY = {
     "hf": "HF_ENDPOINT names a mirror; ms:org/repo takes the model from ModelScope",
     "ms": "hf:org/repo takes the model from Hugging Face",

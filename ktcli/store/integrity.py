@@ -22,6 +22,18 @@ def digest(path: Path, advance: Callable[[int], None] = lambda n: None) -> str:
     return state.hexdigest()
 
 
+def digests(path: Path, advance: Callable[[int], None] = lambda n: None) -> tuple[str, str]:
+    """The SHA-256 of a file, and its hash as a git blob, hexadecimal; `advance` as for `digest`."""
+    state = hashlib.sha256()
+    blob = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb", buffering=0) as stream:
+        while block := stream.read(_BLOCK):
+            state.update(block)
+            blob.update(block)
+            advance(len(block))
+    return state.hexdigest(), blob.hexdigest()
+
+
 def check(
     folder: Path, files: tuple[FileRecord, ...], advance: Callable[[int], None]
 ) -> Iterator[tuple[FileRecord, str]]:

@@ -1,10 +1,12 @@
 """Keeps a file that is arriving so that a process that is killed loses nothing that was written.
 
     NAME.part   the bytes, each at its place in the file
-    NAME.done   a header that says which file it is, then a counter for each chunk: the bytes of it that are there
+    NAME.done   a header that says which file it is and since which start of the machine it is written; then for each
+                chunk two counters: the bytes of it that were written, and those that were flushed to the disk
 
-A counter is written after the bytes it counts. What a killed process wrote stays in the page cache, so only what
-was on the wire is fetched again. A power cut may keep counters and lose bytes: the hash of the whole file finds that.
+A counter is written after the bytes it counts. What a killed process wrote stays in the page cache, so only what was
+on the wire is fetched again. A power cut may keep counters and lose bytes: after another start of the machine only
+what was flushed is trusted. So bytes are flushed every FLUSH_BYTES, and all of them before the file gets its name.
 """
 
 from __future__ import annotations
@@ -19,8 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHUNK_BYTES = 16 << 20  # one request; a gigabit line takes an eighth of a second for it
-_MAGIC = b"kt-part1"
+FLUSH_BYTES = 64 << 20  # of a file; an eighth of a second for a disk that writes 500 MB/s
+_MAGIC = b"kt-part2"
 _COUNTER = struct.Struct("<Q")
+_START_BYTES = 36
+_NO_START = bytes(_START_BYTES)
+_ROWS = (
+    len(_MAGIC) + 32 + _START_BYTES
+)  # where the counters begin, behind magic, identity and start
+_START = Path("/proc/sys/kernel/random/boot_id")  # another one after each start of the machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,8 @@ class PartialFile:
         self._chunk = chunk_bytes
         self._lock = threading.Lock()
         self._descriptors: tuple[int, int] | None = None
-        self._done = self._read_counters()
+        self._unflushed = 0  # bytes
+        self._done, self._flushed = self._read_counters()
         self._first_open = 0  # no chunk before it is open
         self.url = located.url
         self.single = threading.Lock()  # held by whoever gets the file as one stream
@@ -111,7 +121,9 @@ class PartialFile:
                 try:
                     if not self.arrived_bytes:
                         os.ftruncate(counters, 0)
-                        os.pwrite(counters, self._header() + bytes(8 * len(self._done)), 0)
+                    pairs = zip(self._done, self._flushed, strict=True)
+                    rows = b"".join(_COUNTER.pack(each) for pair in pairs for each in pair)
+                    os.pwrite(counters, self._header() + _this_start() + rows, 0)
                     self._descriptors = os.open(self.bytes_path, flags, 0o644), counters
                 except BaseException:
                     os.close(counters)
@@ -131,12 +143,12 @@ class PartialFile:
         for path in (self.counters_path, self.bytes_path):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
-        self._done = [0] * len(self._done)
-        self._first_open = 0
+        self._done, self._flushed = [0] * len(self._done), [0] * len(self._done)
+        self._first_open = self._unflushed = 0
 
     def finish(self, path: Path) -> None:
-        """Gives the complete file its name; what was there before is replaced."""
-        self.open()
+        """Flushes the complete file and gives it its name; what was there before is replaced."""
+        os.fsync(self.open())
         self.close()
         os.replace(self.bytes_path, path)
         self.counters_path.unlink(missing_ok=True)
@@ -149,8 +161,21 @@ class PartialFile:
             written = os.pwrite(descriptor, data, at)
             at, data = at + written, data[written:]
         done = self._done[chunk] + size
-        os.pwrite(counters, _COUNTER.pack(done), len(_MAGIC) + 32 + 8 * chunk)
+        _count(counters, 2 * chunk, done)
         self._done[chunk] = done
+        self._unflushed += size
+        if self._unflushed >= FLUSH_BYTES:
+            self._unflushed = 0
+            self._flush(descriptor, counters)
+
+    def _flush(self, descriptor: int, counters: int) -> None:
+        """Flushes what is written, then counts it as flushed."""
+        written = list(self._done)
+        os.fdatasync(descriptor)
+        for chunk, done in enumerate(written):
+            if done > self._flushed[chunk]:
+                _count(counters, 2 * chunk + 1, done)
+                self._flushed[chunk] = done
 
     def _header(self) -> bytes:
         about = self.located
@@ -159,22 +184,38 @@ class PartialFile:
         identity = f"{about.name}\n{about.size_bytes}\n{content}\n{self._chunk}"
         return _MAGIC + hashlib.sha256(identity.encode("utf-8", "replace")).digest()
 
-    def _read_counters(self) -> list[int]:
-        """The counters that an earlier run left; zeros if they are of another file, damaged, or count too much."""
+    def _read_counters(self) -> tuple[list[int], list[int]]:
+        """The counters that an earlier run left: the bytes that are there, and those that were flushed; zeros if they
+        are of another file, damaged, or count too much."""
         size = self.located.size_bytes
         number = -(-size // self._chunk)
-        fresh = [0] * number
+        fresh = [0] * number, [0] * number
         header = self._header()
         try:
             data = self.counters_path.read_bytes()
             there = self.bytes_path.stat().st_size
         except OSError:
             return fresh
-        if len(data) != len(header) + 8 * number or not data.startswith(header):
+        if len(data) != _ROWS + 2 * _COUNTER.size * number or not data.startswith(header):
             return fresh
-        found = [each[0] for each in _COUNTER.iter_unpack(data[len(header) :])]
-        for chunk, done in enumerate(found):
+        found = [each[0] for each in _COUNTER.iter_unpack(data[_ROWS:])]
+        written, flushed = found[::2], found[1::2]
+        if data[len(header) : _ROWS] != _this_start() or _this_start() == _NO_START:
+            written = flushed
+        for chunk, done in enumerate(written):
             start = chunk * self._chunk
             if done > min(self._chunk, size - start) or (done and start + done > there):
                 return fresh
-        return found
+        return written, flushed
+
+
+def _count(counters: int, place: int, n_bytes: int) -> None:
+    os.pwrite(counters, _COUNTER.pack(n_bytes), _ROWS + _COUNTER.size * place)
+
+
+def _this_start() -> bytes:
+    """Names the time since the machine was started; zeros if it does not say."""
+    try:
+        return _START.read_bytes()[:_START_BYTES].ljust(_START_BYTES, b"\0")
+    except OSError:
+        return _NO_START

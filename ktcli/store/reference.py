@@ -55,6 +55,7 @@ class Reference:
         hub, repository, revision: where it comes from; empty for a name outside the catalogue.
         quant: the quant of the GGUF files that are meant; empty: its safetensors files are.
         folder: a local folder or GGUF file; None otherwise.
+        anywhere: whether no hub was named, nor a revision of one, so that another one will do, too.
     """
 
     text: str
@@ -65,6 +66,7 @@ class Reference:
     revision: str = ""
     quant: str = ""
     folder: Path | None = None
+    anywhere: bool = False
 
     @property
     def lasting(self) -> str:
@@ -101,7 +103,8 @@ def parse(text: str) -> Reference:
     if (found := _local(text)) is not None:
         return found
     if "/" in text:
-        return _repository(text, "hf", text)
+        found_there = _repository(text, "hf", text)
+        return replace(found_there, anywhere=not found_there.revision)
     return _short(text)
 
 
@@ -156,7 +159,8 @@ def _short(text: str) -> Reference:
         target = aliases.target_of(name)
         return _meant(text, formats, target) if target else Reference(text, name, formats)
     hub = next(iter(profile.repositories), "")
-    return Reference(text, profile.name, formats, hub, profile.repositories.get(hub, ""))
+    repository = profile.repositories.get(hub, "")
+    return Reference(text, profile.name, formats, hub, repository, anywhere=bool(hub))
 
 
 def _meant(text: str, formats: str, target: str) -> Reference:

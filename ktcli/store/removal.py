@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from ktcli import config
+from ktcli import config, manifest, smallfiles
 from ktcli.errors import KtError, UsageError
 from ktcli.store import contents, heat, library, origins, places, usage
 from ktcli.store.entry import Entry
@@ -96,7 +96,16 @@ def leftovers() -> tuple[Path, ...]:
     removed = [path for folder in folders for path in sorted(folder.glob(".*.removed.*"))]
     begun = (CALIBRATING, RESUMING)
     found = sorted(path for name in begun for path in config.home().glob(f"{name}[0-9]*-*"))
-    return (*removed, *(path for path in found if not _is_running(path.name.split("-")[1])))
+    stopped = (path for path in found if not _is_running(path.name.split("-")[1]))
+    return (*removed, *stopped, *_streams())
+
+
+def _streams() -> Iterator[Path]:
+    """The folders that were used to make conversions, or to repair them, that are complete now."""
+    for path in places.folder_of(EntryKind.PACK).glob(f"*/{manifest.STREAM}"):
+        lock = places.lock_path(path.parent.name.partition("@")[0])
+        if (path.parent / manifest.PACK).is_file() and smallfiles.holder(lock) is None:
+            yield path
 
 
 def _is_running(process: str) -> bool:

@@ -7,7 +7,7 @@ that is stopped at any moment leaves each file as it was or as it must be.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +17,7 @@ from ktcli.errors import BadPack, NotEnoughDisk, UsageError
 from ktcli.manifest import MAX_BYTES, FileRecord, Seal
 from ktcli.manifest import PACK as MANIFEST
 from ktcli.native import Pool
-from ktcli.weights.conversion import UNRECORDED, Provenance
+from ktcli.weights.conversion import UNRECORDED, Provenance, Source
 from ktcli.weights.convert import planned
 from ktcli.weights.destination import Destination
 from ktcli.weights.encode import Encoder
@@ -56,6 +56,23 @@ def repair(
     Args:
         provenance: of the checkpoint.
         progress: called with the bytes that are written and their total.
+    Raises: as `repair_from`.
+    """
+    with closing(open_checkpoint(source)) as checkpoint:
+        opened = Source(str(source), checkpoint)
+        repair_from(opened, damage, pool, provenance=provenance, progress=progress)
+
+
+def repair_from(
+    source: Source,
+    damage: Damage,
+    pool: Pool,
+    *,
+    provenance: Provenance = UNRECORDED,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Makes damaged files of a pack again from a checkpoint that is open, as `repair` does.
+
     Raises:
         BadPack: its manifest is damaged, it was made from another checkpoint, or a file became another one than it
             was; that file is as it was before.
@@ -74,26 +91,29 @@ def repair(
             hint="convert it again with --calibrate FILE",
         )
     records = {each.name: each for each in found.records if each.name in damage.names}
-    with closing(open_checkpoint(source)) as checkpoint:
-        plan = planned(checkpoint, recipe, provenance, None)
-        if found.identity != plan.manifest:
-            raise BadPack(f"{damage.pack.name} was made from another checkpoint than {source} is")
-        files = [file for file in plan.files if file.name in records]
-        total, largest = (f(each.size_bytes for each in files) for f in (sum, _largest))
-        what = f"repairing {damage.pack.name}"
-        target = Destination(damage.pack, plan)
-        with explained(what, damage.pack, lambda: largest), target.held(what):
-            if (free := smallfiles.free_bytes(damage.pack)) < largest:
-                raise NotEnoughDisk(what, largest, free, str(damage.pack))
-            check_tables([tensor for file in files for tensor in file.tensors], checkpoint, pool)
-            encoder, done = Encoder(checkpoint, plan.recipe, pool), 0
-            for file in files:
+    checkpoint, supply = source.checkpoint, source.supply
+    plan = planned(checkpoint, recipe, provenance, None)
+    if found.identity != plan.manifest:
+        raise BadPack(f"{damage.pack.name} was made from another checkpoint than {source.name} is")
+    files = [file for file in plan.ordered if file.name in records]
+    total, largest = (f(each.size_bytes for each in files) for f in (sum, _largest))
+    what = f"repairing {damage.pack.name}"
+    target = Destination(damage.pack, plan)
+    with explained(what, damage.pack, lambda: largest), target.held(what):
+        if (free := smallfiles.free_bytes(damage.pack)) < largest:
+            raise NotEnoughDisk(what, largest, free, str(damage.pack))
+        if supply:
+            supply.begin(plan, {file.name for file in plan.files} - records.keys())
+        encoder, done = Encoder(checkpoint, plan.recipe, pool), 0
+        for file in files:
+            with supply.at_hand(file) if supply else nullcontext():
+                check_tables(file.tensors, checkpoint, pool)
                 for part in _made(encoder, file, damage.pack, records[file.name]):
                     done += part
                     progress(done, total)
-            for record in plan.manifest.extras:
-                if record.name in records:
-                    _take_over(checkpoint, damage.pack, record)
+        for record in plan.manifest.extras:
+            if record.name in records:
+                _take_over(checkpoint, damage.pack, record)
 
 
 def _largest(sizes: Iterable[int]) -> int:

@@ -3,90 +3,41 @@ interrupts it, with little on the disk at a time and little fetched twice."""
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from assembly.streamed import CHUNK, HEADER, N_SHARDS, NAME, Case, contents_of, make_case, weights
 from store.fake_hub import COMMIT, Fault, Hub, serve
-from weights.fake_checkpoint import QWEN3, Stored, sources, write_file
 
+from ktcli.assembly.prepare import prepare
+from ktcli.assembly.request import Wanted
 from ktcli.assembly.stream import begun_stream, stream_model
 from ktcli.assembly.supply import HubSupply
 from ktcli.errors import BadCheckpoint, HubError
+from ktcli.hardware.disk import read_disk
 from ktcli.main import main
-from ktcli.native import Pool
+from ktcli.output import out
 from ktcli.store import library, transfer
 from ktcli.store.partial import PartialFile
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse
-from ktcli.weights.conversion import Provenance
-from ktcli.weights.convert import convert
-from ktcli.weights.recipe import Recipe
 from ktcli.weights.writer import FileWriter
-
-LAYERS, N_SHARDS = 6, 5
-CONFIG = {**QWEN3, "num_hidden_layers": LAYERS, "hidden_size": 256, "moe_intermediate_size": 128}
-NAME = "org/tiny"
-HEADER = 6 << 10  # bytes of a file that are asked for first, with its header in them
-
-
-def shards(stored: Stored, count: int) -> dict[str, Stored]:
-    """The tensors as a hub has them: layer after layer, in files of about one size."""
-    total = sum(len(data) for _, _, data in stored.values())
-    files: dict[str, Stored] = {}
-    before = 0
-    for name, each in stored.items():
-        number = min(count - 1, before * count // total)
-        files.setdefault(f"model-{number + 1:05}-of-{count:05}.safetensors", {})[name] = each
-        before += len(each[2])
-    return files
-
-
-def natural(name: str) -> tuple[int, str]:
-    parts = name.split(".")
-    layer = int(parts[2]) if "layers" in parts else (-1 if "embed" in name else LAYERS)
-    return layer, name
-
-
-def repository(folder: Path) -> dict[str, bytes]:
-    folder.mkdir()
-    stored = sources(CONFIG)
-    found = {name: stored[name] for name in sorted(stored, key=natural)}
-    weight_map = {}
-    for file, its in shards(found, N_SHARDS).items():
-        write_file(folder / file, its, {"format": "pt"})
-        weight_map.update(dict.fromkeys(its, file))
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """The repository, and the pack that a pull and a conversion give."""
-    folder = tmp_path_factory.mktemp("case")
-    files = repository(folder / "source")
-    convert(
-        folder / "source",
-        folder / "pack",
-        Recipe(),
-        Pool(2),
-        provenance=Provenance("hf", NAME, COMMIT),
-    )
-    return files, {path.name: path.read_bytes() for path in (folder / "pack").iterdir()}
-
-
-Case = tuple[dict[str, bytes], dict[str, bytes]]
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(tmp_path_factory.mktemp("case"))
 
 
 @pytest.fixture
 def hub(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(transfer, "CHUNK_BYTES", 64 << 10)
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", CHUNK)
     monkeypatch.setattr(transfer, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr("ktcli.assembly.preview._FIRST_BYTES", HEADER)
     with serve() as running:
@@ -100,11 +51,7 @@ def pack_of(case: Case) -> dict[str, bytes]:
     assert entry.complete
     assert entry.kind is EntryKind.PACK
     assert entry.source == f"hf:{NAME}@{COMMIT}"
-    return {path.name: path.read_bytes() for path in entry.path.iterdir()}
-
-
-def weights(files: dict[str, bytes]) -> dict[str, int]:
-    return {name: len(data) for name, data in files.items() if name.endswith(".safetensors")}
+    return contents_of(entry.path)
 
 
 def test_a_stream_gives_the_pack_of_a_pull_and_a_conversion(hub: Hub, case: Case) -> None:
@@ -123,6 +70,7 @@ def test_a_file_that_arrives_damaged_is_fetched_again(hub: Hub, case: Case) -> N
     assert hub.sent[name] <= 2 * len(case[0][name]) + HEADER
 
 
+@pytest.mark.thorough
 def test_a_header_that_arrives_damaged_is_fetched_again_by_the_next_run(
     hub: Hub, case: Case
 ) -> None:
@@ -134,6 +82,7 @@ def test_a_header_that_arrives_damaged_is_fetched_again_by_the_next_run(
     assert pack_of(case) == case[1]
 
 
+@pytest.mark.thorough
 def test_a_file_that_is_always_damaged_is_named_and_costs_nothing_else(
     hub: Hub, case: Case
 ) -> None:
@@ -185,7 +134,7 @@ class Disk:
             self.peak = max(self.peak, self.now)
 
 
-@pytest.mark.parametrize("pace_s", [0, 0.0005])
+@pytest.mark.parametrize("pace_s", [0.0005, pytest.param(0, marks=pytest.mark.thorough)])
 def test_the_disk_holds_the_pack_and_three_files(
     hub: Hub, case: Case, monkeypatch: pytest.MonkeyPatch, pace_s: float
 ) -> None:
@@ -226,3 +175,63 @@ def test_a_stream_that_stopped_says_how_it_goes_on(
     assert library.find(NAME) is None
     assert main(["pull", NAME, "--yes"]) == 0
     assert pack_of(case) == case[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("layer-00002.safetensors", 2),
+        pytest.param("outer.safetensors", 2, marks=pytest.mark.thorough),
+        pytest.param("config.json", 0, marks=pytest.mark.thorough),
+    ],
+)
+def test_a_damaged_file_is_made_again_from_what_it_needs_of_the_hub(
+    hub: Hub, case: Case, name: str, most: int
+) -> None:
+    entry = stream_model(parse(NAME))
+    data = bytearray(case[1][name])
+    data[len(data) // 2] ^= 1
+    (entry.path / name).write_bytes(data)
+    hub.sent.clear()
+    assert main(["verify", NAME]) == 5
+    assert main(["verify", NAME, "--repair"]) == 0
+    assert pack_of(case) == case[1]
+    assert sum(hub.sent[each] > HEADER for each in weights(case[0])) <= most
+
+
+@pytest.mark.thorough
+def test_a_repair_from_another_revision_changes_nothing(hub: Hub, case: Case) -> None:
+    entry = stream_model(parse(NAME))
+    (entry.path / "layer-00001.safetensors").write_bytes(b"")
+    for name in weights(case[0]):
+        hub.repositories[NAME][name] = case[0][name].replace(b'"format": "pt"', b'"format": "tp"')
+    before = {path.name: path.read_bytes() for path in entry.path.iterdir()}
+    assert main(["verify", NAME, "--repair"]) == 5
+    after = {path.name: path for path in entry.path.iterdir()}
+    assert {name: after[name].read_bytes() for name in before} == before
+    assert main(["prune", "--yes"]) == 0
+    assert {path.name for path in entry.path.iterdir()} == before.keys()
+
+
+@pytest.mark.parametrize("pull", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_a_short_disk_is_a_reason_to_stream(
+    hub: Hub,
+    case: Case,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    pull: bool,
+) -> None:
+    """Said before the first byte, by whoever brings the model."""
+    files, pack = case
+    here = read_disk(Path("/tmp"))
+    assert here is not None
+    free = sum(map(len, pack.values())) + 4 * max(weights(files).values())
+    monkeypatch.setattr(
+        "ktcli.assembly.disk.read_disk", lambda folder: replace(here, free_bytes=free)
+    )
+    if pull:
+        assert main(["pull", NAME, "--yes"]) == 0
+    else:
+        assert prepare(NAME, Wanted(), listener=out).name == "org--tiny"
+    assert "is converted while it arrives" in " ".join(capsys.readouterr().err.split())
+    assert pack_of(case) == pack

@@ -121,6 +121,9 @@ class FakeEngine:
             for at in range(run.first_output, run.ids.size)
         ]
 
+    def operations(self) -> list[tuple[str, int]]:
+        return [("experts", 1000 * self.computed), ("linear", 500 * self.computed)]
+
     def chosen(self) -> np.ndarray:
         return self.computed * np.array([[1, 0, 0, 0], [0, 0, 0, 1]], dtype=np.int64)
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from chat.fake_engine import speaker
+
+from ktcli.chat.chat import Chat
 from ktcli.chat.statusline import nearly_full, status_line, time_left
+from ktcli.chat.worktimes import GROUPS, Lap, time_lines
 from ktcli.engine.request import Stats
+from ktcli.ops.backend import FORWARD, MADE_BY_PASSES
 
 STATS = Stats(prompt_tokens=1100, reused_tokens=1000, prompt_s=2.04, tokens=214, eval_s=17.4)
 
@@ -36,3 +42,22 @@ def test_time_left_is_that_of_the_speed_so_far() -> None:
     assert time_left(0.5, 100, 1000) == ""
     assert time_left(10, 100, 1000) == "1 min 30 s left"
     assert time_left(10, 900, 1000) == "1 s left"
+
+
+def test_each_operation_of_the_table_belongs_to_a_group() -> None:
+    known = sorted(name for names in GROUPS.values() for name in names)
+    assert known == sorted({row.name for row in (*FORWARD, *MADE_BY_PASSES)})
+
+
+def test_where_the_time_went_adds_up_and_fits_forty_columns(tmp_path: Path) -> None:
+    chat = Chat(speaker(tmp_path))
+    list(chat.ask("hello"))
+    reply = chat.reply
+    assert reply is not None and reply.laps is not None
+    reading, answering = reply.laps
+    assert reading.parts["experts"] == pytest.approx(1e-6 * reply.stats.prefilled_tokens)
+    assert answering.parts.get("dense products") == pytest.approx(0.5e-6 * reply.stats.tokens)
+    assert sum(spent for _, spent in answering.rows) == pytest.approx(reply.stats.eval_s)
+    lines = time_lines(reading, answering).splitlines()
+    assert all(len(line) <= 40 for line in lines) and lines[0].startswith("reading")
+    assert time_lines(Lap(0.0, {}), Lap(0.0, {}))

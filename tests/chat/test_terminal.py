@@ -86,7 +86,8 @@ class Terminal:
 
 
 def plain(text: str) -> str:
-    """Without the sequences that prompt_toolkit draws with."""
+    """Without the line below an answer that is being made, and the sequences that prompt_toolkit draws with."""
+    text = re.sub(r"\x1bD\x1b\[A\x1b7.*?\x1b8", "", text, flags=re.DOTALL)
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r", "", text)
 
 

@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 
 from ktcli import manifest, smallfiles
-from ktcli.errors import BadCheckpoint, BadPack, KtError, NotEnoughDisk, UsageError
+from ktcli.errors import BadCheckpoint, BadPack, Busy, KtError, NotEnoughDisk, UsageError
 from ktcli.manifest import FileRecord, FormatNames, Manifest
-from ktcli.store import bundlereader, bundlewriter, heat, library, places, scan
+from ktcli.store import archive, bundlereader, bundlewriter, heat, library, places, removal, scan
 from ktcli.store.archive import Archive
 from ktcli.store.bundle import LIST, head
 from ktcli.store.entry import INTERRUPTED
+from ktcli.store.places import EntryKind
 
 NAME = "kimi-k2"
 COUNTS = b'{"kt_heat":1,"tokens":0,"counts":[]}\n'
@@ -100,9 +101,9 @@ def bring(path: Path, name: str = "") -> Quiet:
     watcher = Quiet()
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        archive = Archive(descriptor, str(path))
-        bundle = bundlereader.read_list(archive)
-        bundlereader.receive(archive, bundle, name or bundle.name, (str(path),), watcher)
+        source = Archive(descriptor, str(path))
+        bundle = bundlereader.read_list(source)
+        bundlereader.receive(source, bundle, name or bundle.name, (str(path),), watcher)
     finally:
         os.close(descriptor)
     return watcher
@@ -150,6 +151,9 @@ def test_a_model_can_come_under_another_name_and_keeps_the_heat_map_that_is_ther
     assert {entry.name for entry in library.entries() if entry.managed} == {"mine"}
     assert library.resolve("mine").formats == "int4-int8"
     assert heat.path_of("mine").read_bytes() == b"of my own"
+    removal.remove(library.resolve("mine", EntryKind.CHECKPOINT))
+    # Nothing else knows that name.
+    assert library.resolve("mine").repair == "kt rm mine@int4-int8 && kt import FILE.tar"
     assert not (there / "packs" / NAME).exists()
 
 
@@ -189,6 +193,35 @@ def test_a_damaged_model_is_not_exported(home: Path, tmp_path: Path) -> None:
     path.write_bytes(good)
     fresh = export(tmp_path / "y.tar").read_bytes()
     assert export(tmp_path / "x.tar").read_bytes() == fresh  # what was wrong is written again
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "packs/" + "x" * 240 + "@int4-int8/layer-1", "checkpoints/x/ü\u3042"]
+)
+@pytest.mark.parametrize("size", [0, 1, 8 << 30, 1 << 50])
+def test_every_name_and_size_comes_back_from_a_header(name: str, size: int) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, head(name, size))
+    found = Archive(reading, "x").header()
+    assert found is not None and (found.name, found.size) == (name, size)
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_pipe_has_nothing_to_flush_and_a_file_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "FLUSH_BYTES", 10)
+    flushed: list[int] = []
+    real = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda d: (real(d), flushed.append(d)))
+    reading, writing = os.pipe()
+    file = os.open(tmp_path / "x", os.O_WRONLY | os.O_CREAT)
+    for descriptor in (writing, file):
+        archive.Flusher(descriptor).put(b"x" * 11)
+        os.close(descriptor)
+    assert flushed == [file] and os.read(reading, 100) == (tmp_path / "x").read_bytes()
+    os.close(reading)
 
 
 # --- interruptions --------------------------------------------------------------------------------
@@ -293,6 +326,31 @@ def test_what_arrived_is_not_read_again(tmp_path: Path, other: Callable[[], Path
     again = next(there.glob("packs/*/layer-0.safetensors")).stat()
     assert (first.st_ino, first.st_mtime_ns) == (again.st_ino, again.st_mtime_ns)
     assert all(entry.complete for entry in library.entries())
+
+
+def test_work_that_goes_on_is_shown_and_a_second_process_waits_for_its_turn(
+    tmp_path: Path, other: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = export(tmp_path / "x.tar")
+    with smallfiles.lock(tmp_path / ".y.tar.lock", "exporting kimi-k2"), pytest.raises(Busy):
+        export(tmp_path / "y.tar")
+    other()
+    real, seen = bundlereader._extract, []
+
+    def watched(*args: Any) -> None:
+        real(*args)
+        seen.extend(
+            (entry.running, entry.problem, entry.done)
+            for entry in library.entries()
+            if entry.managed
+        )
+        with pytest.raises(Busy):
+            bring(target)
+
+    monkeypatch.setattr(bundlereader, "_extract", watched)
+    bring(target)
+    assert all(running and "importing kimi-k2" in problem for running, problem, _ in seen)
+    assert max(done for _, _, done in seen if done is not None) > 0.9
 
 
 def test_a_full_disk_is_one_sentence_and_the_next_run_goes_on(

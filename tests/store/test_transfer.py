@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import random
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from store.fake_hub import COMMIT, Fault, Hub, serve
 
 from ktcli.errors import HubError, KtError
-from ktcli.store import contents, download, library, places, transfer
+from ktcli.store import contents, download, library, partial, places, transfer
 from ktcli.store.partial import Located, PartialFile
 from ktcli.store.reference import parse
 from ktcli.store.transfer import Stalled, Throttle, Transfer
@@ -172,7 +173,7 @@ def test_connections_share_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "left",
-    [b"", b"kt-part1", bytes(112), b"kt-part1" + b"\xff" * 104, None],
+    [b"", b"kt-part2", bytes(220), b"kt-part2" + b"\xff" * 212, None],
     ids=["empty", "short", "zeros", "another", "counts too much"],
 )
 def test_counters_that_are_no_counters_begin_anew(
@@ -182,11 +183,54 @@ def test_counters_that_are_no_counters_begin_anew(
     file.write(0, DATA[:1000])
     file.close()
     if left is None:
-        left = file.counters_path.read_bytes()[:40] + b"\xff" * (8 * file.n_chunks)
+        left = file.counters_path.read_bytes()[:76] + b"\xff" * (16 * file.n_chunks)
     file.counters_path.write_bytes(left)
     assert PartialFile(located(hub), tmp_path, CHUNK).arrived_bytes == 0
     fetch(hub, tmp_path)
     assert (tmp_path / NAME).read_bytes() == DATA
+
+
+def test_after_another_start_of_the_machine_only_flushed_bytes_are_trusted(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut may lose written bytes and keep their counters."""
+    flushed: list[int] = []
+    start = tmp_path / "boot_id"
+    start.write_text("a" * 36 + "\n")
+    monkeypatch.setattr(partial, "_START", start)
+    monkeypatch.setattr(partial, "FLUSH_BYTES", CHUNK)
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: flushed.append(file.arrived_bytes))
+    file = PartialFile(located(hub), tmp_path, CHUNK)
+    for offset in range(0, 3 * CHUNK + 5000, 5000):
+        file.write(offset, DATA[offset : offset + 5000])
+    file.close()
+    assert len(flushed) == 3
+    again = PartialFile(located(hub), tmp_path, CHUNK)
+    assert again.arrived_bytes == file.arrived_bytes  # killed, but the machine ran on
+    again.open()
+    again.close()
+    for _ in range(2):  # also where the power goes again before anything else is written
+        start.write_text(f"{_}" * 36 + "\n")
+        after = PartialFile(located(hub), tmp_path, CHUNK)
+        assert after.arrived_bytes == flushed[-1] < file.arrived_bytes
+        after.open()
+        after.close()
+    kept = flushed[-1]
+    after.bytes_path.write_bytes(DATA[:kept] + bytes(SIZE - kept))
+    fetch(hub, tmp_path)
+    assert (tmp_path / NAME).read_bytes() == DATA
+    assert hub.sent[NAME] <= SIZE - kept
+
+
+def test_a_file_is_flushed_before_it_gets_its_name(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: done.append("flushed"))
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: (done.append("named"), replace(a, b)))
+    fetch(hub, tmp_path)
+    assert done == ["flushed", "named"]
 
 
 def test_a_file_without_a_hash_is_never_continued(tmp_path: Path) -> None:

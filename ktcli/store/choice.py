@@ -1,0 +1,96 @@
+"""Chooses the hub that a model is taken from: the one that was named, else each in turn until one has it.
+
+A hub that does not answer, or has no such repository, is passed over, and that is said. One that has it and gives it
+only to those who accept its licence is not: whoever made the model is to be asked first, wherever copies lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ktcli.errors import Gated, HubError, KtError, NotFound, UsageError
+from ktcli.store import catalog
+from ktcli.store.hubs import Hub, Snapshot, hub_named
+from ktcli.store.profile import HUBS
+from ktcli.store.reference import Reference, parse
+
+
+def look(
+    reference: Reference,
+    *,
+    hub: Hub | None = None,
+    tell: Callable[[str], object] = lambda sentence: None,
+) -> tuple[Hub, Snapshot]:
+    """Asks the hubs of a reference in turn; returns the first that has the repository, with what it says of it.
+
+    Args:
+        hub: the only one that is asked; None: those of the reference.
+        tell: is given a sentence when a hub is passed over.
+    Raises:
+        Gated: a hub has it, and wants a licence to be accepted first.
+        NotFound, HubError: none of them has it, or answers.
+    """
+    if hub is not None:
+        return hub, hub.look(reference.repository, reference.revision)
+    failed: list[KtError] = []
+    known = candidates(reference)
+    for i, (name, repository) in enumerate(known):
+        client = hub_named(name)
+        try:
+            return client, client.look(repository, reference.revision)
+        except Gated:
+            raise
+        except (NotFound, HubError) as error:
+            failed.append(error)
+            if i + 1 < len(known):
+                following, other = known[i + 1]
+                tell(f"{error}; trying {other} on {HUBS[following]} …")
+    first = failed[0]
+    raise type(first)("; ".join(str(each) for each in failed), hint=first.hint)
+
+
+def candidates(reference: Reference) -> tuple[tuple[str, str], ...]:
+    """The hubs to ask in turn, each with the id of the repository there."""
+    first = (reference.hub, reference.repository)
+    if not reference.anywhere:
+        return (first,)
+    others = _elsewhere(reference)
+    return (first, *(each for each in others.items() if each[0] != reference.hub))
+
+
+def only_from(reference: Reference, hub: str) -> Reference:
+    """The same model of a hub alone.
+
+    Raises:
+        UsageError: it is no model of a hub, or of another one, or kt does not know its id there.
+    """
+    if not reference.repository:
+        raise UsageError(
+            f"--from: {reference.text} is not the name of a model on a hub",
+            hint="leave --from away, or write org/repo",
+        )
+    if not reference.anywhere and reference.hub != hub:
+        raise UsageError(
+            f"--from: {reference.text} is on {HUBS[reference.hub]}, not on {HUBS[hub]}",
+            hint="leave --from away, or write org/repo",
+        )
+    if (profile := catalog.find(reference.name)) is None:
+        return reference if reference.hub == hub else parse(f"{hub}:{reference.lasting}")
+    if hub not in profile.repositories:
+        raise UsageError(
+            f"--from: kt knows no repository of {profile.name} on {HUBS[hub]}",
+            hint=f"kt search {profile.name} --from {hub} looks for one",
+        )
+    repository = profile.repositories[hub]
+    return replace(reference, hub=hub, repository=repository, anywhere=False)
+
+
+def _elsewhere(reference: Reference) -> dict[str, str]:
+    """The ids of a model on all hubs; of one that kt does not know, the same id."""
+    if (profile := catalog.find(reference.name)) is not None:
+        return dict(profile.repositories)
+    for each in catalog.published():
+        if each.repositories.get(reference.hub) == reference.repository:
+            return dict(each.repositories)
+    return dict.fromkeys(HUBS, reference.repository)
