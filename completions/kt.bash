@@ -21,7 +21,7 @@ _kt() {
                 --prefill-threshold) words='never' ;;
                 --draft) words='off lookup' ;;
                 --output) files='any' ;;
-                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --jsonl --output --quiet --help' names='all' files='.gguf' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --jsonl --output --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'serve')
             case $before in
@@ -34,7 +34,7 @@ _kt() {
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--host --port --api-key --api-key-file --parallel --model-alias --strict-model --log-json --context --threads --numa --device --gpu-experts --defer --prefill-threshold --quiet --help' names='all' files='.gguf' ;;
+                *) options='--host --port --api-key --api-key-file --parallel --model-alias --strict-model --log-json --context --threads --numa --device --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'doctor')
             case $before in
@@ -165,7 +165,7 @@ _kt() {
                 --kv) words='bf16 f32' ;;
                 --text|--plot) files='any' ;;
                 --numa) words='auto off' ;;
-                *) options='--against --formats --defer --kv --text --tokens --context --stride --plot --allow-special --threads --numa --json --quiet --help' names='all' files='.gguf' ;;
+                *) options='--against --formats --defer --kv --text --tokens --context --stride --plot --allow-special --threads --numa --yes --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;

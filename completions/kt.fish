@@ -33,6 +33,7 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l explain-cache -d 'Where 
 complete -c kt -n '__fish_seen_subcommand_from chat' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l jsonl -d 'Print the answer as lines of JSON while it is made'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l output -d 'Write the answer’s text into a new file, too' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l yes -d 'Pull the model without a question if need be'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a serve -d 'Serve a model to programs that speak OpenAI’s API'
@@ -52,6 +53,7 @@ complete -c kt -n '__fish_seen_subcommand_from serve' -l device -d 'Where attent
 complete -c kt -n '__fish_seen_subcommand_from serve' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from serve' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l yes -d 'Pull the model without a question if need be'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a doctor -d 'Show what this machine is and can do'
@@ -307,6 +309,7 @@ complete -c kt -n '__fish_seen_subcommand_from eval' -l plot -d 'Also draw the r
 complete -c kt -n '__fish_seen_subcommand_from eval' -l allow-special -d 'Let texts give control tokens: <|im_end|> in a text then ends a turn'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l yes -d 'Pull the model without a question if need be'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l help -d 'Show this message and exit'

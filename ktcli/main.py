@@ -25,6 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     options = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
     # Errors in the command line itself come before the option is read.
     out.mode = Mode.JSON if "--json" in options else Mode.HUMAN
+    out.says_yes = False
     try:
         return _invoke(list(arguments))
     except KtError as error:

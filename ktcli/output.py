@@ -235,6 +235,7 @@ class Output:
 
     def __init__(self) -> None:
         self.mode = Mode.HUMAN
+        self.says_yes = False  # whether the command line has --yes
 
     # --- results: stdout ----------------------------------------------------------------------
 
@@ -343,6 +344,25 @@ class Output:
         if not answer:
             _say(sys.stderr, "")
         return answer.strip().lower() in ("y", "yes")
+
+    def agree(self, offer: Iterable[str], command: str) -> None:
+        """Shows what is about to be pulled for another command, and asks whether it may be.
+
+        Raises:
+            UsageError: there is no terminal to ask on; the hint has `command`, which pulls it.
+            KtError: the answer is no.
+        """
+        for line in offer:
+            self.note(line)
+        if self.says_yes:
+            return
+        if self.mode is not Mode.HUMAN or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UsageError(
+                "the model is not here, and there is no terminal to ask whether to pull it",
+                hint=f"pull it with: {command}; or say yes with --yes",
+            )
+        if not self.confirm("Pull it?"):
+            raise KtError("nothing was pulled", hint=f"to pull it later: {command}")
 
     def choose(self, question: str, most: int) -> int:
         """Asks for a number from 1 to `most` on the terminal; Enter is 1.

@@ -1,11 +1,12 @@
 """Defines who hears what assembly does: notes, warnings and progress; nobody unless somebody listens.
 
 A command hands over the terminal, a server its log, a test a list. What is said never decides anything: an
-engine is assembled the same way whoever listens.
+engine is assembled the same way whoever listens. One thing is asked: whether a model may be pulled.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -31,6 +32,15 @@ class Listener(Protocol):
     def warn(self, text: str) -> None:
         """Says something the user should know although the work goes on."""
 
+    def agree(self, offer: Iterable[str], command: str) -> None:
+        """Says what is about to be pulled, and asks whether it may be.
+
+        Args:
+            command: pulls it alone.
+        Raises:
+            KtError: it may not be.
+        """
+
     def progress(
         self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
     ) -> AbstractContextManager[Bar]:
@@ -43,10 +53,13 @@ class Listener(Protocol):
 
 
 class Silent:
-    """A listener that ignores everything."""
+    """A listener that ignores everything, and agrees to it."""
 
     def note(self, text: str) -> None:
         """Ignores a note."""
+
+    def agree(self, offer: Iterable[str], command: str) -> None:
+        """Agrees."""
 
     def warn(self, text: str) -> None:
         """Ignores a warning."""

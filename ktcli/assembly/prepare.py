@@ -66,7 +66,7 @@ def prepare(
     Raises:
         UsageError, NotFound: the name means nothing; the hint has the nearest.
         NotEnoughMemory: it does not fit this machine; nothing was downloaded.
-        KtError: whatever stops a pull or a conversion.
+        KtError: whatever stops a pull or a conversion; whoever listens does not agree to a pull.
     """
     reference = parse(name)
     if formats:
@@ -131,9 +131,10 @@ def _brought(
     if download.is_begun(reference.name):
         return fetch(reference, listener)
     offer = make_offer(reference, listener)
+    if offer.only_streams or not _in_catalogue(reference):
+        offer.plan.require(reference.text)  # before a byte of it is fetched
+    listener.agree(offer.lines(), f"kt pull {reference.text}")
     if offer.only_streams:
-        offer.plan.require(reference.text)  # before a byte of it is converted
-        listener.note(offer.streaming)
         return stream_model(reference, listener, snapshot=offer.snapshot, check=check)
     return fetch(reference, listener, snapshot=offer.snapshot)
 

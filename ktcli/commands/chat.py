@@ -42,6 +42,7 @@ from ktcli.commands.options import (
     JsonOpt,
     NumaOpt,
     PrefillThresholdOpt,
+    PullOpt,
     QuietOpt,
     ThreadsOpt,
 )
@@ -94,13 +95,14 @@ def chat(
     json: JsonOpt = False,
     jsonl: JsonLines = False,
     output: OutputFile = None,
+    yes: PullOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
     """Talk to a model.
 
-    The model is pulled and converted first if it is not yet. With a PROMPT, text on standard input, or both, one answer
-    is printed; @FILE in a PROMPT puts that file below it. Sampling defaults are the model's own. In a chat, /help lists
-    the commands.
+    The model is pulled, after a question, and converted first if it is not yet. With a PROMPT, text on standard input,
+    or both, one answer is printed; @FILE in a PROMPT puts that file below it. Sampling defaults are the model's own. In
+    a chat, /help lists the commands.
 
     A chat on the terminal is kept as it goes on; --continue and --resume go on with it, with its model and settings
     unless others are asked for.

@@ -16,6 +16,7 @@ from ktcli.commands.options import (
     JsonOpt,
     ModelArg,
     NumaOpt,
+    PullOpt,
     QuietOpt,
     ThreadsOpt,
     writable,
@@ -112,6 +113,7 @@ def evaluate(
     allow_special: AllowSpecialOpt = False,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
+    yes: PullOpt = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:

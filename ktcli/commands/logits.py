@@ -14,7 +14,7 @@ from ktcli import smallfiles
 from ktcli.assembly.load import load
 from ktcli.assembly.prepare import prepare
 from ktcli.assembly.request import Wanted
-from ktcli.commands.options import JsonOpt, ModelArg, NumaOpt, ThreadsOpt
+from ktcli.commands.options import JsonOpt, ModelArg, NumaOpt, PullOpt, ThreadsOpt
 from ktcli.engine import Engine
 from ktcli.engine.logits import F32Array
 from ktcli.errors import KtError, UsageError
@@ -44,6 +44,7 @@ def logits(
     exact: ExactOpt = False,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
+    yes: PullOpt = False,
     json: JsonOpt = False,
 ) -> None:
     """Write the logits of every position of a sequence, or of several, one after the other.

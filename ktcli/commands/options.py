@@ -34,6 +34,11 @@ def _quiet(value: bool) -> bool:
     return value
 
 
+def _yes(value: bool) -> bool:
+    out.says_yes = value
+    return value
+
+
 def _source(value: str | None) -> str | None:
     """Returns the short name of a hub."""
     if value is None:
@@ -114,7 +119,13 @@ FromOpt = Annotated[
     str | None,
     typer.Option("--from", metavar="hf|modelscope", help="Only this hub.", callback=_source),
 ]
-YesOpt = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+YesOpt = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", callback=_yes)]
+PullOpt = Annotated[
+    bool,
+    typer.Option(
+        "--yes", "-y", help="Pull the model without a question if need be.", callback=_yes
+    ),
+]
 ThreadsOpt = Annotated[int | None, setting_option("threads", "-t", min=1)]
 NumaOpt = Annotated[str | None, setting_option("numa")]
 RunsOpt = Annotated[

@@ -20,6 +20,7 @@ from ktcli.commands.options import (
     GpuExpertsOpt,
     NumaOpt,
     PrefillThresholdOpt,
+    PullOpt,
     QuietOpt,
     ThreadsOpt,
 )
@@ -110,6 +111,7 @@ def serve(
     gpu_experts: GpuExpertsOpt = None,
     defer: DeferOpt = None,
     prefill_threshold: PrefillThresholdOpt = None,
+    yes: PullOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
     """Serve a model to programs that speak OpenAI's API.

@@ -121,7 +121,9 @@ class History:
 
     def __init__(self, prompt: Sequence[int], *, counts: bool) -> None:
         self._counts = counts
-        self._seen = np.unique(np.asarray(prompt if counts else (), dtype=np.int32))
+        # Without need numpy's search for different values is not called: its first call imports a large module.
+        ids = np.asarray(prompt if counts else (), dtype=np.int32)
+        self._seen = np.unique(ids) if counts else ids
         self._answered = np.zeros_like(self._seen)
         self._place = {id: place for place, id in enumerate(self._seen.tolist())}
 

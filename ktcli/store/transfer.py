@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -374,6 +373,8 @@ def _retry_after(error: OSError) -> float | None:
     said = answer.headers.get("Retry-After", "") if answer is not None else ""
     if said.isascii() and said.isdigit():
         return float(said[:9])
+    from email.utils import parsedate_to_datetime  # it is needed once in a blue moon
+
     try:
         return max(0.0, parsedate_to_datetime(said).timestamp() - time.time())
     except (TypeError, ValueError, OverflowError):

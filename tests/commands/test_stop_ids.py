@@ -47,7 +47,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def answer(name: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    line = ["chat", name, "hello", "--json", "--greedy", "--max-tokens", "8"]
+    line = ["chat", name, "hello", "--json", "--greedy", "--max-tokens", "8", "--yes"]
     assert main(line) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
