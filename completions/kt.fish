@@ -36,7 +36,7 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l output -d 'Write the ans
 complete -c kt -n '__fish_seen_subcommand_from chat' -l yes -d 'Pull the model without a question if need be'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l help -d 'Show this message and exit'
-complete -c kt -n __fish_use_subcommand -a serve -d 'Serve a model to programs that speak OpenAI’s API'
+complete -c kt -n __fish_use_subcommand -a serve -d 'Serve a model to programs that speak OpenAI’s, Anthropic’s or Ollama’s API'
 complete -c kt -n '__fish_seen_subcommand_from serve' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l host -d 'Address to listen at; one that other machines reach needs a key' -x -a 'ADDRESS'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l port -d 'Port to listen at' -x -a 'PORT'

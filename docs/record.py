@@ -49,6 +49,7 @@ ASKED = (
     "kt plan kt-mini --machine laptop-16gb", "kt plan --machine laptop-16gb", "kt doctor",
     'kt chat kt-mini "hi"', "kt eval kt-mini --tokens 300 --formats int8", "kt bench decode kt-mini --runs 1 -n 4",
     "kt chats", "kt cache du", "kt cache ls", "kt cache verify", "kt config list", "kt config get model",
+    "kt search qwen3", "kt alias big kimi-k2", "kt alias", "kt alias --rm big",
     "kt names", "kt export kt-mini kt-mini.tar", "kt import kt-mini.tar",
     "kt rm kt-mini@int8-int8 --yes", "kt rm nothing",
 )  # fmt: skip

@@ -121,6 +121,15 @@ def printed(folder: Path) -> Iterator[Case]:
     """What needs no more than a library with conversions of kt-mini."""
     yield from helps()
     yield Case("list", ("kt list", "kt list --all", "kt du"), stands_in=few_models_on_a_disk)
+    yield Case("search", ("kt search granite", "kt search kimmi"), TWO_LOOKS, stands_in=few_models)
+    lines = (
+        "kt alias",
+        "kt alias big kimi-k2",
+        "kt alias usual big",
+        "kt alias",
+        "kt alias --rm big",
+    )
+    yield Case("alias", (*lines, "kt alias kt-mini kimi-k2", "kt alias --rm usual"), ONE_LOOK)
     json = (
         "kt list --json",
         "kt verify kt-mini --json",

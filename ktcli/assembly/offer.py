@@ -53,16 +53,12 @@ class Offer:
         disk = self.disk
         return disk is not None and not disk.fits and 0 < self.stream_bytes <= disk.free_bytes
 
-    @property
-    def streaming(self) -> str:
-        """The sentence that it is converted while it arrives."""
-        return (
-            "The disk has no room for the checkpoint beside its conversion, so it is converted while it arrives, "
-            f"with at most {gib(self.stream_bytes)} on the disk; the checkpoint is not kept."
-        )
+    def lines(self, streams: bool | None = None) -> Iterator[str]:
+        """The offer as lines for people.
 
-    def lines(self) -> Iterator[str]:
-        """The offer as lines for people."""
+        Args:
+            streams: whether it is converted while it arrives; None: where it must be.
+        """
         there = self.snapshot
         revision = there.revision[:12]
         yield (
@@ -80,8 +76,11 @@ class Offer:
                 f"Converted ({formats}) it takes {gib(self.disk.pack_bytes)} more; "
                 f"{gib(self.disk.free_bytes)} is free on that disk{short}."
             )
-        if self.only_streams:
-            yield self.streaming
+        if self.only_streams if streams is None else streams:
+            yield (
+                f"It is converted while it arrives, with at most {gib(self.stream_bytes)} on the disk; "
+                "the checkpoint is not kept."
+            )
         memory = f"{gib(self.plan.need_bytes)} of {gib(self.plan.host.available_bytes)} memory"
         if self.plan.fits:
             yield f"It needs {memory}, and gives about {predicted(self.plan.speed.decode)} tokens/s here."

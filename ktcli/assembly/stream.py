@@ -84,8 +84,9 @@ def stream_model(
                 _convert(found, pack, recipe, limit_bps, listener)
             shutil.rmtree(pack / manifest.STREAM, ignore_errors=True)
     except KeyboardInterrupt:
-        again = scan.entry_at(pack, EntryKind.PACK).again
-        raise KeyboardInterrupt(f"what is complete is kept; continue with: {again}") from None
+        raise KeyboardInterrupt(
+            f"what is complete is kept; continue with: kt pull {reference.text} --stream"
+        ) from None
     return scan.entry_at(pack, EntryKind.PACK)
 
 
@@ -117,6 +118,7 @@ def _convert(
             pack,
             recipe,
             team_to_convert(None),
+            progress=lambda done, total: supply.tell(),
             provenance=Provenance(found.hub, found.repository, found.revision or None),
         )
     for remark in report.remarks:

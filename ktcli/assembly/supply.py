@@ -96,7 +96,7 @@ class HubSupply:
         for name in sorted(step.needs - self._open):
             if name in self._coming:
                 with self._explained():
-                    transfer.wait_for(name, self._tell)
+                    transfer.wait_for(name, self.tell)
             try:
                 self.checkpoint.arrived(name, folder / name)
             except OtherHeader:
@@ -104,7 +104,7 @@ class HubSupply:
                 raise
             self._open.add(name)
         yield
-        self._tell()
+        self.tell()
         self._done += 1
         for name in [each for each in self._open if self._schedule.last_use[each] < self._done]:
             self.checkpoint.gone(name)
@@ -117,7 +117,8 @@ class HubSupply:
         assert self._transfer is not None
         self._transfer.allow(sum(name in ahead for name in self._coming))
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Tells the watcher what has arrived."""
         assert self._transfer is not None
         now = self._transfer.new_bytes
         self._watcher.advance(now - self._told)

@@ -10,6 +10,9 @@ description of the harmony format.
 
 from __future__ import annotations
 
+import re
+
+from ktcli.chat.calls.styles import IN_CHANNELS
 from ktcli.chat.stream import Detokenizer
 from ktcli.chat.tokenizer import Tokenizer
 
@@ -17,13 +20,23 @@ START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end
 FINAL = "final"
 
 
-class Channels:
-    """Turns ids into pieces (is it a thought, text); heads are not text."""
+_TOOL = re.compile(r"to=functions\.([^\s<]+)")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+
+class Channels:
+    """Turns ids into pieces (is it a thought, text); heads are not text.
+
+    Args:
+        calls: whether calls of tools are wanted, between the marks of `IN_CHANNELS`; else they are thoughts.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, calls: bool = False) -> None:
         self._marks = {tokenizer.id_of(mark): mark for mark in (START, CHANNEL, MESSAGE, END)}
         self._tokenizer = tokenizer
-        self._channel: list[int] = []  # ids of the name of the message's channel
+        self._calls = calls
+        self._head: list[int] = []  # ids of the head of the message
+        self._tool = ""  # that it calls
+        self._channel: list[int] = []  # ids of the name of its channel
         self._state = START  # the mark that was read last
         self._detokenizer = Detokenizer(tokenizer)
 
@@ -37,7 +50,7 @@ class Channels:
     def thought(self) -> bool:
         """Tells whether the current message is for others than the reader."""
         head = self._tokenizer.decode(self._channel).split()
-        return bool(head) and head[0] != FINAL
+        return not self._tool and bool(head) and head[0] != FINAL
 
     @property
     def thinks(self) -> bool:
@@ -50,15 +63,32 @@ class Channels:
         if mark is None:
             if self._state == CHANNEL:
                 self._channel.append(id)
+            if self._state != MESSAGE:
+                self._head.append(id)
             return self.thought, self._detokenizer.feed(id) if self._state == MESSAGE else ""
-        thought, text = self.thought, self._detokenizer.finish()
+        thought, text = self.thought, self._detokenizer.finish() + self._end_of_call()
         if mark == END and thought:
             text += "\n\n"
         if mark in (START, CHANNEL):
             self._channel = []
+        if mark == START:
+            self._head = []
+        if mark == MESSAGE and (found := self._called()):
+            self._tool = found
+            thought, text = False, f"{IN_CHANNELS.begin}{found}{IN_CHANNELS.name_end}"
         self._state = mark
         return thought, text
 
+    def _called(self) -> str:
+        """The tool that the head of the message names; empty: none, or nobody wants to know."""
+        found = _TOOL.search(self._tokenizer.decode(self._head)) if self._calls else None
+        return found[1] if found else ""
+
+    def _end_of_call(self) -> str:
+        ended, self._tool = self._tool, ""
+        return IN_CHANNELS.end if ended else ""
+
     def finish(self) -> tuple[bool, str]:
         """The piece that was held back."""
-        return self.thought, self._detokenizer.finish()
+        thought = self.thought
+        return thought, self._detokenizer.finish() + self._end_of_call()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ktcli.chat.calls.styles import CallStyle, style_of
 from ktcli.chat.channels import Channels
 from ktcli.chat.control import ControlTokens
 from ktcli.chat.conversation import Identity
@@ -37,6 +38,11 @@ class Voice:
         hello = [{"role": "user", "content": "hi"}]
         ways = (replace(self.settings, thinking=thinking) for thinking in (True, False))
         return len({self.template.render(hello, **way.variables) for way in ways}) > 1
+
+    @property
+    def calls(self) -> CallStyle | None:
+        """The way in which the model calls tools; None: it has none that is known."""
+        return style_of(self.template.source)
 
     @property
     def thinks(self) -> bool:

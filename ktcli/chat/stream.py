@@ -119,7 +119,12 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
-        self.stopped = False
+        self.found = ""  # the stop string that has appeared
+
+    @property
+    def stopped(self) -> bool:
+        """Tells whether a stop string has appeared."""
+        return bool(self.found)
 
     def feed(self, text: str) -> str:
         """The text that is certainly no part of a stop string."""
@@ -129,13 +134,12 @@ class StopStrings:
             return text
         self._held += text
         places = [(self._held.find(stop), stop) for stop in self._stops]
-        found = [(at + len(stop), at) for at, stop in places if at >= 0]
+        found = [(at + len(stop), at, stop) for at, stop in places if at >= 0]
         if found:
-            self.stopped = True
-            _, start = min(found)
+            _, start, self.found = min(found)
             passed, self._held = self._held[:start], ""
             return passed
-        keep = max(_overlap(self._held, stop) for stop in self._stops)
+        keep = max(overlap(self._held, stop) for stop in self._stops)
         cut = len(self._held) - keep
         passed, self._held = self._held[:cut], self._held[cut:]
         return passed
@@ -146,7 +150,7 @@ class StopStrings:
         return rest
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """The longest end of `text` with which `stop` begins."""
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0 and not stop.startswith(text[at:]):
@@ -181,7 +185,7 @@ class Thinking:
                 yield True, THINK
                 rest = rest[len(THINK) :]
             self.inside = not self.inside
-        keep = _overlap(rest, tag)
+        keep = overlap(rest, tag)
         if len(rest) > keep:
             yield self.inside, rest[: len(rest) - keep]
         self._held = rest[len(rest) - keep :]

@@ -36,7 +36,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, *, name: str, tokens: Mapping[str, str] | None = None) -> None:
-        self.name = name
+        self.name, self.source = name, source
         self._tokens = dict(tokens or {})
         self._sandbox = Sandbox()
         if len(source) > MAX_TEMPLATE_CHARS:

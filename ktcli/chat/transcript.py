@@ -7,9 +7,10 @@ then taken by `next`, one id after the other.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from ktcli.chat.calls.styles import CallStyle
 from ktcli.chat.channels import CHANNEL, END, FINAL, MESSAGE, START, Channels
 from ktcli.chat.stream import ANSWER, THINK, Detokenizer, StopStrings, Thinking
 from ktcli.chat.tokenizer import Tokenizer
@@ -58,15 +59,23 @@ class Transcript:
         stops: texts that end it.
         prompt: the text before it.
         budget: the most tokens of its thoughts; None: as many as the model likes.
+        calls: the way in which the model calls tools, whose marks are then part of the text; None: nobody offers any.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str], prompt: str, budget: int | None = None
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str],
+        prompt: str,
+        budget: int | None = None,
+        calls: CallStyle | None = None,
     ) -> None:
-        known = Channels.known_to(tokenizer)
-        self._reading: _Reading = (
-            _InChannels(tokenizer, stops) if known else _BetweenMarks(tokenizer, stops, prompt)
-        )
+        self._reading: _Reading
+        if Channels.known_to(tokenizer):
+            self._reading = _InChannels(tokenizer, stops, calls=calls is not None)
+        else:
+            marks = {} if calls is None else _special_marks(tokenizer, calls)
+            self._reading = _BetweenMarks(tokenizer, stops, prompt, marks)
         self._tokenizer, self._budget = tokenizer, budget
         self._added: deque[Added] = deque()
 
@@ -82,16 +91,16 @@ class Transcript:
         return self._tokenizer.encode(self._reading.closing)
 
     @property
-    def stopped(self) -> bool:
-        """Tells whether a stop string has come."""
-        return self._reading.stops.stopped
+    def stopped(self) -> str:
+        """The stop string that has come; empty: none has."""
+        return self._reading.stops.found
 
     def hears(self, id: int) -> bool:
         """The next id; returns whether the answer ends, or pauses, with it."""
         self._added.append(self._reading.feed(id))
         if self._budget is not None and self._reading.thinks:
             self._budget -= 1
-        return self.stopped or self.spent
+        return bool(self.stopped) or self.spent
 
     def next(self) -> Added:
         """What the first id added that was not taken yet."""
@@ -107,8 +116,11 @@ class _BetweenMarks:
 
     closing = f"\n{ANSWER}\n\n"
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], prompt: str) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str], prompt: str, marks: Mapping[int, str]
+    ) -> None:
         self.stops = StopStrings(stops)
+        self._marks = marks
         self._detokenizer = Detokenizer(tokenizer)
         self._thinking = Thinking(inside=prompt.rstrip().endswith(THINK))
 
@@ -117,7 +129,9 @@ class _BetweenMarks:
         return self._thinking.inside
 
     def feed(self, id: int) -> Added:
-        text = self.stops.feed(self._detokenizer.feed(id))
+        mark = self._marks.get(id)
+        whole = self._detokenizer.feed(id) if mark is None else self._detokenizer.finish() + mark
+        text = self.stops.feed(whole)
         shown = self._thinking.feed(text) if text else ()
         if self.stops.stopped:
             shown = (*shown, *self._thinking.finish())
@@ -134,9 +148,9 @@ class _InChannels:
 
     closing = f"{END}{START}assistant{CHANNEL}{FINAL}{MESSAGE}"
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], *, calls: bool) -> None:
         self.stops = StopStrings(stops)
-        self._channels = Channels(tokenizer)
+        self._channels = Channels(tokenizer, calls=calls)
 
     @property
     def thinks(self) -> bool:
@@ -153,6 +167,14 @@ class _InChannels:
         thought, text = self._channels.finish()
         rest = self.stops.feed("" if thought else text) + self.stops.finish()
         return Added(rest, _pieces([(True, text if thought else ""), (False, rest)]))
+
+
+def _special_marks(tokenizer: Tokenizer, style: CallStyle) -> dict[int, str]:
+    """The special tokens that are part of the marks of calls; elsewhere special tokens are no text."""
+    special = (token for token in tokenizer.added if token.special)
+    return {
+        token.id: token.text for token in special if any(token.text in mark for mark in style.marks)
+    }
 
 
 def _pieces(parts: Iterable[tuple[bool, str]]) -> tuple[AnswerPiece, ...]:

@@ -98,7 +98,8 @@ def _list(name: str | None) -> None:
             raise NotFound(f"there is no alias {name[:120]!r}", hint=hint)
     rows = [_document(each) for each in known]
     shown = [(row["alias"], row["model"], row["state"]) for row in rows]
-    out.result({"aliases": rows}, lambda: out.table(shown, ("ALIAS", "MEANS", "STATE")))
+    head = ("ALIAS", "MEANS", "STATE")
+    out.result({"aliases": rows}, lambda: out.table(shown, head) if shown else "")
     if not rows:
         out.note("There are no aliases yet: kt alias NAME MODEL")
 
@@ -117,4 +118,6 @@ def _state(each: Alias) -> str:
         reference = library.require_meaning(each.name)
     except KtError as error:
         return str(error)
-    return f"kt pull {each.name}" if reference.repository else "not on disk"
+    if reference.repository and not reference.formats:
+        return f"kt pull {each.name}"
+    return f"kt chat {each.name} makes it"

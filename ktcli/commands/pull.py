@@ -133,12 +133,13 @@ def _download(
     if not streams and download.is_begun(reference.name):
         return fetch(reference, out, limit_bps=rate)
     offer = make_offer(reference, out)
-    for line in offer.lines():
+    streams = offer.only_streams if streams is None else streams
+    for line in offer.lines(streams):
         out.note(line)
     asks = not yes and out.mode is Mode.HUMAN and sys.stdin.isatty() and sys.stderr.isatty()
     if asks and not out.confirm("Pull it?"):
         return None
-    brought = stream_model if (offer.only_streams if streams is None else streams) else fetch
+    brought = stream_model if streams else fetch
     return brought(reference, out, snapshot=offer.snapshot, limit_bps=rate)
 
 

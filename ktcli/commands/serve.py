@@ -114,7 +114,7 @@ def serve(
     yes: PullOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Serve a model to programs that speak OpenAI's API.
+    """Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's API.
 
     The model is pulled and converted first if it is not yet. Requests of several clients are answered together; what
     one of them has in common with another is computed once. Ctrl-C lets answers finish for ten seconds.
@@ -158,7 +158,7 @@ def serve(
         with contextlib.closing(opened):
             name = opened.speaker.name
             shown = f"[{host}]" if ":" in host else host
-            said = f"serving {name} at http://{shown}:{port}/v1; Ctrl-C ends it"
+            said = f"serving {name} at http://{shown}:{port}; Ctrl-C ends it"
             ready = lambda: out.note(said)  # noqa: E731
             log = _log_as_json if log_json else _log
             limits = Limits(active=parallel)

@@ -32,7 +32,9 @@ class Row:
 COMMANDS: dict[str, Row] = {
     "chat": Row("ktcli.commands.chat:chat", "Talk to a model.", "Start", ("--resume",)),
     "serve": Row(
-        "ktcli.commands.serve:serve", "Serve a model to programs that speak OpenAI's API.", "Start"
+        "ktcli.commands.serve:serve",
+        "Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's API.",
+        "Start",
     ),
     "doctor": Row("ktcli.commands.doctor:doctor", "Show what this machine is and can do.", "Start"),
     "plan": Row(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -12,8 +13,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ktcli.server import own
+from ktcli.server.anthropic.messages import count_tokens, messages
+from ktcli.server.anthropic.messages import error_of as anthropic_error
 from ktcli.server.guard import App, Guard
 from ktcli.server.house import House, house_of
+from ktcli.server.ollama import models as ollama
+from ktcli.server.ollama.chat import chat, generate
 from ktcli.server.openai.chat import chat_completions
 from ktcli.server.openai.envelope import encode, error_of
 from ktcli.server.openai.models import model, models
@@ -34,6 +39,16 @@ def application(house: House) -> App:
         Route("/v1/models/{name:path}", model),
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
+        Route("/", ollama.root),
+        Route("/api/version", ollama.version),
+        Route("/api/tags", ollama.tags),
+        Route("/api/ps", ollama.running),
+        Route("/api/show", ollama.show, methods=["POST"]),
+        Route("/api/chat", chat, methods=["POST"]),
+        Route("/api/generate", generate, methods=["POST"]),
+        Route("/api/{other:path}", ollama.unsupported, methods=["POST", "DELETE"]),
+        Route("/v1/messages", messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
     ]
     handlers = {Exception: _failed, HTTPException: _failed, Refusal: _failed}
     app = Starlette(routes=routes, exception_handlers=handlers)
@@ -43,7 +58,13 @@ def application(house: House) -> App:
 
 def refused(path: str, refusal: Refusal) -> tuple[bytes, dict[str, str]]:
     """The body and headers of a refusal in the API that a path belongs to."""
-    return encode(error_of(refusal)), {**refusal.headers, "content-type": "application/json"}
+    if path.startswith("/api/"):
+        said: dict[str, Any] = {"error": refusal.message}
+    elif path.startswith("/v1/messages"):
+        said = anthropic_error(refusal)
+    else:
+        said = error_of(refusal)
+    return encode(said), {**refusal.headers, "content-type": "application/json"}
 
 
 def _of_mistake(error: Exception) -> str:

@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from ktcli.chat.calls.events import CallEvent
+from ktcli.chat.calls.reader import CallReader, Read
+from ktcli.chat.calls.values import Tools
 from ktcli.chat.thoughts import ThoughtMarks
 from ktcli.chat.transcript import Added, AnswerPiece, Transcript
 from ktcli.engine.request import (
@@ -40,6 +43,7 @@ class Wish:
         max_tokens: the most tokens of an answer; None: as many as the context holds.
         choices: the number of answers.
         logprobs: the number of likeliest tokens that come with each token; None: no chances.
+        tools: what may be called; None: nothing, and calls are not looked for.
         plain: whether the prompt is a text that goes on, in which nothing is a thought.
     """
 
@@ -48,6 +52,7 @@ class Wish:
     max_tokens: int | None = None
     choices: int = 1
     logprobs: int | None = None
+    tools: Tools | None = None
     plain: bool = False
 
 
@@ -64,21 +69,23 @@ class Said(NamedTuple):
 
     choice: int
     token: Token | None  # None: the text was held back, and no token follows
-    pieces: tuple[AnswerPiece, ...]
+    pieces: tuple[AnswerPiece | CallEvent, ...]
 
 
 class Ended(NamedTuple):
     """An answer is at its end.
 
     Attributes:
-        stopped: whether one of the client's stop texts ended it.
+        stopped: the client's stop text that ended it; empty: none did.
+        calls: the tools that it called.
         error: why it failed.
     """
 
     choice: int
     finish: Finish
-    stopped: bool = False
+    stopped: str = ""
     error: Exception | None = None
+    calls: int = 0
 
 
 News = PromptProgress | Said | Ended
@@ -182,7 +189,7 @@ class Generation:
                 self._begin(choice)
             except Exception as error:
                 self._open -= 1
-                self._news.append(Ended(choice, Finish.FAILED, False, error))
+                self._news.append(Ended(choice, Finish.FAILED, "", error))
 
     def _time(self, said: _ChoiceAnswer) -> None:
         """Notes when a token came."""
@@ -217,7 +224,11 @@ class _ChoiceAnswer:
         self._generation, self._index = generation, index
         voice, wish = generation.model.speaker.voice, generation.wish
         before = "" if wish.plain else generation.prompt.text
-        self._transcript = Transcript(voice.tokenizer, wish.stops, before)
+        style = None if wish.tools is None else voice.calls
+        self._transcript = Transcript(voice.tokenizer, wish.stops, before, calls=style)
+        self._reader = None
+        if style is not None and wish.tools is not None:
+            self._reader = CallReader(style, wish.tools)
         self._marks = ThoughtMarks()
         self.text = ""
         self.heard_s = 0.0
@@ -247,12 +258,28 @@ class _ChoiceAnswer:
         elif isinstance(event, PromptRead):
             tell(PromptProgress(self._index, event.done, event.total))
         elif isinstance(event, Finished):
-            if rest := self._pieces(self._transcript.finish()):
+            rest = self._pieces(self._transcript.finish())
+            if self._reader is not None:
+                rest += self._read(self._reader.finish())
+            if rest:
                 tell(Said(self._index, None, rest))
             stopped = self._transcript.stopped
             finish = Finish.STOP if stopped else event.finish
-            tell(Ended(self._index, finish, stopped, event.error))
+            calls = 0 if self._reader is None else self._reader.calls
+            tell(Ended(self._index, finish, stopped, event.error, calls))
 
-    def _pieces(self, added: Added) -> tuple[AnswerPiece, ...]:
+    def _pieces(self, added: Added) -> tuple[AnswerPiece | CallEvent, ...]:
         self.text += added.text
-        return added.pieces if self._generation.wish.plain else self._marks.without(added.pieces)
+        if self._generation.wish.plain:
+            return added.pieces
+        pieces = self._marks.without(added.pieces)
+        if self._reader is None:
+            return pieces
+        found: list[AnswerPiece | CallEvent] = []
+        for piece in pieces:
+            found += [piece] if piece.thought else self._read(self._reader.feed(piece.text))
+        return tuple(found)
+
+    @staticmethod
+    def _read(read: list[Read]) -> tuple[AnswerPiece | CallEvent, ...]:
+        return tuple(AnswerPiece(each) if isinstance(each, str) else each for each in read)

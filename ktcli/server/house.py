@@ -83,8 +83,18 @@ class House:
         Raises:
             KtError: as making the prompt, or as `EngineThread.submit`.
         """
-        prompt = await asyncio.wrap_future(self.jobs.ask(lambda: make(model.prompts)))
+        prompt = await self.prompt(model, make)
         return Generation(model, prompt, wish, self.mail, self.metrics)
+
+    async def prompt(
+        self, model: ServedModel, make: Callable[[PromptMaker], EncodedPrompt]
+    ) -> EncodedPrompt:
+        """Makes a prompt on the main thread.
+
+        Raises:
+            KtError: it cannot be made.
+        """
+        return await asyncio.wrap_future(self.jobs.ask(lambda: make(model.prompts)))
 
 
 async def body_of(request: Request, kind: type[T]) -> T:

@@ -47,7 +47,11 @@ def look(
                 following, other = known[i + 1]
                 tell(f"{error}; trying {other} on {HUBS[following]} …")
     first = failed[0]
-    raise type(first)("; ".join(str(each) for each in failed), hint=first.hint)
+    if len(failed) == 1:
+        raise first
+    servers = "check the network, then run the command again; HF_ENDPOINT and MODELSCOPE_ENDPOINT name other servers"
+    hint = first.hint if isinstance(first, NotFound) else servers
+    raise type(first)("; ".join(str(each) for each in failed), hint=hint)
 
 
 def candidates(reference: Reference) -> tuple[tuple[str, str], ...]:

@@ -146,7 +146,20 @@ class HuggingFace:
             found = try_to_load_from_cache(
                 snapshot.repository, name, revision=snapshot.revision or None
             )
-            return Path(found) if isinstance(found, str) else None
+            return Path(found) if isinstance(found, str) else _blob(snapshot, name)
+
+
+def _blob(snapshot: Snapshot, name: str) -> Path | None:
+    """The file in the client's cache as any revision has it: there it is called by its hash."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = repo_folder_name(repo_id=snapshot.repository, repo_type="model")
+    for file in snapshot.files:
+        if file.name == name and (called := file.sha256 or file.blob):
+            path = Path(constants.HF_HUB_CACHE, folder, "blobs", called)
+            return path if called.isalnum() and path.is_file() else None
+    return None
 
 
 def _located(file: RemoteFile, url: str, headers: Mapping[str, str]) -> Located:
@@ -159,8 +172,9 @@ class ModelScope:
 
     def __init__(self) -> None:
         self.endpoint = _modelscope_endpoint()
-        # Read when the client is imported: its five attempts to reach a server take a minute.
-        os.environ.setdefault("MODELSCOPE_API_MAX_RETRIES", "2")
+        # Read when the client is imported: its five attempts to reach a server take up to a minute.
+        for name in ("MODELSCOPE_API_MAX_RETRIES", "MODELSCOPE_REPO_TREE_PAGE_MAX_ATTEMPTS"):
+            os.environ.setdefault(name, "2")
 
     def look(self, repository: str, revision: str) -> Snapshot:
         with asking("ms", repository, revision):

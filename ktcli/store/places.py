@@ -6,6 +6,7 @@ import os
 import re
 from enum import Enum
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 
 from ktcli import config
@@ -61,12 +62,12 @@ def is_name(text: str) -> bool:
 
 
 def is_taken(name: str) -> bool:
-    """Returns whether a checkpoint or a conversion of this name lies in the library, upper or lower case; that of a
-    folder outside it has the name of this folder, too."""
+    """Returns whether a checkpoint or a conversion of this name lies in the library or a further one, upper or lower
+    case; that of a folder outside it has the name of this folder, too."""
     wanted = name.lower()
-    for kind in EntryKind:
+    for kind, library in product(EntryKind, (None, *config.libraries())):
         try:
-            found = os.listdir(folder_of(kind))
+            found = os.listdir(folder_of(kind, library))
         except OSError:
             continue
         for item in found:

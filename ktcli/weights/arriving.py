@@ -28,6 +28,7 @@ class Arriving(Checkpoint):
 
     def __init__(self, folder: Path, sizes: dict[str, int]) -> None:
         self._presumed: list[Part] = []
+        self._sizes = sizes
         super().__init__(folder, sizes)
 
     @property
@@ -44,7 +45,7 @@ class Arriving(Checkpoint):
             OtherHeader: it is not what its header said.
             BadCheckpoint: it cannot be read, or a bias that kt leaves out is not zero.
         """
-        if read_header(path).raw != read_header(self.path / file, path.stat().st_size).raw:
+        if read_header(path).raw != read_header(self.path / file, self._sizes[file]).raw:
             raise OtherHeader(
                 f"{file} has another header than it had before",
                 hint="run the same command again; it reads the headers anew",

@@ -27,6 +27,9 @@ BF16_BYTES = 2  # elements of a table
 F32_BYTES = 4  # elements of a vector
 
 
+SEARCHED_BITS = 4  # of the formats whose scales are searched
+
+
 class TensorKind(Enum):
     """The kinds of tensors that a recipe tells apart, and that an error report counts together."""
 
@@ -104,7 +107,7 @@ class Recipe:
     @property
     def searches(self) -> bool:
         """Tells whether any of its formats searches scales, for which the importance of columns counts."""
-        return any(format_of_kind(kind, self).bits == 4 for kind in TensorKind)
+        return any(format_of_kind(kind, self).bits == SEARCHED_BITS for kind in TensorKind)
 
     def mixed(self) -> Recipe:
         """The same recipe with down projections one step more precise.

@@ -17,7 +17,7 @@ from ktcli.errors import BadPack, NotEnoughDisk, UsageError
 from ktcli.manifest import MAX_BYTES, FileRecord, Seal
 from ktcli.manifest import PACK as MANIFEST
 from ktcli.native import Pool
-from ktcli.weights.conversion import UNRECORDED, Provenance, Source
+from ktcli.weights.conversion import UNRECORDED, Calibration, Provenance, Source
 from ktcli.weights.convert import planned
 from ktcli.weights.destination import Destination
 from ktcli.weights.encode import Encoder
@@ -25,6 +25,7 @@ from ktcli.weights.header import read_bounded
 from ktcli.weights.manifest import parse_pack
 from ktcli.weights.pack import WeightFile
 from ktcli.weights.reader import open_checkpoint
+from ktcli.weights.recipe import SEARCHED_BITS, Recipe, format_of
 from ktcli.weights.storage import Reader
 from ktcli.weights.tables import check_tables
 from ktcli.weights.writer import FileWriter, explained
@@ -76,7 +77,7 @@ def repair_from(
     Raises:
         BadPack: its manifest is damaged, it was made from another checkpoint, or a file became another one than it
             was; that file is as it was before.
-        UsageError: it was calibrated.
+        UsageError: it was calibrated, and a file has formats that search their scales.
         Busy: another process works on it.
         BadCheckpoint, NotEnoughDisk, KtError: as for a conversion.
     """
@@ -85,17 +86,15 @@ def repair_from(
         raise BadPack(
             f"{MANIFEST} of {damage.pack.name} is damaged, so nothing tells what is right"
         )
-    if recipe.calibrated:
-        raise UsageError(
-            f"{damage.pack.name} was calibrated with a text, which kt does not keep",
-            hint="convert it again with --calibrate FILE",
-        )
     records = {each.name: each for each in found.records if each.name in damage.names}
     checkpoint, supply = source.checkpoint, source.supply
-    plan = planned(checkpoint, recipe, provenance, None)
+    known = Calibration(found.calibration, dict) if recipe.calibrated else None
+    plan = planned(checkpoint, recipe, provenance, known)
     if found.identity != plan.manifest:
         raise BadPack(f"{damage.pack.name} was made from another checkpoint than {source.name} is")
     files = [file for file in plan.ordered if file.name in records]
+    if known is not None:
+        _refuse_searched(files, plan.recipe, damage.pack.name, known)
     total, largest = (f(each.size_bytes for each in files) for f in (sum, _largest))
     what = f"repairing {damage.pack.name}"
     target = Destination(damage.pack, plan)
@@ -114,6 +113,24 @@ def repair_from(
         for record in plan.manifest.extras:
             if record.name in records:
                 _take_over(checkpoint, damage.pack, record)
+
+
+def _refuse_searched(
+    files: Collection[WeightFile], recipe: Recipe, name: str, calibration: Calibration
+) -> None:
+    """Refuses files that cannot be made without running the model on the text of its calibration.
+
+    Raises:
+        UsageError: a file has a tensor whose scales were searched.
+    """
+    for file in files:
+        formats = (format_of(tensor, recipe) for tensor in file.tensors)
+        if any(fmt is not None and fmt.bits == SEARCHED_BITS for fmt in formats):
+            raise UsageError(
+                f"{file.name} of {name} was calibrated with a text ({calibration.identity}): which columns matter was "
+                "learnt by running the whole model on it, and kt keeps neither the text nor that",
+                hint="remove it, and convert the model with --calibrate FILE: the same text gives the same bytes",
+            )
 
 
 def _largest(sizes: Iterable[int]) -> int:

@@ -54,6 +54,15 @@ def pack_of(case: Case) -> dict[str, bytes]:
     return contents_of(entry.path)
 
 
+@pytest.mark.thorough
+def test_a_stream_from_modelscope(hub: Hub, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODELSCOPE_ENDPOINT", hub.url)
+    entry = stream_model(parse(f"ms:{NAME}"))
+    assert entry.source == f"ms:{NAME}@master"
+    made, wanted = contents_of(entry.path), case[1]
+    assert {**made, "kt.json": b""} == {**wanted, "kt.json": b""}
+
+
 def test_a_stream_gives_the_pack_of_a_pull_and_a_conversion(hub: Hub, case: Case) -> None:
     entry = stream_model(parse(NAME))
     assert pack_of(case) == case[1]
@@ -167,9 +176,9 @@ def test_a_stream_that_stopped_says_how_it_goes_on(
             signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(HubSupply, "_tell", leave)
+        patch.setattr(HubSupply, "tell", leave)
         assert main(["pull", NAME, "--stream", "--yes"]) == 130
-    assert f"continue with: kt pull hf:{NAME} --stream" in capsys.readouterr().err
+    assert f"continue with: kt pull {NAME} --stream" in capsys.readouterr().err
     assert main(["list"]) == 0
     assert f"interrupted; continue with: kt pull hf:{NAME} --stream" in capsys.readouterr().out
     assert library.find(NAME) is None
@@ -232,6 +241,7 @@ def test_a_short_disk_is_a_reason_to_stream(
     if pull:
         assert main(["pull", NAME, "--yes"]) == 0
     else:
+        monkeypatch.setattr(out, "says_yes", True)
         assert prepare(NAME, Wanted(), listener=out).name == "org--tiny"
     assert "is converted while it arrives" in " ".join(capsys.readouterr().err.split())
     assert pack_of(case) == pack

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from chat.fake_engine import FakeEngine, write_tokenizer
+from chat.fake_engine import END, TEMPLATE, FakeEngine, write_tokenizer
 
 from ktcli.chat.speaker import Speaker, read_voice
 from ktcli.chat.tokenizer import load_tokenizer
@@ -32,9 +32,17 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
 
-def scripted(folder: Path, script: Script, context: int = 4096) -> Speaker:
+def scripted(
+    folder: Path,
+    script: Script,
+    context: int = 4096,
+    template: str = TEMPLATE,
+    more: Sequence[str] = (),
+    end: str = END,
+) -> Speaker:
     """A model that follows a script, and answers eight at once."""
-    write_tokenizer(folder)
+    write_tokenizer(folder, template, more=more, end=end)
+    (folder / "generation_config.json").write_text("{}")  # else a quotation mark ends answers
     engine = FakeEngine(load_tokenizer(folder), script, context, streams=8)
     return Speaker("fake", engine, read_voice("fake", folder))  # type: ignore[arg-type]
 

@@ -18,6 +18,7 @@ from server.running import Running, running, scripted
 from ktcli.engine.request import Finish, Finished, GenerationRequest
 from ktcli.engine.scheduler import Limits
 from ktcli.errors import Busy, UsageError
+from ktcli.main import main
 from ktcli.server import answering, guard, listening
 from ktcli.server.enginethread import EngineThread
 from ktcli.server.house import Rules
@@ -279,10 +280,11 @@ def test_the_command_serves_the_built_in_model_and_ends_at_a_signal() -> None:
         (["--port", "0"], "--port"),
     ],
 )
-def test_the_command_refuses_before_it_loads(arguments: list[str], said: str) -> None:
-    command = [sys.executable, "-m", "ktcli", "serve", "kt-mini", *arguments]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    assert found.returncode == 2 and said in found.stderr
+def test_the_command_refuses_before_it_loads(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "kt-mini", *arguments]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:

@@ -108,6 +108,17 @@ def test_an_alias_never_hides_a_model() -> None:
     assert parse("late").name == "late"
 
 
+def test_an_alias_hides_nothing_of_an_administrators_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = pretend_pack(tmp_path / "shared" / "packs" / "theirs@int4-int8")
+    aliases.save("theirs", "kimi-k2")
+    monkeypatch.setenv("KT_LIBRARIES", str(tmp_path / "shared"))
+    assert library.resolve("theirs").path == pack
+    with pytest.raises(UsageError, match="is the name of a model"):
+        aliases.save("theirs", "deepseek-v3")
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -227,6 +238,9 @@ def test_alias_as_a_command(capsys: Capture) -> None:
     assert main(["rm", "big", "--yes"]) == 0
     assert "The alias big stays" in capsys.readouterr().err
     assert not pack.exists()
+    document(["alias", "made", "kt-mini@int8-bf16"], capsys)
+    states = {row["alias"]: row["state"] for row in document(["alias"], capsys)["aliases"]}
+    assert states["made"] == "kt chat made makes it" and "there is no model" in states["big"]
     assert document(["alias", "--rm", "big"], capsys)["meant"] == "org--repo@int4-int8"
     assert "did you mean: far" in document(["alias", "--rm", "fat"], capsys, 3)["error"]["hint"]
 

@@ -150,6 +150,19 @@ def test_the_cache_of_hugging_face_is_used(
     assert integrity.digest(entry.path / "model.safetensors")
 
 
+def test_files_of_another_revision_in_the_cache_are_used(
+    hubs: tuple[Hub, Hub], files: dict[str, bytes], tmp_path: Path
+) -> None:
+    hubs[0].repositories["org/tiny"] = files
+    blobs = tmp_path / "hf" / "models--org--tiny" / "blobs"
+    blobs.mkdir(parents=True)
+    for file in hub_named("hf").look("org/tiny", "").files:
+        (blobs / (file.sha256 or file.blob)).write_bytes(files[file.name])
+    entry = download.pull(parse("org/tiny"), Silent())
+    assert not hubs[0].sent and not asked(hubs[0], files)
+    assert {name: (entry.path / name).read_bytes() for name in files} == files
+
+
 @pytest.mark.parametrize(
     "place",
     [

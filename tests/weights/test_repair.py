@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from ktcli.native import Pool
 from ktcli.ops.tensors import Tensor
 from ktcli.store import integrity
 from ktcli.weights import repair as module
+from ktcli.weights.conversion import Calibration
 from ktcli.weights.convert import convert
 from ktcli.weights.encode import Encoder
 from ktcli.weights.recipe import Recipe
@@ -151,14 +151,19 @@ def test_a_damaged_manifest_is_no_ground_to_repair_from(source: Path, pack: Path
         repair(source, Damage(pack, [LAYER]), POOL)
 
 
-def test_a_calibrated_pack_needs_its_text(source: Path, pack: Path) -> None:
-    path = pack / manifest.PACK
-    found = manifest.read(path)
-    assert found is not None and found.formats is not None
-    formats = replace(found.formats, experts=f"{found.formats.experts}-calibrated")
-    path.write_bytes(replace(found, formats=formats).encode())
-    with pytest.raises(UsageError, match="was calibrated with a text"):
-        repair(source, Damage(pack, [LAYER]), POOL)
+def test_a_calibrated_pack_needs_its_text_where_that_counts(source: Path, tmp_path: Path) -> None:
+    calibration = Calibration("method 1, 300 tokens of the text with SHA-256 00ff", dict)
+    pack = tmp_path / "pack"
+    convert(source, pack, Recipe.named("int4", "bf16"), POOL, calibration=calibration)
+    before = tree(pack)
+    for name in ("outer.safetensors", "config.json"):
+        flip(pack / name, 30)
+        repair(source, Damage(pack, [name]), POOL)
+        assert tree(pack) == before
+    flip(pack / LAYER, 30)
+    with pytest.raises(UsageError, match=r"was calibrated with a text .*00ff.* keeps neither"):
+        repair(source, Damage(pack, [LAYER, "config.json"]), POOL)
+    assert damaged(pack) == [LAYER]
 
 
 def test_a_crash_at_any_effect(source: Path, whole: Path, tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
 
+from ktcli.chat.calls.events import CallArguments, CallBegins, CallEvent
 from ktcli.chat.tokenizer import Tokenizer
-from ktcli.engine.request import Candidate, Token
+from ktcli.chat.transcript import AnswerPiece
+from ktcli.engine.request import Candidate, Finish, Token
 from ktcli.server.answering import Answering
 from ktcli.server.generation import Ended, Generation, News, PromptProgress, Said
 from ktcli.server.house import body_of, caller_of, house_of
@@ -47,6 +50,7 @@ class _ChoiceText:
     text: str = ""
     thoughts: str = ""
     finish: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
     chances: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -101,16 +105,22 @@ class ChatReply:
             return self._progress(news) if self._body.return_progress else b""
         choice = self._choices[news.choice]
         if isinstance(news, Ended):
-            choice.finish = FINISH[news.finish]
+            whole = news.calls and news.finish is Finish.STOP
+            choice.finish = "tool_calls" if whole else FINISH[news.finish]
             return self._chunk(news.choice, {}, choice.finish)
         return self._delta(choice, news)
 
     def _delta(self, choice: _ChoiceText, said: Said) -> bytes:
         delta: dict[str, Any] = {}
-        for text, thought in said.pieces:
-            names = ("reasoning_content", "reasoning") if thought else ("content",)
+        for piece in said.pieces:
+            if not isinstance(piece, AnswerPiece):
+                self._called(choice, piece, delta.setdefault("tool_calls", []))
+                continue
+            names = ("reasoning_content", "reasoning") if piece.thought else ("content",)
             for name in names:
-                delta[name] = delta.get(name, "") + text
+                delta[name] = delta.get(name, "") + piece.text
+        if not delta.get("tool_calls", True):
+            del delta["tool_calls"]
         choice.text += delta.get("content", "")
         choice.thoughts += delta.get("reasoning", "")
         if said.token is not None and "reasoning" in delta:
@@ -122,6 +132,23 @@ class ChatReply:
         if not delta and not chances:
             return b""
         return self._chunk(said.choice, delta, None, chances)
+
+    @staticmethod
+    def _called(choice: _ChoiceText, event: CallEvent, deltas: list[dict[str, Any]]) -> None:
+        """Enters an event of a call into the answer, and into what a stream says of it."""
+        if isinstance(event, CallBegins):
+            id = event.id or f"call_{secrets.token_hex(12)}"
+            function = {"name": event.name, "arguments": ""}
+            choice.calls.append({"id": id, "type": "function", "function": function})
+            deltas.append(
+                {"index": event.number, "id": id, "type": "function", "function": {**function}}
+            )
+        elif isinstance(event, CallArguments):
+            choice.calls[event.number]["function"]["arguments"] += event.text
+            if deltas and deltas[-1]["index"] == event.number:
+                deltas[-1]["function"]["arguments"] += event.text
+            else:
+                deltas.append({"index": event.number, "function": {"arguments": event.text}})
 
     def _chunk(
         self,
@@ -148,6 +175,9 @@ class ChatReply:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.thoughts:
             message["reasoning_content"] = message["reasoning"] = choice.thoughts
+        if choice.calls:
+            message["tool_calls"] = choice.calls
+            message["content"] = choice.text or None
         chances = {"content": choice.chances, "refusal": None} if self._body.logprobs else None
         return {
             "index": index,

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from ktcli.chat.calls.values import Tools
 from ktcli.chat.settings import Settings, override
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.server.generation import CHOICES_MOST, STOPS_MOST, Wish
@@ -21,6 +22,7 @@ from ktcli.server.refusal import Refusal, about
 
 LOGPROBS_MOST = 20
 STOP_CHARS_MOST = 1000
+TOOLS_MOST = 256
 _NUMBERS = (
     "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed"
 ).split()
@@ -112,6 +114,7 @@ class ChatBody(Sampled):
     top_logprobs: int | None = None
     reasoning_effort: str | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -124,7 +127,9 @@ class ChatBody(Sampled):
                 400, "top_logprobs needs logprobs to be true", "top_logprobs", "unsupported_value"
             )
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self.wish(settings, most, likeliest if self.logprobs else None)
+        wish = self.wish(settings, most, likeliest if self.logprobs else None)
+        offered = self.offered
+        return replace(wish, tools=Tools.of(offered) if offered else None)
 
     def asked(self, settings: Settings, caller: str) -> Asked:
         """What is to be answered.
@@ -134,14 +139,37 @@ class ChatBody(Sampled):
         """
         if not self.messages:
             raise Refusal(400, "there are no messages", "messages", "unsupported_value")
-        if self.tools:
-            raise Refusal(400, "tools are not supported", "tools", "unsupported_value")
         if (self.response_format or {}).get("type", "text") != "text":
             raise Refusal(
                 400, "response_format can be text only", "response_format", "unsupported_value"
             )
         messages = [plain_message(each, f"messages[{at}]") for at, each in enumerate(self.messages)]
-        return Asked(messages, {**settings.variables, **self._variables()}, caller)
+        variables = {**settings.variables, **self._variables()}
+        if self.offered:
+            variables["tools"] = self.offered
+        return Asked(messages, variables, caller)
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model may call.
+
+        Raises:
+            Refusal: one of them is none, or they are to be used in a way that is not supported.
+        """
+        choice = self.tool_choice
+        if choice not in (None, "auto", "none"):
+            raise Refusal(
+                400, "tool_choice can be auto or none", "tool_choice", "unsupported_value"
+            )
+        tools = self.tools or []
+        _within("tools", len(tools), 0, TOOLS_MOST)
+        for at, tool in enumerate(tools):
+            function = tool.get("function")
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise Refusal(
+                    400, f"tools[{at}] names no function", f"tools[{at}]", "unsupported_value"
+                )
+        return [] if choice == "none" else tools
 
     def _variables(self) -> dict[str, Any]:
         effort = self.reasoning_effort

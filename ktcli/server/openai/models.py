@@ -1,7 +1,8 @@
-"""`/v1/models`: the models that are served."""
+"""`/v1/models`: the models that are served, in one document for the clients of OpenAI and of Anthropic."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from starlette.requests import Request
@@ -15,7 +16,9 @@ from ktcli.server.refusal import Refusal
 async def models(request: Request) -> Response:
     """Lists them."""
     rows = _rows(house_of(request))
-    return Response(encode({"object": "list", "data": rows}), media_type="application/json")
+    said = {"object": "list", "data": rows, "has_more": False}
+    said |= {"first_id": rows[0]["id"], "last_id": rows[-1]["id"]}
+    return Response(encode(said), media_type="application/json")
 
 
 async def model(request: Request) -> Response:
@@ -36,6 +39,9 @@ def _rows(house: House) -> list[dict[str, Any]]:
         {
             "id": name,
             "object": "model",
+            "type": "model",
+            "display_name": name,
+            "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(served.created)),
             "created": served.created,
             "owned_by": "kt",
             "max_model_len": engine.context,

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from ktcli.chat.transcript import AnswerPiece
 from ktcli.engine.request import Token
 from ktcli.server.answering import Answering
 from ktcli.server.generation import Ended, Generation, News, PromptProgress
@@ -83,7 +84,7 @@ class TextReply:
             self._finish[at] = FINISH[news.finish]
             choice = self._choice(at, "", self._finish[at], [])
             return line({**self._head, "choices": [choice]})
-        text = "".join(piece.text for piece in news.pieces)
+        text = "".join(piece.text for piece in news.pieces if isinstance(piece, AnswerPiece))
         fresh = []
         if news.token is not None and news.token.chosen is not None:
             fresh = [(news.token, len(self._texts[at]))]

@@ -1,0 +1,121 @@
+"""How families write calls of tools: a table of marks, from which one reader reads all of them.
+
+Which row a model follows is seen in its own chat template, which has the marks of its calls: so a new model of a known
+style needs no row. Sources: the templates and cards that the makers publish.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Arguments(Enum):
+    """The forms of arguments."""
+
+    OBJECT = "object"  # a JSON object, or a list of some, with the name and the arguments in it
+    JSON = "json"  # a JSON object behind the name
+    PAIRS = "pairs"  # a key and a value between marks, one pair after the other
+
+
+@dataclass(frozen=True, slots=True)
+class CallStyle:
+    """How calls are written.
+
+    Attributes:
+        name: one of the families that write so.
+        told_by: what a chat template has whose model writes so, all of it.
+        begin: the mark that opens a call.
+        end: the one that closes it; empty: it ends with its arguments.
+        name_end: the mark behind the name; empty: the name ends where the first key begins.
+        section: the marks around all calls of an answer; between them only calls mean something.
+        key: the marks around a key.
+        value: the marks around a value; the first may be empty.
+        prefix: what stands before the name and is no part of it.
+        bare: whether an answer that begins with an object is a call, without any mark.
+    """
+
+    name: str
+    told_by: tuple[str, ...]
+    arguments: Arguments
+    begin: str
+    end: str = ""
+    name_end: str = ""
+    section: tuple[str, str] = ("", "")
+    key: tuple[str, str] = ("", "")
+    value: tuple[str, str] = ("", "")
+    prefix: str = ""
+    bare: bool = False
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All marks, none of them empty."""
+        found = (self.begin, self.end, self.name_end, *self.section, *self.key, *self.value)
+        return tuple(dict.fromkeys(mark for mark in found if mark))
+
+
+# gpt-oss names the tool in the head of a message, whose text is the arguments: `Channels` puts both between these.
+IN_CHANNELS = CallStyle(
+    "gpt-oss", ("<|channel|>", "to=functions."), Arguments.JSON,
+    "<|start|>functions.", "<|end|>", "<|message|>",
+)  # fmt: skip
+# The first row counts of which a template has all that tells it.
+STYLES = (
+    IN_CHANNELS,
+    CallStyle(
+        "kimi-k2", ("<|tool_call_argument_begin|>",), Arguments.JSON,
+        "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>",
+        ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"), prefix="functions.",
+    ),
+    CallStyle(
+        "deepseek-v4", ("｜DSML｜", "tool_calls>"), Arguments.PAIRS,
+        '<｜DSML｜invoke name="', "</｜DSML｜invoke>", '">',
+        ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
+        ('<｜DSML｜parameter name="', '"'), (">", "</｜DSML｜parameter>"),
+    ),
+    CallStyle(
+        "deepseek-v3.2", ("｜DSML｜",), Arguments.PAIRS,
+        '<｜DSML｜invoke name="', "</｜DSML｜invoke>", '">',
+        ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
+        ('<｜DSML｜parameter name="', '"'), (">", "</｜DSML｜parameter>"),
+    ),
+    CallStyle(
+        "deepseek-v3", ("<｜tool▁call▁begin｜>", "```json"), Arguments.JSON,
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "\n",
+        ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ),
+    CallStyle(
+        "deepseek-v3.1", ("<｜tool▁call▁begin｜>",), Arguments.JSON,
+        "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
+        ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ),
+    CallStyle(
+        "minimax-m2", ("minimax:tool_call",), Arguments.PAIRS,
+        '<invoke name="', "</invoke>", '">', ("<minimax:tool_call>", "</minimax:tool_call>"),
+        ('<parameter name="', '">'), ("", "</parameter>"),
+    ),
+    CallStyle(
+        "glm-4.5", ("<arg_key>",), Arguments.PAIRS,
+        "<tool_call>", "</tool_call>",
+        key=("<arg_key>", "</arg_key>"), value=("<arg_value>", "</arg_value>"),
+    ),
+    CallStyle(
+        "qwen3-coder", ("<function=", "<parameter="), Arguments.PAIRS,
+        "<function=", "</function>", ">", ("<tool_call>", "</tool_call>"),
+        ("<parameter=", ">"), ("", "</parameter>"),
+    ),
+    CallStyle(
+        "hunyuan", ("<tool_calls>", "```json"), Arguments.JSON,
+        "<tool_call>", "</tool_call>", "\n", ("<tool_calls>", "</tool_calls>"),
+    ),
+    CallStyle("mistral-3", ("[TOOL_CALLS]", "[ARGS]"), Arguments.JSON, "[TOOL_CALLS]", "", "[ARGS]"),
+    CallStyle("mistral", ("[TOOL_CALLS]",), Arguments.OBJECT, "[TOOL_CALLS]"),
+    CallStyle("granite-3", ("<|tool_call|>",), Arguments.OBJECT, "<|tool_call|>"),
+    CallStyle("qwen3", ("<tool_call>",), Arguments.OBJECT, "<tool_call>", "</tool_call>"),
+    CallStyle("llama-3", ("ipython",), Arguments.OBJECT, "<|python_tag|>", bare=True),
+)  # fmt: skip
+
+
+def style_of(template: str) -> CallStyle | None:
+    """How a model with this chat template writes calls; None: it has no way that is known."""
+    return next((row for row in STYLES if all(mark in template for mark in row.told_by)), None)

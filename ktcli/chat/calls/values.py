@@ -1,0 +1,97 @@
+"""Gives the values of a call the types that the tool's schema says: models that write pairs write texts only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools that a model may call.
+
+    Attributes:
+        parameters: the schema of each, by its name.
+    """
+
+    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tools: Sequence[Mapping[str, Any]]) -> Tools:
+        """The tools of a request, as OpenAI's API has them."""
+        found: dict[str, Mapping[str, Any]] = {}
+        for tool in tools:
+            function = tool.get("function")
+            if isinstance(function, Mapping):
+                schema = function.get("parameters")
+                found[str(function.get("name"))] = schema if isinstance(schema, Mapping) else {}
+        return cls(found)
+
+    def is_text(self, tool: str, key: str) -> bool:
+        """Tells whether a value can be nothing but a text."""
+        return self._types(tool, key) <= {"string"}
+
+    def value(self, tool: str, key: str, text: str) -> Any:
+        """The value that a text means: of the first type that takes it, the text itself last."""
+        types = self._types(tool, key)
+        if "string" in types and len(types) == 1:
+            return text
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = _loosely(text.strip(), types)
+        if found is None and "null" not in types and types:
+            return text
+        return text if types and not _is_one_of(found, types) else found
+
+    def _types(self, tool: str, key: str) -> set[str]:
+        """The types that a value may have; empty: nothing is said."""
+        properties = self.parameters.get(tool, {}).get("properties")
+        schema = properties.get(key) if isinstance(properties, Mapping) else None
+        return _types_of(schema, 0)
+
+
+_DEPTH = 8  # of schemas in schemas that are looked at
+
+
+def _types_of(schema: Any, depth: int) -> set[str]:
+    if not isinstance(schema, Mapping) or depth > _DEPTH:
+        return set()
+    said = schema.get("type")
+    found = {said} if isinstance(said, str) else set()
+    if isinstance(said, list):
+        found = {each for each in said if isinstance(each, str)}
+    if not found and isinstance(schema.get("enum"), list):
+        found = {_type_of(each) for each in schema["enum"]}
+    for name in ("anyOf", "oneOf"):
+        if isinstance(schema.get(name), list):
+            for each in schema[name]:
+                found |= _types_of(each, depth + 1)
+    return found
+
+
+def _type_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    kinds = (
+        (bool, "boolean"),
+        (int, "integer"),
+        (float, "number"),
+        (str, "string"),
+        (list, "array"),
+    )
+    return next((name for kind, name in kinds if isinstance(value, kind)), "object")
+
+
+def _is_one_of(value: Any, types: set[str]) -> bool:
+    kind = _type_of(value)
+    return kind in types or (kind == "integer" and "number" in types)
+
+
+def _loosely(text: str, types: set[str]) -> Any:
+    """What Python's words mean where JSON's were due; the text itself if nothing."""
+    words = {"True": True, "False": False, "None": None}
+    is_word = text in words and ("boolean" in types or "null" in types)
+    return words[text] if is_word else text

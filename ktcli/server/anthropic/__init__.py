@@ -1,0 +1,1 @@
+"""The API of Anthropic: messages, and the count of their tokens."""

@@ -1,0 +1,168 @@
+"""The fields of Anthropic's requests, and what they mean to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from ktcli.chat.calls.values import Tools
+from ktcli.chat.settings import Settings
+from ktcli.server.generation import Wish
+from ktcli.server.openai.fields import TOOLS_MOST, Sampled
+from ktcli.server.prompts import Asked
+from ktcli.server.refusal import Refusal
+
+# A line that clients put first and change with each request: with it nothing would ever be found in the cache.
+_VOLATILE = "x-anthropic-billing-header:"
+_IGNORED = frozenset({"redacted_thinking"})
+
+
+class Thinks(msgspec.Struct):
+    """The field `thinking`."""
+
+    type: str = "disabled"
+
+
+class MessagesBody(msgspec.Struct):
+    """A request for an answer, or for the count of its tokens."""
+
+    messages: list[dict[str, Any]]
+    model: str = ""
+    max_tokens: int | None = None
+    system: str | list[dict[str, Any]] | None = None
+    stream: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    thinking: Thinks | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+
+    def wish(self, settings: Settings) -> Wish:
+        """How the prompt is to be answered.
+
+        Raises:
+            Refusal: a value cannot be used, or `max_tokens` is missing.
+        """
+        if self.max_tokens is None:
+            raise _refusal("max_tokens", "max_tokens is missing")
+        if (self.output_config or {}).get("format") is not None:
+            raise _refusal("output_config.format", "output_config.format is not supported")
+        said = Sampled(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop_sequences,
+        )
+        offered = self.offered
+        wish = said.wish(settings, self.max_tokens, None)
+        return replace(wish, tools=Tools.of(offered) if offered else None)
+
+    def asked(self, settings: Settings, caller: str) -> Asked:
+        """What is to be answered, in the words of OpenAI's API, which chat templates know.
+
+        Raises:
+            Refusal: a message is of no use.
+        """
+        if not self.messages:
+            raise _refusal("messages", "there are no messages")
+        system = _system(self.system)
+        messages = [{"role": "system", "content": system}] if system else []
+        for at, message in enumerate(self.messages):
+            messages += _plain(message, f"messages[{at}]")
+        variables = dict(settings.variables)
+        if self.thinking is not None and self.thinking.type in ("enabled", "disabled"):
+            thinks = self.thinking.type == "enabled"
+            variables |= replace(settings, thinking=thinks).variables
+        if offered := self.offered:
+            variables["tools"] = offered
+        return Asked(messages, variables, caller)
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model may call; those that a server would run itself are left out.
+
+        Raises:
+            Refusal: there are too many, or they are to be used in a way that is not supported.
+        """
+        choice = (self.tool_choice or {}).get("type", "auto")
+        if choice not in ("auto", "none"):
+            raise _refusal("tool_choice.type", "tool_choice.type can be auto or none")
+        tools = self.tools or []
+        if len(tools) > TOOLS_MOST:
+            raise _refusal("tools", f"tools has {len(tools)} entries, it can have {TOOLS_MOST}")
+        known = [tool for tool in tools if isinstance(tool.get("input_schema"), dict)]
+        return [] if choice == "none" else [_tool(tool) for tool in known]
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": str(tool.get("name")), "parameters": tool["input_schema"]}
+    if isinstance(tool.get("description"), str):
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
+
+
+def _system(said: str | Sequence[Mapping[str, Any]] | None) -> str:
+    """The system text, without lines that change with each request."""
+    parts = [said] if isinstance(said, str) else [str(each.get("text", "")) for each in said or ()]
+    return "\n".join(part for part in parts if part and not part.startswith(_VOLATILE))
+
+
+def _plain(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
+    """The messages that one of Anthropic's is: results of tools are messages of their own."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise _refusal(f"{where}.role", f"{where}.role is {str(role)[:40]!r}")
+    if isinstance(content, str):
+        yield {"role": role, "content": content}
+        return
+    if not isinstance(content, list):
+        raise _refusal(f"{where}.content", f"{where}.content is no text")
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for at, block in enumerate(content):
+        kind = block.get("type") if isinstance(block, dict) else None
+        inner = f"{where}.content[{at}]"
+        if kind == "text":
+            texts.append(str(block.get("text", "")))
+        elif kind == "thinking":
+            thoughts.append(str(block.get("thinking", "")))
+        elif kind == "tool_use":
+            function = {"name": str(block.get("name")), "arguments": block.get("input") or {}}
+            calls.append({"id": str(block.get("id")), "type": "function", "function": function})
+        elif kind == "tool_result":
+            yield {
+                "role": "tool",
+                "tool_call_id": str(block.get("tool_use_id")),
+                "content": _result(block.get("content"), inner),
+            }
+        elif kind not in _IGNORED:
+            said = f"{inner} is of the type {str(kind)[:40]!r}, only text and tools can be read"
+            raise _refusal(f"{inner}.type", said)
+    if texts or thoughts or calls:
+        found: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
+        if thoughts:
+            found["reasoning_content"] = "\n".join(thoughts)
+        if calls:
+            found["tool_calls"] = calls
+        yield found
+
+
+def _result(content: Any, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" for part in content
+    ):
+        return "\n".join(str(part.get("text", "")) for part in content)
+    raise _refusal(f"{where}.content", f"{where}.content has parts that are no text")
+
+
+def _refusal(field: str, message: str) -> Refusal:
+    return Refusal(400, message, field, "unsupported_value")

@@ -1,0 +1,1 @@
+"""The API of Ollama: chat and generate, and what clients ask about models before."""

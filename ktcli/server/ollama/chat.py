@@ -1,0 +1,162 @@
+"""`/api/chat` and `/api/generate`: streams are lines of JSON, the last of which has the counts and times."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ktcli.chat.calls.events import CallArguments, CallBegins, CallEvent
+from ktcli.chat.transcript import AnswerPiece
+from ktcli.engine.request import Finish
+from ktcli.server.answering import Answering
+from ktcli.server.generation import Ended, Generation, News, Said
+from ktcli.server.house import body_of, caller_of, house_of
+from ktcli.server.ollama.fields import GenerateBody, OllamaChatBody
+from ktcli.server.openai.envelope import encode
+from ktcli.server.prompts import EncodedPrompt, PromptMaker
+from ktcli.server.refusal import Refusal
+
+
+async def chat(request: Request) -> Answering | Response:
+    """Answers a conversation; one without messages asks for nothing but the model to be loaded."""
+    house = house_of(request)
+    body = await body_of(request, OllamaChatBody)
+    model = house.named(body.model)
+    if not body.messages:
+        return _loaded(model.name, {"message": {"role": "assistant", "content": ""}})
+    settings = model.speaker.voice.settings
+    wish, asked = body.chat_wish(settings), body.asked(settings, caller_of(request))
+    generation = await house.generation(model, lambda prompts: prompts.of_messages(asked), wish)
+    return Answering(generation, OllamaReply(generation, in_chat=True), stream=body.stream)
+
+
+async def generate(request: Request) -> Answering | Response:
+    """Answers a text; an empty one asks for nothing but the model to be loaded."""
+    house = house_of(request)
+    body = await body_of(request, GenerateBody)
+    model, caller = house.named(body.model), caller_of(request)
+    if not body.prompt:
+        return _loaded(model.name, {"response": ""})
+    settings = model.speaker.voice.settings
+    wish, asked = body.wish(settings), body.asked(settings, caller)
+
+    def make(prompts: PromptMaker) -> EncodedPrompt:
+        return prompts.of_text(body.prompt, caller) if body.raw else prompts.of_messages(asked)
+
+    generation = await house.generation(model, make, wish)
+    return Answering(generation, OllamaReply(generation, in_chat=False), stream=body.stream)
+
+
+def now() -> str:
+    """The time, as Ollama writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _loaded(name: str, said: dict[str, Any]) -> Response:
+    document = {"model": name, "created_at": now(), **said, "done": True, "done_reason": "load"}
+    return Response(encode(document), media_type="application/json")
+
+
+class OllamaReply:
+    """The answer as lines of JSON."""
+
+    media_type = "application/x-ndjson"
+    alive = b""  # clients read every line as an answer's
+
+    def __init__(self, generation: Generation, *, in_chat: bool) -> None:
+        self._generation, self._in_chat = generation, in_chat
+        self._text = self._thoughts = self._reason = ""
+        self._calls: list[dict[str, Any]] = []
+        self._call: tuple[str, str] = ("", "")  # name and arguments of the one that is open
+        self._began_s = time.monotonic()
+
+    def begin(self) -> bytes:
+        return b""
+
+    def take(self, news: list[News]) -> bytes:
+        return b"".join(self._said(each) for each in news)
+
+    def end(self) -> bytes:
+        return self._line("", "", [], self._totals())
+
+    def failed(self, refusal: Refusal) -> bytes:
+        return self.refused(refusal) + b"\n"
+
+    def whole(self) -> bytes:
+        return self._line(self._text, self._thoughts, self._calls, self._totals()).rstrip()
+
+    def refused(self, refusal: Refusal) -> bytes:
+        return encode({"error": refusal.message})
+
+    def _said(self, news: News) -> bytes:
+        if isinstance(news, Ended):
+            lengths = (Finish.LENGTH, Finish.CONTEXT)
+            self._reason = "length" if news.finish in lengths else "stop"
+        if not isinstance(news, Said):
+            return b""
+        text = thoughts = ""
+        calls: list[dict[str, Any]] = []
+        for piece in news.pieces:
+            if not isinstance(piece, AnswerPiece):
+                calls += self._called(piece)
+            elif piece.thought:
+                thoughts += piece.text
+            else:
+                text += piece.text
+        self._text, self._thoughts = self._text + text, self._thoughts + thoughts
+        self._calls += calls
+        return (
+            self._line(text, thoughts, calls, {"done": False}) if text or thoughts or calls else b""
+        )
+
+    def _called(self, event: CallEvent) -> list[dict[str, Any]]:
+        """A call, when it is whole."""
+        name, arguments = self._call
+        if isinstance(event, CallBegins):
+            self._call = event.name, ""
+        elif isinstance(event, CallArguments):
+            self._call = name, arguments + event.text
+        else:
+            return [{"function": {"name": name, "arguments": _object(arguments)}}]
+        return []
+
+    def _line(
+        self, text: str, thoughts: str, calls: list[dict[str, Any]], more: dict[str, Any]
+    ) -> bytes:
+        said: dict[str, Any]
+        if self._in_chat:
+            message: dict[str, Any] = {"role": "assistant", "content": text}
+            if thoughts:
+                message["thinking"] = thoughts
+            if calls:
+                message["tool_calls"] = calls
+            said = {"message": message}
+        else:
+            said = {"response": text, **({"thinking": thoughts} if thoughts else {})}
+        head = {"model": self._generation.model.name, "created_at": now()}
+        return encode({**head, **said, **more}) + b"\n"
+
+    def _totals(self) -> dict[str, Any]:
+        """The counts, and the times in nanoseconds."""
+        stats = self._generation.answers[0].answer.stats
+        return {
+            "done": True,
+            "done_reason": self._reason,
+            "total_duration": int(1e9 * (time.monotonic() - self._began_s)),
+            "load_duration": 0,
+            "prompt_eval_count": stats.prompt_tokens,
+            "prompt_eval_duration": int(1e9 * stats.prompt_s),
+            "eval_count": stats.tokens,
+            "eval_duration": int(1e9 * stats.eval_s),
+        }
+
+
+def _object(said: str) -> Any:
+    try:
+        return json.loads(said or "{}")
+    except (ValueError, RecursionError):
+        return {}

@@ -1,0 +1,133 @@
+"""The fields of Ollama's requests, and what they mean to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from ktcli.chat.calls.values import Tools
+from ktcli.chat.settings import Settings
+from ktcli.server.generation import Wish
+from ktcli.server.openai.fields import TOOLS_MOST, Sampled, plain_message
+from ktcli.server.prompts import Asked
+from ktcli.server.refusal import Refusal
+
+
+class Options(msgspec.Struct):
+    """The field `options`."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    num_predict: int | None = None
+    stop: str | list[str] | None = None
+
+
+class OllamaBody(msgspec.Struct):
+    """What requests for a chat and for a text have in common."""
+
+    model: str = ""
+    stream: bool = True
+    format: Any = None
+    options: Options | None = None
+    think: bool | str | None = None
+
+    def wish(self, settings: Settings) -> Wish:
+        """How the prompt is to be answered.
+
+        Raises:
+            Refusal: a value cannot be used.
+        """
+        if self.format:
+            raise Refusal(400, "format is not supported", "format", "unsupported_value")
+        options = self.options or Options()
+        said = Sampled(
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            repetition_penalty=options.repeat_penalty,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            seed=options.seed,
+            stop=options.stop,
+        )
+        most = options.num_predict
+        # -1 and -2: as many as there is room for
+        return said.wish(settings, None if most is None or most < 0 else most, None)
+
+    def variables(self, settings: Settings) -> dict[str, Any]:
+        """The variables of the chat template."""
+        if self.think is None:
+            return settings.variables
+        thinking = self.think is not False and self.think != "none"
+        said = replace(settings, thinking=thinking).variables
+        return {**said, "reasoning_effort": self.think} if isinstance(self.think, str) else said
+
+
+class OllamaChatBody(OllamaBody):
+    """A request for the next message of a conversation."""
+
+    messages: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] | None = None
+
+    def chat_wish(self, settings: Settings) -> Wish:
+        """See `wish`."""
+        tools = self.tools or []
+        if len(tools) > TOOLS_MOST:
+            raise Refusal(400, f"tools can have {TOOLS_MOST} entries", "tools", "unsupported_value")
+        return replace(self.wish(settings), tools=Tools.of(tools) if tools else None)
+
+    def asked(self, settings: Settings, caller: str) -> Asked:
+        """What is to be answered.
+
+        Raises:
+            Refusal: a message is of no use.
+        """
+        messages = [_plain(each, f"messages[{at}]") for at, each in enumerate(self.messages)]
+        variables = self.variables(settings)
+        return Asked(
+            messages, {**variables, "tools": self.tools} if self.tools else variables, caller
+        )
+
+
+class GenerateBody(OllamaBody):
+    """A request for an answer to a text."""
+
+    prompt: str = ""
+    system: str = ""
+    raw: bool = False
+    suffix: str = ""
+    images: list[str] | None = None
+
+    def asked(self, settings: Settings, caller: str) -> Asked:
+        """What is to be answered.
+
+        Raises:
+            Refusal: a field cannot be used.
+        """
+        for name in ("suffix", "images"):
+            if getattr(self, name):
+                raise Refusal(400, f"{name} is not supported", name, "unsupported_value")
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*system, {"role": "user", "content": self.prompt}]
+        return Asked(messages, self.variables(settings), caller)
+
+
+def _plain(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if message.get("images"):
+        raise Refusal(
+            400, f"{where}.images is not supported", f"{where}.images", "unsupported_value"
+        )
+    found = plain_message(message, where)
+    if found.get("thinking") is not None:
+        found["reasoning_content"] = found["thinking"]
+    return found

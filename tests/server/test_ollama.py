@@ -1,0 +1,98 @@
+"""Ollama's API, through Ollama's own client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+from chat.fake_engine import TEMPLATE
+from ollama import Client, ResponseError
+from server.running import Running, running, scripted
+
+ARGUMENTS = {"city": "Paris", "days": 3}
+_CALL = json.dumps({"name": "get_weather", "arguments": ARGUMENTS})
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+]
+
+
+def script(question: str) -> str:
+    if question == "weather":
+        return f"<think>\nhm\n</think>\n\nI look.\n<tool_call>\n{_CALL}\n</tool_call>"
+    return f"you said {question}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("model")
+    with running(scripted(folder, script, template=f"{{# <tool_call> #}}{TEMPLATE}")) as found:
+        yield found
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[Client]:
+    made = Client(host=server.url)
+    yield made
+    made._client.close()
+
+
+def asked(text: str) -> Any:
+    return [{"role": "user", "content": text}]
+
+
+def test_an_answer_is_the_same_whole_and_in_pieces(client: Client) -> None:
+    whole = client.chat(model="llama3", messages=asked("hello"))
+    assert whole.message.content == "you said hello"
+    assert (whole.done, whole.done_reason) == (True, "stop")
+    lines = list(client.chat(model="llama3", messages=asked("hello"), stream=True))
+    assert "".join(line.message.content or "" for line in lines) == "you said hello"
+    assert len(lines) > 2 and lines[-1].done and lines[-1].eval_count == whole.eval_count
+    assert whole.prompt_eval_count and whole.total_duration
+
+
+def test_thoughts_and_calls(client: Client) -> None:
+    given: Any = {"model": "x", "messages": asked("weather"), "tools": TOOLS}
+    whole = client.chat(**given).message
+    lines = [line.message for line in client.chat(**given, stream=True)]
+    assert (whole.thinking, whole.content) == ("hm", "I look.")
+    streamed = [call for line in lines for call in line.tool_calls or ()]
+    for calls in (whole.tool_calls, streamed):
+        assert calls is not None
+        assert [(each.function.name, each.function.arguments) for each in calls] == [
+            ("get_weather", ARGUMENTS)
+        ]
+
+
+def test_a_text_is_answered_and_options_count(client: Client) -> None:
+    assert client.generate(model="x", prompt="hello").response == "you said hello"
+    lines = client.generate(model="x", prompt="hello", stream=True, options={"num_predict": 2})
+    *_, last = lines
+    assert last.done_reason == "length" and last.eval_count == 2
+    stopped = client.generate(model="x", prompt="hello", options={"stop": [" hel"]})
+    assert stopped.response == "you said"
+    assert client.generate(model="x", prompt="").done_reason == "load"
+    assert client.chat(model="x", messages=[]).done_reason == "load"
+
+
+def test_what_clients_ask_before(client: Client, server: Running) -> None:
+    assert [each.model for each in client.list().models] == ["fake"]
+    assert [each.model for each in client.ps().models] == ["fake"]
+    about = client.show("fake")
+    assert about.capabilities == ["completion", "tools", "thinking"]
+    version = requests.get(f"{server.url}/api/version").json()["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4)
+    assert requests.head(server.url).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "more", [{"format": "json"}, {"options": {"temperature": 200}}, {"options": {"seed": "x"}}]
+)
+def test_a_refusal_is_a_sentence(client: Client, server: Running, more: dict[str, Any]) -> None:
+    body = {"model": "x", "messages": asked("hello"), **more}
+    answer = requests.post(f"{server.url}/api/chat", json=body)
+    assert answer.status_code == 400 and list(answer.json()) == ["error"]
+    with pytest.raises(ResponseError, match="not supported"):
+        client.delete("fake")

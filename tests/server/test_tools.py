@@ -1,0 +1,134 @@
+"""Calls of tools through OpenAI's own client, whose stream helper is stricter than reading chunks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat.fake_engine import END, TEMPLATE
+from openai import BadRequestError, OpenAI
+from server.running import running, scripted
+
+ARGUMENTS = {"city": "Paris", "days": 3}
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            },
+        },
+    }
+]
+_CALL = f"<tool_call>\n{json.dumps({'name': 'get_weather', 'arguments': ARGUMENTS})}\n</tool_call>"
+_J = json.dumps(ARGUMENTS)
+# The template's words that tell the style, special tokens, what the model says, and what ends its answers.
+MODELS = {
+    "qwen3": ("<tool_call>", (), f"<think>\nhm\n</think>\n\nI look.\n{_CALL}\n{_CALL}", END),
+    "kimi-k2": (
+        "<|tool_call_argument_begin|>",
+        (
+            "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
+            "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+        ),
+        "<think>\nhm\n</think>\n\nI look.<|tool_calls_section_begin|>"
+        + "".join(
+            f"<|tool_call_begin|>functions.get_weather:{i}<|tool_call_argument_begin|>{_J}<|tool_call_end|>"
+            for i in range(2)
+        )
+        + "<|tool_calls_section_end|>",
+        END,
+    ),
+    "gpt-oss": (
+        "<|channel|> to=functions.",
+        ("<|start|>", "<|channel|>", "<|message|>", "<|call|>"),
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+        "<|channel|>final<|message|>I look.<|end|>"
+        + "<|end|>".join(
+            f"<|start|>assistant<|channel|>commentary to=functions.get_weather json<|message|>{_J}"
+            for _ in range(2)
+        )
+        + "<|call|>",
+        "<|call|>",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(params=MODELS)
+def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenAI]:
+    tells, more, said, end = MODELS[request.param]
+    template = f"{{# {tells} #}}{TEMPLATE.replace('<|end|>', end)}"
+
+    def script(question: str) -> str:
+        if question.startswith("weather"):
+            return said
+        plain = f"you said {question}"
+        return plain if end == END else f"<|channel|>final<|message|>{plain}{end}"
+
+    speaker = scripted(tmp_path, script, template=template, more=more, end=end)
+    with running(speaker) as server, OpenAI(base_url=f"{server.url}/v1", api_key="x") as found:
+        yield found
+
+
+def asked(text: str) -> Any:
+    return [{"role": "user", "content": text}]
+
+
+def test_calls_come_whole_and_in_pieces(client: OpenAI) -> None:
+    whole = client.chat.completions.create(model="fake", messages=asked("weather"), tools=TOOLS)
+    with client.chat.completions.stream(
+        model="fake", messages=asked("weather"), tools=TOOLS
+    ) as stream:
+        events = [event.type for event in stream]
+        streamed = stream.get_final_completion()
+    for answer in (whole, streamed):
+        choice = answer.choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content == "I look."
+        calls = choice.message.tool_calls
+        assert calls is not None and len({call.id for call in calls}) == 2
+        assert [call.function.name for call in calls] == ["get_weather"] * 2  # type: ignore[union-attr]
+        assert [json.loads(call.function.arguments) for call in calls] == [ARGUMENTS] * 2  # type: ignore[union-attr]
+    assert "tool_calls.function.arguments.delta" in events
+    assert whole.choices[0].message.model_dump()["reasoning_content"] == "hm"
+
+
+def test_a_result_goes_back(client: OpenAI) -> None:
+    first = client.chat.completions.create(model="fake", messages=asked("weather"), tools=TOOLS)
+    message = first.choices[0].message
+    assert message.tool_calls is not None
+    back = [
+        *asked("weather"),
+        message,
+        {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"},
+        *asked("so?"),
+    ]
+    second = client.chat.completions.create(model="fake", messages=back, tools=TOOLS)  # type: ignore[arg-type]
+    assert (second.choices[0].message.content or "").startswith("you said so?")
+
+
+def test_without_tools_nothing_is_a_call(client: OpenAI) -> None:
+    for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        answer = client.chat.completions.create(model="fake", messages=asked("weather"), **more)
+        assert answer.choices[0].message.tool_calls is None
+        assert answer.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools[0]"),
+        ({"tools": TOOLS * 257}, "tools"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+    ],
+)
+@pytest.mark.parametrize("client", ["qwen3"], indirect=True)
+def test_tools_that_cannot_be_offered(client: OpenAI, body: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        client.post("/chat/completions", body={"messages": asked("x"), **body}, cast_to=object)
+    assert caught.value.param == field
