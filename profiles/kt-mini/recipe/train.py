@@ -30,7 +30,7 @@ import checkpoint
 import tables
 import torch
 import vocabulary
-from corpus import BOS, END, PAD, Corpus
+from corpus import BOS, END, PAD, Corpus, Mix
 from model import HeadLoss, Shape, Weights, forward, init_weights
 from phrases import Phrases
 from tokenizers import Tokenizer
@@ -59,6 +59,7 @@ class Options:
     decay_share: float = 0.5  # last part of the time, in which the rate falls
     save_minutes: float = 4.0
     batch: int = 1024  # tokens per step of a worker
+    code: float = Mix.code  # share of the standard library in the text
 
 
 def rate_factor(step: int, share: float, o: Options) -> float:
@@ -120,7 +121,7 @@ class Worker:
         self.o, self.state = o, state
         self.device = state.flat.device
         tokenizer = Tokenizer.from_file(str(Path(o.out) / "tokenizer.json"))
-        self.corpus = Corpus(tokenizer, seed=o.seed * 1000 + rank)
+        self.corpus = Corpus(tokenizer, seed=o.seed * 1000 + rank, mix=Mix(code=o.code))
         self.adam = torch.optim.Adam([state.flat], lr=o.rate, betas=(0.9, 0.95), fused=True)
         self.tokens = 0
         self.imbalance = 0.0
