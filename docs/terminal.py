@@ -258,8 +258,11 @@ NUMBERS = tuple(
     for pattern, by in (
         (r"(?m)^warning: other processes.*\n(?:  .*\n)*", ""),  # of kt bench
         (r"(?m)^  .*of checkpoint; alone,.*\n(?:    .*\n)*", ""),  # of kt convert
+        (r'("times": )\{(?:[^{}]|\{[^{}]*\})*\}', r"\1#"),  # the longest first
         (r"(?m)^(Threads     1, )\w+$", r"\1#"),  # the row of kernels
         ("━+", "━━━"),
+        (r"(?m)^  [a-z ]+ [\d.]+ m?s  [█░]{8}\n", ""),  # the parts of times of kt chat
+        (r" +[\d.]+ m?s  [█░]{8}", " #"),
         (r"[\d.,]+ [kKMGT]?(i?B/s|FLOP/s|OP/s)", r"# \1"),
         (r"[\d.,]+ ?(tokens/s|tok/s|ms\b|s\b)", r"# \1"),
         (r"\([\d.,]+ to [\d.,]+,", "(# to #,"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ktcli.chat.log import line_of, read_path
 from ktcli.main import main
 
 Capture = pytest.CaptureFixture[str]
@@ -48,6 +50,23 @@ def test_kept_chats_of_nonsense_are_a_sentence_each(home: Path, capsys: Capture)
         assert said.startswith("error: ") and len(said.splitlines()) <= 2, said
     for name in ("folder", "nowhere"):
         assert main(["chats", "show", name]) == 3
+
+
+def test_a_chat_goes_on_behind_nonsense(home: Path, capsys: Capture) -> None:
+    """The newest conversation that can be read is meant; what cannot is named, and stays where it is."""
+    nonsense(home)
+    shutil.rmtree(home / "chats" / "folder.jsonl")
+    assert main(["chat", "--continue", "and two?"]) == 2  # nothing else is there
+    path = home / "chats" / "2026-01-02-030405.jsonl"
+    records = ({"kt_chat": 2, "model": "kt-mini", "asked": "kt-mini", "pack": ""}, {"user": "one"})
+    path.write_bytes(b"".join(map(line_of, records)))
+    os.utime(path, (0, 0))
+    capsys.readouterr()
+    assert main(["chat", "--continue", "and two?", "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.err.count("stays aside") == 2 and "zeros.jsonl" in said.err
+    assert len(read_path(path).conversation.turns) == 4
+    assert (home / "chats" / "zeros.jsonl").read_bytes() == NONSENSE["zeros.jsonl"]
 
 
 @pytest.mark.parametrize("folder", ["/proc/kt", "/sys/kt"])

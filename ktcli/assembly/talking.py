@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -93,8 +94,10 @@ def open_model(
     """
     voice = read_voice(ready.name, ready.pack, allow_special=how.allow_special)
     hear(voice)
+    began = time.perf_counter()
     engine = load(ready, how.wanted, how.listener)
-    speaker = Speaker(ready.name, engine, voice, asked, library.identity(ready.pack))
+    took = time.perf_counter() - began
+    speaker = Speaker(ready.name, engine, voice, asked, library.identity(ready.pack), took)
     return OpenModel(ready, speaker, how)
 
 

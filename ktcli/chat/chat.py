@@ -23,7 +23,7 @@ from ktcli.chat.snapshots import snapshot_positions
 from ktcli.chat.speaker import Speaker, longer_context
 from ktcli.chat.splice import Splicer
 from ktcli.chat.transcript import Added, AnswerPiece, Transcript
-from ktcli.chat.worktimes import Clocks, Lap
+from ktcli.chat.worktimes import ChatTotals, Clocks, Lap
 from ktcli.engine.drafting import NO_DRAFTS, DraftWish
 from ktcli.engine.request import (
     Answer,
@@ -78,7 +78,10 @@ class Reply:
             return None
         stats = self.stats
         first, second, last = self.clocks
-        return Lap.between(first, second, stats.prompt_s), Lap.between(second, last, stats.eval_s)
+        return (
+            Lap.between(first, second, stats.prompt_s, stats.prompt_choosing_s),
+            Lap.between(second, last, stats.eval_s, stats.choosing_s),
+        )
 
 
 class Chat:
@@ -91,6 +94,7 @@ class Chat:
         spoken: the answers as they were generated, by where they are in the rendered conversation.
         timeline: what the model read and said last; None before the first answer.
         heard: called after each token of an answer.
+        totals: what loading and all answers took.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class Chat:
         self.spoken: list[Spoken] = []
         self.timeline: Timeline | None = None
         self.heard: Callable[[], None] = lambda: None
+        self.totals = ChatTotals()
         self._answering: Reply | None = None
         self._before: Timeline | None = None  # the timeline before the last one
         self._begin(speaker)
@@ -109,6 +114,7 @@ class Chat:
 
     def _begin(self, speaker: Speaker) -> None:
         self.speaker = speaker
+        self.totals.loading_s += speaker.loading_s
         self.sequence = speaker.engine.sequence()
         self._closing = weakref.finalize(self, self.sequence.close)
         self._scheduler = Scheduler(speaker.engine)
@@ -142,6 +148,11 @@ class Chat:
     def seed(self) -> int:
         """The seed of the random sequence in use, given or drawn."""
         return self._sampler.seed
+
+    @property
+    def thought_cut(self) -> bool:
+        """Tells whether the last answer's thought was ended because it had spent its budget."""
+        return self.reply is not None and self.reply.thought_cut
 
     @property
     def answering(self) -> Reply | None:
@@ -243,6 +254,8 @@ class Chat:
         finally:
             self._answering = None
             self._remember(reply, before)
+            if reply.timeline is not None:  # else it was refused
+                self.totals.add(reply.stats, reply.laps)
         spoken = Spoken(reply.at, reply.text, tuple(reply.ids))
         if spoken.ids and self._splicer.is_whole(spoken):
             remember(self.spoken, spoken)
@@ -290,7 +303,7 @@ class Chat:
                         self.heard()
                     if isinstance(event, Finished) and event.error is not None:
                         raise event.error
-            reply.finish, reply.thought_cut = answer.finish, False
+            reply.finish = answer.finish
             if transcript.spent and answer.finish is Finish.STOP:
                 reply.thought_cut = True
                 return
@@ -324,7 +337,6 @@ class Chat:
         answer = self._submit(ids, self.sequence.depths, left, transcript)
         reply.parts.append(answer.stats)
         yield from self._told(answer, transcript, reply, cancelled, None)
-        reply.thought_cut = True
 
     def _note_depths(self, reply: Reply) -> None:
         """Notes how the prompt was computed, once it was read and nothing else yet."""

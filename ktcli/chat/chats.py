@@ -126,6 +126,23 @@ def newest() -> Path | None:
     return next((path for path in files() if kept_itself(path)), None)
 
 
+def newest_readable() -> tuple[Path, Saved, list[Path]]:
+    """The last chat that kept itself and can be read: its file, what it holds, and newer files that cannot be.
+
+    Raises:
+        NotFound: there is none at all. UsageError: there are some, and none of them can be read.
+    """
+    aside: list[Path] = []
+    reason: KtError | None = None
+    for path in filter(kept_itself, files()):
+        try:
+            return path, load(path), aside
+        except (UsageError, NotFound) as error:  # it may have gone meanwhile
+            aside.append(path)
+            reason = reason or error
+    raise reason or NotFound("no chat has kept itself yet", hint=saved_hint())
+
+
 def kept_itself(path: Path) -> bool:
     """Tells whether a file was written by a chat as it went on, and not by `/save`."""
     return path.suffix == log.SUFFIX or path.stem == LAST or bool(_DATED.fullmatch(path.stem))

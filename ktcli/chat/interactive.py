@@ -162,6 +162,7 @@ def show(
             screen.begin(
                 lambda: chat.answering.stats.tokens if chat.answering else 0,
                 lambda columns: _live(chat, columns),
+                lambda: chat.thought_cut,
             )
             try:
                 pieces = start(cancelled=interrupt, progress=screen.reading)

@@ -20,7 +20,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 
 QUOTES = '"""'
-MARK = "› "
+MARK, MARK_IN_ASCII = "› ", "> "
 _STYLE = Style.from_dict({"mark": "ansicyan bold"})
 
 # words(text before the cursor) → the completions of its last word
@@ -47,11 +47,17 @@ class Prompt:
         history: the file of earlier lines; they are kept in memory where it cannot be written.
         words: completes slash commands.
         warn: called once with the reason why lines are not kept.
+        mark: what stands before a line.
     """
 
     def __init__(
-        self, history: Path, words: Words, warn: Callable[[str], None] = lambda text: None
+        self,
+        history: Path,
+        words: Words,
+        warn: Callable[[str], None] = lambda text: None,
+        mark: str = MARK,
     ) -> None:
+        self._mark = mark
         self._history = _Lines(history)
         self._warn: Callable[[str], None] | None = warn
         self._session: PromptSession[str] = PromptSession(
@@ -73,7 +79,7 @@ class Prompt:
             draft: what stands there already.
         """
         try:
-            return cleaned(self._session.prompt([("class:mark", MARK)], default=draft))
+            return cleaned(self._session.prompt([("class:mark", self._mark)], default=draft))
         except KeyboardInterrupt:
             return ""
         except EOFError:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from ktcli.chat.statusline import time_left
+from ktcli.chat.statusline import in_ascii, time_left
 from ktcli.chat.thoughts import ThoughtsLine, ThoughtsView
 from ktcli.chat.transcript import AnswerPiece
 
@@ -63,6 +63,7 @@ class Screen:
     Attributes:
         markdown: whether answers are drawn as Markdown, where styles are shown.
         status: whether a person wants a line about each answer.
+        ascii: whether the terminal shows nothing but ASCII; an answer is written as it is all the same.
         view: how thoughts are shown on a terminal.
         thoughts: those of the last answer.
     """
@@ -79,9 +80,11 @@ class Screen:
         self._stream, self._terminal, self._colour = stream, terminal, colour
         self._columns = columns
         self.markdown = self.status = True
+        self.ascii = False
         self.view, self.thoughts = ThoughtsView.FOLDED, ""
         self._clock, self._began_s = clock, clock()  # of the answer
         self._tokens: Callable[[], int] = int
+        self._cut: Callable[[], bool] = bool
         self._live: Callable[[int], str] | None = None
         self._live_line, self._live_s = "", 0.0  # what stands below the answer, and since when
         self._drawing: Drawing | None = None  # of what has begun
@@ -92,14 +95,21 @@ class Screen:
         self._skips = False  # newlines before the answer's first word
         self._last = "\n"
 
-    def begin(self, tokens: Callable[[], int], live: Callable[[int], str] | None = None) -> None:
+    def begin(
+        self,
+        tokens: Callable[[], int],
+        live: Callable[[int], str] | None = None,
+        cut: Callable[[], bool] = bool,
+    ) -> None:
         """A new answer comes.
 
         Args:
             tokens: returns how many tokens it has so far.
             live: returns the line that stands below it while it is made, for a number of columns; None: there is none.
+            cut: returns whether its thought was ended because it had spent its budget.
         """
-        self._tokens, self.thoughts, self._began_s = tokens, "", self._clock()
+        self._tokens, self._cut = tokens, cut
+        self.thoughts, self._began_s = "", self._clock()
         self._live = live if self._terminal and self._colour and self.status else None
         self._live_line, self._live_s = "", self._began_s
         self._thought = self._skips = False
@@ -209,7 +219,7 @@ class Screen:
         self._drawing = None
         if self._folded is not None:
             self._wipe()
-            if line := self._folded.finish():
+            if line := self._folded.finish(cut=self._cut()):
                 self._stream.write(f"{self._dimmed(line)}\n\n")
         self._folded = None
 
@@ -240,4 +250,5 @@ class Screen:
             self._line = False
 
     def _dimmed(self, line: str) -> str:
+        line = in_ascii(line) if self.ascii else line
         return f"{DIM}{line}{PLAIN}" if self._colour else line

@@ -17,6 +17,7 @@ from ktcli.chat.conversation import NOTHING_OMITTED
 from ktcli.chat.desk import Desk
 from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.statistics import cached_line, six_lines
+from ktcli.chat.statusline import in_ascii
 from ktcli.chat.thoughts import without_marks
 from ktcli.chat.worktimes import time_lines
 from ktcli.errors import UsageError
@@ -130,12 +131,17 @@ def _retry(desk: Desk, rest: str) -> None:
 
 def _stats(desk: Desk, rest: str) -> None:
     reply, chat = desk.chat.reply, desk.chat
+    lines = []
     if reply is not None:
-        desk.say(six_lines(reply.stats))
-        desk.say(cached_line(reply.stats))
+        lines += [six_lines(reply.stats), cached_line(reply.stats)]
         if (laps := reply.laps) is not None:
-            desk.say(time_lines(*laps))
-    desk.say(f"context:              {chat.used} of {chat.speaker.engine.context} token(s)")
+            lines.append(time_lines(*laps))
+    if chat.totals.answers:
+        lines.append(chat.totals.lines)
+    lines.append(f"context:              {chat.used} of {chat.speaker.engine.context} token(s)")
+    plain = desk.screen is not None and desk.screen.ascii
+    for line in lines:
+        desk.say(in_ascii(line) if plain else line)
 
 
 def _thoughts(desk: Desk, rest: str) -> None:
@@ -170,6 +176,9 @@ def _set(desk: Desk, rest: str) -> None:
     desk.say(shown(desk.chat.settings, desk.screen))
     if name == "seed" and (silent := silent_seed(desk.chat.settings.sampling)):
         desk.say(silent)
+    speaker = desk.chat.speaker
+    if name == "think-budget" and not speaker.voice.thinks:
+        desk.say(f"{speaker.name} does not think before it answers; it changes nothing")
 
 
 TABLE: dict[str, Slash] = {

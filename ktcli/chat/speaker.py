@@ -74,6 +74,7 @@ class Speaker:
         name: the name for people.
         asked: the name that finds it again; empty: the same.
         pack: the identity of its conversion; empty: unknown.
+        loading_s: the seconds that its engine took to be loaded.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Speaker:
     voice: Voice
     asked: str = ""
     pack: str = ""
+    loading_s: float = 0.0
 
     @property
     def model(self) -> Identity:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ktcli.engine.request import Stats
 
 _BAR = 10  # characters
+_IN_ASCII = str.maketrans("█░·▸…", "#-|>.")
 _FULL_SHARE = 0.8  # of the context, from which a word is said about it
 
 
@@ -20,6 +21,11 @@ def status_line(stats: Stats, used: int, context: int, columns: int) -> str:
         if len(line) + 3 + len(part) < columns:
             line = f"{line} · {part}"
     return line
+
+
+def in_ascii(line: str) -> str:
+    """A line of kt's own, such as these, for a terminal that shows no other characters than ASCII."""
+    return line.translate(_IN_ASCII)
 
 
 def nearly_full(before: int, used: int, context: int) -> str:

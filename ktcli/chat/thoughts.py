@@ -85,9 +85,14 @@ class ThoughtsLine:
             self._drawn_s = now
             self._draw(f"▸ thinking, {self._words}")
 
-    def finish(self) -> str:
-        """The line that stays; empty: there was no thought."""
-        return "" if self._empty else f"▸ thought for {self._words}"
+    def finish(self, *, cut: bool) -> str:
+        """The line that stays; empty: there was no thought.
+
+        Args:
+            cut: whether it was ended because it had spent its budget.
+        """
+        end = ", then cut" if cut else ""
+        return "" if self._empty else f"▸ thought for {self._words}{end}"
 
     @property
     def _words(self) -> str:

@@ -1,9 +1,11 @@
-"""Tells where the time of an answer went: what was computed while the prompt was read, and while it was made."""
+"""Tells where the time of answers went: what was computed while their prompts were read, and while they were made."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from ktcli.engine.request import Stats
 
 Clocks = Sequence[tuple[str, int]]  # (operation, nanoseconds so far) pairs, see `Engine.operations`
 
@@ -17,7 +19,9 @@ GROUPS = {
         "embed norm layer_norm rope swiglu gate add scale select summary spread mix collapse expand".split()
     ),
 }
-ELSEWHERE = "choosing and waiting"  # and, with a GPU, what it computes
+CHOOSING = "choosing tokens"
+ELSEWHERE = "everything else"  # waiting and, with a GPU, what it computes
+_ORDER = (*GROUPS, CHOOSING, ELSEWHERE)
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 _BAR = 8  # characters
 _LEAST_SHARE = 0.005  # of the time, below which a line says nothing
@@ -31,36 +35,89 @@ class Lap:
         parts: seconds by group; what is missing is `ELSEWHERE`.
     """
 
-    seconds: float
-    parts: dict[str, float]
+    seconds: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def between(cls, before: Clocks, after: Clocks, seconds: float) -> Lap:
+    def between(cls, before: Clocks, after: Clocks, seconds: float, choosing_s: float) -> Lap:
         """The time between two looks at an engine's clocks.
 
         Args:
             seconds: all of it.
+            choosing_s: what of it went into the choice of tokens.
         """
-        parts: dict[str, float] = {}
+        parts = {CHOOSING: choosing_s}
         for (name, begin), (_, end) in zip(before, after, strict=True):
             group = _GROUP_OF.get(name, "norms and others")
             parts[group] = parts.get(group, 0.0) + (end - begin) / 1e9
         return cls(seconds, {group: spent for group, spent in parts.items() if spent > 0})
 
+    def __add__(self, other: Lap) -> Lap:
+        names = {**self.parts, **other.parts}
+        parts = {name: self.parts.get(name, 0.0) + other.parts.get(name, 0.0) for name in names}
+        return Lap(self.seconds + other.seconds, parts)
+
     @property
     def rows(self) -> list[tuple[str, float]]:
-        """The parts, the longest first, and what is none of them."""
-        known = sorted(self.parts.items(), key=lambda part: -part[1])
-        return [*known, (ELSEWHERE, max(0.0, self.seconds - sum(self.parts.values())))]
+        """The parts, in the order of the groups, and what is none of them."""
+        rest = max(0.0, self.seconds - sum(self.parts.values()))
+        known = {**self.parts, ELSEWHERE: rest}
+        return [(name, known[name]) for name in _ORDER if name in known]
 
 
-def time_lines(reading: Lap, answering: Lap) -> str:
-    """Where the time of an answer went, in lines of at most 40 columns: each part as a share of all of it."""
-    whole = reading.seconds + answering.seconds
-    lines = []
+@dataclass(slots=True)
+class ChatTotals:
+    """What all answers of a chat took.
+
+    Attributes:
+        answers: how many were made, as far as they came.
+        tokens: those of the answers.
+        prompt_tokens: those of the prompts, as far as they were read.
+        reused_tokens: those of them that were in the cache.
+        loading_s: the seconds that the model took to be loaded.
+    """
+
+    answers: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    loading_s: float = 0.0
+    reading: Lap = field(default_factory=Lap)
+    answering: Lap = field(default_factory=Lap)
+
+    def add(self, stats: Stats, laps: tuple[Lap, Lap] | None) -> None:
+        """Enters an answer.
+
+        Args:
+            laps: its own times; None: it was stopped before its first token.
+        """
+        self.answers += 1
+        self.tokens += stats.tokens
+        self.prompt_tokens += stats.prompt_tokens
+        self.reused_tokens += stats.reused_tokens
+        reading, answering = laps or (Lap(stats.prompt_s), Lap(stats.eval_s))
+        self.reading += reading
+        self.answering += answering
+
+    @property
+    def lines(self) -> str:
+        """The totals for people."""
+        rows = [
+            ("all answers:", f"{self.answers}, {self.tokens} token(s)"),
+            ("cached / prompts:", f"{self.reused_tokens} / {self.prompt_tokens} token(s)"),
+        ]
+        times = time_lines(self.reading, self.answering, self.loading_s)
+        return "\n".join([*(f"{name:<22}{value}" for name, value in rows), times])
+
+
+def time_lines(reading: Lap, answering: Lap, loading_s: float = 0.0) -> str:
+    """Where time went, in lines of at most 40 columns: each part as a share of all of it, the longest first."""
+    whole = loading_s + reading.seconds + answering.seconds
+    lines = [_line("loading", loading_s, whole)] if loading_s else []
     for name, lap in (("reading", reading), ("answering", answering)):
         lines.append(_line(name, lap.seconds, whole))
-        shown = [row for row in lap.rows if whole and row[1] / whole >= _LEAST_SHARE]
+        rows = sorted(lap.rows, key=lambda row: -row[1])
+        shown = [row for row in rows if whole and row[1] / whole >= _LEAST_SHARE]
         lines += [_line(f"  {part}", spent, whole) for part, spent in shown]
     return "\n".join(lines)
 
@@ -68,5 +125,10 @@ def time_lines(reading: Lap, answering: Lap) -> str:
 def _line(name: str, seconds: float, whole: float) -> str:
     share = min(1.0, seconds / whole) if whole else 0.0
     full = round(_BAR * share)
-    time = f"{seconds:.1f} s" if seconds >= 0.95 else f"{1000 * seconds:.0f} ms"
-    return f"{name:<22}{time:>8}  {'█' * full}{'░' * (_BAR - full)}"
+    return f"{name:<22}{_time(seconds):>8}  {'█' * full}{'░' * (_BAR - full)}"
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 0.95:
+        return f"{seconds:.1f} s"
+    return f"{1000 * seconds:.{0 if seconds >= 0.00995 else 1}f} ms"

@@ -20,7 +20,7 @@ class AnswerEvents:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def begin(self, tokens: Callable[[], int]) -> None:
+    def begin(self, tokens: Callable[[], int], *, cut: Callable[[], bool]) -> None:
         """A new answer comes; nothing is written."""
 
     def reading(self, done: int, total: int) -> None:

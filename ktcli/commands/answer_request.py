@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ktcli import config
 from ktcli.errors import NotFound, UsageError
+from ktcli.output import out
 from ktcli.store import library
 from ktcli.store.entry import BUILTIN
 
@@ -32,7 +33,7 @@ def kept_chat(last: bool, name: str | None) -> KeptChat | None:
     Raises:
         UsageError: both were given, or the file is no conversation. NotFound: there is none.
     """
-    from ktcli.chat.chats import LAST, chats_folder, find, load
+    from ktcli.chat.chats import chats_folder, find, load, newest_readable
     from ktcli.commands.chats import chosen
 
     if last and name is not None:
@@ -41,8 +42,13 @@ def kept_chat(last: bool, name: str | None) -> KeptChat | None:
         )
     if not last and name is None:
         return None
-    path = find(LAST) if last else find(name) if name else chosen()
-    saved = load(path)
+    if last:
+        path, saved, aside = newest_readable()
+        for other in aside:
+            out.warn(f"{other.name} is no conversation that kt can read, so it stays aside")
+    else:
+        path = find(name) if name else chosen()
+        saved = load(path)
     # A file from elsewhere may name a model, but no folder of this machine.
     mine = path.parent.samefile(chats_folder()) if chats_folder().is_dir() else False
     named = (saved.speaker.asked if mine else "") or saved.model

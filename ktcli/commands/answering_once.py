@@ -33,7 +33,10 @@ def answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
             _taken_over(keeper, made, asked)
             keeping.callback(keeper.close)
             keeping.enter_context(keeper.on_signals())
-        screen.begin(lambda: made.answering.stats.tokens if made.answering else 0)
+        screen.begin(
+            lambda: made.answering.stats.tokens if made.answering else 0,
+            cut=lambda: made.thought_cut,
+        )
         said: dict[bool, str] = {True: "", False: ""}  # thoughts, and the answer
         try:
             for piece in made.ask(words, cancelled=interrupt, progress=screen.reading):
@@ -117,6 +120,7 @@ def document(made: Chat, reply: Reply, text: str, thinking: str) -> dict[str, An
             "accepted_count": stats.accepted,
             "tokens_per_step": stats.tokens_per_step,
             "seed": made.seed,
+            "load_duration_s": made.totals.loading_s,
             "times": _times(reply),
         },
     }
@@ -128,7 +132,7 @@ def _times(reply: Reply) -> dict[str, dict[str, float]] | None:
     if laps is None:
         return None
     return {
-        name: {part.replace(" ", "_"): seconds for part, seconds in lap.rows}
+        name: {f"{part.replace(' ', '_')}_s": seconds for part, seconds in lap.rows}
         for name, lap in zip(("reading", "answering"), laps, strict=True)
     }
 
@@ -149,6 +153,7 @@ def put_over(made: Chat, asked: AnswerRequest) -> None:
 def screen_for(asked: AnswerRequest) -> Screen:
     from ktcli.chat.screen import Screen
     from ktcli.chat.thoughts import ThoughtsView
+    from ktcli.commands.view.bars import can_draw
 
     stream = sys.stdout
     colour = bool(out.style("x", "dim", stream) != "x")
@@ -156,6 +161,7 @@ def screen_for(asked: AnswerRequest) -> Screen:
     screen = Screen(stream, terminal=terminal, colour=colour)
     screen.markdown = config.value("markdown") is not False
     screen.status = config.value("status") is not False
+    screen.ascii = not can_draw(stream)
     view = "hidden" if asked.hides_thoughts else config.value("thoughts")
     screen.view = ThoughtsView(view or ThoughtsView.FOLDED)
     return screen

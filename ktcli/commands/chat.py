@@ -229,7 +229,7 @@ def _choice(made: Chat, opened: OpenModel, how: Opening, asked: AnswerRequest) -
 def _converse(made: Chat, models: ModelChoice, asked: AnswerRequest) -> None:
     from ktcli.chat import slash
     from ktcli.chat.interactive import Remarks, talk
-    from ktcli.chat.prompt import Prompt
+    from ktcli.chat.prompt import MARK, MARK_IN_ASCII, Prompt
     from ktcli.chat.slash_files import resume
     from ktcli.commands.answering_once import put_over, screen_for
 
@@ -239,7 +239,9 @@ def _converse(made: Chat, models: ModelChoice, asked: AnswerRequest) -> None:
         put_over(made, asked)
 
     out.note(f"{made.speaker.name}: /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves")
-    prompt = Prompt(config.home() / "history", slash.words, out.warn)
+    screen = screen_for(asked)
+    mark = MARK_IN_ASCII if screen.ascii else MARK
+    prompt = Prompt(config.home() / "history", slash.words, out.warn, mark)
     remarks = Remarks(asked.stats, asked.explain_cache)
     begin = go_on if asked.kept else None
-    talk(made, prompt, screen_for(asked), out, remarks=remarks, begin=begin, models=models)
+    talk(made, prompt, screen, out, remarks=remarks, begin=begin, models=models)

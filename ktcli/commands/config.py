@@ -147,9 +147,13 @@ def show_path(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     out.result({"file": str(path), "exists": path.exists()}, safe(path))
 
 
+_ALSO = {"library": "home"}  # other names of settings
+
+
 def _setting(name: str) -> Setting:
-    """The row of a name, which may be that of its variable or option."""
+    """The row of a name, which may be that of its variable or option, or what people call it."""
     plain = name.strip().lower().removeprefix("--").removeprefix("kt_").replace("_", "-")
+    plain = _ALSO.get(plain, plain)
     if plain in SETTINGS:
         return SETTINGS[plain]
     near = get_close_matches(plain, SETTINGS, n=1)

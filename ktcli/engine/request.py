@@ -7,7 +7,7 @@ whoever submitted the request holds it to cancel, and finds it again in every ev
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -35,8 +35,10 @@ class Stats:
     prompt_tokens: int = 0  # the prompt's tokens, as far as it was read
     reused_tokens: int = 0  # those of them that were already in the cache
     prompt_s: float = 0.0
+    prompt_choosing_s: float = 0.0  # of it, choosing tokens, the first one
     tokens: int = 0  # the answer's tokens, without the stop token
     eval_s: float = 0.0
+    choosing_s: float = 0.0  # of it, choosing tokens
     queued_s: float = 0.0  # from the request to its first step
     steps: int = 0  # those that the answer took after its first token
     drafted: int = 0  # ids that were tried before anything chose them
@@ -50,16 +52,14 @@ class Stats:
     def going_on(self, then: Stats) -> Stats:
         """The account of an answer that another request went on with: what that one read was said, or put in."""
         put_in = max(0, then.prompt_tokens - self.prompt_tokens - self.tokens)
-        return Stats(
-            self.prompt_tokens,
-            self.reused_tokens,
-            self.prompt_s,
-            self.tokens + put_in + then.tokens,
-            self.eval_s + then.prompt_s + then.eval_s,
-            self.queued_s,
-            self.steps + then.steps + bool(then.tokens),
-            self.drafted + then.drafted,
-            self.accepted + then.accepted,
+        return replace(
+            self,
+            tokens=self.tokens + put_in + then.tokens,
+            eval_s=self.eval_s + then.prompt_s + then.eval_s,
+            choosing_s=self.choosing_s + then.prompt_choosing_s + then.choosing_s,
+            steps=self.steps + then.steps + bool(then.tokens),
+            drafted=self.drafted + then.drafted,
+            accepted=self.accepted + then.accepted,
         )
 
     @property

@@ -362,7 +362,7 @@ class Scheduler:
             seconds: those with the choice of tokens.
         """
         for part in parts:
-            part.account(seconds)
+            part.account(seconds, seconds - ran_s)
         piece = _piece(parts)
         answers = sum(part.tokens for part in parts) - piece.tokens
         self.pace.record(answers, piece, seconds)

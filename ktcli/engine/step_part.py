@@ -98,14 +98,20 @@ class StepPart:
             self.end = active.finish
         return True
 
-    def account(self, seconds: float) -> None:
+    def account(self, seconds: float, choosing_s: float) -> None:
         """Enters the step, which took so long, into the request's statistics, and counts the drafted ids that were
-        right."""
+        right.
+
+        Args:
+            choosing_s: those of the seconds in which tokens were chosen.
+        """
         stats, drafted = self.active.answer.stats, self.drafted
         if self.reads:
             stats.prompt_s += seconds
+            stats.prompt_choosing_s += choosing_s
             return
         stats.eval_s += seconds
+        stats.choosing_s += choosing_s
         stats.steps += 1
         if drafted:
             stats.drafted += drafted

@@ -170,20 +170,23 @@ class Generation:
 
     def receive(self, news: News) -> None:
         """Takes what the engine's thread says."""
-        begun = len(self.answers)
         if isinstance(news, Said) and news.token is not None:
             self._time(self.answers[news.choice])
-        if isinstance(news, Said) and begun == 1 < self.wish.choices and not self._cancelled:
-            self._begin_others()  # the prompt is read now, and its pages are there
         if isinstance(news, Ended):
             self._open -= 1
-            if begun == 1 < self.wish.choices:  # without a token
-                self._open = 0
             self._close(news)
+        # Once the prompt is read its pages are there for the other answers.
+        if len(self.answers) == 1 < self.wish.choices and not isinstance(news, PromptProgress):
+            self._begin_others(news)
         self._news.append(news)
         self._came.set()
 
-    def _begin_others(self) -> None:
+    def _begin_others(self, news: Said | Ended) -> None:
+        """Begins the other answers, unless the first one says that there will be none."""
+        ended = (Finish.FAILED, Finish.CANCELLED)
+        if self._cancelled or (isinstance(news, Ended) and news.finish in ended):
+            self._open = 0 if isinstance(news, Ended) else self._open
+            return
         for choice in range(1, self.wish.choices):
             try:
                 self._begin(choice)

@@ -150,7 +150,7 @@ def test_kills_lose_nothing_that_was_done(
     for last in [False] * times + [True]:
         hub.sent.clear()
         process = runner.start(*words)
-        done = runner.end() == 0 if last else runner.killed(process, chance.uniform(0.0, 0.3))
+        done = runner.end() == 0 if last else runner.killed(process, chance.uniform(0.0, 0.2))
         for name, size in sizes.items():  # headers are asked for by the offer, too
             assert hub.sent[name] <= size - before.get(name, 0) + LATE
         after = arrived(home)
@@ -203,8 +203,8 @@ def take(write: Callable[..., int], left: list[int]) -> Callable[..., int]:
     ("words", "share"),
     [
         (STREAM, 0.3),
-        *(pytest.param(STREAM, i / 7, marks=pytest.mark.thorough) for i in range(7)),
-        *(pytest.param(PULL, i / 3, marks=pytest.mark.thorough) for i in range(3)),
+        *(pytest.param(STREAM, i / 4, marks=pytest.mark.thorough) for i in range(4)),
+        *(pytest.param(PULL, i / 2, marks=pytest.mark.thorough) for i in range(2)),
     ],
 )
 def test_a_disk_that_is_full_at_any_byte_is_one_sentence(

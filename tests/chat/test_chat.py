@@ -1,5 +1,6 @@
 """Turns of a conversation: what is computed, what is kept, and how it ends."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import pytest
 from chat.fake_engine import speaker
 
 from ktcli.chat.chat import Chat
+from ktcli.chat.conversation import Saved
+from ktcli.chat.screen import Screen
 from ktcli.engine.request import Finish
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import ContextFull, KtError, UsageError
@@ -157,12 +160,25 @@ def test_a_thought_that_has_spent_its_budget_is_ended(
     said, end = list(script), cut("<|return|>") if more else []
     script += end
     chat.settings = replace(chat.settings, think_budget=budget)
-    pieces = list(chat.ask("think"))
+    screen = Screen(stream := io.StringIO(), terminal=True, colour=False)
+    screen.begin(int, cut=lambda: chat.thought_cut)
+    pieces = []
+    for piece in chat.ask("think"):
+        pieces.append(piece)
+        screen.piece(piece)
+    screen.end()
+    folded = stream.getvalue().splitlines()[0]
+    assert folded.startswith("▸ thought for ") and folded.endswith(", then cut") == short
     reply = chat.reply
     assert "".join(piece.text for piece in pieces if not piece.thought).strip() == "It is 4."
     assert reply is not None and reply.ids == said and reply.thought_cut == short
     assert reply.finish is Finish.STOP and reply.stats.tokens == len(said)
     assert chat.speaker.engine.computed == len(chat.sequence.ids)  # nothing twice
+    saved = Saved("fake", chat.conversation.copy(), SamplingSettings(), spoken=list(chat.spoken))
+    again = Chat(chat.speaker)
+    again.restore(saved)
+    list(again.ask("and"))
+    assert more or tuple(again.reply.timeline.ids[: len(chat.timeline.ids)]) == chat.timeline.ids
     script[:] = [*cut("<|channel|>final<|message|>fine" if more else "fine"), *end]
     assert say(chat, "two") == "fine" and not chat.reply.thought_cut
 

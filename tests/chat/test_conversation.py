@@ -19,6 +19,7 @@ from ktcli.chat.document import save
 from ktcli.chat.prompt import cleaned, is_open
 from ktcli.chat.screen import Screen, visible
 from ktcli.chat.settings import Settings, override, read_settings, read_stop_ids
+from ktcli.chat.speaker import Voice
 from ktcli.chat.template import load_template
 from ktcli.chat.thoughts import ThoughtsView, without_marks
 from ktcli.chat.tokenizer import load_tokenizer
@@ -323,7 +324,8 @@ def test_commands_act_on_the_conversation(tmp_path: Path) -> None:
     slash.run(table, "/system You are a cat.")
     list(chat.ask("hi"))
     slash.run(table, "/stats")
-    assert "prompt eval count:" in said[-3] and "context:" in said[-1]
+    assert "prompt eval count:" in said[-5] and "context:" in said[-1]
+    assert said[-2].startswith("all answers:          1, ")
     slash.run(table, "/save one")
     slash.run(table, "/undo")
     assert chat.conversation.turns == [] and said[-1] == "taken back: hi"
@@ -436,3 +438,15 @@ def test_reading_is_shown_and_wiped() -> None:
     screen.piece(AnswerPiece("hi"))
     screen.end()
     assert stream.getvalue() == "\r\x1b[2Kreading 512 of 5,000 tokens\r\x1b[2Khi\n"
+
+
+def test_a_budget_of_thoughts_for_a_model_without_them_is_said_to_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, said = desk(tmp_path)
+    slash.run(table, "/set think-budget 5")
+    assert "changes nothing" not in said[-1]
+    monkeypatch.setattr(Voice, "thinks", False)
+    slash.run(table, "/set think-budget 5")
+    assert said[-1] == "fake does not think before it answers; it changes nothing"
+    assert table.chat.settings.think_budget == 5

@@ -54,7 +54,7 @@ class Nobody:
     def reading(self, done: int, total: int) -> None:
         pass
 
-    def begin(self, tokens: Callable[[], int]) -> None:
+    def begin(self, tokens: Callable[[], int], *_: object) -> None:
         pass
 
     status = markdown = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from ktcli.chat.chat import Chat
 from ktcli.chat.statusline import nearly_full, status_line, time_left
 from ktcli.chat.worktimes import GROUPS, Lap, time_lines
 from ktcli.engine.request import Stats
+from ktcli.errors import ContextFull
 from ktcli.ops.backend import FORWARD, MADE_BY_PASSES
 
 STATS = Stats(prompt_tokens=1100, reused_tokens=1000, prompt_s=2.04, tokens=214, eval_s=17.4)
@@ -60,4 +62,40 @@ def test_where_the_time_went_adds_up_and_fits_forty_columns(tmp_path: Path) -> N
     assert sum(spent for _, spent in answering.rows) == pytest.approx(reply.stats.eval_s)
     lines = time_lines(reading, answering).splitlines()
     assert all(len(line) <= 40 for line in lines) and lines[0].startswith("reading")
-    assert time_lines(Lap(0.0, {}), Lap(0.0, {}))
+    assert time_lines(Lap(), Lap())
+    assert 0 < answering.parts["choosing tokens"] < reply.stats.eval_s
+    assert [name for name, _ in answering.rows] == [name for name, _ in reading.rows]
+
+
+def test_the_totals_of_a_chat_are_the_sum_of_its_answers(tmp_path: Path) -> None:
+    chat = Chat(replace(speaker(tmp_path), loading_s=3.0))
+    assert chat.totals.answers == 0
+    replies = []
+    for question in ("hello", "hello again", "and again"):
+        list(chat.ask(question))
+        assert chat.reply is not None
+        replies.append(chat.reply)
+    totals, stats = chat.totals, [reply.stats for reply in replies]
+    assert totals.answers == 3 and totals.loading_s == 3.0
+    assert totals.tokens == sum(each.tokens for each in stats)
+    assert totals.reused_tokens == sum(each.reused_tokens for each in stats) > 0
+    assert totals.prompt_tokens == sum(each.prompt_tokens for each in stats)
+    for lap, seconds in (
+        (totals.reading, sum(each.prompt_s for each in stats)),
+        (totals.answering, sum(each.eval_s for each in stats)),
+    ):
+        assert lap.seconds == pytest.approx(seconds)
+        assert sum(spent for _, spent in lap.rows) == pytest.approx(seconds)
+    lines = totals.lines.splitlines()
+    assert all(len(line) <= 40 for line in lines) and "3, " in lines[0]
+    assert lines[2].startswith("loading") and lines[2].endswith("████████")
+
+
+def test_a_refused_question_is_no_part_of_the_totals_and_a_stopped_one_is(tmp_path: Path) -> None:
+    chat = Chat(speaker(tmp_path))
+    with pytest.raises(ContextFull):
+        list(chat.ask("x" * 100_000))
+    assert chat.totals.answers == 0
+    list(chat.ask("hello", cancelled=lambda: True))
+    assert chat.totals.answers == 1 and chat.totals.tokens == 0
+    assert chat.totals.lines

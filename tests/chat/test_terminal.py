@@ -7,23 +7,30 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyte
 import pytest
 
 from ktcli.chat.log import read_path
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/ptmx"), reason="no pseudo-terminals here")
 HERE = Path(__file__).parent
+ROWS = 24
 CTRL_C, CTRL_D, ALT_ENTER, TAB, UP = "\x03", "\x04", "\x1b\r", "\t", "\x1b[A"
 
 
 class Terminal:
-    """A program in a pseudo-terminal."""
+    """A program in a pseudo-terminal.
 
-    def __init__(self, *command: str, home: Path) -> None:
+    Args:
+        columns: the width; 0: unknown, so that the environment says 100.
+    """
+
+    def __init__(self, *command: str, home: Path, columns: int = 0, **more: str) -> None:
         self.parent, child = pty.openpty()
         environment = {
             **os.environ,
@@ -31,8 +38,11 @@ class Terminal:
             "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path]),
             "PROMPT_TOOLKIT_NO_CPR": "1",
             "TERM": "xterm",
-            "COLUMNS": "100",
+            "COLUMNS": "" if columns else "100",
+            **more,
         }
+        if columns:
+            self.resize(columns)
         self.process = subprocess.Popen(
             command,
             stdin=child,
@@ -45,6 +55,9 @@ class Terminal:
         os.close(child)
         self.raw = ""
         self._seen = 0
+
+    def resize(self, columns: int) -> None:
+        termios.tcsetwinsize(self.parent, (ROWS, columns))
 
     def type(self, keys: str) -> None:
         os.write(self.parent, keys.encode())
@@ -130,6 +143,36 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(terminal: Terminal) -> None:
     terminal.type(CTRL_D)
     terminal.expect("LEFT after 4 messages")
     assert terminal.end() == 0
+
+
+def test_a_window_may_be_resized_while_an_answer_is_made(tmp_path: Path) -> None:
+    """The line below it fits each time, and no word is broken."""
+    terminal = Terminal(
+        sys.executable, str(HERE / "pty_chat.py"), str(tmp_path), home=tmp_path / "home", columns=40
+    )
+    screen, fed = pyte.Screen(40, ROWS), 0
+    stream = pyte.Stream(screen)
+    try:
+        terminal.expect("› ")
+        terminal.type("long\r")
+        for columns in (40, 80, 200, 40):
+            terminal.resize(columns)
+            terminal.expect("word( word)*", 10)
+            stream.feed(terminal.raw[fed:])
+            fed = len(terminal.raw)
+            screen.resize(ROWS, columns)
+            terminal.expect(r"(word\s+){9}", 10)  # so that the line is drawn again
+            stream.feed(terminal.raw[fed : terminal.raw.rindex("\x1b8") + 2])
+            fed = terminal.raw.rindex("\x1b8") + 2
+            below = screen.display[screen.cursor.y + 1]
+            assert re.match(r"[\d,]+ tokens, [\d.]+ tok/s", below), below
+            assert ("context" in below) == (columns > 40)
+            rows = screen.display[: screen.cursor.y + 1]
+            assert all(re.match("› long|word ", row) for row in rows), rows  # no rest of a word
+    finally:
+        os.killpg(terminal.process.pid, signal.SIGKILL)
+        terminal.process.wait()
+        os.close(terminal.parent)
 
 
 def test_an_impatient_person_keeps_the_chat_too(terminal: Terminal) -> None:
@@ -262,3 +305,26 @@ def test_an_earlier_question_is_asked_otherwise(terminal: Terminal) -> None:
     terminal.expect(r"you said b'third'.*› ")
     terminal.type("/edit 3\r")
     terminal.expect("numbered from 1 to 2")
+
+
+@pytest.mark.parametrize("columns", [1, 20])
+def test_a_poor_terminal_and_a_history_that_is_a_folder(tmp_path: Path, columns: int) -> None:
+    """One sentence, and the chat goes on: without colours, and of kt's own signs only those that ASCII has."""
+    (tmp_path / "home" / "history").mkdir(parents=True)
+    poor = {"TERM": "dumb", "NO_COLOR": "1", "LC_ALL": "C"}
+    command = (sys.executable, "-m", "ktcli", "chat", "kt-mini", "--greedy")
+    made = Terminal(*command, home=tmp_path / "home", columns=columns, **poor)
+    try:
+        made.expect("> ")
+        made.type("what is kt?\r")
+        said = made.expect("tok/s.*> ")
+        made.type("/stats\r")
+        said += made.expect("context:.*> ")
+        made.type("/exit\r")
+        assert made.end() == 0
+    finally:
+        if made.process.poll() is None:
+            os.killpg(made.process.pid, signal.SIGKILL)
+            made.process.wait()
+    assert "".join(said.split()).count("whatistypedisnotkept") == 1
+    assert not set("█░▸›·") & set(made.raw) and "\x1b[2m" not in made.raw

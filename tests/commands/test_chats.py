@@ -14,8 +14,7 @@ from ktcli.chat import log
 from ktcli.chat.chat import Chat
 from ktcli.chat.chats import chats_folder, files, load, newest, rename
 from ktcli.chat.keeper import Keeper
-from ktcli.commands import chat as command
-from ktcli.commands import piped
+from ktcli.commands import piped, wording
 from ktcli.commands.table import _filled
 from ktcli.commands.view.times import age
 from ktcli.main import main
@@ -26,8 +25,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     made = Run(tmp_path, capsys)
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("KT_CACHE", "0")  # what is fake is not stored
-    monkeypatch.setattr("ktcli.assembly.prepare.prepare", made.find)
-    monkeypatch.setattr("ktcli.assembly.load.load", made.load)
+    monkeypatch.setattr("ktcli.assembly.talking.prepare", made.find)
+    monkeypatch.setattr("ktcli.assembly.talking.load", made.load)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     return made
 
@@ -192,7 +191,7 @@ def test_an_interactive_chat_goes_on(
     kt, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = kept(tmp_path, "alpha", "one " * 40)
-    monkeypatch.setattr(command, "_is_terminal", lambda: True)
+    monkeypatch.setattr(wording, "is_terminal", lambda: True)
     lines = iter(["two", "/stats", "/exit"])
     monkeypatch.setattr("ktcli.chat.prompt.Prompt.ask", lambda prompt, draft: next(lines))
     code, _, err = kt("chat", "--continue", "--explain-cache")
@@ -215,7 +214,7 @@ def test_a_choice_on_the_terminal(
     monkeypatch.setattr(sys, "stdin", Typed("2\n"))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(piped, "is_typed", lambda: True)
-    monkeypatch.setattr(command, "is_typed", lambda: True)
+    monkeypatch.setattr(wording, "is_typed", lambda: True)
     code, out, err = kt("chat", "kt-mini", "more", "--resume")
     assert (code, out) == (0, "you said more\n") and "1  beta" in err
     assert questions(first) == ["one", "more"]

@@ -156,8 +156,8 @@ def run(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("KT_CACHE", "0")  # what is fake is not stored
-    monkeypatch.setattr("ktcli.assembly.prepare.prepare", made.find)
-    monkeypatch.setattr("ktcli.assembly.load.load", made.load)
+    monkeypatch.setattr("ktcli.assembly.talking.prepare", made.find)
+    monkeypatch.setattr("ktcli.assembly.talking.load", made.load)
     return made
 
 
@@ -359,8 +359,6 @@ def test_names_are_found_as_variable_and_option_too(
     assert kt(capsys, "get", "--", "--max-tokens")[1] == "5\n"
     code, _, err = kt(capsys, "get", "thread")
     assert code == 3 and "did you mean: threads" in err
-    code, _, err = kt(capsys, "set", "library", "/x")
-    assert code == 3 and "did you mean: libraries, home" in err
     code, _, err = kt(capsys, "set", "isa", "avx2")
     assert code == 2 and "KT_ISA=" in err
 
@@ -382,3 +380,13 @@ def test_edit_opens_the_editor_and_tells_what_is_wrong_afterwards(file: Path) ->
     )  # fmt: skip
     assert done.returncode == 0 and "threads is '0', which is not" in done.stdout
     assert file.read_text().startswith(settingsfile.HEADING)
+
+
+def test_the_library_folder_has_the_name_that_people_give_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("KT_HOME", raising=False)
+    monkeypatch.setenv("KT_CONFIG", str(tmp_path / "config.toml"))
+    assert main(["config", "set", "library", str(tmp_path / "models")]) == 0
+    assert main(["config", "get", "home"]) == 0
+    assert str(tmp_path / "models") in capsys.readouterr().out

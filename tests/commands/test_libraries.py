@@ -78,7 +78,10 @@ def test_ones_own_comes_first(tmp_path: Path) -> None:
     assert library.resolve("kimi-k2").shared == tmp_path / "shared"
 
 
-def test_nothing_in_them_is_changed(shared: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_nothing_in_them_is_changed(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)  # an archive is written there
     before = state(shared)
     for line in (
         "list", "du", "verify org/repo", "verify --repair kimi-k2", "rm kimi-k2 --yes", "rm org/repo --yes",

@@ -55,7 +55,7 @@ def test_what_is_not_found_gets_the_nearest_and_the_hubs(capsys: Capture) -> Non
     assert "Hugging Face and ModelScope" in error["message"]
 
 
-@pytest.mark.parametrize("source", ["hf", "modelscope"])
+@pytest.mark.parametrize("source", ["hf", pytest.param("modelscope", marks=pytest.mark.thorough)])
 def test_a_hub_is_judged_by_configs_alone(source: str, hub: Hub, capsys: Capture) -> None:
     hub.repositories = {
         "org/tiny-good": config() | {"model.safetensors": b"x" * 99},

@@ -12,6 +12,7 @@ from ktcli.main import main
 
 LINES = {
     "chat": ["kt-mini", "hello"],
+    "serve": ["kt-mini", "--port", "58435"],
     "convert": ["kt-mini"],
     "eval": ["kt-mini"],
     "plan": ["kt-mini"],

@@ -16,6 +16,8 @@ THOUGHT = "<think>\nLet me see.\n\n</think>\n\n"
 
 
 def script(question: str) -> str:
+    if question == "nothing":
+        return ""
     if question == "think":
         return f"{THOUGHT}It is four."
     return f"you said {question}"
@@ -99,6 +101,12 @@ def test_several_answers_come_apart(client: OpenAI) -> None:
     with client.chat.completions.stream(model="fake", messages=asked("hello"), n=3) as stream:
         last = stream.get_final_completion()
     assert [each.message.content for each in last.choices] == ["you said hello"] * 3
+
+
+def test_answers_without_a_word_are_answers(client: OpenAI) -> None:
+    whole = client.chat.completions.create(model="fake", messages=asked("nothing"), n=3)
+    assert [each.message.content for each in whole.choices] == [""] * 3
+    assert {each.finish_reason for each in whole.choices} == {"stop"}
 
 
 def test_chances_come_with_tokens_and_their_bytes(client: OpenAI) -> None:

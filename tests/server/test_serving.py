@@ -129,7 +129,13 @@ def test_an_engine_that_fails_ends_streams_with_an_error_and_goes_on(
 
 
 KEY = "a secret"
-RULES = Rules(key=KEY, hosts=guard.LOOPBACK)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    speaker = scripted(tmp_path_factory.mktemp("model"), script)
+    with running(speaker, Rules(key=KEY, hosts=guard.LOOPBACK)) as found:
+        yield found
 
 
 @pytest.mark.parametrize(
@@ -148,14 +154,13 @@ RULES = Rules(key=KEY, hosts=guard.LOOPBACK)
     ],
 )
 def test_only_who_may_come_in_comes_in(
-    tmp_path: Path, headers: dict[str, str], status: int
+    guarded: Running, headers: dict[str, str], status: int
 ) -> None:
-    with running(scripted(tmp_path, script), RULES) as server:
-        answer = requests.get(f"{server.url}/v1/models", headers=headers, timeout=5)
-        assert answer.status_code == status
-        assert ("error" in answer.json()) == (status != 200)
-        assert not [name for name in answer.headers if name.lower().startswith("access-control")]
-        assert requests.get(f"{server.url}/health", timeout=5).status_code == 200
+    answer = requests.get(f"{guarded.url}/v1/models", headers=headers, timeout=5)
+    assert answer.status_code == status
+    assert ("error" in answer.json()) == (status != 200)
+    assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+    assert requests.get(f"{guarded.url}/health", timeout=5).status_code == 200
 
 
 def test_a_body_is_of_bounded_size_whether_it_says_so_or_not(

@@ -218,6 +218,7 @@ def test_the_older_variable_of_modelscope(
         assert "unset MODELSCOPE_DOMAIN" in caught.value.hint
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("debug", ["", "1"])
 @pytest.mark.parametrize("status", [401, 403])
 @pytest.mark.parametrize("where", ["the list", "a file"])

@@ -5,7 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktcli.weights.schedule import AT_ONCE, Schedule, Step
+from ktcli.manifest import Manifest
+from ktcli.weights.conversion import Conversion
+from ktcli.weights.pack import WeightFile
+from ktcli.weights.recipe import Recipe
+from ktcli.weights.schedule import AT_ONCE, Schedule, Step, schedule
 
 SIZES = st.integers(1, 100)
 
@@ -50,3 +54,22 @@ def first_uses(case: Schedule) -> dict[str, int]:
         for file in step.needs:
             found.setdefault(file, i)
     return found
+
+
+def test_layers_in_the_order_of_their_names_are_made_in_that_order() -> None:
+    """Each file of the checkpoint is then here only as long as the layers in it are made."""
+    by_name = sorted(range(24), key=str)
+    shard = {layer: f"{place // 2:02}" for place, layer in enumerate(by_name)}
+    files = [WeightFile(f"layer-{i:05}.safetensors", (), b"", 10) for i in range(24)]
+    files.append(WeightFile("outer.safetensors", (), b"", 10))
+    needs = {file.name: frozenset((shard[i],)) for i, file in enumerate(files[:-1])}
+    needs["outer.safetensors"] = frozenset(("00", "11"))
+    plan = Conversion(Manifest(()), Recipe(), tuple(files), needs, 0)
+    order = [int(file.name[6:11]) for file in plan.ordered[:-1]]
+    assert sorted(order, key=lambda layer: shard[layer]) == order
+    steps = schedule(plan, (), dict.fromkeys(shard.values(), 100))
+    assert steps.files == tuple(sorted(set(shard.values())))
+    assert steps.peak_bytes == 250 + 3 * 100
+    left = schedule(plan, {plan.ordered[0].name}, steps.sizes, also=["00", "new"])
+    assert left.steps[-1].needs == {"00", "11", "new"}
+    assert left.written_bytes == 10
