@@ -376,10 +376,10 @@ class Dialogues:
     def __init__(self, phrases: Phrases) -> None:
         self.phrases = phrases
         self.kinds: list[tuple[float, Callable[[random.Random], list[Turn]]]] = [
-            (0.42, self.fact_turn),
-            (0.34, self.row_turn),
-            (0.15, self.decline_turn),
-            (0.09, self.smalltalk_turn),
+            (0.40, self.fact_turn),
+            (0.32, self.row_turn),
+            (0.16, self.decline_turn),
+            (0.12, self.smalltalk_turn),
         ]
         self.rows = [f for f in phrases.facts if f.id in f.rows]
         self.cumulative, self.cumulative_rows = (
