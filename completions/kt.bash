@@ -104,7 +104,7 @@ _kt() {
                 *) options='--format --json --quiet --help' names='chats' ;;
             esac ;;
         'chats rename') options='--json --quiet --help' names='chats' ;;
-        'bench') options='--help' words='decode prefill resume kernel mixed' ;;
+        'bench') options='--help' words='decode prefill resume kernel mixed serve' ;;
         'bench decode')
             case $before in
                 --layers|--tokens|--context|--batch|--threads|--defer|--runs)  ;;
@@ -157,6 +157,15 @@ _kt() {
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 *) options='--layers --streams --tokens --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --json --help' names='all' files='.gguf' ;;
+            esac ;;
+        'bench serve')
+            case $before in
+                --url) words='URL' ;;
+                --model|--num-prompts|--max-concurrency|--input-len|--output-len|--seed)  ;;
+                --request-rate) words='R' ;;
+                --api-key) words='KEY' ;;
+                --api-key-file|--output-file|--plot) files='any' ;;
+                *) options='--url --model --num-prompts --request-rate --max-concurrency --input-len --output-len --seed --api-key --api-key-file --output-file --plot --json --help' ;;
             esac ;;
         'eval')
             case $before in

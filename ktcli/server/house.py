@@ -110,6 +110,8 @@ async def _constraints(
         return []
     voice, before = model.speaker.voice, None if wish.plain else prompt.text
     with about(shape.field):
+        if wish.endless:
+            raise UsageError(f"{shape.field} and ignore_eos contradict each other")
         grammar = grammar_of(shape, voice.tokenizer, voice.calls, before)
         await asyncio.wrap_future(model.grammars.prepare())
         asked = model.grammars.ask(grammar, shape.field, wish.choices)

@@ -55,6 +55,7 @@ class Sampled(msgspec.Struct):
     max_tokens: int | None = None
     logit_bias: dict[str, float] | None = None
     return_progress: bool = False
+    ignore_eos: bool = False
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: Any = None
@@ -111,6 +112,7 @@ class Sampled(msgspec.Struct):
             choices,
             logprobs,
             shape=None if (form := self.form) is None else Shape(form),
+            endless=self.ignore_eos,
         )
 
     @property
