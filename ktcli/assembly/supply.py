@@ -25,7 +25,7 @@ from ktcli.weights.arriving import Arriving, OtherHeader
 from ktcli.weights.conversion import Conversion
 from ktcli.weights.pack import WeightFile
 from ktcli.weights.ranges import between
-from ktcli.weights.schedule import Files, Schedule, schedule
+from ktcli.weights.schedule import Schedule, Shards, schedule
 
 SHARDS = "shards"
 
@@ -52,7 +52,7 @@ class HubSupply:
         )
         self.checkpoint = Arriving(head, sizes)
         self._sizes = sizes
-        self._schedule = Schedule((), Files(sizes))
+        self._schedule = Schedule((), Shards(sizes))
         self._remains: Remains | None = None
         self._transfer: GatedTransfer | None = None
         self._coming: list[str] = []  # the files of the transfer
@@ -95,8 +95,8 @@ class HubSupply:
         """Plans what is left to do with what is here, and gives up what of it is not needed any more."""
         folder, also = self._head / SHARDS, self.checkpoint.presumed
         self._remains = remains = Remains(self._head, folder)
-        files = Files(self._sizes, punched=remains.can_shrink)
-        steps = schedule(plan, made, files, also)
+        shards = Shards(self._sizes, punched=remains.can_shrink)
+        steps = schedule(plan, made, shards, also)
         _tidy(folder, steps.files)
         remains.keep({name: steps.kept(name, 0) for name in steps.files})
         present = frozenset(name for name in steps.files if (folder / name).is_file())
@@ -105,7 +105,7 @@ class HubSupply:
             name
         ) in cut:  # others were not opened, and nobody has looked at all that somebody wants to see
             self._shrink(steps, name, 0)
-        return replace(steps, source=replace(files, present=present, cut=cut))
+        return replace(steps, source=replace(shards, present=present, cut=cut))
 
     def _shrink(self, steps: Schedule, name: str, done: int) -> None:
         """Gives up what of a file is not needed after `done` steps, but for its header."""

@@ -29,7 +29,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Files:
+class Shards:
     """The files of a checkpoint, as they lie on the disk.
 
     Attributes:
@@ -54,7 +54,7 @@ class Schedule:
     """
 
     steps: tuple[Step, ...]
-    source: Files
+    source: Shards
     written_bytes: int = 0
 
     @cached_property
@@ -139,7 +139,7 @@ class Schedule:
 
 
 def schedule(
-    plan: Conversion, made: Collection[str], source: Files, also: Collection[str] = ()
+    plan: Conversion, made: Collection[str], source: Shards, also: Collection[str] = ()
 ) -> Schedule:
     """Returns the steps of a conversion that are left.
 

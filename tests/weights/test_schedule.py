@@ -15,7 +15,7 @@ from ktcli.weights.conversion import Conversion
 from ktcli.weights.pack import OUTER, WeightFile
 from ktcli.weights.ranges import Ranges, between, total, union
 from ktcli.weights.recipe import Recipe
-from ktcli.weights.schedule import AT_ONCE, Files, Schedule, Step, schedule
+from ktcli.weights.schedule import AT_ONCE, Schedule, Shards, Step, schedule
 
 SIZES = st.integers(1, 100)
 
@@ -36,7 +36,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
     ]
     present = draw(needs) & frozenset[str]().union(*(step.needs for step in steps))
     cut = frozenset(name for name in present if draw(st.booleans()))
-    source = Files(sizes, draw(st.booleans()), present, cut)
+    source = Shards(sizes, draw(st.booleans()), present, cut)
     return Schedule(tuple(steps), source, draw(st.integers(0, 50)))
 
 
@@ -109,7 +109,7 @@ def test_layers_in_the_order_of_their_names_are_made_in_that_order() -> None:
     plan = Conversion(Manifest(()), Recipe(), tuple(files), needs, 0)
     order = [int(file.name[6:11]) for file in plan.ordered[:-1]]
     assert sorted(order, key=lambda layer: shard[layer]) == order
-    source = Files(dict.fromkeys(shard.values(), 100))
+    source = Shards(dict.fromkeys(shard.values(), 100))
     steps = schedule(plan, (), source)
     assert steps.files == tuple(sorted(set(shard.values())))
     assert steps.peak_bytes == 250 + 3 * 100
@@ -147,7 +147,7 @@ def test_published_models_take_three_files_beside_the_pack(name: str) -> None:
         sizes = [published[0] - moved, *published[1:], *([moved] if moved else [])]
         needs = in_files([n for n, _ in layers], table, sizes)
         plan = Conversion(Manifest(()), Recipe(), tuple(files), needs, 0)
-        source = Files({f"{i:03}": size for i, size in enumerate(sizes)}, punched=True)
+        source = Shards({f"{i:03}": size for i, size in enumerate(sizes)}, punched=True)
         assert schedule(plan, (), source).peak_bytes <= whole + 3 * largest
         most = max(most, schedule(plan, (), replace(source, punched=False)).peak_bytes)
     assert (most > whole + 3 * largest) == (name in ("Qwen3-235B-A22B", "DeepSeek-V3"))
