@@ -130,7 +130,7 @@ def test_too_few_tokens_are_a_length(client: OpenAI) -> None:
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "keep"}}])
 def test_required_calls(client: OpenAI, choice: Any) -> None:
     more: Any = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
-    for seed in range(3):
+    for seed in range(2):
         asked: Any = {"model": "m", "messages": ASKED, "seed": seed, "temperature": 1, **more}
         whole = client.chat.completions.create(**asked)
         with client.chat.completions.stream(**asked) as stream:
@@ -150,7 +150,7 @@ def test_required_calls(client: OpenAI, choice: Any) -> None:
 def test_a_form_with_tools_is_either(client: OpenAI) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA}}
     kinds = set()
-    for seed in range(12):
+    for seed in range(5):
         answer = client.chat.completions.create(
             model="m",
             messages=ASKED,
@@ -231,6 +231,6 @@ def test_what_cannot_be_used_is_refused_by_name(
 
 
 def test_an_answer_that_cannot_go_on_fails_alone(server: Running) -> None:
-    body = {"messages": ASKED, "guided_regex": "(a{999}){999}"}
+    body = {"messages": ASKED, "guided_regex": "(?:a?){3000}a{3000}"}
     answer = requests.post(f"{server.url}/v1/chat/completions", json=body)
     assert answer.status_code == 400 and "cannot go on" in answer.json()["error"]["message"]
