@@ -387,6 +387,28 @@ def test_one_of_is_any_of_where_its_branches_exclude_each_other(
     assert ("anyOf" in found, "oneOf" in found) == (apart, not apart)
 
 
+def test_properties_that_are_not_named_stay_out_where_nothing_is_said() -> None:
+    some: dict[str, Any] = {"type": "object", "properties": {"a": {}}}
+    shut = {**some, "additionalProperties": False}
+    rows: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (some, shut),
+        ({"items": {"anyOf": [some, {}]}}, {"items": {"anyOf": [shut, {}]}}),
+        *(
+            (each, each)
+            for each in (
+                {**some, "additionalProperties": True},
+                {**some, "required": ["b"]},
+                {"allOf": [some, some]},
+                {**some, "anyOf": [some]},
+                {"type": "object", "properties": {}},
+                {"const": some},
+            )
+        ),
+    ]
+    for said, wanted in rows:
+        assert checked_schema(said, "x") == wanted
+
+
 def test_what_was_compiled_is_kept_and_bounded(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -543,17 +543,6 @@ def test_a_damaged_library_is_said_in_a_sentence(
         assert said.err.count("error:") == 1
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-@pytest.mark.parametrize("arguments", READERS, ids=" ".join)
-def test_an_unreadable_library(arguments: list[str], home: Path, capsys: Capture) -> None:
-    home.mkdir(mode=0)
-    try:
-        assert main(arguments) not in (0, 70)
-    finally:
-        home.chmod(0o700)
-    assert "Traceback" not in capsys.readouterr().err
-
-
 BAD = [
     "",
     "..",

@@ -21,7 +21,7 @@ class GrammarWriter:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         special = {token.text: token.id for token in tokenizer.added if token.special}
-        self._special = special
+        self._special, self._added = special, tokenizer.added
         words = sorted((re.escape(word) for word in special if word), key=len, reverse=True)
         self._words = re.compile("|".join(words)) if words else None
         self._rules: dict[str, str] = {_LINE: r'"\n"'}
@@ -44,6 +44,11 @@ class GrammarWriter:
     def special(self, word: str) -> str:
         """A special token, empty if there is none of this name."""
         id = self._special.get(word)
+        return "" if id is None else f"<[{id}]>"
+
+    def token(self, word: str) -> str:
+        """An added token, special or not, which is not spelled; empty if there is none of this name."""
+        id = next((token.id for token in self._added if token.text == word), None)
         return "" if id is None else f"<[{id}]>"
 
     def text(self, text: str) -> str:

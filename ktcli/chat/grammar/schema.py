@@ -14,12 +14,15 @@ SCHEMA_BYTES = 256 << 10
 SCHEMA_DEPTH = 64  # lists and objects in each other
 # Keys whose values are no schemas.
 _VALUES = frozenset({"const", "enum", "default", "examples", "example", "x-guidance"})
+_COMBINING = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "$ref"})
+_OTHERS = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 _PAIRS = 10_000  # of branches that are compared
 _REFS = 16  # references that are followed, one to the next
 
 
 def checked_schema(schema: Any, field: str) -> dict[str, Any]:
-    """A schema as it is compiled: within limits, and with `anyOf` for each `oneOf` whose branches exclude each other.
+    """A schema as it is compiled: within limits, with `anyOf` for each `oneOf` whose branches exclude each other, and
+    without properties that it does not name where it says nothing of them: some models would not come to an end.
 
     Args:
         field: what errors call it.
@@ -34,7 +37,8 @@ def checked_schema(schema: Any, field: str) -> dict[str, Any]:
     size = len(json.dumps(schema))
     if size > SCHEMA_BYTES:
         raise _too_large(field)
-    return dict(_Branches(schema).apart(schema))
+    found = _Branches(schema).apart(schema)
+    return dict(found if _combines(found) else _closed(found))
 
 
 def _require_small(schema: Any, field: str) -> None:
@@ -59,6 +63,49 @@ def _require_small(schema: Any, field: str) -> None:
 
 def _too_large(field: str) -> UsageError:
     return UsageError(f"{field} has more than {SCHEMA_BYTES:,} bytes")
+
+
+def _schemas_in(schema: Any) -> list[Mapping[str, Any]]:
+    """All objects in a schema but those of values."""
+    found: list[Mapping[str, Any]] = []
+    left = [schema]
+    while left:
+        each = left.pop()
+        if isinstance(each, Mapping):
+            found.append(each)
+            left += [value for key, value in each.items() if key not in _VALUES]
+        elif isinstance(each, list):
+            left += each
+    return found
+
+
+def _combines(schema: Any) -> bool:
+    """Tells whether one object may have to fit several schemas, so that none of them names all of its properties."""
+    for each in _schemas_in(schema):
+        others = _COMBINING & each.keys()
+        if "allOf" in others or "if" in others or (others and "properties" in each):
+            return True
+        if "$ref" in others and len(others) > 1:
+            return True
+    return False
+
+
+def _closed(schema: Any) -> Any:
+    """A schema whose objects have no properties but those that are named, where it does not say so."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {key: value if key in _VALUES else _closed(value) for key, value in schema.items()}
+    properties = found.get("properties")
+    if (
+        isinstance(properties, Mapping)
+        and properties
+        and _OTHERS.isdisjoint(found)
+        and set(_required(found)) <= set(properties)
+    ):
+        found["additionalProperties"] = False
+    return found
 
 
 class _Branches:

@@ -74,13 +74,17 @@ def _calls(writer: GrammarWriter, style: CallStyle | None, shape: Shape) -> str:
 
 
 def _thought(writer: GrammarWriter, prompt: str | None) -> str:
-    """What may stand before the answer, and is its thought; a thought that the prompt begins must end."""
+    """What may stand before the answer, and is its thought; a thought that the prompt begins must end.
+
+    Only the token for it begins one: a model without such a token has no thoughts, and would spell it by mistake.
+    """
     before = "" if prompt is None else prompt.rstrip()
-    if prompt is None or before.endswith(ANSWER):
+    inside, opened = before.endswith(THINK), writer.token(THINK)
+    if prompt is None or before.endswith(ANSWER) or not (inside or opened):
         return ""
     line = optional_line()
     rest = f"{writer.until(ANSWER, 'thought')} {line} {line}"
-    return rest if before.endswith(THINK) else f"({writer.text(THINK)} {rest})?"
+    return rest if inside else f"({opened} {rest})?"
 
 
 def _in_channels(writer: GrammarWriter, shape: Shape) -> str:
