@@ -24,6 +24,7 @@ from ktcli.server.openai.envelope import encode, error_of
 from ktcli.server.openai.models import model, models
 from ktcli.server.openai.responses import input_tokens, kept, responses
 from ktcli.server.openai.text import completions
+from ktcli.server.page import files as page
 from ktcli.server.refusal import Refusal
 
 Handler = Callable[[Request], Awaitable[App]]
@@ -43,7 +44,8 @@ def application(house: House) -> App:
         Route("/v1/responses", responses, methods=["POST"]),
         Route("/v1/responses/input_tokens", input_tokens, methods=["POST"]),
         Route("/v1/responses/{other:path}", kept, methods=["GET", "POST", "DELETE"]),
-        Route("/", ollama.root),
+        Route("/", page.root),
+        Route("/page/{name}", page.part),
         Route("/api/version", ollama.version),
         Route("/api/tags", ollama.tags),
         Route("/api/ps", ollama.running),
