@@ -28,8 +28,8 @@ from ktcli.assembly.bench import Trial, plan_trial
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.subject import find_subject
 from ktcli.chat.grammar.compiler import GrammarCompiler
-from ktcli.chat.grammar.form import Form
-from ktcli.chat.grammar.whole import Shape, grammar_of
+from ktcli.chat.grammar.form import Form, Notation
+from ktcli.chat.grammar.whole import Shape
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.engine import Engine
 from ktcli.engine.logits import Logits
@@ -92,14 +92,8 @@ def vocabulary(folder: Path, size: int) -> Tokenizer:
 
 # What the answers say: short texts, and blanks as most models write them.
 _BLANKS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_LEARNT = json.dumps(
-    {
-        "grammars": [
-            {"lark_grammar": "start: @records"},
-            {"name": "records", "json_schema": {**schema(BOUNDED), "x-guidance": _BLANKS}},
-        ]
-    }
-)
+_SHORT = json.dumps({**schema(BOUNDED), "x-guidance": _BLANKS})
+_LEARNT = Shape(Form(Notation.LARK, f"start: %json {_SHORT}", "schema"))
 
 
 class Saying:
@@ -144,15 +138,14 @@ class Bench:
         end = tokenizer.id_of(END)
         assert end is not None
         self._grammars = GrammarCompiler(tokenizer, {end}, engine.spec.vocab)
-        form = Form.of_schema(schema(BOUNDED if args.bounded else TEXT), "schema")
-        self._grammar = grammar_of(Shape(form), tokenizer, None, None)
+        self._shape = Shape(Form.of_schema(schema(BOUNDED if args.bounded else TEXT), "schema"))
 
     def run(self, sampling: SamplingSettings, *, held: bool) -> tuple[float, list[Answer]]:
         """The seconds of a step, without the first, and the answers."""
         self.engine.pools.forget()
         scheduler = Scheduler(self.engine, Limits(active=self._streams))  # type: ignore[arg-type]
-        grammar = self._grammar if self.engine.texts else _LEARNT
-        found = self._grammars.constraints(grammar, "schema", self._streams if held else 0)
+        shape, count = self._shape if self.engine.texts else _LEARNT, self._streams if held else 0
+        found = self._grammars.constraints(shape, None, None, count)
         answers = [
             scheduler.submit(
                 GenerationRequest(

@@ -24,6 +24,7 @@ LEVELS = [
         "_native",
         "config",
         "errors",
+        "holes",
         "homes",
         "manifest",
         "native",

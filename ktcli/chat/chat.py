@@ -19,7 +19,7 @@ from ktcli.chat.control import Marked
 from ktcli.chat.conversation import Conversation, Omission, Saved, Spoken, Turn, remember
 from ktcli.chat.grammar.compiler import GrammarCompiler
 from ktcli.chat.grammar.form import Form
-from ktcli.chat.grammar.whole import Shape, grammar_of
+from ktcli.chat.grammar.whole import Shape
 from ktcli.chat.reuse import Loss, Timeline, common, lost
 from ktcli.chat.settings import Settings
 from ktcli.chat.snapshots import snapshot_positions
@@ -282,8 +282,7 @@ class Chat:
         """
         if self.form is None:
             return None
-        grammar = grammar_of(Shape(self.form), self.speaker.voice.tokenizer, None, prompt)
-        return self._grammars.constraints(grammar, self.form.field)[0]
+        return self._grammars.constraints(Shape(self.form), None, prompt)[0]
 
     def _submit(
         self,

@@ -22,7 +22,9 @@ from ktcli.server.ollama.chat import chat, generate
 from ktcli.server.openai.chat import chat_completions
 from ktcli.server.openai.envelope import encode, error_of
 from ktcli.server.openai.models import model, models
+from ktcli.server.openai.responses import input_tokens, kept, responses
 from ktcli.server.openai.text import completions
+from ktcli.server.page import files as page
 from ktcli.server.refusal import Refusal
 
 Handler = Callable[[Request], Awaitable[App]]
@@ -39,7 +41,11 @@ def application(house: House) -> App:
         Route("/v1/models/{name:path}", model),
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
-        Route("/", ollama.root),
+        Route("/v1/responses", responses, methods=["POST"]),
+        Route("/v1/responses/input_tokens", input_tokens, methods=["POST"]),
+        Route("/v1/responses/{other:path}", kept, methods=["GET", "POST", "DELETE"]),
+        Route("/", page.root),
+        Route("/page/{name}", page.part),
         Route("/api/version", ollama.version),
         Route("/api/tags", ollama.tags),
         Route("/api/ps", ollama.running),

@@ -12,7 +12,6 @@ from starlette.requests import Request
 
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.chat.grammar.compiler import COMPILE_S, GrammarConstraint
-from ktcli.chat.grammar.whole import grammar_of
 from ktcli.errors import UsageError
 from ktcli.server.generation import Generation, News, Wish
 from ktcli.server.jobs import Jobs
@@ -106,15 +105,14 @@ async def _constraints(
     model: ServedModel, prompt: EncodedPrompt, wish: Wish
 ) -> list[GrammarConstraint]:
     """What each of the answers must be; none if they may be anything."""
-    if (shape := wish.shape) is None:
-        return []
     voice, before = model.speaker.voice, None if wish.plain else prompt.text
+    if (shape := wish.shape) is None or not shape.holds(voice.calls):
+        return []
     with about(shape.field):
         if wish.endless:
             raise UsageError(f"{shape.field} and ignore_eos contradict each other")
-        grammar = grammar_of(shape, voice.tokenizer, voice.calls, before)
         await asyncio.wrap_future(model.grammars.prepare())
-        asked = model.grammars.ask(grammar, shape.field, wish.choices)
+        asked = model.grammars.ask(shape, voice.calls, before, wish.choices)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(asked), COMPILE_S)
         except TimeoutError as error:
