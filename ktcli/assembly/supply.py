@@ -18,8 +18,8 @@ from ktcli.assembly.remains import Remains
 from ktcli.errors import NotEnoughDisk
 from ktcli.manifest import CHECKPOINT, Manifest
 from ktcli.store import contents
+from ktcli.store.bounded import BoundedTransfer
 from ktcli.store.download import SCRATCH, SPARE_BYTES, Watcher
-from ktcli.store.gated import GatedTransfer
 from ktcli.store.hubs import RemoteFile, Snapshot, explained, hub_named
 from ktcli.weights.arriving import Arriving, OtherHeader
 from ktcli.weights.conversion import Conversion
@@ -54,7 +54,7 @@ class HubSupply:
         self._sizes = sizes
         self._schedule = Schedule((), Shards(sizes))
         self._remains: Remains | None = None
-        self._transfer: GatedTransfer | None = None
+        self._transfer: BoundedTransfer | None = None
         self._coming: list[str] = []  # the files of the transfer
         self._open: set[str] = set()
         self._done = self._told = 0
@@ -82,7 +82,7 @@ class HubSupply:
         self._coming = [name for name in steps.files if not (folder / name).is_file()]
         with self._explained():
             places = [self._hub.locate(self._snapshot, self._remote[name]) for name in self._coming]
-        transfer = GatedTransfer(places, folder, scratch, self._limit or None)
+        transfer = BoundedTransfer(places, folder, scratch, self._limit or None)
         total = sum(self._sizes[name] for name in self._coming)
         title = f"Pulling and converting {self._snapshot.repository}"
         self._watcher.begin(title, total, transfer.present_bytes)

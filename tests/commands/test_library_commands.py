@@ -184,7 +184,7 @@ def test_verify(capsys: Capture) -> None:
         "model.safetensors": "has other bytes than its hash says",
     }
     assert main(["verify", "org--repo"]) == 5
-    assert "kt rm org--repo && kt pull hf:org/repo\n" in capsys.readouterr().out
+    assert "repair it with: kt verify org--repo --repair\n" in capsys.readouterr().out
 
 
 def test_verify_looks_at_the_manifest_of_a_pack_too(capsys: Capture) -> None:
