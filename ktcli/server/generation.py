@@ -236,7 +236,7 @@ class _ChoiceAnswer:
         voice, wish = generation.model.speaker.voice, generation.wish
         before = "" if wish.plain else generation.prompt.text
         style = None if wish.tools is None else voice.calls
-        once = wish.shape is not None
+        once = wish.shape is not None and not wish.shape.free
         self._transcript = Transcript(voice.tokenizer, wish.stops, before, calls=style, once=once)
         self._reader = None
         if style is not None and wish.tools is not None:

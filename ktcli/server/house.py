@@ -105,9 +105,9 @@ async def _constraints(
     model: ServedModel, prompt: EncodedPrompt, wish: Wish
 ) -> list[GrammarConstraint]:
     """What each of the answers must be; none if they may be anything."""
-    if (shape := wish.shape) is None:
-        return []
     voice, before = model.speaker.voice, None if wish.plain else prompt.text
+    if (shape := wish.shape) is None or not shape.holds(voice.calls):
+        return []
     with about(shape.field):
         if wish.endless:
             raise UsageError(f"{shape.field} and ignore_eos contradict each other")

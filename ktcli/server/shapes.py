@@ -80,7 +80,8 @@ def form_of_guides(said: Mapping[str, Any], prefix: str) -> Form | None:
 
 
 def with_tools(wish: Wish, offered: Sequence[Mapping[str, Any]], choice: ToolChoice) -> Wish:
-    """A wish with tools: where a form is asked for, or a call is required, the answer is held to it.
+    """A wish with tools: where a form is asked for, a call is required, or all tools are strict, the answer is held to
+    it.
 
     Raises:
         Refusal: a tool is required that is not offered.
@@ -99,4 +100,8 @@ def with_tools(wish: Wish, offered: Sequence[Mapping[str, Any]], choice: ToolCho
     calls = WantedCalls(some, choice.several, choice.field)
     if choice.required:
         return replace(wish, shape=Shape(None, calls))
-    return wish if wish.shape is None else replace(wish, shape=replace(wish.shape, calls=calls))
+    if wish.shape is not None:
+        return replace(wish, shape=replace(wish.shape, calls=calls))
+    if all(tool["function"].get("strict") is True for tool in offered):
+        return replace(wish, shape=Shape(None, replace(calls, field="tools", free=True)))
+    return wish

@@ -36,6 +36,15 @@ class Shape:
             return self.form.field
         return self.calls.field if self.calls is not None else "the form"
 
+    @property
+    def free(self) -> bool:
+        """Tells whether an answer may be any text."""
+        return self.form is None and (self.calls is None or self.calls.free)
+
+    def holds(self, style: CallStyle | None) -> bool:
+        """Tells whether a model that writes calls so is held to anything."""
+        return not self.free or (style is not None and not style.bare)
+
 
 def grammar_of(
     shape: Shape, tokenizer: Tokenizer, style: CallStyle | None, prompt: str | None
@@ -106,6 +115,8 @@ def _in_channels(writer: GrammarWriter, shape: Shape) -> str:
     if shape.form is not None:
         body = writer.part(shape.form.part("body"))
         ways.append(f"{channel} {writer.text(FINAL)} {json_} {message} {body}")
+    elif shape.free:
+        ways.append(f"{channel} {writer.text(FINAL)} {message} TEXT?")
     return f"{quiet}* ({' | '.join(ways)})"
 
 
