@@ -64,9 +64,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("model")
     write_tokenizer(folder, f"{{# <tool_call> #}}{NO_THOUGHT}", end=END)
     (folder / "generation_config.json").write_text("{}")
-    said = (
-        'So: <tool_call>\n{"name": "keep", "arguments": {"kind": "bird", "wings": 2}}\n</tool_call>'
-    )
+    said = '<think></think>So: <tool_call>\n{"name": "keep", "arguments": {"kind": "bird", "wings": 2}}\n</tool_call>'
     engine = Unruly(load_tokenizer(folder), lambda question: said, streams=8)
     with running(Speaker("fake", engine, read_voice("fake", folder))) as found:  # type: ignore[arg-type]
         yield found
