@@ -20,8 +20,9 @@ _kt() {
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --draft) words='off lookup' ;;
-                --output) files='any' ;;
-                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --jsonl --output --yes --quiet --help' names='all' files='.gguf' ;;
+                --output|--schema) files='any' ;;
+                --format) words='json' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --jsonl --output --schema --format --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'serve')
             case $before in
@@ -103,7 +104,7 @@ _kt() {
                 *) options='--format --json --quiet --help' names='chats' ;;
             esac ;;
         'chats rename') options='--json --quiet --help' names='chats' ;;
-        'bench') options='--help' words='decode prefill resume kernel mixed' ;;
+        'bench') options='--help' words='decode prefill resume kernel mixed serve' ;;
         'bench decode')
             case $before in
                 --layers|--tokens|--context|--batch|--threads|--defer|--runs)  ;;
@@ -156,6 +157,15 @@ _kt() {
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 *) options='--layers --streams --tokens --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --json --help' names='all' files='.gguf' ;;
+            esac ;;
+        'bench serve')
+            case $before in
+                --url) words='URL' ;;
+                --model|--num-prompts|--max-concurrency|--input-len|--output-len|--seed)  ;;
+                --request-rate) words='R' ;;
+                --api-key) words='KEY' ;;
+                --api-key-file|--output-file|--plot) files='any' ;;
+                *) options='--url --model --num-prompts --request-rate --max-concurrency --input-len --output-len --seed --api-key --api-key-file --output-file --plot --json --help' ;;
             esac ;;
         'eval')
             case $before in

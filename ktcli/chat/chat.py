@@ -12,7 +12,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ktcli.chat.compaction import DROP_SHARE, SUM_UP, SUMMARY_SHARE, older_turns
 from ktcli.chat.control import Marked
@@ -24,6 +24,7 @@ from ktcli.chat.speaker import Speaker, longer_context
 from ktcli.chat.splice import Splicer
 from ktcli.chat.transcript import Added, AnswerPiece, Transcript
 from ktcli.chat.worktimes import ChatTotals, Clocks, Lap
+from ktcli.engine.constraint import Constraint
 from ktcli.engine.drafting import NO_DRAFTS, DraftWish
 from ktcli.engine.request import (
     Answer,
@@ -37,6 +38,10 @@ from ktcli.engine.request import (
 from ktcli.engine.sampler import Sampler
 from ktcli.engine.scheduler import Scheduler
 from ktcli.errors import ContextFull, KtError
+
+if TYPE_CHECKING:
+    from ktcli.chat.grammar.compiler import GrammarCompiler
+    from ktcli.chat.grammar.form import Form
 
 # progress(tokens of the prompt that are read, tokens in all)
 Progress = Callable[[int, int], None]
@@ -95,6 +100,7 @@ class Chat:
         timeline: what the model read and said last; None before the first answer.
         heard: called after each token of an answer.
         totals: what loading and all answers took.
+        form: what the text of every answer must be, behind its thoughts; None: anything.
     """
 
     def __init__(
@@ -107,6 +113,7 @@ class Chat:
         self.timeline: Timeline | None = None
         self.heard: Callable[[], None] = lambda: None
         self.totals = ChatTotals()
+        self.form: Form | None = None
         self._answering: Reply | None = None
         self._before: Timeline | None = None  # the timeline before the last one
         self._begin(speaker)
@@ -120,11 +127,13 @@ class Chat:
         self._scheduler = Scheduler(speaker.engine)
         self._drafting = self._draft.of(speaker.engine)
         self._splicer = Splicer(speaker.voice.tokenizer, speaker.voice.control)
+        self._grammars: GrammarCompiler | None = None  # made for the first answer of a form
 
     def leave(self) -> None:
         """Gives up the model and all that its engine holds of the conversation; only `go_to` may follow."""
         self._closing()
         del self.speaker, self.sequence, self._scheduler, self._drafting, self._splicer
+        del self._grammars
         # Ids mean nothing to another model.
         self.spoken, self.timeline, self._before = [], None, None
 
@@ -241,14 +250,17 @@ class Chat:
                 self._settings.stops,
                 text,
                 self._settings.think_budget,
+                once=self.form is not None,
             )
+            held = self._constraint(text)
             read = reply.timeline
             reply.clocks = [self.speaker.engine.operations()]
-            answer = self._submit(read.ids, read.depths, self._settings.max_tokens, transcript)
+            most = self._settings.max_tokens
+            answer = self._submit(read.ids, read.depths, most, transcript, held)
             reply.parts = [answer.stats]
             yield from self._told(answer, transcript, reply, cancelled, progress)
             if reply.thought_cut:
-                yield from self._told_behind_thought(transcript, reply, cancelled)
+                yield from self._told_behind_thought(transcript, reply, cancelled, held)
             if reply.ids:
                 reply.clocks.append(self.speaker.engine.operations())
         finally:
@@ -263,8 +275,29 @@ class Chat:
             depths = self.sequence.depths
             self.timeline = reply.timeline.answered(reply.text, reply.ids, depths)
 
+    def _constraint(self, prompt: str) -> Constraint | None:
+        """What the answer to a prompt must be; None: anything.
+
+        Raises:
+            UsageError: this model cannot be held to it.
+        """
+        if self.form is None:
+            return None
+        # Most chats ask for no form, and their first word need not wait for what compiles grammars.
+        from ktcli.chat.grammar.compiler import GrammarCompiler
+        from ktcli.chat.grammar.whole import Shape
+
+        if self._grammars is None:
+            self._grammars = GrammarCompiler.of(self.speaker)
+        return self._grammars.constraints(Shape(self.form), None, prompt)[0]
+
     def _submit(
-        self, ids: Sequence[int], depths: bytes, most: int | None, transcript: Transcript
+        self,
+        ids: Sequence[int],
+        depths: bytes,
+        most: int | None,
+        transcript: Transcript,
+        held: Constraint | None,
     ) -> Answer:
         request = GenerationRequest(
             ids,
@@ -274,6 +307,7 @@ class Chat:
             depths=depths,
             marks=self._snapshots(ids),
             ends=transcript.hears,
+            constraint=held,
         )
         return self._scheduler.submit(
             request, sampler=self._sampler, sequence=self.sequence, drafting=self._drafting
@@ -316,7 +350,11 @@ class Chat:
                 self._scheduler.step()
 
     def _told_behind_thought(
-        self, transcript: Transcript, reply: Reply, cancelled: Callable[[], bool]
+        self,
+        transcript: Transcript,
+        reply: Reply,
+        cancelled: Callable[[], bool],
+        held: Constraint | None,
     ) -> Iterator[AnswerPiece]:
         """Ends a thought that has spent its budget, as the model's family ends thoughts, and yields what follows."""
         assert reply.timeline is not None
@@ -330,11 +368,13 @@ class Chat:
             return
         for id in closing:
             transcript.hears(id)
+            if held is not None:
+                held.take(id)
             reply.ids.append(id)
             yield from self._added(reply, transcript.next())
             self.heard()
         ids = (*reply.timeline.ids, *reply.ids)
-        answer = self._submit(ids, self.sequence.depths, left, transcript)
+        answer = self._submit(ids, self.sequence.depths, left, transcript, held)
         reply.parts.append(answer.stats)
         yield from self._told(answer, transcript, reply, cancelled, None)
 

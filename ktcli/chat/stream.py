@@ -164,15 +164,20 @@ class Thinking:
 
     Attributes:
         inside: whether the next character is part of a thought.
+        once: whether nothing is a thought any more behind the first one, or the first letter outside.
     """
 
     inside: bool = False
+    once: bool = False
     _held: str = field(default="", repr=False)
+    _over: bool = field(default=False, repr=False)
 
     def feed(self, text: str) -> Iterator[tuple[bool, str]]:
         """Yields the pieces of `text` in order; an end that may be half a tag waits."""
         rest = self._held + text
-        while True:
+        if self.once and not self.inside and not THINK.startswith(rest[: len(THINK)]):
+            self._over = True
+        while not self._over:
             tag = ANSWER if self.inside else THINK
             at = rest.find(tag)
             if at < 0:
@@ -184,8 +189,9 @@ class Thinking:
             if not self.inside:
                 yield True, THINK
                 rest = rest[len(THINK) :]
+            self._over = self.once and self.inside
             self.inside = not self.inside
-        keep = overlap(rest, tag)
+        keep = 0 if self._over else overlap(rest, tag)
         if len(rest) > keep:
             yield self.inside, rest[: len(rest) - keep]
         self._held = rest[len(rest) - keep :]

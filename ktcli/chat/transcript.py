@@ -60,6 +60,7 @@ class Transcript:
         prompt: the text before it.
         budget: the most tokens of its thoughts; None: as many as the model likes.
         calls: the way in which the model calls tools, whose marks are then part of the text; None: nobody offers any.
+        once: whether only the answer's beginning can be a thought, as where its form is fixed.
     """
 
     def __init__(
@@ -69,13 +70,17 @@ class Transcript:
         prompt: str,
         budget: int | None = None,
         calls: CallStyle | None = None,
+        *,
+        once: bool = False,
     ) -> None:
         self._reading: _Reading
         if Channels.known_to(tokenizer):
             self._reading = _InChannels(tokenizer, stops, calls=calls is not None)
         else:
             marks = {} if calls is None else _special_marks(tokenizer, calls)
-            self._reading = _BetweenMarks(tokenizer, stops, prompt, marks)
+            inside = prompt.rstrip().endswith(THINK)
+            thinking = Thinking(inside=inside, once=once)
+            self._reading = _BetweenMarks(tokenizer, stops, thinking, marks)
         self._tokenizer, self._budget = tokenizer, budget
         self._added: deque[Added] = deque()
 
@@ -117,12 +122,16 @@ class _BetweenMarks:
     closing = f"\n{ANSWER}\n\n"
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str], prompt: str, marks: Mapping[int, str]
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str],
+        thinking: Thinking,
+        marks: Mapping[int, str],
     ) -> None:
         self.stops = StopStrings(stops)
         self._marks = marks
         self._detokenizer = Detokenizer(tokenizer)
-        self._thinking = Thinking(inside=prompt.rstrip().endswith(THINK))
+        self._thinking = thinking
 
     @property
     def thinks(self) -> bool:

@@ -93,4 +93,12 @@ OutputFile = Annotated[
     Path | None,
     typer.Option("--output", metavar="FILE", help="Write the answer's text into a new file, too."),
 ]
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option("--schema", metavar="FILE", help="Hold answers to the JSON schema in FILE."),
+]
+Format = Annotated[
+    str | None,
+    typer.Option("--format", metavar="json", help="Hold answers to a JSON object."),
+]
 Stats = Annotated[bool, typer.Option("--stats", help="Show token counts and rates (on stderr).")]

@@ -15,6 +15,7 @@ from ktcli.store import library
 from ktcli.store.entry import BUILTIN
 
 if TYPE_CHECKING:
+    from ktcli.chat.grammar.form import Form
     from ktcli.chat.settings import Settings
     from ktcli.engine.drafting import DraftWish
 
@@ -93,6 +94,7 @@ class AnswerRequest:
     output: Path | None = None  # the file for the answer's text
     explain_cache: bool = False
     kept: KeptChat | None = None  # to go on with
+    form: Form | None = None  # what answers are held to
 
     def over(self, settings: Settings) -> Settings:
         """Returns the model's settings, or those of a kept conversation, with those that were asked for put over

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from ktcli import config
 from ktcli.commands import answer_file
+from ktcli.commands.answer_form import asked_form
 from ktcli.commands.answer_options import (
     DraftOpt,
     ExplainCache,
+    Format,
     GoOn,
     Greedy,
     HideThinking,
@@ -22,6 +24,7 @@ from ktcli.commands.answer_options import (
     Penalty,
     PromptArg,
     Resume,
+    SchemaFile,
     Seed,
     Stats,
     Stop,
@@ -95,6 +98,8 @@ def chat(
     json: JsonOpt = False,
     jsonl: JsonLines = False,
     output: OutputFile = None,
+    schema: SchemaFile = None,
+    format: Format = None,
     yes: PullOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -148,6 +153,7 @@ def chat(
         kept=kept_chat(go_on, resume), draft=_draft_wish(draft), think_budget=think_budget,
         hides_thoughts=hide_thinking, streams_json=jsonl,
         output=None if output is None else answer_file.checked(output),
+        form=asked_form(schema, format),
     )  # fmt: skip
     model, prompt = who_and_what(name, prompt, asked.model)
     if model == asked.model:
@@ -208,6 +214,7 @@ def _begun(opened: OpenModel, asked: AnswerRequest) -> Chat:
 
     speaker = opened.speaker
     made = Chat(speaker, _settings(speaker.voice, asked), asked.draft)
+    made.form = asked.form
     system = config.value("system") if asked.system is None else asked.system
     made.conversation.system = system or ""
     sampling = made.settings.sampling

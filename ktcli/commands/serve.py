@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import stat
 import sys
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ktcli import config, smallfiles
+from ktcli import config
+from ktcli.commands.api_key import KeyFileOpt, KeyOpt, given_key
 from ktcli.commands.options import (
     ContextOpt,
     DeferOpt,
@@ -32,7 +31,6 @@ from ktcli.output import out
 from ktcli.store.entry import BUILTIN
 
 HOST, PORT = "127.0.0.1", 11435
-KEY_CHARS = 4096  # the most of a key
 
 NameArg = Annotated[
     str | None,
@@ -50,22 +48,6 @@ HostOpt = Annotated[
 ]
 PortOpt = Annotated[
     int, typer.Option("--port", "-p", metavar="PORT", min=1, max=65535, help="Port to listen at.")
-]
-KeyOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--api-key",
-        metavar="KEY",
-        help="Key that clients must show. Other users see it among this machine's processes.",
-    ),
-]
-KeyFileOpt = Annotated[
-    Path | None,
-    typer.Option(
-        "--api-key-file",
-        metavar="FILE",
-        help="File with the key that clients must show; only its owner may read it.",
-    ),
 ]
 ParallelOpt = Annotated[
     int,
@@ -136,11 +118,7 @@ def serve(
     from ktcli.server.listening import tcp_socket
     from ktcli.server.serving import Service, Serving
 
-    if api_key is not None and api_key_file is not None:
-        raise UsageError(
-            "--api-key and --api-key-file contradict each other", hint="leave one of them out"
-        )
-    key = _checked(api_key, "--api-key") if api_key_file is None else _key(api_key_file)
+    key = given_key(api_key, api_key_file)
     is_loopback = host in LOOPBACK
     if not is_loopback and not key:
         raise UsageError(
@@ -180,33 +158,3 @@ def _log_as_json(entry: dict[str, Any]) -> None:
     """Writes a line about a request for programs."""
     sys.stderr.write(json.dumps({"time": round(time.time(), 3), **entry}) + "\n")
     sys.stderr.flush()
-
-
-def _checked(key: str | None, where: str) -> str:
-    """A key that can stand in a header; empty: none was given."""
-    if key is None:
-        return ""
-    if not key.strip().isascii() or not key.strip().isprintable() or not key.strip():
-        raise UsageError(
-            f"{where} is no key", hint="take one line of letters, digits and signs of ASCII"
-        )
-    return key.strip()
-
-
-def _key(file: Path) -> str:
-    """The key in a file.
-
-    Raises:
-        UsageError: it cannot be read, holds no key, or others may read it, too.
-    """
-    try:
-        status = file.stat()
-        text = smallfiles.read_bounded(file, KEY_CHARS).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        said = getattr(error, "strerror", None) or "it is no text"
-        raise UsageError(f"--api-key-file {str(file)[:300]}: {said}") from error
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        raise UsageError(
-            f"others can read the key in {str(file)[:300]}", hint=f"chmod 600 {str(file)[:300]}"
-        )
-    return _checked(text, f"the content of --api-key-file {str(file)[:300]}")

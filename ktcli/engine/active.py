@@ -226,7 +226,9 @@ class Active:
         """How the next token is to be chosen from these logits."""
         wanted = self.answer.request.logprobs
         likeliest = -1 if wanted is None else wanted
-        return self.answer.sampler.choice(logits, self._history, likeliest=likeliest)
+        constraint, sampler = self.answer.request.constraint, self.answer.sampler
+        sampler.mask = None if constraint is None else constraint.mask()
+        return sampler.choice(logits, self._history, likeliest=likeliest)
 
     def token(self, chosen: ChosenToken, logits: Logits) -> Token:
         """The event of what was chosen from these logits.
@@ -234,6 +236,9 @@ class Active:
         Raises:
             BadPack, UsageError: no token could be.
         """
+        constraint = self.answer.request.constraint
+        if constraint is not None and constraint.error is not None:
+            raise constraint.error
         id = chosen_id(chosen, logits)
         if self.answer.request.logprobs is None:
             return Token(self.answer, id)
@@ -246,6 +251,8 @@ class Active:
         self.answer.stats.tokens += 1
         self.known.append(id)
         self._history.append(id)
+        if (constraint := self.answer.request.constraint) is not None:
+            constraint.take(id)
         if self.drafting is not None:
             self.drafting.said(id)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
+from ktcli.engine.constraint import Constraint
 from ktcli.engine.drafting import NO_DRAFTS, DraftWish
 from ktcli.engine.sampler import Sampler, SamplingSettings
 
@@ -84,6 +85,7 @@ class GenerationRequest:
         marks: positions of the prompt from which other prompts will probably go on, see `Sequence.adopt`.
         ends: called with each id of the answer, in order; true: the answer ends with it, as at a stop string.
         draft: what may be tried beside the next token; the answer is the same with drafts and without.
+        constraint: what the answer may be, from its first id on; of this request alone. None: anything.
     """
 
     prompt: Sequence[int]
@@ -97,6 +99,7 @@ class GenerationRequest:
     marks: Sequence[int] = ()
     ends: Callable[[int], bool] = lambda id: False
     draft: DraftWish = NO_DRAFTS
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,9 @@ class StepPart:
             self.right += 1
             answer.stats.accepted += 1
             self.open = active.finish is None
-        if answer.request.ends(token.id):
+        constraint = answer.request.constraint
+        whole = constraint is not None and constraint.ended
+        if answer.request.ends(token.id) or whole:
             self.end, self.open = Finish.STOP, False
         elif active.finish is not None and not active.kept:
             self.end = active.finish

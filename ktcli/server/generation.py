@@ -13,8 +13,10 @@ from typing import NamedTuple
 from ktcli.chat.calls.events import CallEvent
 from ktcli.chat.calls.reader import CallReader, Read
 from ktcli.chat.calls.values import Tools
+from ktcli.chat.grammar.whole import Shape
 from ktcli.chat.thoughts import ThoughtMarks
 from ktcli.chat.transcript import Added, AnswerPiece, Transcript
+from ktcli.engine.constraint import Constraint
 from ktcli.engine.request import (
     Answer,
     Event,
@@ -45,6 +47,8 @@ class Wish:
         logprobs: the number of likeliest tokens that come with each token; None: no chances.
         tools: what may be called; None: nothing, and calls are not looked for.
         plain: whether the prompt is a text that goes on, in which nothing is a thought.
+        shape: what an answer must be; None: anything.
+        endless: whether an answer goes on where the model ends it: for measurements.
     """
 
     sampling: SamplingSettings
@@ -54,6 +58,8 @@ class Wish:
     logprobs: int | None = None
     tools: Tools | None = None
     plain: bool = False
+    shape: Shape | None = None
+    endless: bool = False
 
 
 class PromptProgress(NamedTuple):
@@ -96,6 +102,7 @@ class Generation:
 
     Args:
         mail: carries news from the engine's thread to this loop.
+        constraints: of each answer; empty: there are none.
     Attributes:
         id: a name that no other generation has.
     """
@@ -107,10 +114,11 @@ class Generation:
         wish: Wish,
         mail: Mail[News],
         metrics: Metrics,
+        constraints: Sequence[Constraint] = (),
     ) -> None:
         self.id = secrets.token_hex(12)
         self.model, self.prompt, self.wish = model, prompt, wish
-        self._mail, self._metrics = mail, metrics
+        self._mail, self._metrics, self.constraints = mail, metrics, constraints
         self._began_s = time.monotonic()
         self._news: deque[News] = deque()
         self._came = asyncio.Event()
@@ -228,7 +236,8 @@ class _ChoiceAnswer:
         voice, wish = generation.model.speaker.voice, generation.wish
         before = "" if wish.plain else generation.prompt.text
         style = None if wish.tools is None else voice.calls
-        self._transcript = Transcript(voice.tokenizer, wish.stops, before, calls=style)
+        once = wish.shape is not None and not wish.shape.free
+        self._transcript = Transcript(voice.tokenizer, wish.stops, before, calls=style, once=once)
         self._reader = None
         if style is not None and wish.tools is not None:
             self._reader = CallReader(style, wish.tools)
@@ -244,12 +253,13 @@ class _ChoiceAnswer:
         request = GenerationRequest(
             generation.prompt.ids,
             sampling,
-            generation.model.speaker.voice.stop_ids,
+            () if wish.endless else generation.model.speaker.voice.stop_ids,
             wish.max_tokens,
             caller=generation.prompt.caller,
             logprobs=wish.logprobs,
             marks=generation.prompt.marks,
             ends=self._transcript.hears,
+            constraint=generation.constraints[self._index] if generation.constraints else None,
         )
         self.answer: Answer = generation.model.thread.submit(request, self.hear)
 

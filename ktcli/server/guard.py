@@ -16,12 +16,13 @@ from urllib.parse import urlsplit
 
 from ktcli.server.answering import Receive, Scope, Send
 from ktcli.server.house import Rules
+from ktcli.server.page.files import PATHS
 from ktcli.server.refusal import Refusal
 
 BODY_BYTES = 32 << 20
 BODY_S = 30.0  # in which a body must be there
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-OPEN_PATHS = frozenset({"/health"})  # that need no key
+OPEN_PATHS = PATHS | {"/health"}  # that need no key
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Refuse = Callable[[str, Refusal], tuple[bytes, dict[str, str]]]

@@ -11,13 +11,15 @@ import msgspec
 from starlette.requests import Request
 
 from ktcli.assembly.listener import SILENT, Listener
+from ktcli.chat.grammar.compiler import COMPILE_S, GrammarConstraint
+from ktcli.errors import UsageError
 from ktcli.server.generation import Generation, News, Wish
 from ktcli.server.jobs import Jobs
 from ktcli.server.mail import Mail
 from ktcli.server.metrics import Metrics
 from ktcli.server.model import ServedModel
 from ktcli.server.prompts import EncodedPrompt, PromptMaker
-from ktcli.server.refusal import Refusal
+from ktcli.server.refusal import Refusal, about
 
 T = TypeVar("T")
 
@@ -78,13 +80,15 @@ class House:
     async def generation(
         self, model: ServedModel, make: Callable[[PromptMaker], EncodedPrompt], wish: Wish
     ) -> Generation:
-        """Makes a prompt on the main thread and submits it.
+        """Makes a prompt on the main thread, compiles what the answers must be, and submits it.
 
         Raises:
             KtError: as making the prompt, or as `EngineThread.submit`.
+            Refusal: the answers cannot be held to what was asked for.
         """
         prompt = await self.prompt(model, make)
-        return Generation(model, prompt, wish, self.mail, self.metrics)
+        constraints = await _constraints(model, prompt, wish)
+        return Generation(model, prompt, wish, self.mail, self.metrics, constraints)
 
     async def prompt(
         self, model: ServedModel, make: Callable[[PromptMaker], EncodedPrompt]
@@ -95,6 +99,26 @@ class House:
             KtError: it cannot be made.
         """
         return await asyncio.wrap_future(self.jobs.ask(lambda: make(model.prompts)))
+
+
+async def _constraints(
+    model: ServedModel, prompt: EncodedPrompt, wish: Wish
+) -> list[GrammarConstraint]:
+    """What each of the answers must be; none if they may be anything."""
+    voice, before = model.speaker.voice, None if wish.plain else prompt.text
+    if (shape := wish.shape) is None or not shape.holds(voice.calls):
+        return []
+    with about(shape.field):
+        if wish.endless:
+            raise UsageError(f"{shape.field} and ignore_eos contradict each other")
+        await asyncio.wrap_future(model.grammars.prepare())
+        asked = model.grammars.ask(shape, voice.calls, before, wish.choices)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(asked), COMPILE_S)
+        except TimeoutError as error:
+            raise UsageError(
+                f"{shape.field} takes more than {COMPILE_S:.0f} seconds to compile, a simpler one is needed"
+            ) from error
 
 
 async def body_of(request: Request, kind: type[T]) -> T:

@@ -30,6 +30,8 @@ def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Nobody:
     """A screen and a person in one: what is said is remembered; each piece calls `at_piece`."""
 
+    ascii = False
+
     def __init__(self, at_piece: Callable[[], None] = lambda: None) -> None:
         self.notes: list[str] = []
         self.warnings: list[str] = []

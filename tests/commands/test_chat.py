@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from chat.fake_engine import TEMPLATE, VOCAB, FakeEngine, speaker, write_tokenizer
 
-from ktcli.assembly.prepare import Ready
+from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.commands import piped, wording
@@ -42,7 +42,7 @@ class Run:
         self.context = self.most = 4096
         write_tokenizer(folder)
 
-    def find(self, name: str, wanted: Wanted, check: object = None, **_: object) -> Ready:
+    def find(self, name: str) -> Ready:
         self.names.append(name)
         return Ready(name, self.folder)
 
@@ -63,7 +63,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     made = Run(tmp_path, capsys)
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("KT_CACHE", "0")  # what is fake is not stored
-    monkeypatch.setattr("ktcli.assembly.talking.prepare", made.find)
+    monkeypatch.setattr("ktcli.assembly.talking.at_hand", made.find)
     monkeypatch.setattr("ktcli.assembly.talking.load", made.load)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     return made
@@ -247,6 +247,18 @@ def test_options_reach_the_answer(run: Run) -> None:
     assert run("kt-mini", "x", "--system", "y" * 99, "--context", "60")[0] == 8
 
 
+def test_answers_are_held_to_a_form(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text('{"enum": [true, 7]}')
+    code, out, err = run("kt-mini", "a pet?", "--schema", str(path))
+    assert (code, err) == (0, "") and json.loads(out) in (True, 7)
+    assert run("kt-mini", "a pet?", "--format", "json", "-n", "4")[0] == 0
+    path.write_text('{"type": "array", "uniqueItems": true}')
+    code, out, err = run("kt-mini", "a pet?", "--schema", str(path))
+    assert (code, out) == (2, "") and "--schema cannot be used" in err
+    assert run.names == ["kt-mini", "kt-mini"]  # it is not even loaded
+
+
 @pytest.mark.parametrize("flag", ["--think", "--no-think"])
 def test_a_choice_that_the_template_does_not_have_is_said(flag: str, run: Run) -> None:
     assert f"warning: {flag}: the chat template" in run("kt-mini", "hi", flag)[2]
@@ -264,6 +276,9 @@ def test_a_choice_that_the_template_does_not_have_is_said(flag: str, run: Run) -
         (("kt-mini", "hi", "--max-tokens", "0"), 2, "max-tokens"),
         (("kt-mini", "hi", "--greedy", "--temperature", "1"), 2, "contradict each other"),
         (("kt-mini", "hi", "more"), 2, "argument"),
+        (("kt-mini", "hi", "--format", "xml"), 2, "it can be json"),
+        (("kt-mini", "hi", "--schema", "nowhere"), 2, "cannot read nowhere"),
+        (("kt-mini", "hi", "--schema", "x", "--format", "json"), 2, "contradict each other"),
         (("kt-mini", "hi", "--numa", "0"), 2, "1 to 16 teams"),
         (("kt-mini", "hi", "--numa", "some"), 2, "nodes=0,2-3"),
         (("kt-mini", "word " * 2000, "--context", "100"), 8, "the context holds 100"),

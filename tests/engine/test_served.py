@@ -1,5 +1,5 @@
 """On a loaded model, too, a request gets the ids that it gets alone: with prompts read in pieces beside other answers,
-with others that join, leave and are cancelled, and when pages run out."""
+with others that join, leave and are cancelled, when pages run out, and whoever of them is held to a form."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ktcli.engine.device.placement import Placement
 from ktcli.engine.drafting import Drafting, DraftWish
 from ktcli.engine.request import Answer
 from ktcli.engine.sampler import SamplingSettings
+from ktcli.errors import KtError
 
 CONTEXT = 256
 # Grouped and latent attention, windows, states.
@@ -54,12 +55,37 @@ def request_of(seed: int, length: int, tokens: int) -> GenerationRequest:
     )
 
 
+class Third:
+    """Lets a third of the ids come next, by those before, and ends the answer behind some."""
+
+    def __init__(self, seed: int, vocab: int) -> None:
+        self.error: KtError | None = None
+        self.ended = False
+        self._sum, self._ids = seed, np.arange(-(-vocab // 32) * 32)
+
+    def mask(self) -> np.ndarray:
+        allowed = (self._ids + self._sum) % 3 == 0
+        return np.packbits(allowed, bitorder="little").view(np.uint32)
+
+    def take(self, id: int) -> None:
+        assert (id + self._sum) % 3 == 0
+        self._sum += id
+        self.ended = id % 13 == 0
+
+
+def held(engine: Engine, request: GenerationRequest, is_held: bool) -> GenerationRequest:
+    """The request with a constraint of its own, if it is held to one."""
+    third = Third(request.prompt[0], engine.spec.vocab) if is_held else None
+    return replace(request, constraint=third)
+
+
 plans = st.lists(
     st.tuples(
         st.integers(0, 3),  # steps before it comes
         st.sampled_from([1, 20, 64, 100, 190]),
         st.sampled_from([1, 4, 12]),
         st.none() | st.integers(1, 8),  # steps before it is cancelled
+        st.booleans(),  # whether it is held to a constraint
     ),
     min_size=2,
     max_size=5,
@@ -86,23 +112,27 @@ def drafting(engine: Engine, answer: Answer, wrong: float) -> Drafting | None:
     return Drafting(source, times, length=4, repeats=engine.pools.states is not None)
 
 
-@given(plan=plans, held=st.sampled_from([0, 7, 10]), wrong=st.sampled_from([0.0, 0.3, 1.0]))
+@given(plan=plans, taken=st.sampled_from([0, 7, 10]), wrong=st.sampled_from([0.0, 0.3, 1.0]))
 @settings(max_examples=6)
 def test_ids_are_those_of_the_request_alone(
-    engine: Engine, plan: list[tuple[int, int, int, int | None]], held: int, wrong: float
+    engine: Engine, plan: list[tuple[int, int, int, int | None, bool]], taken: int, wrong: float
 ) -> None:
     """Every other request drafts."""
-    requests = [request_of(i + 1, length, tokens) for i, (_, length, tokens, _) in enumerate(plan)]
-    wanted = [alone(engine, request) for request in requests]
+    requests = [request_of(i + 1, row[1], row[2]) for i, row in enumerate(plan)]
+    wanted = [
+        alone(engine, held(engine, request, row[4]))
+        for request, row in zip(requests, plan, strict=True)
+    ]
     engine.pools.forget()
-    others = engine.pools.pages.take(held)  # of 16: somebody else has them
+    others = engine.pools.pages.take(taken)  # of 16: somebody else has them
     scheduler, answers, due = Scheduler(engine, Limits(active=4)), [], {}
-    for i, (request, (wait, _, _, cancel)) in enumerate(zip(requests, plan, strict=True)):
+    for i, (request, (wait, _, _, cancel, is_held)) in enumerate(zip(requests, plan, strict=True)):
         for _ in range(wait):
             scheduler.step()
         drafts = drafting(engine, wanted[i], wrong) if i % 2 else None
         wish = request.draft if drafts else DraftWish(drafts=False)
-        answers.append(scheduler.submit(replace(request, draft=wish), drafting=drafts))
+        asked = held(engine, replace(request, draft=wish), is_held)
+        answers.append(scheduler.submit(asked, drafting=drafts))
         due[answers[-1]] = cancel
     step = 0
     while not scheduler.idle:
@@ -111,7 +141,7 @@ def test_ids_are_those_of_the_request_alone(
         for answer in answers:
             if due[answer] == step:
                 answer.cancel()
-    assert engine.pools.pages.held == held
+    assert engine.pools.pages.held == taken
     for page in others:
         engine.pools.pages.release(page)
     for answer, alike in zip(answers, wanted, strict=True):

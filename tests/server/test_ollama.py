@@ -88,7 +88,7 @@ def test_what_clients_ask_before(client: Client, server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{"format": "json"}, {"options": {"temperature": 200}}, {"options": {"seed": "x"}}]
+    "more", [{"format": "yaml"}, {"options": {"temperature": 200}}, {"options": {"seed": "x"}}]
 )
 def test_a_refusal_is_a_sentence(client: Client, server: Running, more: dict[str, Any]) -> None:
     body = {"model": "x", "messages": asked("hello"), **more}

@@ -293,12 +293,12 @@ def test_the_command_refuses_before_it_loads(
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    from ktcli.commands.serve import _key
+    from ktcli.commands.api_key import given_key
 
     file = tmp_path / "key"
     file.write_text("secret\n")
     file.chmod(0o644)
     with pytest.raises(UsageError, match="others can read"):
-        _key(file)
+        given_key(None, file)
     file.chmod(0o600)
-    assert _key(file) == "secret"
+    assert given_key(None, file) == "secret"

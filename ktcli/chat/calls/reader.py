@@ -22,7 +22,7 @@ NAME_CHARS = 256  # of a tool
 _HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-_NAME = re.compile(r"[^\s<>{}\"]+")
+NAME_PATTERN = re.compile(r"[^\s<>{}\"]+")
 _INDEX = re.compile(r":\d+$")  # Kimi's calls are functions.NAME:INDEX
 
 
@@ -114,7 +114,7 @@ class CallReader:
             return False
         at, mark = found or (NAME_CHARS + 1, "")
         said = self._text[:at].strip()
-        if at > NAME_CHARS or not _NAME.fullmatch(said):
+        if at > NAME_CHARS or not NAME_PATTERN.fullmatch(said):
             return self._no_call(min(at, NAME_CHARS))
         self._text = self._text[at + (len(mark) if mark == style.name_end else 0) :]
         name = _INDEX.sub("", said.removeprefix(style.prefix)) if style.prefix else said

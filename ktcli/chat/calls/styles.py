@@ -33,6 +33,9 @@ class CallStyle:
         value: the marks around a value; the first may be empty.
         prefix: what stands before the name and is no part of it.
         bare: whether an answer that begins with an object is a call, without any mark.
+        fence: what stands around the arguments beside the marks.
+        indexed: whether the number of the call stands behind the name, as in NAME:0.
+        typed: whether each key says if its value is a text, as in string="true".
     """
 
     name: str
@@ -46,6 +49,9 @@ class CallStyle:
     value: tuple[str, str] = ("", "")
     prefix: str = ""
     bare: bool = False
+    fence: tuple[str, str] = ("", "")
+    indexed: bool = False
+    typed: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -65,24 +71,24 @@ STYLES = (
     CallStyle(
         "kimi-k2", ("<|tool_call_argument_begin|>",), Arguments.JSON,
         "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>",
-        ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"), prefix="functions.",
+        ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"), prefix="functions.", indexed=True,
     ),
     CallStyle(
         "deepseek-v4", ("｜DSML｜", "tool_calls>"), Arguments.PAIRS,
         '<｜DSML｜invoke name="', "</｜DSML｜invoke>", '">',
         ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
-        ('<｜DSML｜parameter name="', '"'), (">", "</｜DSML｜parameter>"),
+        ('<｜DSML｜parameter name="', '"'), (">", "</｜DSML｜parameter>"), typed=True,
     ),
     CallStyle(
         "deepseek-v3.2", ("｜DSML｜",), Arguments.PAIRS,
         '<｜DSML｜invoke name="', "</｜DSML｜invoke>", '">',
         ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
-        ('<｜DSML｜parameter name="', '"'), (">", "</｜DSML｜parameter>"),
+        ('<｜DSML｜parameter name="', '"'), (">", "</｜DSML｜parameter>"), typed=True,
     ),
     CallStyle(
         "deepseek-v3", ("<｜tool▁call▁begin｜>", "```json"), Arguments.JSON,
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "\n",
-        ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"), fence=("```json\n", "\n```"),
     ),
     CallStyle(
         "deepseek-v3.1", ("<｜tool▁call▁begin｜>",), Arguments.JSON,
@@ -107,6 +113,7 @@ STYLES = (
     CallStyle(
         "hunyuan", ("<tool_calls>", "```json"), Arguments.JSON,
         "<tool_call>", "</tool_call>", "\n", ("<tool_calls>", "</tool_calls>"),
+        fence=("```json\n", "\n```"),
     ),
     CallStyle("mistral-3", ("[TOOL_CALLS]", "[ARGS]"), Arguments.JSON, "[TOOL_CALLS]", "", "[ARGS]"),
     CallStyle("mistral", ("[TOOL_CALLS]",), Arguments.OBJECT, "[TOOL_CALLS]"),

@@ -50,15 +50,18 @@ class Tools:
         """The types that a value may have; empty: nothing is said."""
         properties = self.parameters.get(tool, {}).get("properties")
         schema = properties.get(key) if isinstance(properties, Mapping) else None
-        return _types_of(schema, 0)
+        return _types_of(schema, self.parameters.get(tool, {}), 0)
 
 
 _DEPTH = 8  # of schemas in schemas that are looked at
 
 
-def _types_of(schema: Any, depth: int) -> set[str]:
+def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
+    """The types that a schema allows; empty: nothing is said."""
     if not isinstance(schema, Mapping) or depth > _DEPTH:
         return set()
+    if isinstance(schema.get("$ref"), str):
+        return _types_of(referred(schema["$ref"], root), root, depth + 1)
     said = schema.get("type")
     found = {said} if isinstance(said, str) else set()
     if isinstance(said, list):
@@ -67,9 +70,18 @@ def _types_of(schema: Any, depth: int) -> set[str]:
         found = {_type_of(each) for each in schema["enum"]}
     for name in ("anyOf", "oneOf"):
         if isinstance(schema.get(name), list):
-            for each in schema[name]:
-                found |= _types_of(each, depth + 1)
+            branches = [_types_of(each, root, depth + 1) for each in schema[name]]
+            found = found.union(*branches) if all(branches) else set()
     return found
+
+
+def referred(ref: str, root: Mapping[str, Any]) -> Any:
+    """What a reference inside a schema's document means; None: nothing."""
+    at: Any = root if ref.startswith("#") else None
+    for part in ref[1:].split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        at = at.get(name) if isinstance(at, Mapping) else None
+    return at
 
 
 def _type_of(value: Any) -> str:

@@ -8,12 +8,14 @@ from typing import Any
 
 import msgspec
 
-from ktcli.chat.calls.values import Tools
+from ktcli.chat.grammar.form import Form
+from ktcli.chat.grammar.whole import Shape
 from ktcli.chat.settings import Settings
 from ktcli.server.generation import Wish
 from ktcli.server.openai.fields import TOOLS_MOST, Sampled
 from ktcli.server.prompts import Asked
 from ktcli.server.refusal import Refusal
+from ktcli.server.shapes import ToolChoice, with_tools
 
 # A line that clients put first and change with each request: with it nothing would ever be found in the cache.
 _VOLATILE = "x-anthropic-billing-header:"
@@ -51,17 +53,16 @@ class MessagesBody(msgspec.Struct):
         """
         if self.max_tokens is None:
             raise _refusal("max_tokens", "max_tokens is missing")
-        if (self.output_config or {}).get("format") is not None:
-            raise _refusal("output_config.format", "output_config.format is not supported")
         said = Sampled(
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
             stop=self.stop_sequences,
         )
-        offered = self.offered
         wish = said.wish(settings, self.max_tokens, None)
-        return replace(wish, tools=Tools.of(offered) if offered else None)
+        if (form := self._form()) is not None:
+            wish = replace(wish, shape=Shape(form))
+        return with_tools(wish, self.offered, self._choice)
 
     def asked(self, settings: Settings, caller: str) -> Asked:
         """What is to be answered, in the words of OpenAI's API, which chat templates know.
@@ -88,16 +89,42 @@ class MessagesBody(msgspec.Struct):
         """The tools that the model may call; those that a server would run itself are left out.
 
         Raises:
-            Refusal: there are too many, or they are to be used in a way that is not supported.
+            Refusal: there are too many.
         """
-        choice = (self.tool_choice or {}).get("type", "auto")
-        if choice not in ("auto", "none"):
-            raise _refusal("tool_choice.type", "tool_choice.type can be auto or none")
         tools = self.tools or []
         if len(tools) > TOOLS_MOST:
             raise _refusal("tools", f"tools has {len(tools)} entries, it can have {TOOLS_MOST}")
         known = [tool for tool in tools if isinstance(tool.get("input_schema"), dict)]
-        return [] if choice == "none" else [_tool(tool) for tool in known]
+        chosen = (self.tool_choice or {}).get("type", "auto")
+        return [] if chosen == "none" else [_tool(tool) for tool in known]
+
+    @property
+    def _choice(self) -> ToolChoice:
+        """How the tools are to be used.
+
+        Raises:
+            Refusal: in a way that is not supported.
+        """
+        said = self.tool_choice or {}
+        kind, several = said.get("type", "auto"), said.get("disable_parallel_tool_use") is not True
+        if kind in ("auto", "none"):
+            return ToolChoice(several=several)
+        if kind == "any":
+            return ToolChoice(required=True, several=several)
+        name = said.get("name")
+        if kind != "tool" or not isinstance(name, str) or not name:
+            words = "tool_choice.type can be auto, none, any, or tool with a name"
+            raise _refusal("tool_choice.type", words)
+        return ToolChoice(required=True, name=name, several=False)
+
+    def _form(self) -> Form | None:
+        """What the text must be: JSON of a schema."""
+        said, field = (self.output_config or {}).get("format"), "output_config.format"
+        if said is None:
+            return None
+        if not isinstance(said, dict) or said.get("type") != "json_schema":
+            raise _refusal(f"{field}.type", f"{field}.type can be json_schema")
+        return Form.of_schema(said.get("schema"), f"{field}.schema")
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,14 @@ from typing import Any
 
 import msgspec
 
-from ktcli.chat.calls.values import Tools
+from ktcli.chat.grammar.form import Form
+from ktcli.chat.grammar.whole import Shape
 from ktcli.chat.settings import Settings
 from ktcli.server.generation import Wish
 from ktcli.server.openai.fields import TOOLS_MOST, Sampled, plain_message
 from ktcli.server.prompts import Asked
 from ktcli.server.refusal import Refusal
+from ktcli.server.shapes import ToolChoice, with_tools
 
 
 class Options(msgspec.Struct):
@@ -46,8 +48,6 @@ class OllamaBody(msgspec.Struct):
         Raises:
             Refusal: a value cannot be used.
         """
-        if self.format:
-            raise Refusal(400, "format is not supported", "format", "unsupported_value")
         options = self.options or Options()
         said = Sampled(
             temperature=options.temperature,
@@ -62,7 +62,15 @@ class OllamaBody(msgspec.Struct):
         )
         most = options.num_predict
         # -1 and -2: as many as there is room for
-        return said.wish(settings, None if most is None or most < 0 else most, None)
+        wish = said.wish(settings, None if most is None or most < 0 else most, None)
+        return wish if (form := self._form()) is None else replace(wish, shape=Shape(form))
+
+    def _form(self) -> Form | None:
+        """What the text must be: any object, or JSON of a schema."""
+        if not self.format:
+            return None
+        is_json = self.format == "json"
+        return Form.of_object("format") if is_json else Form.of_schema(self.format, "format")
 
     def variables(self, settings: Settings) -> dict[str, Any]:
         """The variables of the chat template."""
@@ -84,7 +92,7 @@ class OllamaChatBody(OllamaBody):
         tools = self.tools or []
         if len(tools) > TOOLS_MOST:
             raise Refusal(400, f"tools can have {TOOLS_MOST} entries", "tools", "unsupported_value")
-        return replace(self.wish(settings), tools=Tools.of(tools) if tools else None)
+        return with_tools(self.wish(settings), tools, ToolChoice())
 
     def asked(self, settings: Settings, caller: str) -> Asked:
         """What is to be answered.

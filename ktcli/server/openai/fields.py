@@ -13,12 +13,14 @@ from typing import Any
 
 import msgspec
 
-from ktcli.chat.calls.values import Tools
+from ktcli.chat.grammar.form import Form
+from ktcli.chat.grammar.whole import Shape
 from ktcli.chat.settings import Settings, override
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.server.generation import CHOICES_MOST, STOPS_MOST, Wish
 from ktcli.server.prompts import Asked
 from ktcli.server.refusal import Refusal, about
+from ktcli.server.shapes import GUIDES, ToolChoice, form_of_format, form_of_guides, with_tools
 
 LOGPROBS_MOST = 20
 STOP_CHARS_MOST = 1000
@@ -53,6 +55,13 @@ class Sampled(msgspec.Struct):
     max_tokens: int | None = None
     logit_bias: dict[str, float] | None = None
     return_progress: bool = False
+    ignore_eos: bool = False
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     @property
     def wants_usage(self) -> bool:
@@ -102,7 +111,28 @@ class Sampled(msgspec.Struct):
             settings.max_tokens if most is None else most,
             choices,
             logprobs,
+            shape=None if (form := self.form) is None else Shape(form),
+            endless=self.ignore_eos,
         )
+
+    @property
+    def form(self) -> Form | None:
+        """What the text of an answer must be; None: anything.
+
+        Raises:
+            Refusal: a field cannot be used, or there are several.
+        """
+        guided = {name: getattr(self, f"guided_{name}") for name in GUIDES}
+        found = {
+            "response_format": form_of_format(self.response_format),
+            "structured_outputs": _structured(self.structured_outputs),
+            "guided_…": form_of_guides(guided, "guided_"),
+        }
+        given = [name for name, form in found.items() if form is not None]
+        if len(given) > 1:
+            words = f"{given[0]} and {given[1]} contradict each other"
+            raise Refusal(400, words, given[1], "unsupported_value")
+        return found[given[0]] if given else None
 
 
 class ChatBody(Sampled):
@@ -115,7 +145,7 @@ class ChatBody(Sampled):
     reasoning_effort: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def chat_wish(self, settings: Settings) -> Wish:
@@ -128,8 +158,7 @@ class ChatBody(Sampled):
             )
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         wish = self.wish(settings, most, likeliest if self.logprobs else None)
-        offered = self.offered
-        return replace(wish, tools=Tools.of(offered) if offered else None)
+        return with_tools(wish, self.offered, self._choice)
 
     def asked(self, settings: Settings, caller: str) -> Asked:
         """What is to be answered.
@@ -139,10 +168,6 @@ class ChatBody(Sampled):
         """
         if not self.messages:
             raise Refusal(400, "there are no messages", "messages", "unsupported_value")
-        if (self.response_format or {}).get("type", "text") != "text":
-            raise Refusal(
-                400, "response_format can be text only", "response_format", "unsupported_value"
-            )
         messages = [plain_message(each, f"messages[{at}]") for at, each in enumerate(self.messages)]
         variables = {**settings.variables, **self._variables()}
         if self.offered:
@@ -154,13 +179,8 @@ class ChatBody(Sampled):
         """The tools that the model may call.
 
         Raises:
-            Refusal: one of them is none, or they are to be used in a way that is not supported.
+            Refusal: one of them is none, or there are too many.
         """
-        choice = self.tool_choice
-        if choice not in (None, "auto", "none"):
-            raise Refusal(
-                400, "tool_choice can be auto or none", "tool_choice", "unsupported_value"
-            )
         tools = self.tools or []
         _within("tools", len(tools), 0, TOOLS_MOST)
         for at, tool in enumerate(tools):
@@ -169,16 +189,29 @@ class ChatBody(Sampled):
                 raise Refusal(
                     400, f"tools[{at}] names no function", f"tools[{at}]", "unsupported_value"
                 )
-        return [] if choice == "none" else tools
+        return [] if self.tool_choice == "none" else tools
+
+    @property
+    def _choice(self) -> ToolChoice:
+        """How the tools are to be used.
+
+        Raises:
+            Refusal: in a way that is not supported.
+        """
+        said, several = self.tool_choice, self.parallel_tool_calls is not False
+        if said in (None, "auto", "none"):
+            return ToolChoice(several=several)
+        if said == "required":
+            return ToolChoice(required=True, several=several)
+        function = said.get("function") if isinstance(said, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name:
+            words = "tool_choice can be auto, none, required, or an object that names a function"
+            raise Refusal(400, words, "tool_choice", "unsupported_value")
+        return ToolChoice(required=True, name=name, several=False)
 
     def _variables(self) -> dict[str, Any]:
-        effort = self.reasoning_effort
-        said: dict[str, Any] = {}
-        if effort is not None:
-            thinks = effort not in ("none", "minimal")
-            said = {"enable_thinking": thinks, "thinking": thinks}
-            said["reasoning_effort"] = effort if thinks else "low"
-        return {**said, **(self.chat_template_kwargs or {})}
+        return {**effort_variables(self.reasoning_effort), **(self.chat_template_kwargs or {})}
 
 
 class TextBody(Sampled):
@@ -221,6 +254,15 @@ class TextBody(Sampled):
             "prompt",
             "unsupported_value",
         )
+
+
+def effort_variables(effort: str | None) -> dict[str, Any]:
+    """The variables of chat templates that say how much a model is to think; None: as it likes."""
+    if effort is None:
+        return {}
+    thinks = effort not in ("none", "minimal")
+    about = {"enable_thinking": thinks, "thinking": thinks}
+    return {**about, "reasoning_effort": effort if thinks else "low"}
 
 
 def plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -281,6 +323,13 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
                 arguments = json.loads(arguments or "{}")
         found.append({**call, "function": {**function, "arguments": arguments}})
     return found
+
+
+def _structured(said: Mapping[str, Any] | None) -> Form | None:
+    """What `structured_outputs` asks for, as vLLM has it."""
+    found = form_of_guides(said or {}, "structured_outputs.")
+    wants_object = said is not None and said.get("json_object") is True
+    return Form.of_object("structured_outputs") if found is None and wants_object else found
 
 
 def _biases(said: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:

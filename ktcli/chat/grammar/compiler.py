@@ -1,0 +1,193 @@
+"""Compiles grammars for a model's tokenizer, and follows answers through them: llguidance does both.
+
+What a client sends is compiled within limits: bytes and depth are checked before (form.py, schema.py), the size of the
+automata while it is done, and whoever waits for it gives up after `COMPILE_S` seconds. Compiled grammars are kept, the
+latest of them, since clients send the same schema again and again.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.chat.calls.styles import CallStyle
+from ktcli.chat.grammar.form import Form
+from ktcli.chat.grammar.vocabulary import read_vocabulary
+from ktcli.chat.grammar.whole import Shape, grammar_of
+from ktcli.chat.speaker import Speaker
+from ktcli.chat.tokenizer import Tokenizer
+from ktcli.errors import KtError, UsageError
+
+if TYPE_CHECKING:
+    import llguidance
+
+COMPILE_S = 10.0  # llguidance's own limits end almost everything within one
+GRAMMAR_CHARS = 1 << 20  # of all schemas that one answer is held to
+KEPT = 64  # compiled grammars
+KEPT_CHARS = 4 << 20  # of their texts
+# llguidance's limits: what is built once, and what each token may take (about 15 ms).
+_GRAMMAR_SYMBOLS = 500_000
+_LEXER_STATES = 100_000
+_LEXER_FUEL, _STEP_FUEL = 1_000_000, 200_000
+_ROW_ITEMS, _STEP_ITEMS = 10_000, 50_000
+
+
+def require_sound(form: Form) -> None:
+    """Refuses a form that no model could be held to, before one is loaded.
+
+    Raises:
+        UsageError: it is wrong, or beyond a limit.
+    """
+    import llguidance
+
+    grammars = json.dumps({"grammars": [form.part("body")]})
+    if why := llguidance.LLMatcher.validate_grammar(grammars, None, limits=_limits()):
+        raise _unusable(form.field, why)
+
+
+class GrammarConstraint:
+    """Follows one answer through a grammar; see `ktcli.engine.constraint.Constraint`."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, size: int) -> None:
+        self._matcher = matcher
+        self._mask = np.zeros(-(-size // 32), dtype=np.uint32)
+        self.error: KtError | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.error is None and bool(self._matcher.is_stopped())
+
+    def mask(self) -> NDArray[np.uint32]:
+        if self.error is None:
+            self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+            self._check()
+        if self.error is not None:
+            self._mask[:] = 0
+        return self._mask
+
+    def take(self, id: int) -> None:
+        if self.error is None:
+            self._matcher.consume_token(id)
+            self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            why = _sentence(self._matcher.get_error())
+            self.error = UsageError(
+                f"the answer cannot go on in the form that was asked for: {why}"
+            )
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model; any thread may call it.
+
+    Args:
+        size: the logits of a row.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop_ids: Collection[int], size: int) -> None:
+        self._tokenizer, self._stop_ids, self._size = tokenizer, stop_ids, size
+        self._kept: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+        self._chars = 0
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, speaker: Speaker) -> GrammarCompiler:
+        """The compiler of a loaded model."""
+        voice = speaker.voice
+        return cls(voice.tokenizer, voice.stop_ids, speaker.engine.spec.vocab)
+
+    @cached_property
+    def _workers(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(2, "kt-grammar")
+
+    def prepare(self) -> Future[None]:
+        """Reads the vocabulary on another thread, once, if no grammar was compiled before."""
+        return self._workers.submit(self._read)
+
+    def ask(
+        self, shape: Shape, style: CallStyle | None, prompt: str | None, count: int
+    ) -> Future[list[GrammarConstraint]]:
+        """Compiles on another thread, see `constraints`."""
+        return self._workers.submit(self.constraints, shape, style, prompt, count)
+
+    def constraints(
+        self, shape: Shape, style: CallStyle | None, prompt: str | None, count: int = 1
+    ) -> list[GrammarConstraint]:
+        """The constraints of as many answers; the other arguments are those of `grammar_of`.
+
+        Raises:
+            UsageError: the shape is wrong, or beyond a limit.
+        """
+        grammar = grammar_of(shape, self._tokenizer, style, prompt)
+        if len(grammar) > GRAMMAR_CHARS:
+            raise UsageError(f"{shape.field} asks for schemas of more than {GRAMMAR_CHARS:,} bytes")
+        with self._lock:
+            found = self._kept.get(grammar)
+            if found is not None:
+                self._kept.move_to_end(grammar)
+        if found is None:
+            found = self._compiled(grammar, shape.field)
+            self._keep(grammar, found)
+        return [GrammarConstraint(found.deep_copy(), self._size) for _ in range(count)]
+
+    def _read(self) -> None:
+        with self._lock:
+            _ = self._vocabulary
+
+    @cached_property
+    def _vocabulary(self) -> llguidance.LLTokenizer:
+        return read_vocabulary(self._tokenizer, self._stop_ids, self._size)
+
+    def _compiled(self, grammar: str, field: str) -> llguidance.LLMatcher:
+        import llguidance
+
+        self._read()
+        made = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=_limits())
+        if not made.is_error():
+            made.compute_bitmask()  # what is too complex shows here first
+        if made.is_error():
+            raise _unusable(field, made.get_error())
+        return made
+
+    def _keep(self, grammar: str, made: llguidance.LLMatcher) -> None:
+        with self._lock:
+            if self._kept.pop(grammar, None) is None:
+                self._chars += len(grammar)
+            self._kept[grammar] = made
+            while len(self._kept) > KEPT or self._chars > KEPT_CHARS:
+                old, _ = self._kept.popitem(last=False)
+                self._chars -= len(old)
+
+
+def _limits() -> llguidance.LLParserLimits:
+    import llguidance
+
+    return llguidance.LLParserLimits(
+        max_items_in_row=_ROW_ITEMS,
+        initial_lexer_fuel=_LEXER_FUEL,
+        step_lexer_fuel=_STEP_FUEL,
+        step_max_items=_STEP_ITEMS,
+        max_lexer_states=_LEXER_STATES,
+        max_grammar_size=_GRAMMAR_SYMBOLS,
+        verbose_errors=False,
+    )
+
+
+def _unusable(field: str, why: str) -> UsageError:
+    return UsageError(f"{field} cannot be used: {_sentence(why)}")
+
+
+def _sentence(error: str) -> str:
+    """What llguidance says, in one line."""
+    lines = [line.strip() for line in error.splitlines()]
+    said = next((line for line in lines if line and not line.startswith("<")), "unknown reason")
+    return " ".join(said.split())[:200]
