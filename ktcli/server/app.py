@@ -24,6 +24,7 @@ from ktcli.server.openai.envelope import encode, error_of
 from ktcli.server.openai.models import model, models
 from ktcli.server.openai.responses import input_tokens, kept, responses
 from ktcli.server.openai.text import completions
+from ktcli.server.openapi import openapi
 from ktcli.server.page import files as page
 from ktcli.server.refusal import Refusal
 
@@ -44,19 +45,30 @@ def application(house: House) -> App:
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/responses", responses, methods=["POST"]),
         Route("/v1/responses/input_tokens", input_tokens, methods=["POST"]),
-        Route("/v1/responses/{other:path}", kept, methods=["GET", "POST", "DELETE"]),
+        Route(
+            "/v1/responses/{other:path}",
+            kept,
+            methods=["GET", "POST", "DELETE"],
+            include_in_schema=False,
+        ),
         Route("/", page.root),
-        Route("/page/{name}", page.part),
+        Route("/page/{name}", page.part, include_in_schema=False),
         Route("/api/version", ollama.version),
         Route("/api/tags", ollama.tags),
         Route("/api/ps", ollama.running),
         Route("/api/show", ollama.show, methods=["POST"]),
         Route("/api/chat", chat, methods=["POST"]),
         Route("/api/generate", generate, methods=["POST"]),
-        Route("/api/{other:path}", ollama.unsupported, methods=["POST", "DELETE"]),
+        Route(
+            "/api/{other:path}",
+            ollama.unsupported,
+            methods=["POST", "DELETE"],
+            include_in_schema=False,
+        ),
         Route("/v1/messages", messages, methods=["POST"]),
         Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
     ]
+    routes.append(Route("/openapi.json", openapi(routes, has_key=bool(house.rules.key))))
     handlers = {Exception: _failed, HTTPException: _failed, Refusal: _failed}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.house = house
