@@ -118,7 +118,6 @@ def serve(
     from ktcli.engine.scheduler import Limits
     from ktcli.server.guard import LOOPBACK
     from ktcli.server.house import Rules
-    from ktcli.server.listening import tcp_socket
     from ktcli.server.serving import Service, Serving
 
     key = given_key(api_key, api_key_file)
@@ -136,7 +135,7 @@ def serve(
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     wanted = Wanted(context, threads, numa=asked_numa(numa), device=where, streams=parallel)
     how = Opening(wanted, cache_quota(), config.records_heat(), listener=out)
-    with contextlib.closing(tcp_socket(host, port)) as listening, _owners_socket(port) as owners:
+    with contextlib.closing(_at_port(host, port)) as listening, _owners_socket(port) as owners:
         opened = open_model(prepared(model, how), lasting_name(model), how)
         with contextlib.closing(opened):
             said = f"serving {opened.speaker.name} at {address}; Ctrl-C ends it"
@@ -146,6 +145,27 @@ def serve(
             sockets = [listening, *owners]
             Serving(Service(opened.speaker, sockets, rules, limits, out, log, ready)).run()
     out.note("the server has ended")
+
+
+def _at_port(host: str, port: int) -> socket.socket:
+    """The socket at an address; another server of this library that has it is named.
+
+    Raises:
+        Busy, UsageError: see `tcp_socket`.
+    """
+    from ktcli.server.listening import tcp_socket
+    from ktcli.server.neighbours import neighbours, socket_path
+
+    try:
+        return tcp_socket(host, port)
+    except Busy as error:
+        for other in neighbours():
+            if other.socket == socket_path(port):
+                raise Busy(
+                    f"a server of {other.name} has port {port} already (process {other.pid})",
+                    hint=f"kt stop {port} ends it; {error.hint}",
+                ) from error
+        raise
 
 
 @contextlib.contextmanager

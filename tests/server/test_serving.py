@@ -261,7 +261,9 @@ def test_sockets_say_what_is_wrong_with_them(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_command_serves_the_built_in_model_and_ends_at_a_signal() -> None:
+def test_the_command_serves_the_built_in_model_and_ends_at_a_signal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with tcp_socket("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "ktcli", "serve", "kt-mini", "--port", str(port)]
@@ -272,6 +274,8 @@ def test_the_command_serves_the_built_in_model_and_ends_at_a_signal() -> None:
                 break
         answer = ask(Running(port, None), "What is kt?", max_tokens=9)  # type: ignore[arg-type]
         found = next(each for each in neighbours() if each.pid == process.pid)
+        assert main(command[3:]) == Busy.exit_code
+        assert f"a server of kt-mini has port {port} already" in capsys.readouterr().err
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
         assert process.wait(20) == 0
