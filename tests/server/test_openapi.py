@@ -81,6 +81,7 @@ STRANGE: tuple[bytes, ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("data", STRANGE)
 def test_whatever_is_sent_is_answered_as_promised(
     server: Running, document: Any, data: bytes
