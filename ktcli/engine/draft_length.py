@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from statistics import median
+
+import numpy as np
 
 from ktcli.planner.memory import MOST_DRAFTED
 
@@ -139,7 +140,7 @@ class StepTimes:
         if i > 0 and self._steps - self._measured_at[i] > _STALE:
             return None
         if self._medians[i] is None and self._samples[i]:
-            self._medians[i] = median(self._samples[i])
+            self._medians[i] = float(np.median(self._samples[i]))
         return self._medians[i]
 
     def _factor(self, i: int, below: int | None, above: int | None) -> float:

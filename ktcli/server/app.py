@@ -35,6 +35,7 @@ def application(house: House) -> App:
     """The ASGI application of a server."""
     routes = [
         Route("/health", own.health),
+        Route("/server", own.server),
         Route("/metrics", own.metrics),
         Route("/tokenize", own.tokenize, methods=["POST"]),
         Route("/detokenize", own.detokenize, methods=["POST"]),

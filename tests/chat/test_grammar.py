@@ -131,7 +131,7 @@ def check_schema(model: Model, schema: dict[str, Any], seed: int) -> None:
         assert fits(json.loads(model.text(ids)), schema), model.text(ids)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(SCHEMAS, st.integers(0, 1 << 30))
 def test_an_answer_fits_its_schema(model: Model, schema: dict[str, Any], seed: int) -> None:
     check_schema(model, schema, seed)
@@ -254,7 +254,7 @@ def test_calls_are_calls_of_the_tools(tmp_path: Path, style: CallStyle) -> None:
     model = Model(tmp_path, special_of(style), "<|call|>" if style is IN_CHANNELS else "<|end|>")
     said, texts = list[tuple[str, Any]](), list[str]()
     closing = (style.end, style.value[1], style.section[1], '"}}', "<|call|>")
-    for seed in range(24):
+    for seed in range(12):
         several, free = seed % 2 > 0, seed % 3 == 0
         shape = Shape(None, WantedCalls(Tools(TOOLS), several, "tool_choice", free))
         opening = (style.section[0], style.begin) if free else ()
