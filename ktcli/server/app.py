@@ -102,4 +102,7 @@ async def _failed(request: Request, error: Exception) -> Response:
         if refusal.code == "internal_error":
             house_of(request).listener.warn(_of_mistake(error))
     body, headers = refused(request.url.path, refusal)
-    return Response(body, refusal.status, headers)
+    more = (
+        getattr(error, "headers", None) or {}
+    )  # which methods there are, where it is not this one
+    return Response(body, refusal.status, {**more, **headers})
