@@ -4,7 +4,7 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat serve doctor plan search pull convert list alias show verify rm prune du path export import cache chats bench eval config completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat serve ps stop doctor plan search pull convert list alias show verify rm prune du path export import cache chats bench eval config completion --help --version" -- "$word"))
         return
     fi
     case $verb in
@@ -37,6 +37,8 @@ _kt() {
                 --prefill-threshold) words='never' ;;
                 *) options='--host --port --api-key --api-key-file --parallel --model-alias --strict-model --log-json --context --threads --numa --device --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
+        'ps') options='--json --quiet --help' ;;
+        'stop') options='--all --json --quiet --help' names='all' files='.gguf' ;;
         'doctor')
             case $before in
                 --record|--report) files='any' ;;

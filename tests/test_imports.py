@@ -194,7 +194,7 @@ STARTS = [
 NOT_FOR_A_TOKEN = set(
     "ktcli.assembly.prepare ktcli.assembly.plan ktcli.assembly.subject ktcli.planner.choice ktcli.store.hubs "
     "ktcli.store.download ktcli.weights.conversion ktcli.weights.reader ktcli.chat.desk ktcli.chat.slash "
-    "ktcli.chat.grammar.compiler ktcli.server rich pygments statistics asyncio".split()
+    "ktcli.chat.grammar.compiler ktcli.server rich pygments statistics numpy.ma asyncio".split()
 )
 
 

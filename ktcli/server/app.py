@@ -35,6 +35,7 @@ def application(house: House) -> App:
     """The ASGI application of a server."""
     routes = [
         Route("/health", own.health),
+        Route("/server", own.server),
         Route("/metrics", own.metrics),
         Route("/tokenize", own.tokenize, methods=["POST"]),
         Route("/detokenize", own.detokenize, methods=["POST"]),
@@ -101,4 +102,7 @@ async def _failed(request: Request, error: Exception) -> Response:
         if refusal.code == "internal_error":
             house_of(request).listener.warn(_of_mistake(error))
     body, headers = refused(request.url.path, refusal)
-    return Response(body, refusal.status, headers)
+    more = (
+        getattr(error, "headers", None) or {}
+    )  # which methods there are, where it is not this one
+    return Response(body, refusal.status, {**more, **headers})

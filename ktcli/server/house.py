@@ -33,12 +33,14 @@ class Rules:
         hosts: the names under which it may be asked; empty: any.
         strict_model: whether a request must name the model that is loaded.
         aliases: further names of the model.
+        address: where it says that it is, for `kt ps`.
     """
 
     key: str = ""
     hosts: frozenset[str] = frozenset()
     strict_model: bool = False
     aliases: tuple[str, ...] = ()
+    address: str = ""
 
 
 @dataclass(slots=True)

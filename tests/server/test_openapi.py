@@ -54,6 +54,16 @@ def test_all_that_is_referred_to_is_there(document: Any) -> None:
         assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
 
 
+def test_another_method_is_refused_with_those_that_there_are(
+    server: Running, document: Any
+) -> None:
+    for path, at in document["paths"].items():
+        if "{" not in path:
+            reply = requests.request("TRACE", f"{server.url}{path}", timeout=5)
+            allowed = set(reply.headers["allow"].split(", ")) - {"HEAD"}
+            assert reply.status_code == 405 and allowed == {each.upper() for each in at}
+
+
 def test_a_key_is_told_of() -> None:
     async def nothing(request: object) -> None:
         """Does nothing."""
@@ -71,6 +81,7 @@ STRANGE: tuple[bytes, ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("data", STRANGE)
 def test_whatever_is_sent_is_answered_as_promised(
     server: Running, document: Any, data: bytes
