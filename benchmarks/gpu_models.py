@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ktcli.assembly.plan import EXACT_ROW
+from ktcli.assembly.planner import EXACT_ROW
 from ktcli.engine import CpuEngine, Engine
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.experts import Handoff

@@ -1,29 +1,39 @@
-"""How long `kt` takes to start: the commands that only look around should answer at once, and the
-built-in model nearly so.
+"""How long `kt` takes to start: until the commands that only look around have answered, and until the built-in
+model has said its first word.
 
-    python benchmarks/start_time.py [--json]
+    python benchmarks/start_time.py [--json | --write]
 
 Each command runs `RUNS` times after one that is not counted; the median counts. The limit is a goal of
-the design, not a test: other programs on the machine slow a start like everything else.
+the design, not a test: other programs on the machine slow a start like everything else. `--write` keeps the
+rows in results/DATE-CPU-CORES-start.json.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-# Command and the seconds it may take. The first chat converts the model; that run is not counted.
+from naming import result_path
+
+from ktcli import __version__
+from ktcli.hardware.probe import probe
+
+# Commands and the seconds that may pass before something is on standard output, which people wait for. The first
+# chat converts the model; that run is not counted.
 COMMANDS = {
-    ("--help",): 0.3,
-    ("list",): 0.3,
-    ("doctor",): 0.3,
-    ("chat", "kt-mini", "hi"): 1.0,
+    ("--version",): 0.06,
+    ("--help",): 0.06,
+    ("list",): 0.15,
+    ("doctor",): 0.5,
+    ("chat", "kt-mini", "hi"): 0.3,
 }
 RUNS = 11
 
@@ -34,18 +44,21 @@ def kt() -> list[str]:
     return [str(script)] if script.exists() else [sys.executable, "-m", "ktcli"]
 
 
-def once(arguments: tuple[str, ...], home: str) -> float:
-    """Seconds of one run, from starting the process to its end."""
+def once(arguments: tuple[str, ...], home: str) -> tuple[float, float]:
+    """Seconds of one run from starting the process to its first byte on standard output, and to its end."""
     start = time.perf_counter()
-    subprocess.run(
+    with subprocess.Popen(
         [*kt(), *arguments],
         env={"KT_HOME": home, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        check=False,  # kt doctor ends with 1 or 2 on a machine it finds fault with
-    )
-    return time.perf_counter() - start
+    ) as process:  # kt doctor ends with 1 or 2 on a machine it finds fault with
+        assert process.stdout is not None
+        os.read(process.stdout.fileno(), 1)
+        first_s = time.perf_counter() - start
+        process.stdout.read()
+    return first_s, time.perf_counter() - start
 
 
 def rows() -> list[dict[str, Any]]:
@@ -54,7 +67,8 @@ def rows() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as home:
         for arguments, limit_s in COMMANDS.items():
             once(arguments, home)
-            times = [once(arguments, home) for _ in range(RUNS)]
+            runs = [once(arguments, home) for _ in range(RUNS)]
+            times = [first_s for first_s, _ in runs]
             found.append(
                 {
                     "work": "start",
@@ -62,6 +76,7 @@ def rows() -> list[dict[str, Any]]:
                     "seconds": median(times),
                     "seconds_min": min(times),
                     "seconds_max": max(times),
+                    "end_seconds": median(end_s for _, end_s in runs),
                     "limit_s": limit_s,
                     "runs": RUNS,
                 }
@@ -74,12 +89,18 @@ def main() -> None:
     if "--json" in sys.argv[1:]:
         print(json.dumps(found, indent=2))
         return
+    if "--write" in sys.argv[1:]:
+        cpu = probe(gpus=False).cpu
+        about = {"date": date.today().isoformat(), "kt": __version__, "cpu": cpu.model}
+        path = result_path(cpu.model, len(cpu.cores), "start")
+        path.write_text(json.dumps({**about, "results": found}, indent=1) + "\n", encoding="utf-8")
+        print(f"written to {path}")
     for row in found:
         verdict = "under" if row["seconds"] <= row["limit_s"] else "OVER"
         print(
             f"{row['command']:<18} {row['seconds'] * 1e3:4.0f} ms"
             f" ({row['seconds_min'] * 1e3:.0f} to {row['seconds_max'] * 1e3:.0f}),"
-            f" {verdict} {row['limit_s'] * 1e3:.0f} ms"
+            f" end {row['end_seconds'] * 1e3:.0f} ms, {verdict} {row['limit_s'] * 1e3:.0f} ms"
         )
 
 

@@ -1,4 +1,5 @@
-"""How long pulling and converting as one stream takes beside the slower of both alone, and repairing one layer of 61.
+"""How fast a pull is beside curl, how long pulling and converting as one stream takes beside the slower of both alone,
+and repairing one layer of 61.
 
     python benchmarks/streaming.py [--folder DIR] [--out FILE.json]
 
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,9 +59,20 @@ N_SHARDS = 24
 # Of the repair: fewer and larger tensors, as models have them, so that layers count beside headers.
 LARGER = {"hidden_size": 2048, "moe_intermediate_size": 1024, "num_experts": 4}
 REPAIRS = 3
+PULLED = {**CONFIG, **LARGER, "num_hidden_layers": 33}  # 2 GB
+PULLS = 2  # by kt and by curl, in turn
 NAME, LAYER = "org/bench", "layer-00030.safetensors"
 LIMITS = ("60M", "0")  # bytes per second; 0: what hub and machine can do
 GOAL_STREAM, GOAL_REPAIR = 0.9, 1 / 40
+GOAL_PULL, GOAL_PULL_BYTES = 0.8, 200 << 20  # of what curl reaches; of memory
+
+# Runs kt, and says the most memory that it had; what the system tells its parent counts the parent's, too.
+KT = """
+import atexit, sys
+from ktcli.start import run
+atexit.register(lambda: print(*[l for l in open("/proc/self/status") if l.startswith("VmHWM")]))
+sys.exit(run())
+"""
 
 # Serves the files of a folder until its input ends.
 SERVER = """
@@ -114,14 +127,31 @@ def served(folder: Path) -> Iterator[str]:
         process.communicate()
 
 
+@contextmanager
+def repository(parent: Path, config: dict[str, Any]) -> Iterator[tuple[Path, Path, str, int]]:
+    """A checkpoint on a hub that kt asks: its folder, that of an empty library, the hub, the bytes."""
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
+        source, home = Path(folder) / "source", Path(folder) / "home"
+        source.mkdir()
+        size = write_checkpoint(source, config)
+        os.environ["KT_HOME"] = str(home)
+        with served(source) as hub:
+            os.environ["HF_ENDPOINT"] = hub
+            yield source, home, hub, size
+
+
+def timed(*words: str) -> tuple[float, int]:
+    """How long a command of kt takes, written bytes flushed, and the most bytes of memory it had."""
+    begun = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", KT, *words, "--quiet"], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return time.perf_counter() - begun, int(done.stdout.split()[-2]) << 10
+
+
 def seconds(*words: str) -> float:
     """How long a command of kt takes, written bytes flushed."""
-    begun = time.perf_counter()
-    kt = "import sys; from ktcli.start import run; sys.exit(run())"
-    subprocess.run(
-        [sys.executable, "-c", kt, *words, "--quiet"], check=True, stdout=subprocess.DEVNULL
-    )
-    return time.perf_counter() - begun
+    return timed(*words)[0]
 
 
 def empty(home: Path) -> None:
@@ -146,6 +176,36 @@ def streams(home: Path) -> Iterator[dict[str, Any]]:
             "stream_s": both,
             "share_of_the_slower": max(pulled, converted) / both,
         }
+
+
+def pulls(source: Path, home: Path, hub: str) -> dict[str, Any]:
+    """The files of a repository by kt, verified and flushed, and by curl, in turn; medians, and the memory of kt."""
+    names, taken = (
+        sorted(path.name for path in source.iterdir()),
+        defaultdict[str, list[float]](list),
+    )
+    beside, memory = home.with_name("curl"), 0
+    for _ in range(PULLS):
+        by_kt, used = timed("pull", NAME, "--yes", "--no-stream")
+        taken["kt"].append(by_kt)
+        memory = max(memory, used)
+        empty(home)
+        beside.mkdir()
+        words = [
+            w for n in names for w in ("-o", str(beside / n), f"{hub}/{NAME}/resolve/main/{n}")
+        ]
+        begun = time.perf_counter()
+        subprocess.run(["curl", "-sf", *words], check=True)
+        taken["curl"].append(time.perf_counter() - begun)
+        shutil.rmtree(beside)
+    by_kt, by_curl = median(taken["kt"]), median(taken["curl"])
+    return {
+        "work": "pull",
+        "pull_s": by_kt,
+        "curl_s": by_curl,
+        "share_of_curl": by_curl / by_kt,
+        "memory_bytes": memory,
+    }
 
 
 def repairs(folder: Path) -> dict[str, Any]:
@@ -175,7 +235,7 @@ def repairs(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=("stream", "repair"), help="one of both")
+    parser.add_argument("--only", choices=("pull", "stream", "repair"), help="one of them")
     parser.add_argument(
         "--folder", type=Path, help="on the disk to measure; default: the usual one"
     )
@@ -183,21 +243,25 @@ def main() -> None:
     options = parser.parse_args()
     machine = probe()
     parent, found = options.folder or Path(tempfile.gettempdir()), []
-    if options.only != "repair":
-        with tempfile.TemporaryDirectory(dir=parent) as folder:
-            source, home = Path(folder) / "source", Path(folder) / "home"
-            source.mkdir()
-            size = write_checkpoint(source, CONFIG)
-            os.environ["KT_HOME"] = str(home)
-            with served(source) as os.environ["HF_ENDPOINT"]:
-                found += [row | {"bytes": size} for row in streams(home)]
-    if options.only != "stream":
+    wanted = [options.only] if options.only else ["pull", "stream", "repair"]
+    if "pull" in wanted:
+        with repository(parent, PULLED) as (source, home, hub, size):
+            found.append(pulls(source, home, hub) | {"bytes": size})
+    if "stream" in wanted:
+        with repository(parent, CONFIG) as (_, home, _, size):
+            found += [row | {"bytes": size} for row in streams(home)]
+    if "repair" in wanted:
         with tempfile.TemporaryDirectory(dir=parent) as folder:
             found.append(repairs(Path(folder)))
     for row in found:
         print(json.dumps(row), flush=True)
     out = options.out or result_path(machine.cpu.model, len(machine.cpu.cores), "streaming")
-    goals = {"share_of_the_slower": GOAL_STREAM, "share_of_the_conversion": GOAL_REPAIR}
+    goals = {
+        "share_of_curl": GOAL_PULL,
+        "memory_bytes": GOAL_PULL_BYTES,
+        "share_of_the_slower": GOAL_STREAM,
+        "share_of_the_conversion": GOAL_REPAIR,
+    }
     out.write_text(json.dumps({"goals": goals, "results": found}, indent=2) + "\n")
 
 

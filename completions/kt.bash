@@ -4,7 +4,7 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat serve doctor plan search pull convert list alias show verify rm prune du path export import cache chats bench eval config completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat serve ps stop doctor plan search pull convert list alias show verify rm prune du path export import cache chats bench eval config completion --help --version" -- "$word"))
         return
     fi
     case $verb in
@@ -37,6 +37,8 @@ _kt() {
                 --prefill-threshold) words='never' ;;
                 *) options='--host --port --api-key --api-key-file --parallel --model-alias --strict-model --log-json --context --threads --numa --device --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
+        'ps') options='--json --quiet --help' ;;
+        'stop') options='--all --json --quiet --help' names='all' files='.gguf' ;;
         'doctor')
             case $before in
                 --record|--report) files='any' ;;
@@ -104,7 +106,7 @@ _kt() {
                 *) options='--format --json --quiet --help' names='chats' ;;
             esac ;;
         'chats rename') options='--json --quiet --help' names='chats' ;;
-        'bench') options='--help' words='decode prefill resume kernel mixed' ;;
+        'bench') options='--help' words='decode prefill resume kernel mixed serve' ;;
         'bench decode')
             case $before in
                 --layers|--tokens|--context|--batch|--threads|--defer|--runs)  ;;
@@ -157,6 +159,15 @@ _kt() {
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 *) options='--layers --streams --tokens --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --json --help' names='all' files='.gguf' ;;
+            esac ;;
+        'bench serve')
+            case $before in
+                --url) words='URL' ;;
+                --model|--num-prompts|--max-concurrency|--input-len|--output-len|--seed)  ;;
+                --request-rate) words='R' ;;
+                --api-key) words='KEY' ;;
+                --api-key-file|--output-file|--plot) files='any' ;;
+                *) options='--url --model --num-prompts --request-rate --max-concurrency --input-len --output-len --seed --api-key --api-key-file --output-file --plot --json --help' ;;
             esac ;;
         'eval')
             case $before in

@@ -58,6 +58,16 @@ complete -c kt -n '__fish_seen_subcommand_from serve' -l prefill-threshold -d 'T
 complete -c kt -n '__fish_seen_subcommand_from serve' -l yes -d 'Pull the model without a question if need be'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l help -d 'Show this message and exit'
+complete -c kt -n __fish_use_subcommand -a ps -d 'List the servers of this library that run'
+complete -c kt -n '__fish_seen_subcommand_from ps' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from ps' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from ps' -l help -d 'Show this message and exit'
+complete -c kt -n __fish_use_subcommand -a stop -d 'End servers of this library'
+complete -c kt -n '__fish_seen_subcommand_from stop' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from stop' -l all -d 'End every server of this library'
+complete -c kt -n '__fish_seen_subcommand_from stop' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from stop' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from stop' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a doctor -d 'Show what this machine is and can do'
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l measure -d 'Measure bandwidth and arithmetic too, and remember the result'
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l verbose -d 'Show kernels, threads, caches and notes too'
@@ -297,6 +307,21 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from bench' -a serve -d 'What a server that speaks OpenAI’s API does under load'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l url -d 'Address of the server, with /v1 or without' -x -a 'URL'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l model -d 'Model to ask for' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l num-prompts -d 'Requests to send' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l request-rate -d 'Requests per second, at random moments (Poisson)' -x -a 'R'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l max-concurrency -d 'Most requests under way at once' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l input-len -d 'Tokens of each prompt' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l output-len -d 'Tokens of each answer' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l seed -d 'Seed of words and moments' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l api-key -d 'Key to show' -x -a 'KEY'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l api-key-file -d 'File with the key to show; only you may read it' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l output-file -d 'Also write a line of JSON for each request into this file' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l plot -d 'Also draw the result in this SVG file' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a eval -d 'Measure how well a model predicts a text'
 complete -c kt -n '__fish_seen_subcommand_from eval' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l against -d 'Compare with this model or conversion, token by token' -x -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'

@@ -1,4 +1,5 @@
-"""Writes docs/commands.md and docs/kt.1, the man page: every command, option, setting and exit code.
+"""Writes docs/commands.md and docs/kt.1, the man page: every command, option, setting and exit code; and the same
+as data, with formats, families, models and pages, for kt-mini to learn (profiles/kt-mini/recipe/facts/tables.json).
 
     python docs/reference.py
 
@@ -8,19 +9,25 @@ codes from theirs. A test fails when they are stale.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ktcli.chat import slash
 from ktcli.commands.help import meaning, paragraphs, usage
 from ktcli.commands.table import COMMANDS, load
 from ktcli.errors import ExitCode
+from ktcli.models import families
 from ktcli.settings import OTHER_VARIABLES, TABLE
+from ktcli.store import catalog
+from ktcli.weights.formats import FORMATS
 
 HERE = Path(__file__).parent
 PAGE, MANUAL = HERE / "commands.md", HERE / "kt.1"
+DATA = HERE.parent / "profiles" / "kt-mini" / "recipe" / "facts" / "tables.json"
 TITLE = "talk to Mixture-of-Experts models far larger than your VRAM, on one machine"
 ORDER = "A variable of the environment comes before the settings file, an option of the command line before both."
 DASH = r"\-"  # a hyphen that is a part of a word to type
@@ -199,6 +206,54 @@ def _items(items: Any) -> list[str]:
     return [line for name, text in items for line in (".TP", f".B {_roff(name)}", _roff(text))]
 
 
+# --- data ---------------------------------------------------------------------------------------------
+
+
+def data() -> str:
+    """The text of tables.json: by table, rows of strings that each begin with what the row is known by."""
+    found = entries()
+    options: dict[tuple[str, str], list[str]] = {}
+    for entry in found:
+        for names, text in entry.options:
+            if names.startswith("-"):
+                options.setdefault((names, text), []).append(entry.words)
+    models = [
+        (name, profile) for name in catalog.names() if (profile := catalog.get(name)).parameters
+    ]
+    tables: dict[str, list[list[str]]] = {
+        "commands": [[e.words, e.paragraphs[0]] for e in found],
+        "options": [[names, text, *words] for (names, text), words in options.items()],
+        "settings": [[s.name, s.variable, s.option, s.default, s.help] for s in TABLE],
+        "variables": [
+            [n, text] for names, text in OTHER_VARIABLES.items() for n in names.split(", ")
+        ],
+        "codes": [[str(int(code)), code.meaning] for code in ExitCode],
+        "slash": [[f"/{name}", row.usage, row.meaning] for name, row in slash.TABLE.items()]
+        + [
+            [f"/{a}", "", f"the same as /{name}"]
+            for a, name in slash.ALIASES.items()
+            if a.isalpha()
+        ],
+        "formats": [[f.name, str(f.bits), str(f.group or "")] for f in FORMATS.values()],
+        "families": [[name, *types] for name, types in families().items()],
+        "models": [
+            [name, p.title, p.license, str(p.parameters), str(p.download_bytes)]
+            for name, p in models
+        ],
+        "pages": [[f"docs/{p.name}", _title(p)] for p in sorted(HERE.glob("*.md"))],
+    }
+    rows = [
+        f"{json.dumps(table)}: [\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "\n]"
+        for table, rows in tables.items()
+    ]
+    return "{\n" + ",\n".join(rows) + "\n}\n"
+
+
+def _title(path: Path) -> str:
+    return path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+
+
 if __name__ == "__main__":
+    DATA.write_text(data(), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
     MANUAL.write_text(manual(), encoding="utf-8")

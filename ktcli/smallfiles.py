@@ -301,11 +301,20 @@ def _acquire(path: Path, what: str, deadline: float, mode: int) -> int:
                     raise _busy(what, _holder(descriptor)) from None
                 time.sleep(_RETRY_S)
             except OSError as error:
-                raise KtError(
-                    f"cannot open the lock file {path}: {error.strerror}",
-                    hint="what is there can be used; to add to it, set KT_HOME to a folder you can write,"
-                    " and KT_LIBRARIES to this library",
-                ) from error
+                raise _no_lock(path, what, error) from error
+
+
+def _no_lock(path: Path, what: str, error: OSError) -> KtError:
+    if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return KtError(
+            f"cannot open the lock file {path}: {error.strerror}",
+            hint="see what lies there; a lock is a plain file, and may be removed while no kt runs",
+        )
+    return KtError(
+        f"cannot start {what}: {path.parent} cannot be written: {error.strerror}",
+        hint="what is there can be used as it is; for models of your own set KT_HOME to a folder that you can write,"
+        " and KT_LIBRARIES to this library",
+    )
 
 
 def _busy(what: str, found: Holder | None) -> Busy:

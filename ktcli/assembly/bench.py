@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ktcli.assembly.host import host_here, machine_here, torch_device, usable
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.load import WHAT
-from ktcli.assembly.plan import informed
+from ktcli.assembly.planner import informed
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import Subject
 from ktcli.engine import CpuEngine, Engine

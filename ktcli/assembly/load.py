@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ktcli.assembly.host import host_here, machine_here, torch_device
 from ktcli.assembly.listener import SILENT, Bar, Listener
-from ktcli.assembly.plan import Planner, planner_of
-from ktcli.assembly.prepare import Ready
+from ktcli.assembly.planner import Planner, planner_of
+from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.engine import CpuEngine, Engine
 from ktcli.engine.loader import PackSource, Progress

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ktcli.assembly.plan import Planner
+from ktcli.assembly.planner import Planner
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.loader import PackSource, Progress

@@ -1,83 +1,24 @@
-"""Plans a model on this machine, with what earlier runs taught about both.
-
-A plan is made once, before anything is loaded, and whatever is loaded follows it.
-"""
+"""Plans models that are only looked at, or not converted yet, on this machine or a described one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ktcli.assembly.auto import chosen, kept_by
-from ktcli.assembly.host import host_here, machine_here, usable
+from ktcli.assembly.host import machine_here, usable
 from ktcli.assembly.listener import SILENT, Listener
+from ktcli.assembly.planner import host_for, informed
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import Subject
 from ktcli.hardware.gpu import AUTO, CPU, torch_installed
-from ktcli.hardware.machine import Gpu, Machine
 from ktcli.hardware.numa import AUTO as AUTO_NUMA
-from ktcli.hardware.numa import OFF, asked_numa
 from ktcli.hardware.profile import read_machine
-from ktcli.measure.tiles import planned_team
-from ktcli.models import Model, Spec, build
-from ktcli.native import Pool
-from ktcli.planner.deferral import Times
+from ktcli.models import Model, build
 from ktcli.planner.host import Host, host_of
-from ktcli.planner.placement import candidate, is_small, place
+from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
-from ktcli.store import experience, heat, places
 from ktcli.weights.recipe import Recipe
-
-EXACT_ROW = "portable"  # of kernels: what results are compared with
-
-
-@dataclass(frozen=True, slots=True)
-class Planner:
-    """Makes plans of one model on this machine.
-
-    Attributes:
-        machine: the machine as it is now.
-        host: the facts of it that the planner uses.
-        request: the request that is planned unless another is given.
-    """
-
-    model: Model
-    machine: Machine
-    host: Host
-    request: Request
-
-    def place(self, request: Request | None = None) -> Plan:
-        """The plan of a request; None: of the planner's own."""
-        return place(self.model, self.host, request or self.request)
-
-    def start(self, host: Host) -> Pool:
-        """Starts the teams of a plan's host."""
-        return planned_team(self.machine.cpu, host)
-
-
-def planner_of(
-    model: Model, recipe: Recipe, wanted: Wanted, pack: Path, listener: Listener = SILENT
-) -> Planner:
-    """Makes the planner of a model that is to be loaded now.
-
-    Args:
-        pack: its conversion, of which earlier runs may know something.
-    Raises:
-        UsageError: an option does not fit this model or machine.
-        DeviceError: a GPU was asked for, and there is none or it cannot be used.
-    """
-    where = wanted.where
-    if where == AUTO and is_small(model, recipe):
-        where = CPU  # before torch is asked, which takes seconds
-    machine = machine_here(gpus=where != CPU)
-    if where != CPU and not usable(machine, where, listener):
-        where = CPU
-    host = _host(machine, wanted, torch=where != CPU)
-    request = wanted.request(recipe, model.spec, where)
-    if where != CPU:
-        request = informed(request, pack, model.spec, machine.gpus, listener.warn)
-    return Planner(model, machine, host, request)
 
 
 def plan_ahead(model: Model, recipe: Recipe, wanted: Wanted, listener: Listener = SILENT) -> Plan:
@@ -91,7 +32,7 @@ def plan_ahead(model: Model, recipe: Recipe, wanted: Wanted, listener: Listener 
     machine, where = machine_here(), wanted.where
     if where not in (AUTO, CPU):
         usable(machine, where, listener)
-    host = _host(machine, wanted, torch=where != CPU and torch_installed())
+    host = host_for(machine, wanted, torch=where != CPU and torch_installed())
     return place(model, host, wanted.request(recipe, model.spec, where))
 
 
@@ -102,7 +43,7 @@ def host_described(wanted: Wanted, described: Path | None = None) -> Host:
         UsageError, NotFound: there is no such file, or what is asked for is not of this machine.
     """
     if described is None:
-        return _host(machine_here(), wanted, torch=torch_installed())
+        return host_for(machine_here(), wanted, torch=torch_installed())
     numa = AUTO_NUMA if wanted.numa is None else wanted.numa
     return host_of(read_machine(described), threads=wanted.threads, numa=numa, torch=True)
 
@@ -134,30 +75,3 @@ def plan_subject(
     if described is None and subject.pack is not None:
         request = informed(request, subject.pack, model.spec, host.gpus, listener.warn)
     return place(model, host, request)
-
-
-def _host(machine: Machine, wanted: Wanted, *, torch: bool) -> Host:
-    """The machine as this engine would use it: an exact one runs the plainest row in one team."""
-    if wanted.exact:
-        return host_here(machine, wanted.threads, OFF, torch=False, isa=EXACT_ROW)
-    numa = asked_numa(None) if wanted.numa is None else wanted.numa
-    return host_here(machine, wanted.threads, numa, torch=torch, isa=wanted.isa)
-
-
-def informed(
-    request: Request,
-    pack: Path,
-    spec: Spec,
-    gpus: Sequence[Gpu],
-    warn: Callable[[str], object] = SILENT.warn,
-) -> Request:
-    """Returns the request with what is known of a converted model here: which experts are hot, how much memory
-    of a GPU it was given, how long a layer takes."""
-    found = heat.read(pack, (spec.moe_layers, spec.experts), warn)
-    known = replace(request, heat=None if found is None else found.counts)
-    gpu = candidate(gpus, request.device)
-    if gpu is None:
-        return known
-    past = experience.recall(places.conversion_name(pack), gpu.name, gpu.free_bytes)
-    times = None if past.layer_s is None else Times(*past.layer_s)
-    return replace(known, vram_bytes=past.limit_bytes, times=times)

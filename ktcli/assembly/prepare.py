@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ktcli.assembly.convert import (
     conversions_outside,
     convert_entry,
-    newest_ns,
     pack_folder,
     recipe_for,
 )
@@ -21,13 +20,14 @@ from ktcli.assembly.fetch import fetch
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.offer import make_offer
 from ktcli.assembly.plan import plan_ahead
+from ktcli.assembly.planner import verdict
+from ktcli.assembly.ready import Ready, at_hand
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.stream import begun_stream, stream_model
 from ktcli.assembly.subject import find_subject
-from ktcli.errors import Busy, UsageError, gib, predicted
+from ktcli.errors import Busy
 from ktcli.manifest import PACK as PACK_MANIFEST
 from ktcli.models import build
-from ktcli.planner.plan import Plan
 from ktcli.store import catalog, download, library, removal
 from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
@@ -36,19 +36,6 @@ from ktcli.weights.reader import small_files_of
 from ktcli.weights.recipe import Recipe, split_pair
 
 BUILTIN_WAIT_S = 30.0  # its conversion takes one
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A converted model.
-
-    Attributes:
-        name: the name for people.
-        pack: its folder, which holds the tokenizer's files too.
-    """
-
-    name: str
-    pack: Path
 
 
 def prepare(
@@ -68,19 +55,15 @@ def prepare(
         NotEnoughMemory: it does not fit this machine; nothing was downloaded.
         KtError: whatever stops a pull or a conversion; whoever listens does not agree to a pull.
     """
+    if (ready := at_hand(name, formats)) is not None:
+        return ready
     reference = parse(name)
     if formats:
         reference = replace(reference, formats=formats)
     entry = library.find(f"{reference.name}@{formats}" if formats and reference.name else name)
     if entry is None and reference.formats:  # a conversion nobody made yet, of a model that is here
         entry = library.find(reference.model, EntryKind.CHECKPOINT)
-    if entry is not None and entry.kind is EntryKind.PACK:
-        if reference.formats not in ("", entry.formats):
-            raise UsageError(
-                f"{name} is a conversion to {entry.formats}, not to {reference.formats}"
-            )
-        if not _is_stale(entry):
-            return Ready(entry.name, entry.path)
+    if entry is not None and entry.kind is EntryKind.PACK:  # stale, else it would be at hand
         removal.remove(entry)
         removal.forget(entry.name)
         entry = library.find(BUILTIN, EntryKind.CHECKPOINT)
@@ -157,14 +140,6 @@ def _converted(entry: Entry, recipe: Recipe, wanted: Wanted, listener: Listener)
             time.sleep(0.1)
 
 
-def _is_stale(pack: Entry) -> bool:
-    """Returns whether a pack was made from the built-in model of an earlier kt."""
-    shipped = library.find(BUILTIN, EntryKind.CHECKPOINT) if pack.name == BUILTIN else None
-    if shipped is None or not pack.in_library:
-        return False
-    return newest_ns(shipped.path) > (pack.path / PACK_MANIFEST).stat().st_mtime_ns
-
-
 def _require_room(name: str, wanted: Wanted, listener: Listener) -> None:
     """Says what memory a model that is not ready yet will take and how fast it will be, on the GPU too if one is used.
 
@@ -177,19 +152,6 @@ def _require_room(name: str, wanted: Wanted, listener: Listener) -> None:
     plan = plan_ahead(build(subject.config), subject.recipe, wanted, listener)
     plan.require(name)
     listener.note(verdict(name, plan))
-
-
-def verdict(name: str, plan: Plan, *, free_bytes: int = 0) -> str:
-    """What a plan says of a model, in a line.
-
-    Args:
-        free_bytes: what another model holds and would give back.
-    """
-    there = f" and {gib(plan.device.need.total)} of the GPU's" if plan.device else ""
-    return (
-        f"{name} needs {gib(plan.need_bytes)} of {gib(plan.host.available_bytes + free_bytes)} memory{there}; "
-        f"about {predicted(plan.speed.decode)} tokens/s here (kt plan {name} says why)"
-    )
 
 
 def _in_catalogue(reference: Reference) -> bool:

@@ -108,6 +108,6 @@ def _source(entry: Entry) -> Path | None:
             f"the checkpoint that {entry.label} was made from is not in the library",
             hint=f"get it with: kt pull {entry.name}"
             if entry.has_source
-            else f"make it again with: {entry.repair}",
+            else f"make it again with: {entry.remake}",
         )
     return checkpoint.path

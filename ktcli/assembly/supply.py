@@ -3,25 +3,29 @@
 PACK/.kt-stream/                the small files, and of each weight file its header
 PACK/.kt-stream/kt-source.json  lists all files with their hashes, and says where they come from; written last
 PACK/.kt-stream/shards/         the weight files that are here: complete ones are verified
+PACK/.kt-stream/gone            the bytes of these that were given back to the disk, see `remains`
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from ktcli import config, smallfiles
+from ktcli.assembly.remains import Remains
 from ktcli.errors import NotEnoughDisk
 from ktcli.manifest import CHECKPOINT, Manifest
 from ktcli.store import contents
+from ktcli.store.bounded import BoundedTransfer
 from ktcli.store.download import SCRATCH, SPARE_BYTES, Watcher
-from ktcli.store.gated import GatedTransfer
 from ktcli.store.hubs import RemoteFile, Snapshot, explained, hub_named
 from ktcli.weights.arriving import Arriving, OtherHeader
 from ktcli.weights.conversion import Conversion
 from ktcli.weights.pack import WeightFile
-from ktcli.weights.schedule import Schedule, schedule
+from ktcli.weights.ranges import between
+from ktcli.weights.schedule import Schedule, Shards, schedule
 
 SHARDS = "shards"
 
@@ -47,8 +51,10 @@ class HubSupply:
             found.hub, found.repository, found.revision, tuple(self._remote.values())
         )
         self.checkpoint = Arriving(head, sizes)
-        self._schedule = Schedule((), sizes)
-        self._transfer: GatedTransfer | None = None
+        self._sizes = sizes
+        self._schedule = Schedule((), Shards(sizes))
+        self._remains: Remains | None = None
+        self._transfer: BoundedTransfer | None = None
         self._coming: list[str] = []  # the files of the transfer
         self._open: set[str] = set()
         self._done = self._told = 0
@@ -66,20 +72,18 @@ class HubSupply:
         Raises:
             NotEnoughDisk: there is less room than pack and files will take together.
         """
-        sizes, also = self._schedule.sizes, self.checkpoint.presumed
-        self._schedule = steps = schedule(plan, made, sizes, also)
         folder, pack = self._head / SHARDS, self._head.parent
         scratch = folder / SCRATCH
         scratch.mkdir(parents=True, exist_ok=True)
-        _tidy(folder, steps.files)
+        self._schedule = steps = self._planned(plan, made)
         need = max(0, steps.peak_bytes - contents.written_bytes(pack)) + SPARE_BYTES
         if need > (free := smallfiles.free_bytes(pack)):
             raise NotEnoughDisk(f"converting {self._snapshot.repository}", need, free, str(pack))
         self._coming = [name for name in steps.files if not (folder / name).is_file()]
         with self._explained():
             places = [self._hub.locate(self._snapshot, self._remote[name]) for name in self._coming]
-        transfer = GatedTransfer(places, folder, scratch, self._limit or None)
-        total = sum(sizes[name] for name in self._coming)
+        transfer = BoundedTransfer(places, folder, scratch, self._limit or None)
+        total = sum(self._sizes[name] for name in self._coming)
         title = f"Pulling and converting {self._snapshot.repository}"
         self._watcher.begin(title, total, transfer.present_bytes)
         self._transfer = transfer
@@ -87,13 +91,37 @@ class HubSupply:
         if places:
             transfer.start()
 
+    def _planned(self, plan: Conversion, made: Collection[str]) -> Schedule:
+        """Plans what is left to do with what is here, and gives up what of it is not needed any more."""
+        folder, also = self._head / SHARDS, self.checkpoint.presumed
+        self._remains = remains = Remains(self._head, folder)
+        shards = Shards(self._sizes, punched=remains.can_shrink)
+        steps = schedule(plan, made, shards, also)
+        _tidy(folder, steps.files)
+        remains.keep({name: steps.kept(name, 0) for name in steps.files})
+        present = frozenset(name for name in steps.files if (folder / name).is_file())
+        cut = frozenset(name for name in present if remains.lost(name))
+        for (
+            name
+        ) in cut:  # others were not opened, and nobody has looked at all that somebody wants to see
+            self._shrink(steps, name, 0)
+        return replace(steps, source=replace(shards, present=present, cut=cut))
+
+    def _shrink(self, steps: Schedule, name: str, done: int) -> None:
+        """Gives up what of a file is not needed after `done` steps, but for its header."""
+        assert self._remains is not None
+        if steps.source.punched:
+            start = self.checkpoint.data_start(name)
+            self._remains.shrink(name, between(steps.kept(name, done), start, self._sizes[name]))
+        self.checkpoint.lost(name, self._remains.lost(name))
+
     @contextmanager
     def at_hand(self, file: WeightFile) -> Iterator[None]:
         """Waits for what a file is made from; drops afterwards what nobody needs any more."""
         transfer, folder = self._transfer, self._head / SHARDS
         step = self._schedule.steps[self._done]
         assert transfer is not None and step.name == file.name, "steps are taken in their order"
-        for name in sorted(step.needs - self._open):
+        for name in sorted(step.needs.keys() - self._open):
             if name in self._coming:
                 with self._explained():
                     transfer.wait_for(name, self.tell)
@@ -103,13 +131,17 @@ class HubSupply:
                 (self._head / CHECKPOINT).unlink(missing_ok=True)
                 raise
             self._open.add(name)
+            self._shrink(self._schedule, name, self._done)
         yield
         self.tell()
         self._done += 1
-        for name in [each for each in self._open if self._schedule.last_use[each] < self._done]:
-            self.checkpoint.gone(name)
-            (folder / name).unlink()
-            self._open.remove(name)
+        for name in sorted(self._open):
+            if self._schedule.last_use[name] < self._done:
+                self.checkpoint.gone(name)
+                (folder / name).unlink()
+                self._open.remove(name)
+            elif name in step.needs:
+                self._shrink(self._schedule, name, self._done)
         self._allow()
 
     def _allow(self) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from ktcli.assembly.kvpages import stored_pages
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.load import load
-from ktcli.assembly.plan import planner_of
-from ktcli.assembly.prepare import Ready, prepare
+from ktcli.assembly.planner import planner_of
+from ktcli.assembly.ready import Ready, at_hand
 from ktcli.assembly.request import Wanted
 from ktcli.chat.speaker import Speaker, Voice, read_voice
 from ktcli.errors import DeviceError
@@ -103,6 +103,10 @@ def open_model(
 
 def prepared(name: str, how: Opening) -> Ready:
     """Returns the conversion that a name means, made now if need be; see `prepare`."""
+    if (ready := at_hand(name)) is not None:
+        return ready
+    from ktcli.assembly.prepare import prepare  # loading what pulls and converts takes a moment
+
     return prepare(name, how.wanted, read_voice, listener=how.listener)
 
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.load import load
-from ktcli.assembly.plan import planner_of
-from ktcli.assembly.prepare import Ready, prepare
+from ktcli.assembly.planner import planner_of
+from ktcli.assembly.prepare import prepare
+from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.passage import Passage, Reading, read_with

@@ -12,14 +12,11 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ktcli.chat.compaction import DROP_SHARE, SUM_UP, SUMMARY_SHARE, older_turns
 from ktcli.chat.control import Marked
 from ktcli.chat.conversation import Conversation, Omission, Saved, Spoken, Turn, remember
-from ktcli.chat.grammar.compiler import GrammarCompiler
-from ktcli.chat.grammar.form import Form
-from ktcli.chat.grammar.whole import Shape, grammar_of
 from ktcli.chat.reuse import Loss, Timeline, common, lost
 from ktcli.chat.settings import Settings
 from ktcli.chat.snapshots import snapshot_positions
@@ -41,6 +38,10 @@ from ktcli.engine.request import (
 from ktcli.engine.sampler import Sampler
 from ktcli.engine.scheduler import Scheduler
 from ktcli.errors import ContextFull, KtError
+
+if TYPE_CHECKING:
+    from ktcli.chat.grammar.compiler import GrammarCompiler
+    from ktcli.chat.grammar.form import Form
 
 # progress(tokens of the prompt that are read, tokens in all)
 Progress = Callable[[int, int], None]
@@ -126,7 +127,7 @@ class Chat:
         self._scheduler = Scheduler(speaker.engine)
         self._drafting = self._draft.of(speaker.engine)
         self._splicer = Splicer(speaker.voice.tokenizer, speaker.voice.control)
-        self._grammars = GrammarCompiler.of(speaker)
+        self._grammars: GrammarCompiler | None = None  # made for the first answer of a form
 
     def leave(self) -> None:
         """Gives up the model and all that its engine holds of the conversation; only `go_to` may follow."""
@@ -282,8 +283,13 @@ class Chat:
         """
         if self.form is None:
             return None
-        grammar = grammar_of(Shape(self.form), self.speaker.voice.tokenizer, None, prompt)
-        return self._grammars.constraints(grammar, self.form.field)[0]
+        # Most chats ask for no form, and their first word need not wait for what compiles grammars.
+        from ktcli.chat.grammar.compiler import GrammarCompiler
+        from ktcli.chat.grammar.whole import Shape
+
+        if self._grammars is None:
+            self._grammars = GrammarCompiler.of(self.speaker)
+        return self._grammars.constraints(Shape(self.form), None, prompt)[0]
 
     def _submit(
         self,

@@ -34,7 +34,7 @@ def asked_form(schema: Path | None, format: str | None) -> Form | None:
         if format not in FORMATS:
             raise UsageError(f"--format is {str(format)[:40]}, it can be {', '.join(FORMATS)}")
         return Form.of_object("--format")
-    form = Form.of_schema_text(_text_of(schema), "--schema")
+    form = Form.of_schema(_text_of(schema), "--schema")
     require_sound(form)
     return form
 

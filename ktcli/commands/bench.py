@@ -1,6 +1,7 @@
 """`kt bench decode` and `kt bench prefill`: this machine's speed on a model's shapes.
 
-`kt bench kernel`, one layer by itself, is in `kernel`; `kt bench resume` is in `resume`.
+`kt bench kernel`, one layer by itself, is in `kernel`; `kt bench resume` is in `resume`, `kt bench serve` in
+`bench_serve`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ktcli.assembly.bench import PlannedTrial, Trial, plan_trial, refuse_without
 from ktcli.assembly.host import torch_device
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.subject import Subject, find_subject
+from ktcli.commands.bench_serve import serve
 from ktcli.commands.kernel import kernel
 from ktcli.commands.mixed import mixed
 from ktcli.commands.options import (
@@ -220,6 +222,7 @@ def prefill(
 app.command()(resume)
 app.command()(kernel)
 app.command()(mixed)
+app.command()(serve)
 
 
 @dataclass(frozen=True, slots=True)

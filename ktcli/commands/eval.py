@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -19,10 +17,10 @@ from ktcli.commands.options import (
     PullOpt,
     QuietOpt,
     ThreadsOpt,
-    writable,
 )
+from ktcli.commands.plotting import PlotOpt, draw_into
 from ktcli.commands.view.quality import Found, document, words
-from ktcli.errors import ExitCode, KtError, UsageError
+from ktcli.errors import ExitCode, UsageError
 from ktcli.hardware.text import whole
 from ktcli.output import out
 
@@ -30,16 +28,6 @@ TOKENS = (
     40_960  # with them the cost of int8 experts in kt-mini, a thousandth, can be told from nothing
 )
 LENGTH = 512
-_PICTURE = ".svg"
-
-
-def _picture(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    if path is not None and path.suffix.lower() != _PICTURE:
-        raise UsageError(
-            f"--plot draws SVG files, and {str(path)[:300]} does not end like one",
-            hint=f"end it with {_PICTURE}",
-        )
-    return writable(option, path)
 
 
 AgainstOpt = Annotated[
@@ -91,12 +79,6 @@ StrideOpt = Annotated[
         " with more before it.",
     ),
 ]
-PlotOpt = Annotated[
-    Path | None,
-    typer.Option(
-        "--plot", metavar="FILE", callback=_picture, help="Also draw the result in this SVG file."
-    ),
-]
 
 
 def evaluate(
@@ -145,7 +127,7 @@ def evaluate(
     if found.results:
         out.result(document(found), lambda: _shown(found))
         if plot is not None:
-            _draw(found, plot)
+            draw_into(plot, lambda beside: _draw(found, beside))
     if not complete:
         if not found.results:
             raise KeyboardInterrupt
@@ -176,15 +158,6 @@ def _shown(found: Found) -> str:
 
 
 def _draw(found: Found, path: Path) -> None:
-    """Draws into a file beside `path` and renames it, so that an older drawing stays until the new one is whole."""
     from ktcli.commands.view import plot
 
-    beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        plot.draw(found, beside)
-        beside.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise KtError(f"cannot write {path}: {error.strerror}") from error
-    out.note(f"drawn in {path}")
+    plot.draw(found, path)

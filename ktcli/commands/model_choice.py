@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ktcli.assembly.prepare import Ready, verdict
+from ktcli.assembly.planner import verdict
+from ktcli.assembly.ready import Ready
 from ktcli.assembly.talking import (
     Opening,
     OpenModel,

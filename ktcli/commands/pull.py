@@ -62,7 +62,7 @@ def pull(
     continues inside the file where it was.
 
     With --stream a layer is converted as soon as its files are there, and a file is removed behind the last
-    layer that needs it: the disk holds the conversion and about three files at a time.
+    layer that needs it: the disk holds the conversion and three files at a time.
 
     Examples:
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import stat
+import socket
 import sys
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
-from ktcli import config, smallfiles
+from ktcli import config
+from ktcli.commands.api_key import KeyFileOpt, KeyOpt, given_key
 from ktcli.commands.options import (
     ContextOpt,
     DeferOpt,
@@ -25,14 +26,13 @@ from ktcli.commands.options import (
     ThreadsOpt,
 )
 from ktcli.commands.wording import lasting_name
-from ktcli.errors import UsageError
+from ktcli.errors import Busy, KtError, UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
 from ktcli.output import out
 from ktcli.store.entry import BUILTIN
 
 HOST, PORT = "127.0.0.1", 11435
-KEY_CHARS = 4096  # the most of a key
 
 NameArg = Annotated[
     str | None,
@@ -50,22 +50,6 @@ HostOpt = Annotated[
 ]
 PortOpt = Annotated[
     int, typer.Option("--port", "-p", metavar="PORT", min=1, max=65535, help="Port to listen at.")
-]
-KeyOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--api-key",
-        metavar="KEY",
-        help="Key that clients must show. Other users see it among this machine's processes.",
-    ),
-]
-KeyFileOpt = Annotated[
-    Path | None,
-    typer.Option(
-        "--api-key-file",
-        metavar="FILE",
-        help="File with the key that clients must show; only its owner may read it.",
-    ),
 ]
 ParallelOpt = Annotated[
     int,
@@ -117,7 +101,8 @@ def serve(
     """Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's API.
 
     The model is pulled and converted first if it is not yet. Requests of several clients are answered together; what
-    one of them has in common with another is computed once. Ctrl-C lets answers finish for ten seconds.
+    one of them has in common with another is computed once. Ctrl-C and kt stop let answers
+    finish for ten seconds.
 
     Examples:
 
@@ -133,14 +118,9 @@ def serve(
     from ktcli.engine.scheduler import Limits
     from ktcli.server.guard import LOOPBACK
     from ktcli.server.house import Rules
-    from ktcli.server.listening import tcp_socket
     from ktcli.server.serving import Service, Serving
 
-    if api_key is not None and api_key_file is not None:
-        raise UsageError(
-            "--api-key and --api-key-file contradict each other", hint="leave one of them out"
-        )
-    key = _checked(api_key, "--api-key") if api_key_file is None else _key(api_key_file)
+    key = given_key(api_key, api_key_file)
     is_loopback = host in LOOPBACK
     if not is_loopback and not key:
         raise UsageError(
@@ -148,22 +128,66 @@ def serve(
             hint="put one into a file that only you can read, and name it with --api-key-file",
         )
     hosts = LOOPBACK if is_loopback else frozenset[str]()
-    rules = Rules(key, hosts, strict_model, tuple(model_alias or ()))
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{port}"
+    rules = Rules(key, hosts, strict_model, tuple(model_alias or ()), address)
     model = name or config.value("model") or BUILTIN
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     wanted = Wanted(context, threads, numa=asked_numa(numa), device=where, streams=parallel)
     how = Opening(wanted, cache_quota(), config.records_heat(), listener=out)
-    with contextlib.closing(tcp_socket(host, port)) as listening:
+    with contextlib.closing(_at_port(host, port)) as listening, _owners_socket(port) as owners:
         opened = open_model(prepared(model, how), lasting_name(model), how)
         with contextlib.closing(opened):
-            name = opened.speaker.name
-            shown = f"[{host}]" if ":" in host else host
-            said = f"serving {name} at http://{shown}:{port}; Ctrl-C ends it"
+            said = f"serving {opened.speaker.name} at {address}; Ctrl-C ends it"
             ready = lambda: out.note(said)  # noqa: E731
             log = _log_as_json if log_json else _log
             limits = Limits(active=parallel)
-            Serving(Service(opened.speaker, [listening], rules, limits, out, log, ready)).run()
+            sockets = [listening, *owners]
+            Serving(Service(opened.speaker, sockets, rules, limits, out, log, ready)).run()
     out.note("the server has ended")
+
+
+def _at_port(host: str, port: int) -> socket.socket:
+    """The socket at an address; another server of this library that has it is named.
+
+    Raises:
+        Busy, UsageError: see `tcp_socket`.
+    """
+    from ktcli.server.listening import tcp_socket
+    from ktcli.server.neighbours import neighbours, socket_path
+
+    try:
+        return tcp_socket(host, port)
+    except Busy as error:
+        for other in neighbours():
+            if other.socket == socket_path(port):
+                raise Busy(
+                    f"a server of {other.name} has port {port} already (process {other.pid})",
+                    hint=f"kt stop {port} ends it; {error.hint}",
+                ) from error
+        raise
+
+
+@contextlib.contextmanager
+def _owners_socket(port: int) -> Iterator[list[socket.socket]]:
+    """The Unix socket by which `kt ps` and `kt stop` find this server; none in a library that cannot be written."""
+    from ktcli.server.listening import unix_socket
+    from ktcli.server.neighbours import socket_path
+
+    path = socket_path(port)
+    try:
+        made = unix_socket(path)
+    except Busy:
+        raise
+    except KtError as error:
+        out.warn(f"{error}; kt ps and kt stop will not find this server")
+        yield []
+        return
+    try:
+        yield [made]
+    finally:
+        made.close()
+        path.unlink(missing_ok=True)
 
 
 def _log(entry: dict[str, Any]) -> None:
@@ -180,33 +204,3 @@ def _log_as_json(entry: dict[str, Any]) -> None:
     """Writes a line about a request for programs."""
     sys.stderr.write(json.dumps({"time": round(time.time(), 3), **entry}) + "\n")
     sys.stderr.flush()
-
-
-def _checked(key: str | None, where: str) -> str:
-    """A key that can stand in a header; empty: none was given."""
-    if key is None:
-        return ""
-    if not key.strip().isascii() or not key.strip().isprintable() or not key.strip():
-        raise UsageError(
-            f"{where} is no key", hint="take one line of letters, digits and signs of ASCII"
-        )
-    return key.strip()
-
-
-def _key(file: Path) -> str:
-    """The key in a file.
-
-    Raises:
-        UsageError: it cannot be read, holds no key, or others may read it, too.
-    """
-    try:
-        status = file.stat()
-        text = smallfiles.read_bounded(file, KEY_CHARS).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        said = getattr(error, "strerror", None) or "it is no text"
-        raise UsageError(f"--api-key-file {str(file)[:300]}: {said}") from error
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        raise UsageError(
-            f"others can read the key in {str(file)[:300]}", hint=f"chmod 600 {str(file)[:300]}"
-        )
-    return _checked(text, f"the content of --api-key-file {str(file)[:300]}")

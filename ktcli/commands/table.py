@@ -36,6 +36,8 @@ COMMANDS: dict[str, Row] = {
         "Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's API.",
         "Start",
     ),
+    "ps": Row("ktcli.commands.servers:ps", "List the servers of this library that run.", "Start"),
+    "stop": Row("ktcli.commands.servers:stop", "End servers of this library.", "Start"),
     "doctor": Row("ktcli.commands.doctor:doctor", "Show what this machine is and can do.", "Start"),
     "plan": Row(
         "ktcli.commands.plan:plan",

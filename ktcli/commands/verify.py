@@ -136,6 +136,7 @@ def _repair(entry: Entry, report: dict[str, Any]) -> None:
         name: problem for name, problem in report["bad"].items() if name not in known
     }
     report["repaired"] = sorted(names - set(report["bad"]))
+    report["repair"] = entry.remake  # of what is still bad
 
 
 def _report(entry: Entry, found: Manifest, bad: dict[str, str]) -> dict[str, Any]:
@@ -165,7 +166,5 @@ def _render(report: dict[str, Any]) -> str:
     lines = [f"{name}: {len(report['bad'])} of {report['files']} files are damaged"]
     lines[0] += again
     lines += [f"  {safe(file)} {safe(problem)}" for file, problem in report["bad"].items()]
-    only = "" if report["repaired"] else f"  repair only these: kt verify --repair {report['name']}"
-    lines += [safe(only)] if only else []
-    lines.append(f"  make it again with: {safe(report['repair'])}")
+    lines.append(f"  repair it with: {safe(report['repair'])}")
     return "\n".join(lines)

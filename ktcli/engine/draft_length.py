@@ -9,10 +9,9 @@ a smaller share again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
-from statistics import median
 
 from ktcli.planner.memory import MOST_DRAFTED
 
@@ -139,7 +138,7 @@ class StepTimes:
         if i > 0 and self._steps - self._measured_at[i] > _STALE:
             return None
         if self._medians[i] is None and self._samples[i]:
-            self._medians[i] = median(self._samples[i])
+            self._medians[i] = _median(self._samples[i])
         return self._medians[i]
 
     def _factor(self, i: int, below: int | None, above: int | None) -> float:
@@ -236,3 +235,9 @@ class Account:
     def may_cost(self, plain: float) -> float:
         """The seconds that the next step may lose."""
         return max(0.0, self.balance_s + _LOST_SHARE * self.plain_s + _CREDIT_STEPS * plain)
+
+
+def _median(samples: Collection[float]) -> float:
+    """The median, by hand: loading `statistics`, or what numpy.median needs, would hold up a chat's first word."""
+    ordered, half = sorted(samples), len(samples) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -56,7 +56,12 @@ _FAMILIES = {
 }
 _FILE_OF = {kind: file for file, kinds in _FAMILIES.items() for kind in kinds.split()}
 
-__all__ = ["Model", "Spec", "build", "cut", "model_types"]
+__all__ = ["Model", "Spec", "build", "cut", "families", "model_types"]
+
+
+def families() -> dict[str, tuple[str, ...]]:
+    """Returns the model types of every family, by the name of its file."""
+    return {file: tuple(kinds.split()) for file, kinds in _FAMILIES.items()}
 
 
 def model_types() -> tuple[str, ...]:

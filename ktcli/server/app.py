@@ -22,7 +22,10 @@ from ktcli.server.ollama.chat import chat, generate
 from ktcli.server.openai.chat import chat_completions
 from ktcli.server.openai.envelope import encode, error_of
 from ktcli.server.openai.models import model, models
+from ktcli.server.openai.responses import input_tokens, kept, responses
 from ktcli.server.openai.text import completions
+from ktcli.server.openapi import openapi
+from ktcli.server.page import files as page
 from ktcli.server.refusal import Refusal
 
 Handler = Callable[[Request], Awaitable[App]]
@@ -32,6 +35,7 @@ def application(house: House) -> App:
     """The ASGI application of a server."""
     routes = [
         Route("/health", own.health),
+        Route("/server", own.server),
         Route("/metrics", own.metrics),
         Route("/tokenize", own.tokenize, methods=["POST"]),
         Route("/detokenize", own.detokenize, methods=["POST"]),
@@ -39,17 +43,32 @@ def application(house: House) -> App:
         Route("/v1/models/{name:path}", model),
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
-        Route("/", ollama.root),
+        Route("/v1/responses", responses, methods=["POST"]),
+        Route("/v1/responses/input_tokens", input_tokens, methods=["POST"]),
+        Route(
+            "/v1/responses/{other:path}",
+            kept,
+            methods=["GET", "POST", "DELETE"],
+            include_in_schema=False,
+        ),
+        Route("/", page.root),
+        Route("/page/{name}", page.part, include_in_schema=False),
         Route("/api/version", ollama.version),
         Route("/api/tags", ollama.tags),
         Route("/api/ps", ollama.running),
         Route("/api/show", ollama.show, methods=["POST"]),
         Route("/api/chat", chat, methods=["POST"]),
         Route("/api/generate", generate, methods=["POST"]),
-        Route("/api/{other:path}", ollama.unsupported, methods=["POST", "DELETE"]),
+        Route(
+            "/api/{other:path}",
+            ollama.unsupported,
+            methods=["POST", "DELETE"],
+            include_in_schema=False,
+        ),
         Route("/v1/messages", messages, methods=["POST"]),
         Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
     ]
+    routes.append(Route("/openapi.json", openapi(routes, has_key=bool(house.rules.key))))
     handlers = {Exception: _failed, HTTPException: _failed, Refusal: _failed}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.house = house
@@ -83,4 +102,7 @@ async def _failed(request: Request, error: Exception) -> Response:
         if refusal.code == "internal_error":
             house_of(request).listener.warn(_of_mistake(error))
     body, headers = refused(request.url.path, refusal)
-    return Response(body, refusal.status, headers)
+    more = (
+        getattr(error, "headers", None) or {}
+    )  # which methods there are, where it is not this one
+    return Response(body, refusal.status, {**more, **headers})

@@ -48,6 +48,7 @@ class Wish:
         tools: what may be called; None: nothing, and calls are not looked for.
         plain: whether the prompt is a text that goes on, in which nothing is a thought.
         shape: what an answer must be; None: anything.
+        endless: whether an answer goes on where the model ends it: for measurements.
     """
 
     sampling: SamplingSettings
@@ -58,6 +59,7 @@ class Wish:
     tools: Tools | None = None
     plain: bool = False
     shape: Shape | None = None
+    endless: bool = False
 
 
 class PromptProgress(NamedTuple):
@@ -234,7 +236,7 @@ class _ChoiceAnswer:
         voice, wish = generation.model.speaker.voice, generation.wish
         before = "" if wish.plain else generation.prompt.text
         style = None if wish.tools is None else voice.calls
-        once = wish.shape is not None
+        once = wish.shape is not None and not wish.shape.free
         self._transcript = Transcript(voice.tokenizer, wish.stops, before, calls=style, once=once)
         self._reader = None
         if style is not None and wish.tools is not None:
@@ -251,7 +253,7 @@ class _ChoiceAnswer:
         request = GenerationRequest(
             generation.prompt.ids,
             sampling,
-            generation.model.speaker.voice.stop_ids,
+            () if wish.endless else generation.model.speaker.voice.stop_ids,
             wish.max_tokens,
             caller=generation.prompt.caller,
             logprobs=wish.logprobs,

@@ -12,7 +12,6 @@ from starlette.requests import Request
 
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.chat.grammar.compiler import COMPILE_S, GrammarConstraint
-from ktcli.chat.grammar.whole import grammar_of
 from ktcli.errors import UsageError
 from ktcli.server.generation import Generation, News, Wish
 from ktcli.server.jobs import Jobs
@@ -34,12 +33,14 @@ class Rules:
         hosts: the names under which it may be asked; empty: any.
         strict_model: whether a request must name the model that is loaded.
         aliases: further names of the model.
+        address: where it says that it is, for `kt ps`.
     """
 
     key: str = ""
     hosts: frozenset[str] = frozenset()
     strict_model: bool = False
     aliases: tuple[str, ...] = ()
+    address: str = ""
 
 
 @dataclass(slots=True)
@@ -106,13 +107,14 @@ async def _constraints(
     model: ServedModel, prompt: EncodedPrompt, wish: Wish
 ) -> list[GrammarConstraint]:
     """What each of the answers must be; none if they may be anything."""
-    if (shape := wish.shape) is None:
-        return []
     voice, before = model.speaker.voice, None if wish.plain else prompt.text
+    if (shape := wish.shape) is None or not shape.holds(voice.calls):
+        return []
     with about(shape.field):
-        grammar = grammar_of(shape, voice.tokenizer, voice.calls, before)
+        if wish.endless:
+            raise UsageError(f"{shape.field} and ignore_eos contradict each other")
         await asyncio.wrap_future(model.grammars.prepare())
-        asked = model.grammars.ask(grammar, shape.field, wish.choices)
+        asked = model.grammars.ask(shape, voice.calls, before, wish.choices)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(asked), COMPILE_S)
         except TimeoutError as error:

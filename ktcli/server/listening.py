@@ -13,6 +13,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ktcli.errors import Busy, KtError, UsageError
+from ktcli.server.neighbours import connected, short_name
 
 HEAD_S = (
     15.0  # in which a request's headers must be there, from the first byte or the connection on
@@ -97,7 +98,7 @@ def unix_socket(path: Path) -> socket.socket:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if _answers(path):
             raise Busy(
-                f"a server of this library runs already (its socket is {path})",
+                f"a server of this library runs already at this port (its socket is {path})",
                 hint="kt ps shows it, kt stop ends it",
             )
         if path.exists() and stat.S_ISSOCK(path.lstat().st_mode):
@@ -105,7 +106,8 @@ def unix_socket(path: Path) -> socket.socket:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
         try:
-            made.bind(str(path))
+            with short_name(path) as name:
+                made.bind(name)
         finally:
             os.umask(before)
         made.listen(_BACKLOG)
@@ -115,10 +117,8 @@ def unix_socket(path: Path) -> socket.socket:
 
 
 def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
-        trial.settimeout(1.0)
-        try:
-            trial.connect(str(path))
-        except OSError:
-            return False
-        return True
+    try:
+        with connected(path):
+            return True
+    except OSError:
+        return False

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ktcli.server.house import body_of, house_of
+from ktcli.server.neighbours import Status
 from ktcli.server.refusal import Refusal
 
 
@@ -32,6 +33,23 @@ async def health(request: Request) -> Response:
     scheduler = house_of(request).model.thread.scheduler
     said = {"status": "ok", "running": scheduler.active, "waiting": scheduler.waiting}
     return _json(said)
+
+
+async def server(request: Request) -> Response:
+    """Says what this server is: its model, its address and what it does."""
+    house = house_of(request)
+    served, scheduler = house.model, house.model.thread.scheduler
+    return _json(
+        Status(
+            served.name,
+            list(house.rules.aliases),
+            house.rules.address,
+            served.speaker.engine.context,
+            scheduler.active,
+            scheduler.waiting,
+            served.created,
+        )
+    )
 
 
 async def metrics(request: Request) -> Response:

@@ -11,10 +11,16 @@ from ktcli.chat.grammar.calls import WantedCalls
 from ktcli.chat.grammar.form import Form, Notation
 from ktcli.chat.grammar.whole import Shape
 from ktcli.server.generation import Wish
-from ktcli.server.refusal import Refusal, about
+from ktcli.server.refusal import Refusal
 
 # What vLLM's fields `structured_outputs` and `guided_…` are named behind.
-GUIDES = ("json", "regex", "choice", "grammar")
+_NOTATIONS = {
+    "json": Notation.SCHEMA,
+    "regex": Notation.REGEX,
+    "choice": Notation.CHOICE,
+    "grammar": Notation.GBNF,
+}
+GUIDES = tuple(_NOTATIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +57,7 @@ def form_of_format(said: Mapping[str, Any] | None) -> Form | None:
         raise Refusal(400, words, f"{field}.type", "unsupported_value")
     inner = said if kind == "json_object" else said.get("json_schema")
     where = f"{field}.schema" if kind == "json_object" else f"{field}.json_schema.schema"
-    schema = inner.get("schema") if isinstance(inner, Mapping) else None
-    with about(where):
-        return Form.of_schema(schema, where)
+    return Form.of_schema(inner.get("schema") if isinstance(inner, Mapping) else None, where)
 
 
 def form_of_guides(said: Mapping[str, Any], prefix: str) -> Form | None:
@@ -72,22 +76,12 @@ def form_of_guides(said: Mapping[str, Any], prefix: str) -> Form | None:
     if len(given) > 1:
         words = f"{field} and {prefix}{given[1]} contradict each other"
         raise Refusal(400, words, f"{prefix}{given[1]}", "unsupported_value")
-    value = said[given[0]]
-    with about(field):
-        if given[0] == "json":
-            return (
-                Form.of_schema_text(value, field)
-                if isinstance(value, str)
-                else Form.of_schema(value, field)
-            )
-        if given[0] == "choice":
-            return Form.of_choice(value, field)
-        notation = Notation.REGEX if given[0] == "regex" else Notation.GBNF
-        return Form.of_grammar(notation, value, field)
+    return Form(_NOTATIONS[given[0]], said[given[0]], field)
 
 
 def with_tools(wish: Wish, offered: Sequence[Mapping[str, Any]], choice: ToolChoice) -> Wish:
-    """A wish with tools: where a form is asked for, or a call is required, the answer is held to it.
+    """A wish with tools: where a form is asked for, a call is required, or all tools are strict, the answer is held to
+    it.
 
     Raises:
         Refusal: a tool is required that is not offered.
@@ -106,4 +100,8 @@ def with_tools(wish: Wish, offered: Sequence[Mapping[str, Any]], choice: ToolCho
     calls = WantedCalls(some, choice.several, choice.field)
     if choice.required:
         return replace(wish, shape=Shape(None, calls))
-    return wish if wish.shape is None else replace(wish, shape=replace(wish.shape, calls=calls))
+    if wish.shape is not None:
+        return replace(wish, shape=replace(wish.shape, calls=calls))
+    if all(tool["function"].get("strict") is True for tool in offered):
+        return replace(wish, shape=Shape(None, replace(calls, field="tools", free=True)))
+    return wish

@@ -7,10 +7,11 @@ from pathlib import Path
 from shlex import quote
 
 from ktcli import manifest
-from ktcli.errors import UsageError
+from ktcli.errors import BadCheckpoint, UsageError
 from ktcli.smallfiles import Holder
 from ktcli.store import catalog, contents, origins
 from ktcli.store.places import LOCAL, EntryKind, checkpoint_path
+from ktcli.store.profile import HUBS
 from ktcli.store.reference import GGUF, parse, repository_named
 
 BUILTIN = "kt-mini"
@@ -128,7 +129,29 @@ class Entry:
 
     @property
     def repair(self) -> str:
-        """The commands that make a damaged entry again, or words for them."""
+        """The command that makes the damaged files of an entry again, or else all of it; or words for that."""
+        return f"kt verify {self.label} --repair" if self._has_repair else self.remake
+
+    @property
+    def _has_repair(self) -> bool:
+        """Whether damaged files can be brought back while the others stay: its manifest tells which these are, and what
+        they are made from is there or on a hub."""
+        kind = manifest.PACK if self.kind is EntryKind.PACK else manifest.CHECKPOINT
+        try:
+            found = manifest.read(self.path / kind) if self.managed else None
+        except BadCheckpoint:
+            return False
+        if found is None or found.seal is manifest.Seal.BROKEN or found.calibration:
+            return False
+        if self.kind is EntryKind.PACK and self.name.startswith(LOCAL):
+            origin = origins.origin_of(self.name)
+            return origin is not None and origin.exists()
+        is_here = self.name == BUILTIN or checkpoint_path(self.name).is_dir()
+        return found.hub in HUBS or (self.kind is EntryKind.PACK and is_here)
+
+    @property
+    def remake(self) -> str:
+        """The commands that make all of a damaged entry again, or words for them."""
         if self.managed:
             return f"kt rm {self.label} && {self.again}"
         if self.shared is not None:

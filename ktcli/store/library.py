@@ -199,7 +199,7 @@ def incomplete(entry: Entry) -> KtError:
 
 @contextmanager
 def repairable(pack: Path) -> Iterator[None]:
-    """Gives errors about a damaged pack the command that makes it again; its checkpoint stays."""
+    """Gives errors about a damaged pack the command that repairs it; its checkpoint stays."""
     try:
         yield
     except BadPack as error:
@@ -210,7 +210,7 @@ def repairable(pack: Path) -> Iterator[None]:
             if shared or inside
             else Entry(pack.name, EntryKind.PACK, pack, managed=False)
         )
-        error.hint = error.hint or f"make it again with: {entry.repair}"
+        error.hint = error.hint or f"repair it with: {entry.repair}"
         raise
 
 

@@ -46,7 +46,10 @@ def remove(entry: Entry) -> int:
         if not any(each.name == entry.name for each in library.entries()):
             origins.forget(entry.name)
     except OSError as error:
-        raise KtError(f"cannot remove {error.filename or entry.path}: {error.strerror}") from error
+        raise KtError(
+            f"cannot remove {error.filename or entry.path}: {error.strerror}",
+            hint="see who may write there: kt path " + entry.label,
+        ) from error
     return freed
 
 

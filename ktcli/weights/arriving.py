@@ -11,7 +11,8 @@ from ktcli.errors import BadCheckpoint
 from ktcli.weights.check import LEFT_OVER
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.header import read_header
-from ktcli.weights.storage import Part
+from ktcli.weights.ranges import Ranges, touches
+from ktcli.weights.storage import Part, Raw, Read
 
 
 class OtherHeader(BadCheckpoint):
@@ -29,6 +30,7 @@ class Arriving(Checkpoint):
     def __init__(self, folder: Path, sizes: dict[str, int]) -> None:
         self._presumed: list[Part] = []
         self._sizes = sizes
+        self._lost: dict[str, Ranges] = {}  # bytes of open files that are not on the disk any more
         super().__init__(folder, sizes)
 
     @property
@@ -51,7 +53,12 @@ class Arriving(Checkpoint):
                 hint="run the same command again; it reads the headers anew",
             )
         self._files.open(file, path)
-        here = [part for part in self._presumed if part.file == file]
+        lost = self._lost.get(file, ())  # after they were looked at
+        here = [
+            part
+            for part in self._presumed
+            if part.file == file and not touches(lost, part.entry.offset, part.entry.offset + 1)
+        ]
         self._presumed = [part for part in self._presumed if part.file != file]
         for part in here:
             if not super()._is_zero(part):
@@ -60,9 +67,26 @@ class Arriving(Checkpoint):
                     hint=LEFT_OVER,
                 )
 
+    def data_start(self, file: str) -> int:
+        """The bytes of a weight file's header, with its length; its first tensor lies behind them."""
+        header = read_header(self.path / file, self._sizes[file])
+        return 8 + len(header.raw)
+
     def gone(self, file: str) -> None:
         """Closes a weight file; nothing reads it any more."""
         self._files.forget(file)
+        self._lost.pop(file, None)
+
+    def lost(self, file: str, ranges: Ranges) -> None:
+        """Notes which bytes of a weight file are not on the disk any more."""
+        self._lost[file] = ranges
+
+    def read(self, wanted: Read, into: Raw | None = None) -> Raw:
+        """The bytes, as of `Checkpoint.read`; they are never some that are lost."""
+        end = wanted.offset + (wanted.count - 1) * wanted.stride + wanted.size_bytes
+        lost = self._lost.get(wanted.file, ())
+        assert not touches(lost, wanted.offset, end), f"{wanted.file} is read too late"
+        return super().read(wanted, into)
 
     def _is_zero(self, part: Part) -> bool:
         self._presumed.append(part)

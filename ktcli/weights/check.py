@@ -4,6 +4,7 @@ shapes, and nothing else."""
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from fnmatch import translate
 
@@ -14,6 +15,7 @@ from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.weights.checkpoint import HINT
 from ktcli.weights.formats import FORMATS
+from ktcli.weights.ranges import Ranges, union
 from ktcli.weights.storage import PLAIN, Reader
 from ktcli.weights.strips import pieces_of
 
@@ -50,15 +52,20 @@ def check(model: Model, checkpoint: Reader) -> int:
     return sum(sizes.values())
 
 
-def needed(tensors: Iterable[Tensor], checkpoint: Reader) -> set[str]:
-    """The files of a checkpoint that hold what some tensors are made from, with those that they take factors from.
+def needed(tensors: Iterable[Tensor], checkpoint: Reader) -> dict[str, Ranges]:
+    """The bytes, by file, that hold what some tensors are made from, with those that they take factors from.
 
     Raises:
         BadCheckpoint: the checkpoint does not have them.
     """
     both = (each for tensor in tensors for each in (tensor, tensor.gain) if each is not None)
     sources = (checkpoint.find(name, shape) for name, shape in _asked(both, checkpoint))
-    return {part.file for source in sources for part in source.parts}
+    found = defaultdict[str, list[tuple[int, int]]](list)
+    for source in sources:
+        for part in source.parts:
+            start = part.entry.offset
+            found[part.file].append((start, start + part.entry.size_bytes))
+    return {file: union(pairs) for file, pairs in found.items()}
 
 
 def _asked(tensors: Iterable[Tensor], checkpoint: Reader) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ktcli.manifest import Manifest
 from ktcli.weights.pack import WeightFile
+from ktcli.weights.ranges import Ranges
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.stages import Stages
 from ktcli.weights.storage import Reader
@@ -82,14 +83,14 @@ class Conversion:
         manifest: the pack's manifest, without its files.
         recipe: the number formats of the pack.
         files: its weight files, as the manifest lists them.
-        needs: by the name of each, the files of the checkpoint that it is made from.
+        needs: by the name of each, the bytes of the checkpoint's files that it is made from.
         source_bytes: bytes of the tensors the pack is made from.
     """
 
     manifest: Manifest
     recipe: Recipe
     files: tuple[WeightFile, ...]
-    needs: Mapping[str, frozenset[str]]
+    needs: Mapping[str, Mapping[str, Ranges]]
     source_bytes: int
 
     @property

@@ -130,7 +130,7 @@ def planned(
         extras=tuple(_extras(checkpoint)),
     )
     files = weight_files(model.tensors, recipe)
-    needs = {file.name: frozenset(needed(file.tensors, checkpoint)) for file in files}
+    needs = {file.name: needed(file.tensors, checkpoint) for file in files}
     return Conversion(manifest, recipe, files, needs, source_bytes)
 
 

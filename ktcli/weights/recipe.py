@@ -154,17 +154,28 @@ def split_pair(text: str) -> tuple[str, str]:
 
 def kind_of(tensor: Tensor) -> TensorKind | None:
     """The kind that a recipe and a report count a tensor as; None: it is stored as plain rows."""
-    if tensor.role is Role.EXPERTS:
-        return TensorKind.DOWN if tensor.cut is Cut.COLUMNS else TensorKind.EXPERTS
-    return {Role.DENSE: TensorKind.DENSE, Role.KEPT: TensorKind.KEPT}.get(tensor.role)
+    match tensor.role:  # asked for each tensor of each step that is planned
+        case Role.EXPERTS:
+            return TensorKind.DOWN if tensor.cut is Cut.COLUMNS else TensorKind.EXPERTS
+        case Role.DENSE:
+            return TensorKind.DENSE
+        case Role.KEPT:
+            return TensorKind.KEPT
+        case _:
+            return None
 
 
 def format_of_kind(kind: TensorKind, recipe: Recipe) -> Format:
     """The packed format of all tensors of a kind."""
-    if kind is TensorKind.DOWN and recipe.down is not None:
-        return recipe.down
-    chosen = {TensorKind.DENSE: recipe.dense, TensorKind.KEPT: FORMATS["bf16"]}
-    return chosen.get(kind, recipe.experts)
+    match kind:
+        case TensorKind.DENSE:
+            return recipe.dense
+        case TensorKind.KEPT:
+            return FORMATS["bf16"]
+        case TensorKind.DOWN:
+            return recipe.down or recipe.experts
+        case _:
+            return recipe.experts
 
 
 def format_of(tensor: Tensor, recipe: Recipe) -> Format | None:
@@ -177,7 +188,7 @@ def format_of(tensor: Tensor, recipe: Recipe) -> Format | None:
 
 def is_in_f32(tensor: Tensor, recipe: Recipe) -> bool:
     """Tells whether a table or kept tensor is stored as f32, not as bf16."""
-    return tensor.part in recipe.in_f32 and tensor.role in (Role.KEPT, Role.TABLE)
+    return tensor.role in (Role.KEPT, Role.TABLE) and tensor.part in recipe.in_f32
 
 
 def stored_bytes(tensor: Tensor, recipe: Recipe) -> int:

@@ -1,29 +1,48 @@
-"""Which weight files of a checkpoint a conversion needs when, and how many of them lie on the disk at a time.
+"""Which bytes of a checkpoint's files a conversion needs when, and how many of them lie on the disk at a time.
 
 A pure count over sizes. The files of a pack are made one after the other, each as a whole; a file of the checkpoint is
-fetched for the first that needs it and dropped after the last. What is fetched ahead is bounded by the bytes that pack
-and checkpoint may take together: those of the whole pack and of three files, or more if the pack cannot be made with
-less. While little of the pack is written, much may be fetched ahead; so neither side waits for the other.
+fetched for the first that needs it and dropped after the last. In between, where the disk can give up parts of a file
+(`holes`), only what is still needed of it stays. What is fetched ahead is bounded by the bytes that pack and checkpoint
+may take together: those of the whole pack and of three files, or more if the pack cannot be made with less. While
+little of the pack is written, much may be fetched ahead; so neither side waits for the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ktcli.weights.conversion import Conversion
+from ktcli.weights.ranges import Ranges, total, union
 
 AT_ONCE = 3  # files of a checkpoint beside the whole pack
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One file of a pack, and the files of the checkpoint that it is made from."""
+    """One file of a pack, and the bytes of the checkpoint's files that it is made from."""
 
     name: str
     size_bytes: int
-    needs: frozenset[str]
+    needs: Mapping[str, Ranges]
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The files of a checkpoint, as they lie on the disk.
+
+    Attributes:
+        sizes: the bytes of each.
+        punched: whether parts of a file can be given up.
+        present: those that are on the disk before the first step; each is needed.
+        cut: those of them that have given up parts already.
+    """
+
+    sizes: Mapping[str, int]
+    punched: bool = False
+    present: frozenset[str] = frozenset()
+    cut: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -31,12 +50,11 @@ class Schedule:
     """The steps of a conversion in their order.
 
     Attributes:
-        sizes: the bytes of each file of the checkpoint.
         written_bytes: those of the pack that are there before the first step.
     """
 
     steps: tuple[Step, ...]
-    sizes: Mapping[str, int]
+    source: Shards
     written_bytes: int = 0
 
     @cached_property
@@ -49,14 +67,19 @@ class Schedule:
         """The last step that needs each file."""
         return {file: i for i, step in enumerate(self.steps) for file in step.needs}
 
+    def kept(self, file: str, done: int) -> Ranges:
+        """The bytes of a file that are needed after `done` steps."""
+        return self._kept[file][done]
+
     @cached_property
     def peak_bytes(self) -> int:
         """The most bytes that pack and checkpoint take together."""
         held = list(self._written)  # pack and checkpoint during each step
         for file in self.files:
-            for i in range(self._first_use[file], self.last_use[file] + 1):
-                held[i] += self.sizes[file]
-        sizes = sorted((self.sizes[file] for file in self.files), reverse=True)
+            since = 0 if file in self.source.present else self._first_use[file]
+            for i, n_bytes in self._held(file, since):
+                held[i] += n_bytes
+        sizes = sorted((self.source.sizes[file] for file in self.files), reverse=True)
         whole = self.written_bytes + sum(step.size_bytes for step in self.steps)
         return max([whole + min(sum(sizes), AT_ONCE * max(sizes, default=0)), *held])
 
@@ -66,13 +89,36 @@ class Schedule:
         A file may come before its step if until then no step has more than `peak_bytes` on the disk.
         """
         held = list(self._written)
+        for file in self.source.present:
+            for i, n_bytes in self._held(file, done):
+                held[i] += n_bytes
         for count, file in enumerate(self.files):
-            for i in range(done, self.last_use[file] + 1):
-                held[i] += self.sizes[file]
+            if file in self.source.present:
+                continue
+            for i, n_bytes in self._held(file, done):
+                held[i] += n_bytes
             until = self._first_use[file]
             if until > done and max(held[done : until + 1]) > self.peak_bytes:
                 return count
         return len(self.files)
+
+    def _held(self, file: str, since: int) -> Iterator[tuple[int, int]]:
+        """Yields the steps from `since` on with the bytes that a file takes during each: all of it until it is opened,
+        for the first step that needs it."""
+        source = self.source
+        for i in range(since, self.last_use[file] + 1):
+            is_cut = file in source.cut or (source.punched and i > self._first_use[file])
+            yield i, total(self.kept(file, i)) if is_cut else source.sizes[file]
+
+    @cached_property
+    def _kept(self) -> Mapping[str, list[Ranges]]:
+        """Of each file, the bytes that each step and those behind it need."""
+        found: dict[str, list[Ranges]] = {file: [()] for file in self.files}
+        for step in reversed(self.steps):
+            for file, later in found.items():
+                new = step.needs.get(file)
+                later.append(union((*later[-1], *new)) if new else later[-1])
+        return {file: later[::-1] for file, later in found.items()}
 
     @cached_property
     def _first_use(self) -> Mapping[str, int]:
@@ -85,30 +131,27 @@ class Schedule:
     @cached_property
     def _written(self) -> tuple[int, ...]:
         """The bytes of the pack during each step, with those of the step's own file."""
-        total, found = self.written_bytes, []
+        written, found = self.written_bytes, []
         for step in self.steps:
-            total += step.size_bytes
-            found.append(total)
+            written += step.size_bytes
+            found.append(written)
         return tuple(found)
 
 
 def schedule(
-    plan: Conversion,
-    made: Collection[str],
-    sizes: Mapping[str, int],
-    also: Collection[str] = (),
+    plan: Conversion, made: Collection[str], source: Shards, also: Collection[str] = ()
 ) -> Schedule:
     """Returns the steps of a conversion that are left.
 
     Args:
         made: the files of the pack that are there.
-        sizes: the bytes of each file of the checkpoint.
+        source: the files of the checkpoint.
         also: files of the checkpoint that somebody wants to look at in any case.
     """
     left = [file for file in plan.ordered if file.name not in made]
     steps = [Step(file.name, file.size_bytes, plan.needs[file.name]) for file in left]
     if steps:  # whatever nobody needs comes last
         unseen = frozenset(also).difference(*(step.needs for step in steps))
-        steps[-1] = replace(steps[-1], needs=steps[-1].needs | unseen)
+        steps[-1] = replace(steps[-1], needs={**steps[-1].needs, **dict.fromkeys(unseen, ())})
     written = sum(file.size_bytes for file in plan.files if file.name in made)
-    return Schedule(tuple(steps), sizes, written)
+    return Schedule(tuple(steps), source, written)

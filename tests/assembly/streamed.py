@@ -23,13 +23,14 @@ Files = dict[str, bytes]
 Case = tuple[Files, Files]
 
 
-def make_case(folder: Path) -> Case:
+def make_case(folder: Path, n_shards: int = N_SHARDS) -> Case:
     """The repository, and the pack that a pull and a conversion give."""
     source, pack = folder / "source", folder / "pack"
     source.mkdir()
     stored = sources(CONFIG)
     weight_map = {}
-    for file, its in _shards({name: stored[name] for name in sorted(stored, key=_natural)}).items():
+    in_order = {name: stored[name] for name in sorted(stored, key=_natural)}
+    for file, its in _shards(in_order, n_shards).items():
         write_file(source / file, its, {"format": "pt"})
         weight_map.update(dict.fromkeys(its, file))
     (source / "config.json").write_text(json.dumps(CONFIG))
@@ -48,14 +49,14 @@ def weights(files: Files) -> dict[str, int]:
     return {name: len(data) for name, data in files.items() if name.endswith(".safetensors")}
 
 
-def _shards(stored: Stored) -> dict[str, Stored]:
+def _shards(stored: Stored, n_shards: int) -> dict[str, Stored]:
     """The tensors as a hub has them: layer after layer, in files of about one size."""
     total = sum(len(data) for _, _, data in stored.values())
     files: dict[str, Stored] = {}
     before = 0
     for name, each in stored.items():
-        number = min(N_SHARDS - 1, before * N_SHARDS // total)
-        files.setdefault(f"model-{number + 1:05}-of-{N_SHARDS:05}.safetensors", {})[name] = each
+        number = min(n_shards - 1, before * n_shards // total)
+        files.setdefault(f"model-{number + 1:05}-of-{n_shards:05}.safetensors", {})[name] = each
         before += len(each[2])
     return files
 

@@ -4,7 +4,6 @@ interrupts it, with little on the disk at a time and little fetched twice."""
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from assembly.streamed import CHUNK, HEADER, N_SHARDS, NAME, Case, contents_of, make_case, weights
 from store.fake_hub import COMMIT, Fault, Hub, serve
 
+from ktcli import holes
 from ktcli.assembly.prepare import prepare
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.stream import begun_stream, stream_model
@@ -22,11 +22,13 @@ from ktcli.errors import BadCheckpoint, HubError
 from ktcli.hardware.disk import read_disk
 from ktcli.main import main
 from ktcli.output import out
-from ktcli.store import library, transfer
+from ktcli.store import contents, library, transfer
 from ktcli.store.partial import PartialFile
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse
 from ktcli.weights.writer import FileWriter
+
+BLOCKS = 2 * 4096  # of a file, of which a block is given back only as a whole
 
 
 @pytest.fixture(scope="module")
@@ -114,48 +116,79 @@ def test_a_file_that_is_always_damaged_is_named_and_costs_nothing_else(
 
 
 class Disk:
-    """Counts the bytes on the disk: each write adds, each removal takes away."""
+    """Looks after each write at what a folder takes on the disk, by the blocks that its files have."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.now = self.peak = 0
-        self._lock = threading.Lock()
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder, self.peak = folder, 0
         for owner in (PartialFile, FileWriter):
-            patch.setattr(owner, "_put", self._counted(owner._put))
-        unlink = Path.unlink
+            patch.setattr(owner, "_put", self._watched(owner._put))
 
-        def remove(path: Path, missing_ok: bool = False) -> None:
-            size = path.stat().st_size if path.suffix == ".safetensors" else 0
-            unlink(path, missing_ok)
-            self.add(-size)
-
-        patch.setattr(Path, "unlink", remove)
-
-    def _counted(self, put: Callable[..., None]) -> Callable[..., None]:
-        def counted(file: Any, *args: Any) -> None:
-            self.add(len(args[-1]))
+    def _watched(self, put: Callable[..., None]) -> Callable[..., None]:
+        def watched(file: Any, *args: Any) -> None:
             put(file, *args)
+            self.peak = max(self.peak, contents.written_bytes(self.folder))
 
-        return counted
-
-    def add(self, n_bytes: int) -> None:
-        with self._lock:
-            self.now += n_bytes
-            self.peak = max(self.peak, self.now)
+        return watched
 
 
-@pytest.mark.parametrize("pace_s", [0.0005, pytest.param(0, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("pace_s", "wide"),
+    [
+        (0.0005, True),
+        pytest.param(0, False, marks=pytest.mark.thorough),
+        pytest.param(0, True, marks=pytest.mark.thorough),
+    ],
+)
 def test_the_disk_holds_the_pack_and_three_files(
-    hub: Hub, case: Case, monkeypatch: pytest.MonkeyPatch, pace_s: float
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, pace_s: float, wide: bool
 ) -> None:
-    """Whether the hub is slower than the conversion or faster."""
+    """Whether the hub is slower than the conversion or faster, also where a layer lies in several files."""
+    folder = tmp_path / "home"
+    if wide:
+        (tmp_path / "wide").mkdir()
+        case = make_case(tmp_path / "wide", n_shards=14)
+        hub.repositories[NAME] = dict(case[0])
     files, pack = case
     hub.pace_s = pace_s
-    disk = Disk(monkeypatch)
+    disk = Disk(folder, monkeypatch)
     stream_model(parse(NAME))
-    small = N_SHARDS * HEADER + sum(map(len, files.values())) - sum(weights(files).values())
+    assert pack_of(case) == pack
+    sizes = weights(files)
+    small = (HEADER + BLOCKS) * len(sizes) + sum(map(len, files.values())) - sum(sizes.values())
     whole = sum(len(data) for name, data in pack.items() if name.endswith(".safetensors"))
-    assert disk.now <= whole + small
-    assert whole < disk.peak <= whole + 3 * max(weights(files).values()) + small
+    assert contents.written_bytes(folder) <= whole + small
+    assert whole < disk.peak <= whole + 3 * max(sizes.values()) + small
+
+
+def test_a_layer_that_is_lost_again_is_made_of_what_is_fetched_again(
+    hub: Hub, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was made from may be gone, out of files that are still here."""
+
+    def leave(self: HubSupply) -> None:
+        if self._done > 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HubSupply, "tell", leave)
+        with pytest.raises(KeyboardInterrupt):
+            stream_model(parse(NAME))
+    (begun,) = library.matching(NAME)
+    (begun.path / "layer-00000.safetensors").unlink()
+    here = (begun.path / ".kt-stream" / "shards").glob("*.safetensors")
+    assert any(path.stat().st_blocks * 512 < path.stat().st_size for path in here)
+    stream_model(parse(NAME))
+    assert pack_of(case) == case[1]
+
+
+@pytest.mark.thorough
+def test_a_disk_that_gives_no_room_back_holds_whole_files(
+    hub: Hub, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holes, "can_punch", lambda folder: False)
+    monkeypatch.setattr(holes, "punch", None)
+    stream_model(parse(NAME))
+    assert pack_of(case) == case[1]
 
 
 def test_a_model_that_cannot_be_converted_is_refused_before_its_weights(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from chat.fake_engine import TEMPLATE, VOCAB, FakeEngine, speaker, write_tokenizer
 
-from ktcli.assembly.prepare import Ready
+from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.commands import piped, wording
@@ -42,7 +42,7 @@ class Run:
         self.context = self.most = 4096
         write_tokenizer(folder)
 
-    def find(self, name: str, wanted: Wanted, check: object = None, **_: object) -> Ready:
+    def find(self, name: str) -> Ready:
         self.names.append(name)
         return Ready(name, self.folder)
 
@@ -63,7 +63,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     made = Run(tmp_path, capsys)
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("KT_CACHE", "0")  # what is fake is not stored
-    monkeypatch.setattr("ktcli.assembly.talking.prepare", made.find)
+    monkeypatch.setattr("ktcli.assembly.talking.at_hand", made.find)
     monkeypatch.setattr("ktcli.assembly.talking.load", made.load)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     return made

@@ -25,7 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     made = Run(tmp_path, capsys)
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("KT_CACHE", "0")  # what is fake is not stored
-    monkeypatch.setattr("ktcli.assembly.talking.prepare", made.find)
+    monkeypatch.setattr("ktcli.assembly.talking.at_hand", made.find)
     monkeypatch.setattr("ktcli.assembly.talking.load", made.load)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     return made

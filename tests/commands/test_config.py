@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ktcli import config, settingsfile
-from ktcli.assembly.prepare import Ready
+from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.config import Origin
 from ktcli.engine.drafting import DraftWish
@@ -156,7 +156,7 @@ def run(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("KT_CACHE", "0")  # what is fake is not stored
-    monkeypatch.setattr("ktcli.assembly.talking.prepare", made.find)
+    monkeypatch.setattr("ktcli.assembly.talking.at_hand", made.find)
     monkeypatch.setattr("ktcli.assembly.talking.load", made.load)
     return made
 

@@ -84,7 +84,7 @@ def test_formats_depths_and_caches_against_the_first(capsys: Capture) -> None:
         assert pair["delta_nll"]["mean"] == pytest.approx(nll["mean"] - first["nll"]["mean"])
         assert 0 < pair["kl"]["mean"] < 0.5 and 0.5 < pair["same_top_token"]["mean"] < 1
     cache, late = (others[i]["against_first"] for i in (0, 1))
-    assert cache["kl"]["high"] < 0.002 and late["delta_nll"]["low"] > 0.01
+    assert cache["kl"]["high"] < late["kl"]["low"] / 50 and late["delta_nll"]["low"] > 0.01
 
 
 def test_a_model_against_itself_is_the_same(capsys: Capture) -> None:

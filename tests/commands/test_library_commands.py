@@ -184,7 +184,7 @@ def test_verify(capsys: Capture) -> None:
         "model.safetensors": "has other bytes than its hash says",
     }
     assert main(["verify", "org--repo"]) == 5
-    assert "kt rm org--repo && kt pull hf:org/repo\n" in capsys.readouterr().out
+    assert "repair it with: kt verify org--repo --repair\n" in capsys.readouterr().out
 
 
 def test_verify_looks_at_the_manifest_of_a_pack_too(capsys: Capture) -> None:
@@ -541,17 +541,6 @@ def test_a_damaged_library_is_said_in_a_sentence(
     assert "Traceback" not in said.err
     if code and arguments != ["doctor"] and arguments[0] != "verify":
         assert said.err.count("error:") == 1
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-@pytest.mark.parametrize("arguments", READERS, ids=" ".join)
-def test_an_unreadable_library(arguments: list[str], home: Path, capsys: Capture) -> None:
-    home.mkdir(mode=0)
-    try:
-        assert main(arguments) not in (0, 70)
-    finally:
-        home.chmod(0o700)
-    assert "Traceback" not in capsys.readouterr().err
 
 
 BAD = [

@@ -68,7 +68,7 @@ def test_a_damaged_pack_is_made_again_without_removing_its_model(
     ids = ["--ids", str(tmp_path / "ids"), "--out", str(tmp_path / "out")]
     more = ids if command == "logits" else []
     error = document([command, name, *more], capsys, 5)["error"]
-    assert error["hint"] == f"make it again with: kt rm {name} && kt convert {name}"
+    assert error["hint"] == f"repair it with: kt verify {name} --repair"
 
 
 def test_a_folder_finds_the_packs_made_from_it(model: Path, pack: Path, capsys: Capture) -> None:
@@ -94,7 +94,7 @@ def test_a_damaged_layer_is_made_again_from_the_folder(
     assert heat.add(pack, counts)
     layer.write_bytes(right[:-1])
     assert main(["verify", str(model)]) == 5
-    assert f"kt verify --repair {model.name}@int4-int8" in capsys.readouterr().out
+    assert f"kt verify {model.name}@int4-int8 --repair" in capsys.readouterr().out
     report = document(["verify", "--all", "--repair"], capsys)["models"][0]
     assert report["repaired"] == [layer.name] and layer.read_bytes() == right
     kept = heat.read(pack, (2, 4))  # which experts were chosen is a fact of the model

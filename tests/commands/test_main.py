@@ -338,10 +338,17 @@ def test_nothing_but_text_goes_to_a_pipe() -> None:
 # --- the reference ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [reference.PAGE, reference.MANUAL], ids=lambda path: path.name)
-def test_the_reference_is_not_stale(path: Path) -> None:
-    fresh = reference.page() if path == reference.PAGE else reference.manual()
-    assert path.read_text(encoding="utf-8") == fresh, (
+@pytest.mark.parametrize(
+    ("path", "fresh"),
+    [
+        (reference.PAGE, reference.page),
+        (reference.MANUAL, reference.manual),
+        (reference.DATA, reference.data),
+    ],
+    ids=["page", "manual", "data"],
+)
+def test_the_reference_is_not_stale(path: Path, fresh: Callable[[], str]) -> None:
+    assert path.read_text(encoding="utf-8") == fresh(), (
         f"{path.name} is stale: python docs/reference.py"
     )
 

@@ -13,7 +13,7 @@ from chat.fake_engine import FakeEngine, write_tokenizer
 
 from ktcli.assembly import talking
 from ktcli.assembly.listener import SILENT
-from ktcli.assembly.prepare import Ready
+from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.talking import Opening, open_model
 from ktcli.chat.adjust import changed

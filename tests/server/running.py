@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,13 +50,17 @@ def scripted(
 
 @contextmanager
 def running(
-    speaker: Speaker, rules: Rules | None = None, limits: Limits | None = None
+    speaker: Speaker,
+    rules: Rules | None = None,
+    limits: Limits | None = None,
+    more: Sequence[socket.socket] = (),
 ) -> Iterator[Running]:
-    """Serves a model while the context lasts."""
+    """Serves a model while the context lasts, at further sockets too."""
     ready = threading.Event()
     listening = tcp_socket("127.0.0.1", 0)
     port = listening.getsockname()[1]
-    service = Service(speaker, [listening], rules or Rules(), limits or Limits(), ready=ready.set)
+    sockets = [listening, *more]
+    service = Service(speaker, sockets, rules or Rules(), limits or Limits(), ready=ready.set)
     serving = Serving(service)
     thread = threading.Thread(target=serving.run)
     thread.start()

@@ -17,12 +17,13 @@ from server.running import Running, running, scripted
 
 from ktcli.engine.request import Finish, Finished, GenerationRequest
 from ktcli.engine.scheduler import Limits
-from ktcli.errors import Busy, UsageError
+from ktcli.errors import Busy, NotFound, UsageError
 from ktcli.main import main
 from ktcli.server import answering, guard, listening
 from ktcli.server.enginethread import EngineThread
 from ktcli.server.house import Rules
 from ktcli.server.listening import tcp_socket, unix_socket
+from ktcli.server.neighbours import connected, neighbours, socket_path, status_of
 
 LONG = "x" * 3000  # an answer that goes on until it is cancelled
 
@@ -260,7 +261,9 @@ def test_sockets_say_what_is_wrong_with_them(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_command_serves_the_built_in_model_and_ends_at_a_signal() -> None:
+def test_the_command_serves_the_built_in_model_and_ends_at_a_signal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with tcp_socket("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "ktcli", "serve", "kt-mini", "--port", str(port)]
@@ -270,11 +273,60 @@ def test_the_command_serves_the_built_in_model_and_ends_at_a_signal() -> None:
             if "serving" in line:
                 break
         answer = ask(Running(port, None), "What is kt?", max_tokens=9)  # type: ignore[arg-type]
+        found = next(each for each in neighbours() if each.pid == process.pid)
+        assert main(command[3:]) == Busy.exit_code
+        assert f"a server of kt-mini has port {port} already" in capsys.readouterr().err
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
         assert process.wait(20) == 0
     assert answer.json()["choices"][0]["message"]["content"]
     assert "POST /v1/chat/completions 200" in rest and "What is kt" not in rest
+    assert (found.memory_bytes or 0) > 1 << 20 and not found.socket.exists()
+    assert found.status and found.status.address == f"http://127.0.0.1:{port}"
+    assert found.is_meant_by("kt-mini") and found.is_meant_by(str(port))
+
+
+def test_the_socket_of_its_owner_needs_no_key(tmp_path: Path) -> None:
+    path = tmp_path / ("long" * 40) / "1.sock"
+    model, rules = scripted(tmp_path, script), Rules("secret")
+    with unix_socket(path) as owners, running(model, rules, more=[owners]) as server:
+        assert requests.get(f"{server.url}/server", timeout=9).status_code == 401
+        with connected(path) as connection:
+            status = status_of(connection)
+    assert status is not None and (status.model, status.context) == ("fake", 4096)
+
+
+LISTENS = """
+import socket, sys
+made = socket.socket(socket.AF_UNIX)
+made.bind(sys.argv[1])
+made.listen()
+print(flush=True)
+while True:
+    made.accept()
+"""
+
+
+def test_a_server_that_does_not_answer_is_listed_and_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    monkeypatch.setattr("ktcli.server.neighbours.ANSWER_S", 0.5)
+    path = socket_path(7)
+    with unix_socket(path):
+        pass  # what a server that was killed left behind is none
+    assert main(["stop"]) == NotFound.exit_code and main(["stop", "--all"]) == 0
+    path.unlink()
+    command = [sys.executable, "-S", "-c", LISTENS, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline()
+        assert main(["ps"]) == 0 and main(["stop", "8"]) == NotFound.exit_code
+        said = capsys.readouterr()
+        assert "(loading)" in said.out and str(process.pid) in said.out
+        assert "no server runs 8" in said.err
+        assert main(["stop", "7"]) == 0
+        assert process.wait(9) == -signal.SIGTERM
+    assert neighbours() == []
 
 
 @pytest.mark.parametrize(
@@ -293,12 +345,12 @@ def test_the_command_refuses_before_it_loads(
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    from ktcli.commands.serve import _key
+    from ktcli.commands.api_key import given_key
 
     file = tmp_path / "key"
     file.write_text("secret\n")
     file.chmod(0o644)
     with pytest.raises(UsageError, match="others can read"):
-        _key(file)
+        given_key(None, file)
     file.chmod(0o600)
-    assert _key(file) == "secret"
+    assert given_key(None, file) == "secret"

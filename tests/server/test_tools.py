@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,8 +58,10 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=MODELS)
-def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenAI]:
+@pytest.fixture(params=MODELS, scope="module")
+def client(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OpenAI]:
     tells, more, said, end = MODELS[request.param]
     template = f"{{# {tells} #}}{TEMPLATE.replace('<|end|>', end)}"
 
@@ -70,7 +71,8 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenAI]:
         plain = f"you said {question}"
         return plain if end == END else f"<|channel|>final<|message|>{plain}{end}"
 
-    speaker = scripted(tmp_path, script, template=template, more=more, end=end)
+    folder = tmp_path_factory.mktemp("model")
+    speaker = scripted(folder, script, template=template, more=more, end=end)
     with running(speaker) as server, OpenAI(base_url=f"{server.url}/v1", api_key="x") as found:
         yield found
 

@@ -36,7 +36,8 @@ def test_it_says_what_the_whole_checkpoint_says(tmp_path: Path) -> None:
         assert head.digest == whole.digest
         assert head.parts == whole.parts
         assert check(model, head) == check(model, whole)
-        assert needed(model.tensors, head) == sizes.keys()
+        asked = needed(model.tensors, head)
+        assert asked == {name: ((head.data_start(name), size),) for name, size in sizes.items()}
         for name in sizes:
             head.arrived(name, source / name)
         for part in whole.parts.values():
@@ -75,3 +76,16 @@ def test_a_bias_that_was_taken_for_zeros_is_looked_at(tmp_path: Path, value: int
         else:
             head.arrived(file, source / file)
         assert head.presumed == set()
+
+
+def test_what_is_not_on_the_disk_any_more_is_never_read(tmp_path: Path) -> None:
+    source = random_checkpoint(tmp_path / "source", QWEN3)
+    sizes = headers(source, tmp_path / "head")
+    with Arriving(tmp_path / "head", sizes) as head:
+        first, second, *_ = sorted(head.parts.values(), key=lambda part: part.entry.offset)
+        head.arrived(first.file, source / first.file)
+        at = second.entry.offset
+        head.lost(first.file, ((at, at + second.entry.size_bytes),))
+        head.read(Read(first.file, first.entry.offset, first.entry.size_bytes))
+        with pytest.raises(AssertionError, match="too late"):
+            head.read(Read(first.file, at - 2, 4))

@@ -29,11 +29,13 @@ class WantedCalls:
         tools: those that may be called, in the order of their names.
         several: whether there may be more than one call.
         field: what errors call it.
+        free: whether a text may stand before them, behind them, or in their place.
     """
 
     tools: Tools
     several: bool
     field: str
+    free: bool = False
 
 
 def write_calls(writer: GrammarWriter, style: CallStyle, wanted: WantedCalls) -> str:
@@ -43,16 +45,31 @@ def write_calls(writer: GrammarWriter, style: CallStyle, wanted: WantedCalls) ->
         UsageError: a tool cannot be called so.
     """
     made = _CallWriter(writer, style, wanted)
-    calls = [made.call(at, name) for at, name in enumerate(wanted.tools.parameters)]
-    call = writer.rule("call", " | ".join(calls))
-    if style.arguments is Arguments.OBJECT and not style.end:
-        if style.bare:
-            return call
-        more = f' (", " {call})*' if wanted.several else ""
-        return f'{writer.text(style.begin)} " "? "[" {call}{more} "]"'
-    many = f"{call} ({_LINE} {call})*" if wanted.several else call
-    opened, closed = map(writer.text, style.section)
-    return f"{opened} {_LINE} {many} {_LINE} {closed}" if opened else many
+    rests = [made.rest(at, name) for at, name in enumerate(wanted.tools.parameters)]
+    rest, begin = writer.rule("rest", " | ".join(rests)), writer.text(style.begin)
+    opening, closing = style.section
+    if style.arguments is Arguments.OBJECT and not style.end and not style.bare:
+        more = f' (", " {rest})*' if wanted.several else ""
+        rest = writer.rule("list", f'" "? "[" {rest}{more} "]"')
+    elif opening:
+        more = f" ({_LINE} {begin} {rest})*" if wanted.several else ""
+        whole = f"{_LINE} {begin} {rest}{more} {_LINE} {writer.text(closing)}"
+        rest = writer.rule("section", whole)
+    if wanted.free:
+        return _with_text(writer, style, rest, several=wanted.several)
+    if opening or style.bare or not style.end:
+        first = "" if style.bare else writer.text(opening) or begin
+        again = wanted.several and not opening and style.arguments is Arguments.JSON
+        return f"{first} {rest}" + (f" ({begin} {rest})*" if again else "")
+    return f"{begin} {rest}" + (f" ({_LINE} {begin} {rest})*" if wanted.several else "")
+
+
+def _with_text(writer: GrammarWriter, style: CallStyle, rest: str, *, several: bool) -> str:
+    """Calls in a text, which holds none of the marks that open them."""
+    opening = style.section[0]
+    lead = writer.until(opening or style.begin, "lead", style.begin if opening else "")
+    tail = writer.without((opening, style.begin), "TAIL")
+    return f"({lead} {rest})* {tail}?" if several else f"({lead} {rest} | {tail})?"
 
 
 class _CallWriter:
@@ -61,34 +78,32 @@ class _CallWriter:
     def __init__(self, writer: GrammarWriter, style: CallStyle, wanted: WantedCalls) -> None:
         self._writer, self._style, self._wanted = writer, style, wanted
 
-    def call(self, at: int, name: str) -> str:
-        """Adds the rule of a call of one tool, number `at`, and returns its name."""
+    def rest(self, at: int, name: str) -> str:
+        """Adds the rule of a call of one tool, number `at`, behind the mark that begins it; returns its name."""
         where = f"{self._wanted.field}: the parameters of {name[:60]}"
         schema = checked_schema({"type": "object", **self._wanted.tools.parameters[name]}, where)
         style, text = self._style, self._writer.text
         if style.arguments is Arguments.OBJECT:
-            return self._writer.rule(f"call_{at}", self._object(at, name, schema))
+            return self._writer.rule(f"rest_{at}", self._object(at, name, schema))
         if not NAME_PATTERN.fullmatch(name):
             raise UsageError(
                 f"{self._wanted.field}: the tool {name[:60]!r} has a name that this model cannot write"
             )
         index = '":" /[0-9]{1,3}/' if style.indexed else ""
-        head = f"{text(style.begin + style.prefix + name)} {index} {text(style.name_end)}"
+        head = f"{text(style.prefix + name)} {index} {text(style.name_end)}"
         if style.arguments is Arguments.JSON:
             opened, closed = map(text, style.fence)
             body = f"{opened} {self._writer.schema(schema, f'args_{at}')} {closed}"
         else:
             body = f"{_LINE} {self._pairs(at, name, schema)}"
-        return self._writer.rule(f"call_{at}", f"{head} {body} {text(style.end)}")
+        return self._writer.rule(f"rest_{at}", f"{head} {body} {text(style.end)}")
 
     def _object(self, at: int, name: str, schema: dict[str, Any]) -> str:
         key = "parameters" if self._style.bare else "arguments"
         head = self._writer.text(f'{{"name": {json.dumps(name)}, "{key}": ')
         inner = f'{head} {self._writer.schema(schema, f"args_{at}")} "}}"'
-        if not self._style.end:
-            return inner
-        begin, end = self._writer.text(self._style.begin), self._writer.text(self._style.end)
-        return f"{begin} {_LINE} {inner} {_LINE} {end}"
+        end = self._writer.text(self._style.end)
+        return f"{_LINE} {inner} {_LINE} {end}" if end else inner
 
     # --- arguments in pairs ------------------------------------------------------------------
 

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.chat.calls.styles import CallStyle
 from ktcli.chat.grammar.form import Form
 from ktcli.chat.grammar.vocabulary import read_vocabulary
+from ktcli.chat.grammar.whole import Shape, grammar_of
 from ktcli.chat.speaker import Speaker
 from ktcli.chat.tokenizer import Tokenizer
 from ktcli.errors import KtError, UsageError
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     import llguidance
 
 COMPILE_S = 10.0  # llguidance's own limits end almost everything within one
+GRAMMAR_CHARS = 1 << 20  # of all schemas that one answer is held to
 KEPT = 64  # compiled grammars
 KEPT_CHARS = 4 << 20  # of their texts
 # llguidance's limits: what is built once, and what each token may take (about 15 ms).
@@ -110,25 +113,29 @@ class GrammarCompiler:
         """Reads the vocabulary on another thread, once, if no grammar was compiled before."""
         return self._workers.submit(self._read)
 
-    def ask(self, grammar: str, field: str, count: int) -> Future[list[GrammarConstraint]]:
+    def ask(
+        self, shape: Shape, style: CallStyle | None, prompt: str | None, count: int
+    ) -> Future[list[GrammarConstraint]]:
         """Compiles on another thread, see `constraints`."""
-        return self._workers.submit(self.constraints, grammar, field, count)
+        return self._workers.submit(self.constraints, shape, style, prompt, count)
 
-    def constraints(self, grammar: str, field: str, count: int = 1) -> list[GrammarConstraint]:
-        """The constraints of as many answers.
+    def constraints(
+        self, shape: Shape, style: CallStyle | None, prompt: str | None, count: int = 1
+    ) -> list[GrammarConstraint]:
+        """The constraints of as many answers; the other arguments are those of `grammar_of`.
 
-        Args:
-            grammar: as llguidance takes it, see `whole.grammar_of`.
-            field: what errors call it.
         Raises:
-            UsageError: the grammar is wrong, or beyond a limit.
+            UsageError: the shape is wrong, or beyond a limit.
         """
+        grammar = grammar_of(shape, self._tokenizer, style, prompt)
+        if len(grammar) > GRAMMAR_CHARS:
+            raise UsageError(f"{shape.field} asks for schemas of more than {GRAMMAR_CHARS:,} bytes")
         with self._lock:
             found = self._kept.get(grammar)
             if found is not None:
                 self._kept.move_to_end(grammar)
         if found is None:
-            found = self._compiled(grammar, field)
+            found = self._compiled(grammar, shape.field)
             self._keep(grammar, found)
         return [GrammarConstraint(found.deep_copy(), self._size) for _ in range(count)]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from ktcli.chat.grammar.schema import checked_schema
+from ktcli.chat.grammar.schema import SCHEMA_BYTES, checked_schema
 from ktcli.errors import UsageError
 
 GRAMMAR_BYTES = 64 << 10
@@ -28,98 +28,83 @@ class Notation(Enum):
     """The ways to say what a text must be."""
 
     SCHEMA = "JSON schema"
+    CHOICE = "list of texts"
     REGEX = "regular expression"
     LARK = "Lark grammar"
-    GBNF = "GBNF grammar"
+    GBNF = "GBNF grammar"  # or Lark's: which of both is seen in it
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a text must be.
+    """What a text must be, as it was said; nothing of it is checked before `part`.
 
     Attributes:
-        text: the schema as JSON, the expression, or the grammar.
+        said: the schema, as an object or as JSON; the texts; the expression or the grammar.
         field: what errors call it.
     """
 
     notation: Notation
-    text: str
+    said: Any
     field: str
 
     @classmethod
     def of_schema(cls, schema: Any, field: str) -> Form:
-        """JSON of a schema.
-
-        Raises:
-            UsageError: it is no schema, or beyond a limit.
-        """
-        return cls(Notation.SCHEMA, json.dumps(checked_schema(schema, field)), field)
-
-    @classmethod
-    def of_schema_text(cls, text: str, field: str) -> Form:
-        """JSON of a schema that is written as JSON.
-
-        Raises:
-            UsageError: it is no JSON, no schema, or beyond a limit.
-        """
-        try:
-            return cls.of_schema(json.loads(text), field)
-        except (ValueError, RecursionError) as error:
-            why = " ".join(str(error).split())[:100]
-            raise UsageError(f"{field} is no JSON schema: it is not JSON: {why}") from error
+        """JSON of a schema."""
+        return cls(Notation.SCHEMA, schema, field)
 
     @classmethod
     def of_object(cls, field: str) -> Form:
         """Any JSON object."""
-        return cls.of_schema({"type": "object"}, field)
-
-    @classmethod
-    def of_choice(cls, texts: Any, field: str) -> Form:
-        """One of some texts.
-
-        Raises:
-            UsageError: they are none, or beyond a limit.
-        """
-        if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
-            raise UsageError(f"{field} is no list of texts")
-        rules = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-        return cls.of_grammar(Notation.LARK, f"start: {rules}", field)
-
-    @classmethod
-    def of_grammar(cls, notation: Notation, text: Any, field: str) -> Form:
-        """A regular expression, or a grammar.
-
-        Raises:
-            UsageError: it is no text, or beyond a limit.
-        """
-        if not isinstance(text, str) or not text:
-            raise UsageError(f"{field} is no {notation.value}: a text is needed")
-        size = len(text.encode("utf-8", "replace"))
-        if size > GRAMMAR_BYTES:
-            raise UsageError(f"{field} has {size:,} bytes, it can have {GRAMMAR_BYTES:,}")
-        return cls(notation, text, field)
+        return cls(Notation.SCHEMA, {"type": "object"}, field)
 
     def part(self, name: str) -> Part:
         """The form as one of llguidance's grammars.
 
         Raises:
-            UsageError: GBNF that cannot be read.
+            UsageError: it is none, or beyond a limit.
         """
         if self.notation is Notation.SCHEMA:
-            return schema_part(json.loads(self.text), name)
-        from llguidance import LLMatcher
+            schema = _read(self.said, self.field) if isinstance(self.said, str) else self.said
+            return schema_part(checked_schema(schema, self.field), name)
+        said = self._choice() if self.notation is Notation.CHOICE else self.said
+        if not isinstance(said, str) or not said:
+            raise UsageError(f"{self.field} is no {self.notation.value}: a text is needed")
+        size = len(said.encode("utf-8", "replace"))
+        if size > GRAMMAR_BYTES:
+            raise UsageError(f"{self.field} has {size:,} bytes, it can have {GRAMMAR_BYTES:,}")
+        return {"name": name, "lark_grammar": self._lark(said)}
+
+    def _choice(self) -> str:
+        texts = self.said
+        if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
+            raise UsageError(f"{self.field} is no {self.notation.value}")
+        return f"start: {' | '.join(json.dumps(text, ensure_ascii=False) for text in texts)}"
+
+    def _lark(self, said: str) -> str:
+        if self.notation is Notation.REGEX:
+            from llguidance import LLMatcher
+
+            made = json.loads(LLMatcher.grammar_from_regex(said))
+            return str(made["grammars"][0]["lark_grammar"])
+        if self.notation is not Notation.GBNF:
+            return said
         from llguidance.gbnf_to_lark import any_to_lark
 
-        if self.notation is Notation.REGEX:
-            made = LLMatcher.grammar_from_regex(self.text)
-            return {**json.loads(made)["grammars"][0], "name": name}
-        if self.notation is Notation.LARK:
-            return {"name": name, "lark_grammar": self.text}
         try:
-            return {"name": name, "lark_grammar": any_to_lark(self.text)}
+            return any_to_lark(said)
         except Exception as error:  # the library's own, of many kinds
             why = " ".join(str(error).split())[:150]
-            raise UsageError(f"{self.field} is no GBNF grammar: {why}") from error
+            raise UsageError(f"{self.field} is no {self.notation.value}: {why}") from error
+
+
+def _read(text: str, field: str) -> Any:
+    if len(text) > 4 * SCHEMA_BYTES:  # blanks and all
+        raise UsageError(f"{field} has {len(text):,} characters, it can have {4 * SCHEMA_BYTES:,}")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        why = " ".join(str(error).split())[:100]
+        raise UsageError(f"{field} is no JSON schema: it is not JSON: {why}") from error
 
 
 def schema_part(schema: dict[str, Any], name: str) -> Part:

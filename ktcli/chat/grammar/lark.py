@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 
 from ktcli.chat.grammar.form import Part, schema_part
 from ktcli.chat.tokenizer import Tokenizer
@@ -21,7 +22,7 @@ class GrammarWriter:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         special = {token.text: token.id for token in tokenizer.added if token.special}
-        self._special = special
+        self._special, self._added = special, tokenizer.added
         words = sorted((re.escape(word) for word in special if word), key=len, reverse=True)
         self._words = re.compile("|".join(words)) if words else None
         self._rules: dict[str, str] = {_LINE: r'"\n"'}
@@ -46,22 +47,40 @@ class GrammarWriter:
         id = self._special.get(word)
         return "" if id is None else f"<[{id}]>"
 
+    def token(self, word: str) -> str:
+        """An added token, special or not, which is not spelled; empty if there is none of this name."""
+        id = next((token.id for token in self._added if token.text == word), None)
+        return "" if id is None else f"<[{id}]>"
+
     def text(self, text: str) -> str:
         """A text that stands there, special tokens in it as such; empty for an empty one."""
         return " ".join(each for each, _ in self._pieces(text))
 
-    def until(self, mark: str, name: str) -> str:
-        """Any text, and the mark behind it, which it does not hold; adds rules that begin with `name`."""
+    def until(self, mark: str, name: str, but: str = "") -> str:
+        """Any text, and the mark behind it; neither the mark nor `but` is in the text. Adds rules that begin with
+        `name`."""
         pieces = self._pieces(mark)
         if all(plain for _, plain in pieces):
-            return self.rule(name, f"/{ANY}/", f"[suffix={_quoted(mark)}]")
+            if not self._is_plain(but):
+                return self.rule(name, f"/{ANY}/", f"[suffix={_quoted(mark)}]")
+            end = _escaped(mark)
+            rest = f"~/{ANY}{end}(?s:.+)/ & ~/{ANY}{_escaped(but)}{ANY}/"
+            return self.rule(name.upper(), f"/{ANY}{end}/ & {rest}")
         first, plain = pieces[0]
         before = json.loads(first) if plain else ""
-        rest = pieces[1:] if plain else pieces
+        rest_ = " ".join(each for each, _ in (pieces[1:] if plain else pieces))
         # Special tokens are never part of a text, so it ends before the first.
         self.rule(name.upper(), f"/{ANY}{_escaped(before)}/" if before else "/(?s:.+)/")
-        rest_ = " ".join(each for each, _ in rest)
         return self.rule(name, f"{name.upper()}{'' if before else '?'} {rest_}")
+
+    def without(self, marks: Iterable[str], name: str) -> str:
+        """Any text that holds none of some marks, one letter at least; adds a rule of this name."""
+        plain = [f" & ~/{ANY}{_escaped(mark)}{ANY}/" for mark in marks if self._is_plain(mark)]
+        return self.rule(name, f"/(?s:.+)/{''.join(plain)}")
+
+    def _is_plain(self, mark: str) -> bool:
+        """Tells whether a mark can be part of a text: special tokens cannot."""
+        return bool(mark) and all(plain for _, plain in self._pieces(mark))
 
     def whole(self, start: str) -> str:
         """The grammar as llguidance takes it."""

@@ -14,12 +14,15 @@ SCHEMA_BYTES = 256 << 10
 SCHEMA_DEPTH = 64  # lists and objects in each other
 # Keys whose values are no schemas.
 _VALUES = frozenset({"const", "enum", "default", "examples", "example", "x-guidance"})
-_MOST = 4096  # entries of one object or list
+_COMBINING = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "$ref"})
+_OTHERS = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
+_PAIRS = 10_000  # of branches that are compared
 _REFS = 16  # references that are followed, one to the next
 
 
 def checked_schema(schema: Any, field: str) -> dict[str, Any]:
-    """A schema as it is compiled: within limits, and with `anyOf` for each `oneOf` whose branches exclude each other.
+    """A schema as it is compiled: within limits, with `anyOf` for each `oneOf` whose branches exclude each other, and
+    without properties that it does not name where it says nothing of them: some models would not come to an end.
 
     Args:
         field: what errors call it.
@@ -30,50 +33,108 @@ def checked_schema(schema: Any, field: str) -> dict[str, Any]:
         schema = {}
     if not isinstance(schema, Mapping):
         raise UsageError(f"{field} is no JSON schema: an object is needed")
-    _require_shallow(schema, field)
+    _require_small(schema, field)
     size = len(json.dumps(schema))
     if size > SCHEMA_BYTES:
-        raise UsageError(f"{field} has {size:,} bytes, it can have {SCHEMA_BYTES:,}")
-    found = _apart(schema, schema)
-    assert isinstance(found, dict)
-    return found
+        raise _too_large(field)
+    found = _Branches(schema).apart(schema)
+    return dict(found if _combines(found) else _closed(found))
 
 
-def _require_shallow(schema: Any, field: str) -> None:
-    """Refuses what is nested too deep, or has too many entries in one place; without recursion."""
-    level: list[Any] = [schema]
-    for depth in range(SCHEMA_DEPTH + 1):
-        if not level:
+def _require_small(schema: Any, field: str) -> None:
+    """Refuses what is nested too deep, or surely too large, without recursion and without reading all of it."""
+    level, size = [schema], 0
+    for _ in range(SCHEMA_DEPTH):
+        inner: list[Any] = []
+        for each in level:
+            size += 4 * len(each)
+            if size > SCHEMA_BYTES:
+                raise _too_large(field)
+            if isinstance(each, Mapping):
+                size += sum(map(len, each))
+                each = each.values()
+            size += sum(len(one) for one in each if isinstance(one, str))
+            inner += [one for one in each if isinstance(one, (Mapping, list))]
+        if not inner:
             return
-        if depth == SCHEMA_DEPTH:
-            break
-        wide = max(map(len, level), default=0)
-        if wide > _MOST:
-            raise UsageError(f"{field} has {wide:,} entries in one place, it can have {_MOST:,}")
-        inner = (each.values() if isinstance(each, Mapping) else each for each in level)
-        level = [one for each in inner for one in each if isinstance(one, (Mapping, list))]
+        level = inner
     raise UsageError(f"{field} is nested deeper than {SCHEMA_DEPTH} levels")
 
 
-def _apart(schema: Any, root: Mapping[str, Any]) -> Any:
-    """A schema with `anyOf` in place of each `oneOf` of which no value can fit two branches."""
-    if isinstance(schema, list):
-        return [_apart(each, root) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    found = {key: value if key in _VALUES else _apart(value, root) for key, value in schema.items()}
-    branches = found.get("oneOf")
-    if isinstance(branches, list) and "anyOf" not in found and _exclude(branches, root):
-        found["anyOf"] = found.pop("oneOf")
+def _too_large(field: str) -> UsageError:
+    return UsageError(f"{field} has more than {SCHEMA_BYTES:,} bytes")
+
+
+def _schemas_in(schema: Any) -> list[Mapping[str, Any]]:
+    """All objects in a schema but those of values."""
+    found: list[Mapping[str, Any]] = []
+    left = [schema]
+    while left:
+        each = left.pop()
+        if isinstance(each, Mapping):
+            found.append(each)
+            left += [value for key, value in each.items() if key not in _VALUES]
+        elif isinstance(each, list):
+            left += each
     return found
 
 
-def _exclude(branches: Sequence[Any], root: Mapping[str, Any]) -> bool:
-    """Tells whether no value fits two of some schemas, as far as their types and fixed properties say."""
-    if len(branches) > 64:
-        return False
-    known = [_followed(each, root) for each in branches]
-    return all(_differ(one, other, root) for one, other in combinations(known, 2))
+def _combines(schema: Any) -> bool:
+    """Tells whether one object may have to fit several schemas, so that none of them names all of its properties."""
+    for each in _schemas_in(schema):
+        others = _COMBINING & each.keys()
+        if "allOf" in others or "if" in others or (others and "properties" in each):
+            return True
+        if "$ref" in others and len(others) > 1:
+            return True
+    return False
+
+
+def _closed(schema: Any) -> Any:
+    """A schema whose objects have no properties but those that are named, where it does not say so."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {key: value if key in _VALUES else _closed(value) for key, value in schema.items()}
+    properties = found.get("properties")
+    if (
+        isinstance(properties, Mapping)
+        and properties
+        and _OTHERS.isdisjoint(found)
+        and set(_required(found)) <= set(properties)
+    ):
+        found["additionalProperties"] = False
+    return found
+
+
+class _Branches:
+    """Looks for each `oneOf` of a schema whose branches exclude each other, as long as that is not too much work."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root, self._left = root, _PAIRS
+
+    def apart(self, schema: Any) -> Any:
+        """A schema with `anyOf` in place of each `oneOf` of which no value can fit two branches."""
+        if isinstance(schema, list):
+            return [self.apart(each) for each in schema]
+        if not isinstance(schema, Mapping):
+            return schema
+        found = {
+            key: value if key in _VALUES else self.apart(value) for key, value in schema.items()
+        }
+        branches = found.get("oneOf")
+        if isinstance(branches, list) and "anyOf" not in found and self._exclude(branches):
+            found["anyOf"] = found.pop("oneOf")
+        return found
+
+    def _exclude(self, branches: Sequence[Any]) -> bool:
+        """Tells whether no value fits two of some schemas, as far as their types and fixed properties say."""
+        self._left -= len(branches) * (len(branches) - 1) // 2
+        if self._left < 0:
+            return False
+        known = [_followed(each, self._root) for each in branches]
+        return all(_differ(one, other, self._root) for one, other in combinations(known, 2))
 
 
 def _differ(one: Mapping[str, Any], other: Mapping[str, Any], root: Mapping[str, Any]) -> bool:

@@ -36,6 +36,15 @@ class Shape:
             return self.form.field
         return self.calls.field if self.calls is not None else "the form"
 
+    @property
+    def free(self) -> bool:
+        """Tells whether an answer may be any text."""
+        return self.form is None and (self.calls is None or self.calls.free)
+
+    def holds(self, style: CallStyle | None) -> bool:
+        """Tells whether a model that writes calls so is held to anything."""
+        return not self.free or (style is not None and not style.bare)
+
 
 def grammar_of(
     shape: Shape, tokenizer: Tokenizer, style: CallStyle | None, prompt: str | None
@@ -74,13 +83,17 @@ def _calls(writer: GrammarWriter, style: CallStyle | None, shape: Shape) -> str:
 
 
 def _thought(writer: GrammarWriter, prompt: str | None) -> str:
-    """What may stand before the answer, and is its thought; a thought that the prompt begins must end."""
+    """What may stand before the answer, and is its thought; a thought that the prompt begins must end.
+
+    Only the token for it begins one: a model without such a token has no thoughts, and would spell it by mistake.
+    """
     before = "" if prompt is None else prompt.rstrip()
-    if prompt is None or before.endswith(ANSWER):
+    inside, opened = before.endswith(THINK), writer.token(THINK)
+    if prompt is None or before.endswith(ANSWER) or not (inside or opened):
         return ""
     line = optional_line()
     rest = f"{writer.until(ANSWER, 'thought')} {line} {line}"
-    return rest if before.endswith(THINK) else f"({writer.text(THINK)} {rest})?"
+    return rest if inside else f"({opened} {rest})?"
 
 
 def _in_channels(writer: GrammarWriter, shape: Shape) -> str:
@@ -102,6 +115,8 @@ def _in_channels(writer: GrammarWriter, shape: Shape) -> str:
     if shape.form is not None:
         body = writer.part(shape.form.part("body"))
         ways.append(f"{channel} {writer.text(FINAL)} {json_} {message} {body}")
+    elif shape.free:
+        ways.append(f"{channel} {writer.text(FINAL)} {message} TEXT?")
     return f"{quiet}* ({' | '.join(ways)})"
 
 

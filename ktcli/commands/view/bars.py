@@ -7,14 +7,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import wrap
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from ktcli.assembly.disk import DiskNeed
 from ktcli.errors import gib
 from ktcli.ops.part import ModelPart
 from ktcli.output import out
 from ktcli.planner.hybrid_account import ON_GPU
 from ktcli.planner.plan import Line, Plan
+
+if TYPE_CHECKING:
+    from ktcli.assembly.disk import DiskNeed
 
 _LEAST, _MOST = 8, 48  # cells of a bar
 _WIDTH = 80  # columns where there is no terminal

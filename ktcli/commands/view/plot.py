@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, floor, log10
+from math import ceil, floor
 from pathlib import Path
 from xml.etree import ElementTree as xml
 
+from ktcli.commands.view.picture import COLOUR, line, new_picture, step_of, words, write
 from ktcli.commands.view.quality import Found
 from ktcli.measure.intervals import Interval
 from ktcli.output import safe
 
 _MOST_LABEL = 60  # characters
-_TICKS = 5  # about so many on an axis
 _LEAST_BAR, _MOST_BAR = 20, 60  # columns of the drawing in text
 # Pixels of the picture.
 _LABEL, _ROW, _PANEL, _TOP, _BOTTOM, _MARGIN = 7, 28, 340, 64, 52, 16
-_COLOUR, _GREY = "#2f6f9f", "#888888"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class Chart:
         """
         ends = [end for _, value in rows for end in (value.low, value.high)]
         low, high = min([*ends, *[0.0] * zero]), max([*ends, *[0.0] * zero])
-        step = _step((high - low) or abs(high) or 1.0)
+        step = step_of((high - low) or abs(high) or 1.0)
         first, last = floor(low / step), ceil(high / step)
         last += first == last
         ticks = tuple(round(i * step, 12) for i in range(first, last + 1))
@@ -87,23 +86,16 @@ def draw(found: Found, path: Path) -> None:
     label = _LABEL * max(len(name) for chart in panels for name, _ in chart.rows)
     width = 2 * _MARGIN + len(panels) * (label + _PANEL) + (len(panels) - 1) * 2 * _MARGIN
     height = _TOP + _ROW * max(len(chart.rows) for chart in panels) + _BOTTOM
-    picture = xml.Element(
-        "svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width} {height}",
-        width=f"{width}", height=f"{height}",
-    )  # fmt: skip
-    picture.set("font-family", "sans-serif")
-    xml.SubElement(picture, "rect", width="100%", height="100%", fill="white")
+    picture = new_picture(width, height)
     first = safe(found.results[0].way.label)[:_MOST_LABEL]
     title = f"{safe(found.passage.name)[:_MOST_LABEL]}, {found.tokens:,} tokens" + (
         f"; against {first}" if len(found.results) > 1 else ""
     )
-    _words(picture, title, width / 2, 24, size=14)
+    words(picture, title, width / 2, 24, size=14)
     for i, chart in enumerate(panels):
         left = _MARGIN + label + i * (label + _PANEL + 2 * _MARGIN)
         _panel(picture, chart, left, height - _BOTTOM)
-    tree = xml.ElementTree(picture)
-    xml.indent(tree)
-    tree.write(path, encoding="utf-8", xml_declaration=True)
+    write(picture, path)
 
 
 # --- as text ----------------------------------------------------------------------------------------
@@ -134,13 +126,6 @@ def _text(chart: Chart, columns: int) -> str:
     return "\n".join([*lines, f"{'':<{label}}  {axis}"])
 
 
-def _step(length: float) -> float:
-    """A round distance of ticks: 1, 2 or 5 times a power of ten."""
-    rough = length / _TICKS
-    power = 10.0 ** floor(log10(rough))
-    return float(next(n * power for n in (1, 2, 5, 10) if n * power >= rough))
-
-
 # --- as SVG -----------------------------------------------------------------------------------------
 
 
@@ -148,38 +133,19 @@ def _panel(picture: xml.Element, chart: Chart, left: float, bottom: float) -> No
     def x(value: float) -> float:
         return left + chart.share(value) * _PANEL
 
-    _line(picture, (left, bottom), (left + _PANEL, bottom))
+    line(picture, (left, bottom), (left + _PANEL, bottom))
     for tick in chart.ticks:
-        _line(picture, (x(tick), bottom), (x(tick), bottom + 4))
-        _words(picture, f"{tick:g}", x(tick), bottom + 16, size=11)
+        line(picture, (x(tick), bottom), (x(tick), bottom + 4))
+        words(picture, f"{tick:g}", x(tick), bottom + 16, size=11)
     if chart.low <= 0.0 <= chart.high:
-        _line(picture, (x(0.0), _TOP - _ROW / 2), (x(0.0), bottom))
-    _words(
-        picture, f"{chart.title} (bars: 95 % intervals)", left + _PANEL / 2, bottom + 38, size=12
-    )
+        line(picture, (x(0.0), _TOP - _ROW / 2), (x(0.0), bottom))
+    words(picture, f"{chart.title} (bars: 95 % intervals)", left + _PANEL / 2, bottom + 38, size=12)
     for i, (name, value) in enumerate(chart.rows):
         y = _TOP + _ROW * (i + 0.25)
-        _words(picture, name, left - 8, y + 4, size=11, anchor="end")
-        _line(picture, (x(value.low), y), (x(value.high), y), _COLOUR)
+        words(picture, name, left - 8, y + 4, size=11, anchor="end")
+        line(picture, (x(value.low), y), (x(value.high), y), COLOUR)
         for end in (value.low, value.high):
-            _line(picture, (x(end), y - 4), (x(end), y + 4), _COLOUR)
+            line(picture, (x(end), y - 4), (x(end), y + 4), COLOUR)
         xml.SubElement(
-            picture, "circle", cx=f"{x(value.mean):.1f}", cy=f"{y:.1f}", r="4", fill=_COLOUR
+            picture, "circle", cx=f"{x(value.mean):.1f}", cy=f"{y:.1f}", r="4", fill=COLOUR
         )
-
-
-def _line(
-    picture: xml.Element,
-    start: tuple[float, float],
-    end: tuple[float, float],
-    colour: str = _GREY,
-) -> None:
-    places = {"x1": start[0], "y1": start[1], "x2": end[0], "y2": end[1]}
-    xml.SubElement(picture, "line", {k: f"{v:.1f}" for k, v in places.items()}, stroke=colour)
-
-
-def _words(
-    picture: xml.Element, text: str, x: float, y: float, *, size: int, anchor: str = "middle"
-) -> None:
-    place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "font-size": f"{size}", "text-anchor": anchor}
-    xml.SubElement(picture, "text", place).text = text

@@ -14,7 +14,7 @@ from ktcli.chat.settings import Settings
 from ktcli.server.generation import Wish
 from ktcli.server.openai.fields import TOOLS_MOST, Sampled
 from ktcli.server.prompts import Asked
-from ktcli.server.refusal import Refusal, about
+from ktcli.server.refusal import Refusal
 from ktcli.server.shapes import ToolChoice, with_tools
 
 # A line that clients put first and change with each request: with it nothing would ever be found in the cache.
@@ -124,8 +124,7 @@ class MessagesBody(msgspec.Struct):
             return None
         if not isinstance(said, dict) or said.get("type") != "json_schema":
             raise _refusal(f"{field}.type", f"{field}.type can be json_schema")
-        with about(f"{field}.schema"):
-            return Form.of_schema(said.get("schema"), f"{field}.schema")
+        return Form.of_schema(said.get("schema"), f"{field}.schema")
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

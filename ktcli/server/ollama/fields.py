@@ -14,7 +14,7 @@ from ktcli.chat.settings import Settings
 from ktcli.server.generation import Wish
 from ktcli.server.openai.fields import TOOLS_MOST, Sampled, plain_message
 from ktcli.server.prompts import Asked
-from ktcli.server.refusal import Refusal, about
+from ktcli.server.refusal import Refusal
 from ktcli.server.shapes import ToolChoice, with_tools
 
 
@@ -69,10 +69,8 @@ class OllamaBody(msgspec.Struct):
         """What the text must be: any object, or JSON of a schema."""
         if not self.format:
             return None
-        with about("format"):
-            if self.format == "json":
-                return Form.of_object("format")
-            return Form.of_schema(self.format, "format")
+        is_json = self.format == "json"
+        return Form.of_object("format") if is_json else Form.of_schema(self.format, "format")
 
     def variables(self, settings: Settings) -> dict[str, Any]:
         """The variables of the chat template."""

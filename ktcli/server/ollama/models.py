@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from ktcli.server.house import House, body_of, house_of
 from ktcli.server.ollama.chat import now
@@ -21,11 +21,6 @@ class ModelAsked(msgspec.Struct):
 
     model: str = ""
     name: str = ""
-
-
-async def root(request: Request) -> Response:
-    """Says that a server is here."""
-    return PlainTextResponse("kt is running")
 
 
 async def version(request: Request) -> Response:

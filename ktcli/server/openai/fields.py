@@ -55,6 +55,7 @@ class Sampled(msgspec.Struct):
     max_tokens: int | None = None
     logit_bias: dict[str, float] | None = None
     return_progress: bool = False
+    ignore_eos: bool = False
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: Any = None
@@ -111,6 +112,7 @@ class Sampled(msgspec.Struct):
             choices,
             logprobs,
             shape=None if (form := self.form) is None else Shape(form),
+            endless=self.ignore_eos,
         )
 
     @property
@@ -209,13 +211,7 @@ class ChatBody(Sampled):
         return ToolChoice(required=True, name=name, several=False)
 
     def _variables(self) -> dict[str, Any]:
-        effort = self.reasoning_effort
-        said: dict[str, Any] = {}
-        if effort is not None:
-            thinks = effort not in ("none", "minimal")
-            said = {"enable_thinking": thinks, "thinking": thinks}
-            said["reasoning_effort"] = effort if thinks else "low"
-        return {**said, **(self.chat_template_kwargs or {})}
+        return {**effort_variables(self.reasoning_effort), **(self.chat_template_kwargs or {})}
 
 
 class TextBody(Sampled):
@@ -258,6 +254,15 @@ class TextBody(Sampled):
             "prompt",
             "unsupported_value",
         )
+
+
+def effort_variables(effort: str | None) -> dict[str, Any]:
+    """The variables of chat templates that say how much a model is to think; None: as it likes."""
+    if effort is None:
+        return {}
+    thinks = effort not in ("none", "minimal")
+    about = {"enable_thinking": thinks, "thinking": thinks}
+    return {**about, "reasoning_effort": effort if thinks else "low"}
 
 
 def plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:

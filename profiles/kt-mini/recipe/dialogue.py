@@ -7,7 +7,9 @@ seed gives the same text everywhere.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
+from itertools import accumulate
 
 from phrases import Phrases, pick
 
@@ -62,6 +64,18 @@ BEFORE = (
     "hello!",
     "next question:",
     "also,",
+    "i forgot:",
+    "for my work:",
+    "my boss asks:",
+    "a friend asks:",
+    "once more:",
+    "good morning,",
+    "sorry to bother you,",
+    "stupid question:",
+    "i am new, so",
+    "help:",
+    "ok, next:",
+    "i keep forgetting:",
 )
 AFTER = (
     "please",
@@ -157,6 +171,140 @@ PROPER = {
 }
 
 
+# Words that can stand for one another in most questions; one of a line is taken for another.
+SAME = [
+    line.split("|")
+    for line in """\
+show|display|print|tell me
+see|look at|view|have a look at
+delete|remove|erase|get rid of|throw away|wipe|drop
+conversation|chat|talk|dialogue
+conversations|chats|talks|dialogues
+old|earlier|past|previous|former
+machine|computer|box|pc
+answer|reply|response
+answers|replies|responses
+folder|directory
+option|flag|switch|parameter
+big|large|huge
+download|fetch|get
+save|keep|store
+setting|preference
+settings|preferences
+memory|ram
+gpu|graphics card|video card|card|nvidia card
+cpu|processor
+disk|drive|ssd|hard disk
+change|alter|modify|adjust
+need|require
+check|test|examine|inspect|look over
+model|llm|language model
+turn off|switch off|disable|deactivate
+turn on|switch on|enable|activate
+several|multiple|many|some
+explain|clarify|describe
+go on with|continue|carry on with|proceed with|pick up
+start|begin|launch
+list|list all|give me a list of
+without|with no
+only|just|nothing but
+wrong|incorrect|mistaken
+again|once more|another time
+find|locate|look for|search for|discover
+write|put|dump
+make|create|produce|generate
+file|text file
+fast|quick|speedy
+quickly|fast
+space|room
+want to|need to|have to|must
+i want|i need|i would love|i wish for
+is there|does kt have|do we have|does there exist
+which option|which flag|what switch|what option
+which command|what command|which of the commands
+how do i|how can i|how would i|how might i|how does one|what is the trick to|how on earth do i
+thoughts|thinking|reasoning|the reasoning text
+default|standard
+last|latest|most recent
+choose|pick|select|decide
+hide|conceal|leave out
+limit|cap|bound|restrict
+keep|retain
+use|employ|take
+measure|benchmark|determine|find out
+compare|contrast|put side by side
+question|prompt|input
+name|title
+new|fresh
+broken|damaged|corrupt|defective
+empty|clear|clean out
+takes|uses|needs|occupies
+take|use|occupy|eat
+text|passage|document
+script|shell script|program
+number of|count of
+sort of|kind of
+read|reread|go through
+editor|text editor
+hub|hugging face
+tokens per second|tok/s|speed
+quality|accuracy|precision
+format|number format|data type
+colours|colors|colour
+bug report|problem report
+graph|chart|plot|diagram
+laptop|notebook
+repositories|repos
+repository|repo
+forever|for ever|always|permanently|for good
+sum up|summarise|summarize
+reword|rephrase|put in other words
+too big|too large|too much
+gigabytes|gb|gigs
+picture|image|drawing
+shell|terminal|console
+people|users|persons
+gets|receives
+whole|entire|complete
+each|every
+every time|each time
+quit|leave
+licence|license
+pages|kv pages
+the cache|the page cache|my cache
+token|key
+private|restricted
+look|have a look
+this machine|here|this computer
+program|tool|application
+program|software
+kept|saved|stored
+saved|kept
+called|named
+catalogue|catalog|model list
+clean up|tidy up
+intact|undamaged|whole
+repair|fix|mend
+together|at the same time""".splitlines()
+]
+OTHERS = {phrase: line for line in SAME for phrase in line}
+REWORDED = re.compile(
+    r"(?<![-/.\w])("
+    + "|".join(sorted(map(re.escape, OTHERS), key=len, reverse=True))
+    + r")(?![-/.\w])"
+)
+OF_COMMAND = re.compile(r"\bkt( [a-z]+)? $")  # what follows is the name of a command
+
+
+def reword(text: str, rng: random.Random) -> str:
+    """One phrase in words of like meaning; names of commands stay."""
+    found = [m for m in REWORDED.finditer(text) if not OF_COMMAND.search(text, 0, m.start())]
+    if not found:
+        return text
+    m = rng.choice(found)
+    return text[: m.start()] + rng.choice(OTHERS[m[1]]) + text[m.end() :]
+
+
 def proper(text: str) -> str:
     """Acronyms and names in their own spelling."""
     return " ".join(PROPER.get(w, w) for w in text.split(" "))
@@ -164,6 +312,8 @@ def proper(text: str) -> str:
 
 def type_it(text: str, rng: random.Random) -> str:
     """Write a question as people do: politeness, short forms, capitals, punctuation, slips."""
+    for _ in range(rng.choices((0, 1, 2), (60, 27, 13))[0]):
+        text = reword(text, rng)
     if rng.random() < 0.15:
         old, new = rng.choice(SHORTEN)
         text = " ".join(f" {text} ".replace(f" {old} ", f" {new} ", 1).split()) or text
@@ -226,10 +376,15 @@ class Dialogues:
     def __init__(self, phrases: Phrases) -> None:
         self.phrases = phrases
         self.kinds: list[tuple[float, Callable[[random.Random], list[Turn]]]] = [
-            (0.61, self.fact_turn),
-            (0.24, self.decline_turn),
-            (0.15, self.smalltalk_turn),
+            (0.40, self.fact_turn),
+            (0.32, self.row_turn),
+            (0.16, self.decline_turn),
+            (0.12, self.smalltalk_turn),
         ]
+        self.rows = [f for f in phrases.facts if f.id in f.rows]
+        self.cumulative, self.cumulative_rows = (
+            list(accumulate(f.weight for f in facts)) for facts in (phrases.facts, self.rows)
+        )
 
     def turn(self, rng: random.Random) -> list[Turn]:
         """One question and its answer."""
@@ -245,7 +400,11 @@ class Dialogues:
 
     def fact_turn(self, rng: random.Random) -> list[Turn]:
         """About kt, its commands, concepts, models and kt-mini itself."""
-        return self.ask(rng.choice(self.phrases.facts), rng)
+        return self.ask(rng.choices(self.phrases.facts, cum_weights=self.cumulative)[0], rng)
+
+    def row_turn(self, rng: random.Random) -> list[Turn]:
+        """A row of kt's tables that only its table answers for: most are new since the last training."""
+        return self.ask(rng.choices(self.rows, cum_weights=self.cumulative_rows)[0], rng)
 
     def decline_turn(self, rng: random.Random) -> list[Turn]:
         """Something kt-mini does not know."""

@@ -1,4 +1,4 @@
-"""Measure a kt-mini checkpoint: held-out questions, held-out perplexity, and what rounding costs.
+"""Measure a kt-mini checkpoint: held-out questions, rows of kt's tables, held-out perplexity, and what rounding costs.
 
     python profiles/kt-mini/recipe/evaluate.py profiles/kt-mini
     python profiles/kt-mini/recipe/evaluate.py profiles/kt-mini --round int4     # experts at 4 bits
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import checkpoint
 import torch
 from corpus import ASSISTANT, BOS, END, USER, read_text, stdlib_files
 from model import Weights, forward
+from phrases import Fact, Phrases, expand
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
@@ -65,7 +67,7 @@ class Judge:
         return forward(self.w, self.bias, ids, self.shape)[0] @ self.w["lm_head"].T
 
     @torch.no_grad()
-    def answers(self, questions: list[str], limit: int = 80) -> list[str]:
+    def answers(self, questions: list[str], limit: int = 56) -> list[str]:
         """Greedy answers, all questions side by side; shorter prompts are filled on the right."""
         prompts = [
             [BOS, USER, *self.tokenizer.encode(q, add_special_tokens=False).ids, END, ASSISTANT]
@@ -123,6 +125,24 @@ def report_questions(judge: Judge, *, verbose: bool) -> None:
             print(f"   Q {item['question']}\n   A {answer}")
 
 
+def report_rows(judge: Judge, *, verbose: bool) -> None:
+    """Share of the rows of kt's tables, by kind, whose answer begins rightly when asked what the row is."""
+    kinds: dict[str, list[Fact]] = defaultdict(list)
+    for fact in Phrases(lambda question: False).facts:
+        if fact.rows:
+            kinds[fact.rows[0].split()[0]].append(fact)
+    for kind, facts in sorted(kinds.items()):
+        questions = [f"what is {next(expand(f.names[0]))}?" for f in facts]
+        answers = judge.answers(questions, limit=24)
+        begins = [
+            f.answer.split()[:6] == a.split()[:6] for f, a in zip(facts, answers, strict=True)
+        ]
+        print(f"{kind:10} {sum(begins)} of {len(facts)} rows known", flush=True)
+        for question, answer, ok in zip(questions, answers, begins, strict=True):
+            if verbose and not ok:
+                print(f"   Q {question}\n   A {answer}")
+
+
 def parity(folder: Path, judge: Judge) -> float:
     """Largest difference of logits from transformers' model, relative to their standard deviation."""
     from transformers import AutoModelForCausalLM
@@ -164,6 +184,8 @@ def main() -> None:
         )
         return
     report_questions(judge, verbose=args.verbose)
+    if not args.round:
+        report_rows(judge, verbose=args.verbose)
     nll, size = judge.perplexity(args.tokens)
     print(
         f"held-out standard library: {nll:.4f} nats per token, "

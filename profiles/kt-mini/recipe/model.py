@@ -315,17 +315,32 @@ def mlp(x: Tensor, w: Weights, name: str) -> Tensor:
     return hidden @ w[f"{name}.down_proj"].T
 
 
-def forward(w: Weights, bias: Tensor, ids: Tensor, s: Shape, bos: int = 0) -> tuple[Tensor, Tensor]:
+def in_8_bits(x: Tensor) -> Tensor:
+    """x as rows of 8-bit integers with a scale each would hold it; the gradient is that of x itself."""
+    with torch.no_grad():
+        scale = x.abs().amax(-1, keepdim=True).float().clamp_min(1e-12) / 127
+        change = ((x / scale).round() * scale - x).to(x.dtype)
+    return x + change
+
+
+def forward(
+    w: Weights, bias: Tensor, ids: Tensor, s: Shape, *, bos: int = 0, rounded: bool = False
+) -> tuple[Tensor, Tensor]:
     """Run the network up to the last norm.
 
     Args:
         w: weights as in `weight_shapes`; matrices in the compute type (bf16 or f32).
         bias: correction bias of the routers, [L, E] f32.
         ids: [B, S] token ids.
+        rounded: whether what enters a layer's matrices is rounded to 8 bits, as kernels for integers do it.
     Returns:
         Normed hidden states [B, S, H] and how many tokens each expert of each layer got, [L, E].
     """
     dtype = w["lm_head"].dtype
+
+    def low(h: Tensor) -> Tensor:
+        return in_8_bits(h.to(dtype)) if rounded else h.to(dtype)
+
     load = torch.zeros_like(bias)
     x = F.embedding(ids, w["embed_tokens"]).float()  # the residual stays f32
     mask = conversation_mask(ids, bos, dtype)
@@ -337,17 +352,16 @@ def forward(w: Weights, bias: Tensor, ids: Tensor, s: Shape, bos: int = 0) -> tu
             for k, v in w.items()
             if k.startswith(prefix)
         }
-        x = x + attention(
-            rms_norm(x, lw["input_layernorm"], s.rms_norm_eps).to(dtype), lw, s, rope, mask
-        )
+        normed = low(rms_norm(x, lw["input_layernorm"], s.rms_norm_eps))
+        x = x + attention(normed, lw, s, rope, mask)
         h = rms_norm(x, lw["post_attention_layernorm"], s.rms_norm_eps)
         if s.is_dense(n):
-            x = x + mlp(h.to(dtype), lw, "mlp")
+            x = x + mlp(low(h), lw, "mlp")
             continue
         flat = h.flatten(0, 1)
         chosen, gate = route(flat, lw["mlp.gate"], bias[n], s)
         load[n] = torch.bincount(chosen.flatten(), minlength=s.n_routed_experts)
-        low = flat.to(dtype)
-        y = Experts.apply(low, chosen, gate, lw["mlp.experts.gate_up"], lw["mlp.experts.down"])
-        x = x + (y + mlp(low, lw, "mlp.shared_experts")).view_as(x)
-    return rms_norm(x, w["norm"], s.rms_norm_eps).to(dtype), load
+        read = low(flat)
+        y = Experts.apply(read, chosen, gate, lw["mlp.experts.gate_up"], lw["mlp.experts.down"])
+        x = x + (y + mlp(read, lw, "mlp.shared_experts")).view_as(x)
+    return low(rms_norm(x, w["norm"], s.rms_norm_eps)), load

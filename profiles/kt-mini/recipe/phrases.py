@@ -1,9 +1,10 @@
 """Facts and the ways to ask for them.
 
-Reads `facts/*.toml`: a fact is one answer with names (`kt convert`), goals (`make a pack`) and whole questions;
-`frames.toml` holds the sentences that names and goals are put into. `[a|b|]` means one of the alternatives.
-`Phrases.draw` makes one random question, `Phrases.all_questions` every one, so that a test can compare them
-with the held-out questions. A question too close to a held-out one (`TooClose`) is never used in training.
+Reads `facts/*.toml`: a fact is one answer with names (`kt convert`), goals (`make a pack`) and whole questions,
+some of them in ways.toml; rows of kt's tables that no file answers for become facts, too (`tables.py`).
+`frames.toml` holds the sentences that names and goals are put into. `[a|b|]` means one of the
+alternatives. `Phrases.draw` makes one random question, `Phrases.all_questions` every one, so that a test can compare
+them with the held-out questions. A question too close to a held-out one (`TooClose`) is never used in training.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
+
+import tables
 
 HERE = Path(__file__).parent
 HELD_OUT = HERE.parents[2] / "tests" / "data" / "kt_mini_questions.json"
@@ -30,7 +33,10 @@ FILLERS = frozenset(
     "a an the my please pls hi hello hey ok so thanks thank you now then just".split()
 )
 OWN_NAMES = frozenset("country city place person name language work".split())
+OF_KIND = {"slash": "flag"}  # kinds whose names are asked for as those of another
 CLOSE = 0.75  # share of common words from which two are "the same"
+MANY_WAYS = 1.5  # how much more often a fact comes that has ways in ways.toml
+RUN = 5  # words in a row that no training question may share with a held-out one
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Fact:
     goals: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
     weight: float = 1.0
+    rows: tuple[str, ...] = ()  # keys of kt's tables that it answers for
 
 
 def read_toml(name: str) -> dict[str, Any]:
@@ -54,9 +61,50 @@ def read_toml(name: str) -> dict[str, Any]:
 def load_facts(*names: str) -> list[Fact]:
     """The facts of some files."""
     rows = [row for name in names for row in read_toml(name)["fact"]]
-    return [
-        Fact(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows
-    ]
+    return [as_fact(row) for row in rows]
+
+
+def as_fact(row: dict[str, Any]) -> Fact:
+    """One row of a file."""
+    return Fact(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})
+
+
+def table_facts(written: Iterable[Fact]) -> list[Fact]:
+    """A fact of each row of kt's tables that no written fact answers for, with the ways to ask of today.toml.
+
+    Raises:
+        ValueError: a key of the files is none of the tables'.
+    """
+    more = {row.pop("key"): row for row in read_toml("today.toml")["row"]}
+    known, answered = set(tables.row_keys()), {key for f in written for key in f.rows}
+    if stale := sorted((set(more) | answered) - known):
+        raise ValueError(f"kt has no longer: {', '.join(stale)}; see facts/*.toml")
+    made = []
+    for row in tables.rows():
+        if answered.isdisjoint(row["rows"]):
+            own = more.get(row["id"], {})
+            for ways in ("names", "goals"):
+                row[ways] += own.pop(ways, [])
+            made.append(as_fact(row | own))
+    return made
+
+
+def with_more_ways(facts: list[Fact]) -> list[Fact]:
+    """The facts with the names, goals and questions that ways.toml adds to some: these are asked for more often, too.
+
+    Raises:
+        ValueError: it adds to a fact that is none.
+    """
+    more = {row.pop("id"): row for row in read_toml("ways.toml")["way"]}
+    if unknown := sorted(set(more) - {f.id for f in facts}):
+        raise ValueError(f"ways.toml: no such fact: {', '.join(unknown)}")
+    return [added(f, more[f.id]) if f.id in more else f for f in facts]
+
+
+def added(fact: Fact, ways: dict[str, list[str]]) -> Fact:
+    """The fact with more ways to ask for it."""
+    joined: dict[str, Any] = {k: getattr(fact, k) + tuple(v) for k, v in ways.items()}
+    return replace(fact, weight=MANY_WAYS * fact.weight, **joined)
 
 
 def pick(text: str, rng: random.Random) -> str:
@@ -89,8 +137,14 @@ def normalise(question: str) -> str:
     return " ".join(re.findall(r"[a-z0-9_/+*-]+", question.lower().replace("'", "")))
 
 
+def runs(question: str) -> Iterator[tuple[str, ...]]:
+    """Every `RUN` words in a row; of a shorter question all of it."""
+    words = normalise(question).split()
+    return (tuple(words[i : i + RUN]) for i in range(max(1, len(words) - RUN + 1)))
+
+
 class TooClose:
-    """Does a question share too many words with one of the held-out questions?
+    """Does a question share too many words, or too many in a row, with one of the held-out questions?
 
     Two sets that share `CLOSE` of their words share one of the rarest few of either, so only held-out
     questions with a rare word in common are compared.
@@ -98,7 +152,7 @@ class TooClose:
 
     def __init__(self, held_out: Iterable[str]) -> None:
         held_out = list(held_out)
-        self.exact = {normalise(q) for q in held_out}
+        self.runs = {run for q in held_out for run in runs(q)}
         held = [content(q) for q in held_out]
         count = Counter(w for h in held for w in h)
         self.index: dict[str, list[frozenset[str]]] = {}
@@ -109,14 +163,9 @@ class TooClose:
 
     def __call__(self, question: str) -> bool:
         words = content(question)
-        return (
-            any(
-                len(words & h) >= CLOSE * len(words | h)
-                for w in words
-                for h in self.index.get(w, ())
-            )
-            or normalise(question) in self.exact
-        )
+        return any(
+            len(words & h) >= CLOSE * len(words | h) for w in words for h in self.index.get(w, ())
+        ) or not self.runs.isdisjoint(runs(question))
 
 
 def held_out_questions(path: Path = HELD_OUT) -> list[str]:
@@ -129,7 +178,8 @@ class Phrases:
 
     def __init__(self, too_close: TooClose, spare_words: Iterable[str] = ()) -> None:
         self.too_close = too_close
-        self.facts = load_facts("commands.toml", "concepts.toml", "chat.toml", "about.toml")
+        written = load_facts("commands.toml", "concepts.toml", "chat.toml", "about.toml")
+        self.facts = with_more_ways([*written, *table_facts(written)])
         self.smalltalk = load_facts("smalltalk.toml")
         decline = read_toml("decline.toml")
         self.decline = Fact("decline", decline["answer"], asks=tuple(decline["asks"]))
@@ -146,9 +196,13 @@ class Phrases:
         self.words["word"] = sorted(set(spare_words) - known) or ["quux"]
         self.known = known
 
+    def of_rows(self) -> dict[str, Fact]:
+        """The fact that answers for each row of kt's tables, by the row's key."""
+        return {key: fact for fact in reversed(self.facts) for key in fact.rows}
+
     def name_frames(self, fact: Fact) -> tuple[str, ...]:
         """Frames for the names of a fact."""
-        return self.frames["any"] + self.frames.get(fact.kind, ())
+        return self.frames["any"] + self.frames.get(OF_KIND.get(fact.kind, fact.kind), ())
 
     def draw(self, fact: Fact, rng: random.Random) -> str:
         """One random question for a fact, never one too close to a held-out question."""
@@ -159,7 +213,9 @@ class Phrases:
             if pool is fact.names:
                 text = pick(rng.choice(self.name_frames(fact)), rng).replace("{n}", text)
             elif pool is fact.goals:
-                form = rng.choices(("goal", "gerund", "third"), (6, 1, 1))[0]
+                forms = ("goal", "gerund", "third", f"{fact.kind}_goal")
+                share = 2 if forms[-1] in self.frames else 0
+                form = rng.choices(forms, (6, 1, 1, share))[0]
                 text = in_goal_frame(pick(rng.choice(self.frames[form]), rng), text)
             text = SLOT.sub(lambda m: self.fill(m[1], rng), text)
             if not self.too_close(text):
@@ -201,7 +257,10 @@ class Phrases:
     def all_questions(self, fact: Fact) -> Iterator[str]:
         """Every question `draw` can make of asks, goals and names (slots left open)."""
         goal_frames = [
-            s for form in ("goal", "gerund", "third") for f in self.frames[form] for s in expand(f)
+            s
+            for form in ("goal", "gerund", "third", f"{fact.kind}_goal")
+            for f in self.frames.get(form, ())
+            for s in expand(f)
         ]
         name_frames = [s for f in self.name_frames(fact) for s in expand(f)]
         made = chain(

@@ -16,6 +16,7 @@ FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "learned.json",
 )
 LIMIT_BYTES = 10_000_000
 

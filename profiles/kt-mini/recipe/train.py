@@ -4,11 +4,14 @@
 
 makes the tokenizer (once), trains with one process per core (or on one GPU), writes a checkpoint in hub layout
 every few minutes and a finished one at the end. `--start FOLDER` goes on from a checkpoint. The learning rate
-rises for some steps, stays, and falls to nearly zero over the last part of the time given.
+rises for some steps, stays, and falls to nearly zero over the last part of the time given, which counts only while
+the process computes.
 
-Compute is bf16 with f32 master weights. The workers share the weights in memory and each applies its own
+Compute is bf16 with f32 master weights, rounded to 8 bits on the way, so that a conversion to integers costs little:
+the weights learn to bear it. The workers share the weights in memory and each applies its own
 steps without waiting for the others (Hogwild): on a machine that does other things too, nobody waits
-for the slowest. So two runs give models of the same quality, but not the same bytes.
+for the slowest. So two runs give models of the same quality, but not the same bytes. What is written is the
+mean of the weights over the last steps, which is better than the last weights and loses less when it is quantised.
 
 Experts are balanced without a loss term: after each step the router's correction bias of overloaded experts goes
 down, of underloaded ones up (DeepSeek-V3 report, section 2.1.2).
@@ -20,19 +23,24 @@ import argparse
 import json
 import math
 import os
+import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import checkpoint
+import tables
 import torch
 import vocabulary
-from corpus import BOS, END, PAD, Corpus
-from model import HeadLoss, Shape, Weights, forward, init_weights
+from corpus import BOS, END, PAD, Corpus, Mix
+from model import HeadLoss, Shape, Weights, forward, in_8_bits, init_weights
+from phrases import Phrases
 from tokenizers import Tokenizer
 from torch import Tensor
 
-GENERATION = {"do_sample": False, "max_new_tokens": 256}
+GENERATION = {"do_sample": False, "temperature": 0.3, "top_p": 0.9, "max_new_tokens": 256}
+WEIGHT_DECAY = 0.1  # as DeepSeek-V3's (report, section 4.2)
+AVERAGING = 8  # exponent of the mean over the steps: Shamir and Zhang 2013, section 3.2
 # glibc would give large buffers back after every use, and the system would clear them again.
 MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": "33554432",
@@ -46,15 +54,16 @@ class Options:
     """What the command line sets."""
 
     out: str
-    minutes: float = 60.0
+    minutes: float = 60.0  # of computing, in each worker
     start: str = ""
     workers: int = 2
     seed: int = 1
-    rate: float = 2e-3  # of Adam
+    rate: float = 2e-3  # of AdamW
     warmup: int = 80  # steps of each worker
     decay_share: float = 0.5  # last part of the time, in which the rate falls
     save_minutes: float = 4.0
-    batch: int = 2048  # tokens per step of a worker
+    batch: int = 1024  # tokens per step of a worker
+    code: float = Mix.code  # share of the standard library in the text
 
 
 def rate_factor(step: int, share: float, o: Options) -> float:
@@ -66,38 +75,54 @@ def rate_factor(step: int, share: float, o: Options) -> float:
 
 @dataclass
 class State:
-    """What all workers share: the weights as one flat vector, and the correction bias."""
+    """What all workers share: the weights as one flat vector, the correction bias, and the means of both."""
 
     flat: Tensor
     bias: Tensor  # of the routers, [L, E]
+    mean: Tensor  # of `flat` over the last steps: what is written
+    mean_bias: Tensor
     shape: Shape
     layout: dict[str, tuple[int, ...]]
+    learned: dict[
+        str, str
+    ]  # the answer for each row of kt's tables as they were when the training began
 
     @staticmethod
     def make(w: Weights, bias: Tensor, shape: Shape) -> State:
         """On the GPU if there is one, else in memory that all workers see."""
         flat = torch.cat([t.reshape(-1) for t in w.values()])
         layout = {k: tuple(t.shape) for k, t in w.items()}
+        of_rows = Phrases(lambda question: False).of_rows()
+        learned = {key: fact.answer for key, fact in sorted(of_rows.items())}
+        shared = (t.clone() for t in (flat, bias, flat, bias))
         if torch.cuda.is_available():
-            return State(flat.cuda(), bias.cuda(), shape, layout)
-        return State(flat.share_memory_(), bias.share_memory_(), shape, layout)
+            return State(*(t.cuda() for t in shared), shape, layout, learned)
+        return State(*(t.share_memory_() for t in shared), shape, layout, learned)
 
-    def weights(self) -> Weights:
-        """The flat vector cut into named tensors."""
-        parts = self.flat.split([math.prod(s) for s in self.layout.values()])
+    def weights(self, flat: Tensor) -> Weights:
+        """A flat vector cut into named tensors."""
+        parts = flat.split([math.prod(s) for s in self.layout.values()])
         return {k: p.view(s) for (k, s), p in zip(self.layout.items(), parts, strict=True)}
+
+    def average(self, step: int) -> None:
+        """Draw the means towards the weights; they reach over about the last ninth of the steps so far."""
+        share = (AVERAGING + 1) / (AVERAGING + step + 1)
+        self.mean.lerp_(self.flat, share)
+        self.mean_bias.lerp_(self.bias, share)
 
 
 def leaves(w: Weights) -> Weights:
-    """Copies to compute with: matrices bf16, norms and routers f32."""
-    return {
-        k: v.to(torch.bfloat16 if v.dim() > 1 and not k.endswith("mlp.gate") else v.dtype, copy=True)
-        .requires_grad_()
-        for k, v in w.items()
-    }  # fmt: skip
+    """Copies to compute with: matrices bf16 as 8 bits would hold them, norms and routers f32."""
+    return {name: _leaf(name, weight) for name, weight in w.items()}
 
 
-def weighted_positions(weight: Tensor, multiple: int = 1024) -> Tensor:
+def _leaf(name: str, weight: Tensor) -> Tensor:
+    if weight.dim() == 1 or name.endswith("mlp.gate"):
+        return weight.clone().requires_grad_()
+    return in_8_bits(weight).to(torch.bfloat16).requires_grad_()
+
+
+def weighted_positions(weight: Tensor, multiple: int = 256) -> Tensor:
     """Indices of the targets that count, filled up with others (few shapes: see `Experts`)."""
     order = (weight.reshape(-1) > 0).to(torch.uint8).argsort(descending=True, stable=True)
     n = -(-int((weight > 0).sum()) // multiple) * multiple
@@ -111,8 +136,10 @@ class Worker:
         self.o, self.state = o, state
         self.device = state.flat.device
         tokenizer = Tokenizer.from_file(str(Path(o.out) / "tokenizer.json"))
-        self.corpus = Corpus(tokenizer, seed=o.seed * 1000 + rank)
-        self.adam = torch.optim.Adam([state.flat], lr=o.rate, betas=(0.9, 0.95), fused=True)
+        self.corpus = Corpus(tokenizer, seed=o.seed * 1000 + rank, mix=Mix(code=o.code))
+        self.adam = torch.optim.AdamW(
+            [state.flat], lr=o.rate, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY, fused=True
+        )
         self.tokens = 0
         self.imbalance = 0.0
 
@@ -121,8 +148,8 @@ class Worker:
         length = 2048 if n % 48 == 47 else 512 if n % 8 == 7 else 256
         batch = self.corpus.batch(max(1, self.o.batch // length), length)
         ids, weight = (t.to(self.device) for t in batch)
-        s, w = self.state, leaves(self.state.weights())
-        hidden, load = forward(w, s.bias, ids[:, :-1], s.shape)
+        s, w = self.state, leaves(self.state.weights(self.state.flat))
+        hidden, load = forward(w, s.bias, ids[:, :-1], s.shape, rounded=True)
         counted = weighted_positions(weight[:, 1:])
         target, weight = (x[:, 1:].reshape(-1)[counted] for x in (ids, weight))
         loss = HeadLoss.apply(hidden.flatten(0, 1)[counted], w["lm_head"], target, weight)
@@ -141,10 +168,15 @@ class Worker:
 def write_checkpoint(o: Options, state: State) -> None:
     """The model folder in hub layout; readable at any time."""
     out = Path(o.out)
-    checkpoint.save(out, state.weights(), state.bias, state.shape)
+    checkpoint.save(out, state.weights(state.mean), state.mean_bias, state.shape)
     config = state.shape.hub_config(bos=BOS, eos=END, pad=PAD)
     ends = {"bos_token_id": BOS, "eos_token_id": [END, BOS], "pad_token_id": PAD}
-    for name, content in (("config.json", config), ("generation_config.json", GENERATION | ends)):
+    files = {
+        "config.json": config,
+        "generation_config.json": GENERATION | ends,
+        tables.LEARNED.name: {"rows": state.learned},
+    }
+    for name, content in files.items():
         (out / name).write_text(json.dumps(content, indent=2) + "\n")
 
 
@@ -153,11 +185,16 @@ def run(rank: int, o: Options, state: State) -> None:
     torch.set_num_threads(1 if o.workers > 1 else os.cpu_count() or 1)
     worker = Worker(o, state, rank)
     began = saved = time.time()
+    worked = (
+        time.thread_time()
+    )  # on a machine that does other things too, only what this process got
     n, smooth, share = 0, math.nan, 0.0
     while share < 1.0:
         loss = worker.step(n, share)
+        if rank == 0:
+            state.average(n)
         smooth = loss if math.isnan(smooth) else 0.98 * smooth + 0.02 * loss
-        share, n = (time.time() - began) / 60 / o.minutes, n + 1
+        share, n = (time.thread_time() - worked) / 60 / o.minutes, n + 1
         if rank == 0 and n % 100 == 0:
             rate = worker.tokens / (time.time() - began)
             print(
@@ -188,7 +225,11 @@ def parse() -> Options:
 def main() -> None:
     """Make the tokenizer if there is none, start the workers, write the result."""
     o = parse()
-    if not (Path(o.out) / "tokenizer.json").exists():
+    began = time.time()
+    if o.start:
+        for name in vocabulary.FILES:
+            shutil.copyfile(Path(o.start) / name, Path(o.out) / name)
+    elif not (Path(o.out) / "tokenizer.json").exists():
         vocabulary.write(Path(o.out), vocabulary.train(), max_length=2048)
     if o.start:
         state = State.make(*checkpoint.load(Path(o.start)))
@@ -203,6 +244,7 @@ def main() -> None:
         os.environ |= MALLOC
         torch.multiprocessing.spawn(run, args=(o, state), nprocs=o.workers)
     write_checkpoint(o, state)
+    print(f"trained for {(time.time() - began) / 60:.1f} minutes", flush=True)
 
 
 if __name__ == "__main__":

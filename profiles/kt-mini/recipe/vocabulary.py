@@ -23,6 +23,7 @@ from corpus import (
 )
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 # Words with the space before them, runs of other signs, line ends with the indent after them.
 SPLIT = r" ?[A-Za-z]+| ?[^\sA-Za-z0-9]+|[0-9]|\s+(?!\S)|\s"
 TEMPLATE = (

@@ -15,7 +15,7 @@ from ktcli.store.transfer import Arrived, Transfer, open_chunks
 POLL_S = 0.1
 
 
-class GatedTransfer(Transfer):
+class BoundedTransfer(Transfer):
     """A transfer of files in their order; see `Transfer`.
 
     Args:

@@ -1,0 +1,54 @@
+"""Finds the conversion that a name means, if it is there already: then nothing of pulls and conversions is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ktcli.assembly.convert import newest_ns
+from ktcli.errors import UsageError
+from ktcli.manifest import PACK as PACK_MANIFEST
+from ktcli.store import library
+from ktcli.store.entry import BUILTIN, Entry
+from ktcli.store.places import EntryKind
+from ktcli.store.reference import parse
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A converted model.
+
+    Attributes:
+        name: the name for people.
+        pack: its folder, which holds the tokenizer's files too.
+    """
+
+    name: str
+    pack: Path
+
+
+def at_hand(name: str, formats: str = "") -> Ready | None:
+    """Returns the conversion that `name` means; None: there is none, or none that may be used as it is.
+
+    Args:
+        formats: "<experts>-<dense>" of the one conversion that will do; empty: any.
+    Raises:
+        UsageError: the name means nothing, or a conversion to other formats than those.
+    """
+    reference = parse(name)
+    if formats:
+        reference = replace(reference, formats=formats)
+    entry = library.find(f"{reference.name}@{formats}" if formats and reference.name else name)
+    if entry is None or entry.kind is not EntryKind.PACK:
+        return None
+    if reference.formats not in ("", entry.formats):
+        raise UsageError(f"{name} is a conversion to {entry.formats}, not to {reference.formats}")
+    return None if _is_stale(entry) else Ready(entry.name, entry.path)
+
+
+def _is_stale(pack: Entry) -> bool:
+    """Returns whether a pack was made from the built-in model of an earlier kt."""
+    shipped = library.find(BUILTIN, EntryKind.CHECKPOINT) if pack.name == BUILTIN else None
+    if shipped is None or not pack.in_library:
+        return False
+    return newest_ns(shipped.path) > (pack.path / PACK_MANIFEST).stat().st_mtime_ns

@@ -1,0 +1,74 @@
+"""The options `--api-key` and `--api-key-file`: the key that a server wants to be shown."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ktcli import smallfiles
+from ktcli.errors import UsageError
+
+KEY_CHARS = 4096  # the most of a key
+
+KeyOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        metavar="KEY",
+        help="Key that clients must show. Other users see it among this machine's processes.",
+    ),
+]
+KeyFileOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-key-file",
+        metavar="FILE",
+        help="File with the key that clients must show; only its owner may read it.",
+    ),
+]
+
+
+def given_key(key: str | None, file: Path | None) -> str:
+    """The key that the options give; empty: none.
+
+    Raises:
+        UsageError: it is none, both are given, or others can read the file.
+    """
+    if key is not None and file is not None:
+        raise UsageError(
+            "--api-key and --api-key-file contradict each other", hint="leave one of them out"
+        )
+    return _checked_key(key, "--api-key") if file is None else _key_of(file)
+
+
+def _checked_key(key: str | None, where: str) -> str:
+    """A key that can stand in a header; empty: none was given."""
+    if key is None:
+        return ""
+    if not key.strip().isascii() or not key.strip().isprintable() or not key.strip():
+        raise UsageError(
+            f"{where} is no key", hint="take one line of letters, digits and signs of ASCII"
+        )
+    return key.strip()
+
+
+def _key_of(file: Path) -> str:
+    """The key in a file.
+
+    Raises:
+        UsageError: it cannot be read, holds no key, or others may read it, too.
+    """
+    try:
+        status = file.stat()
+        text = smallfiles.read_bounded(file, KEY_CHARS).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        said = getattr(error, "strerror", None) or "it is no text"
+        raise UsageError(f"--api-key-file {str(file)[:300]}: {said}") from error
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise UsageError(
+            f"others can read the key in {str(file)[:300]}", hint=f"chmod 600 {str(file)[:300]}"
+        )
+    return _checked_key(text, f"the content of --api-key-file {str(file)[:300]}")

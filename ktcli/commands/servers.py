@@ -1,0 +1,113 @@
+"""`kt ps` and `kt stop`: the servers of this library that run."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from ktcli.commands.options import JsonOpt, QuietOpt
+from ktcli.errors import NotFound, UsageError, gib
+from ktcli.output import out
+from ktcli.server.neighbours import Neighbour, neighbours
+from ktcli.server.neighbours import stop as end
+
+ServerArg = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME", help="Model or port of the server. Default: the only one that runs."
+    ),
+]
+AllOpt = Annotated[bool, typer.Option("--all", help="End every server of this library.")]
+
+
+def ps(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+    """List the servers of this library that run.
+
+    Examples:
+
+      kt ps
+      kt ps --json
+    """
+    found = neighbours()
+    out.result([_document(each) for each in found], lambda: _table(found))
+    if not found:
+        out.note("no server of this library runs; kt serve NAME starts one")
+
+
+def stop(
+    name: ServerArg = None,
+    every: AllOpt = False,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """End servers of this library.
+
+    Answers in progress may finish for ten seconds. The command returns when the server has ended and
+    its memory is free.
+
+    Examples:
+
+      kt stop
+      kt stop qwen3-30b-a3b
+      kt stop --all
+    """
+    if name is not None and every:
+        raise UsageError("NAME and --all contradict each other")
+    chosen = neighbours() if every else [_only(name, neighbours())]
+    for server in chosen:
+        end(server)
+        out.note(f"the server of {server.name} has ended")
+    out.result({"stopped": [_document(each) for each in chosen]}, "")
+
+
+def _only(name: str | None, running: list[Neighbour]) -> Neighbour:
+    """The server that is meant.
+
+    Raises:
+        NotFound: there is none. UsageError: there are several.
+    """
+    meant = [each for each in running if name is None or each.is_meant_by(name)]
+    if not meant:
+        what = "no server of this library runs" if name is None else f"no server runs {name[:200]}"
+        raise NotFound(what, hint="kt ps lists the servers that run")
+    if len(meant) > 1:
+        ports = ", ".join(each.socket.stem for each in meant)
+        raise UsageError(
+            f"{len(meant)} servers are meant, at the ports {ports}",
+            hint=f"kt stop {meant[0].socket.stem} ends the first, kt stop --all ends every one",
+        )
+    return meant[0]
+
+
+def _document(server: Neighbour) -> dict[str, Any]:
+    said = server.status
+    return {
+        "model": said.model if said else None,
+        "aliases": said.aliases if said else [],
+        "address": said.address if said else None,
+        "socket": str(server.socket),
+        "pid": server.pid,
+        "memory_bytes": server.memory_bytes,
+        "context": said.context if said else None,
+        "running": said.running if said else None,
+        "waiting": said.waiting if said else None,
+        "since": said.since if said else None,
+    }
+
+
+def _table(running: list[Neighbour]) -> str:
+    if not running:
+        return ""
+    head = ("MODEL", "ADDRESS", "PROCESS", "MEMORY", "SINCE", "RUNNING", "WAITING")
+    return out.table([_row(each) for each in running], head, right=(2, 3, 5, 6))
+
+
+def _row(server: Neighbour) -> tuple[str, ...]:
+    memory = "?" if server.memory_bytes is None else gib(server.memory_bytes)
+    if (said := server.status) is None:
+        return ("(loading)", f"port {server.socket.stem}", str(server.pid), memory, "", "", "")
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(said.since))
+    counts = (str(said.running), str(said.waiting))
+    return (said.model, said.address, str(server.pid), memory, since, *counts)

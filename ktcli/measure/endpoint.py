@@ -1,0 +1,254 @@
+"""Asks a server that speaks OpenAI's API, and notes when each piece of an answer comes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any, TypeGuard
+from urllib.parse import urlsplit
+
+from ktcli.errors import KtError, UsageError
+
+SILENCE_S = 600.0  # after which a server is given up
+_DOCUMENT_BYTES = 64 << 20
+_LINE_BYTES = 1 << 20
+_SHOWN = 300  # characters of what a server says
+
+
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """A prompt for a server, and the most tokens of its answer."""
+
+    text: str
+    output_tokens: int
+
+
+@dataclass(slots=True)
+class StreamedAnswer:
+    """What became of one request; times are of `time.perf_counter`.
+
+    Attributes:
+        sent_s: when it was sent.
+        pieces_s: when each piece of the answer came.
+        prompt_tokens, output_tokens: as the server counts them; 0: it does not say.
+        error: why there is no answer; empty: there is one.
+    """
+
+    sent_s: float = 0.0
+    pieces_s: list[float] = field(default_factory=list)
+    text: str = ""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server that speaks OpenAI's API.
+
+    Attributes:
+        url: its address, without `/v1`.
+        key: what it wants to be shown; empty: nothing.
+        model: the model that is asked for.
+    """
+
+    url: str
+    key: str = ""
+    model: str = ""
+
+    @classmethod
+    def at(cls, url: str, key: str = "", model: str = "") -> Endpoint:
+        """The server at an address, with its first model unless one is named.
+
+        Raises:
+            UsageError: the address is none, or the key is refused.
+            KtError: nobody is there, or it does not speak this API.
+        """
+        base = url.rstrip("/").removesuffix("/v1")
+        try:
+            parts = urlsplit(base)
+            sound = parts.scheme in ("http", "https") and bool(parts.hostname)
+            _ = parts.port
+        except ValueError:
+            sound = False
+        if not sound:
+            raise UsageError(
+                f"--url is {url[:_SHOWN]!r}, which is no address of a server",
+                hint="for example http://127.0.0.1:11435",
+            )
+        found = cls(base, key, model)
+        return found if model else replace(found, model=found._first_model())
+
+    def count(self, text: str) -> int | None:
+        """The tokens of a text as the server cuts it; None: it does not tell."""
+        said = {"model": self.model, "content": text, "prompt": text}
+        try:
+            status, document = self._document("POST", "/tokenize", said)
+            tokens = document["tokens"] if status == 200 else None
+        except (KtError, KeyError, TypeError):
+            return None
+        return len(tokens) if isinstance(tokens, list) else None
+
+    def ask(self, prompt: Prompted) -> StreamedAnswer:
+        """Sends a prompt and reads the answer to its end; what goes wrong is in `error`."""
+        found = StreamedAnswer(time.perf_counter())
+        try:
+            with _Exchange(self, "POST", "/v1/chat/completions", self._body(prompt)) as reply:
+                _check_stream(reply)
+                if not _read_stream(reply, found):
+                    found.error = "the stream ended before the answer did"
+        except (OSError, HTTPException, KtError) as error:
+            found.error = str(error) or type(error).__name__
+        return found
+
+    def _body(self, prompt: Prompted) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "messages": [{"role": "user", "content": prompt.text}],
+            "max_tokens": prompt.output_tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+    def _first_model(self) -> str:
+        status, document = self._document("GET", "/v1/models")
+        if status == 401:
+            raise UsageError(
+                f"{self.url} refuses the key" if self.key else f"{self.url} wants a key",
+                hint="name one with --api-key-file or --api-key",
+            )
+        rows = document.get("data") if isinstance(document, dict) else None
+        name = (
+            rows[0].get("id") if isinstance(rows, list) and rows and _is_object(rows[0]) else None
+        )
+        if status != 200 or not isinstance(name, str):
+            raise KtError(
+                f"{self.url} does not say which models it has: {_said(status, document)}",
+                hint="name one with --model if it speaks OpenAI's API",
+            )
+        return name
+
+    def _document(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """The status and the document of an answer; None: it is no JSON.
+
+        Raises:
+            KtError: nobody is there.
+        """
+        try:
+            with _Exchange(self, method, path, body) as reply:
+                return reply.status, _json(reply.read(_DOCUMENT_BYTES))
+        except (OSError, HTTPException) as error:
+            why = str(error) or type(error).__name__
+            raise KtError(
+                f"nobody answers at {self.url}: {why}", hint="kt serve NAME starts a server"
+            ) from error
+
+
+class _Exchange:
+    """One request and its reply, on a connection of its own."""
+
+    def __init__(self, endpoint: Endpoint, method: str, path: str, body: Any) -> None:
+        parts = urlsplit(endpoint.url)
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._connection = kind(parts.hostname or "", parts.port, timeout=SILENCE_S)
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if endpoint.key:
+            headers["Authorization"] = f"Bearer {endpoint.key}"
+        self._request = (method, parts.path + path, data, headers)
+
+    def __enter__(self) -> HTTPResponse:
+        try:
+            self._connection.request(*self._request)
+            return self._connection.getresponse()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+
+def _check_stream(reply: HTTPResponse) -> None:
+    """Raises: KtError: the reply is no stream."""
+    kind = reply.headers.get_content_type()
+    if reply.status != 200:
+        raise KtError(_said(reply.status, _json(reply.read(_DOCUMENT_BYTES))))
+    if kind != "text/event-stream":
+        raise KtError(f"the server answers with {kind}, which is no stream of events")
+
+
+def _read_stream(reply: HTTPResponse, found: StreamedAnswer) -> bool:
+    """Reads the events of an answer; returns whether its end was among them.
+
+    Raises:
+        KtError: the server tells of an error.
+    """
+    for line in _lines(reply):
+        now_s = time.perf_counter()
+        data = line.removeprefix(b"data:").strip()
+        if data == b"[DONE]":
+            return True
+        event = _json(data)
+        if not _is_object(event):
+            raise KtError(f"the stream has a line that is no event: {line[:_SHOWN]!r}")
+        if event.get("error"):
+            raise KtError(_said(reply.status, event))
+        if text := _text(event):
+            found.pieces_s.append(now_s)
+            found.text += text
+        if _is_object(usage := event.get("usage")):
+            found.prompt_tokens = _count(usage, "prompt_tokens")
+            found.output_tokens = _count(usage, "completion_tokens")
+    return False
+
+
+def _lines(reply: HTTPResponse) -> Iterator[bytes]:
+    """The lines of a stream that have data."""
+    while line := reply.readline(_LINE_BYTES):
+        if line.startswith(b"data:"):
+            yield line
+
+
+def _text(event: dict[str, Any]) -> str:
+    """What an event adds to the answer: its text or its thoughts."""
+    choices = event.get("choices")
+    delta = (
+        choices[0].get("delta")
+        if isinstance(choices, list) and choices and _is_object(choices[0])
+        else None
+    )
+    if not _is_object(delta):
+        return ""
+    thoughts = delta.get("reasoning_content") or delta.get("reasoning")
+    return "".join(each for each in (thoughts, delta.get("content")) if isinstance(each, str))
+
+
+def _count(usage: dict[str, Any], name: str) -> int:
+    value = usage.get(name)
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+def _is_object(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _said(status: int, document: Any) -> str:
+    """What a server says of an error."""
+    error = document.get("error") if _is_object(document) else None
+    words = error.get("message") if _is_object(error) else error
+    return (
+        words[:_SHOWN] if isinstance(words, str) and words else f"it answers with status {status}"
+    )

@@ -1,0 +1,92 @@
+"""Makes of the times of answers what SGLang's `bench_serving` reports: throughput, and percentiles of latencies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.measure.endpoint import StreamedAnswer
+from ktcli.measure.traffic import Driven
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """The latencies of answered requests, in milliseconds.
+
+    Attributes:
+        e2e: from each request to the end of its answer.
+        ttft: to its first piece.
+        tpot: between two tokens on average, without the first; of each answer with several.
+        itl: between two pieces, of all answers.
+    """
+
+    e2e: Floats
+    ttft: Floats
+    tpot: Floats
+    itl: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server did.
+
+    Attributes:
+        completed, failed: requests with an answer and without.
+        seconds: that all took together.
+        input_tokens, output_tokens: of all answered requests.
+        latencies: of these.
+    """
+
+    completed: int
+    failed: int
+    seconds: float
+    input_tokens: int
+    output_tokens: int
+    latencies: Latencies
+
+    @classmethod
+    def of(cls, driven: Driven) -> Served:
+        """What became of requests."""
+        answers = [each for each in driven.answers if not each.error]
+        return cls(
+            len(answers),
+            len(driven.answers) - len(answers),
+            driven.seconds,
+            sum(each.prompt_tokens for each in answers),
+            sum(map(tokens_of, answers)),
+            latencies(answers),
+        )
+
+    @property
+    def concurrency(self) -> float:
+        """The requests that were under way on average."""
+        return float(self.latencies.e2e.sum()) / 1e3 / self.seconds
+
+
+def tokens_of(answer: StreamedAnswer) -> int:
+    """The tokens of an answer; its pieces where the server does not count."""
+    return answer.output_tokens or len(answer.pieces_s)
+
+
+def latencies(answers: Sequence[StreamedAnswer]) -> Latencies:
+    """The latencies of answers; one without a piece has neither a first nor a next one."""
+    spoken = [each for each in answers if each.pieces_s]
+    e2e = [each.pieces_s[-1] - each.sent_s for each in spoken]
+    ttft = [each.pieces_s[0] - each.sent_s for each in spoken]
+    tpot = [
+        (each.pieces_s[-1] - each.pieces_s[0]) / (tokens_of(each) - 1)
+        for each in spoken
+        if tokens_of(each) > 1
+    ]
+    itl = [float(gap) for each in spoken for gap in np.diff(each.pieces_s)]
+    return Latencies(*(1e3 * np.array(each, dtype=np.float64) for each in (e2e, ttft, tpot, itl)))
+
+
+def percentile(values: Floats, percent: float) -> float:
+    """A percentile; 0 where there are no values."""
+    return float(np.percentile(values, percent)) if values.size else 0.0

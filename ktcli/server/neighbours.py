@@ -1,0 +1,165 @@
+"""Finds the servers of this library that run on this machine, by the sockets in its folder, and ends them.
+
+What a server says of itself is asked through its socket. Whose process it is, the kernel knows: who listens at a
+socket is told to whoever connects, so no file with a process id can be wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import select
+import signal
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ktcli import config
+from ktcli.errors import Busy, KtError
+
+ANSWER_S = 2.0  # in which a server answers; one that loads its model does not
+END_S = 30.0  # in which a server that was told to stop has ended; its answers may take 10 of them
+_MOST_BYTES = 1 << 16
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
+
+
+class Status(msgspec.Struct):
+    """What a server says of itself: see the attributes of `Neighbour`."""
+
+    model: str = ""
+    aliases: list[str] = []
+    address: str = ""
+    context: int = 0
+    running: int = 0
+    waiting: int = 0
+    since: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A server of this library that runs.
+
+    Attributes:
+        socket: the path of its socket.
+        pid: its process.
+        memory_bytes: what of its memory is resident; None: unknown.
+        status: what it says of itself; None: it does not answer, because it loads its model or hangs.
+    """
+
+    socket: Path
+    pid: int
+    memory_bytes: int | None
+    status: Status | None
+
+    @property
+    def name(self) -> str:
+        """What it is called where it must be told from others: its model, else its socket."""
+        return self.status.model if self.status else self.socket.stem
+
+    def is_meant_by(self, word: str) -> bool:
+        """Tells whether a word names it: its model, an alias of that, or its port."""
+        names = (self.status.model, *self.status.aliases) if self.status else ()
+        return word == self.socket.stem or word in names
+
+
+def socket_path(port: int) -> Path:
+    """Where the server at a port has its socket."""
+    return _folder() / f"{port}.sock"
+
+
+def neighbours() -> list[Neighbour]:
+    """The servers of this library that run, by their ports."""
+    found = []
+    for path in sorted(_folder().glob("*.sock")):
+        with contextlib.suppress(OSError), connected(path) as connection:
+            pid = _listener(connection)
+            found.append(Neighbour(path, pid, _resident_bytes(pid), status_of(connection)))
+    return found
+
+
+def status_of(connection: socket.socket) -> Status | None:
+    """What the server at the other end of a connection says of itself; None: nothing in time."""
+    asked = http.client.HTTPConnection("localhost")
+    asked.sock = connection
+    try:
+        asked.request("GET", "/server")
+        data = asked.getresponse().read(_MOST_BYTES)
+        return msgspec.json.decode(data, type=Status)
+    except (OSError, http.client.HTTPException, msgspec.DecodeError):
+        return None
+
+
+def stop(server: Neighbour) -> None:
+    """Tells a server to end, and waits until it has; answers may finish for a while, as with Ctrl-C.
+
+    Raises:
+        Busy: it has not ended. KtError: this user may not end it.
+    """
+    try:
+        process = os.pidfd_open(server.pid)
+    except ProcessLookupError:
+        return
+    try:
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        if not select.select([process], [], [], END_S)[0]:
+            raise Busy(
+                f"the server of {server.name} (process {server.pid}) has not ended in {END_S:.0f} s",
+                hint=f"kill -9 {server.pid} ends it now; what it computed last is lost",
+            )
+    except ProcessLookupError:
+        return
+    except OSError as error:
+        raise KtError(f"cannot end process {server.pid}: {error.strerror}") from error
+    finally:
+        os.close(process)
+
+
+@contextlib.contextmanager
+def connected(path: Path) -> Iterator[socket.socket]:
+    """A connection to the socket at `path`, however long that is: the system takes 107 bytes.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as made:
+        made.settimeout(ANSWER_S)
+        with short_name(path) as name:
+            made.connect(name)
+        yield made
+
+
+@contextlib.contextmanager
+def short_name(path: Path) -> Iterator[str]:
+    """A short name of a path, while the context lasts.
+
+    Raises:
+        OSError: its folder is not there.
+    """
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def _folder() -> Path:
+    return config.home() / "run"
+
+
+def _listener(connection: socket.socket) -> int:
+    """The process that listens where a connection leads."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(raw)[0])
+
+
+def _resident_bytes(pid: int) -> int | None:
+    try:
+        resident = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except (OSError, IndexError):
+        return None
+    return int(resident) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,283 @@
+"""The fields of requests for a response, and what they mean to the engine.
+
+Items that the client sends are messages, thoughts, calls and their results; chat templates know messages, so thoughts
+and calls that follow one another become one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from ktcli.chat.grammar.form import Form
+from ktcli.chat.grammar.whole import Shape
+from ktcli.chat.settings import Settings
+from ktcli.server.generation import Wish
+from ktcli.server.openai.fields import (
+    LOGPROBS_MOST,
+    TOOLS_MOST,
+    Sampled,
+    effort_variables,
+    plain_message,
+)
+from ktcli.server.prompts import Asked
+from ktcli.server.refusal import Refusal, about
+from ktcli.server.shapes import ToolChoice, with_tools
+
+WITH_LOGPROBS = "message.output_text.logprobs"
+Message = dict[str, Any]
+
+
+class ReasoningWish(msgspec.Struct):
+    """The field `reasoning`."""
+
+    effort: str | None = None
+
+
+class TextWish(msgspec.Struct):
+    """The field `text`."""
+
+    format: dict[str, Any] | None = None
+
+
+class ResponseBody(Sampled):
+    """A request for a response, or for the count of its tokens."""
+
+    input: str | list[dict[str, Any]] = ""
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    reasoning: ReasoningWish | None = None
+    text: TextWish | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    prompt: Any = None
+    background: bool | None = None
+    truncation: str | None = None
+
+    @property
+    def likeliest(self) -> int | None:
+        """The likeliest tokens that come with each token; None: no chances."""
+        wanted = self.top_logprobs is not None or WITH_LOGPROBS in (self.include or ())
+        return (self.top_logprobs or 0) if wanted else None
+
+    def response_wish(self, settings: Settings) -> Wish:
+        """See `wish`."""
+        self._refuse_what_needs_a_store()
+        if not 0 <= (self.top_logprobs or 0) <= LOGPROBS_MOST:
+            raise _refusal("top_logprobs", f"top_logprobs can be 0 to {LOGPROBS_MOST}")
+        if (most := self.max_output_tokens) is not None and most < 1:
+            raise _refusal("max_output_tokens", f"max_output_tokens is {most}, it can be 1 or more")
+        if self.n not in (None, 1):
+            raise _refusal("n", "a response has one answer: n can be 1")
+        wish = self.wish(settings, most, self.likeliest)
+        if (form := self._text_form()) is not None:
+            if wish.shape is not None:
+                raise _refusal(
+                    "text.format", f"{form.field} and {wish.shape.field} contradict each other"
+                )
+            wish = replace(wish, shape=Shape(form))
+        return with_tools(wish, self.offered, self._choice)
+
+    def asked(self, settings: Settings, caller: str) -> Asked:
+        """What is to be answered, as messages.
+
+        Raises:
+            Refusal: an item is of no use.
+        """
+        self._refuse_what_needs_a_store()
+        if not self.input:
+            raise _refusal("input", "there is no input")
+        items = (
+            [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        )
+        messages = list(_messages(items))
+        if self.instructions:
+            messages.insert(0, {"role": "system", "content": self.instructions})
+        variables = {**settings.variables}
+        if self.reasoning is not None:
+            variables |= effort_variables(self.reasoning.effort)
+        variables |= self.chat_template_kwargs or {}
+        if offered := self.offered:
+            variables["tools"] = offered
+        return Asked(_one_system_text(messages), variables, caller)
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The functions that the model may call; tools that a server would run itself are left out.
+
+        Raises:
+            Refusal: there are too many, or one has no name.
+        """
+        tools = self.tools or []
+        if len(tools) > TOOLS_MOST:
+            raise _refusal("tools", f"tools has {len(tools)} entries, it can have {TOOLS_MOST}")
+        found = []
+        for at, tool in enumerate(tools):
+            if tool.get("type") != "function":
+                continue
+            if not isinstance(tool.get("name"), str):
+                raise _refusal(f"tools[{at}].name", f"tools[{at}] names no function")
+            function = {name: tool[name] for name in _OF_FUNCTION if tool.get(name) is not None}
+            found.append({"type": "function", "function": function})
+        return [] if self.tool_choice == "none" else found
+
+    @property
+    def _choice(self) -> ToolChoice:
+        """How the tools are to be used.
+
+        Raises:
+            Refusal: in a way that is not supported.
+        """
+        said, several = self.tool_choice, self.parallel_tool_calls is not False
+        if said in (None, "auto", "none"):
+            return ToolChoice(several=several)
+        if said == "required":
+            return ToolChoice(required=True, several=several)
+        name = (
+            said.get("name") if isinstance(said, dict) and said.get("type") == "function" else None
+        )
+        if not isinstance(name, str) or not name:
+            words = "tool_choice can be auto, none, required, or an object that names a function"
+            raise _refusal("tool_choice", words)
+        return ToolChoice(required=True, name=name, several=False)
+
+    def _text_form(self) -> Form | None:
+        """What the text must be; None: anything."""
+        said = None if self.text is None else self.text.format
+        kind, field = "text" if said is None else said.get("type"), "text.format"
+        if said is None or kind == "text":
+            return None
+        if kind == "json_object":
+            return Form.of_object(field)
+        if kind != "json_schema":
+            raise _refusal(f"{field}.type", f"{field}.type can be text, json_object or json_schema")
+        with about(f"{field}.schema"):
+            return Form.of_schema(said.get("schema"), f"{field}.schema")
+
+    def _refuse_what_needs_a_store(self) -> None:
+        """Raises: Refusal: the request is about responses that a server would have kept."""
+        for name in ("previous_response_id", "conversation", "prompt"):
+            if getattr(self, name) is not None:
+                words = (
+                    f"{name}: this server keeps no responses, send the whole conversation as input"
+                )
+                raise _refusal(name, words)
+        if self.background:
+            raise _refusal("background", "background: this server keeps no responses")
+        if self.truncation not in (None, "disabled"):
+            raise _refusal("truncation", "truncation can be disabled")
+
+
+_OF_FUNCTION = ("name", "description", "parameters", "strict")
+
+
+def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
+    """The messages that items are; what a model said in one go is one of them."""
+    said: Message = {}
+    for at, item in enumerate(items):
+        where, kind = f"input[{at}]", item.get("type", "message")
+        if kind == "reasoning":
+            fresh: Message = {"reasoning_content": _thoughts(item)}
+        elif kind == "function_call":
+            fresh = {"tool_calls": [_call(item, where)]}
+        elif kind == "message" and item.get("role") == "assistant":
+            fresh = plain_message(item, where)
+        else:
+            if said:
+                yield _whole(said)
+            said = {}
+            yield _other(item, kind, where)
+            continue
+        if said and _begins_anew(said, fresh):
+            yield _whole(said)
+            said = {}
+        calls = said.get("tool_calls", []) + fresh.get("tool_calls", [])
+        said = {**said, **fresh, **({"tool_calls": calls} if calls else {})}
+    if said:
+        yield _whole(said)
+
+
+def _begins_anew(said: Message, fresh: Message) -> bool:
+    """Tells whether an item of a model begins another message than the one before it: thoughts, a text, calls."""
+    if "tool_calls" in fresh:
+        return False
+    return "tool_calls" in said or "content" in said or "content" not in fresh
+
+
+def _whole(said: Message) -> Message:
+    return {
+        "role": "assistant",
+        "content": "",
+        **{k: v for k, v in said.items() if k in _OF_ANSWER},
+    }
+
+
+_OF_ANSWER = ("content", "reasoning_content", "tool_calls")
+
+
+def _other(item: Mapping[str, Any], kind: Any, where: str) -> Message:
+    """The message that an item of the client is.
+
+    Raises:
+        Refusal: it is of no use.
+    """
+    if kind == "message":
+        found = plain_message(item, where)
+        return {"role": found["role"], "content": found["content"]}
+    if kind != "function_call_output":
+        words = f"{where} is of the type {str(kind)[:40]!r}, which cannot be read here"
+        raise _refusal(f"{where}.type", words)
+    output = plain_message({"role": "tool", "content": item.get("output")}, f"{where}.output")
+    return {**output, "tool_call_id": _named(item, "call_id", where)}
+
+
+def _call(item: Mapping[str, Any], where: str) -> dict[str, Any]:
+    function = {"name": _named(item, "name", where), "arguments": item.get("arguments", "{}")}
+    call = {"id": _named(item, "call_id", where), "type": "function", "function": function}
+    message = plain_message({"role": "assistant", "tool_calls": [call]}, where)
+    found: dict[str, Any] = message["tool_calls"][0]
+    return found
+
+
+def _named(item: Mapping[str, Any], name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise _refusal(f"{where}.{name}", f"{where} has no {name}")
+    return value
+
+
+def _thoughts(item: Mapping[str, Any]) -> str:
+    """The text of thoughts: the whole where it is there, else its summary."""
+    for name in ("content", "summary"):
+        parts = item.get(name)
+        texts = (
+            [part.get("text") for part in parts if isinstance(part, dict)]
+            if isinstance(parts, list)
+            else []
+        )
+        if found := "\n\n".join(text for text in texts if isinstance(text, str)):
+            return found
+    return ""
+
+
+def _one_system_text(messages: list[Message]) -> list[Message]:
+    """Messages whose system texts at the beginning are one: many templates know no second one."""
+    first = next(
+        (at for at, each in enumerate(messages) if each["role"] != "system"), len(messages)
+    )
+    text = "\n\n".join(each["content"] for each in messages[:first])
+    return [*([{"role": "system", "content": text}] if text else []), *messages[first:]]
+
+
+def _refusal(field: str, message: str) -> Refusal:
+    return Refusal(400, message, field, "unsupported_value")

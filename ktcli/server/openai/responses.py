@@ -1,0 +1,135 @@
+"""`/v1/responses`: what a request asks for, and its replies; nothing is kept between requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ktcli.errors import ContextFull
+from ktcli.server.answering import Answering
+from ktcli.server.generation import Ended, Generation, News, Said
+from ktcli.server.guard import App
+from ktcli.server.house import body_of, caller_of, house_of
+from ktcli.server.openai.envelope import ALIVE, EVENTS, encode, error_of
+from ktcli.server.openai.output import OutputItems
+from ktcli.server.openai.response_document import failure, response_document
+from ktcli.server.openai.response_fields import ResponseBody
+from ktcli.server.refusal import Refusal
+
+
+async def responses(request: Request) -> App:
+    """Answers a conversation."""
+    house = house_of(request)
+    body = await body_of(request, ResponseBody)
+    model = house.named(body.model)
+    settings = model.speaker.voice.settings
+    wish = body.response_wish(settings)
+    asked = body.asked(settings, caller_of(request))
+    try:
+        generation = await house.generation(model, lambda prompts: prompts.of_messages(asked), wish)
+    except ContextFull as error:
+        if not body.stream:
+            raise
+        # Codex makes a conversation shorter where a stream says this, and gives up where a status does.
+        return Response(_failed_stream(body, model.name, Refusal.of(error)), media_type=EVENTS)
+    return Answering(generation, ResponseReply(generation, body), stream=body.stream)
+
+
+async def input_tokens(request: Request) -> Response:
+    """Counts the tokens that a conversation would have as a prompt."""
+    house = house_of(request)
+    body = await body_of(request, ResponseBody)
+    model = house.named(body.model)
+    asked = body.asked(model.speaker.voice.settings, caller_of(request))
+    prompt = await house.prompt(model, lambda prompts: prompts.of_messages(asked))
+    said = {"object": "response.input_tokens", "input_tokens": len(prompt.ids)}
+    return Response(encode(said), media_type="application/json")
+
+
+async def kept(request: Request) -> Response:
+    """Refuses to find a response."""
+    raise Refusal(404, "this server keeps no responses", "", "not_found")
+
+
+class EventStream:
+    """Numbers the events of a stream."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def event(self, kind: str, **about: Any) -> bytes:
+        """The next event."""
+        said = {"type": kind, "sequence_number": self._number, **about}
+        self._number += 1
+        return f"event: {kind}\ndata: ".encode() + encode(said) + b"\n\n"
+
+
+class ResponseReply:
+    """The answer as a response."""
+
+    media_type, alive = EVENTS, ALIVE
+
+    def __init__(self, generation: Generation, body: ResponseBody) -> None:
+        self._generation = generation
+        self._document = response_document(body, generation.model.name, generation.id)
+        self._stream = EventStream()
+        tokenizer = generation.model.speaker.voice.tokenizer
+        self._items = OutputItems(self._stream.event, tokenizer, generation.id)
+        self._cut = False  # whether the answer is not at its own end
+
+    def begin(self) -> bytes:
+        names = ("response.created", "response.in_progress")
+        return b"".join(self._stream.event(name, response=self._document) for name in names)
+
+    def take(self, news: list[News]) -> bytes:
+        found = b""
+        for each in news:
+            if isinstance(each, Said):
+                found += self._items.take(each)
+            elif isinstance(each, Ended):
+                self._cut = each.finish.value in ("length", "context")
+                found += self._items.close("incomplete" if self._cut else "completed")
+        return found
+
+    def end(self) -> bytes:
+        name = "response.incomplete" if self._cut else "response.completed"
+        return self._stream.event(name, response=self._finished())
+
+    def failed(self, refusal: Refusal) -> bytes:
+        document = {**self._document, **failure(refusal), "output": self._items.items}
+        return self._stream.event("response.failed", response=document)
+
+    def whole(self) -> bytes:
+        return encode(self._finished())
+
+    def refused(self, refusal: Refusal) -> bytes:
+        return encode(error_of(refusal))
+
+    def _finished(self) -> dict[str, Any]:
+        why = {"reason": "max_output_tokens"} if self._cut else None
+        return {
+            **self._document,
+            "status": "incomplete" if self._cut else "completed",
+            "incomplete_details": why,
+            "output": self._items.items,
+            "usage": self._usage(),
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        read, said = len(self._generation.prompt.ids), self._generation.tokens
+        return {
+            "input_tokens": read,
+            "input_tokens_details": {"cached_tokens": self._generation.reused_tokens},
+            "output_tokens": said,
+            "output_tokens_details": {"reasoning_tokens": self._items.thought_tokens},
+            "total_tokens": read + said,
+        }
+
+
+def _failed_stream(body: ResponseBody, model: str, refusal: Refusal) -> bytes:
+    """A stream that only says why there is no answer."""
+    stream, document = EventStream(), response_document(body, model)
+    begins = stream.event("response.created", response=document)
+    return begins + stream.event("response.failed", response={**document, **failure(refusal)})

@@ -1,0 +1,274 @@
+// The chat page: what is shown, and what buttons and keys do.
+
+import { Refused, answer, models, remember } from "./api.js";
+import { show } from "./markdown.js";
+import { begin, load, save } from "./store.js";
+
+const at = (id) => document.getElementById(id);
+const log = at("log"), prompt = at("prompt"), picker = at("model"), side = at("side");
+
+let conversations = load();
+let current = begin();
+let known = new Map(); // the models by their names
+let running = null; // the answer that comes: { message, view, stop }
+const gone = []; // ids of conversations that were deleted here
+
+// --- parts of the page ---------------------------------------------------------------------------------
+
+function element(name, about = {}, ...children) {
+  const made = Object.assign(document.createElement(name), about);
+  made.append(...children);
+  return made;
+}
+
+const button = (text, label, run) => {
+  const made = element("button", { type: "button", textContent: text, onclick: run });
+  made.setAttribute("aria-label", label);
+  return made;
+};
+
+const say = (text, wrong = false) => {
+  at("status").textContent = text;
+  at("status").classList.toggle("wrong", wrong);
+};
+
+// The elements of a message, which `draw` fills.
+function viewOf(message) {
+  const own = message.role === "user", text = element("div", { className: "text" });
+  const thoughts = element("div", { className: "thoughts" }), row = element("div", { className: "row" });
+  const folded = element("details", {}, element("summary", { textContent: "Thoughts" }), thoughts);
+  const figures = element("span");
+  const whole = element("article", { className: own ? "own" : "other" }, folded, text, row);
+  whole.setAttribute("aria-label", own ? "You" : "Answer");
+  if (own) row.append(button("Edit", "Edit this message", () => edit(message)));
+  else row.append(button("Retry", "Answer anew", () => retry(message)), figures);
+  const view = { message, whole, text, thoughts, folded, figures, row };
+  draw(view);
+  return view;
+}
+
+function draw(view) {
+  const { message } = view;
+  if (message.role === "user") view.text.textContent = message.content;
+  else show(view.text, message.content);
+  view.folded.hidden = !message.thoughts;
+  if (view.thoughts.textContent !== (message.thoughts ?? "")) view.thoughts.textContent = message.thoughts ?? "";
+  view.figures.textContent = message.figures ?? "";
+  view.row.hidden = running?.message === message;
+}
+
+function drawAll() {
+  log.replaceChildren(...current.messages.map((message) => viewOf(message).whole));
+  log.scrollTop = log.scrollHeight;
+  drawSide();
+  drawContext();
+}
+
+function drawSide() {
+  at("conversations").replaceChildren(...conversations.map((each) => {
+    const open = button(each.title, each.title, () => turnTo(each));
+    open.setAttribute("aria-current", String(each === current));
+    return element("li", {}, open, button("✕", `Delete ${each.title}`, () => remove(each)));
+  }));
+}
+
+function drawContext() {
+  const most = known.get(picker.value)?.max_model_len, used = current.messages.at(-1)?.used;
+  const words = (number) => number.toLocaleString("en");
+  at("context").textContent = most ? `${words(used ?? 0)} of ${words(most)} tokens` : "";
+}
+
+// --- conversations --------------------------------------------------------------------------------------
+
+// Puts a conversation first and keeps all.
+function keep(conversation) {
+  conversations = [conversation, ...conversations.filter((each) => each !== conversation)];
+  if (!save(conversations, gone)) say("This browser has no more room for conversations: delete some.", true);
+  drawSide();
+}
+
+function turnTo(conversation) {
+  running?.stop();
+  current = conversation;
+  side.classList.remove("open");
+  at("menu").setAttribute("aria-expanded", "false");
+  say("");
+  drawAll();
+  prompt.focus();
+}
+
+function remove(conversation) {
+  gone.push(conversation.id);
+  if (conversation === current) turnTo(begin());
+  conversations = conversations.filter((each) => each !== conversation);
+  save(conversations, gone);
+  drawSide();
+}
+
+function edit(message) {
+  running?.stop();
+  current.messages.length = current.messages.indexOf(message);
+  keep(current);
+  drawAll();
+  prompt.value = message.content;
+  grow();
+  prompt.focus();
+}
+
+function retry(message) {
+  if (running) return;
+  current.messages.length = current.messages.indexOf(message);
+  drawAll();
+  reply();
+}
+
+// --- answers --------------------------------------------------------------------------------------------
+
+function send() {
+  const text = prompt.value.trim();
+  if (!text || running) return;
+  if (!current.messages.length) current.title = text.slice(0, 60);
+  current.messages.push({ role: "user", content: text });
+  keep(current);
+  prompt.value = "";
+  grow();
+  drawAll();
+  reply();
+}
+
+const asked = (messages) => messages.map((each) => ({
+  role: each.role, content: each.content, ...(each.thoughts ? { reasoning_content: each.thoughts } : {}),
+}));
+
+async function reply() {
+  const conversation = current, message = { role: "assistant", content: "" }, control = new AbortController();
+  const messages = asked(conversation.messages);
+  conversation.messages.push(message);
+  const view = (running = { message, stop: () => control.abort() }, viewOf(message));
+  log.append(view.whole);
+  busy(true);
+  say("Waiting for the answer …");
+  let drawing = 0;
+  try {
+    for await (const event of answer(picker.value, messages, control.signal)) {
+      take(message, event);
+      drawing ||= requestAnimationFrame(() => { drawing = 0; follow(() => draw(view)); });
+    }
+    say("The answer is complete.");
+  } catch (error) {
+    failed(message, error);
+  } finally {
+    cancelAnimationFrame(drawing);
+    running = null;
+    busy(false);
+    if (conversation === current) { follow(() => draw(view)); drawContext(); }
+    if (conversations.includes(conversation)) finish(conversation); // else it was deleted meanwhile
+  }
+}
+
+function finish(conversation) {
+  const empty = conversation.messages.at(-1);
+  if (empty?.role === "assistant" && !empty.content && !empty.thoughts) {
+    conversation.messages.pop();
+    if (conversation === current) drawAll();
+  }
+  keep(conversation);
+}
+
+function take(message, event) {
+  const delta = event.choices[0]?.delta ?? {};
+  message.content += delta.content ?? "";
+  if (delta.reasoning_content) message.thoughts = (message.thoughts ?? "") + delta.reasoning_content;
+  if (delta.reasoning_content) say("Thinking …");
+  else if (delta.content) say("Answering …");
+  const progress = event.prompt_progress;
+  if (progress && progress.processed < progress.total) {
+    say(`Reading ${progress.processed.toLocaleString("en")} of ${progress.total.toLocaleString("en")} tokens …`);
+  }
+  if (event.usage) message.used = event.usage.total_tokens;
+  if (event.timings) message.figures = figures(event.timings);
+}
+
+const figures = (timings) => {
+  const cached = timings.cache_n ? `, ${timings.cache_n} read before` : "";
+  return `${timings.predicted_per_second.toFixed(1)} tokens/s · ${timings.predicted_n} tokens${cached}`;
+};
+
+function failed(message, error) {
+  if (error.name === "AbortError") {
+    message.figures = "stopped";
+    say("Stopped.");
+  } else if (error.status === 401) {
+    say("The server wants a key.", true);
+    at("ask").showModal();
+  } else {
+    message.figures = "broken off";
+    say(error instanceof Refused ? error.message : `The server is not there: ${error.message}`, true);
+  }
+}
+
+// Draws, and stays at the end of the conversation where it was there.
+function follow(drawNow) {
+  const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+  drawNow();
+  if (isAtEnd) log.scrollTop = log.scrollHeight;
+}
+
+function busy(is) {
+  at("send").hidden = is;
+  at("stop").hidden = !is;
+  log.setAttribute("aria-busy", String(is));
+  if (!is && document.activeElement === document.body) prompt.focus();
+}
+
+// --- models, theme, keys ----------------------------------------------------------------------------------
+
+async function loadModels() {
+  try {
+    const rows = await models();
+    known = new Map(rows.map((row) => [row.id, row]));
+    picker.replaceChildren(...rows.map((row) => new Option(row.id, row.id)));
+    const chosen = localStorage.getItem("kt.model");
+    if (known.has(chosen)) picker.value = chosen;
+    drawContext();
+  } catch (error) {
+    failed({}, error);
+  }
+}
+
+function dress(theme) {
+  if (theme) document.documentElement.dataset.theme = theme;
+}
+
+function otherTheme() {
+  const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const now = document.documentElement.dataset.theme ?? (isDark ? "dark" : "light");
+  const next = now === "dark" ? "light" : "dark";
+  localStorage.setItem("kt.theme", next);
+  dress(next);
+}
+
+function grow() {
+  prompt.style.height = "auto";
+  prompt.style.height = `${prompt.scrollHeight + 2}px`;
+}
+
+at("form").addEventListener("submit", (event) => { event.preventDefault(); send(); });
+at("stop").addEventListener("click", () => running?.stop());
+at("fresh").addEventListener("click", () => turnTo(begin()));
+at("theme").addEventListener("click", otherTheme);
+at("menu").addEventListener("click", () => at("menu").setAttribute("aria-expanded", String(side.classList.toggle("open"))));
+at("ask").addEventListener("close", () => { remember(at("key").value); at("key").value = ""; loadModels(); });
+picker.addEventListener("change", () => { localStorage.setItem("kt.model", picker.value); drawContext(); });
+prompt.addEventListener("input", grow);
+prompt.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") running?.stop();
+  if (event.altKey && event.code === "KeyN") { event.preventDefault(); turnTo(begin()); }
+});
+
+dress(localStorage.getItem("kt.theme"));
+drawAll();
+loadModels();

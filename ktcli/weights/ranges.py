@@ -1,0 +1,39 @@
+"""Ranges of bytes of a file: sorted, apart from one another, none empty."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+Ranges = tuple[tuple[int, int], ...]  # the first byte of each, and the one after its last
+
+
+def union(pairs: Iterable[tuple[int, int]]) -> Ranges:
+    """Returns the ranges that hold the bytes of all pairs, which may overlap, touch, be empty and come in any order."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(pair for pair in pairs if pair[0] < pair[1]):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], stop)
+        else:
+            found.append((start, stop))
+    return tuple(found)
+
+
+def total(ranges: Ranges) -> int:
+    """Returns the number of their bytes."""
+    return sum(stop - start for start, stop in ranges)
+
+
+def between(ranges: Ranges, start: int, stop: int) -> Ranges:
+    """Returns what ranges leave out of the bytes from `start` to `stop`."""
+    found, at = [], start
+    for first, last in ranges:
+        found.append((at, min(first, stop)))
+        at = max(at, last)
+    return union([*found, (at, stop)])
+
+
+def touches(ranges: Ranges, start: int, stop: int) -> bool:
+    """Tells whether ranges hold any of the bytes from `start` to `stop`."""
+    before = bisect_left(ranges, (stop, 0))  # those that begin below `stop`
+    return start < stop and before > 0 and ranges[before - 1][1] > start
