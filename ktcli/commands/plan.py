@@ -39,6 +39,7 @@ from ktcli.planner.choice import BY_MEMORY
 from ktcli.planner.plan import Plan
 from ktcli.settingsfile import shown
 from ktcli.store import catalog
+from ktcli.store.reference import parse
 
 _ALTERNATIVES = 3  # smaller models that are named where one does not fit
 
@@ -129,6 +130,17 @@ def _smaller(subject: Subject, wanted: Wanted, machine: Path | None) -> tuple[Su
     return best_here(host, _ALTERNATIVES, profile.parameters if profile else None)
 
 
+def _short_of_disk(disk: DiskNeed, name: str) -> str:
+    """What to do where there is no room for a checkpoint and its conversion together."""
+    lack = f"It needs {gib(disk.need_bytes)} on disk, and only {gib(disk.free_bytes)} is free"
+    if disk.download_bytes and disk.pack_bytes < disk.free_bytes and not parse(name).quant:
+        return (
+            f"{lack}; converted while it arrives it needs {gib(disk.pack_bytes)} and three files of its "
+            f"checkpoint: kt pull {name} --stream"
+        )
+    return f"{lack}: kt rm NAME makes room, KT_HOME names another disk."
+
+
 def _next(
     subject: Subject, made: Plan, others: tuple[Surveyed, ...], disk: DiskNeed | None
 ) -> list[str]:
@@ -138,10 +150,9 @@ def _next(
         return [out.fold(f"  smaller models that run: {names}", "    ")] if names else []
     if disk is None:
         return []
-    if not disk.fits:
-        lack = f"It needs {gib(disk.need_bytes)} on disk, and only {gib(disk.free_bytes)} is free:"
-        return [out.fold(f"{lack} kt rm NAME makes room, KT_HOME names another disk.", "  ")]
     name = safe(subject.remote or subject.said)
+    if not disk.fits:
+        return [out.fold(_short_of_disk(disk, name), "  ")]
     fetched = f" fetches {gib(disk.download_bytes)} and" if disk.download_bytes else ""
     first = f"; first it{fetched} writes {gib(disk.pack_bytes)}" if disk.need_bytes else ""
     command = f"kt chat {name}"

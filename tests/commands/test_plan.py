@@ -13,7 +13,7 @@ from store.fake_hub import Hub, serve
 from weights.fake_checkpoint import random_checkpoint
 
 from ktcli.commands.view import bars
-from ktcli.hardware.machine import Cpu, Gpu, Machine, Memory, Node
+from ktcli.hardware.machine import Cpu, Disk, Gpu, Machine, Memory, Node
 from ktcli.hardware.profile import document as machine_document
 from ktcli.main import main
 from ktcli.output import out
@@ -451,6 +451,19 @@ def small_checkpoint(folder: Path, **changes: object) -> dict[str, bytes]:
     small = {"num_hidden_layers": 2, "hidden_size": 256, "num_experts": 8, "vocab_size": 8192}
     random_checkpoint(folder, config("qwen3-30b-a3b", **small) | changes)
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("free", "advice"), [(8, "kt pull olmoe-1b-7b --stream"), (2, "kt rm NAME makes room")]
+)
+def test_a_disk_with_no_room_for_both_may_have_room_for_one(
+    monkeypatch: pytest.MonkeyPatch, home: Path, capsys, free: int, advice: str
+) -> None:
+    monkeypatch.setattr(
+        "ktcli.assembly.disk.read_disk", lambda path: Disk("/", 1 << 40, free * GIB)
+    )
+    assert main(["plan", "olmoe-1b-7b"]) == 0
+    assert advice in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_repository_is_planned_by_its_config_and_headers(
