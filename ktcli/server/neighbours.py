@@ -46,7 +46,7 @@ class Neighbour:
 
     Attributes:
         socket: the path of its socket.
-        pid: its process.
+        pid: its process; 0: it is none that this one may see.
         memory_bytes: what of its memory is resident; None: unknown.
         status: what it says of itself; None: it does not answer, because it loads its model or hangs.
     """
@@ -98,8 +98,13 @@ def stop(server: Neighbour) -> None:
     """Tells a server to end, and waits until it has; answers may finish for a while, as with Ctrl-C.
 
     Raises:
-        Busy: it has not ended. KtError: this user may not end it.
+        Busy: it has not ended. KtError: this user may not end it, or cannot see it.
     """
+    if server.pid <= 0:
+        raise KtError(
+            f"the server of {server.name} runs where this process cannot see it, as in another container",
+            hint="kt stop ends it there",
+        )
     try:
         process = os.pidfd_open(server.pid)
     except ProcessLookupError:

@@ -17,13 +17,20 @@ from server.running import Running, running, scripted
 
 from ktcli.engine.request import Finish, Finished, GenerationRequest
 from ktcli.engine.scheduler import Limits
-from ktcli.errors import Busy, NotFound, UsageError
+from ktcli.errors import Busy, KtError, NotFound, UsageError
 from ktcli.main import main
 from ktcli.server import answering, guard, listening
 from ktcli.server.enginethread import EngineThread
 from ktcli.server.house import Rules
 from ktcli.server.listening import tcp_socket, unix_socket
-from ktcli.server.neighbours import connected, neighbours, socket_path, status_of
+from ktcli.server.neighbours import (
+    Neighbour,
+    connected,
+    neighbours,
+    socket_path,
+    status_of,
+    stop,
+)
 
 LONG = "x" * 3000  # an answer that goes on until it is cancelled
 
@@ -354,3 +361,9 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
         given_key(None, file)
     file.chmod(0o600)
     assert given_key(None, file) == "secret"
+
+
+def test_a_server_in_another_container_is_not_ended_from_here(tmp_path: Path) -> None:
+    """The kernel says 0 where it has no name for the process here."""
+    with pytest.raises(KtError, match="another container"):
+        stop(Neighbour(tmp_path / "1.sock", 0, None, None))
