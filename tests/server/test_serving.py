@@ -93,6 +93,7 @@ def test_a_client_that_leaves_ends_its_answer_and_its_place(server: Running, str
         client.close()
     until(lambda: health(server)["running"] + health(server)["waiting"] == 0)
     assert pages.available == free
+    until(lambda: server.leases == 0)
     assert ask(server, "still here?").json()["choices"][0]["message"]["content"].endswith("here?")
 
 
@@ -133,6 +134,7 @@ def test_an_engine_that_fails_ends_streams_with_an_error_and_goes_on(
     assert "nobody foresaw" in json.loads(events[-2][6:])["error"]["message"]
     assert events[-1] == "data: [DONE]"
     assert whole.status_code == 500 and "nobody foresaw" in whole.json()["error"]["message"]
+    assert server.leases == 0
     assert ask(server, "hello").status_code == 200
 
 
