@@ -141,6 +141,12 @@ def test_an_engine_that_fails_ends_streams_with_an_error_and_goes_on(
 KEY = "a secret"
 
 
+def test_a_refusal_leaves_no_traceback(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    assert ask(server, "word " * 5000).status_code == 400
+    assert ask(server, "hello").status_code == 200  # by now all of the first is said
+    assert not caplog.records
+
+
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     speaker = scripted(tmp_path_factory.mktemp("model"), script)
