@@ -9,7 +9,7 @@ from ktcli.server.model import ServedModel
 
 
 @dataclass(eq=False, slots=True)
-class Resident:
+class Tenant:
     """A model that is in memory.
 
     Attributes:
@@ -23,10 +23,10 @@ class Resident:
 class Lease:
     """Keeps a model in memory until it is released; in a `with` statement until its end. For the event loop."""
 
-    def __init__(self, resident: Resident) -> None:
-        self._resident: Resident | None = resident
-        self.model = resident.model
-        resident.leases += 1
+    def __init__(self, tenant: Tenant) -> None:
+        self._tenant: Tenant | None = tenant
+        self.model = tenant.model
+        tenant.leases += 1
 
     def again(self) -> Lease:
         """Returns a further lease of the same model, which has an end of its own.
@@ -34,15 +34,15 @@ class Lease:
         Raises:
             ValueError: this one has ended.
         """
-        if self._resident is None:
+        if self._tenant is None:
             raise ValueError("the lease has ended")
-        return Lease(self._resident)
+        return Lease(self._tenant)
 
     def release(self) -> None:
         """Ends the lease; a second call does nothing."""
-        resident, self._resident = self._resident, None
-        if resident is not None:
-            resident.leases -= 1
+        tenant, self._tenant = self._tenant, None
+        if tenant is not None:
+            tenant.leases -= 1
 
     def __enter__(self) -> Lease:
         return self
@@ -60,7 +60,7 @@ class Residency:
     """The models in memory: the one that the server was started with."""
 
     def __init__(self, own: ServedModel) -> None:
-        self.own = Resident(own)
+        self.own = Tenant(own)
 
     @property
     def leases(self) -> int:
