@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ktcli.errors import KtError
 from ktcli.server import own
 from ktcli.server.anthropic.messages import count_tokens, messages
 from ktcli.server.anthropic.messages import error_of as anthropic_error
@@ -69,7 +70,8 @@ def application(house: House) -> App:
         Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
     ]
     routes.append(Route("/openapi.json", openapi(routes, has_key=bool(house.rules.key))))
-    handlers = {Exception: _failed, HTTPException: _failed, Refusal: _failed}
+    kinds = (HTTPException, Refusal, KtError, Exception)
+    handlers = dict.fromkeys(kinds, _failed)
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.house = house
     return Guard(app, house.rules, refused, house.log)

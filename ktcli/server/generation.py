@@ -27,10 +27,9 @@ from ktcli.engine.request import (
     Token,
 )
 from ktcli.engine.sampler import SamplingSettings
-from ktcli.server.mail import Mail
 from ktcli.server.metrics import Metrics
-from ktcli.server.model import ServedModel
 from ktcli.server.prompts import EncodedPrompt
+from ktcli.server.residency import Lease
 
 STOPS_MOST = 16
 CHOICES_MOST = 16
@@ -101,7 +100,7 @@ class Generation:
     """The answers to one prompt. Everything but `_ChoiceAnswer.hear` is for the event loop.
 
     Args:
-        mail: carries news from the engine's thread to this loop.
+        lease: of the model that answers; the generation takes one of its own until the last answer has ended.
         constraints: of each answer; empty: there are none.
     Attributes:
         id: a name that no other generation has.
@@ -109,16 +108,15 @@ class Generation:
 
     def __init__(
         self,
-        model: ServedModel,
+        lease: Lease,
         prompt: EncodedPrompt,
         wish: Wish,
-        mail: Mail[News],
         metrics: Metrics,
         constraints: Sequence[Constraint] = (),
     ) -> None:
         self.id = secrets.token_hex(12)
-        self.model, self.prompt, self.wish = model, prompt, wish
-        self._mail, self._metrics, self.constraints = mail, metrics, constraints
+        self.model, self.prompt, self.wish = lease.model, prompt, wish
+        self._metrics, self.constraints = metrics, constraints
         self._began_s = time.monotonic()
         self._news: deque[News] = deque()
         self._came = asyncio.Event()
@@ -126,6 +124,7 @@ class Generation:
         self.answers: list[_ChoiceAnswer] = []
         self._open = wish.choices
         self._begin(0)
+        self._lease = lease.again()
 
     @property
     def tokens(self) -> int:
@@ -186,6 +185,8 @@ class Generation:
         # Once the prompt is read its pages are there for the other answers.
         if len(self.answers) == 1 < self.wish.choices and not isinstance(news, PromptProgress):
             self._begin_others(news)
+        if not self._open:
+            self._lease.release()
         self._news.append(news)
         self._came.set()
 
@@ -220,7 +221,7 @@ class Generation:
 
     def mail(self, news: News) -> None:
         """Sends something to the loop; called on the engine's thread."""
-        self._mail.write(self.receive, news)
+        self.model.mail.write(self.receive, news)
 
 
 class _ChoiceAnswer:

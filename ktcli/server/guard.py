@@ -11,6 +11,7 @@ import asyncio
 import hmac
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -54,7 +55,8 @@ class Guard:
             await send(message)
 
         try:
-            await self._answer(scope, receive, send_and_note)
+            with suppress(Exception):  # starlette had it answered and told, and still raises it
+                await self._answer(scope, receive, send_and_note)
         finally:
             client = (scope.get("client") or ("local",))[0]
             seconds = round(time.monotonic() - began_s, 4)

@@ -1,4 +1,4 @@
-"""What the handlers of all APIs share: the model, the thread for prompts, the mail, and the rules of this server."""
+"""What the handlers of all APIs share: the models, the thread for prompts, and the rules of this server."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from starlette.requests import Request
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.chat.grammar.compiler import COMPILE_S, GrammarConstraint
 from ktcli.errors import UsageError
-from ktcli.server.generation import Generation, News, Wish
+from ktcli.server.generation import Generation, Wish
 from ktcli.server.jobs import Jobs
-from ktcli.server.mail import Mail
 from ktcli.server.metrics import Metrics
 from ktcli.server.model import ServedModel
 from ktcli.server.prompts import EncodedPrompt, PromptMaker
 from ktcli.server.refusal import Refusal, about
+from ktcli.server.residency import Lease, Residency
 
 T = TypeVar("T")
 
@@ -52,9 +52,8 @@ class House:
         log: called after each request, see `Guard`.
     """
 
-    model: ServedModel
+    residency: Residency
     jobs: Jobs
-    mail: Mail[News]
     rules: Rules = field(default_factory=Rules)
     listener: Listener = SILENT
     log: Callable[[dict[str, Any]], None] = lambda entry: None
@@ -63,8 +62,13 @@ class House:
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.model)
 
-    def named(self, name: str) -> ServedModel:
-        """The model that a request names: programs name models that they know, and mean the one that is here.
+    @property
+    def model(self) -> ServedModel:
+        """The model that the server was started with."""
+        return self.residency.own.model
+
+    async def lease(self, name: str) -> Lease:
+        """Returns the model that a request names: programs name models that they know, and mean the one that is here.
 
         Raises:
             Refusal: it has another name, and the server is strict.
@@ -77,20 +81,22 @@ class House:
                 "model",
                 "model_not_found",
             )
-        return model
+        return await self.residency.lease()
 
     async def generation(
-        self, model: ServedModel, make: Callable[[PromptMaker], EncodedPrompt], wish: Wish
+        self, lease: Lease, make: Callable[[PromptMaker], EncodedPrompt], wish: Wish
     ) -> Generation:
         """Makes a prompt on the main thread, compiles what the answers must be, and submits it.
+
+        The generation has a lease of its own until its answers have ended.
 
         Raises:
             KtError: as making the prompt, or as `EngineThread.submit`.
             Refusal: the answers cannot be held to what was asked for.
         """
-        prompt = await self.prompt(model, make)
-        constraints = await _constraints(model, prompt, wish)
-        return Generation(model, prompt, wish, self.mail, self.metrics, constraints)
+        prompt = await self.prompt(lease.model, make)
+        constraints = await _constraints(lease.model, prompt, wish)
+        return Generation(lease, prompt, wish, self.metrics, constraints)
 
     async def prompt(
         self, model: ServedModel, make: Callable[[PromptMaker], EncodedPrompt]

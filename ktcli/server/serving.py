@@ -18,14 +18,11 @@ from ktcli.assembly.listener import SILENT, Listener
 from ktcli.chat.speaker import Speaker
 from ktcli.engine.scheduler import Limits
 from ktcli.server.app import application
-from ktcli.server.enginethread import EngineThread
-from ktcli.server.generation import News
 from ktcli.server.house import House, Rules
 from ktcli.server.jobs import Jobs
 from ktcli.server.listening import IDLE_S, Connection
-from ktcli.server.mail import Mail
 from ktcli.server.model import ServedModel
-from ktcli.server.prompts import PromptMaker
+from ktcli.server.residency import Residency
 
 PATIENCE_S = 10.0  # that answers may go on once the server is told to stop
 
@@ -51,9 +48,14 @@ class Service:
 
 
 class Serving:
-    """A server that runs until it is told to stop."""
+    """A server that runs until it is told to stop.
+
+    Attributes:
+        house: what its handlers share; None: it has not begun.
+    """
 
     def __init__(self, service: Service) -> None:
+        self.house: House | None = None
         self._service = service
         self._jobs = Jobs()
         self._server: uvicorn.Server | None = None
@@ -104,13 +106,12 @@ class Serving:
 
     async def _serve(self) -> None:
         service = self._service
-        mail: Mail[News] = Mail(asyncio.get_running_loop())
-        thread = EngineThread(service.speaker.engine, service.limits, mail.send)
+        model = ServedModel.start(service.speaker, service.limits)
         try:
-            model = ServedModel(service.speaker, thread, PromptMaker(service.speaker))
-            house = House(model, self._jobs, mail, service.rules, service.listener, service.log)
+            residency = Residency(model)
+            self.house = House(residency, self._jobs, service.rules, service.listener, service.log)
             config = uvicorn.Config(
-                application(house),
+                application(self.house),
                 http=Connection,
                 loop="asyncio",
                 lifespan="off",
@@ -125,7 +126,7 @@ class Serving:
                 return
             await self._server.serve(list(service.sockets))
         finally:
-            await asyncio.get_running_loop().run_in_executor(None, thread.close)
+            await asyncio.get_running_loop().run_in_executor(None, model.thread.close)
 
 
 class _Server(uvicorn.Server):

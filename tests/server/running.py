@@ -27,6 +27,13 @@ class Running:
 
     port: int
     engine: FakeEngine
+    serving: Serving | None = None
+
+    @property
+    def leases(self) -> int:
+        """How many use its models."""
+        assert self.serving is not None and self.serving.house is not None
+        return self.serving.house.residency.leases
 
     @property
     def url(self) -> str:
@@ -66,7 +73,7 @@ def running(
     thread.start()
     try:
         assert ready.wait(10)
-        yield Running(port, speaker.engine)  # type: ignore[arg-type]
+        yield Running(port, speaker.engine, serving)  # type: ignore[arg-type]
     finally:
         serving.stop()
         thread.join(20)

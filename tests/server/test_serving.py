@@ -95,6 +95,7 @@ def test_a_client_that_leaves_ends_its_answer_and_its_place(server: Running, str
         client.close()
     until(lambda: health(server)["running"] + health(server)["waiting"] == 0)
     assert pages.available == free
+    until(lambda: server.leases == 0)
     assert ask(server, "still here?").json()["choices"][0]["message"]["content"].endswith("here?")
 
 
@@ -135,10 +136,17 @@ def test_an_engine_that_fails_ends_streams_with_an_error_and_goes_on(
     assert "nobody foresaw" in json.loads(events[-2][6:])["error"]["message"]
     assert events[-1] == "data: [DONE]"
     assert whole.status_code == 500 and "nobody foresaw" in whole.json()["error"]["message"]
+    assert server.leases == 0
     assert ask(server, "hello").status_code == 200
 
 
 KEY = "a secret"
+
+
+def test_a_refusal_leaves_no_traceback(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    assert ask(server, "word " * 5000).status_code == 400
+    assert ask(server, "hello").status_code == 200  # by now all of the first is said
+    assert not caplog.records
 
 
 @pytest.fixture(scope="module")

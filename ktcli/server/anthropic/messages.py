@@ -24,11 +24,11 @@ async def messages(request: Request) -> Answering:
     """Answers a conversation."""
     house = house_of(request)
     body = await body_of(request, MessagesBody)
-    model = house.named(body.model)
-    settings = model.speaker.voice.settings
-    wish = body.wish(settings)
-    asked = body.asked(settings, caller_of(request))
-    generation = await house.generation(model, lambda prompts: prompts.of_messages(asked), wish)
+    with await house.lease(body.model) as lease:
+        settings = lease.model.speaker.voice.settings
+        wish = body.wish(settings)
+        asked = body.asked(settings, caller_of(request))
+        generation = await house.generation(lease, lambda prompts: prompts.of_messages(asked), wish)
     return Answering(generation, MessageReply(generation), stream=body.stream)
 
 
@@ -36,9 +36,9 @@ async def count_tokens(request: Request) -> Response:
     """Counts the tokens that a conversation would have as a prompt."""
     house = house_of(request)
     body = await body_of(request, MessagesBody)
-    model = house.named(body.model)
-    asked = body.asked(model.speaker.voice.settings, caller_of(request))
-    prompt = await house.prompt(model, lambda prompts: prompts.of_messages(asked))
+    with await house.lease(body.model) as lease:
+        asked = body.asked(lease.model.speaker.voice.settings, caller_of(request))
+        prompt = await house.prompt(lease.model, lambda prompts: prompts.of_messages(asked))
     said = {"input_tokens": len(prompt.ids)}
     return Response(encode(said), media_type="application/json")
 

@@ -25,12 +25,12 @@ async def chat(request: Request) -> Answering | Response:
     """Answers a conversation; one without messages asks for nothing but the model to be loaded."""
     house = house_of(request)
     body = await body_of(request, OllamaChatBody)
-    model = house.named(body.model)
-    if not body.messages:
-        return _loaded(model.name, {"message": {"role": "assistant", "content": ""}})
-    settings = model.speaker.voice.settings
-    wish, asked = body.chat_wish(settings), body.asked(settings, caller_of(request))
-    generation = await house.generation(model, lambda prompts: prompts.of_messages(asked), wish)
+    with await house.lease(body.model) as lease:
+        if not body.messages:
+            return _loaded(lease.model.name, {"message": {"role": "assistant", "content": ""}})
+        settings = lease.model.speaker.voice.settings
+        wish, asked = body.chat_wish(settings), body.asked(settings, caller_of(request))
+        generation = await house.generation(lease, lambda prompts: prompts.of_messages(asked), wish)
     return Answering(generation, OllamaReply(generation, in_chat=True), stream=body.stream)
 
 
@@ -38,16 +38,17 @@ async def generate(request: Request) -> Answering | Response:
     """Answers a text; an empty one asks for nothing but the model to be loaded."""
     house = house_of(request)
     body = await body_of(request, GenerateBody)
-    model, caller = house.named(body.model), caller_of(request)
-    if not body.prompt:
-        return _loaded(model.name, {"response": ""})
-    settings = model.speaker.voice.settings
-    wish, asked = body.wish(settings), body.asked(settings, caller)
+    caller = caller_of(request)
+    with await house.lease(body.model) as lease:
+        if not body.prompt:
+            return _loaded(lease.model.name, {"response": ""})
+        settings = lease.model.speaker.voice.settings
+        wish, asked = body.wish(settings), body.asked(settings, caller)
 
-    def make(prompts: PromptMaker) -> EncodedPrompt:
-        return prompts.of_text(body.prompt, caller) if body.raw else prompts.of_messages(asked)
+        def make(prompts: PromptMaker) -> EncodedPrompt:
+            return prompts.of_text(body.prompt, caller) if body.raw else prompts.of_messages(asked)
 
-    generation = await house.generation(model, make, wish)
+        generation = await house.generation(lease, make, wish)
     return Answering(generation, OllamaReply(generation, in_chat=False), stream=body.stream)
 
 

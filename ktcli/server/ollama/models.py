@@ -44,7 +44,8 @@ async def running(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """Says what a model is and can do."""
     house, body = house_of(request), await body_of(request, ModelAsked)
-    speaker = house.named(body.model or body.name).speaker
+    with await house.lease(body.model or body.name) as lease:
+        speaker = lease.model.speaker
     voice, spec = speaker.voice, speaker.engine.spec
     can = ["completion"]
     can += ["tools"] if voice.calls is not None else []

@@ -35,11 +35,11 @@ async def chat_completions(request: Request) -> Answering:
     """Answers a conversation."""
     house = house_of(request)
     body = await body_of(request, ChatBody)
-    model = house.named(body.model)
-    settings = model.speaker.voice.settings
-    wish = body.chat_wish(settings)
-    asked = body.asked(settings, caller_of(request))
-    generation = await house.generation(model, lambda prompts: prompts.of_messages(asked), wish)
+    with await house.lease(body.model) as lease:
+        settings = lease.model.speaker.voice.settings
+        wish = body.chat_wish(settings)
+        asked = body.asked(settings, caller_of(request))
+        generation = await house.generation(lease, lambda prompts: prompts.of_messages(asked), wish)
     return Answering(generation, ChatReply(generation, body), stream=body.stream)
 
 

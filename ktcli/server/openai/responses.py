@@ -23,17 +23,20 @@ async def responses(request: Request) -> App:
     """Answers a conversation."""
     house = house_of(request)
     body = await body_of(request, ResponseBody)
-    model = house.named(body.model)
-    settings = model.speaker.voice.settings
-    wish = body.response_wish(settings)
-    asked = body.asked(settings, caller_of(request))
-    try:
-        generation = await house.generation(model, lambda prompts: prompts.of_messages(asked), wish)
-    except ContextFull as error:
-        if not body.stream:
-            raise
-        # Codex makes a conversation shorter where a stream says this, and gives up where a status does.
-        return Response(_failed_stream(body, model.name, Refusal.of(error)), media_type=EVENTS)
+    with await house.lease(body.model) as lease:
+        model = lease.model
+        settings = model.speaker.voice.settings
+        wish = body.response_wish(settings)
+        asked = body.asked(settings, caller_of(request))
+        try:
+            generation = await house.generation(
+                lease, lambda prompts: prompts.of_messages(asked), wish
+            )
+        except ContextFull as error:
+            if not body.stream:
+                raise
+            # Codex makes a conversation shorter where a stream says this, and gives up where a status does.
+            return Response(_failed_stream(body, model.name, Refusal.of(error)), media_type=EVENTS)
     return Answering(generation, ResponseReply(generation, body), stream=body.stream)
 
 
@@ -41,9 +44,9 @@ async def input_tokens(request: Request) -> Response:
     """Counts the tokens that a conversation would have as a prompt."""
     house = house_of(request)
     body = await body_of(request, ResponseBody)
-    model = house.named(body.model)
-    asked = body.asked(model.speaker.voice.settings, caller_of(request))
-    prompt = await house.prompt(model, lambda prompts: prompts.of_messages(asked))
+    with await house.lease(body.model) as lease:
+        asked = body.asked(lease.model.speaker.voice.settings, caller_of(request))
+        prompt = await house.prompt(lease.model, lambda prompts: prompts.of_messages(asked))
     said = {"object": "response.input_tokens", "input_tokens": len(prompt.ids)}
     return Response(encode(said), media_type="application/json")
 

@@ -23,15 +23,16 @@ async def completions(request: Request) -> Answering:
     """Goes on with a text."""
     house = house_of(request)
     body = await body_of(request, TextBody)
-    model, caller = house.named(body.model), caller_of(request)
-    wish, prompt = body.text_wish(model.speaker.voice.settings), body.one_prompt()
+    caller, prompt = caller_of(request), body.one_prompt()
 
     def make(prompts: PromptMaker) -> EncodedPrompt:
         if isinstance(prompt, str):
             return prompts.of_text(prompt, caller)
         return prompts.of_ids(prompt, caller)
 
-    generation = await house.generation(model, make, wish)
+    with await house.lease(body.model) as lease:
+        wish = body.text_wish(lease.model.speaker.voice.settings)
+        generation = await house.generation(lease, make, wish)
     return Answering(generation, TextReply(generation, body), stream=body.stream)
 
 
