@@ -9,11 +9,13 @@ from ktcli.chat.calls.styles import CallStyle, style_of
 from ktcli.chat.channels import Channels
 from ktcli.chat.control import ControlTokens
 from ktcli.chat.conversation import Identity
+from ktcli.chat.partner import AnsweringEngine, Talk
 from ktcli.chat.settings import Settings, read_settings, read_stop_ids
 from ktcli.chat.stream import ANSWER
 from ktcli.chat.template import ChatTemplate, load_template
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.engine import Engine
+from ktcli.engine.drafting import DraftWish
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,14 @@ class Speaker:
         """The model, as a kept conversation names it."""
         return Identity(self.name, self.asked or self.name, self.pack)
 
+    def talk(self, draft: DraftWish) -> Talk:
+        """Begins a conversation, see `Partner.talk`."""
+        from ktcli.chat.owntalk import OwnTalk  # who talks to a server needs no scheduler
 
-def longer_context(engine: Engine) -> str:
+        return OwnTalk(self, draft)
+
+
+def longer_context(engine: AnsweringEngine) -> str:
     """The advice for a longer conversation: an option, unless the model itself ends there."""
     most = engine.spec.context
     if engine.context < most:
