@@ -33,6 +33,7 @@ from ktcli.output import out
 from ktcli.store.entry import BUILTIN
 
 HOST, PORT = "127.0.0.1", 11435
+KEEP_S = 300.0  # that a model that a request named stays in memory when nobody uses it
 
 NameArg = Annotated[
     str | None,
@@ -114,11 +115,13 @@ def serve(
     """
     from ktcli.assembly.kvpages import cache_quota
     from ktcli.assembly.request import DeviceWords, Wanted
-    from ktcli.assembly.talking import Opening, open_model, prepared
+    from ktcli.assembly.talking import Opening, prepared
     from ktcli.engine.scheduler import Limits
+    from ktcli.server.catalogue import LibraryReader
     from ktcli.server.guard import LOOPBACK
     from ktcli.server.house import Rules
     from ktcli.server.serving import Service, Serving
+    from ktcli.server.source import FOREVER, StoredModel
 
     key = given_key(api_key, api_key_file)
     is_loopback = host in LOOPBACK
@@ -136,14 +139,19 @@ def serve(
     wanted = Wanted(context, threads, numa=asked_numa(numa), device=where, streams=parallel)
     how = Opening(wanted, cache_quota(), config.records_heat(), listener=out)
     with contextlib.closing(_at_port(host, port)) as listening, _owners_socket(port) as owners:
-        opened = open_model(prepared(model, how), lasting_name(model), how)
-        with contextlib.closing(opened):
-            said = f"serving {opened.speaker.name} at {address}; Ctrl-C ends it"
-            ready = lambda: out.note(said)  # noqa: E731
-            log = _log_as_json if log_json else _log
-            limits = Limits(active=parallel)
-            sockets = [listening, *owners]
-            Serving(Service(opened.speaker, sockets, rules, limits, out, log, ready)).run()
+        own = StoredModel(prepared(model, how), lasting_name(model), how, FOREVER)
+        said = f"serving {own.name} at {address}; Ctrl-C ends it"
+        service = Service(
+            own,
+            [listening, *owners],
+            rules,
+            LibraryReader(own, how, KEEP_S),
+            Limits(active=parallel),
+            out,
+            _log_as_json if log_json else _log,
+            ready=lambda: out.note(said),
+        )
+        Serving(service).run()
     out.note("the server has ended")
 
 
