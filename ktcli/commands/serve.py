@@ -101,7 +101,8 @@ def serve(
     """Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's API.
 
     The model is pulled and converted first if it is not yet. Requests of several clients are answered together; what
-    one of them has in common with another is computed once. Ctrl-C and kt stop let answers
+    one of them has in common with another is computed once. Without --context a conversation can have up to 65536
+    tokens where a quarter of the free memory holds them (with a GPU 8192). Ctrl-C and kt stop let answers
     finish for ten seconds.
 
     Examples:
@@ -133,7 +134,8 @@ def serve(
     rules = Rules(key, hosts, strict_model, tuple(model_alias or ()), address)
     model = name or config.value("model") or BUILTIN
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
-    wanted = Wanted(context, threads, numa=asked_numa(numa), device=where, streams=parallel)
+    numa_mode = asked_numa(numa)
+    wanted = Wanted(context, threads, numa=numa_mode, device=where, streams=parallel, served=True)
     how = Opening(wanted, cache_quota(), config.records_heat(), listener=out)
     with contextlib.closing(_at_port(host, port)) as listening, _owners_socket(port) as owners:
         opened = open_model(prepared(model, how), lasting_name(model), how)
