@@ -219,7 +219,7 @@ def fitting_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TA
 
 
 def default_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TALK) -> int:
-    """Returns DEFAULT_CONTEXT, or less where the model ends or the memory does; for programs more, see `_served_context`.
+    """Returns DEFAULT_CONTEXT, or less where the model ends or the memory does, and for programs more.
 
     A context nobody can use is no default: below LEAST_CONTEXT the model is refused instead.
     """
