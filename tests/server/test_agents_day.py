@@ -53,7 +53,9 @@ def user(text: str) -> dict[str, str]:
 
 
 @pytest.mark.thorough
-def test_instructions_are_read_once_in_a_day(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instructions_are_read_once_in_a_day(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KT_HOME", str(tmp_path))
     question = "How do I list my models?"
     turns = [user(question)]
