@@ -48,6 +48,8 @@ complete -c kt -n '__fish_seen_subcommand_from serve' -l parallel -d 'Conversati
 complete -c kt -n '__fish_seen_subcommand_from serve' -l model-alias -d 'A further name of the model; may be repeated' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l strict-model -d 'Refuse requests that name another model; else this one answers'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l log-json -d 'Write a line of JSON for each request on stderr'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l background -d 'Return once requests are answered; the server goes on without the terminal'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l print-unit -d 'Print a unit with which systemd runs this server, and do nothing else'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l context -d 'Positions to reserve' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'

@@ -92,6 +92,18 @@ def value(name: str) -> Any:
     return stated(name).value
 
 
+def environment() -> dict[str, str]:
+    """The variables with which another process has the same library and settings, wherever it is started."""
+    said = {each.variable: os.environ.get(each.variable, "") for each in SETTINGS.values()}
+    named = any(os.environ.get(name, "").strip() for name in ("KT_CONFIG", "XDG_CONFIG_HOME"))
+    file = {"KT_CONFIG": str(settingsfile.path())} if named else {}
+    return {
+        **{name: text for name, text in said.items() if text.strip()},
+        **file,
+        "KT_HOME": str(home()),
+    }
+
+
 def home() -> Path:
     """The library folder, absolute; it need not exist yet.
 

@@ -66,10 +66,8 @@ def fit_beside(ready: Ready, how: Opening, held: HeldMemory) -> MemoryFit:
     planner = planner_of(build(pack.config), pack.recipe, how.wanted, ready.pack)
     free = max(0, planner.host.available_bytes - held.owed_bytes)
     most = free + held.need_bytes
-    now, alone = (
-        replace(planner, host=replace(planner.host, available_bytes=each)).place()
-        for each in (free, most)
-    )
+    alone = planner.on(most).place()
+    now = planner.on(free).place(replace(planner.request, context=alone.context))
     device = planner.request.device != CPU
-    fits = now.fits and now.context == alone.context and not (device and held.device)
+    fits = now.fits and not (device and held.device)
     return MemoryFit(alone.need_bytes, free, most, fits, alone.context, device)

@@ -14,6 +14,7 @@ import typer
 
 from ktcli import config
 from ktcli.commands.api_key import KeyFileOpt, KeyOpt, given_key
+from ktcli.commands.given import given_words
 from ktcli.commands.options import (
     ContextOpt,
     DeferOpt,
@@ -77,9 +78,24 @@ StrictOpt = Annotated[
 LogJsonOpt = Annotated[
     bool, typer.Option("--log-json", help="Write a line of JSON for each request on stderr.")
 ]
+BackgroundOpt = Annotated[
+    bool,
+    typer.Option(
+        "--background",
+        help="Return once requests are answered; the server goes on without the terminal.",
+    ),
+]
+UnitOpt = Annotated[
+    bool,
+    typer.Option(
+        "--print-unit",
+        help="Print a unit with which systemd runs this server, and do nothing else.",
+    ),
+]
 
 
 def serve(
+    here: typer.Context,
     name: NameArg = None,
     host: HostOpt = HOST,
     port: PortOpt = PORT,
@@ -89,6 +105,8 @@ def serve(
     model_alias: AliasOpt = None,
     strict_model: StrictOpt = False,
     log_json: LogJsonOpt = False,
+    background: BackgroundOpt = False,
+    print_unit: UnitOpt = False,
     context: ContextOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
@@ -102,8 +120,11 @@ def serve(
     """Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's API.
 
     The model is pulled and converted first if it is not yet. Requests of several clients are answered together; what
-    one of them has in common with another is computed once. Ctrl-C and kt stop let answers
+    one of them has in common with another is computed once. Without --context a conversation can have up to 65536
+    tokens where a quarter of the free memory holds them (with a GPU 8192). Ctrl-C and kt stop let answers
     finish for ten seconds.
+
+    With --background, kt ps shows the server, kt stop ends it, and what it says goes to run/PORT.log in the library.
 
     Examples:
 
@@ -111,18 +132,24 @@ def serve(
 
       kt serve kt-mini --port 8000 --parallel 8
 
+      kt serve qwen3-30b-a3b --background
+
       curl http://127.0.0.1:11435/v1/models
     """
     from ktcli.assembly.kvpages import cache_quota
     from ktcli.assembly.request import DeviceWords, Wanted
     from ktcli.assembly.talking import Opening, prepared
     from ktcli.engine.scheduler import Limits
+    from ktcli.server.background import log_path, shorten
     from ktcli.server.catalogue import LibraryReader
     from ktcli.server.guard import LOOPBACK
     from ktcli.server.house import Rules
     from ktcli.server.serving import Service, Serving
     from ktcli.server.source import FOREVER, StoredModel
+    from ktcli.server.supervisor import SupervisedListener, Supervisor
 
+    if background and print_unit:
+        raise UsageError("--background and --print-unit contradict each other")
     key = given_key(api_key, api_key_file)
     is_loopback = host in LOOPBACK
     if not is_loopback and not key:
@@ -136,23 +163,66 @@ def serve(
     rules = Rules(key, hosts, strict_model, tuple(model_alias or ()), address)
     model = name or config.value("model") or BUILTIN
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
-    wanted = Wanted(context, threads, numa=asked_numa(numa), device=where, streams=parallel)
-    how = Opening(wanted, cache_quota(), config.records_heat(), listener=out)
+    numa_mode = asked_numa(numa)
+    wanted = Wanted(context, threads, numa=numa_mode, device=where, streams=parallel, served=True)
+    if print_unit:
+        _print_unit(here, lasting_name(model))
+        return
+    supervisor = Supervisor()
+    listener = SupervisedListener(out, supervisor)
+    how = Opening(wanted, cache_quota(), config.records_heat(), listener=listener)
+    if background:
+        # What it takes to have the model may need an answer, and hours.
+        _in_background(here, prepared(model, how).name, port)
+        return
     with contextlib.closing(_at_port(host, port)) as listening, _owners_socket(port) as owners:
         own = StoredModel(prepared(model, how), lasting_name(model), how, FOREVER)
-        said = f"serving {own.name} at {address}; Ctrl-C ends it"
-        service = Service(
-            own,
-            [listening, *owners],
-            rules,
-            LibraryReader(own, how, KEEP_S),
-            Limits(active=parallel),
-            out,
-            _log_as_json if log_json else _log,
-            ready=lambda: out.note(said),
-        )
-        Serving(service).run()
+        said = f"serving {own.name} at {address}"
+
+        def ready() -> None:
+            out.note(f"{said}; Ctrl-C ends it")
+            supervisor.ready(said)
+
+        def log(entry: dict[str, Any]) -> None:
+            (_log_as_json if log_json else _log)(entry)
+            shorten(log_path(port))
+
+        others, limits = LibraryReader(own, how, KEEP_S), Limits(active=parallel)
+        sockets = [listening, *owners]
+        Serving(Service(own, sockets, rules, others, limits, out, log, ready)).run()
     out.note("the server has ended")
+
+
+def _in_background(here: typer.Context, model: str, port: int) -> None:
+    """Starts this command again as a server that goes on alone, and says how to end it."""
+    from ktcli.server.background import start
+
+    words = given_words(here, without=("background",))
+    with out.progress(f"Loading {model}") as bar:
+        try:
+            started = start(
+                words, port, lambda said, done, of: bar.update(done=done, total=of or None)
+            )
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("the server that was about to start has ended") from None
+    for line in started.warnings:
+        out.note(line)
+    out.note(f"{started.said} (process {started.pid}); kt stop {port} ends it")
+
+
+def _print_unit(here: typer.Context, model: str) -> None:
+    """Prints the unit of this command line."""
+    from ktcli.server.background import PROGRAM
+    from ktcli.server.unit import unit
+
+    if here.params["api_key"] is not None:
+        raise UsageError(
+            "others may read a unit, so there is no key in it",
+            hint="put the key into a file that only you can read, and name it with --api-key-file",
+        )
+    words = given_words(here, without=("print_unit", "name"))
+    program = [*PROGRAM, *words, "--", model]
+    out.result({}, unit(model, program, config.environment()), exact=True)
 
 
 def _at_port(host: str, port: int) -> socket.socket:

@@ -24,7 +24,9 @@ AllOpt = Annotated[bool, typer.Option("--all", help="End every server of this li
 
 
 def ps(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
-    """List the servers of this library that run, and the models that they have in memory.
+    """List the servers of this library that run.
+
+    Further models that a server has in memory have lines of their own.
 
     Examples:
 

@@ -98,15 +98,20 @@ class Neighbour:
         return word == self.socket.stem or word in names
 
 
+def run_folder() -> Path:
+    """The folder of what running servers leave for others: sockets, and logs of those in the background."""
+    return config.home() / "run"
+
+
 def socket_path(port: int) -> Path:
     """Where the server at a port has its socket."""
-    return _folder() / f"{port}.sock"
+    return run_folder() / f"{port}.sock"
 
 
 def neighbours() -> list[Neighbour]:
     """The servers of this library that run, by their ports."""
     found = []
-    for path in sorted(_folder().glob("*.sock")):
+    for path in sorted(run_folder().glob("*.sock")):
         with contextlib.suppress(OSError), connected(path) as connection:
             pid = _listener(connection)
             found.append(
@@ -183,10 +188,6 @@ def short_name(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
         os.close(folder)
-
-
-def _folder() -> Path:
-    return config.home() / "run"
 
 
 def _listener(connection: socket.socket) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from ktcli.engine.scheduler import Limits
 from ktcli.errors import Busy, KtError, NotFound, UsageError
 from ktcli.main import main
 from ktcli.server import answering, guard, listening
+from ktcli.server.background import log_path
 from ktcli.server.enginethread import EngineThread
 from ktcli.server.house import Rules
 from ktcli.server.listening import tcp_socket, unix_socket
@@ -276,26 +278,27 @@ def test_sockets_say_what_is_wrong_with_them(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_command_serves_the_built_in_model_and_ends_at_a_signal(
+def test_the_command_serves_in_the_background_and_ends_at_a_signal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with tcp_socket("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "ktcli", "serve", "kt-mini", "--port", str(port)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "serving" in line:
-                break
-        answer = ask(Running(port, None), "What is kt?", max_tokens=9)  # type: ignore[arg-type]
-        found = next(each for each in neighbours() if each.pid == process.pid)
-        assert main(command[3:]) == Busy.exit_code
-        assert f"a server of kt-mini has port {port} already" in capsys.readouterr().err
-        process.send_signal(signal.SIGINT)
-        rest = process.stderr.read()
-        assert process.wait(20) == 0
+    command = ["serve", "kt-mini", "--port", str(port)]
+    assert main([*command, "--background"]) == 0
+    said = capsys.readouterr().err
+    found = next(each for each in neighbours() if each.socket == socket_path(port))
+    assert f"serving kt-mini at http://127.0.0.1:{port} (process {found.pid})" in said
+    assert os.getsid(found.pid) == found.pid
+    answer = ask(Running(port, None), "What is kt?", max_tokens=9)  # type: ignore[arg-type]
+    assert main(command) == Busy.exit_code
+    assert f"a server of kt-mini has port {port} already" in capsys.readouterr().err
+    os.kill(found.pid, signal.SIGINT)
+    assert os.waitpid(found.pid, 0)[1] == 0
+    log = log_path(port)
+    said = log.read_text()
     assert answer.json()["choices"][0]["message"]["content"]
-    assert "POST /v1/chat/completions 200" in rest and "What is kt" not in rest
+    assert "POST /v1/chat/completions 200" in said and "What is kt" not in said
+    assert said.endswith("the server has ended\n") and log.stat().st_mode & 0o777 == 0o600
     assert (found.memory_bytes or 0) > 1 << 20 and not found.socket.exists()
     assert found.status and found.status.address == f"http://127.0.0.1:{port}"
     assert found.is_meant_by("kt-mini") and found.is_meant_by(str(port))
