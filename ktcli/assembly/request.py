@@ -66,6 +66,7 @@ class Wanted:
         all_logits: whether steps can give logits of every position.
         kv_f32: whether the cache is f32 although the rest is as always, to measure what a bf16 one costs.
         streams: the sequences that can have the whole context at the same time.
+        served: whether programs ask, whose prompts are long.
         numa: the teams and their memory; None: KT_NUMA, else one team per node.
         isa: the row of kernels; None: KT_ISA, else the best.
     """
@@ -76,6 +77,7 @@ class Wanted:
     all_logits: bool = False
     kv_f32: bool = False
     streams: int = 1
+    served: bool = False
     numa: Numa | None = None
     device: DeviceWords = field(default_factory=lambda: DeviceWords(device=CPU))
     isa: str | None = None
@@ -83,7 +85,7 @@ class Wanted:
     @property
     def use(self) -> Use:
         """The use of the engine, on which its memory depends."""
-        return Use(self.exact, self.all_logits, self.kv_f32, self.streams)
+        return Use(self.exact, self.all_logits, self.kv_f32, self.streams, self.served)
 
     @property
     def where(self) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ktcli.errors import KtError
 from ktcli.output import out
 from ktcli.store.places import server_sockets
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ktcli.assembly.ready import Ready
     from ktcli.chat.speaker import Voice
     from ktcli.server.attached import AttachedModel
+    from ktcli.server.engineclient import Served
 
 # Parameters of kt chat that are about an engine of its own.
 _OWN = ("threads", "numa", "device", "gpu_experts", "defer", "prefill_threshold", "no_kv_cache")
@@ -65,18 +67,30 @@ class Attaching:
             return None
         from ktcli.chat.speaker import read_voice
         from ktcli.server.attached import AttachedModel, find
+        from ktcli.server.engineclient import load
+        from ktcli.store import library
 
         if (found := find(ready)) is None:
             return None
         served, facts = found
-        why = f"{self.own} is for an engine of its own" if self.own else ""
-        if self.context is not None and self.context > facts.context:
-            why = f"its context there has {facts.context:,} tokens"
-        if why:
-            out.note(
-                f"{ready.name} is served at port {served.port}, but {why}: it is loaded here, too"
-            )
+        if self.own:
+            _say_no(ready, served, f"{self.own} is for an engine of its own")
             return None
         voice = read_voice(ready.name, ready.pack, allow_special=self.allow_special)
         hear(voice)
-        return AttachedModel(ready, found, voice, asked)
+        if facts is None:
+            out.note(f"The server at port {served.port} loads {ready.name} …")
+            try:
+                facts = load(served, library.identity(ready.pack))
+            except KtError as error:
+                _say_no(ready, served, f"cannot be loaded there ({error})")
+                return None
+        if self.context is not None and self.context > facts.context:
+            _say_no(ready, served, f"its context there has {facts.context:,} tokens")
+            return None
+        return AttachedModel(ready, served, facts, voice, asked)
+
+
+def _say_no(ready: Ready, served: Served, why: str) -> None:
+    """Says why a server's model is not used."""
+    out.note(f"{ready.name} is served at port {served.port}, but {why}: it is loaded here")

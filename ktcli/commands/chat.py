@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from ktcli.chat.desk import Desk
     from ktcli.chat.settings import Settings
     from ktcli.chat.speaker import Voice
-    from ktcli.commands.model_choice import ModelChoice, Opened
+    from ktcli.commands.model_choice import ChatModel, ModelChoice
     from ktcli.engine.drafting import DraftWish
 
 
@@ -198,7 +198,7 @@ def _draft_wish(option: str | None) -> DraftWish:
     return DraftWish.parse(said.text or None, said.source)
 
 
-def _opened(model: str, asked: AnswerRequest, how: Opening, attaching: Attaching) -> Opened:
+def _opened(model: str, asked: AnswerRequest, how: Opening, attaching: Attaching) -> ChatModel:
     from ktcli.assembly.talking import open_model, prepared
 
     ready = prepared(model, how)
@@ -219,7 +219,7 @@ def _opened(model: str, asked: AnswerRequest, how: Opening, attaching: Attaching
     return attaching.attach(ready, name, hear) or open_model(ready, name, how, hear)
 
 
-def _begun(opened: Opened, asked: AnswerRequest) -> Chat:
+def _begun(opened: ChatModel, asked: AnswerRequest) -> Chat:
     from ktcli.chat.chat import Chat
 
     speaker = opened.speaker
@@ -238,7 +238,7 @@ def _settings(voice: Voice, asked: AnswerRequest) -> Settings:
 
 
 def _choice(
-    made: Chat, opened: Opened, how: Opening, asked: AnswerRequest, attaching: Attaching
+    made: Chat, opened: ChatModel, how: Opening, asked: AnswerRequest, attaching: Attaching
 ) -> ModelChoice:
     from ktcli.commands.model_choice import ModelChoice
 

@@ -23,7 +23,7 @@ from ktcli.errors import KtError, UsageError
 from ktcli.store import library
 
 
-class Opened(Protocol):
+class ChatModel(Protocol):
     """A model that is open to chat, here or on a server."""
 
     @property
@@ -60,10 +60,10 @@ class ModelChoice:
     def __init__(
         self,
         chat: Chat,
-        opened: Opened,
+        opened: ChatModel,
         how: Opening,
         settings_of: Callable[[Voice], Settings],
-        attach: Callable[[Ready, str], Opened | None] = lambda ready, asked: None,
+        attach: Callable[[Ready, str], ChatModel | None] = lambda ready, asked: None,
     ) -> None:
         self._chat, self._open, self._how = chat, opened, how
         self._settings_of, self._attach = settings_of, attach

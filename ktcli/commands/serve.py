@@ -34,6 +34,7 @@ from ktcli.output import out
 from ktcli.store.entry import BUILTIN
 
 HOST, PORT = "127.0.0.1", 11435
+KEEP_S = 300.0  # that a model that a request named stays in memory when nobody uses it
 
 NameArg = Annotated[
     str | None,
@@ -119,7 +120,8 @@ def serve(
     """Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's API.
 
     The model is pulled and converted first if it is not yet. Requests of several clients are answered together; what
-    one of them has in common with another is computed once. Ctrl-C and kt stop let answers
+    one of them has in common with another is computed once. Without --context a conversation can have up to 65536
+    tokens where a quarter of the free memory holds them (with a GPU 8192). Ctrl-C and kt stop let answers
     finish for ten seconds.
 
     With --background, kt ps shows the server, kt stop ends it, and what it says goes to run/PORT.log in the library.
@@ -136,12 +138,14 @@ def serve(
     """
     from ktcli.assembly.kvpages import cache_quota
     from ktcli.assembly.request import DeviceWords, Wanted
-    from ktcli.assembly.talking import Opening, open_model, prepared
+    from ktcli.assembly.talking import Opening, prepared
     from ktcli.engine.scheduler import Limits
     from ktcli.server.background import log_path, shorten
+    from ktcli.server.catalogue import LibraryReader
     from ktcli.server.guard import LOOPBACK
     from ktcli.server.house import Rules
     from ktcli.server.serving import Service, Serving
+    from ktcli.server.source import FOREVER, StoredModel
     from ktcli.server.supervisor import SupervisedListener, Supervisor
 
     if background and print_unit:
@@ -159,7 +163,8 @@ def serve(
     rules = Rules(key, hosts, strict_model, tuple(model_alias or ()), address)
     model = name or config.value("model") or BUILTIN
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
-    wanted = Wanted(context, threads, numa=asked_numa(numa), device=where, streams=parallel)
+    numa_mode = asked_numa(numa)
+    wanted = Wanted(context, threads, numa=numa_mode, device=where, streams=parallel, served=True)
     if print_unit:
         _print_unit(here, lasting_name(model))
         return
@@ -171,21 +176,20 @@ def serve(
         _in_background(here, prepared(model, how).name, port)
         return
     with contextlib.closing(_at_port(host, port)) as listening, _owners_socket(port) as owners:
-        opened = open_model(prepared(model, how), lasting_name(model), how)
-        with contextlib.closing(opened):
-            said = f"serving {opened.speaker.name} at {address}"
+        own = StoredModel(prepared(model, how), lasting_name(model), how, FOREVER)
+        said = f"serving {own.name} at {address}"
 
-            def ready() -> None:
-                out.note(f"{said}; Ctrl-C ends it")
-                supervisor.ready(said)
+        def ready() -> None:
+            out.note(f"{said}; Ctrl-C ends it")
+            supervisor.ready(said)
 
-            def log(entry: dict[str, Any]) -> None:
-                (_log_as_json if log_json else _log)(entry)
-                shorten(log_path(port))
+        def log(entry: dict[str, Any]) -> None:
+            (_log_as_json if log_json else _log)(entry)
+            shorten(log_path(port))
 
-            limits = Limits(active=parallel)
-            sockets = [listening, *owners]
-            Serving(Service(opened.speaker, sockets, rules, limits, out, log, ready)).run()
+        others, limits = LibraryReader(own, how, KEEP_S), Limits(active=parallel)
+        sockets = [listening, *owners]
+        Serving(Service(own, sockets, rules, others, limits, out, log, ready)).run()
     out.note("the server has ended")
 
 

@@ -22,6 +22,8 @@ from ktcli.weights.recipe import Recipe
 # Places in a sequence whose window stays known after it has gone on: ends of prompts and answers, as of states.
 _WINDOWS_KEPT = SNAPSHOTS
 DEFAULT_CONTEXT = 8_192  # positions reserved when nobody asks: a chat, not a library
+SERVED_CONTEXT = 65_536  # of a server: an agent's instructions and tools alone are 10k to 30k
+_SERVED_SHARE = 4  # of the memory that a model leaves free, the part that a longer default may take
 LEAST_CONTEXT = 2_048  # below this a chat is over before it begins
 # Tokens of one prefill step: long enough that each of 128 experts sees 32 tokens at top-8, short enough
 # to cancel within a second and to keep the buffers of a step in tens of megabytes.
@@ -60,12 +62,14 @@ class Use:
         all_logits: whether steps can give logits of every position.
         kv_f32: whether the cache is f32 although the rest is as always, to measure what a bf16 one costs.
         streams: the sequences that can have the whole context, and be computed, at the same time.
+        served: whether programs ask, whose prompts are long.
     """
 
     exact: bool = False
     all_logits: bool = False
     kv_f32: bool = False
     streams: int = 1
+    served: bool = False
 
     @property
     def f32_cache(self) -> bool:
@@ -215,10 +219,18 @@ def fitting_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TA
 
 
 def default_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TALK) -> int:
-    """Returns DEFAULT_CONTEXT, or less where the model ends or the memory does.
+    """Returns DEFAULT_CONTEXT, or less where the model ends or the memory does, and for programs more.
 
     A context nobody can use is no default: below LEAST_CONTEXT the model is refused instead.
     """
     wanted = min(DEFAULT_CONTEXT, model.spec.context)
     least = min(LEAST_CONTEXT, wanted)
-    return max(min(wanted, fitting_context(model, recipe, room_bytes, use)), least)
+    context = max(min(wanted, fitting_context(model, recipe, room_bytes, use)), least)
+    return max(context, _served_context(model, recipe, room_bytes, use)) if use.served else context
+
+
+def _served_context(model: Model, recipe: Recipe, room_bytes: int, use: Use) -> int:
+    """Up to SERVED_CONTEXT positions, as far as they take a small part of what the model leaves free."""
+    without = need_bytes(model, recipe, 0, use)
+    part = without + (room_bytes - without) // _SERVED_SHARE
+    return min(SERVED_CONTEXT, fitting_context(model, recipe, part, use))

@@ -39,6 +39,7 @@ def application(house: House) -> App:
         Route("/health", own.health),
         Route("/server", own.server),
         Route(PATH, engineapi.facts, include_in_schema=False),
+        Route(f"{PATH}/load", engineapi.load, methods=["POST"], include_in_schema=False),
         Route(f"{PATH}/generate", engineapi.generate, methods=["POST"], include_in_schema=False),
         Route("/metrics", own.metrics),
         Route("/tokenize", own.tokenize, methods=["POST"]),

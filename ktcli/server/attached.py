@@ -26,7 +26,7 @@ from ktcli.engine.request import (
 )
 from ktcli.engine.sampler import Sampler
 from ktcli.errors import KtError
-from ktcli.server.engineclient import Exchange, Served, asked
+from ktcli.server.engineclient import Exchange, Served, facts_of
 from ktcli.server.enginewire import (
     PATH,
     Began,
@@ -256,22 +256,27 @@ def _take(stats: Stats, said: Stats) -> None:
         setattr(stats, each.name, getattr(said, each.name))
 
 
-def find(ready: Ready) -> tuple[Served, EngineFacts] | None:
-    """The server of this library that has a model loaded, the one with the longest context; None: there is none."""
-    pack = library.identity(ready.pack)
-    found = []
+def find(ready: Ready) -> tuple[Served, EngineFacts | None] | None:
+    """The server of this library that has a model loaded, the one with the longest context, and what it says of it;
+    else the first that can load it, and None. None alone: no server has it."""
+    pack, loaded, others = library.identity(ready.pack), [], []
     for path in server_sockets():
-        facts = asked(Served(path, ready.name), EngineFacts)
-        if facts is not None and facts.pack == pack:
-            found.append((Served(path, facts.model), facts))
-    return max(found, key=lambda each: each[1].context, default=None)
+        served = Served(path, ready.name)
+        said = facts_of(served, pack)
+        if isinstance(said, EngineFacts):
+            loaded.append((served, said))
+        elif said is not None:
+            others.append(served)
+    if loaded:
+        return max(loaded, key=lambda each: each[1].context)
+    return (others[0], None) if others else None
 
 
 class AttachedModel:
-    """A server's model that a chat uses, see `Opened`.
+    """A server's model that a chat uses, see `ChatModel`.
 
     Args:
-        found: see `find`.
+        facts: what the server says of it.
         asked: the name that finds the model again.
     Attributes:
         speaker: the partner of the chat.
@@ -281,9 +286,8 @@ class AttachedModel:
     """
 
     def __init__(
-        self, ready: Ready, found: tuple[Served, EngineFacts], voice: Voice, asked: str
+        self, ready: Ready, served: Served, facts: EngineFacts, voice: Voice, asked: str
     ) -> None:
-        served, facts = found
         self.ready = ready
         self.speaker = ServedPartner(
             ready.name, served, ServedEngine(facts), voice, asked, facts.pack, facts.drafts

@@ -1,10 +1,12 @@
-"""Answers `/engine`, by which `kt chat` uses this server's model; only through the Unix socket, which only the server's
-owner can open. Prompts are ids that nobody checked for control tokens: whoever may send them may load the model, too.
+"""Answers `/engine`, by which `kt chat` uses this server's models: through the Unix socket only.
+
+Prompts are ids that nobody checked for control tokens; whoever can open that socket may load the models as well.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import replace
 
@@ -31,51 +33,85 @@ from ktcli.server.enginewire import (
     EngineFacts,
     EngineRequest,
     Failure,
+    LoadableEngine,
     Message,
     Over,
     ReadOn,
 )
 from ktcli.server.guard import NOTED, App, is_owner
-from ktcli.server.house import body_of, compiled, house_of
+from ktcli.server.house import House, body_of, compiled, house_of
 from ktcli.server.metrics import Metrics
 from ktcli.server.model import ServedModel
 from ktcli.server.refusal import Refusal
 from ktcli.server.residency import Lease
+from ktcli.server.source import ModelSource
 
 _MOST_DRAWN = 1 << 62
 
 
 async def facts(request: Request) -> Response:
-    """What a chat must know of the model."""
-    _require_owner(request)
-    with await house_of(request).lease("") as lease:
-        speaker = lease.model.speaker
-        engine = speaker.engine
-        said = EngineFacts(
-            speaker.name,
-            speaker.pack,
-            engine.context,
-            engine.spec.context,
-            engine.spec.vocab,
-            engine.pools.states is not None,
-            engine.step_times is not None,
-        )
+    """What a chat must know of a model, if it is loaded."""
+    house, source = await _meant(request)
+    loaded = house.residency.find(source)
+    said = LoadableEngine(source.name) if loaded is None else _facts_of(loaded.model)
     return Response(msgspec.json.encode(said), media_type="application/json")
+
+
+async def load(request: Request) -> Response:
+    """Loads a model; returns what a chat must know of it."""
+    house, source = await _meant(request)
+    with await house.residency.lease(source) as lease:
+        said = _facts_of(lease.model)
+    return Response(msgspec.json.encode(said), media_type="application/json")
+
+
+async def _meant(request: Request) -> tuple[House, ModelSource]:
+    """The model of the conversion that a request names."""
+    _require_owner(request)
+    house = house_of(request)
+    return house, await _source(house, request.query_params.get("pack", ""))
+
+
+async def _source(house: House, pack: str) -> ModelSource:
+    """The model of the library with this conversion.
+
+    Raises:
+        Refusal: there is none.
+    """
+    for each in await house.models():
+        loaded = house.residency.find(each)
+        if loaded is not None and loaded.model.speaker.pack == pack:
+            return each
+        with contextlib.suppress(KtError):  # a damaged model is none
+            if loaded is None and (await asyncio.to_thread(each.facts)).identity == pack:
+                return each
+    raise Refusal(404, "the model is not served here any more", "pack", "model_not_found")
+
+
+def _facts_of(model: ServedModel) -> EngineFacts:
+    speaker, engine = model.speaker, model.speaker.engine
+    return EngineFacts(
+        speaker.name,
+        speaker.pack,
+        engine.context,
+        engine.spec.context,
+        engine.spec.vocab,
+        engine.pools.states is not None,
+        engine.step_times is not None,
+    )
 
 
 async def generate(request: Request) -> App:
     """Answers a prompt of ids."""
     _require_owner(request)
     asked, house = await body_of(request, EngineRequest), house_of(request)
+    most = asked.max_tokens
     if not 0 <= asked.drawn <= _MOST_DRAWN:
         raise Refusal(400, f"drawn is {asked.drawn}", "drawn", "unsupported_value")
-    with await house.lease("") as lease:
-        model = lease.model
-        if model.speaker.pack != asked.pack:
-            raise Refusal(
-                409, f"{model.name} is served here now, another model", "pack", "other_model"
-            )
-        constraint = await _constraint(model, asked)
+    if most is not None and most < 1:
+        raise Refusal(400, f"max_tokens is {most}", "max_tokens", "unsupported_value")
+    with await house.residency.lease(await _source(house, asked.pack)) as lease:
+        constraint = await _constraint(lease.model, asked)
         return EngineAnswering(lease.again(), _generation(asked, constraint), asked, house.metrics)
 
 
@@ -174,6 +210,7 @@ class EngineAnswering:
             self._over = True
             self._metrics.ended(letter.stats, Finish(letter.finish), now - self._began_s)
             self._lease.release()
+            del self._engine, self._model  # their memory may be given back now
         self._letters.append(letter)
         self._came.set()
 

@@ -13,11 +13,12 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
+from urllib.parse import urlencode
 
 import msgspec
 
 from ktcli.errors import Busy, KtError, NotFound
-from ktcli.server.enginewire import PATH
+from ktcli.server.enginewire import PATH, EngineFacts, LoadableEngine
 from ktcli.server.neighbours import connected
 
 T = TypeVar("T")
@@ -97,7 +98,7 @@ class Exchange:
         *lines, self._data = self._data.split(b"\n")
         return [line for line in lines if line]
 
-    def whole(self, seconds: float) -> bytes:
+    def whole(self, seconds: float = float("inf")) -> bytes:
         """The body of a short answer.
 
         Raises:
@@ -153,13 +154,39 @@ def _refused(status: Sequence[bytes], body: bytes) -> KtError:
     return kind(said or f"the server refuses: {b''.join(status).decode('latin-1')[:20]}")
 
 
-def asked(served: Served, kind: type[T], path: str = PATH) -> T | None:
-    """What a server says at `path`; None: it does not listen or answer, or is none that can say it."""
+def facts_of(served: Served, pack: str) -> EngineFacts | LoadableEngine | None:
+    """What a server says of a conversion; None: it does not listen or answer, or has no such model."""
     try:
-        exchange = Exchange(served, path)
-        try:
-            return msgspec.json.decode(exchange.whole(FACTS_S), type=kind)
-        finally:
-            exchange.close()
-    except (TimeoutError, KtError, OSError, msgspec.DecodeError):
+        return _asked(Exchange(served, _path("", pack)), _EITHER, FACTS_S)
+    except (TimeoutError, KtError, OSError):
         return None
+
+
+def load(served: Served, pack: str) -> EngineFacts:
+    """Lets a server load a conversion, and waits for it.
+
+    Raises:
+        KtError: it cannot be loaded there.
+    """
+    return _asked(Exchange(served, _path("/load", pack), b""), _FACTS)
+
+
+_FACTS = msgspec.json.Decoder(EngineFacts)
+_EITHER: msgspec.json.Decoder[EngineFacts | LoadableEngine] = msgspec.json.Decoder(
+    EngineFacts | LoadableEngine
+)
+
+
+def _path(way: str, pack: str) -> str:
+    return f"{PATH}{way}?{urlencode({'pack': pack})}"
+
+
+def _asked(
+    exchange: Exchange, decoder: msgspec.json.Decoder[T], seconds: float = float("inf")
+) -> T:
+    try:
+        return decoder.decode(exchange.whole(seconds))
+    except msgspec.DecodeError as error:
+        raise KtError(f"the server is of another version of kt ({error})") from error
+    finally:
+        exchange.close()

@@ -1,4 +1,4 @@
-"""The messages of `/engine`, by which `kt chat` uses a server's model: ids in, ids out, as one does with an engine.
+"""The messages of `/engine`, by which `kt chat` uses a server's models: ids in, ids out, as one does with an engine.
 
 A request is a JSON document, and what comes back is a line of JSON for each step; empty lines only show that the server
 lives. Only the server's owner can send them, see `engineapi`.
@@ -16,8 +16,14 @@ from ktcli.engine.sampler import SamplingSettings
 PATH = "/engine"
 
 
-class EngineFacts(msgspec.Struct):
-    """What a chat must know of a model that is served.
+class LoadableEngine(msgspec.Struct, tag="loadable"):
+    """A model that the server can load."""
+
+    model: str
+
+
+class EngineFacts(msgspec.Struct, tag="loaded"):
+    """What a chat must know of a model that is loaded.
 
     Attributes:
         pack: the identity of its conversion.

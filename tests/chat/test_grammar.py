@@ -253,7 +253,9 @@ def test_calls_are_calls_of_the_tools(tmp_path: Path, style: CallStyle) -> None:
     """Required ones, and those that may stand in a text."""
     model = Model(tmp_path, special_of(style), "<|call|>" if style is IN_CHANNELS else "<|end|>")
     said, texts = list[tuple[str, Any]](), list[str]()
-    closing = (style.end, style.value[1], style.section[1], '"}}', "<|call|>")
+    keys = {key for tool in TOOLS.values() for key in tool.get("properties", {})}
+    values = dict.fromkeys(style.value_end(key) for key in sorted(keys)) if style.value[1] else ()
+    closing = (style.end, *values, style.section[1], '"}}', "<|call|>")
     for seed in range(12):
         several, free = seed % 2 > 0, seed % 3 == 0
         shape = Shape(None, WantedCalls(Tools(TOOLS), several, "tool_choice", free))

@@ -12,7 +12,13 @@ from ktcli.models import build
 from ktcli.ops.recording import record
 from ktcli.planner.cost import STEP_S, operation_seconds
 from ktcli.planner.host import host_of
-from ktcli.planner.memory import DEFAULT_CONTEXT, LEAST_CONTEXT, MARGIN_LIMIT_BYTES
+from ktcli.planner.memory import (
+    DEFAULT_CONTEXT,
+    LEAST_CONTEXT,
+    MARGIN_LIMIT_BYTES,
+    SERVED_CONTEXT,
+    Use,
+)
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
 from ktcli.store import catalog
@@ -90,6 +96,23 @@ def test_context_by_default_shrinks_to_what_fits():
     tight = plan("qwen3-235b-a22b", (wide.need_bytes - (1 << 29)) / GIB)
     assert tight.fits
     assert LEAST_CONTEXT <= tight.context < DEFAULT_CONTEXT
+
+
+def test_a_servers_context_is_longer_where_little_of_the_memory_holds_it():
+    model, recipe = shape("qwen3-30b-a3b"), Recipe.named("int4", "int8")
+    served = Use(streams=4, served=True)
+    contexts = []
+    for gib in (19, 24, 32, 64, 128, BIG):
+        made = place(model, host(gib), Request(recipe, use=served))
+        plain = place(model, host(gib), Request(recipe, use=replace(served, served=False)))
+        contexts.append(made.context)
+        assert made.fits and made.context >= plain.context
+        if made.context > plain.context:  # three quarters of what was free still are
+            least = place(model, host(gib), Request(recipe, 1, use=served)).need_bytes
+            assert made.need_bytes - least <= (host(gib).available_bytes - least) / 4
+    assert contexts == sorted(contexts)
+    assert contexts[0] < DEFAULT_CONTEXT < contexts[2] and contexts[-1] == model.spec.context
+    assert place(shape("deepseek-v3"), host(BIG), Request(use=served)).context == SERVED_CONTEXT
 
 
 def test_context_never_exceeds_the_models():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,17 +15,19 @@ import msgspec
 import pytest
 import requests
 from chat.fake_engine import FakeEngine
-from server.running import Running, running, scripted
+from server.running import Running, running, scripted, serving_models
+from server.sources import ScriptedModel
 
+from ktcli.assembly.ready import Ready
 from ktcli.chat.chat import Chat
 from ktcli.chat.grammar.form import Form
 from ktcli.chat.speaker import Speaker
 from ktcli.engine.drafting import DraftWish
 from ktcli.engine.request import Finish
 from ktcli.errors import KtError, NotFound, UsageError
-from ktcli.server.attached import ServedPartner, attach
-from ktcli.server.engineclient import Served, asked
-from ktcli.server.enginewire import PATH, EngineFacts
+from ktcli.server.attached import AttachedModel, ServedPartner
+from ktcli.server.engineclient import Exchange, Served, facts_of, load
+from ktcli.server.enginewire import PATH, EngineFacts, LoadableEngine
 from ktcli.server.house import Rules
 from ktcli.server.listening import unix_socket
 
@@ -66,9 +68,11 @@ def served(speaker: Speaker, path: Path, rules: Rules | None = None) -> Iterator
 
 
 def partner(path: Path, speaker: Speaker) -> ServedPartner:
-    found = asked(Served(path, "fake"), EngineFacts)
-    assert found is not None and found.pack == PACK
-    return attach((Served(path, "fake"), found), "fake", speaker.voice, "fake")
+    server = Served(path, "fake")
+    found = facts_of(server, PACK)
+    assert isinstance(found, EngineFacts) and found.pack == PACK
+    ready = Ready("fake", path.parent)
+    return AttachedModel(ready, server, found, speaker.voice, "fake").speaker
 
 
 @pytest.fixture
@@ -170,15 +174,8 @@ def test_a_cancelled_answer_leaves_nothing_behind(tmp_path: Path) -> None:
         for _ in range(400):
             if speaker.engine.pools.pages.available == free:
                 break
-            status = requests_over(path, "/health")
-            assert status["waiting"] == 0
+            time.sleep(0.005)
         assert speaker.engine.pools.pages.available == free
-
-
-def requests_over(path: Path, what: str) -> dict[str, int]:
-    found = asked(Served(path, "fake"), dict, what)
-    assert found is not None
-    return found
 
 
 def test_a_server_that_goes_away_keeps_the_conversation_and_may_come_back(tmp_path: Path) -> None:
@@ -193,7 +190,7 @@ def test_a_server_that_goes_away_keeps_the_conversation_and_may_come_back(tmp_pa
         assert say(chat, "hi")[3] is Finish.STOP
     assert len(chat.conversation.turns) == 4
     other = replace(speaker, pack="other", name="else")
-    with served(other, path), pytest.raises(KtError, match="else is served here now"):
+    with served(other, path), pytest.raises(KtError, match="not served here any more"):
         say(chat, "hi")
 
 
@@ -240,41 +237,46 @@ def test_only_the_owner_of_the_socket_may_send_ids(tmp_path: Path) -> None:
                 "paths"
             ]
         )
-        assert asked(Served(path, "fake"), EngineFacts) is not None
+        assert facts_of(Served(path, "fake"), PACK) is not None
+        assert facts_of(Served(path, "fake"), "another") is None
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"ids": []},
-        {"ids": [1 << 40]},
-        {"ids": [-1]},
-        {"ids": "x"},
-        {"drawn": -1},
-        {"drawn": 1 << 63},
-        {"sampling": {"temperature": -1}},
-        {"marks": [-5, 1 << 40]},
-        {"depths": "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"},
-        {"max_tokens": -1},
-        {"held": {"form": {"notation": "JSON schema", "said": 3, "field": "f"}, "prompt": ""}},
-    ],
-)
-def test_wrong_requests_are_refused_or_harmless(tmp_path: Path, wrong: dict[str, object]) -> None:
+WRONG: list[dict[str, object]] = [
+    {"ids": []},
+    {"ids": [1 << 40]},
+    {"ids": [-1]},
+    {"ids": "x"},
+    {"drawn": -1},
+    {"drawn": 1 << 63},
+    {"sampling": {"temperature": -1}},
+    {"max_tokens": -1},
+    {"held": {"form": {"notation": "JSON schema", "said": 3, "field": "f"}, "prompt": ""}},
+    {"held": {"form": {"notation": "rhyme", "said": 3, "field": "f"}, "prompt": ""}},
+    {"stop_ids": [None]},
+    {"pack": "another"},
+]
+HARMLESS: list[dict[str, object]] = [
+    {},
+    {"marks": [-5, 1 << 40]},
+    {"depths": "AA" * 90},
+    {"said": 3},
+]
+
+
+def test_wrong_requests_are_refused_or_harmless(tmp_path: Path) -> None:
     speaker, path = model(tmp_path), tmp_path / "1.sock"
     ids = speaker.voice.tokenizer.encode("<|user|>hi<|end|><|assistant|>")
-    body = {"pack": PACK, "ids": ids, "sampling": {}, "max_tokens": 2, **wrong}
-    with served(speaker, path), socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(path))
-        data = msgspec.json.encode(body)
-        head = f"POST {PATH}/generate HTTP/1.0\r\nContent-Length: {len(data)}\r\n\r\n"
-        client.sendall(head.encode() + data)
-        came = b""
-        while more := client.recv(1 << 16):
-            came += more
-        assert came.startswith((b"HTTP/1.1 4", b"HTTP/1.1 200"))
-        assert b"mistake" not in came
-        chat = Chat(partner(path, speaker))
-        assert say(chat, "hi")[3] is Finish.STOP
+    with served(speaker, path):
+        for each in (*WRONG, *HARMLESS):
+            body = {"pack": PACK, "ids": ids, "sampling": {}, "max_tokens": 2, **each}
+            exchange = Exchange(Served(path, "fake"), f"{PATH}/generate", msgspec.json.encode(body))
+            if each in WRONG:
+                with pytest.raises(KtError) as caught:
+                    exchange.whole(9)
+                assert "mistake" not in str(caught.value), each
+            else:
+                last = exchange.whole(9).splitlines()[-1]
+                assert json.loads(last)["finish"] == "length", each
 
 
 def test_drafts_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
@@ -282,3 +284,25 @@ def test_drafts_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
     assert speaker.engine.step_times is None
     with served(speaker, path), pytest.raises(UsageError, match="could change answers"):
         Chat(partner(path, speaker), None, DraftWish.parse("3", "--draft"))
+
+
+def test_a_model_that_was_let_go_is_loaded_again(tmp_path: Path) -> None:
+    speaker, path = model(tmp_path), tmp_path / "1.sock"
+    other = replace(model(tmp_path / "other"), name="other", pack="b")
+    models = [ScriptedModel(speaker), ScriptedModel(other)]
+    with unix_socket(path) as owners, serving_models(models, more=[owners]) as server:
+        chat = Chat(partner(path, speaker))
+        assert say(chat, "hi")[3] is Finish.STOP
+        assert facts_of(Served(path, ""), "b") == LoadableEngine("other")
+        assert load(Served(path, ""), "b").model == "other" and len(server.loaded) == 2
+        server.residency.drop(models[0])
+        while "fake" in server.loaded:
+            time.sleep(0.005)
+        assert say(chat, "hi")[3] is Finish.STOP
+        assert sorted(server.loaded) == ["fake", "other"]
+        models[1].fails, models[1].log[:] = KtError("it is damaged"), []
+        server.residency.drop(models[1])
+        while "other" in server.loaded:
+            time.sleep(0.005)
+        with pytest.raises(KtError, match="damaged"):
+            load(Served(path, ""), "b")

@@ -210,7 +210,7 @@ class CallReader:
 
     def _in_value(self) -> bool:
         assert self._value is not None
-        before, mark = self._upto(self._style.value[1])
+        before, mark = self._upto(self._style.value_end(self._key))
         if piece := self._value.feed(before):
             self._out.append(CallArguments(self.calls, piece))
         if mark:
@@ -260,6 +260,9 @@ class CallReader:
         found = _first(self._text, [mark for mark in marks if mark])
         at = len(self._text) - _kept(self._text, marks) if found is None else found[0]
         mark = "" if found is None else found[1]
+        rest = self._text[at:]
+        if mark and any(rest != each and each.startswith(rest) for each in marks):
+            mark = ""  # it may be the beginning of a longer one
         before, self._text = self._text[:at], self._text[at + len(mark) :]
         return before, mark
 

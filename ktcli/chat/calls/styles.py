@@ -36,6 +36,7 @@ class CallStyle:
         fence: what stands around the arguments beside the marks.
         indexed: whether the number of the call stands behind the name, as in NAME:0.
         typed: whether each key says if its value is a text, as in string="true".
+        tagged: whether the mark behind a value ends with its key and ">", as tags do that are named by their keys.
     """
 
     name: str
@@ -52,6 +53,11 @@ class CallStyle:
     fence: tuple[str, str] = ("", "")
     indexed: bool = False
     typed: bool = False
+    tagged: bool = False
+
+    def value_end(self, key: str) -> str:
+        """The mark behind the value of a key."""
+        return f"{self.value[1]}{key}>" if self.tagged else self.value[1]
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -99,6 +105,19 @@ STYLES = (
         "minimax-m2", ("minimax:tool_call",), Arguments.PAIRS,
         '<invoke name="', "</invoke>", '">', ("<minimax:tool_call>", "</minimax:tool_call>"),
         ('<parameter name="', '">'), ("", "</parameter>"),
+    ),
+    CallStyle(
+        "minimax-m3", ("]<]minimax[>[",), Arguments.PAIRS,
+        ']<]minimax[>[<invoke name="', "]<]minimax[>[</invoke>", '">',
+        ("]<]minimax[>[<tool_call>", "]<]minimax[>[</tool_call>"),
+        ("]<]minimax[>[<", ">"), ("", "]<]minimax[>[</"), tagged=True,
+    ),
+    CallStyle(
+        "step-3", ("<steptml:invoke",), Arguments.PAIRS,
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
+        "</steptml:invoke><｜tool_call_end｜>", '">',
+        ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
+        ('<steptml:parameter name="', '">'), ("", "</steptml:parameter>"),
     ),
     CallStyle(
         "glm-4.5", ("<arg_key>",), Arguments.PAIRS,

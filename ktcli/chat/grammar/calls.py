@@ -125,7 +125,6 @@ class _CallWriter:
 
     def _pair(self, number: str, tool: str, key: str, schema: dict[str, Any]) -> str:
         style, writer = self._style, self._writer
-        value = schema["properties"][key]
         is_text = self._wanted.tools.is_text(tool, key)
         said = f' string="{"true" if is_text else "false"}"' if style.typed else ""
         head = writer.text(style.key[0] + key + style.key[1] + said)
@@ -133,11 +132,11 @@ class _CallWriter:
         opened = f"{_LINE} {writer.text(style.value[0])}" if style.value[0] and not said else ""
         opened = opened or writer.text(style.value[0])
         return writer.rule(
-            f"pair_{number}", f"{head} {opened} {self._value(number, value, schema, is_text)}"
+            f"pair_{number}", f"{head} {opened} {self._value(number, key, schema, is_text)}"
         )
 
-    def _value(self, number: str, value: Any, schema: dict[str, Any], is_text: bool) -> str:
-        writer, mark = self._writer, self._style.value[1]
+    def _value(self, number: str, key: str, schema: dict[str, Any], is_text: bool) -> str:
+        writer, mark, value = self._writer, self._style.value_end(key), schema["properties"][key]
         if not is_text:
             shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
             own = {**value, **shared} if isinstance(value, Mapping) else {}

@@ -151,6 +151,10 @@ class GrammarCompiler:
             made.take(id)
         return made
 
+    def close(self) -> None:
+        """Ends its threads; what they compile is let go."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
     def _read(self) -> None:
         with self._lock:
             _ = self._vocabulary

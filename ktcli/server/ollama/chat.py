@@ -28,7 +28,7 @@ async def chat(request: Request) -> Answering | Response:
     with await house.lease(body.model) as lease:
         if not body.messages:
             return _loaded(lease.model.name, {"message": {"role": "assistant", "content": ""}})
-        settings = lease.model.speaker.voice.settings
+        settings = lease.model.voice.settings
         wish, asked = body.chat_wish(settings), body.asked(settings, caller_of(request))
         generation = await house.generation(lease, lambda prompts: prompts.of_messages(asked), wish)
     return Answering(generation, OllamaReply(generation, in_chat=True), stream=body.stream)
@@ -42,7 +42,7 @@ async def generate(request: Request) -> Answering | Response:
     with await house.lease(body.model) as lease:
         if not body.prompt:
             return _loaded(lease.model.name, {"response": ""})
-        settings = lease.model.speaker.voice.settings
+        settings = lease.model.voice.settings
         wish, asked = body.wish(settings), body.asked(settings, caller)
 
         def make(prompts: PromptMaker) -> EncodedPrompt:
@@ -52,13 +52,13 @@ async def generate(request: Request) -> Answering | Response:
     return Answering(generation, OllamaReply(generation, in_chat=False), stream=body.stream)
 
 
-def now() -> str:
-    """The time, as Ollama writes it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def stamp(seconds: float | None = None) -> str:
+    """A time since 1970, as Ollama writes it; None: now."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def _loaded(name: str, said: dict[str, Any]) -> Response:
-    document = {"model": name, "created_at": now(), **said, "done": True, "done_reason": "load"}
+    document = {"model": name, "created_at": stamp(), **said, "done": True, "done_reason": "load"}
     return Response(encode(document), media_type="application/json")
 
 
@@ -138,7 +138,7 @@ class OllamaReply:
             said = {"message": message}
         else:
             said = {"response": text, **({"thinking": thoughts} if thoughts else {})}
-        head = {"model": self._generation.model.name, "created_at": now()}
+        head = {"model": self._generation.model.name, "created_at": stamp()}
         return encode({**head, **said, **more}) + b"\n"
 
     def _totals(self) -> dict[str, Any]:

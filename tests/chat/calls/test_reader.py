@@ -66,6 +66,7 @@ def _dsml(outer: str) -> str:
     return f"<｜DSML｜{outer}>\n{calls}</｜DSML｜{outer}>"
 
 
+_M3 = "]<]minimax[>["  # before each tag
 CALLS = {
     "kimi-k2": "<|tool_calls_section_begin|>"
     + "".join(
@@ -92,6 +93,25 @@ CALLS = {
         for each in (PARIS, ONE)
     )
     + "</minimax:tool_call>",
+    "minimax-m3": f"{_M3}<tool_call>\n"
+    + "".join(
+        f'{_M3}<invoke name="get_weather">'
+        + "".join(
+            f"{_M3}<{k}>{v if isinstance(v, str) else json.dumps(v)}{_M3}</{k}>"
+            for k, v in each.items()
+        )
+        + f"{_M3}</invoke>\n"
+        for each in (PARIS, ONE)
+    )
+    + f"{_M3}</tool_call>",
+    "step-3": "<｜tool_calls_begin｜>\n"
+    + "\n".join(
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather">\n'
+        + _pairs('<steptml:parameter name="', '">', "</steptml:parameter>\n", each)
+        + "</steptml:invoke><｜tool_call_end｜>"
+        for each in (PARIS, ONE)
+    )
+    + "\n<｜tool_calls_end｜>",
     "glm-4.5": "\n".join(
         "<tool_call>get_weather\n"
         + _pairs("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n", each)
