@@ -20,6 +20,7 @@ from ktcli.server.house import Rules
 from ktcli.server.listening import tcp_socket
 from ktcli.server.residency import Residency
 from ktcli.server.serving import Service, Serving
+from ktcli.server.source import ModelSource
 
 Script = Callable[[str], str | list[int]]
 
@@ -82,7 +83,7 @@ def running(
 
 @contextmanager
 def serving_models(
-    models: Sequence[ScriptedModel],
+    models: Sequence[ModelSource],
     rules: Rules | None = None,
     limits: Limits | None = None,
     more: Sequence[socket.socket] = (),
@@ -107,7 +108,9 @@ def serving_models(
     thread.start()
     try:
         assert not begun or ready.wait(10)
-        yield Running(port, models[0].speaker.engine, serving)  # type: ignore[arg-type]
+        own = models[0]
+        engine = own.speaker.engine if isinstance(own, ScriptedModel) else None
+        yield Running(port, engine, serving)  # type: ignore[arg-type]
     finally:
         serving.stop()
         thread.join(20)

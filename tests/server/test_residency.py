@@ -15,21 +15,24 @@ from typing import Any
 import pytest
 import requests
 from chat.fake_engine import FakeEngine
+from ollama import Client
 from server.running import Running, scripted, serving_models
 from server.sources import ScriptedModel
 from server.test_serving import ask, health, send, until
 
 from ktcli.chat.speaker import Speaker
 from ktcli.engine.scheduler import Limits
-from ktcli.errors import BadPack, Busy
+from ktcli.errors import BadPack, Busy, UsageError
 from ktcli.main import main
 from ktcli.server import residency
 from ktcli.server.house import Rules
 from ktcli.server.jobs import Jobs
+from ktcli.server.keepalive import keep_seconds
 from ktcli.server.listening import tcp_socket, unix_socket
 from ktcli.server.neighbours import socket_path
 from ktcli.server.residency import Residency
 from ktcli.server.serving import Service, Serving
+from ktcli.server.source import FOREVER
 
 LONG = "x" * 3000  # an answer that goes on until it is cancelled
 
@@ -359,3 +362,41 @@ def test_lists_are_true(
         assert main(["ps", "--json"]) == 0
         (row,) = json.loads(capsys.readouterr().out)
         assert [each["name"] for each in row["models"]] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        *(("5m", 300), ("1h30m", 5400), ("300", 300), (300, 300), ("1.5s", 1.5), ("250ms", 0.25)),
+        *(("0", 0), (0, 0), ("0s", 0), ("-1", FOREVER), (-1, FOREVER), ("-2h", FOREVER)),
+        *((1e300, FOREVER), ("9" * 99, FOREVER), (" 2m ", 120), (float("inf"), FOREVER)),
+        *(("", None), ("m", None), ("5", 5), ("5 m", None), ("1h-2m", None), ("٣m", None)),
+        *(("9" * 101, None), ("5mm", None), (float("nan"), None), ("1e3", None)),
+    ],
+)
+def test_a_time_is_read_as_ollama_writes_it(said: str | float, seconds: float | None) -> None:
+    if seconds is None:
+        with pytest.raises(UsageError, match="no time"):
+            keep_seconds(said, "keep_alive")
+    else:
+        assert keep_seconds(said, "keep_alive") == seconds
+
+
+def test_a_client_says_how_long_a_model_stays(one: Speaker) -> None:
+    models = library(one, room=3)
+    with serving_models(models) as server:
+        client = Client(host=server.url)
+        assert client.generate(model="b", prompt="").done_reason == "load"
+        assert client.chat(model="c", messages=[], keep_alive="1h").done_reason == "load"
+        assert server.loaded == ["a", "b", "c"]
+        assert [each.keep_s for each in server.residency.loaded] == [FOREVER, FOREVER, 3600]
+        assert client.generate(model="b", prompt="", keep_alive=0).done_reason == "unload"
+        until(lambda: server.loaded == ["a", "c"])
+        assert client.generate(model="b", prompt="", keep_alive=0).done_reason == "unload"
+        spoken = client.generate(model="c", prompt="hi", keep_alive=0)
+        assert spoken.response == "c heard hi" and spoken.done_reason == "stop"
+        until(lambda: server.loaded == ["a"])
+        wrong = {"model": "a", "prompt": "x", "keep_alive": "soon"}
+        answer = requests.post(f"{server.url}/api/generate", json=wrong, timeout=5)
+        assert answer.status_code == 400 and "keep_alive" in answer.json()["error"]
+        client._client.close()
