@@ -14,7 +14,8 @@ from ktcli.assembly.load import load
 from ktcli.assembly.planner import planner_of
 from ktcli.assembly.ready import Ready, at_hand
 from ktcli.assembly.request import Wanted
-from ktcli.chat.speaker import Speaker, Voice, read_voice
+from ktcli.chat.speaker import Speaker
+from ktcli.chat.voice import Voice, read_voice
 from ktcli.errors import DeviceError
 from ktcli.models import build
 from ktcli.planner.plan import Plan

@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ktcli.chat.partner import Held
+from ktcli.chat.voice import Voice
 from ktcli.chat.worktimes import Clocks
+from ktcli.engine import Engine
 from ktcli.engine.drafting import DraftWish
 from ktcli.engine.request import Answer, Event, GenerationRequest
 from ktcli.engine.sampler import Sampler
@@ -14,7 +16,6 @@ from ktcli.engine.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from ktcli.chat.grammar.compiler import GrammarCompiler
-    from ktcli.chat.speaker import Speaker
 
 
 class OwnTalk:
@@ -25,12 +26,12 @@ class OwnTalk:
         began: the engine's clocks when it took the last request.
     """
 
-    def __init__(self, speaker: Speaker, draft: DraftWish) -> None:
-        self._speaker = speaker
-        self._drafting = draft.of(speaker.engine)
-        self._scheduler = Scheduler(speaker.engine)
+    def __init__(self, engine: Engine, voice: Voice, draft: DraftWish) -> None:
+        self._engine, self._voice = engine, voice
+        self._drafting = draft.of(engine)
+        self._scheduler = Scheduler(engine)
         self._grammars: GrammarCompiler | None = None  # made for the first answer of a form
-        self.sequence = speaker.engine.sequence()
+        self.sequence = engine.sequence()
         self.began: Clocks = ()
 
     def submit(
@@ -42,9 +43,9 @@ class OwnTalk:
             from ktcli.chat.grammar.compiler import GrammarCompiler
 
             if self._grammars is None:
-                self._grammars = GrammarCompiler.of(self._speaker)
+                self._grammars = GrammarCompiler.of(self._voice, self._engine.spec.vocab)
             request = replace(request, constraint=self._grammars.held(held))
-        self.began = self._speaker.engine.operations()
+        self.began = self._engine.operations()
         return self._scheduler.submit(
             request, sampler=sampler, sequence=self.sequence, drafting=self._drafting
         )

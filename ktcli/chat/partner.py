@@ -16,7 +16,7 @@ from ktcli.engine.sampler import Sampler
 if TYPE_CHECKING:
     from ktcli.chat.conversation import Identity
     from ktcli.chat.grammar.form import Form
-    from ktcli.chat.speaker import Voice
+    from ktcli.chat.voice import Voice
 
 
 class ModelSize(Protocol):

@@ -14,7 +14,7 @@ from ktcli.store.places import server_sockets
 
 if TYPE_CHECKING:
     from ktcli.assembly.ready import Ready
-    from ktcli.chat.speaker import Voice
+    from ktcli.chat.voice import Voice
     from ktcli.server.attached import AttachedModel
     from ktcli.server.engineclient import Served
 
@@ -65,7 +65,7 @@ class Attaching:
         """
         if not self.wanted or not server_sockets():
             return None
-        from ktcli.chat.speaker import read_voice
+        from ktcli.chat.voice import read_voice
         from ktcli.server.attached import AttachedModel, find
         from ktcli.server.engineclient import load
         from ktcli.store import library

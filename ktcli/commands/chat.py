@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from ktcli.chat.chat import Chat
     from ktcli.chat.desk import Desk
     from ktcli.chat.settings import Settings
-    from ktcli.chat.speaker import Voice
+    from ktcli.chat.voice import Voice
     from ktcli.commands.model_choice import ChatModel, ModelChoice
     from ktcli.engine.drafting import DraftWish
 

@@ -17,7 +17,7 @@ from ktcli.assembly.talking import (
 from ktcli.chat.chat import Chat
 from ktcli.chat.partner import Partner
 from ktcli.chat.settings import Settings, carried
-from ktcli.chat.speaker import Voice
+from ktcli.chat.voice import Voice
 from ktcli.commands.wording import lasting_name
 from ktcli.errors import KtError, UsageError
 from ktcli.store import library

@@ -12,7 +12,7 @@ import msgspec
 from ktcli.assembly.ready import Ready
 from ktcli.chat.conversation import Identity
 from ktcli.chat.partner import Held
-from ktcli.chat.speaker import Voice
+from ktcli.chat.voice import Voice
 from ktcli.engine.drafting import DraftWish, cannot_draft
 from ktcli.engine.request import (
     Answer,

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ktcli.assembly.beside import HeldMemory, MemoryFit
-from ktcli.chat.speaker import Speaker, Voice
+from ktcli.chat.speaker import Speaker
+from ktcli.chat.voice import Voice
 from ktcli.errors import KtError
 from ktcli.server.source import FOREVER, ModelFacts
 

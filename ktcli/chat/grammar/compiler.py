@@ -23,8 +23,8 @@ from ktcli.chat.grammar.form import Form
 from ktcli.chat.grammar.vocabulary import read_vocabulary
 from ktcli.chat.grammar.whole import Shape, grammar_of
 from ktcli.chat.partner import Held
-from ktcli.chat.speaker import Speaker
 from ktcli.chat.tokenizer import Tokenizer
+from ktcli.chat.voice import Voice
 from ktcli.errors import KtError, UsageError
 
 if TYPE_CHECKING:
@@ -103,10 +103,9 @@ class GrammarCompiler:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, speaker: Speaker) -> GrammarCompiler:
-        """The compiler of a loaded model."""
-        voice = speaker.voice
-        return cls(voice.tokenizer, voice.stop_ids, speaker.engine.spec.vocab)
+    def of(cls, voice: Voice, size: int) -> GrammarCompiler:
+        """The compiler of a model with these texts, whose rows have `size` logits."""
+        return cls(voice.tokenizer, voice.stop_ids, size)
 
     @cached_property
     def _workers(self) -> ThreadPoolExecutor:
