@@ -48,6 +48,10 @@ class Planner:
         """The plan of a request; None: of the planner's own."""
         return place(self.model, self.host, request or self.request)
 
+    def on(self, available_bytes: int) -> Planner:
+        """The same planner with another amount of memory that is free."""
+        return replace(self, host=replace(self.host, available_bytes=available_bytes))
+
     def start(self, host: Host) -> Pool:
         """Starts the teams of a plan's host."""
         return planned_team(self.machine.cpu, host)

@@ -43,10 +43,10 @@ def at_hand(name: str, formats: str = "") -> Ready | None:
         return None
     if reference.formats not in ("", entry.formats):
         raise UsageError(f"{name} is a conversion to {entry.formats}, not to {reference.formats}")
-    return None if _is_stale(entry) else Ready(entry.name, entry.path)
+    return None if is_stale(entry) else Ready(entry.name, entry.path)
 
 
-def _is_stale(pack: Entry) -> bool:
+def is_stale(pack: Entry) -> bool:
     """Returns whether a pack was made from the built-in model of an earlier kt."""
     shipped = library.find(BUILTIN, EntryKind.CHECKPOINT) if pack.name == BUILTIN else None
     if shipped is None or not pack.in_library:

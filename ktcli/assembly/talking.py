@@ -94,6 +94,17 @@ def open_model(
     """
     voice = read_voice(ready.name, ready.pack, allow_special=how.allow_special)
     hear(voice)
+    return open_voiced(ready, voice, asked, how)
+
+
+def open_voiced(ready: Ready, voice: Voice, asked: str, how: Opening) -> OpenModel:
+    """Loads a converted model whose texts were read; on any thread.
+
+    Args:
+        asked: the name that finds it again.
+    Raises:
+        KtError: its files are damaged, or it does not fit; see `load`.
+    """
     began = time.perf_counter()
     engine = load(ready, how.wanted, how.listener)
     took = time.perf_counter() - began

@@ -34,6 +34,7 @@ from ktcli.output import out
 from ktcli.store.entry import BUILTIN
 
 HOST, PORT = "127.0.0.1", 11435
+KEEP_S = 300.0  # that a model that a request named stays in memory when nobody uses it
 
 NameArg = Annotated[
     str | None,
@@ -74,6 +75,15 @@ StrictOpt = Annotated[
         "--strict-model", help="Refuse requests that name another model; else this one answers."
     ),
 ]
+KeepAliveOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--keep-alive",
+        metavar="TIME",
+        help="How long models stay in memory when nobody uses them: 5m, 1h30m, 300 (seconds), 0, or -1 for ever."
+        " Default: NAME for ever, others 5m.",
+    ),
+]
 LogJsonOpt = Annotated[
     bool, typer.Option("--log-json", help="Write a line of JSON for each request on stderr.")
 ]
@@ -103,6 +113,7 @@ def serve(
     parallel: ParallelOpt = 4,
     model_alias: AliasOpt = None,
     strict_model: StrictOpt = False,
+    keep_alive: KeepAliveOpt = None,
     log_json: LogJsonOpt = False,
     background: BackgroundOpt = False,
     print_unit: UnitOpt = False,
@@ -137,12 +148,15 @@ def serve(
     """
     from ktcli.assembly.kvpages import cache_quota
     from ktcli.assembly.request import DeviceWords, Wanted
-    from ktcli.assembly.talking import Opening, open_model, prepared
+    from ktcli.assembly.talking import Opening, prepared
     from ktcli.engine.scheduler import Limits
     from ktcli.server.background import log_path, shorten
+    from ktcli.server.catalogue import LibraryReader
     from ktcli.server.guard import LOOPBACK
     from ktcli.server.house import Rules
+    from ktcli.server.keepalive import keep_seconds
     from ktcli.server.serving import Service, Serving
+    from ktcli.server.source import FOREVER, StoredModel
     from ktcli.server.supervisor import SupervisedListener, Supervisor
 
     if background and print_unit:
@@ -154,6 +168,7 @@ def serve(
             f"--host {host[:100]} lets other machines in, and there is no key",
             hint="put one into a file that only you can read, and name it with --api-key-file",
         )
+    kept_s = None if keep_alive is None else keep_seconds(keep_alive, "--keep-alive")
     hosts = LOOPBACK if is_loopback else frozenset[str]()
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}"
@@ -173,21 +188,21 @@ def serve(
         _in_background(here, prepared(model, how).name, port)
         return
     with contextlib.closing(_at_port(host, port)) as listening, _owners_socket(port) as owners:
-        opened = open_model(prepared(model, how), lasting_name(model), how)
-        with contextlib.closing(opened):
-            said = f"serving {opened.speaker.name} at {address}"
+        own_s, others_s = (FOREVER, KEEP_S) if kept_s is None else (kept_s, kept_s)
+        own = StoredModel(prepared(model, how), lasting_name(model), how, own_s)
+        said = f"serving {own.name} at {address}"
 
-            def ready() -> None:
-                out.note(f"{said}; Ctrl-C ends it")
-                supervisor.ready(said)
+        def ready() -> None:
+            out.note(f"{said}; Ctrl-C ends it")
+            supervisor.ready(said)
 
-            def log(entry: dict[str, Any]) -> None:
-                (_log_as_json if log_json else _log)(entry)
-                shorten(log_path(port))
+        def log(entry: dict[str, Any]) -> None:
+            (_log_as_json if log_json else _log)(entry)
+            shorten(log_path(port))
 
-            limits = Limits(active=parallel)
-            sockets = [listening, *owners]
-            Serving(Service(opened.speaker, sockets, rules, limits, out, log, ready)).run()
+        others, limits = LibraryReader(own, how, others_s), Limits(active=parallel)
+        sockets = [listening, *owners]
+        Serving(Service(own, sockets, rules, others, limits, out, log, ready)).run()
     out.note("the server has ended")
 
 

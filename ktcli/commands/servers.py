@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from ktcli.commands.options import JsonOpt, QuietOpt
@@ -24,6 +25,8 @@ AllOpt = Annotated[bool, typer.Option("--all", help="End every server of this li
 
 def ps(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     """List the servers of this library that run.
+
+    Further models that a server has in memory have lines of their own.
 
     Examples:
 
@@ -94,6 +97,8 @@ def _document(server: Neighbour) -> dict[str, Any]:
         "running": said.running if said else None,
         "waiting": said.waiting if said else None,
         "since": said.since if said else None,
+        "loading": said.loading if said else None,
+        "models": msgspec.to_builtins(said.models) if said else [],
     }
 
 
@@ -101,13 +106,38 @@ def _table(running: list[Neighbour]) -> str:
     if not running:
         return ""
     head = ("MODEL", "ADDRESS", "PROCESS", "MEMORY", "SINCE", "RUNNING", "WAITING")
-    return out.table([_row(each) for each in running], head, right=(2, 3, 5, 6))
+    rows = [row for each in running for row in (_row(each), *_more(each))]
+    return out.table(rows, head, right=(2, 3, 5, 6))
 
 
 def _row(server: Neighbour) -> tuple[str, ...]:
     memory = "?" if server.memory_bytes is None else gib(server.memory_bytes)
     if (said := server.status) is None:
         return ("(loading)", f"port {server.socket.stem}", str(server.pid), memory, "", "", "")
-    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(said.since))
+    here = any(each.name == said.model for each in said.models)
+    state = "" if here else " (loading)" if said.loading else " (not in memory)"
     counts = (str(said.running), str(said.waiting))
-    return (said.model, said.address, str(server.pid), memory, since, *counts)
+    name = f"{said.model}{state}"
+    return (name, said.address, str(server.pid), memory, _minute(said.since), *counts)
+
+
+def _more(server: Neighbour) -> list[tuple[str, ...]]:
+    """The rows of the further models that a server has in memory, with what they take of its memory."""
+    said = server.status
+    return [
+        (
+            f"+ {each.name}",
+            "",
+            "",
+            gib(each.memory_bytes),
+            _minute(each.since),
+            str(each.running),
+            str(each.waiting),
+        )
+        for each in (said.models if said else ())
+        if said and each.name != said.model
+    ]
+
+
+def _minute(seconds: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -31,6 +32,12 @@ def read_memory(root: Path) -> Memory:
         huge_free_bytes=(whole(info.get("HugePages_Free", "")) or 0)
         * (kib(info.get("Hugepagesize")) or 0),
     )
+
+
+def resident_bytes(root: Path, process: int | str = "self") -> int | None:
+    """The memory of a process that is resident; None: it is not there, or none of this user's."""
+    pages = (read(root / f"proc/{process}/statm") or "").split()
+    return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else None
 
 
 def allowed_nodes(root: Path) -> tuple[int, ...] | None:

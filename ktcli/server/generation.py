@@ -234,7 +234,7 @@ class _ChoiceAnswer:
 
     def __init__(self, generation: Generation, index: int) -> None:
         self._generation, self._index = generation, index
-        voice, wish = generation.model.speaker.voice, generation.wish
+        voice, wish = generation.model.voice, generation.wish
         before = "" if wish.plain else generation.prompt.text
         style = None if wish.tools is None else voice.calls
         once = wish.shape is not None and not wish.shape.free
@@ -254,7 +254,7 @@ class _ChoiceAnswer:
         request = GenerationRequest(
             generation.prompt.ids,
             sampling,
-            () if wish.endless else generation.model.speaker.voice.stop_ids,
+            () if wish.endless else generation.model.voice.stop_ids,
             wish.max_tokens,
             caller=generation.prompt.caller,
             logprobs=wish.logprobs,

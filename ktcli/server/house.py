@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.chat.grammar.compiler import COMPILE_S, GrammarConstraint
 from ktcli.errors import UsageError
+from ktcli.server.catalogue import Catalogue
 from ktcli.server.generation import Generation, Wish
 from ktcli.server.jobs import Jobs
 from ktcli.server.metrics import Metrics
@@ -20,6 +22,7 @@ from ktcli.server.model import ServedModel
 from ktcli.server.prompts import EncodedPrompt, PromptMaker
 from ktcli.server.refusal import Refusal, about
 from ktcli.server.residency import Lease, Residency
+from ktcli.server.source import ModelSource
 
 T = TypeVar("T")
 
@@ -50,38 +53,56 @@ class House:
     Attributes:
         listener: hears what goes wrong.
         log: called after each request, see `Guard`.
+        begun: whether the server's own model has been loaded once.
+        since: when the server began, seconds since 1970.
     """
 
     residency: Residency
+    catalogue: Catalogue
     jobs: Jobs
     rules: Rules = field(default_factory=Rules)
     listener: Listener = SILENT
     log: Callable[[dict[str, Any]], None] = lambda entry: None
+    begun: bool = False
+    since: int = field(default_factory=lambda: int(time.time()))
     metrics: Metrics = field(init=False)
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(self.model)
+        self.metrics = Metrics(self.residency)
 
-    @property
-    def model(self) -> ServedModel:
-        """The model that the server was started with."""
-        return self.residency.own.model
-
-    async def lease(self, name: str) -> Lease:
-        """Returns the model that a request names: programs name models that they know, and mean the one that is here.
+    async def named(self, name: str) -> ModelSource:
+        """The model that a request names: one of the library, or the server's own, since programs name models that
+        they know and mean the one that is here.
 
         Raises:
             Refusal: it has another name, and the server is strict.
         """
-        model = self.model
-        if self.rules.strict_model and name not in (model.name, *self.rules.aliases):
+        found = await self.catalogue.find(name)
+        if found is None and self.rules.strict_model:
             raise Refusal(
                 404,
-                f"the model {name[:200]!r} is not served here, {model.name} is",
+                f"the model {name[:200]!r} is not served here, {self.catalogue.own.name} is",
                 "model",
                 "model_not_found",
             )
-        return await self.residency.lease()
+        return found or self.catalogue.own
+
+    async def models(self) -> list[ModelSource]:
+        """The models of the library: the server's own first, then those in memory."""
+        found = await self.catalogue.models()
+        own = self.catalogue.own.key
+        return sorted(found, key=lambda each: (each.key != own, self.residency.find(each) is None))
+
+    async def lease(self, name: str, keep_s: float | None = None) -> Lease:
+        """Returns a lease of the model that a request names, which is loaded if it is not in memory.
+
+        Args:
+            keep_s: the seconds that it is to stay there afterwards; None: as before.
+        Raises:
+            Refusal: as `named`; or the model cannot be loaded.
+            QueueFull, Busy: see `Residency.lease`.
+        """
+        return await self.residency.lease(await self.named(name), keep_s)
 
     async def generation(
         self, lease: Lease, make: Callable[[PromptMaker], EncodedPrompt], wish: Wish
@@ -113,7 +134,7 @@ async def _constraints(
     model: ServedModel, prompt: EncodedPrompt, wish: Wish
 ) -> list[GrammarConstraint]:
     """What each of the answers must be; none if they may be anything."""
-    voice, before = model.speaker.voice, None if wish.plain else prompt.text
+    voice, before = model.voice, None if wish.plain else prompt.text
     if (shape := wish.shape) is None or not shape.holds(voice.calls):
         return []
     with about(shape.field):

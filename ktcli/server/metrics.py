@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from ktcli.engine.request import Finish, Stats
 
 if TYPE_CHECKING:
-    from ktcli.server.model import ServedModel
+    from ktcli.server.residency import Residency
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -24,9 +24,9 @@ class Metrics:
         registry: what is shown.
     """
 
-    def __init__(self, model: ServedModel) -> None:
+    def __init__(self, residency: Residency) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_Now(model))
+        self.registry.register(_Now(residency))
         self._prompt = self._counter("prompt_tokens", "Tokens of prompts.")
         self._said = self._counter("generation_tokens", "Tokens of answers.")
         self._queries = self._counter(
@@ -70,12 +70,21 @@ class Metrics:
 class _Now(Collector):
     """What is so at the moment at which it is asked."""
 
-    def __init__(self, model: ServedModel) -> None:
-        self._model = model
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        scheduler, pages = self._model.thread.scheduler, self._model.speaker.engine.pools.pages
-        used = 1 - pages.available / pages.count if pages.count else 0.0
-        yield GaugeMetricFamily("kt_num_requests_running", "Requests in steps.", scheduler.active)
-        yield GaugeMetricFamily("kt_num_requests_waiting", "Requests that wait.", scheduler.waiting)
+        residency = self._residency
+        count = residency.counts()
+        pools = [each.model.speaker.engine.pools.pages for each in residency.loaded]
+        pages, free = sum(each.count for each in pools), sum(each.available for each in pools)
+        yield GaugeMetricFamily("kt_num_requests_running", "Requests in steps.", count.running)
+        yield GaugeMetricFamily("kt_num_requests_waiting", "Requests that wait.", count.waiting)
+        used = 1 - free / pages if pages else 0.0
         yield GaugeMetricFamily("kt_kv_cache_usage_perc", "Share of pages in use, 0 to 1.", used)
+        sizes = GaugeMetricFamily(
+            "kt_model_memory_bytes", "Memory that models in memory take.", labels=["model"]
+        )
+        for each in residency.loaded:
+            sizes.add_metric([each.model.name], each.fit.need_bytes)
+        yield sizes

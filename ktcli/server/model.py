@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
 
 from ktcli.chat.grammar.compiler import GrammarCompiler
 from ktcli.chat.speaker import Speaker
@@ -14,35 +13,31 @@ from ktcli.server.mail import Mail
 from ktcli.server.prompts import PromptMaker
 
 
-@dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that is served.
+    """A model that is served; made in the event loop that its answers come to.
 
     Attributes:
+        name: the name for people and clients.
+        voice: its texts. These two outlive `forget`: answers that are still being sent need them.
+        created: when it was loaded, seconds since 1970.
         thread: runs its engine.
         mail: carries what that thread says to the event loop.
-        created: when it was loaded, seconds since 1970.
         prompts: makes ids of conversations, on the main thread.
         grammars: compiles what answers must be, on threads of its own.
     """
 
-    speaker: Speaker
-    thread: EngineThread
-    mail: Mail
-    created: int = field(default_factory=lambda: int(time.time()))
-    prompts: PromptMaker = field(init=False)
-    grammars: GrammarCompiler = field(init=False)
+    def __init__(self, speaker: Speaker, limits: Limits) -> None:
+        self.name, self.voice, self.created = speaker.name, speaker.voice, int(time.time())
+        self.speaker = speaker
+        self.prompts, self.grammars = PromptMaker(speaker), GrammarCompiler.of(speaker)
+        self.mail = Mail(asyncio.get_running_loop())
+        self.thread = EngineThread(speaker.engine, limits, self.mail.send)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "prompts", PromptMaker(self.speaker))
-        object.__setattr__(self, "grammars", GrammarCompiler.of(self.speaker))
+    def close(self) -> None:
+        """Cancels its answers, and ends its threads; not for the event loop."""
+        self.thread.close()
+        self.grammars.close()
 
-    @classmethod
-    def start(cls, speaker: Speaker, limits: Limits) -> ServedModel:
-        """Starts the thread of a model that is loaded, for the event loop that runs."""
-        mail = Mail(asyncio.get_running_loop())
-        return cls(speaker, EngineThread(speaker.engine, limits, mail.send), mail)
-
-    @property
-    def name(self) -> str:
-        return self.speaker.name
+    def forget(self) -> None:
+        """Lets go of the engine, after `close`, so that its memory is free."""
+        del self.speaker, self.thread, self.prompts, self.grammars

@@ -21,15 +21,44 @@ import msgspec
 
 from ktcli import config
 from ktcli.errors import Busy, KtError
+from ktcli.hardware.memory import resident_bytes
+from ktcli.hardware.probe import SYSTEM_ROOT
 
-ANSWER_S = 2.0  # in which a server answers; one that loads its model does not
+ANSWER_S = 2.0  # in which a server answers; one that still pulls its model does not
 END_S = 30.0  # in which a server that was told to stop has ended; its answers may take 10 of them
 _MOST_BYTES = 1 << 16
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
+class LoadedStatus(msgspec.Struct):
+    """What a server says of a model that it has in memory.
+
+    Attributes:
+        memory_bytes: what its plan takes.
+        since: when it was loaded, seconds since 1970.
+        expires: when it is closed if nobody uses it; None: never.
+    """
+
+    name: str = ""
+    context: int = 0
+    memory_bytes: int = 0
+    running: int = 0
+    waiting: int = 0
+    since: int = 0
+    expires: int | None = None
+
+
 class Status(msgspec.Struct):
-    """What a server says of itself: see the attributes of `Neighbour`."""
+    """What a server says of itself.
+
+    Attributes:
+        model: the one that it was started with.
+        context: of that model; 0: it is not in memory.
+        running, waiting: requests of all models.
+        since: when it began, seconds since 1970.
+        models: those in memory.
+        loading: whether it loads its first model.
+    """
 
     model: str = ""
     aliases: list[str] = []
@@ -38,6 +67,8 @@ class Status(msgspec.Struct):
     running: int = 0
     waiting: int = 0
     since: int = 0
+    models: list[LoadedStatus] = []
+    loading: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +79,7 @@ class Neighbour:
         socket: the path of its socket.
         pid: its process; 0: it is none that this one may see.
         memory_bytes: what of its memory is resident; None: unknown.
-        status: what it says of itself; None: it does not answer, because it loads its model or hangs.
+        status: what it says of itself; None: it does not answer, because it pulls its model or hangs.
     """
 
     socket: Path
@@ -83,7 +114,9 @@ def neighbours() -> list[Neighbour]:
     for path in sorted(run_folder().glob("*.sock")):
         with contextlib.suppress(OSError), connected(path) as connection:
             pid = _listener(connection)
-            found.append(Neighbour(path, pid, _resident_bytes(pid), status_of(connection)))
+            found.append(
+                Neighbour(path, pid, resident_bytes(SYSTEM_ROOT, pid), status_of(connection))
+            )
     return found
 
 
@@ -161,11 +194,3 @@ def _listener(connection: socket.socket) -> int:
     """The process that listens where a connection leads."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(raw)[0])
-
-
-def _resident_bytes(pid: int) -> int | None:
-    try:
-        resident = Path(f"/proc/{pid}/statm").read_text().split()[1]
-    except (OSError, IndexError):
-        return None
-    return int(resident) * os.sysconf("SC_PAGE_SIZE")

@@ -10,8 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ktcli.server.house import body_of, house_of
-from ktcli.server.neighbours import Status
+from ktcli.server.neighbours import LoadedStatus, Status
 from ktcli.server.refusal import Refusal
+from ktcli.server.residency import LoadedModel
 
 
 class TextToCut(msgspec.Struct):
@@ -20,35 +21,47 @@ class TextToCut(msgspec.Struct):
     content: str = ""
     prompt: str = ""  # vLLM's name for it
     parse_special: bool = False
+    model: str = ""
 
 
 class IdsToRead(msgspec.Struct):
     """A request for the text of ids."""
 
     tokens: list[int]
+    model: str = ""
 
 
 async def health(request: Request) -> Response:
-    """Says that the server lives, and what it does."""
-    scheduler = house_of(request).model.thread.scheduler
-    said = {"status": "ok", "running": scheduler.active, "waiting": scheduler.waiting}
-    return _json(said)
+    """Says that the server lives, and what it does; 503 while it loads its first model."""
+    house = house_of(request)
+    running, waiting = house.residency.counts()
+    status = "ok" if house.begun else "loading"
+    said = {"status": status, "running": running, "waiting": waiting}
+    return _json(said, 200 if house.begun else 503)
 
 
 async def server(request: Request) -> Response:
-    """Says what this server is: its model, its address and what it does."""
+    """Says what this server is: its model, its address, what it does, and the models in memory."""
     house = house_of(request)
-    served, scheduler = house.model, house.model.thread.scheduler
-    return _json(
-        Status(
-            served.name,
-            list(house.rules.aliases),
-            house.rules.address,
-            served.speaker.engine.context,
-            scheduler.active,
-            scheduler.waiting,
-            served.created,
-        )
+    residency, own = house.residency, house.catalogue.own
+    running, waiting = residency.counts()
+    loaded = [_of_loaded(each) for each in residency.loaded]
+    context = next((each.context for each in loaded if each.name == own.name), 0)
+    aliases, address = list(house.rules.aliases), house.rules.address
+    said = Status(own.name, aliases, address, context, running, waiting, house.since, loaded)
+    return _json(said if house.begun else msgspec.structs.replace(said, loading=True))
+
+
+def _of_loaded(loaded: LoadedModel) -> LoadedStatus:
+    scheduler, engine = loaded.model.thread.scheduler, loaded.model.speaker.engine
+    return LoadedStatus(
+        loaded.model.name,
+        engine.context,
+        loaded.fit.need_bytes,
+        scheduler.active,
+        scheduler.waiting,
+        loaded.model.created,
+        loaded.expires,
     )
 
 
@@ -63,18 +76,19 @@ async def metrics(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """The ids of a text; control tokens are words in it, unless they are asked for."""
     body, house = await body_of(request, TextToCut), house_of(request)
-    voice, text = house.model.speaker.voice, body.content or body.prompt
-    cut = voice.tokenizer.encode if body.parse_special else voice.control.encode_text
-    ids = await asyncio.wrap_future(house.jobs.ask(lambda: cut(text)))
-    return _json(
-        {"tokens": ids, "count": len(ids), "max_model_len": house.model.speaker.engine.context}
-    )
+    text = body.content or body.prompt
+    with await house.lease(body.model) as lease:
+        voice, context = lease.model.voice, lease.model.speaker.engine.context
+        cut = voice.tokenizer.encode if body.parse_special else voice.control.encode_text
+        ids = await asyncio.wrap_future(house.jobs.ask(lambda: cut(text)))
+    return _json({"tokens": ids, "count": len(ids), "max_model_len": context})
 
 
 async def detokenize(request: Request) -> Response:
     """The text of ids."""
     body, house = await body_of(request, IdsToRead), house_of(request)
-    vocab = house.model.speaker.engine.spec.vocab
+    with await house.lease(body.model) as lease:
+        vocab, tokenizer = lease.model.speaker.engine.spec.vocab, lease.model.voice.tokenizer
     if bad := next((id for id in body.tokens if not 0 <= id < vocab), None):
         raise Refusal(
             400,
@@ -82,12 +96,11 @@ async def detokenize(request: Request) -> Response:
             "tokens",
             "unsupported_value",
         )
-    tokenizer = house.model.speaker.voice.tokenizer
     text = await asyncio.wrap_future(
         house.jobs.ask(lambda: tokenizer.decode(body.tokens, special=True))
     )
     return _json({"content": text, "prompt": text})
 
 
-def _json(document: Any) -> Response:
-    return Response(msgspec.json.encode(document), media_type="application/json")
+def _json(document: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(document), status, media_type="application/json")

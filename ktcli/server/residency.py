@@ -1,32 +1,81 @@
-"""The models in memory, and who uses them."""
+"""The models in memory: loaded when a request names them, closed when nobody does for a while or another needs room.
+
+One task, the housekeeper, does all loading and closing, one thing at a time and on a thread beside the event loop; a
+model's texts are read on the main thread, which alone can stop a template. A request gets a lease of its model. Where
+that is not in memory the request waits its turn: who waits longest is served first. If its model does not fit beside
+those that are there, the one that nobody has used for longest is closed; while all are used, new requests for them wait
+behind it, or it would wait for ever.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
+from typing import NamedTuple, TypeVar
 
+from ktcli.assembly.beside import HeldMemory, MemoryFit
+from ktcli.assembly.listener import SILENT, Listener
+from ktcli.assembly.talking import give_back_memory
+from ktcli.engine.scheduler import Limits
+from ktcli.engine.waiting import require_room
+from ktcli.errors import Busy
+from ktcli.hardware.memory import resident_bytes
+from ktcli.hardware.probe import SYSTEM_ROOT
+from ktcli.server.jobs import Jobs
 from ktcli.server.model import ServedModel
+from ktcli.server.refusal import Refusal
+from ktcli.server.source import FOREVER, ModelSource, Opened
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False, slots=True)
-class Tenant:
+class LoadedModel:
     """A model that is in memory.
 
     Attributes:
+        keep_s: the seconds that it stays there when nobody uses it.
         leases: how many use it.
+        used_s: when the last of them ended, `time.monotonic`.
     """
 
+    source: ModelSource
     model: ServedModel
+    opened: Opened
+    fit: MemoryFit
+    keep_s: float
+    changed: asyncio.Event
     leases: int = 0
+    used_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def due_s(self) -> float:
+        """When it is to be closed if nobody uses it until then, `time.monotonic`."""
+        return self.used_s + self.keep_s
+
+    @property
+    def expires(self) -> int | None:
+        """When that is, or would be if it were used last at this moment, seconds since 1970; None: never."""
+        if self.keep_s == FOREVER:
+            return None
+        left = self.keep_s if self.leases else self.due_s - time.monotonic()
+        return int(time.time() + left)
 
 
 class Lease:
     """Keeps a model in memory until it is released; in a `with` statement until its end. For the event loop."""
 
-    def __init__(self, tenant: Tenant) -> None:
-        self._tenant: Tenant | None = tenant
-        self.model = tenant.model
-        tenant.leases += 1
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded: LoadedModel | None = loaded
+        self.model = loaded.model
+        loaded.leases += 1
 
     def again(self) -> Lease:
         """Returns a further lease of the same model, which has an end of its own.
@@ -34,15 +83,18 @@ class Lease:
         Raises:
             ValueError: this one has ended.
         """
-        if self._tenant is None:
+        if self._loaded is None:
             raise ValueError("the lease has ended")
-        return Lease(self._tenant)
+        return Lease(self._loaded)
 
     def release(self) -> None:
         """Ends the lease; a second call does nothing."""
-        tenant, self._tenant = self._tenant, None
-        if tenant is not None:
-            tenant.leases -= 1
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            loaded.leases -= 1
+            if not loaded.leases:
+                loaded.used_s = time.monotonic()
+                loaded.changed.set()
 
     def __enter__(self) -> Lease:
         return self
@@ -56,17 +108,254 @@ class Lease:
         self.release()
 
 
-class Residency:
-    """The models in memory: the one that the server was started with."""
+class Counts(NamedTuple):
+    """Requests that are answered, and those that wait for their first step or for their model."""
 
-    def __init__(self, own: ServedModel) -> None:
-        self.own = Tenant(own)
+    running: int
+    waiting: int
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    """A request that waits for its model."""
+
+    source: ModelSource
+    keep_s: float | None
+    lease: asyncio.Future[Lease]
+
+
+class Residency:
+    """The models in memory. Made and used in one event loop.
+
+    Args:
+        jobs: for the main thread.
+        limits: of each model; as many requests as may wait for one may wait for models to be loaded.
+        listener: hears of models that come and go, and what goes wrong.
+    Attributes:
+        failure: why the latest model that could not be loaded could not; None: there was none.
+    """
+
+    def __init__(self, jobs: Jobs, limits: Limits, listener: Listener = SILENT) -> None:
+        self.failure: Exception | None = None
+        self._jobs, self._limits, self._listener = jobs, limits, listener
+        self._loaded: dict[str, LoadedModel] = {}
+        self._waiters: deque[_Waiter] = deque()
+        self._changed = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "kt-models")
+        self._empty_bytes = _resident_bytes()
+        # The model of the first who waits, where leases of others keep it out; empty: nothing does.
+        self._held_up = ""
+        self._stopping = False
+        self._housekeeper = asyncio.create_task(self._keep_house())
+
+    @property
+    def loaded(self) -> Sequence[LoadedModel]:
+        """The models in memory, in the order in which they came."""
+        return tuple(self._loaded.values())
+
+    def counts(self) -> Counts:
+        """The requests of all models."""
+        schedulers = [each.model.thread.scheduler for each in self._loaded.values()]
+        waiting = len(self._waiters) + sum(each.waiting for each in schedulers)
+        return Counts(sum(each.active for each in schedulers), waiting)
 
     @property
     def leases(self) -> int:
         """The leases of all models."""
-        return self.own.leases
+        return sum(each.leases for each in self._loaded.values())
 
-    async def lease(self) -> Lease:
-        """Returns a lease of a model that is in memory."""
-        return Lease(self.own)
+    def find(self, source: ModelSource) -> LoadedModel | None:
+        """A model, if it is in memory."""
+        return self._loaded.get(source.key)
+
+    async def lease(self, source: ModelSource, keep_s: float | None = None) -> Lease:
+        """Returns a lease of a model, when it is in memory.
+
+        Args:
+            keep_s: the seconds that it is to stay there afterwards; None: as before.
+        Raises:
+            QueueFull: too many wait already. Busy: the server is about to end.
+            Refusal: it cannot be loaded.
+        """
+        if self._stopping:
+            raise _ending()
+        loaded = self._loaded.get(source.key)
+        if loaded is not None and not self._held_up:
+            return _lease(loaded, keep_s)
+        require_room(len(self._waiters), self._limits.waiting)
+        waiter = _Waiter(source, keep_s, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        self._changed.set()
+        try:
+            return await waiter.lease
+        except asyncio.CancelledError:
+            # It may have come at the very moment at which the client left.
+            if (
+                waiter.lease.done()
+                and not waiter.lease.cancelled()
+                and not waiter.lease.exception()
+            ):
+                waiter.lease.result().release()
+            raise
+        finally:
+            with contextlib.suppress(ValueError):
+                self._waiters.remove(waiter)
+            self._changed.set()
+
+    def drop(self, source: ModelSource) -> None:
+        """Lets a model go as soon as nobody uses it."""
+        if (loaded := self._loaded.get(source.key)) is not None:
+            loaded.keep_s = 0.0
+            self._changed.set()
+
+    def stop(self) -> None:
+        """Ends the wait of all requests, and a load that goes on; models in memory answer on."""
+        self._stopping = True
+        self._changed.set()
+        for waiter in self._waiters:
+            if not waiter.lease.done():
+                waiter.lease.set_exception(_ending())
+
+    async def close(self) -> None:
+        """Closes all models; answers in progress are cancelled."""
+        self.stop()
+        await self._housekeeper
+        try:
+            for loaded in self.loaded:
+                await self._close(loaded)
+        finally:
+            self._thread.shutdown(wait=False)
+
+    # --- the housekeeper --------------------------------------------------------------------------
+
+    async def _keep_house(self) -> None:
+        """Loads what is waited for, and closes what nobody uses any more."""
+        while not self._stopping:
+            self._changed.clear()
+            if not (await self._serve_first() or await self._close_due()):
+                await self._wait()
+
+    async def _wait(self) -> None:
+        """Waits until something has changed, or a model may be closed."""
+        left = min((each.due_s for each in self._idle()), default=FOREVER) - time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if left == FOREVER else max(0.0, left)):
+                await self._changed.wait()
+
+    def _idle(self) -> list[LoadedModel]:
+        """The models that nobody uses."""
+        return [each for each in self._loaded.values() if not each.leases]
+
+    async def _serve_first(self) -> bool:
+        """Serves who waits longest, and everybody else who can be; returns whether anything was done."""
+        waiter = next((each for each in self._waiters if not each.lease.done()), None)
+        if waiter is None:
+            self._held_up = ""
+            return False
+        if waiter.source.key in self._loaded:
+            self._held_up = ""
+            self._hand_out()
+            return True
+        try:
+            return await self._bring(waiter.source)
+        except Exception as error:
+            self._fail(waiter.source, error)
+            return True
+
+    async def _bring(self, source: ModelSource) -> bool:
+        """Loads a model, or closes another one that is in its way; returns whether it did.
+
+        Raises:
+            KtError: it cannot be loaded.
+        """
+        if self._held_up == source.key and not self._idle():
+            return False  # nothing has changed for it
+        fit = await self._beside(partial(source.fit, self._held()))
+        fit.require_alone(source.name)
+        if fit.fits or not self._loaded:
+            self._held_up = ""
+            self._hand_out()
+            await self._load(source, fit)
+            return True
+        idle = self._idle()
+        self._held_up = "" if idle else source.key
+        if idle:
+            await self._close(min(idle, key=lambda each: each.used_s))
+        return bool(idle)
+
+    async def _load(self, source: ModelSource, fit: MemoryFit) -> None:
+        voice = await asyncio.wrap_future(self._jobs.ask(source.read_voice))
+        opened = await self._beside(lambda: source.open(voice, fit, lambda: self._stopping))
+        model = ServedModel(opened.speaker, self._limits)
+        self._loaded[source.key] = LoadedModel(
+            source, model, opened, fit, source.keep_s, self._changed
+        )
+        self._hand_out()
+
+    async def _close(self, loaded: LoadedModel) -> None:
+        """Takes a model out of memory."""
+        del self._loaded[loaded.source.key]
+        model, opened = loaded.model, loaded.opened
+        try:
+            await self._beside(model.close)
+            await self._beside(opened.close)
+        except Exception as error:  # the model has to go all the same
+            self._listener.warn(
+                f"{model.name} was closed with an error: {error or type(error).__name__}"
+            )
+        finally:
+            opened.forget()
+            model.forget()
+            await self._beside(give_back_memory)
+
+    async def _close_due(self) -> bool:
+        """Closes the models whose time is over; returns whether there were any."""
+        now = time.monotonic()
+        due = [each for each in self.loaded if not each.leases and each.due_s <= now]
+        for each in due:
+            if not each.leases:
+                self._listener.note(f"{each.model.name} leaves the memory: nobody used it")
+                await self._close(each)
+        return bool(due)
+
+    def _hand_out(self) -> None:
+        """Gives their leases to all whose model is in memory."""
+        for waiter in self._waiters:
+            loaded = self._loaded.get(waiter.source.key)
+            if loaded is not None and not waiter.lease.done():
+                waiter.lease.set_result(_lease(loaded, waiter.keep_s))
+
+    def _fail(self, source: ModelSource, error: Exception) -> None:
+        """Tells all who wait for a model that it cannot be loaded."""
+        refusal, self.failure = Refusal.of(error), error.with_traceback(None)
+        if refusal.status != 503:  # the request is not to blame, and another model may be asked
+            refusal = replace(refusal, status=503, code="load_failed")
+        self._listener.warn(f"{source.name} cannot be loaded: {error or type(error).__name__}")
+        for waiter in self._waiters:
+            if waiter.source.key == source.key and not waiter.lease.done():
+                waiter.lease.set_exception(replace(refusal))
+
+    def _held(self) -> HeldMemory:
+        need = sum(each.fit.need_bytes for each in self._loaded.values())
+        grown = max(0, _resident_bytes() - self._empty_bytes)
+        return HeldMemory(
+            need, max(0, need - grown), any(each.fit.device for each in self._loaded.values())
+        )
+
+    async def _beside(self, work: Callable[[], T]) -> T:
+        """Does something on the thread for models."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _lease(loaded: LoadedModel, keep_s: float | None) -> Lease:
+    if keep_s is not None:
+        loaded.keep_s = keep_s
+    return Lease(loaded)
+
+
+def _resident_bytes() -> int:
+    return resident_bytes(SYSTEM_ROOT) or 0
+
+
+def _ending() -> Busy:
+    return Busy("the server is about to end", hint="ask again when it is back")

@@ -1,8 +1,9 @@
-"""Runs a server: its event loop and its engine on threads of their own, prompts and signals on the main thread."""
+"""Runs a server: its event loop and its engines on threads of their own, prompts and signals on the main thread."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 import threading
@@ -15,14 +16,14 @@ from typing import Any
 import uvicorn
 
 from ktcli.assembly.listener import SILENT, Listener
-from ktcli.chat.speaker import Speaker
 from ktcli.engine.scheduler import Limits
 from ktcli.server.app import application
+from ktcli.server.catalogue import Catalogue, Shelf
 from ktcli.server.house import House, Rules
 from ktcli.server.jobs import Jobs
 from ktcli.server.listening import IDLE_S, Connection
-from ktcli.server.model import ServedModel
 from ktcli.server.residency import Residency
+from ktcli.server.source import ModelSource
 
 PATIENCE_S = 10.0  # that answers may go on once the server is told to stop
 
@@ -32,15 +33,19 @@ class Service:
     """What is served, and how.
 
     Attributes:
+        own: the model that is loaded at the start, and answers to names that mean no other.
         sockets: where it listens.
+        library: reads which other models can be loaded.
+        limits: of each model.
         listener: hears what goes wrong.
         log: called after each request with what is said of it.
-        ready: called on the loop's thread when requests are answered.
+        ready: called on the loop's thread when the model is loaded.
     """
 
-    speaker: Speaker
+    own: ModelSource
     sockets: Sequence[socket.socket]
     rules: Rules = field(default_factory=Rules)
+    library: Callable[[], Shelf] = Shelf
     limits: Limits = field(default_factory=Limits)
     listener: Listener = SILENT
     log: Callable[[dict[str, Any]], None] = lambda entry: None
@@ -58,12 +63,17 @@ class Serving:
         self.house: House | None = None
         self._service = service
         self._jobs = Jobs()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._server: uvicorn.Server | None = None
         self._stopping = False
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Serves until `stop`, or a signal; on the main thread."""
+        """Serves until `stop`, or a signal; on the main thread.
+
+        Raises:
+            KtError: the model cannot be loaded.
+        """
         thread = threading.Thread(target=self._in_loop, name="kt-http", daemon=True)
         with self._signals():
             thread.start()
@@ -74,11 +84,18 @@ class Serving:
 
     def stop(self) -> None:
         """Lets answers finish within `PATIENCE_S`, and ends; the second call cancels them."""
-        server = self._server
+        server, loop = self._server, self._loop
         if server is not None:
             server.force_exit = self._stopping
             server.should_exit = True
         self._stopping = True
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(self._stop_loading)
+
+    def _stop_loading(self) -> None:
+        if self.house is not None:
+            self.house.residency.stop()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -106,10 +123,14 @@ class Serving:
 
     async def _serve(self) -> None:
         service = self._service
-        model = ServedModel.start(service.speaker, service.limits)
+        self._loop = asyncio.get_running_loop()
+        residency = Residency(self._jobs, service.limits, service.listener)
+        catalogue = Catalogue(service.own, service.rules.aliases, service.library)
+        self.house = House(
+            residency, catalogue, self._jobs, service.rules, service.listener, service.log
+        )
+        loading = asyncio.create_task(self._load(residency))
         try:
-            residency = Residency(model)
-            self.house = House(residency, self._jobs, service.rules, service.listener, service.log)
             config = uvicorn.Config(
                 application(self.house),
                 http=Connection,
@@ -121,24 +142,31 @@ class Serving:
                 timeout_keep_alive=int(IDLE_S),
                 timeout_graceful_shutdown=int(PATIENCE_S),
             )
-            self._server = _Server(config, service.ready)
-            if self._stopping:  # a signal came before
-                return
-            await self._server.serve(list(service.sockets))
+            self._server = _Server(config)
+            if not self._stopping:  # a signal came before
+                await self._server.serve(list(service.sockets))
         finally:
-            await asyncio.get_running_loop().run_in_executor(None, model.thread.close)
+            await residency.close()
+            await loading
+
+    async def _load(self, residency: Residency) -> None:
+        """Loads the model that the server was started with; if that cannot be, the server ends."""
+        service = self._service
+        try:
+            with await residency.lease(service.own):
+                pass
+        except Exception as error:
+            if not self._stopping:
+                self._error = residency.failure or error
+                self.stop()
+            return
+        if self.house is not None:
+            self.house.begun = True
+        service.ready()
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which says when it has begun."""
-
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready()
+    """uvicorn's server, which leaves signals to whoever runs the main thread."""
 
     def handle_exit(self, *_: Any) -> None:
         """Leaves signals to whoever runs the main thread."""

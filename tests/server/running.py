@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chat.fake_engine import END, TEMPLATE, FakeEngine, write_tokenizer
+from server.sources import ScriptedModel
 
 from ktcli.chat.speaker import Speaker, read_voice
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.engine.scheduler import Limits
+from ktcli.server.catalogue import Shelf
 from ktcli.server.house import Rules
 from ktcli.server.listening import tcp_socket
+from ktcli.server.residency import Residency
 from ktcli.server.serving import Service, Serving
+from ktcli.server.source import ModelSource
 
 Script = Callable[[str], str | list[int]]
 
@@ -30,10 +34,20 @@ class Running:
     serving: Serving | None = None
 
     @property
+    def residency(self) -> Residency:
+        """Its models in memory."""
+        assert self.serving is not None and self.serving.house is not None
+        return self.serving.house.residency
+
+    @property
+    def loaded(self) -> list[str]:
+        """The names of the models in memory."""
+        return [each.model.name for each in self.residency.loaded]
+
+    @property
     def leases(self) -> int:
         """How many use its models."""
-        assert self.serving is not None and self.serving.house is not None
-        return self.serving.house.residency.leases
+        return self.residency.leases
 
     @property
     def url(self) -> str:
@@ -63,17 +77,40 @@ def running(
     more: Sequence[socket.socket] = (),
 ) -> Iterator[Running]:
     """Serves a model while the context lasts, at further sockets too."""
+    with serving_models([ScriptedModel(speaker)], rules, limits, more) as found:
+        yield found
+
+
+@contextmanager
+def serving_models(
+    models: Sequence[ModelSource],
+    rules: Rules | None = None,
+    limits: Limits | None = None,
+    more: Sequence[socket.socket] = (),
+    *,
+    begun: bool = True,
+) -> Iterator[Running]:
+    """Serves a library of models, the first of which is the server's own, while the context lasts.
+
+    Args:
+        begun: whether to wait until the first model is loaded.
+    """
     ready = threading.Event()
     listening = tcp_socket("127.0.0.1", 0)
     port = listening.getsockname()[1]
     sockets = [listening, *more]
-    service = Service(speaker, sockets, rules or Rules(), limits or Limits(), ready=ready.set)
+    shelf = Shelf(models, {each.name: each for each in models})
+    service = Service(
+        models[0], sockets, rules or Rules(), lambda: shelf, limits or Limits(), ready=ready.set
+    )
     serving = Serving(service)
     thread = threading.Thread(target=serving.run)
     thread.start()
     try:
-        assert ready.wait(10)
-        yield Running(port, speaker.engine, serving)  # type: ignore[arg-type]
+        assert not begun or ready.wait(10)
+        own = models[0]
+        engine = own.speaker.engine if isinstance(own, ScriptedModel) else None
+        yield Running(port, engine, serving)  # type: ignore[arg-type]
     finally:
         serving.stop()
         thread.join(20)

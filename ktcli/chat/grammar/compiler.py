@@ -139,6 +139,10 @@ class GrammarCompiler:
             self._keep(grammar, found)
         return [GrammarConstraint(found.deep_copy(), self._size) for _ in range(count)]
 
+    def close(self) -> None:
+        """Ends its threads; what they compile is let go."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
     def _read(self) -> None:
         with self._lock:
             _ = self._vocabulary

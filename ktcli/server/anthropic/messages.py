@@ -25,7 +25,7 @@ async def messages(request: Request) -> Answering:
     house = house_of(request)
     body = await body_of(request, MessagesBody)
     with await house.lease(body.model) as lease:
-        settings = lease.model.speaker.voice.settings
+        settings = lease.model.voice.settings
         wish = body.wish(settings)
         asked = body.asked(settings, caller_of(request))
         generation = await house.generation(lease, lambda prompts: prompts.of_messages(asked), wish)
@@ -37,7 +37,7 @@ async def count_tokens(request: Request) -> Response:
     house = house_of(request)
     body = await body_of(request, MessagesBody)
     with await house.lease(body.model) as lease:
-        asked = body.asked(lease.model.speaker.voice.settings, caller_of(request))
+        asked = body.asked(lease.model.voice.settings, caller_of(request))
         prompt = await house.prompt(lease.model, lambda prompts: prompts.of_messages(asked))
     said = {"input_tokens": len(prompt.ids)}
     return Response(encode(said), media_type="application/json")

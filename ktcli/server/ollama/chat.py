@@ -14,35 +14,35 @@ from ktcli.chat.transcript import AnswerPiece
 from ktcli.engine.request import Finish
 from ktcli.server.answering import Answering
 from ktcli.server.generation import Ended, Generation, News, Said
-from ktcli.server.house import body_of, caller_of, house_of
-from ktcli.server.ollama.fields import GenerateBody, OllamaChatBody
+from ktcli.server.house import House, body_of, caller_of, house_of
+from ktcli.server.ollama.fields import GenerateBody, OllamaBody, OllamaChatBody
 from ktcli.server.openai.envelope import encode
 from ktcli.server.prompts import EncodedPrompt, PromptMaker
 from ktcli.server.refusal import Refusal
 
 
 async def chat(request: Request) -> Answering | Response:
-    """Answers a conversation; one without messages asks for nothing but the model to be loaded."""
+    """Answers a conversation; one without messages asks for nothing but the model to be loaded or closed."""
     house = house_of(request)
     body = await body_of(request, OllamaChatBody)
-    with await house.lease(body.model) as lease:
-        if not body.messages:
-            return _loaded(lease.model.name, {"message": {"role": "assistant", "content": ""}})
-        settings = lease.model.speaker.voice.settings
+    if not body.messages:
+        return await _moved(house, body, {"message": {"role": "assistant", "content": ""}})
+    with await house.lease(body.model, body.keep_s) as lease:
+        settings = lease.model.voice.settings
         wish, asked = body.chat_wish(settings), body.asked(settings, caller_of(request))
         generation = await house.generation(lease, lambda prompts: prompts.of_messages(asked), wish)
     return Answering(generation, OllamaReply(generation, in_chat=True), stream=body.stream)
 
 
 async def generate(request: Request) -> Answering | Response:
-    """Answers a text; an empty one asks for nothing but the model to be loaded."""
+    """Answers a text; an empty one asks for nothing but the model to be loaded or closed."""
     house = house_of(request)
     body = await body_of(request, GenerateBody)
     caller = caller_of(request)
-    with await house.lease(body.model) as lease:
-        if not body.prompt:
-            return _loaded(lease.model.name, {"response": ""})
-        settings = lease.model.speaker.voice.settings
+    if not body.prompt:
+        return await _moved(house, body, {"response": ""})
+    with await house.lease(body.model, body.keep_s) as lease:
+        settings = lease.model.voice.settings
         wish, asked = body.wish(settings), body.asked(settings, caller)
 
         def make(prompts: PromptMaker) -> EncodedPrompt:
@@ -52,13 +52,22 @@ async def generate(request: Request) -> Answering | Response:
     return Answering(generation, OllamaReply(generation, in_chat=False), stream=body.stream)
 
 
-def now() -> str:
-    """The time, as Ollama writes it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def stamp(seconds: float | None = None) -> str:
+    """A time since 1970, as Ollama writes it; None: now."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def _loaded(name: str, said: dict[str, Any]) -> Response:
-    document = {"model": name, "created_at": now(), **said, "done": True, "done_reason": "load"}
+async def _moved(house: House, body: OllamaBody, said: dict[str, Any]) -> Response:
+    """Loads the model that a request names, or lets it go."""
+    source, keep_s = await house.named(body.model), body.keep_s
+    if keep_s == 0:
+        house.residency.drop(source)
+    else:
+        with await house.residency.lease(source, keep_s):
+            pass
+    reason = "unload" if keep_s == 0 else "load"
+    head = {"model": source.name, "created_at": stamp()}
+    document = {**head, **said, "done": True, "done_reason": reason}
     return Response(encode(document), media_type="application/json")
 
 
@@ -138,7 +147,7 @@ class OllamaReply:
             said = {"message": message}
         else:
             said = {"response": text, **({"thinking": thoughts} if thoughts else {})}
-        head = {"model": self._generation.model.name, "created_at": now()}
+        head = {"model": self._generation.model.name, "created_at": stamp()}
         return encode({**head, **said, **more}) + b"\n"
 
     def _totals(self) -> dict[str, Any]:

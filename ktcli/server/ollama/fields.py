@@ -12,9 +12,10 @@ from ktcli.chat.grammar.form import Form
 from ktcli.chat.grammar.whole import Shape
 from ktcli.chat.settings import Settings
 from ktcli.server.generation import Wish
+from ktcli.server.keepalive import keep_seconds
 from ktcli.server.openai.fields import TOOLS_MOST, Sampled, plain_message
 from ktcli.server.prompts import Asked
-from ktcli.server.refusal import Refusal
+from ktcli.server.refusal import Refusal, about
 from ktcli.server.shapes import ToolChoice, with_tools
 
 
@@ -41,6 +42,17 @@ class OllamaBody(msgspec.Struct):
     format: Any = None
     options: Options | None = None
     think: bool | str | None = None
+    keep_alive: float | str | None = None
+
+    @property
+    def keep_s(self) -> float | None:
+        """The seconds that the model is to stay in memory afterwards; None: as before.
+
+        Raises:
+            Refusal: it is no time.
+        """
+        with about("keep_alive"):
+            return None if self.keep_alive is None else keep_seconds(self.keep_alive, "keep_alive")
 
     def wish(self, settings: Settings) -> Wish:
         """How the prompt is to be answered.

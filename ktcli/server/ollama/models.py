@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ktcli.server.house import House, body_of, house_of
-from ktcli.server.ollama.chat import now
+from ktcli.server.house import body_of, house_of
+from ktcli.server.ollama.chat import stamp
 from ktcli.server.openai.envelope import encode
 from ktcli.server.refusal import Refusal
+from ktcli.server.source import ModelFacts, ModelSource
 
 VERSION = "0.12.0"  # of the API that is spoken; some clients want at least 0.6.4, in digits
+_NEVER = "9999-12-31T00:00:00Z"
 
 
 class ModelAsked(msgspec.Struct):
@@ -29,35 +32,50 @@ async def version(request: Request) -> Response:
 
 
 async def tags(request: Request) -> Response:
-    """Lists the models."""
-    return _json({"models": _rows(house_of(request))})
+    """Lists the models of the library: the server's own first, then those in memory."""
+    house = house_of(request)
+    rows = []
+    for each in await house.models():
+        names = (each.name, *house.rules.aliases) if each is house.catalogue.own else (each.name,)
+        rows += [await _row(each, name) for name in names]
+    return _json({"models": rows})
 
 
 async def running(request: Request) -> Response:
-    """Lists the models that are loaded."""
-    house = house_of(request)
-    context = house.model.speaker.engine.context
-    more = {"expires_at": "9999-12-31T00:00:00Z", "size_vram": 0, "context_length": context}
-    return _json({"models": [{**row, **more} for row in _rows(house)]})
+    """Lists the models that are in memory."""
+    rows = []
+    for each in house_of(request).residency.loaded:
+        row, engine = await _row(each.source, each.model.name), each.model.speaker.engine
+        about = {"size": each.fit.need_bytes, "size_vram": 0, "context_length": engine.context}
+        rows.append(
+            {**row, **about, "expires_at": _NEVER if each.expires is None else stamp(each.expires)}
+        )
+    return _json({"models": rows})
 
 
 async def show(request: Request) -> Response:
-    """Says what a model is and can do."""
+    """Says what a model is and can do, whether it is in memory or not."""
     house, body = house_of(request), await body_of(request, ModelAsked)
-    with await house.lease(body.model or body.name) as lease:
-        speaker = lease.model.speaker
-    voice, spec = speaker.voice, speaker.engine.spec
-    can = ["completion"]
-    can += ["tools"] if voice.calls is not None else []
-    can += ["thinking"] if voice.thinks else []
-    family = getattr(spec, "family", "")
+    source = await house.named(body.model or body.name)
+    loaded = house.residency.find(source)
+    context = loaded.model.speaker.engine.context if loaded else None
+    facts = await asyncio.to_thread(source.facts)
+
+    def look() -> tuple[str, list[str]]:
+        voice = loaded.model.voice if loaded else source.read_voice()
+        can = ["completion"]
+        can += ["tools"] if voice.calls is not None else []
+        can += ["thinking"] if voice.thinks else []
+        return voice.template.source, can
+
+    template, can = await asyncio.wrap_future(house.jobs.ask(look))
     info = {
-        "general.architecture": family,
-        f"{family}.context_length": speaker.engine.context,
-        "general.basename": speaker.name,
+        "general.architecture": facts.family,
+        f"{facts.family}.context_length": context or facts.context,
+        "general.basename": source.name,
     }
-    about = {"details": _details(house), "model_info": info, "capabilities": can}
-    return _json({**about, "template": voice.template.source, "modified_at": now()})
+    about = {"details": _details(facts), "model_info": info, "capabilities": can}
+    return _json({**about, "template": template, "modified_at": stamp(facts.made)})
 
 
 async def unsupported(request: Request) -> Response:
@@ -65,20 +83,20 @@ async def unsupported(request: Request) -> Response:
     raise Refusal(400, f"{request.url.path} is not supported; kt pull, kt rm and kt list do it")
 
 
-def _rows(house: House) -> list[dict[str, Any]]:
-    served = house.model
-    size = served.speaker.engine.weights_bytes
-    about = {
-        "modified_at": now(),
-        "size": size,
-        "digest": served.speaker.pack,
-        "details": _details(house),
+async def _row(source: ModelSource, name: str) -> dict[str, Any]:
+    facts = await asyncio.to_thread(source.facts)
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": stamp(facts.made),
+        "size": facts.size_bytes,
+        "digest": facts.identity,
+        "details": _details(facts),
     }
-    return [{"name": name, "model": name, **about} for name in (served.name, *house.rules.aliases)]
 
 
-def _details(house: House) -> dict[str, Any]:
-    family = getattr(house.model.speaker.engine.spec, "family", "")
+def _details(facts: ModelFacts) -> dict[str, Any]:
+    family = facts.family
     return {"format": "kt", "family": family, "families": [family], "parent_model": ""}
 
 

@@ -36,7 +36,7 @@ async def chat_completions(request: Request) -> Answering:
     house = house_of(request)
     body = await body_of(request, ChatBody)
     with await house.lease(body.model) as lease:
-        settings = lease.model.speaker.voice.settings
+        settings = lease.model.voice.settings
         wish = body.chat_wish(settings)
         asked = body.asked(settings, caller_of(request))
         generation = await house.generation(lease, lambda prompts: prompts.of_messages(asked), wish)
@@ -66,7 +66,7 @@ class ChatReply:
             "created": int(time.time()),
             "model": generation.model.name,
         }
-        self._tokenizer = generation.model.speaker.voice.tokenizer
+        self._tokenizer = generation.model.voice.tokenizer
         self._choices = [_ChoiceText() for _ in range(generation.wish.choices)]
         self._thought_tokens = 0
         self._began_s = time.monotonic()

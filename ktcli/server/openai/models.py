@@ -1,7 +1,8 @@
-"""`/v1/models`: the models that are served, in one document for the clients of OpenAI and of Anthropic."""
+"""`/v1/models`: the models of the library, in one document for the clients of OpenAI and of Anthropic."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -11,11 +12,16 @@ from starlette.responses import Response
 from ktcli.server.house import House, house_of
 from ktcli.server.openai.envelope import encode, error_of
 from ktcli.server.refusal import Refusal
+from ktcli.server.source import ModelSource
 
 
 async def models(request: Request) -> Response:
-    """Lists them."""
-    rows = _rows(house_of(request))
+    """Lists them: the server's own first, then those in memory."""
+    house = house_of(request)
+    rows = []
+    for each in await house.models():
+        names = (each.name, *house.rules.aliases) if each is house.catalogue.own else (each.name,)
+        rows += [await _row(house, each, name) for name in names]
     said = {"object": "list", "data": rows, "has_more": False}
     said |= {"first_id": rows[0]["id"], "last_id": rows[-1]["id"]}
     return Response(encode(said), media_type="application/json")
@@ -23,29 +29,28 @@ async def models(request: Request) -> Response:
 
 async def model(request: Request) -> Response:
     """Shows one."""
-    name = request.path_params["name"]
-    found = next((row for row in _rows(house_of(request)) if row["id"] == name), None)
+    name, house = request.path_params["name"], house_of(request)
+    found = await house.catalogue.find(name)
     if found is None:
         refusal = Refusal(404, f"there is no model {name[:200]!r} here", "model", "model_not_found")
         return Response(encode(error_of(refusal)), 404, media_type="application/json")
-    return Response(encode(found), media_type="application/json")
+    return Response(encode(await _row(house, found, name)), media_type="application/json")
 
 
-def _rows(house: House) -> list[dict[str, Any]]:
-    served = house.model
-    engine = served.speaker.engine
-    about = {"n_ctx": engine.context, "n_vocab": engine.spec.vocab, "size": engine.weights_bytes}
-    return [
-        {
-            "id": name,
-            "object": "model",
-            "type": "model",
-            "display_name": name,
-            "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(served.created)),
-            "created": served.created,
-            "owned_by": "kt",
-            "max_model_len": engine.context,
-            "meta": {**about, "n_ctx_train": engine.spec.context},
-        }
-        for name in (served.name, *house.rules.aliases)
-    ]
+async def _row(house: House, source: ModelSource, name: str) -> dict[str, Any]:
+    facts = await asyncio.to_thread(source.facts)
+    loaded = house.residency.find(source)
+    context = loaded.model.speaker.engine.context if loaded else facts.context
+    about = {"n_ctx": context, "n_vocab": facts.vocab, "size": facts.size_bytes}
+    return {
+        "id": name,
+        "object": "model",
+        "type": "model",
+        "display_name": name,
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(facts.made)),
+        "created": facts.made,
+        "owned_by": "kt",
+        "max_model_len": context,
+        "loaded": loaded is not None,
+        "meta": {**about, "n_ctx_train": facts.context},
+    }

@@ -25,7 +25,7 @@ async def responses(request: Request) -> App:
     body = await body_of(request, ResponseBody)
     with await house.lease(body.model) as lease:
         model = lease.model
-        settings = model.speaker.voice.settings
+        settings = model.voice.settings
         wish = body.response_wish(settings)
         asked = body.asked(settings, caller_of(request))
         try:
@@ -45,7 +45,7 @@ async def input_tokens(request: Request) -> Response:
     house = house_of(request)
     body = await body_of(request, ResponseBody)
     with await house.lease(body.model) as lease:
-        asked = body.asked(lease.model.speaker.voice.settings, caller_of(request))
+        asked = body.asked(lease.model.voice.settings, caller_of(request))
         prompt = await house.prompt(lease.model, lambda prompts: prompts.of_messages(asked))
     said = {"object": "response.input_tokens", "input_tokens": len(prompt.ids)}
     return Response(encode(said), media_type="application/json")
@@ -78,7 +78,7 @@ class ResponseReply:
         self._generation = generation
         self._document = response_document(body, generation.model.name, generation.id)
         self._stream = EventStream()
-        tokenizer = generation.model.speaker.voice.tokenizer
+        tokenizer = generation.model.voice.tokenizer
         self._items = OutputItems(self._stream.event, tokenizer, generation.id)
         self._cut = False  # whether the answer is not at its own end
 

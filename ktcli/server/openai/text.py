@@ -31,7 +31,7 @@ async def completions(request: Request) -> Answering:
         return prompts.of_ids(prompt, caller)
 
     with await house.lease(body.model) as lease:
-        wish = body.text_wish(lease.model.speaker.voice.settings)
+        wish = body.text_wish(lease.model.voice.settings)
         generation = await house.generation(lease, make, wish)
     return Answering(generation, TextReply(generation, body), stream=body.stream)
 
@@ -104,7 +104,7 @@ class TextReply:
         return said
 
     def _logprobs(self, tokens: list[tuple[Token, int]]) -> dict[str, Any]:
-        tokenizer = self._generation.model.speaker.voice.tokenizer
+        tokenizer = self._generation.model.voice.tokenizer
         chances = [chance_of(tokenizer, token) for token, _ in tokens]
         likeliest = [
             {top["token"]: top["logprob"] for top in each["top_logprobs"]} for each in chances

@@ -1,0 +1,73 @@
+"""Tells whether a model can be loaded beside others that this process has loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ktcli.assembly.planner import planner_of
+from ktcli.assembly.ready import Ready
+from ktcli.assembly.talking import Opening
+from ktcli.errors import NotEnoughMemory
+from ktcli.hardware.gpu import CPU
+from ktcli.models import build
+from ktcli.weights.pack import Pack
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMemory:
+    """The models that this process has loaded.
+
+    Attributes:
+        need_bytes: what their plans take.
+        owed_bytes: the part of that which they have not touched yet, so that it counts as free.
+        device: whether a GPU has a part of one of them.
+    """
+
+    need_bytes: int = 0
+    owed_bytes: int = 0
+    device: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFit:
+    """The memory of a model that is to be loaded.
+
+    Attributes:
+        need_bytes: what its plan takes, were it alone.
+        free_bytes: what is free for it now.
+        most_bytes: what would be free for it, were it alone.
+        fits: whether it can be loaded now as it would be alone.
+        context: the positions that it would have alone.
+        device: whether it would be alone on a GPU, as far as is known before it is loaded.
+    """
+
+    need_bytes: int
+    free_bytes: int
+    most_bytes: int
+    fits: bool
+    context: int | None = None
+    device: bool = False
+
+    def require_alone(self, name: str) -> None:
+        """Raises: NotEnoughMemory: it does not fit even alone."""
+        if self.need_bytes > self.most_bytes:
+            raise NotEnoughMemory(name, self.need_bytes, self.most_bytes)
+
+
+def fit_beside(ready: Ready, how: Opening, held: HeldMemory) -> MemoryFit:
+    """Plans a converted model as it would be loaded now, and as it would be alone; nothing is loaded.
+
+    A GPU is filled with experts by whoever is there first: two models that want it are never loaded together.
+
+    Raises:
+        UsageError, DeviceError: an option does not fit this model or machine. BadPack: its files are damaged.
+    """
+    pack = Pack.open(ready.pack)
+    planner = planner_of(build(pack.config), pack.recipe, how.wanted, ready.pack)
+    free = max(0, planner.host.available_bytes - held.owed_bytes)
+    most = free + held.need_bytes
+    alone = planner.on(most).place()
+    now = planner.on(free).place(replace(planner.request, context=alone.context))
+    device = planner.request.device != CPU
+    fits = now.fits and not (device and held.device)
+    return MemoryFit(alone.need_bytes, free, most, fits, alone.context, device)

@@ -1,0 +1,81 @@
+"""Models that follow a script, as what a server loads, in a memory that has room for some of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ktcli.assembly.beside import HeldMemory, MemoryFit
+from ktcli.chat.speaker import Speaker, Voice
+from ktcli.errors import KtError
+from ktcli.server.source import FOREVER, ModelFacts
+
+
+@dataclass
+class ScriptedOpened:
+    """A scripted model that is open.
+
+    Attributes:
+        closed: how often it was closed.
+    """
+
+    speaker: Speaker
+    source: ScriptedModel
+
+    def close(self) -> None:
+        self.source.log.append(f"close {self.source.name}")
+
+    def forget(self) -> None:
+        del self.speaker
+
+
+@dataclass
+class ScriptedModel:
+    """A model that follows a script.
+
+    Attributes:
+        need_bytes: what it takes of `memory_bytes`, which models in memory share.
+        log: what was loaded and closed.
+        fails: what loading it raises; None: it does not fail.
+        gate: what loading it waits for; a stopped load does not.
+    """
+
+    speaker: Speaker
+    keep_s: float = FOREVER
+    need_bytes: int = 1
+    memory_bytes: int = 1 << 40
+    log: list[str] = field(default_factory=list)
+    fails: Exception | None = None
+    gate: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    @property
+    def name(self) -> str:
+        return self.speaker.name
+
+    @property
+    def key(self) -> str:
+        return self.speaker.name
+
+    def facts(self) -> ModelFacts:
+        engine = self.speaker.engine
+        return ModelFacts("fake", engine.context, engine.spec.vocab, self.need_bytes, "", 0)
+
+    def fit(self, held: HeldMemory) -> MemoryFit:
+        free = self.memory_bytes - held.need_bytes
+        return MemoryFit(self.need_bytes, free, self.memory_bytes, self.need_bytes <= free)
+
+    def read_voice(self) -> Voice:
+        return self.speaker.voice
+
+    def open(self, voice: Voice, fit: MemoryFit, is_stopped: Callable[[], bool]) -> ScriptedOpened:
+        while not self.gate.wait(0.005):
+            if is_stopped():
+                raise KtError("stopped")
+        if self.fails is not None:
+            raise self.fails
+        self.log.append(f"load {self.name}")
+        return ScriptedOpened(self.speaker, self)

@@ -1,0 +1,402 @@
+"""Several models behind one server: which of them are in memory, and that everybody is answered by their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from chat.fake_engine import FakeEngine
+from ollama import Client
+from server.running import Running, scripted, serving_models
+from server.sources import ScriptedModel
+from server.test_serving import ask, health, send, until
+
+from ktcli.chat.speaker import Speaker
+from ktcli.engine.scheduler import Limits
+from ktcli.errors import BadPack, Busy, UsageError
+from ktcli.main import main
+from ktcli.server import residency
+from ktcli.server.house import Rules
+from ktcli.server.jobs import Jobs
+from ktcli.server.keepalive import keep_seconds
+from ktcli.server.listening import tcp_socket, unix_socket
+from ktcli.server.neighbours import socket_path
+from ktcli.server.residency import Residency
+from ktcli.server.serving import Service, Serving
+from ktcli.server.source import FOREVER
+
+LONG = "x" * 3000  # an answer that goes on until it is cancelled
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Speaker:
+    return scripted(tmp_path_factory.mktemp("model"), str)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of these models is nothing to look for."""
+    monkeypatch.setattr(residency, "give_back_memory", lambda: None)
+
+
+def library(one: Speaker, room: int, names: str = "abc") -> list[ScriptedModel]:
+    """Models that say who they are, in a memory with room for some."""
+    log: list[str] = []
+
+    def made(name: str) -> ScriptedModel:
+        def script(question: str) -> str:
+            return LONG if question == "long" else f"{name} heard {question}"
+
+        engine: Any = FakeEngine(one.voice.tokenizer, script, streams=8)
+        speaker = replace(one, name=name, engine=engine)
+        return ScriptedModel(speaker, memory_bytes=room, log=log)
+
+    return [made(name) for name in names]
+
+
+def heard(client: socket.socket, words: bytes) -> bytes:
+    """What a client hears until these words have come."""
+    found = b""
+    while words not in found:
+        found += (data := client.recv(5000))
+        assert data, found
+    client.close()
+    return found
+
+
+def said(answer: requests.Response) -> str:
+    found: str = answer.json()["choices"][0]["message"]["content"]
+    return found
+
+
+def test_a_request_is_answered_by_the_model_that_it_names(one: Speaker) -> None:
+    models = library(one, room=3)
+    with serving_models(models, Rules(aliases=("mine",))) as server:
+        assert server.loaded == ["a"]
+        for name, who in (("b", "b"), ("B:latest", "b"), ("mine", "a"), ("gpt-4o", "a"), ("", "a")):
+            assert said(ask(server, "x", model=name)) == f"{who} heard x"
+        for name in ("/etc", "./c", "~", "c@int4", "hf:org/c", "\0", "c" * 5000, "../c"):
+            assert said(ask(server, "x", model=name)) == "a heard x"
+        assert server.loaded == ["a", "b"] and server.leases == 0
+
+
+def test_a_strict_server_answers_by_models_of_the_library_only(one: Speaker) -> None:
+    with serving_models(library(one, room=3), Rules(strict_model=True)) as server:
+        statuses = [ask(server, "x", model=name).status_code for name in ("a", "b", "d")]
+    assert statuses == [200, 200, 404]
+
+
+def test_the_one_used_longest_ago_makes_room(one: Speaker) -> None:
+    models = library(one, room=2)
+    with serving_models(models) as server:
+        for name in ("b", "a", "c", "a", "b"):
+            assert said(ask(server, "x", model=name)) == f"{name} heard x"
+    assert models[0].log[:6] == ["load a", "load b", "close b", "load c", "close c", "load b"]
+    assert sorted(models[0].log[6:]) == ["close a", "close b"]
+
+
+def test_who_waits_for_room_is_not_overtaken(one: Speaker) -> None:
+    models = library(one, room=1)
+    with serving_models(models) as server:
+        long = send(server, "long", model="a", stream=True)
+        until(lambda: health(server)["running"] == 1)
+        answers: list[str] = []
+
+        def later(name: str) -> threading.Thread:
+            waiting = health(server)["waiting"]
+            thread = threading.Thread(
+                target=lambda: answers.append(said(ask(server, "x", model=name)))
+            )
+            thread.start()
+            until(lambda: health(server)["waiting"] == waiting + 1)
+            return thread
+
+        threads = [later("b"), later("a")]
+        long.close()
+        for thread in threads:
+            thread.join(20)
+        assert answers == ["b heard x", "a heard x"]
+
+
+def test_others_are_answered_while_one_is_loaded(one: Speaker) -> None:
+    models = library(one, room=2)
+    models[1].gate.clear()
+    with serving_models(models, limits=Limits(waiting=2)) as server:
+        clients = [send(server, "x", model="b") for _ in range(2)]
+        until(lambda: health(server)["waiting"] == 2)
+        assert said(ask(server, "x", model="a")) == "a heard x"
+        assert ask(server, "x", model="b").status_code == 429
+        models[1].gate.set()
+        for client in clients:
+            heard(client, b"b heard x")
+
+
+def test_what_cannot_be_loaded_is_said_to_all_who_wait_and_harms_nobody(one: Speaker) -> None:
+    models = library(one, room=2)
+    models[1].gate.clear()
+    models[1].fails = BadPack("kt.json is damaged", hint="kt verify b")
+    models[2].need_bytes = 3
+    with serving_models(models) as server:
+        clients = [send(server, "x", model="b") for _ in range(2)]
+        until(lambda: health(server)["waiting"] == 2)
+        models[1].gate.set()
+        for client in clients:
+            assert b" 503 " in heard(client, b"kt.json is damaged (kt verify b)")
+        big = ask(server, "x", model="c")
+        assert big.status_code == 503 and "c needs" in big.json()["error"]["message"]
+        models[1].fails = None
+        assert said(ask(server, "x", model="b")) == "b heard x"
+        assert server.loaded == ["a", "b"] and server.leases == 0
+
+
+def test_a_server_answers_for_its_health_while_it_loads(one: Speaker) -> None:
+    models = library(one, room=2)
+    models[0].gate.clear()
+    with serving_models(models, begun=False) as server:
+        answer = requests.get(f"{server.url}/health", timeout=5)
+        assert answer.status_code == 503 and answer.json()["status"] == "loading"
+        client = send(server, "x")
+        until(lambda: requests.get(f"{server.url}/health", timeout=5).json()["waiting"] == 2)
+        models[0].gate.set()
+        heard(client, b"a heard x")
+        assert health(server)["status"] == "ok"
+
+
+def test_a_server_whose_first_model_cannot_be_loaded_ends_with_the_reason(one: Speaker) -> None:
+    (model,) = library(one, 1, "a")
+    model.gate.clear()
+    model.fails = BadPack("kt.json is damaged")
+    with tcp_socket("127.0.0.1", 0) as listening:
+        serving = Serving(Service(model, [listening]))
+
+        def run() -> None:
+            with pytest.raises(BadPack):
+                serving.run()
+            ended.set()
+
+        ended, thread = threading.Event(), threading.Thread(target=run)
+        thread.start()
+        client = send(Running(listening.getsockname()[1], None, serving), "x")  # type: ignore[arg-type]
+        until(lambda: serving.house is not None and serving.house.residency.counts().waiting == 2)
+        model.gate.set()
+        assert b" 503 " in heard(client, b"kt.json is damaged")
+        thread.join(20)
+        assert ended.is_set()
+
+
+def test_a_server_that_is_stopped_while_it_loads_ends(one: Speaker) -> None:
+    models = library(one, room=2)
+    models[0].gate.clear()
+    with serving_models(models, begun=False) as server:
+        client = send(server, "x")
+        until(lambda: requests.get(f"{server.url}/health", timeout=5).json()["waiting"] == 2)
+        assert server.serving is not None
+        server.serving.stop()
+        assert b"HTTP/1.1 503" in heard(client, b"about to end")
+    assert models[0].log == []
+
+
+class Main:
+    """Does jobs on a thread, as the main thread would."""
+
+    def __enter__(self) -> Jobs:
+        self.jobs = Jobs()
+        self._thread = threading.Thread(target=self.jobs.run)
+        self._thread.start()
+        return self.jobs
+
+    def __exit__(self, *_: object) -> None:
+        self.jobs.stop()
+        self._thread.join()
+
+
+@pytest.fixture
+def jobs() -> Iterator[Jobs]:
+    with Main() as found:
+        yield found
+
+
+async def _client(
+    models: Residency, model: ScriptedModel, chance: random.Random, peak: list[int]
+) -> bool:
+    """Takes a lease, uses it for a while and releases it, or leaves before; returns whether it got one."""
+    keep_s = chance.choice([None, 0.0, 0.001, float("inf")])
+    task = asyncio.create_task(models.lease(model, keep_s))
+    if chance.random() < 0.3:
+        await asyncio.sleep(chance.random() * 0.004)
+        task.cancel()
+        try:
+            (await task).release()
+        except asyncio.CancelledError:
+            return False
+        return True
+    with await task as lease:
+        assert lease.model.name == model.name and lease.model.thread.scheduler is not None
+        peak.append(len(models.loaded))
+        with lease.again():
+            await asyncio.sleep(chance.random() * 0.003)
+        assert lease.model.speaker is not None  # it is not closed while it is used
+    return True
+
+
+async def _schedule(jobs: Jobs, models: list[ScriptedModel], seed: int) -> list[int]:
+    chance, peak = random.Random(seed), [0]
+    house = Residency(jobs, Limits(waiting=100))
+    clients = []
+    for _ in range(40):
+        clients.append(asyncio.create_task(_client(house, chance.choice(models), chance, peak)))
+        if chance.random() < 0.5:
+            await asyncio.sleep(chance.random() * 0.003)
+        if chance.random() < 0.1:
+            house.drop(chance.choice(models))
+    await asyncio.wait_for(asyncio.gather(*clients), 30)
+    assert house.leases == house.counts().waiting == 0
+    await house.close()
+    assert not house.loaded
+    return peak
+
+
+@pytest.mark.parametrize("room", [1, 2])
+@pytest.mark.parametrize(
+    "seeds", [range(4), pytest.param(range(4, 90), marks=pytest.mark.thorough)]
+)
+def test_any_schedule_ends_with_everybody_served_and_memory_kept_to(
+    one: Speaker, jobs: Jobs, room: int, seeds: range
+) -> None:
+    for seed in seeds:
+        models = library(one, room)
+        peak = asyncio.run(_schedule(jobs, models, seed))
+        assert max(peak) <= room
+        log = models[0].log
+        assert sorted(each for each in log if each.startswith("load")) == sorted(
+            each.replace("close", "load") for each in log if each.startswith("close")
+        )
+
+
+def test_a_residency_that_ends_takes_nothing(one: Speaker, jobs: Jobs) -> None:
+    async def run() -> None:
+        (model,) = library(one, 1, "a")
+        house = Residency(jobs, Limits())
+        with await house.lease(model):
+            pass
+        await house.close()
+        with pytest.raises(Busy):
+            await house.lease(replace(model))
+
+    asyncio.run(run())
+
+
+def test_answers_are_those_of_the_model_alone_whoever_comes_and_goes(one: Speaker) -> None:
+    models = library(one, room=1)
+    chance = random.Random(1)
+    with serving_models(models) as server:
+
+        def client(number: int) -> None:
+            own = random.Random(number)
+            for at in range(4):
+                name, text = own.choice("abc"), f"{number} {at}"
+                if own.random() < 0.25:
+                    send(server, "long", model=name, stream=own.random() < 0.5).close()
+                answer = ask(server, text, model=name)
+                wrong.extend([] if said(answer) == f"{name} heard {text}" else [answer.text])
+
+        wrong: list[str] = []
+        threads = [
+            threading.Thread(target=client, args=(chance.randrange(1000),)) for _ in range(6)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert not wrong and not any(thread.is_alive() for thread in threads)
+        until(lambda: server.leases == 0 and health(server)["waiting"] == 0)
+
+
+def test_lists_are_true(
+    one: Speaker,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    models = library(one, room=2)
+    models[2].keep_s = 100.0
+    rules = Rules(aliases=("mine",))
+    with (
+        unix_socket(socket_path(9)) as owners,
+        serving_models(models, rules, more=[owners]) as server,
+    ):
+
+        def names(path: str, of: str, key: str) -> list[str]:
+            rows = requests.get(f"{server.url}{path}", timeout=5).json()[of]
+            return [row[key] for row in rows]
+
+        ask(server, "x", model="c")
+        assert names("/v1/models", "data", "id") == ["a", "mine", "c", "b"]
+        assert names("/api/tags", "models", "name") == ["a", "mine", "c", "b"]
+        assert names("/api/ps", "models", "name") == ["a", "c"]
+        never, soon = names("/api/ps", "models", "expires_at")
+        assert never > "9" and soon.startswith("2")
+        assert requests.get(f"{server.url}/v1/models/b", timeout=5).json()["loaded"] is False
+        assert requests.get(f"{server.url}/v1/models/d", timeout=5).status_code == 404
+        shown = requests.post(f"{server.url}/api/show", json={"model": "b"}, timeout=5).json()
+        assert (
+            shown["model_info"]["general.basename"] == "b" and "completion" in shown["capabilities"]
+        )
+        given = {"content": "hi", "model": "c"}
+        assert requests.post(f"{server.url}/tokenize", json=given, timeout=5).json()["count"]
+        text = requests.get(f"{server.url}/metrics", timeout=5).text
+        assert 'kt_model_memory_bytes{model="c"}' in text and server.loaded == ["a", "c"]
+        assert main(["ps"]) == 0
+        said_here = capsys.readouterr().out
+        assert "+ c" in said_here and "b" not in said_here.split()
+        assert main(["ps", "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        assert [each["name"] for each in row["models"]] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        *(("5m", 300), ("1h30m", 5400), ("300", 300), (300, 300), ("1.5s", 1.5), ("250ms", 0.25)),
+        *(("0", 0), (0, 0), ("0s", 0), ("-1", FOREVER), (-1, FOREVER), ("-2h", FOREVER)),
+        *((1e300, FOREVER), ("9" * 99, FOREVER), (" 2m ", 120), (float("inf"), FOREVER)),
+        *(("", None), ("m", None), ("5", 5), ("5 m", None), ("1h-2m", None), ("٣m", None)),
+        *(("9" * 101, None), ("5mm", None), (float("nan"), None), ("1e3", None)),
+    ],
+)
+def test_a_time_is_read_as_ollama_writes_it(said: str | float, seconds: float | None) -> None:
+    if seconds is None:
+        with pytest.raises(UsageError, match="no time"):
+            keep_seconds(said, "keep_alive")
+    else:
+        assert keep_seconds(said, "keep_alive") == seconds
+
+
+def test_a_client_says_how_long_a_model_stays(one: Speaker) -> None:
+    models = library(one, room=3)
+    with serving_models(models) as server:
+        client = Client(host=server.url)
+        assert client.generate(model="b", prompt="").done_reason == "load"
+        assert client.chat(model="c", messages=[], keep_alive="1h").done_reason == "load"
+        assert server.loaded == ["a", "b", "c"]
+        assert [each.keep_s for each in server.residency.loaded] == [FOREVER, FOREVER, 3600]
+        assert client.generate(model="b", prompt="", keep_alive=0).done_reason == "unload"
+        until(lambda: server.loaded == ["a", "c"])
+        assert client.generate(model="b", prompt="", keep_alive=0).done_reason == "unload"
+        spoken = client.generate(model="c", prompt="hi", keep_alive=0)
+        assert spoken.response == "c heard hi" and spoken.done_reason == "stop"
+        until(lambda: server.loaded == ["a"])
+        wrong = {"model": "a", "prompt": "x", "keep_alive": "soon"}
+        answer = requests.post(f"{server.url}/api/generate", json=wrong, timeout=5)
+        assert answer.status_code == 400 and "keep_alive" in answer.json()["error"]
+        client._client.close()
