@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ktcli.assembly.ready import Ready
     from ktcli.chat.voice import Voice
     from ktcli.server.attached import AttachedModel
-    from ktcli.server.engineclient import Served
+    from ktcli.server.engineclient import ServerPlace
 
 # Parameters of kt chat that are about an engine of its own.
 _OWN = ("threads", "numa", "device", "gpu_experts", "defer", "prefill_threshold", "no_kv_cache")
@@ -91,6 +91,6 @@ class Attaching:
         return AttachedModel(ready, served, facts, voice, asked)
 
 
-def _say_no(ready: Ready, served: Served, why: str) -> None:
+def _say_no(ready: Ready, served: ServerPlace, why: str) -> None:
     """Says why a server's model is not used."""
     out.note(f"{ready.name} is served at port {served.port}, but {why}: it is loaded here")

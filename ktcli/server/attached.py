@@ -26,16 +26,16 @@ from ktcli.engine.request import (
 )
 from ktcli.engine.sampler import Sampler
 from ktcli.errors import KtError
-from ktcli.server.engineclient import Exchange, Served, facts_of
+from ktcli.server.engineclient import Exchange, ServerPlace, facts_of
 from ktcli.server.enginewire import (
     PATH,
     Began,
-    Chosen,
     Clock,
     EngineFacts,
     EngineRequest,
     HeldForm,
     Message,
+    NextId,
     ReadOn,
 )
 from ktcli.store import library
@@ -116,7 +116,7 @@ class ServedPartner:
     """
 
     name: str
-    served: Served
+    served: ServerPlace
     engine: ServedEngine
     voice: Voice
     asked: str
@@ -215,7 +215,7 @@ class ServedTalk:
         if isinstance(message, ReadOn):
             self.sequence.length = message.stats.prompt_tokens
             return [PromptRead(answer, message.done, message.total)]
-        if isinstance(message, Chosen):
+        if isinstance(message, NextId):
             return self._chosen(answer, message)
         self._engine.clocks = message.clocks
         answer.sampler.skip(message.drawn - answer.sampler.drawn)
@@ -225,7 +225,7 @@ class ServedTalk:
             self.sequence.end()
         return [self._end(answer, finish, error if finish is Finish.FAILED else None)]
 
-    def _chosen(self, answer: Answer, message: Chosen) -> list[Event]:
+    def _chosen(self, answer: Answer, message: NextId) -> list[Event]:
         """Takes an id; what the conversation ends with it the server need not know."""
         if not answer.ids:
             self._engine.clocks, answer.depths = message.clocks, message.depths
@@ -256,12 +256,12 @@ def _take(stats: Stats, said: Stats) -> None:
         setattr(stats, each.name, getattr(said, each.name))
 
 
-def find(ready: Ready) -> tuple[Served, EngineFacts | None] | None:
+def find(ready: Ready) -> tuple[ServerPlace, EngineFacts | None] | None:
     """The server of this library that has a model loaded, the one with the longest context, and what it says of it;
     else the first that can load it, and None. None alone: no server has it."""
     pack, loaded, others = library.identity(ready.pack), [], []
     for path in server_sockets():
-        served = Served(path, ready.name)
+        served = ServerPlace(path, ready.name)
         said = facts_of(served, pack)
         if isinstance(said, EngineFacts):
             loaded.append((served, said))
@@ -286,7 +286,7 @@ class AttachedModel:
     """
 
     def __init__(
-        self, ready: Ready, served: Served, facts: EngineFacts, voice: Voice, asked: str
+        self, ready: Ready, served: ServerPlace, facts: EngineFacts, voice: Voice, asked: str
     ) -> None:
         self.ready = ready
         self.speaker = ServedPartner(

@@ -29,12 +29,12 @@ from ktcli.errors import KtError
 from ktcli.server.answering import ALIVE_S, Receive, Scope, Send, send_body, send_start
 from ktcli.server.enginewire import (
     Began,
-    Chosen,
     EngineFacts,
     EngineRequest,
     Failure,
     LoadableEngine,
     Message,
+    NextId,
     Over,
     ReadOn,
 )
@@ -201,7 +201,7 @@ class EngineAnswering:
     def _receive(self, letter: Message) -> None:
         """Takes what the engine's thread says, in the event loop."""
         now = time.monotonic()
-        if isinstance(letter, Chosen):
+        if isinstance(letter, NextId):
             first = self._heard_s is None
             since = self._began_s if self._heard_s is None else self._heard_s
             (self._metrics.first_token if first else self._metrics.gap).observe(now - since)
@@ -225,7 +225,7 @@ class EngineAnswering:
         elif isinstance(event, Token):
             self._said += 1
             position = len(answer.request.prompt) + self._said - 1
-            letter = Chosen(event.id, stats, self._engine.depth_at(position))
+            letter = NextId(event.id, stats, self._engine.depth_at(position))
             if self._said == 1:
                 letter.clocks, letter.depths = list(self._engine.operations()), answer.depths
         else:

@@ -29,7 +29,7 @@ _CONNECT_S = 10.0
 _MOST_BYTES = 16 << 20  # of a head, a line or an error
 
 
-class Served(NamedTuple):
+class ServerPlace(NamedTuple):
     """Where a server is.
 
     Attributes:
@@ -70,7 +70,7 @@ class Exchange:
         NotFound: nobody listens there any more.
     """
 
-    def __init__(self, served: Served, path: str, body: bytes | None = None) -> None:
+    def __init__(self, served: ServerPlace, path: str, body: bytes | None = None) -> None:
         self._served, self._data, self._head = served, b"", False
         self._held = contextlib.ExitStack()
         try:
@@ -154,7 +154,7 @@ def _refused(status: Sequence[bytes], body: bytes) -> KtError:
     return kind(said or f"the server refuses: {b''.join(status).decode('latin-1')[:20]}")
 
 
-def facts_of(served: Served, pack: str) -> EngineFacts | LoadableEngine | None:
+def facts_of(served: ServerPlace, pack: str) -> EngineFacts | LoadableEngine | None:
     """What a server says of a conversion; None: it does not listen or answer, or has no such model."""
     try:
         return _asked(Exchange(served, _path("", pack)), _EITHER, FACTS_S)
@@ -162,7 +162,7 @@ def facts_of(served: Served, pack: str) -> EngineFacts | LoadableEngine | None:
         return None
 
 
-def load(served: Served, pack: str) -> EngineFacts:
+def load(served: ServerPlace, pack: str) -> EngineFacts:
     """Lets a server load a conversion, and waits for it.
 
     Raises:

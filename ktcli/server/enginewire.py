@@ -94,7 +94,7 @@ class ReadOn(msgspec.Struct, tag="read"):
     stats: Stats
 
 
-class Chosen(msgspec.Struct, tag="chosen"):
+class NextId(msgspec.Struct, tag="chosen"):
     """The next id of the answer.
 
     Attributes:
@@ -132,4 +132,4 @@ class Over(msgspec.Struct, tag="over"):
     failure: Failure
 
 
-Message = Began | ReadOn | Chosen | Over
+Message = Began | ReadOn | NextId | Over

@@ -26,7 +26,7 @@ from ktcli.engine.drafting import DraftWish
 from ktcli.engine.request import Finish
 from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.server.attached import AttachedModel, ServedPartner
-from ktcli.server.engineclient import Exchange, Served, facts_of, load
+from ktcli.server.engineclient import Exchange, ServerPlace, facts_of, load
 from ktcli.server.enginewire import PATH, EngineFacts, LoadableEngine
 from ktcli.server.house import Rules
 from ktcli.server.listening import unix_socket
@@ -68,7 +68,7 @@ def served(speaker: Speaker, path: Path, rules: Rules | None = None) -> Iterator
 
 
 def partner(path: Path, speaker: Speaker) -> ServedPartner:
-    server = Served(path, "fake")
+    server = ServerPlace(path, "fake")
     found = facts_of(server, PACK)
     assert isinstance(found, EngineFacts) and found.pack == PACK
     ready = Ready("fake", path.parent)
@@ -237,8 +237,8 @@ def test_only_the_owner_of_the_socket_may_send_ids(tmp_path: Path) -> None:
                 "paths"
             ]
         )
-        assert facts_of(Served(path, "fake"), PACK) is not None
-        assert facts_of(Served(path, "fake"), "another") is None
+        assert facts_of(ServerPlace(path, "fake"), PACK) is not None
+        assert facts_of(ServerPlace(path, "fake"), "another") is None
 
 
 WRONG: list[dict[str, object]] = [
@@ -269,7 +269,9 @@ def test_wrong_requests_are_refused_or_harmless(tmp_path: Path) -> None:
     with served(speaker, path):
         for each in (*WRONG, *HARMLESS):
             body = {"pack": PACK, "ids": ids, "sampling": {}, "max_tokens": 2, **each}
-            exchange = Exchange(Served(path, "fake"), f"{PATH}/generate", msgspec.json.encode(body))
+            exchange = Exchange(
+                ServerPlace(path, "fake"), f"{PATH}/generate", msgspec.json.encode(body)
+            )
             if each in WRONG:
                 with pytest.raises(KtError) as caught:
                     exchange.whole(9)
@@ -293,8 +295,8 @@ def test_a_model_that_was_let_go_is_loaded_again(tmp_path: Path) -> None:
     with unix_socket(path) as owners, serving_models(models, more=[owners]) as server:
         chat = Chat(partner(path, speaker))
         assert say(chat, "hi")[3] is Finish.STOP
-        assert facts_of(Served(path, ""), "b") == LoadableEngine("other")
-        assert load(Served(path, ""), "b").model == "other" and len(server.loaded) == 2
+        assert facts_of(ServerPlace(path, ""), "b") == LoadableEngine("other")
+        assert load(ServerPlace(path, ""), "b").model == "other" and len(server.loaded) == 2
         server.residency.drop(models[0])
         while "fake" in server.loaded:
             time.sleep(0.005)
@@ -305,4 +307,4 @@ def test_a_model_that_was_let_go_is_loaded_again(tmp_path: Path) -> None:
         while "other" in server.loaded:
             time.sleep(0.005)
         with pytest.raises(KtError, match="damaged"):
-            load(Served(path, ""), "b")
+            load(ServerPlace(path, ""), "b")
