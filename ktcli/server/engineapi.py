@@ -158,7 +158,9 @@ class EngineAnswering:
         sampler = Sampler(asked.sampling)
         sampler.skip(asked.drawn)
         try:
-            self.answer: Answer = self._model.thread.submit(request, self._hear, sampler)
+            self.answer: Answer = self._model.thread.submit(
+                request, self._hear, sampler, asked.caller
+            )
         except BaseException:
             lease.release()
             raise
