@@ -17,6 +17,7 @@ from ktcli.server.refusal import Refusal
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 ALIVE_S = 5.0  # of silence, after which a stream shows that it is alive
 SEND_S = 60.0  # in which a client must take what is sent
@@ -27,7 +28,7 @@ class WireReply(Protocol):
     """The answers in the shape of one API."""
 
     media_type: str
-    alive: bytes  # what shows that a stream is alive; empty: nothing can
+    alive: bytes  # what shows that a stream is alive
 
     def begin(self) -> bytes:
         """The beginning of a stream."""
@@ -73,29 +74,29 @@ class Answering:
 
     async def _streamed(self, send: Send) -> None:
         reply, generation = self._reply, self._generation
-        await _start(send, 200, reply.media_type, {"Cache-Control": "no-cache"})
-        await _body(send, reply.begin())
+        await send_start(send, 200, reply.media_type, {"Cache-Control": "no-cache"})
+        await send_body(send, reply.begin())
         said_s = time.monotonic()
         while not generation.over and self._error is None:
             data = self._taken(await generation.news(ALIVE_S))
             if not data and time.monotonic() - said_s >= ALIVE_S:
                 data = reply.alive
             if data:
-                await _body(send, data)
+                await send_body(send, data)
                 said_s = time.monotonic()
         end = reply.end() if self._error is None else reply.failed(Refusal.of(self._error))
-        await _body(send, end, more=False)
+        await send_body(send, end, more=False)
 
     async def _collected(self, send: Send) -> None:
         while not self._generation.over and self._error is None:
             self._taken(await self._generation.news(_WAIT_S))
         if self._error is None:
-            await _start(send, 200, "application/json", {})
-            await _body(send, self._reply.whole(), more=False)
+            await send_start(send, 200, "application/json", {})
+            await send_body(send, self._reply.whole(), more=False)
             return
         refusal = Refusal.of(self._error)
-        await _start(send, refusal.status, "application/json", refusal.headers)
-        await _body(send, self._reply.refused(refusal), more=False)
+        await send_start(send, refusal.status, "application/json", refusal.headers)
+        await send_body(send, self._reply.refused(refusal), more=False)
 
     def _taken(self, news: list[News]) -> bytes:
         for each in news:
@@ -105,12 +106,18 @@ class Answering:
         return self._reply.take(news) if news else b""
 
 
-async def _start(send: Send, status: int, media_type: str, headers: dict[str, str]) -> None:
+async def send_start(send: Send, status: int, media_type: str, headers: dict[str, str]) -> None:
+    """Sends the beginning of a reply."""
     said = {"Content-Type": media_type, **headers}
     raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in said.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
 
 
-async def _body(send: Send, data: bytes, *, more: bool = True) -> None:
+async def send_body(send: Send, data: bytes, *, more: bool = True) -> None:
+    """Sends a part of a reply.
+
+    Raises:
+        TimeoutError: the client does not take it.
+    """
     async with asyncio.timeout(SEND_S):
         await send({"type": "http.response.body", "body": data, "more_body": more})

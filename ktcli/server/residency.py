@@ -306,6 +306,7 @@ class Residency:
         finally:
             opened.forget()
             model.forget()
+        if not self._stopping:
             await self._beside(give_back_memory)
 
     async def _close_due(self) -> bool:

@@ -63,13 +63,14 @@ def library(one: Speaker, room: int, names: str = "abc") -> list[ScriptedModel]:
     return [made(name) for name in names]
 
 
-def heard(client: socket.socket, words: bytes) -> bytes:
+def heard(client: socket.socket, words: bytes, *, close: bool = True) -> bytes:
     """What a client hears until these words have come."""
     found = b""
     while words not in found:
         found += (data := client.recv(5000))
         assert data, found
-    client.close()
+    if close:
+        client.close()
     return found
 
 
