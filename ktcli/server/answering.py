@@ -107,14 +107,14 @@ class Answering:
 
 
 async def send_start(send: Send, status: int, media_type: str, headers: dict[str, str]) -> None:
-    """Sends the beginning of a reply."""
+    """Sends the status and the headers of a response."""
     said = {"Content-Type": media_type, **headers}
     raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in said.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
 
 
 async def send_body(send: Send, data: bytes, *, more: bool = True) -> None:
-    """Sends a part of a reply.
+    """Sends a part of a response.
 
     Raises:
         TimeoutError: the client does not take it.

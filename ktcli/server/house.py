@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,8 +13,8 @@ import msgspec
 from starlette.requests import Request
 
 from ktcli.assembly.listener import SILENT, Listener
-from ktcli.chat.grammar.compiler import COMPILE_S, GrammarConstraint
-from ktcli.errors import UsageError
+from ktcli.chat.grammar.compiler import COMPILE_S, GrammarCompiler, GrammarConstraint
+from ktcli.errors import KtError, UsageError
 from ktcli.server.catalogue import Catalogue
 from ktcli.server.generation import Generation, Wish
 from ktcli.server.jobs import Jobs
@@ -22,7 +23,7 @@ from ktcli.server.model import ServedModel
 from ktcli.server.prompts import EncodedPrompt, PromptMaker
 from ktcli.server.refusal import Refusal, about
 from ktcli.server.residency import Lease, Residency
-from ktcli.server.source import ModelSource
+from ktcli.server.source import ModelFacts, ModelSource
 
 T = TypeVar("T")
 
@@ -93,6 +94,26 @@ class House:
         own = self.catalogue.own.key
         return sorted(found, key=lambda each: (each.key != own, self.residency.find(each) is None))
 
+    async def facts(self, source: ModelSource) -> ModelFacts:
+        """Says what is known of a model, in memory or not.
+
+        Raises:
+            KtError: its files are damaged, or not there any more.
+        """
+        loaded = self.residency.find(source)
+        return loaded.facts if loaded else await asyncio.to_thread(source.facts)
+
+    async def rows(self, row: Callable[[ModelSource, ModelFacts, str], T]) -> list[T]:
+        """What a list says of each model of the library, the server's own under each of its names; damaged ones are
+        left out."""
+        found = []
+        for each in await self.models():
+            more = self.rules.aliases if each is self.catalogue.own else ()
+            with contextlib.suppress(KtError):
+                facts = await self.facts(each)
+                found += [row(each, facts, name) for name in (each.name, *more)]
+        return found
+
     async def lease(self, name: str, keep_s: float | None = None) -> Lease:
         """Returns a lease of the model that a request names, which is loaded if it is not in memory.
 
@@ -140,14 +161,25 @@ async def _constraints(
     with about(shape.field):
         if wish.endless:
             raise UsageError(f"{shape.field} and ignore_eos contradict each other")
-        await asyncio.wrap_future(model.grammars.prepare())
-        asked = model.grammars.ask(shape, voice.calls, before, wish.choices)
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(asked), COMPILE_S)
-        except TimeoutError as error:
-            raise UsageError(
-                f"{shape.field} takes more than {COMPILE_S:.0f} seconds to compile, a simpler one is needed"
-            ) from error
+        asked = lambda: model.grammars.constraints(shape, voice.calls, before, wish.choices)  # noqa: E731
+        return await compiled(model.grammars, shape.field, asked)
+
+
+async def compiled(grammars: GrammarCompiler, field: str, compile: Callable[[], T]) -> T:
+    """What a compiler makes, on a thread of its own.
+
+    Args:
+        field: what errors call it.
+    Raises:
+        UsageError: it takes too long, or cannot be made.
+    """
+    await asyncio.wrap_future(grammars.prepare())
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(grammars.ask(compile)), COMPILE_S)
+    except TimeoutError as error:
+        raise UsageError(
+            f"{field} takes more than {COMPILE_S:.0f} seconds to compile, a simpler one is needed"
+        ) from error
 
 
 async def body_of(request: Request, kind: type[T]) -> T:

@@ -108,11 +108,11 @@ def runner() -> Iterator[Runner]:
 
 
 def arrived(folder: Path) -> dict[str, int]:
-    """The bytes that are there of each weight file, complete or not, and 1 for each layer that is listed."""
+    """The bytes that are there of each weight file, complete or not; headers that the offer asked for are none."""
     found = {}
     for path, status in contents.walk(folder):
         name = path.name.removesuffix(".done")
-        if path.suffix == ".done":
+        if path.name.endswith(".safetensors.done"):
             counters = path.read_bytes()[76:]
             found[name] = sum(
                 int.from_bytes(counters[at : at + 8], "little")
@@ -120,7 +120,7 @@ def arrived(folder: Path) -> dict[str, int]:
             )
         elif path.suffix == ".safetensors" and path.parent.name != manifest.STREAM:
             found[name] = status.st_size
-    return found
+    return {name: size for name, size in found.items() if size > HEADER}
 
 
 def layers(folder: Path) -> int:
