@@ -40,7 +40,7 @@ class StreamStyle:
     unless: bool = False
 
 
-class _Asked(msgspec.Struct):
+class _StreamWish(msgspec.Struct):
     stream: bool | None = None
 
 
@@ -56,12 +56,12 @@ def patient(
 
     @functools.wraps(handler)
     async def handle(request: Request) -> App:
-        return _Waiting(handler, style, refuse, request)
+        return _WaitingReply(handler, style, refuse, request)
 
     return handle
 
 
-class _Waiting:
+class _WaitingReply:
     """The application that answers one request."""
 
     def __init__(
@@ -116,7 +116,7 @@ class _Waiting:
     async def _streams(self, style: StreamStyle) -> bool:
         """Tells whether the request asks for a stream."""
         try:
-            asked = msgspec.json.decode(await self._request.body(), type=_Asked).stream
+            asked = msgspec.json.decode(await self._request.body(), type=_StreamWish).stream
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return False
         return style.unless if asked is None else asked
