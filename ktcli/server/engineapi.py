@@ -26,7 +26,7 @@ from ktcli.engine.request import (
 )
 from ktcli.engine.sampler import Sampler
 from ktcli.errors import KtError
-from ktcli.server.answering import ALIVE_S, Receive, Scope, Send, send_body, send_start
+from ktcli.server.answering import ALIVE_S, App, Receive, Scope, Send, send_body, send_start
 from ktcli.server.enginewire import (
     Began,
     EngineFacts,
@@ -38,7 +38,7 @@ from ktcli.server.enginewire import (
     Over,
     ReadOn,
 )
-from ktcli.server.guard import NOTED, App, is_owner
+from ktcli.server.guard import NOTED, is_owner
 from ktcli.server.house import House, body_of, compiled, house_of
 from ktcli.server.metrics import Metrics
 from ktcli.server.model import ServedModel
@@ -83,7 +83,7 @@ async def _source(house: House, pack: str) -> ModelSource:
         if loaded is not None and loaded.model.speaker.pack == pack:
             return each
         with contextlib.suppress(KtError):  # a damaged model is none
-            if loaded is None and (await asyncio.to_thread(each.facts)).identity == pack:
+            if loaded is None and (await house.facts(each)).identity == pack:
                 return each
     raise Refusal(404, "the model is not served here any more", "pack", "model_not_found")
 
