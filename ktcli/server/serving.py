@@ -64,7 +64,7 @@ class Serving:
         self._service = service
         self._jobs = Jobs()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._server: uvicorn.Server | None = None
+        self._server: _Server | None = None
         self._stopping = False
         self._error: BaseException | None = None
 
@@ -91,11 +91,13 @@ class Serving:
         self._stopping = True
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended
-                loop.call_soon_threadsafe(self._stop_loading)
+                loop.call_soon_threadsafe(self._stop_waiting)
 
-    def _stop_loading(self) -> None:
+    def _stop_waiting(self) -> None:
         if self.house is not None:
             self.house.residency.stop()
+        if self._server is not None:
+            self._server.told.set()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -166,7 +168,22 @@ class Serving:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves signals to whoever runs the main thread."""
+    """uvicorn's server, which leaves signals to whoever runs the main thread.
+
+    Attributes:
+        told: set when it is to end; uvicorn itself looks ten times a second.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.told = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Serves until it is told to end."""
+        ways = [asyncio.create_task(each) for each in (super().main_loop(), self.told.wait())]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for each in ways:
+            each.cancel()
 
     def handle_exit(self, *_: Any) -> None:
         """Leaves signals to whoever runs the main thread."""
