@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -55,22 +54,14 @@ async def show(request: Request) -> Response:
     loaded = house.residency.find(source)
     context = loaded.model.speaker.engine.context if loaded else None
     facts = await house.facts(source)
-
-    def look() -> tuple[str, list[str]]:
-        voice = loaded.model.voice if loaded else source.read_voice()
-        can = ["completion"]
-        can += ["tools"] if voice.calls is not None else []
-        can += ["thinking"] if voice.thinks else []
-        return voice.template.source, can
-
-    template, can = await asyncio.wrap_future(house.jobs.ask(look))
+    look = await house.look(source, facts)
     info = {
         "general.architecture": facts.family,
         f"{facts.family}.context_length": context or facts.context,
         "general.basename": source.name,
     }
-    about = {"details": _details(facts), "model_info": info, "capabilities": can}
-    return _json({**about, "template": template, "modified_at": stamp(facts.made)})
+    about = {"details": _details(facts), "model_info": info, "capabilities": look.capabilities}
+    return _json({**about, "template": look.template, "modified_at": stamp(facts.made)})
 
 
 async def unsupported(request: Request) -> Response:
