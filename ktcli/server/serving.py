@@ -25,6 +25,7 @@ from ktcli.server.listening import IDLE_S, Connection
 from ktcli.server.residency import Residency
 from ktcli.server.source import ModelSource
 
+_TICK_S = 1.0
 PATIENCE_S = 10.0  # that answers may go on once the server is told to stop
 
 
@@ -64,7 +65,7 @@ class Serving:
         self._service = service
         self._jobs = Jobs()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._server: uvicorn.Server | None = None
+        self._server: _Server | None = None
         self._stopping = False
         self._error: BaseException | None = None
 
@@ -91,9 +92,12 @@ class Serving:
         self._stopping = True
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended
-                loop.call_soon_threadsafe(self._stop_loading)
+                loop.call_soon_threadsafe(self._wake)
 
-    def _stop_loading(self) -> None:
+    def _wake(self) -> None:
+        """Lets everything that waits see that the server is to end."""
+        if self._server is not None:
+            self._server.told.set()
         if self.house is not None:
             self.house.residency.stop()
 
@@ -166,7 +170,22 @@ class Serving:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves signals to whoever runs the main thread."""
+    """uvicorn's server, which leaves signals to whoever runs the main thread.
+
+    Attributes:
+        told: set when it is to end: uvicorn itself looks ten times a second.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.told = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Waits until the server is to end; tells uvicorn the date each second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self.told.wait()
 
     def handle_exit(self, *_: Any) -> None:
         """Leaves signals to whoever runs the main thread."""
