@@ -73,7 +73,7 @@ class Answering:
 
     async def _streamed(self, send: Send) -> None:
         reply, generation = self._reply, self._generation
-        await _start(send, 200, reply.media_type, {"Cache-Control": "no-cache"})
+        await self._start(send, 200, reply.media_type, {"Cache-Control": "no-cache"})
         await _body(send, reply.begin())
         said_s = time.monotonic()
         while not generation.over and self._error is None:
@@ -90,12 +90,19 @@ class Answering:
         while not self._generation.over and self._error is None:
             self._taken(await self._generation.news(_WAIT_S))
         if self._error is None:
-            await _start(send, 200, "application/json", {})
+            await self._start(send, 200, "application/json", {})
             await _body(send, self._reply.whole(), more=False)
             return
         refusal = Refusal.of(self._error)
-        await _start(send, refusal.status, "application/json", refusal.headers)
+        await self._start(send, refusal.status, "application/json", refusal.headers)
         await _body(send, self._reply.refused(refusal), more=False)
+
+    async def _start(
+        self, send: Send, status: int, media_type: str, headers: dict[str, str]
+    ) -> None:
+        said = {"Content-Type": media_type, "X-Request-Id": self._generation.id, **headers}
+        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in said.items()]
+        await send({"type": "http.response.start", "status": status, "headers": raw})
 
     def _taken(self, news: list[News]) -> bytes:
         for each in news:
@@ -103,12 +110,6 @@ class Answering:
                 self._error = each.error or RuntimeError("the engine failed")
                 return b""
         return self._reply.take(news) if news else b""
-
-
-async def _start(send: Send, status: int, media_type: str, headers: dict[str, str]) -> None:
-    said = {"Content-Type": media_type, **headers}
-    raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in said.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
 
 
 async def _body(send: Send, data: bytes, *, more: bool = True) -> None:

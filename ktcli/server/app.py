@@ -40,6 +40,7 @@ def application(house: House) -> App:
         Route("/metrics", own.metrics),
         Route("/tokenize", own.tokenize, methods=["POST"]),
         Route("/detokenize", own.detokenize, methods=["POST"]),
+        Route("/cancel/{id}", own.cancel, methods=["POST"]),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),

@@ -99,6 +99,31 @@ def test_a_client_that_leaves_ends_its_answer_and_its_place(server: Running, str
     assert ask(server, "still here?").json()["choices"][0]["message"]["content"].endswith("here?")
 
 
+@pytest.mark.parametrize(
+    ("path", "more", "finish"),
+    [
+        ("/v1/chat/completions", {}, '"finish_reason":"length"'),
+        ("/v1/responses", {"input": "long"}, '"status":"incomplete"'),
+        ("/v1/messages", {"max_tokens": 4000}, '"stop_reason":"max_tokens"'),
+        ("/api/chat", {}, '"done_reason":"length"'),
+    ],
+)
+def test_an_answer_is_cancelled_by_its_id(
+    server: Running, path: str, more: dict[str, object], finish: str
+) -> None:
+    asked = body("long", stream=True, model="x", **more)
+    with requests.post(server.url + path, json=asked, stream=True, timeout=20) as answer:
+        id = answer.headers["x-request-id"]
+        other = requests.post(
+            f"{server.url}/cancel/{id}", headers={"x-api-key": "other"}, timeout=9
+        )
+        assert other.status_code == 404  # it is another caller's
+        said = requests.post(f"{server.url}/cancel/chatcmpl-{id}", timeout=9)
+        assert said.json() == {"id": f"chatcmpl-{id}", "cancelled": True}
+        assert finish in answer.text.replace('": ', '":')
+    assert requests.post(f"{server.url}/cancel/{id}", timeout=9).status_code == 404
+
+
 def test_more_than_may_wait_are_told_to_come_again(server: Running) -> None:
     clients = full(server, 2)
     answer = ask(server, "hello")

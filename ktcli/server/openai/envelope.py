@@ -18,7 +18,7 @@ FINISH = {
     Finish.STOP: "stop",
     Finish.LENGTH: "length",
     Finish.CONTEXT: "length",
-    Finish.CANCELLED: "stop",
+    Finish.CANCELLED: "length",
 }
 
 
