@@ -20,7 +20,8 @@ from ktcli.chat import chats
 from ktcli.chat.chat import Chat
 from ktcli.chat.keeper import Keeper
 from ktcli.chat.settings import Settings
-from ktcli.chat.speaker import Speaker, read_voice
+from ktcli.chat.speaker import Speaker
+from ktcli.chat.voice import read_voice
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.main import main
 from ktcli.store import heat, library, places

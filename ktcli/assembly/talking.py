@@ -14,7 +14,8 @@ from ktcli.assembly.load import load
 from ktcli.assembly.planner import planner_of
 from ktcli.assembly.ready import Ready, at_hand
 from ktcli.assembly.request import Wanted
-from ktcli.chat.speaker import Speaker, Voice, read_voice
+from ktcli.chat.speaker import Speaker
+from ktcli.chat.voice import Voice, read_voice
 from ktcli.errors import DeviceError
 from ktcli.models import build
 from ktcli.planner.plan import Plan
@@ -45,7 +46,10 @@ class OpenModel:
     Attributes:
         speaker: its engine and texts.
         keeps_pages: whether KV pages outlive it.
+        place: where it is, for people; empty: here.
     """
+
+    place = ""
 
     def __init__(self, ready: Ready, speaker: Speaker, how: Opening) -> None:
         self.ready, self.speaker, self._how = ready, speaker, how
@@ -54,6 +58,11 @@ class OpenModel:
             stored_pages(speaker.engine, ready.pack, how.quota_bytes, how.listener)
         )
         self.keeps_pages = store is not None
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that is free when it is left: that of its weights."""
+        return self.speaker.engine.weights_bytes
 
     def forget(self) -> None:
         """Lets go of the speaker, after `close`, so that its memory is free once nobody else has it."""

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, NoReturn
 from ktcli.chat.compaction import DROP_SHARE, SUM_UP, SUMMARY_SHARE, older_turns
 from ktcli.chat.control import Marked
 from ktcli.chat.conversation import Conversation, Omission, Saved, Spoken, Turn, remember
+from ktcli.chat.partner import Held, HeldIds, Partner
 from ktcli.chat.reuse import Loss, Timeline, common, lost
 from ktcli.chat.settings import Settings
 from ktcli.chat.snapshots import snapshot_positions
-from ktcli.chat.speaker import Speaker, longer_context
+from ktcli.chat.speaker import longer_context
 from ktcli.chat.splice import Splicer
 from ktcli.chat.transcript import Added, AnswerPiece, Transcript
 from ktcli.chat.worktimes import ChatTotals, Clocks, Lap
-from ktcli.engine.constraint import Constraint
 from ktcli.engine.drafting import NO_DRAFTS, DraftWish
 from ktcli.engine.request import (
     Answer,
@@ -36,11 +36,9 @@ from ktcli.engine.request import (
     Token,
 )
 from ktcli.engine.sampler import Sampler
-from ktcli.engine.scheduler import Scheduler
 from ktcli.errors import ContextFull, KtError
 
 if TYPE_CHECKING:
-    from ktcli.chat.grammar.compiler import GrammarCompiler
     from ktcli.chat.grammar.form import Form
 
 # progress(tokens of the prompt that are read, tokens in all)
@@ -90,10 +88,9 @@ class Reply:
 
 
 class Chat:
-    """A conversation on an engine, which serves nobody else meanwhile.
+    """A conversation with a model.
 
     Attributes:
-        sequence: what the engine holds of it.
         conversation: the messages.
         reply: the reply to the last question that was not refused; None before the first.
         spoken: the answers as they were generated, by where they are in the rendered conversation.
@@ -104,7 +101,7 @@ class Chat:
     """
 
     def __init__(
-        self, speaker: Speaker, settings: Settings | None = None, draft: DraftWish = NO_DRAFTS
+        self, speaker: Partner, settings: Settings | None = None, draft: DraftWish = NO_DRAFTS
     ) -> None:
         self.conversation = Conversation()
         self._draft = draft
@@ -119,28 +116,29 @@ class Chat:
         self._begin(speaker)
         self.settings = settings or speaker.voice.settings
 
-    def _begin(self, speaker: Speaker) -> None:
+    def _begin(self, speaker: Partner) -> None:
         self.speaker = speaker
         self.totals.loading_s += speaker.loading_s
-        self.sequence = speaker.engine.sequence()
+        self._talk = speaker.talk(self._draft)
         self._closing = weakref.finalize(self, self.sequence.close)
-        self._scheduler = Scheduler(speaker.engine)
-        self._drafting = self._draft.of(speaker.engine)
         self._splicer = Splicer(speaker.voice.tokenizer, speaker.voice.control)
-        self._grammars: GrammarCompiler | None = None  # made for the first answer of a form
 
     def leave(self) -> None:
         """Gives up the model and all that its engine holds of the conversation; only `go_to` may follow."""
         self._closing()
-        del self.speaker, self.sequence, self._scheduler, self._drafting, self._splicer
-        del self._grammars
+        del self.speaker, self._talk, self._splicer
         # Ids mean nothing to another model.
         self.spoken, self.timeline, self._before = [], None, None
 
-    def go_to(self, speaker: Speaker, settings: Settings) -> None:
+    def go_to(self, speaker: Partner, settings: Settings) -> None:
         """Goes on with a model, after `leave`: it reads the conversation anew when it is asked."""
         self._begin(speaker)
         self.settings = settings
+
+    @property
+    def sequence(self) -> HeldIds:
+        """What the engine holds of the conversation."""
+        return self._talk.sequence
 
     @property
     def settings(self) -> Settings:
@@ -252,9 +250,8 @@ class Chat:
                 self._settings.think_budget,
                 once=self.form is not None,
             )
-            held = self._constraint(text)
+            held = None if self.form is None else Held(self.form, text)
             read = reply.timeline
-            reply.clocks = [self.speaker.engine.operations()]
             most = self._settings.max_tokens
             answer = self._submit(read.ids, read.depths, most, transcript, held)
             reply.parts = [answer.stats]
@@ -275,29 +272,13 @@ class Chat:
             depths = self.sequence.depths
             self.timeline = reply.timeline.answered(reply.text, reply.ids, depths)
 
-    def _constraint(self, prompt: str) -> Constraint | None:
-        """What the answer to a prompt must be; None: anything.
-
-        Raises:
-            UsageError: this model cannot be held to it.
-        """
-        if self.form is None:
-            return None
-        # Most chats ask for no form, and their first word need not wait for what compiles grammars.
-        from ktcli.chat.grammar.compiler import GrammarCompiler
-        from ktcli.chat.grammar.whole import Shape
-
-        if self._grammars is None:
-            self._grammars = GrammarCompiler.of(self.speaker)
-        return self._grammars.constraints(Shape(self.form), None, prompt)[0]
-
     def _submit(
         self,
         ids: Sequence[int],
         depths: bytes,
         most: int | None,
         transcript: Transcript,
-        held: Constraint | None,
+        held: Held | None,
     ) -> Answer:
         request = GenerationRequest(
             ids,
@@ -307,11 +288,8 @@ class Chat:
             depths=depths,
             marks=self._snapshots(ids),
             ends=transcript.hears,
-            constraint=held,
         )
-        return self._scheduler.submit(
-            request, sampler=self._sampler, sequence=self.sequence, drafting=self._drafting
-        )
+        return self._talk.submit(request, self._sampler, held)
 
     def _told(
         self,
@@ -327,7 +305,7 @@ class Chat:
             while answer.finish is None:
                 if cancelled():
                     answer.cancel()
-                for event in self._scheduler.step():
+                for event in self._talk.step():
                     if isinstance(event, PromptRead) and progress is not None:
                         progress(event.done, event.total)
                     if isinstance(event, Token):
@@ -347,14 +325,14 @@ class Chat:
         finally:
             if answer.finish is None:  # nobody listens any more
                 answer.cancel()
-                self._scheduler.step()
+                self._talk.step()
 
     def _told_behind_thought(
         self,
         transcript: Transcript,
         reply: Reply,
         cancelled: Callable[[], bool],
-        held: Constraint | None,
+        held: Held | None,
     ) -> Iterator[AnswerPiece]:
         """Ends a thought that has spent its budget, as the model's family ends thoughts, and yields what follows."""
         assert reply.timeline is not None
@@ -368,11 +346,11 @@ class Chat:
             return
         for id in closing:
             transcript.hears(id)
-            if held is not None:
-                held.take(id)
             reply.ids.append(id)
             yield from self._added(reply, transcript.next())
             self.heard()
+        if held is not None:
+            held = replace(held, said=tuple(reply.ids))
         ids = (*reply.timeline.ids, *reply.ids)
         answer = self._submit(ids, self.sequence.depths, left, transcript, held)
         reply.parts.append(answer.stats)
@@ -381,7 +359,7 @@ class Chat:
     def _note_depths(self, reply: Reply) -> None:
         """Notes how the prompt was computed, once it was read and nothing else yet."""
         if not reply.ids and reply.timeline is not None:
-            reply.clocks.append(self.speaker.engine.operations())
+            reply.clocks = [self._talk.began, self.speaker.engine.operations()]
             reply.timeline = replace(reply.timeline, depths=self.sequence.depths)
 
     @staticmethod
@@ -472,9 +450,7 @@ class Chat:
             prompt, self._sampler.settings, self.speaker.voice.stop_ids, most, ends=transcript.hears
         )
         sampler = Sampler(self._sampler.settings)  # the chat's own random sequence goes on
-        answer = self._scheduler.submit(
-            request, sampler=sampler, sequence=self.sequence, drafting=self._drafting
-        )
+        answer = self._talk.submit(request, sampler)
         reply = Reply()
         pieces = list(self._told(answer, transcript, reply, cancelled, progress))
         if reply.finish is Finish.CANCELLED:

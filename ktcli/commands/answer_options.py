@@ -69,6 +69,12 @@ NoKvCache = Annotated[
         "--no-kv-cache", help="Read and write no KV pages on disk. See kt cache and KT_CACHE."
     ),
 ]
+NoAttach = Annotated[
+    bool,
+    typer.Option(
+        "--no-attach", help="Load the model here even where a server of this library has it loaded."
+    ),
+]
 GoOn = Annotated[bool, typer.Option("--continue", help="Go on with the last conversation.")]
 Resume = Annotated[
     str | None,

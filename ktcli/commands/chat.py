@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+import typer
+
 from ktcli import config
 from ktcli.commands import answer_file
 from ktcli.commands.answer_form import asked_form
@@ -19,6 +21,7 @@ from ktcli.commands.answer_options import (
     MaxTokens,
     MinP,
     NameArg,
+    NoAttach,
     NoKvCache,
     OutputFile,
     Penalty,
@@ -36,6 +39,7 @@ from ktcli.commands.answer_options import (
     TopP,
 )
 from ktcli.commands.answer_request import AnswerRequest, kept_chat, preferred_settings
+from ktcli.commands.attaching import Attaching
 from ktcli.commands.options import (
     AllowSpecialOpt,
     ContextOpt,
@@ -56,16 +60,17 @@ from ktcli.hardware.numa import asked_numa
 from ktcli.output import out
 
 if TYPE_CHECKING:
-    from ktcli.assembly.talking import Opening, OpenModel
+    from ktcli.assembly.talking import Opening
     from ktcli.chat.chat import Chat
     from ktcli.chat.desk import Desk
     from ktcli.chat.settings import Settings
-    from ktcli.chat.speaker import Voice
-    from ktcli.commands.model_choice import ModelChoice
+    from ktcli.chat.voice import Voice
+    from ktcli.commands.model_choice import ChatModel, ModelChoice
     from ktcli.engine.drafting import DraftWish
 
 
 def chat(
+    here: typer.Context,
     name: NameArg = None,
     prompt: PromptArg = None,
     greedy: Greedy = False,
@@ -93,6 +98,7 @@ def chat(
     prefill_threshold: PrefillThresholdOpt = None,
     draft: DraftOpt = None,
     no_kv_cache: NoKvCache = False,
+    no_attach: NoAttach = False,
     stats: Stats = False,
     explain_cache: ExplainCache = False,
     json: JsonOpt = False,
@@ -111,6 +117,8 @@ def chat(
 
     A chat on the terminal is kept as it goes on; --continue and --resume go on with it, with its model and settings
     unless others are asked for.
+
+    A model that kt serve has loaded from this library is used there, unless an option asks for an engine of its own.
 
     Examples:
 
@@ -168,12 +176,13 @@ def chat(
         allow_special,
         out,
     )
+    attaching = Attaching.of(here)
     with asked.telling_whose_model(model):
-        opened = _opened(model, asked, how)
+        opened = _opened(model, asked, how, attaching)
     made = _begun(opened, asked)
-    with contextlib.closing(_choice(made, opened, how, asked)) as models:
+    with contextlib.closing(_choice(made, opened, how, asked, attaching)) as models:
         if words is None:
-            _converse(made, models, asked)
+            _converse(made, models, asked, opened.place)
         else:
             from ktcli.commands.answering_once import answer_once
 
@@ -189,7 +198,7 @@ def _draft_wish(option: str | None) -> DraftWish:
     return DraftWish.parse(said.text or None, said.source)
 
 
-def _opened(model: str, asked: AnswerRequest, how: Opening) -> OpenModel:
+def _opened(model: str, asked: AnswerRequest, how: Opening, attaching: Attaching) -> ChatModel:
     from ktcli.assembly.talking import open_model, prepared
 
     ready = prepared(model, how)
@@ -206,10 +215,11 @@ def _opened(model: str, asked: AnswerRequest, how: Opening) -> OpenModel:
                 f"--think-budget: {ready.name} does not think before it answers; it changes nothing"
             )
 
-    return open_model(ready, lasting_name(model), how, hear)
+    name = lasting_name(model)
+    return attaching.attach(ready, name, hear) or open_model(ready, name, how, hear)
 
 
-def _begun(opened: OpenModel, asked: AnswerRequest) -> Chat:
+def _begun(opened: ChatModel, asked: AnswerRequest) -> Chat:
     from ktcli.chat.chat import Chat
 
     speaker = opened.speaker
@@ -227,13 +237,15 @@ def _settings(voice: Voice, asked: AnswerRequest) -> Settings:
     return asked.over(preferred_settings(voice.settings))
 
 
-def _choice(made: Chat, opened: OpenModel, how: Opening, asked: AnswerRequest) -> ModelChoice:
+def _choice(
+    made: Chat, opened: ChatModel, how: Opening, asked: AnswerRequest, attaching: Attaching
+) -> ModelChoice:
     from ktcli.commands.model_choice import ModelChoice
 
-    return ModelChoice(made, opened, how, lambda voice: _settings(voice, asked))
+    return ModelChoice(made, opened, how, lambda voice: _settings(voice, asked), attaching.attach)
 
 
-def _converse(made: Chat, models: ModelChoice, asked: AnswerRequest) -> None:
+def _converse(made: Chat, models: ModelChoice, asked: AnswerRequest, place: str) -> None:
     from ktcli.chat import slash
     from ktcli.chat.interactive import Remarks, talk
     from ktcli.chat.prompt import MARK, MARK_IN_ASCII, Prompt
@@ -245,7 +257,8 @@ def _converse(made: Chat, models: ModelChoice, asked: AnswerRequest) -> None:
         resume(desk, asked.kept.path)
         put_over(made, asked)
 
-    out.note(f"{made.speaker.name}: /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves")
+    who = f"{made.speaker.name}, {place}" if place else made.speaker.name
+    out.note(f"{who}: /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves")
     screen = screen_for(asked)
     mark = MARK_IN_ASCII if screen.ascii else MARK
     prompt = Prompt(config.home() / "history", slash.words, out.warn, mark)

@@ -3,23 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from ktcli.assembly.planner import verdict
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.talking import (
     Opening,
-    OpenModel,
     give_back_memory,
     open_model,
     plan_of,
     prepared,
 )
 from ktcli.chat.chat import Chat
+from ktcli.chat.partner import Partner
 from ktcli.chat.settings import Settings, carried
-from ktcli.chat.speaker import Voice
+from ktcli.chat.voice import Voice
 from ktcli.commands.wording import lasting_name
 from ktcli.errors import KtError, UsageError
 from ktcli.store import library
+
+
+class ChatModel(Protocol):
+    """A model that is open to chat, here or on a server."""
+
+    @property
+    def ready(self) -> Ready: ...
+
+    @property
+    def speaker(self) -> Partner: ...
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people; empty: here."""
+
+    @property
+    def keeps_pages(self) -> bool: ...
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that is free when it is left."""
+
+    def forget(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class ModelChoice:
@@ -28,17 +54,19 @@ class ModelChoice:
     Args:
         chat: the chat that it answers.
         settings_of: the settings with which a chat with a model begins.
+        attach: returns the model of a server, for a conversion and a name that finds it again; None: none has it.
     """
 
     def __init__(
         self,
         chat: Chat,
-        opened: OpenModel,
+        opened: ChatModel,
         how: Opening,
         settings_of: Callable[[Voice], Settings],
+        attach: Callable[[Ready, str], ChatModel | None] = lambda ready, asked: None,
     ) -> None:
         self._chat, self._open, self._how = chat, opened, how
-        self._settings_of = settings_of
+        self._settings_of, self._attach = settings_of, attach
 
     def names(self) -> Sequence[tuple[str, str]]:
         """See `Models`."""
@@ -63,28 +91,37 @@ class ModelChoice:
         before = self._open
         if ready.pack.samefile(before.ready.pack):
             raise UsageError(f"{ready.name} is the model that answers now")
-        plan = plan_of(ready, self._how)
-        held = 0 if plan.fits else before.speaker.engine.weights_bytes
-        self._how.listener.note(verdict(ready.name, plan, free_bytes=held))
-        if plan.need_bytes > plan.host.available_bytes + held:
-            plan.require(ready.name)
         settings = self._chat.settings, self._settings_of(before.speaker.voice)
         asked = lasting_name(name)
-        if plan.fits:
-            opened = open_model(ready, asked, self._how)
+        if (attached := self._attach(ready, asked)) is not None:
             self._leave()
-            self._open = opened
+            self._open = attached
         else:
-            self._make_room_for(ready, asked, settings[0])
-        speaker = self._open.speaker
+            self._load(ready, asked, settings[0])
+        speaker, place = self._open.speaker, self._open.place
         self._chat.go_to(speaker, carried(*settings, self._settings_of(speaker.voice)))
-        self._how.listener.note(f"{speaker.name} answers from here on")
+        said = f"{speaker.name}, {place}," if place else speaker.name
+        self._how.listener.note(f"{said} answers from here on")
 
     def close(self) -> None:
         """Gives the open model back; the chat can ask nothing more."""
         if self._open.keeps_pages:
             self._chat.sequence.keep()  # the end of the last answer
         self._open.close()
+
+    def _load(self, ready: Ready, asked: str, settings: Settings) -> None:
+        """Opens another model here, after its plan was looked at."""
+        plan = plan_of(ready, self._how)
+        held = 0 if plan.fits else self._open.held_bytes
+        self._how.listener.note(verdict(ready.name, plan, free_bytes=held))
+        if plan.need_bytes > plan.host.available_bytes + held:
+            plan.require(ready.name)
+        if plan.fits:
+            opened = open_model(ready, asked, self._how)
+            self._leave()
+            self._open = opened
+        else:
+            self._make_room_for(ready, asked, settings)
 
     def _leave(self) -> None:
         """Lets go of the model: all that holds its memory."""
@@ -95,13 +132,13 @@ class ModelChoice:
         give_back_memory()
 
     def _make_room_for(self, ready: Ready, asked: str, settings: Settings) -> None:
-        back, again = self._open.ready, self._open.speaker.asked
+        back, again = self._open.ready, self._open.speaker.model.asked
         self._leave()
         try:
             self._open = open_model(ready, asked, self._how)
         except BaseException as error:
             give_back_memory()
-            self._open = open_model(back, again, self._how)
+            self._open = self._attach(back, again) or open_model(back, again, self._how)
             self._chat.go_to(self._open.speaker, settings)
             if isinstance(error, KeyboardInterrupt):
                 raise KtError(f"stopped: {back.name} goes on") from error

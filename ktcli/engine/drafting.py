@@ -72,12 +72,17 @@ class DraftWish:
                 Lookup(), times, length=self.length, repeats=engine.pools.states is not None
             )
         if self.asked:
-            raise UsageError(
-                "drafted tokens could change answers here: on a GPU, and in AMX tiles of bf16, logits depend"
-                " on how many tokens share a step",
-                hint="leave --draft out (and the setting draft unset), or say --draft off",
-            )
+            raise cannot_draft()
         return None
+
+
+def cannot_draft() -> UsageError:
+    """The error where drafts were asked for and could change answers."""
+    return UsageError(
+        "drafted tokens could change answers here: on a GPU, and in AMX tiles of bf16, logits depend"
+        " on how many tokens share a step",
+        hint="leave --draft out (and the setting draft unset), or say --draft off",
+    )
 
 
 NO_DRAFTS = DraftWish(drafts=False)

@@ -124,6 +124,8 @@ class Answer:
         ids: the ids of the answer so far.
         finish: the reason why it ended; None: it has not.
         cancelled: whether it is to end at the next step; any thread may set it.
+        depths: the depth of deferral with which the prompt's ids were computed, once it is read, see
+            `Sequence.depths`.
     """
 
     request: GenerationRequest
@@ -134,6 +136,7 @@ class Answer:
     finish: Finish | None = None
     cancelled: bool = False
     since: int = 0
+    depths: bytes = b""
 
     def cancel(self) -> None:
         """Ends the answer at the next step; nothing happens if it has ended."""

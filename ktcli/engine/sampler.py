@@ -156,6 +156,7 @@ class Sampler:
     Attributes:
         seed: the seed in use, drawn if the settings name none.
         sums_at: the temperature for which logits should bring their sums; 0: it needs none.
+        drawn: the numbers that were drawn.
         mask: bit i of word j: whether id 32 j + i may be the next; None: all may. Whoever sets it does so before
             each token.
     """
@@ -163,7 +164,8 @@ class Sampler:
     def __init__(self, settings: SamplingSettings) -> None:
         self.settings = settings
         self.seed = secrets.randbits(32) if settings.seed is None else settings.seed
-        self._random = np.random.default_rng(self.seed)
+        self._random = np.random.Generator(np.random.PCG64(self.seed))
+        self.drawn = 0
         self.mask: NDArray[np.uint32] | None = None
         self._bias_ids = np.array([id for id, _ in settings.logit_bias], dtype=np.int32)
         self._bias = np.array([bias for _, bias in settings.logit_bias], dtype=np.float32)
@@ -186,7 +188,7 @@ class Sampler:
             logits.best,
             logits.temperature,
             temperature,
-            self._random.random() if temperature else 0.0,
+            self._draw() if temperature else 0.0,
             settings.top_k,
             settings.top_p,
             settings.min_p,
@@ -219,7 +221,7 @@ class Sampler:
             raise UsageError(NOTHING_LEFT)
         if self._temperature == 0:
             return scores.best
-        at = self._random.random()
+        at = self._draw()
         if settings.top_k == 0 and settings.top_p == 1 and settings.min_p == 0:
             scores = scores.at_temperature(self._temperature)
             block, at = _pick(_masses(scores), at)
@@ -228,6 +230,15 @@ class Sampler:
         else:
             ids, chances = shortlist(scores, settings)
         return int(ids[_pick(chances, at)[0]])
+
+    def skip(self, numbers: int) -> None:
+        """Goes on behind the next `numbers` of the random sequence, as if they had been drawn."""
+        self._random.bit_generator.advance(numbers)  # type: ignore[attr-defined]
+        self.drawn += numbers
+
+    def _draw(self) -> float:
+        self.drawn += 1
+        return float(self._random.random())
 
     def _changed(self, logits: Logits, history: Sequence[int], answered: int) -> Logits:
         """The logits with bias, penalties and mask."""

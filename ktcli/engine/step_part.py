@@ -73,6 +73,8 @@ class StepPart:
             return None
         stats.prompt_tokens = done
         total = active.prompt_tokens - stats.reused_tokens
+        if done == active.prompt_tokens:
+            active.answer.depths = active.sequence.depths
         return PromptRead(active.answer, done - stats.reused_tokens, total)
 
     def take(self, token: Token) -> bool:

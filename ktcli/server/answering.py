@@ -74,35 +74,34 @@ class Answering:
     async def _streamed(self, send: Send) -> None:
         reply, generation = self._reply, self._generation
         await self._start(send, 200, reply.media_type, {"Cache-Control": "no-cache"})
-        await _body(send, reply.begin())
+        await send_body(send, reply.begin())
         said_s = time.monotonic()
         while not generation.over and self._error is None:
             data = self._taken(await generation.news(ALIVE_S))
             if not data and time.monotonic() - said_s >= ALIVE_S:
                 data = reply.alive
             if data:
-                await _body(send, data)
+                await send_body(send, data)
                 said_s = time.monotonic()
         end = reply.end() if self._error is None else reply.failed(Refusal.of(self._error))
-        await _body(send, end, more=False)
+        await send_body(send, end, more=False)
 
     async def _collected(self, send: Send) -> None:
         while not self._generation.over and self._error is None:
             self._taken(await self._generation.news(_WAIT_S))
         if self._error is None:
             await self._start(send, 200, "application/json", {})
-            await _body(send, self._reply.whole(), more=False)
+            await send_body(send, self._reply.whole(), more=False)
             return
         refusal = Refusal.of(self._error)
         await self._start(send, refusal.status, "application/json", refusal.headers)
-        await _body(send, self._reply.refused(refusal), more=False)
+        await send_body(send, self._reply.refused(refusal), more=False)
 
     async def _start(
         self, send: Send, status: int, media_type: str, headers: dict[str, str]
     ) -> None:
-        said = {"Content-Type": media_type, "X-Request-Id": self._generation.id, **headers}
-        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in said.items()]
-        await send({"type": "http.response.start", "status": status, "headers": raw})
+        about = {"X-Request-Id": self._generation.id, **headers}
+        await send_start(send, status, media_type, about)
 
     def _taken(self, news: list[News]) -> bytes:
         for each in news:
@@ -112,6 +111,18 @@ class Answering:
         return self._reply.take(news) if news else b""
 
 
-async def _body(send: Send, data: bytes, *, more: bool = True) -> None:
+async def send_start(send: Send, status: int, media_type: str, headers: dict[str, str]) -> None:
+    """Sends the status and the headers of a response."""
+    said = {"Content-Type": media_type, **headers}
+    raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in said.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+async def send_body(send: Send, data: bytes, *, more: bool = True) -> None:
+    """Sends a part of a response.
+
+    Raises:
+        TimeoutError: the client does not take it.
+    """
     async with asyncio.timeout(SEND_S):
         await send({"type": "http.response.body", "body": data, "more_body": more})

@@ -13,9 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ktcli.errors import KtError
-from ktcli.server import own
+from ktcli.server import engineapi, own
 from ktcli.server.anthropic.messages import count_tokens, messages
 from ktcli.server.anthropic.messages import error_of as anthropic_error
+from ktcli.server.enginewire import PATH
 from ktcli.server.guard import App, Guard
 from ktcli.server.house import House, house_of
 from ktcli.server.ollama import models as ollama
@@ -37,6 +38,9 @@ def application(house: House) -> App:
     routes = [
         Route("/health", own.health),
         Route("/server", own.server),
+        Route(PATH, engineapi.facts, include_in_schema=False),
+        Route(f"{PATH}/load", engineapi.load, methods=["POST"], include_in_schema=False),
+        Route(f"{PATH}/generate", engineapi.generate, methods=["POST"], include_in_schema=False),
         Route("/metrics", own.metrics),
         Route("/tokenize", own.tokenize, methods=["POST"]),
         Route("/detokenize", own.detokenize, methods=["POST"]),

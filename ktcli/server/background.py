@@ -21,8 +21,9 @@ from pathlib import Path
 
 from ktcli import config
 from ktcli.errors import ExitCode, KtError
-from ktcli.server.neighbours import END_S, run_folder
+from ktcli.server.neighbours import END_S
 from ktcli.server.supervisor import DONE, MOST_BYTES, READY, STATUS, TOTAL, VARIABLE, values_of
+from ktcli.store.places import run_folder
 
 LOG_BYTES = 1 << 20  # a log that has more loses its older half
 # A module of that name in the working folder is another program's.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from ktcli.engine import Engine
 from ktcli.engine.request import Answer, Event, Finish, Finished, GenerationRequest
+from ktcli.engine.sampler import Sampler
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.errors import Busy, KtError
 
@@ -38,9 +39,13 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="kt-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: GenerationRequest, hear: Hear) -> Answer:
+    def submit(
+        self, request: GenerationRequest, hear: Hear, sampler: Sampler | None = None
+    ) -> Answer:
         """Takes a request; `hear` gets its events on the engine's thread, one after the other.
 
+        Args:
+            sampler: goes on with this random sequence; None: a new one.
         Raises:
             Busy: the thread ends, and takes nothing any more.
             QueueFull, ContextFull, UsageError: see `Scheduler.submit`.
@@ -48,7 +53,7 @@ class EngineThread:
         with self._work:
             if self._ends_s is not None:
                 raise Busy("the server is about to end", hint="ask again when it is back")
-            answer = self.scheduler.submit(request)
+            answer = self.scheduler.submit(request, sampler=sampler)
             self._hearers[answer] = hear
             self._work.notify()
         return answer

@@ -77,7 +77,7 @@ class Guard:
     def _check(self, scope: Scope, headers: dict[str, str]) -> None:
         """Raises: Refusal."""
         rules, path = self._rules, scope["path"]
-        if _is_owner(scope):
+        if is_owner(scope):
             return
         host = _name(headers.get("host", ""))
         if rules.hosts and host not in rules.hosts:
@@ -141,7 +141,7 @@ async def _body(receive: Receive, headers: dict[str, str]) -> bytes | None:
         raise Refusal(408, f"the body did not come in {BODY_S:.0f} s", "", "timeout") from error
 
 
-def _is_owner(scope: Scope) -> bool:
+def is_owner(scope: Scope) -> bool:
     """Tells whether a request came through the Unix socket, which only the server's owner can open: it has no port."""
     return (scope.get("server") or ("", 0))[1] is None
 

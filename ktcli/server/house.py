@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from starlette.requests import Request
 
 from ktcli.assembly.listener import SILENT, Listener
-from ktcli.chat.grammar.compiler import COMPILE_S, GrammarConstraint
+from ktcli.chat.grammar.compiler import COMPILE_S, GrammarCompiler, GrammarConstraint
 from ktcli.errors import UsageError
 from ktcli.server.catalogue import Catalogue
 from ktcli.server.generation import Generation, Wish
@@ -143,14 +143,25 @@ async def _constraints(
     with about(shape.field):
         if wish.endless:
             raise UsageError(f"{shape.field} and ignore_eos contradict each other")
-        await asyncio.wrap_future(model.grammars.prepare())
-        asked = model.grammars.ask(shape, voice.calls, before, wish.choices)
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(asked), COMPILE_S)
-        except TimeoutError as error:
-            raise UsageError(
-                f"{shape.field} takes more than {COMPILE_S:.0f} seconds to compile, a simpler one is needed"
-            ) from error
+        asked = lambda: model.grammars.constraints(shape, voice.calls, before, wish.choices)  # noqa: E731
+        return await compiled(model.grammars, shape.field, asked)
+
+
+async def compiled(grammars: GrammarCompiler, field: str, compile: Callable[[], T]) -> T:
+    """What a compiler makes, on a thread of its own.
+
+    Args:
+        field: what errors call it.
+    Raises:
+        UsageError: it takes too long, or cannot be made.
+    """
+    await asyncio.wrap_future(grammars.prepare())
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(grammars.ask(compile)), COMPILE_S)
+    except TimeoutError as error:
+        raise UsageError(
+            f"{field} takes more than {COMPILE_S:.0f} seconds to compile, a simpler one is needed"
+        ) from error
 
 
 def house_of(request: Request) -> House:

@@ -29,7 +29,8 @@ class ServedModel:
     def __init__(self, speaker: Speaker, limits: Limits) -> None:
         self.name, self.voice, self.created = speaker.name, speaker.voice, int(time.time())
         self.speaker = speaker
-        self.prompts, self.grammars = PromptMaker(speaker), GrammarCompiler.of(speaker)
+        self.prompts = PromptMaker(speaker)
+        self.grammars = GrammarCompiler.of(speaker.voice, speaker.engine.spec.vocab)
         self.mail = Mail(asyncio.get_running_loop())
         self.thread = EngineThread(speaker.engine, limits, self.mail.send)
 

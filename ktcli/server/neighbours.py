@@ -19,10 +19,10 @@ from pathlib import Path
 
 import msgspec
 
-from ktcli import config
 from ktcli.errors import Busy, KtError
 from ktcli.hardware.memory import resident_bytes
 from ktcli.hardware.probe import SYSTEM_ROOT
+from ktcli.store.places import run_folder, server_sockets
 
 ANSWER_S = 2.0  # in which a server answers; one that still pulls its model does not
 END_S = 30.0  # in which a server that was told to stop has ended; its answers may take 10 of them
@@ -98,11 +98,6 @@ class Neighbour:
         return word == self.socket.stem or word in names
 
 
-def run_folder() -> Path:
-    """The folder of what running servers leave for others: sockets, and logs of those in the background."""
-    return config.home() / "run"
-
-
 def socket_path(port: int) -> Path:
     """Where the server at a port has its socket."""
     return run_folder() / f"{port}.sock"
@@ -111,7 +106,7 @@ def socket_path(port: int) -> Path:
 def neighbours() -> list[Neighbour]:
     """The servers of this library that run, by their ports."""
     found = []
-    for path in sorted(run_folder().glob("*.sock")):
+    for path in server_sockets():
         with contextlib.suppress(OSError), connected(path) as connection:
             pid = _listener(connection)
             found.append(

@@ -13,7 +13,8 @@ from ktcli.assembly.beside import HeldMemory, MemoryFit, fit_beside
 from ktcli.assembly.listener import Bar, Listener
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.talking import Opening, open_voiced
-from ktcli.chat.speaker import Speaker, Voice, read_voice
+from ktcli.chat.speaker import Speaker
+from ktcli.chat.voice import Voice, read_voice
 from ktcli.errors import Busy, NotFound
 from ktcli.manifest import PACK
 from ktcli.models import build

@@ -56,6 +56,16 @@ def lock_path(name: str, shared: Path | None = None) -> Path:
     return (shared or config.home()) / "locks" / f"{_one_folder(name)}.lock"
 
 
+def run_folder() -> Path:
+    """The folder of what running servers leave for others: sockets, and logs of those in the background."""
+    return config.home() / "run"
+
+
+def server_sockets() -> list[Path]:
+    """The sockets of this library's servers; some may be left from servers that were killed."""
+    return sorted(run_folder().glob("*.sock"))
+
+
 def is_name(text: str) -> bool:
     """Returns whether a text can be the name of a model: safe as one folder, and without a mark of formats."""
     return re.fullmatch(NAME, text) is not None

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ktcli.chat.speaker import Speaker, read_voice
+from ktcli.chat.speaker import Speaker
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
+from ktcli.chat.voice import read_voice
 from ktcli.engine.logits import Logits
 from ktcli.engine.pages import PagePool
 from ktcli.engine.pagetable import pages_for

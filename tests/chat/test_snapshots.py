@@ -21,7 +21,8 @@ from ktcli.chat.replay import Replay
 from ktcli.chat.reuse import depth_runs
 from ktcli.chat.settings import Settings
 from ktcli.chat.snapshots import snapshot_positions
-from ktcli.chat.speaker import Speaker, Voice, read_voice
+from ktcli.chat.speaker import Speaker
+from ktcli.chat.voice import Voice, read_voice
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint
 from ktcli.store.pagefolder import PageFolder

@@ -12,8 +12,9 @@ from pathlib import Path
 from chat.fake_engine import END, TEMPLATE, FakeEngine, write_tokenizer
 from server.sources import ScriptedModel
 
-from ktcli.chat.speaker import Speaker, read_voice
+from ktcli.chat.speaker import Speaker
 from ktcli.chat.tokenizer import load_tokenizer
+from ktcli.chat.voice import read_voice
 from ktcli.engine.scheduler import Limits
 from ktcli.server.catalogue import Shelf
 from ktcli.server.house import Rules

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ktcli.assembly.beside import HeldMemory, MemoryFit
-from ktcli.chat.speaker import Speaker, Voice
+from ktcli.chat.speaker import Speaker
+from ktcli.chat.voice import Voice
 from ktcli.errors import KtError
 from ktcli.server.source import FOREVER, ModelFacts
 
@@ -62,7 +63,8 @@ class ScriptedModel:
 
     def facts(self) -> ModelFacts:
         engine = self.speaker.engine
-        return ModelFacts("fake", engine.context, engine.spec.vocab, self.need_bytes, "", 0)
+        pack = self.speaker.pack
+        return ModelFacts("fake", engine.context, engine.spec.vocab, self.need_bytes, pack, 0)
 
     def fit(self, held: HeldMemory) -> MemoryFit:
         free = self.memory_bytes - held.need_bytes

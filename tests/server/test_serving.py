@@ -315,6 +315,24 @@ def test_the_command_serves_in_the_background_and_ends_at_a_signal(
     assert f"serving kt-mini at http://127.0.0.1:{port} (process {found.pid})" in said
     assert os.getsid(found.pid) == found.pid
     answer = ask(Running(port, None), "What is kt?", max_tokens=9)  # type: ignore[arg-type]
+    told = []
+    for more in ([], ["--no-attach"], ["--threads", "1"]):
+        words = [
+            "chat",
+            "kt-mini",
+            "What is kt?",
+            "-n",
+            "9",
+            "--seed",
+            "3",
+            "--temperature",
+            "2",
+            *more,
+        ]
+        assert main(words) == 0
+        told.append(capsys.readouterr())
+    assert len({each.out for each in told}) == 1
+    assert "--threads is for an engine of its own" in told[2].err
     assert main(command) == Busy.exit_code
     assert f"a server of kt-mini has port {port} already" in capsys.readouterr().err
     os.kill(found.pid, signal.SIGINT)
@@ -323,6 +341,7 @@ def test_the_command_serves_in_the_background_and_ends_at_a_signal(
     said = log.read_text()
     assert answer.json()["choices"][0]["message"]["content"]
     assert "POST /v1/chat/completions 200" in said and "What is kt" not in said
+    assert said.count("POST /engine/generate 200") == 1
     assert said.endswith("the server has ended\n") and log.stat().st_mode & 0o777 == 0o600
     assert (found.memory_bytes or 0) > 1 << 20 and not found.socket.exists()
     assert found.status and found.status.address == f"http://127.0.0.1:{port}"

@@ -18,8 +18,9 @@ from openai import BadRequestError, OpenAI, pydantic_function_tool
 from pydantic import BaseModel, ConfigDict, Field
 from server.running import Running, running
 
-from ktcli.chat.speaker import Speaker, read_voice
+from ktcli.chat.speaker import Speaker
 from ktcli.chat.tokenizer import load_tokenizer
+from ktcli.chat.voice import read_voice
 
 
 class Unruly(FakeEngine):

@@ -18,7 +18,8 @@ from ktcli.assembly.beside import MemoryFit
 from ktcli.assembly.load import load_random
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.talking import Opening, prepared
-from ktcli.chat.speaker import Speaker, Voice, read_voice
+from ktcli.chat.speaker import Speaker
+from ktcli.chat.voice import Voice, read_voice
 from ktcli.hardware.memory import resident_bytes
 from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.server.source import FOREVER, StoredModel

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,15 @@ from ktcli.chat.calls.styles import CallStyle
 from ktcli.chat.grammar.form import Form
 from ktcli.chat.grammar.vocabulary import read_vocabulary
 from ktcli.chat.grammar.whole import Shape, grammar_of
-from ktcli.chat.speaker import Speaker
+from ktcli.chat.partner import Held
 from ktcli.chat.tokenizer import Tokenizer
+from ktcli.chat.voice import Voice
 from ktcli.errors import KtError, UsageError
 
 if TYPE_CHECKING:
     import llguidance
+
+T = TypeVar("T")
 
 COMPILE_S = 10.0  # llguidance's own limits end almost everything within one
 GRAMMAR_CHARS = 1 << 20  # of all schemas that one answer is held to
@@ -100,10 +103,9 @@ class GrammarCompiler:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, speaker: Speaker) -> GrammarCompiler:
-        """The compiler of a loaded model."""
-        voice = speaker.voice
-        return cls(voice.tokenizer, voice.stop_ids, speaker.engine.spec.vocab)
+    def of(cls, voice: Voice, size: int) -> GrammarCompiler:
+        """The compiler of a model with these texts, whose rows have `size` logits."""
+        return cls(voice.tokenizer, voice.stop_ids, size)
 
     @cached_property
     def _workers(self) -> ThreadPoolExecutor:
@@ -113,11 +115,9 @@ class GrammarCompiler:
         """Reads the vocabulary on another thread, once, if no grammar was compiled before."""
         return self._workers.submit(self._read)
 
-    def ask(
-        self, shape: Shape, style: CallStyle | None, prompt: str | None, count: int
-    ) -> Future[list[GrammarConstraint]]:
-        """Compiles on another thread, see `constraints`."""
-        return self._workers.submit(self.constraints, shape, style, prompt, count)
+    def ask(self, compile: Callable[[], T]) -> Future[T]:
+        """Calls what compiles with this compiler, on another thread."""
+        return self._workers.submit(compile)
 
     def constraints(
         self, shape: Shape, style: CallStyle | None, prompt: str | None, count: int = 1
@@ -138,6 +138,17 @@ class GrammarCompiler:
             found = self._compiled(grammar, shape.field)
             self._keep(grammar, found)
         return [GrammarConstraint(found.deep_copy(), self._size) for _ in range(count)]
+
+    def held(self, held: Held) -> GrammarConstraint:
+        """The constraint of an answer that may have begun.
+
+        Raises:
+            UsageError: as `constraints`.
+        """
+        (made,) = self.constraints(Shape(held.form), None, held.prompt)
+        for id in held.said:
+            made.take(id)
+        return made
 
     def close(self) -> None:
         """Ends its threads; what they compile is let go."""

@@ -1,0 +1,55 @@
+"""A conversation with an engine in this process, which serves nobody else meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ktcli.chat.partner import Held
+from ktcli.chat.voice import Voice
+from ktcli.chat.worktimes import Clocks
+from ktcli.engine import Engine
+from ktcli.engine.drafting import DraftWish
+from ktcli.engine.request import Answer, Event, GenerationRequest
+from ktcli.engine.sampler import Sampler
+from ktcli.engine.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from ktcli.chat.grammar.compiler import GrammarCompiler
+
+
+class OwnTalk:
+    """See `Talk`: a scheduler with one request, on one timeline.
+
+    Attributes:
+        sequence: what the engine holds of the conversation.
+        began: the engine's clocks when it took the last request.
+    """
+
+    def __init__(self, engine: Engine, voice: Voice, draft: DraftWish) -> None:
+        self._engine, self._voice = engine, voice
+        self._drafting = draft.of(engine)
+        self._scheduler = Scheduler(engine)
+        self._grammars: GrammarCompiler | None = None  # made for the first answer of a form
+        self.sequence = engine.sequence()
+        self.began: Clocks = ()
+
+    def submit(
+        self, request: GenerationRequest, sampler: Sampler, held: Held | None = None
+    ) -> Answer:
+        """Takes a request, see `Talk.submit`."""
+        if held is not None:
+            # Most chats ask for no form, and their first word need not wait for what compiles grammars.
+            from ktcli.chat.grammar.compiler import GrammarCompiler
+
+            if self._grammars is None:
+                self._grammars = GrammarCompiler.of(self._voice, self._engine.spec.vocab)
+            request = replace(request, constraint=self._grammars.held(held))
+        self.began = self._engine.operations()
+        return self._scheduler.submit(
+            request, sampler=sampler, sequence=self.sequence, drafting=self._drafting
+        )
+
+    def step(self) -> list[Event]:
+        """Does a step of the engine."""
+        return self._scheduler.step()

@@ -1,0 +1,241 @@
+"""Answers `/engine`, by which `kt chat` uses this server's models: through the Unix socket only.
+
+Prompts are ids that nobody checked for control tokens; whoever can open that socket may load the models as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import replace
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ktcli.chat.grammar.compiler import GrammarConstraint
+from ktcli.chat.partner import Held
+from ktcli.engine.request import (
+    Answer,
+    Event,
+    Finish,
+    GenerationRequest,
+    PromptRead,
+    Token,
+)
+from ktcli.engine.sampler import Sampler
+from ktcli.errors import KtError
+from ktcli.server.answering import ALIVE_S, Receive, Scope, Send, send_body, send_start
+from ktcli.server.enginewire import (
+    Began,
+    EngineFacts,
+    EngineRequest,
+    Failure,
+    LoadableEngine,
+    Message,
+    NextId,
+    Over,
+    ReadOn,
+)
+from ktcli.server.guard import NOTED, App, is_owner
+from ktcli.server.house import House, body_of, compiled, house_of
+from ktcli.server.metrics import Metrics
+from ktcli.server.model import ServedModel
+from ktcli.server.refusal import Refusal
+from ktcli.server.residency import Lease
+from ktcli.server.source import ModelSource
+
+_MOST_DRAWN = 1 << 62
+
+
+async def facts(request: Request) -> Response:
+    """What a chat must know of a model, if it is loaded."""
+    house, source = await _meant(request)
+    loaded = house.residency.find(source)
+    said = LoadableEngine(source.name) if loaded is None else _facts_of(loaded.model)
+    return Response(msgspec.json.encode(said), media_type="application/json")
+
+
+async def load(request: Request) -> Response:
+    """Loads a model; returns what a chat must know of it."""
+    house, source = await _meant(request)
+    with await house.residency.lease(source) as lease:
+        said = _facts_of(lease.model)
+    return Response(msgspec.json.encode(said), media_type="application/json")
+
+
+async def _meant(request: Request) -> tuple[House, ModelSource]:
+    """The model of the conversion that a request names."""
+    _require_owner(request)
+    house = house_of(request)
+    return house, await _source(house, request.query_params.get("pack", ""))
+
+
+async def _source(house: House, pack: str) -> ModelSource:
+    """The model of the library with this conversion.
+
+    Raises:
+        Refusal: there is none.
+    """
+    for each in await house.models():
+        loaded = house.residency.find(each)
+        if loaded is not None and loaded.model.speaker.pack == pack:
+            return each
+        with contextlib.suppress(KtError):  # a damaged model is none
+            if loaded is None and (await asyncio.to_thread(each.facts)).identity == pack:
+                return each
+    raise Refusal(404, "the model is not served here any more", "pack", "model_not_found")
+
+
+def _facts_of(model: ServedModel) -> EngineFacts:
+    speaker, engine = model.speaker, model.speaker.engine
+    return EngineFacts(
+        speaker.name,
+        speaker.pack,
+        engine.context,
+        engine.spec.context,
+        engine.spec.vocab,
+        engine.pools.states is not None,
+        engine.step_times is not None,
+    )
+
+
+async def generate(request: Request) -> App:
+    """Answers a prompt of ids."""
+    _require_owner(request)
+    asked, house = await body_of(request, EngineRequest), house_of(request)
+    most = asked.max_tokens
+    if not 0 <= asked.drawn <= _MOST_DRAWN:
+        raise Refusal(400, f"drawn is {asked.drawn}", "drawn", "unsupported_value")
+    if most is not None and most < 1:
+        raise Refusal(400, f"max_tokens is {most}", "max_tokens", "unsupported_value")
+    with await house.residency.lease(await _source(house, asked.pack)) as lease:
+        constraint = await _constraint(lease.model, asked)
+        return EngineAnswering(lease.again(), _generation(asked, constraint), asked, house.metrics)
+
+
+def _require_owner(request: Request) -> None:
+    if not is_owner(request.scope):
+        raise Refusal(404, f"there is no {request.url.path[:200]} here")
+
+
+async def _constraint(model: ServedModel, asked: EngineRequest) -> GrammarConstraint | None:
+    if (said := asked.held) is None:
+        return None
+    held = Held(said.form, said.prompt, tuple(said.said))
+    return await compiled(model.grammars, said.form.field, lambda: model.grammars.held(held))
+
+
+def _generation(asked: EngineRequest, constraint: GrammarConstraint | None) -> GenerationRequest:
+    return GenerationRequest(
+        asked.ids,
+        asked.sampling,
+        frozenset(asked.stop_ids),
+        asked.max_tokens,
+        caller=asked.caller,
+        depths=asked.depths,
+        marks=asked.marks,
+        draft=asked.draft,
+        constraint=constraint,
+    )
+
+
+class EngineAnswering:
+    """An ASGI application that sends an answer's ids, step by step. A client that leaves ends it within one step."""
+
+    def __init__(
+        self, lease: Lease, request: GenerationRequest, asked: EngineRequest, metrics: Metrics
+    ) -> None:
+        self._lease, self._metrics, self._model = lease, metrics, lease.model
+        self._engine = lease.model.speaker.engine
+        self._began_s = time.monotonic()
+        self._heard_s: float | None = None  # when the last token came
+        self._letters: list[Message] = [Began(list(self._engine.operations()))]
+        self._came = asyncio.Event()
+        self._over = False
+        self._said = 0
+        sampler = Sampler(asked.sampling)
+        sampler.skip(asked.drawn)
+        try:
+            self.answer: Answer = self._model.thread.submit(request, self._hear, sampler)
+        except BaseException:
+            lease.release()
+            raise
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        leaving = asyncio.create_task(self._cancel_when_gone(receive))
+        try:
+            await self._stream(send)
+        except TimeoutError:  # the client takes nothing any more
+            pass
+        finally:
+            self.answer.cancel()
+            leaving.cancel()
+            stats = self.answer.stats
+            counts = (stats.prompt_tokens, stats.reused_tokens, stats.tokens)
+            scope[NOTED] |= dict(
+                zip(("prompt_tokens", "cached_tokens", "tokens"), counts, strict=True)
+            )
+
+    async def _cancel_when_gone(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.answer.cancel()
+
+    async def _stream(self, send: Send) -> None:
+        await send_start(send, 200, "application/jsonl", {"Cache-Control": "no-cache"})
+        while not self._over or self._letters:
+            letters, self._letters = self._letters, []
+            # Empty lines show that the server lives.
+            await send_body(send, b"".join(map(_line, letters)) or b"\n")
+            if not self._letters and not self._over:
+                self._came.clear()
+                try:
+                    async with asyncio.timeout(ALIVE_S):
+                        await self._came.wait()
+                except TimeoutError:
+                    continue
+        await send_body(send, b"", more=False)
+
+    def _receive(self, letter: Message) -> None:
+        """Takes what the engine's thread says, in the event loop."""
+        now = time.monotonic()
+        if isinstance(letter, NextId):
+            first = self._heard_s is None
+            since = self._began_s if self._heard_s is None else self._heard_s
+            (self._metrics.first_token if first else self._metrics.gap).observe(now - since)
+            self._heard_s = now
+        elif isinstance(letter, Over):
+            self._over = True
+            self._metrics.ended(letter.stats, Finish(letter.finish), now - self._began_s)
+            self._lease.release()
+            del self._engine, self._model  # their memory may be given back now
+        self._letters.append(letter)
+        self._came.set()
+
+    # -- on the engine's thread ------------------------------------------------------------------------
+
+    def _hear(self, event: Event) -> None:
+        answer = event.answer
+        stats = replace(answer.stats)  # it goes on counting
+        letter: Message
+        if isinstance(event, PromptRead):
+            letter = ReadOn(event.done, event.total, stats)
+        elif isinstance(event, Token):
+            self._said += 1
+            position = len(answer.request.prompt) + self._said - 1
+            letter = NextId(event.id, stats, self._engine.depth_at(position))
+            if self._said == 1:
+                letter.clocks, letter.depths = list(self._engine.operations()), answer.depths
+        else:
+            said, error = Failure(), event.error
+            if error is not None:
+                said = Failure(str(error), error.hint if isinstance(error, KtError) else "")
+            clocks, drawn = list(self._engine.operations()), answer.sampler.drawn
+            letter = Over(event.finish.value, stats, clocks, drawn, said)
+        self._model.mail.write(self._receive, letter)
+
+
+def _line(letter: Message) -> bytes:
+    return msgspec.json.encode(letter) + b"\n"

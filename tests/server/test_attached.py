@@ -1,0 +1,310 @@
+"""A chat that uses a server's model is the chat that it would be with the model in its own process."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+import requests
+from chat.fake_engine import FakeEngine
+from server.running import Running, running, scripted, serving_models
+from server.sources import ScriptedModel
+
+from ktcli.assembly.ready import Ready
+from ktcli.chat.chat import Chat
+from ktcli.chat.grammar.form import Form
+from ktcli.chat.speaker import Speaker
+from ktcli.engine.drafting import DraftWish
+from ktcli.engine.request import Finish
+from ktcli.errors import KtError, NotFound, UsageError
+from ktcli.server.attached import AttachedModel, ServedPartner
+from ktcli.server.engineclient import Exchange, ServerPlace, facts_of, load
+from ktcli.server.enginewire import PATH, EngineFacts, LoadableEngine
+from ktcli.server.house import Rules
+from ktcli.server.listening import unix_socket
+
+PACK = "a pack"
+THOUGHT = "<think>" + "so " * 40 + "</think>done"
+
+
+class Undecided(FakeEngine):
+    """After what its script says, any of many ids may follow: what is drawn decides."""
+
+    def logits(self, cache: list[int]):  # type: ignore[no-untyped-def]
+        out = super().logits(cache)
+        letters = self.tokenizer.encode("abcdefghijklmnopqrstuvwxyz")
+        if out.argmax() == letters[-1]:
+            out[letters] = 9 + 0.01 * (len(cache) % 7)
+        return out
+
+
+def script(question: str) -> str:
+    if question.startswith("think"):
+        return THOUGHT
+    if question == "long":
+        return "x" * 3000
+    return "z" * 30 if "draw" in question else f"you said {question}"
+
+
+def model(folder: Path) -> Speaker:
+    folder.mkdir(exist_ok=True)
+    made = scripted(folder, script)
+    engine = Undecided(made.voice.tokenizer, script, 4096, streams=8)
+    return replace(made, engine=engine, pack=PACK)  # type: ignore[arg-type]
+
+
+@contextmanager
+def served(speaker: Speaker, path: Path, rules: Rules | None = None) -> Iterator[Running]:
+    with unix_socket(path) as owners, running(speaker, rules, more=[owners]) as server:
+        yield server
+
+
+def partner(path: Path, speaker: Speaker) -> ServedPartner:
+    server = ServerPlace(path, "fake")
+    found = facts_of(server, PACK)
+    assert isinstance(found, EngineFacts) and found.pack == PACK
+    ready = Ready("fake", path.parent)
+    return AttachedModel(ready, server, found, speaker.voice, "fake").speaker
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Iterator[Callable[..., tuple[Chat, Chat]]]:
+    """Makes two chats: with a model in this process, and with a server's."""
+    own, other = model(tmp_path / "a"), model(tmp_path / "b")
+    path = tmp_path / "1.sock"
+    with served(other, path):
+
+        def made(**settings: object) -> tuple[Chat, Chat]:
+            chats = []
+            for each in (own, partner(path, other)):
+                chat = Chat(each, None, DraftWish())
+                sampling = replace(chat.settings.sampling, seed=7)
+                chat.settings = replace(chat.settings, sampling=sampling, **settings)  # type: ignore[arg-type]
+                chats.append(chat)
+            return chats[0], chats[1]
+
+        yield made
+
+
+def say(chat: Chat, question: str) -> tuple[object, ...]:
+    """Everything about an answer that takes no time."""
+    pieces = tuple(chat.ask(question))
+    return account(chat, pieces)
+
+
+def account(chat: Chat, pieces: object = ()) -> tuple[object, ...]:
+    reply = chat.reply
+    assert reply is not None and reply.timeline is not None
+    stats = reply.stats
+    counts = (stats.prompt_tokens, stats.tokens)
+    timeline = chat.timeline and (chat.timeline.ids, chat.timeline.depths)
+    state = (chat.conversation.messages, chat.spoken, timeline, chat.used, chat.seed)
+    return (pieces, reply.text, reply.ids, reply.finish, reply.thought_cut, counts, *state)
+
+
+def test_every_turn_is_the_same(both: Callable[..., tuple[Chat, Chat]]) -> None:
+    own, other = both()
+    questions = ["hi", "draw", "draw again", "think", "hi " * 50, "draw"]
+    for question in questions:
+        assert say(own, question) == say(other, question)
+    assert len({tuple(turn["content"]) for turn in other.conversation.messages}) > 8
+    for chat in (own, other):
+        for _ in range(2):
+            list(chat.retry() or ())
+    assert account(own) == account(other)
+    laps = other.reply.laps if other.reply else None
+    assert laps is not None and laps[0].parts and laps[1].parts
+
+
+@pytest.mark.parametrize(
+    ("settings", "question"),
+    [
+        ({"stops": ("u sa",)}, "hi"),
+        ({"stops": ("c", "b")}, "draw"),
+        ({"max_tokens": 3}, "draw"),
+        ({"think_budget": 9}, "think"),
+        ({"think_budget": 9, "stops": ("on",)}, "think"),
+        ({"think_budget": 9, "max_tokens": 12}, "think"),
+    ],
+)
+def test_answers_end_alike(
+    both: Callable[..., tuple[Chat, Chat]], settings: dict[str, object], question: str
+) -> None:
+    own, other = both(**settings)
+    for said in (question, "draw"):
+        assert say(own, said) == say(other, said)
+
+
+def test_forms_hold_alike(both: Callable[..., tuple[Chat, Chat]]) -> None:
+    own, other = both(max_tokens=40, think_budget=5)
+    for form in (Form.of_object("--format"), None):
+        for chat in (own, other):
+            chat.form = form
+        for question in ("draw", "think"):
+            assert say(own, question)[:8] == say(other, question)[:8]
+    own.form = other.form = Form.of_schema({"type": "nothing"}, "--schema")
+    for chat in (own, other):
+        with pytest.raises(KtError, match="--schema"):
+            list(chat.ask("draw"))
+
+
+def test_a_cancelled_answer_leaves_nothing_behind(tmp_path: Path) -> None:
+    speaker, path = model(tmp_path), tmp_path / "1.sock"
+    with served(speaker, path):
+        free = speaker.engine.pools.pages.available
+        chat = Chat(partner(path, speaker))
+        count = random.Random(0)
+        for way in range(6):
+            stops = threading.Event()
+            for n, _ in enumerate(chat.ask("long", cancelled=stops.is_set)):
+                if n == count.randrange(30) or n > 40:
+                    if way % 2:
+                        break  # nobody listens any more
+                    stops.set()
+            assert chat.reply is not None and chat.reply.finish is Finish.CANCELLED
+        assert say(chat, "hi")[3] is Finish.STOP
+        for _ in range(400):
+            if speaker.engine.pools.pages.available == free:
+                break
+            time.sleep(0.005)
+        assert speaker.engine.pools.pages.available == free
+
+
+def test_a_server_that_goes_away_keeps_the_conversation_and_may_come_back(tmp_path: Path) -> None:
+    speaker, path = model(tmp_path / "m"), tmp_path / "1.sock"
+    with served(speaker, path):
+        chat = Chat(partner(path, speaker))
+        say(chat, "hi")
+    with pytest.raises(NotFound, match="at port 1 has ended"):
+        say(chat, "draw")
+    assert len(chat.conversation.turns) == 2
+    with served(speaker, path):
+        assert say(chat, "hi")[3] is Finish.STOP
+    assert len(chat.conversation.turns) == 4
+    other = replace(speaker, pack="other", name="else")
+    with served(other, path), pytest.raises(KtError, match="not served here any more"):
+        say(chat, "hi")
+
+
+def test_a_server_that_dies_in_an_answer_leaves_what_was_said(tmp_path: Path) -> None:
+    speaker, path = model(tmp_path / "m"), tmp_path / "1.sock"
+    with served(speaker, path):
+        found = partner(path, speaker)
+    stats = {"prompt_tokens": 9}
+    began = {"type": "began", "clocks": []}
+    token = {"type": "chosen", "id": found.voice.tokenizer.encode("h")[0], "stats": stats}
+    lines = [json.dumps(each).encode() for each in (began, token)]
+    chat = Chat(found)
+    with unix_socket(path) as listening, pytest.raises(KtError, match="has ended"):
+        pieces = chat.ask("hello")
+        listening.settimeout(9)
+
+        def answer() -> None:
+            client = listening.accept()[0]
+            client.recv(1 << 16)
+            client.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + b"\n".join(lines) + b"\n{")
+            client.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            list(pieces)
+        finally:
+            thread.join()
+    assert chat.conversation.messages[-1] == {"role": "assistant", "content": "h"}
+
+
+def test_only_the_owner_of_the_socket_may_send_ids(tmp_path: Path) -> None:
+    speaker, path = model(tmp_path), tmp_path / "1.sock"
+    with served(speaker, path, Rules("secret")) as server:
+        headers = {"Authorization": "Bearer secret"}
+        for method, way in (("GET", PATH), ("POST", f"{PATH}/generate")):
+            answer = requests.request(
+                method, server.url + way, headers=headers, data=b"{}", timeout=9
+            )
+            assert answer.status_code == 404
+        assert (
+            PATH
+            not in requests.get(f"{server.url}/openapi.json", headers=headers, timeout=9).json()[
+                "paths"
+            ]
+        )
+        assert facts_of(ServerPlace(path, "fake"), PACK) is not None
+        assert facts_of(ServerPlace(path, "fake"), "another") is None
+
+
+WRONG: list[dict[str, object]] = [
+    {"ids": []},
+    {"ids": [1 << 40]},
+    {"ids": [-1]},
+    {"ids": "x"},
+    {"drawn": -1},
+    {"drawn": 1 << 63},
+    {"sampling": {"temperature": -1}},
+    {"max_tokens": -1},
+    {"held": {"form": {"notation": "JSON schema", "said": 3, "field": "f"}, "prompt": ""}},
+    {"held": {"form": {"notation": "rhyme", "said": 3, "field": "f"}, "prompt": ""}},
+    {"stop_ids": [None]},
+    {"pack": "another"},
+]
+HARMLESS: list[dict[str, object]] = [
+    {},
+    {"marks": [-5, 1 << 40]},
+    {"depths": "AA" * 90},
+    {"said": 3},
+]
+
+
+def test_wrong_requests_are_refused_or_harmless(tmp_path: Path) -> None:
+    speaker, path = model(tmp_path), tmp_path / "1.sock"
+    ids = speaker.voice.tokenizer.encode("<|user|>hi<|end|><|assistant|>")
+    with served(speaker, path):
+        for each in (*WRONG, *HARMLESS):
+            body = {"pack": PACK, "ids": ids, "sampling": {}, "max_tokens": 2, **each}
+            exchange = Exchange(
+                ServerPlace(path, "fake"), f"{PATH}/generate", msgspec.json.encode(body)
+            )
+            if each in WRONG:
+                with pytest.raises(KtError) as caught:
+                    exchange.whole(9)
+                assert "mistake" not in str(caught.value), each
+            else:
+                last = exchange.whole(9).splitlines()[-1]
+                assert json.loads(last)["finish"] == "length", each
+
+
+def test_drafts_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
+    speaker, path = model(tmp_path), tmp_path / "1.sock"
+    assert speaker.engine.step_times is None
+    with served(speaker, path), pytest.raises(UsageError, match="could change answers"):
+        Chat(partner(path, speaker), None, DraftWish.parse("3", "--draft"))
+
+
+def test_a_model_that_was_let_go_is_loaded_again(tmp_path: Path) -> None:
+    speaker, path = model(tmp_path), tmp_path / "1.sock"
+    other = replace(model(tmp_path / "other"), name="other", pack="b")
+    models = [ScriptedModel(speaker), ScriptedModel(other)]
+    with unix_socket(path) as owners, serving_models(models, more=[owners]) as server:
+        chat = Chat(partner(path, speaker))
+        assert say(chat, "hi")[3] is Finish.STOP
+        assert facts_of(ServerPlace(path, ""), "b") == LoadableEngine("other")
+        assert load(ServerPlace(path, ""), "b").model == "other" and len(server.loaded) == 2
+        server.residency.drop(models[0])
+        while "fake" in server.loaded:
+            time.sleep(0.005)
+        assert say(chat, "hi")[3] is Finish.STOP
+        assert sorted(server.loaded) == ["fake", "other"]
+        models[1].fails, models[1].log[:] = KtError("it is damaged"), []
+        server.residency.drop(models[1])
+        while "other" in server.loaded:
+            time.sleep(0.005)
+        with pytest.raises(KtError, match="damaged"):
+            load(ServerPlace(path, ""), "b")
