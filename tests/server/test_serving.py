@@ -16,6 +16,7 @@ import pytest
 import requests
 from server.running import Running, running, scripted
 
+from ktcli.commands import serve
 from ktcli.engine.request import Finish, Finished, GenerationRequest
 from ktcli.engine.scheduler import Limits
 from ktcli.errors import Busy, KtError, NotFound, UsageError
@@ -301,6 +302,17 @@ def test_sockets_say_what_is_wrong_with_them(tmp_path: Path) -> None:
         unix_socket(path)
     with unix_socket(path):  # what a server that was killed left behind is replaced
         assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_ollamas_port_is_listened_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tcp_socket("127.0.0.1", 0) as first, tcp_socket("127.0.0.1", 0) as second:
+        ports = [each.getsockname()[1] for each in (first, second)]
+    with serve._at_ports("127.0.0.1", [*ports, ports[0]]) as listening:
+        assert [each.getsockname()[1] for each in listening] == ports
+        monkeypatch.setattr(serve, "OLLAMA_PORT", ports[1])
+        with pytest.raises(Busy) as caught, serve._at_ports("127.0.0.1", ports[1:]):
+            pass
+    assert "leave --ollama out" in (caught.value.hint or "")
 
 
 def test_the_command_serves_in_the_background_and_ends_at_a_signal(
