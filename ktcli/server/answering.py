@@ -17,6 +17,7 @@ from ktcli.server.refusal import Refusal
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 ALIVE_S = 5.0  # of silence, after which a stream shows that it is alive
 SEND_S = 60.0  # in which a client must take what is sent
@@ -27,7 +28,7 @@ class WireReply(Protocol):
     """The answers in the shape of one API."""
 
     media_type: str
-    alive: bytes  # what shows that a stream is alive; empty: nothing can
+    alive: bytes  # what shows that a stream is alive
 
     def begin(self) -> bytes:
         """The beginning of a stream."""

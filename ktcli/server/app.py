@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -14,23 +13,27 @@ from starlette.routing import Route
 
 from ktcli.errors import KtError
 from ktcli.server import engineapi, own
+from ktcli.server.answering import App
+from ktcli.server.anthropic.messages import STREAM as ANTHROPIC
 from ktcli.server.anthropic.messages import count_tokens, messages
 from ktcli.server.anthropic.messages import error_of as anthropic_error
 from ktcli.server.enginewire import PATH
-from ktcli.server.guard import App, Guard
+from ktcli.server.guard import Guard
 from ktcli.server.house import House, house_of
 from ktcli.server.ollama import models as ollama
+from ktcli.server.ollama.chat import STREAM as OLLAMA
 from ktcli.server.ollama.chat import chat, generate
 from ktcli.server.openai.chat import chat_completions
+from ktcli.server.openai.envelope import STREAM as OPENAI
 from ktcli.server.openai.envelope import encode, error_of
 from ktcli.server.openai.models import model, models
+from ktcli.server.openai.responses import STREAM as RESPONSES
 from ktcli.server.openai.responses import input_tokens, kept, responses
 from ktcli.server.openai.text import completions
 from ktcli.server.openapi import openapi
 from ktcli.server.page import files as page
+from ktcli.server.patience import Handler, StreamStyle, patient
 from ktcli.server.refusal import Refusal
-
-Handler = Callable[[Request], Awaitable[App]]
 
 
 def application(house: House) -> App:
@@ -42,15 +45,15 @@ def application(house: House) -> App:
         Route(f"{PATH}/load", engineapi.load, methods=["POST"], include_in_schema=False),
         Route(f"{PATH}/generate", engineapi.generate, methods=["POST"], include_in_schema=False),
         Route("/metrics", own.metrics),
-        Route("/tokenize", own.tokenize, methods=["POST"]),
-        Route("/detokenize", own.detokenize, methods=["POST"]),
+        Route("/tokenize", _patient(own.tokenize), methods=["POST"]),
+        Route("/detokenize", _patient(own.detokenize), methods=["POST"]),
         Route("/cancel/{id}", own.cancel, methods=["POST"]),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
-        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-        Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/responses", responses, methods=["POST"]),
-        Route("/v1/responses/input_tokens", input_tokens, methods=["POST"]),
+        Route("/v1/chat/completions", _patient(chat_completions, OPENAI), methods=["POST"]),
+        Route("/v1/completions", _patient(completions, OPENAI), methods=["POST"]),
+        Route("/v1/responses", _patient(responses, RESPONSES), methods=["POST"]),
+        Route("/v1/responses/input_tokens", _patient(input_tokens), methods=["POST"]),
         Route(
             "/v1/responses/{other:path}",
             kept,
@@ -63,16 +66,16 @@ def application(house: House) -> App:
         Route("/api/tags", ollama.tags),
         Route("/api/ps", ollama.running),
         Route("/api/show", ollama.show, methods=["POST"]),
-        Route("/api/chat", chat, methods=["POST"]),
-        Route("/api/generate", generate, methods=["POST"]),
+        Route("/api/chat", _patient(chat, OLLAMA), methods=["POST"]),
+        Route("/api/generate", _patient(generate, OLLAMA), methods=["POST"]),
         Route(
             "/api/{other:path}",
             ollama.unsupported,
             methods=["POST", "DELETE"],
             include_in_schema=False,
         ),
-        Route("/v1/messages", messages, methods=["POST"]),
-        Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+        Route("/v1/messages", _patient(messages, ANTHROPIC), methods=["POST"]),
+        Route("/v1/messages/count_tokens", _patient(count_tokens), methods=["POST"]),
     ]
     routes.append(Route("/openapi.json", openapi(routes, has_key=bool(house.rules.key))))
     kinds = (HTTPException, Refusal, KtError, Exception)
@@ -80,6 +83,11 @@ def application(house: House) -> App:
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.house = house
     return Guard(app, house.rules, refused, house.log)
+
+
+def _patient(handler: Handler, style: StreamStyle | None = None) -> Handler:
+    """A handler that waits for a model with its client; see `patient`."""
+    return patient(handler, style, _refusal)
 
 
 def refused(path: str, refusal: Refusal) -> tuple[bytes, dict[str, str]]:
@@ -100,14 +108,19 @@ def _of_mistake(error: Exception) -> str:
     return f"kt made a mistake ({type(error).__name__} in {where}); the server goes on"
 
 
-async def _failed(request: Request, error: Exception) -> Response:
+def _refusal(request: Request, error: Exception) -> Refusal:
+    """What a client is told of an error; mistakes of kt's own are told to whoever runs the server, too."""
     if isinstance(error, HTTPException):
         said = {404: f"there is no {request.url.path[:200]} here", 405: "not this method"}
-        refusal = Refusal(error.status_code, said.get(error.status_code, error.detail))
-    else:
-        refusal = Refusal.of(error)
-        if refusal.code == "internal_error":
-            house_of(request).listener.warn(_of_mistake(error))
+        return Refusal(error.status_code, said.get(error.status_code, error.detail))
+    refusal = Refusal.of(error)
+    if refusal.code == "internal_error":
+        house_of(request).listener.warn(_of_mistake(error))
+    return refusal
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    refusal = _refusal(request, error)
     body, headers = refused(request.url.path, refusal)
     more = (
         getattr(error, "headers", None) or {}

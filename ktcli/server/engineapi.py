@@ -26,7 +26,7 @@ from ktcli.engine.request import (
 )
 from ktcli.engine.sampler import Sampler
 from ktcli.errors import KtError
-from ktcli.server.answering import ALIVE_S, Receive, Scope, Send, send_body, send_start
+from ktcli.server.answering import ALIVE_S, App, Receive, Scope, Send, send_body, send_start
 from ktcli.server.body import body_of
 from ktcli.server.enginewire import (
     Began,
@@ -39,7 +39,7 @@ from ktcli.server.enginewire import (
     Over,
     ReadOn,
 )
-from ktcli.server.guard import NOTED, App, is_owner
+from ktcli.server.guard import NOTED, is_owner
 from ktcli.server.house import House, compiled, house_of
 from ktcli.server.metrics import Metrics
 from ktcli.server.model import ServedModel
@@ -84,7 +84,7 @@ async def _source(house: House, pack: str) -> ModelSource:
         if loaded is not None and loaded.model.speaker.pack == pack:
             return each
         with contextlib.suppress(KtError):  # a damaged model is none
-            if loaded is None and (await asyncio.to_thread(each.facts)).identity == pack:
+            if loaded is None and (await house.facts(each)).identity == pack:
                 return each
     raise Refusal(404, "the model is not served here any more", "pack", "model_not_found")
 
@@ -159,7 +159,9 @@ class EngineAnswering:
         sampler = Sampler(asked.sampling)
         sampler.skip(asked.drawn)
         try:
-            self.answer: Answer = self._model.thread.submit(request, self._hear, sampler)
+            self.answer: Answer = self._model.thread.submit(
+                request, self._hear, sampler, asked.caller
+            )
         except BaseException:
             lease.release()
             raise

@@ -11,6 +11,7 @@ from ktcli.engine.request import Answer, Event, Finish, Finished, GenerationRequ
 from ktcli.engine.sampler import Sampler
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.errors import Busy, KtError
+from ktcli.server.timelines import Timelines
 
 Hear = Callable[[Event], None]
 
@@ -32,6 +33,7 @@ class EngineThread:
         self.last_work_s = time.monotonic()
         self._after_step = after_step
         self._hearers: dict[Answer, Hear] = {}
+        self._timelines = Timelines(engine)
         self._work = threading.Condition()
         self._ends_s: float | None = (
             None  # until when answers may go on; None: nobody has closed it
@@ -40,12 +42,17 @@ class EngineThread:
         self._thread.start()
 
     def submit(
-        self, request: GenerationRequest, hear: Hear, sampler: Sampler | None = None
+        self,
+        request: GenerationRequest,
+        hear: Hear,
+        sampler: Sampler | None = None,
+        conversation: str = "",
     ) -> Answer:
         """Takes a request; `hear` gets its events on the engine's thread, one after the other.
 
         Args:
             sampler: goes on with this random sequence; None: a new one.
+            conversation: the name of one whose next answer may follow, see `Timelines`; empty: none does.
         Raises:
             Busy: the thread ends, and takes nothing any more.
             QueueFull, ContextFull, UsageError: see `Scheduler.submit`.
@@ -53,7 +60,13 @@ class EngineThread:
         with self._work:
             if self._ends_s is not None:
                 raise Busy("the server is about to end", hint="ask again when it is back")
-            answer = self.scheduler.submit(request, sampler=sampler)
+            sequence = self._timelines.take(conversation)
+            try:
+                answer = self.scheduler.submit(request, sampler=sampler, sequence=sequence)
+            except BaseException:
+                self._timelines.give_up(sequence)
+                raise
+            self._timelines.begin(answer, conversation, sequence)
             self._hearers[answer] = hear
             self._work.notify()
         return answer
@@ -68,13 +81,15 @@ class EngineThread:
     def _run(self) -> None:
         while True:
             with self._work:
-                while self.scheduler.idle and self._ends_s is None:
+                while self.scheduler.idle and self._ends_s is None and not self._timelines.due:
                     self._work.wait()
+                self._timelines.sweep()
                 ends = self._ends_s
             if ends is not None and (self.scheduler.idle or time.monotonic() >= ends):
                 break
             self._tell(self._step())
         self._tell(self.scheduler.close())
+        self._timelines.close()
 
     def _step(self) -> list[Event]:
         """The events of a step; one that fails in a way that nobody foresaw ends all answers."""
@@ -96,6 +111,9 @@ class EngineThread:
             for event in events:
                 if isinstance(event, Finished):
                     del self._hearers[event.answer]
+                    # Whoever else is at work may need the room.
+                    keep = event.finish is not Finish.FAILED and self.scheduler.idle
+                    self._timelines.end(event.answer, keep=keep)
         for hear, event in heard:
             hear(event)
         self._after_step()

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from ktcli.server.answering import Receive, Scope, Send
+from ktcli.server.answering import App, Receive, Scope, Send
 from ktcli.server.house import Rules
 from ktcli.server.page.files import PATHS
 from ktcli.server.refusal import Refusal
@@ -25,7 +25,6 @@ BODY_S = 30.0  # in which a body must be there
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 OPEN_PATHS = PATHS | {"/health"}  # that need no key
 
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Refuse = Callable[[str, Refusal], tuple[bytes, dict[str, str]]]
 Log = Callable[[dict[str, Any]], None]
 NOTED = "kt.noted"  # the key of a scope under which handlers note what the log should say

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from starlette.requests import Request
 
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.chat.grammar.compiler import COMPILE_S, GrammarCompiler, GrammarConstraint
-from ktcli.errors import UsageError
+from ktcli.errors import KtError, UsageError
 from ktcli.server.catalogue import Catalogue
 from ktcli.server.generation import Generation, Wish
 from ktcli.server.jobs import Jobs
@@ -22,7 +23,7 @@ from ktcli.server.model import ServedModel
 from ktcli.server.prompts import EncodedPrompt, PromptMaker
 from ktcli.server.refusal import Refusal, about
 from ktcli.server.residency import Lease, Residency
-from ktcli.server.source import ModelSource
+from ktcli.server.source import ModelFacts, ModelSource
 
 T = TypeVar("T")
 
@@ -93,6 +94,26 @@ class House:
         found = await self.catalogue.models()
         own = self.catalogue.own.key
         return sorted(found, key=lambda each: (each.key != own, self.residency.find(each) is None))
+
+    async def facts(self, source: ModelSource) -> ModelFacts:
+        """Says what is known of a model, in memory or not.
+
+        Raises:
+            KtError: its files are damaged, or not there any more.
+        """
+        loaded = self.residency.find(source)
+        return loaded.facts if loaded else await asyncio.to_thread(source.facts)
+
+    async def rows(self, row: Callable[[ModelSource, ModelFacts, str], T]) -> list[T]:
+        """What a list says of each model of the library, the server's own under each of its names; damaged ones are
+        left out."""
+        found = []
+        for each in await self.models():
+            more = self.rules.aliases if each is self.catalogue.own else ()
+            with contextlib.suppress(KtError):
+                facts = await self.facts(each)
+                found += [row(each, facts, name) for name in (each.name, *more)]
+        return found
 
     async def lease(self, name: str, keep_s: float | None = None) -> Lease:
         """Returns a lease of the model that a request names, which is loaded if it is not in memory.

@@ -115,7 +115,7 @@ def openapi_document(routes: Sequence[Route], *, has_key: bool) -> dict[str, Any
 
 def _operation(route: Route, method: str) -> dict[str, Any]:
     """What a path does."""
-    body = BODIES.get(route.endpoint)
+    body = BODIES.get(inspect.unwrap(route.endpoint))
     content: dict[str, Any] = {kind: {"schema": {}} for kind in _media_types(route, body)}
     error = {
         "description": "The request is refused, or failed.",
@@ -139,7 +139,7 @@ def _operation(route: Route, method: str) -> dict[str, Any]:
 def _media_types(route: Route, body: type[msgspec.Struct] | None) -> list[str]:
     """The types of what a path sends."""
     streams = body is not None and "stream" in body.__struct_fields__
-    if not streams or route.endpoint in _COUNTING:
+    if not streams or inspect.unwrap(route.endpoint) in _COUNTING:
         return _OTHER_TYPES.get(route.path, [_JSON])
     return [_JSON, _LINES if route.path.startswith("/api/") else _EVENTS]
 

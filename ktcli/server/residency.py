@@ -31,7 +31,7 @@ from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.server.jobs import Jobs
 from ktcli.server.model import ServedModel
 from ktcli.server.refusal import Refusal
-from ktcli.server.source import FOREVER, ModelSource, Opened
+from ktcli.server.source import FOREVER, ModelFacts, ModelSource, Opened
 
 T = TypeVar("T")
 
@@ -41,6 +41,7 @@ class LoadedModel:
     """A model that is in memory.
 
     Attributes:
+        facts: of its files, which may have been removed since.
         keep_s: the seconds that it stays there when nobody uses it.
         leases: how many use it.
         used_s: when the last of them ended, `time.monotonic`.
@@ -50,6 +51,7 @@ class LoadedModel:
     model: ServedModel
     opened: Opened
     fit: MemoryFit
+    facts: ModelFacts
     keep_s: float
     changed: asyncio.Event
     leases: int = 0
@@ -284,11 +286,12 @@ class Residency:
         return bool(idle)
 
     async def _load(self, source: ModelSource, fit: MemoryFit) -> None:
+        facts = await self._beside(source.facts)
         voice = await asyncio.wrap_future(self._jobs.ask(source.read_voice))
         opened = await self._beside(lambda: source.open(voice, fit, lambda: self._stopping))
         model = ServedModel(opened.speaker, self._limits)
         self._loaded[source.key] = LoadedModel(
-            source, model, opened, fit, source.keep_s, self._changed
+            source, model, opened, fit, facts, source.keep_s, self._changed
         )
         self._hand_out()
 
@@ -306,6 +309,7 @@ class Residency:
         finally:
             opened.forget()
             model.forget()
+        if not self._stopping:
             await self._beside(give_back_memory)
 
     async def _close_due(self) -> bool:

@@ -115,6 +115,9 @@ def test_every_turn_is_the_same(both: Callable[..., tuple[Chat, Chat]]) -> None:
     questions = ["hi", "draw", "draw again", "think", "hi " * 50, "draw"]
     for question in questions:
         assert say(own, question) == say(other, question)
+        # What ends within a page is not computed again either.
+        reused = [chat.reply.stats.reused_tokens for chat in (own, other) if chat.reply]
+        assert reused[0] == reused[1]
     assert len({tuple(turn["content"]) for turn in other.conversation.messages}) > 8
     for chat in (own, other):
         for _ in range(2):
@@ -158,7 +161,7 @@ def test_forms_hold_alike(both: Callable[..., tuple[Chat, Chat]]) -> None:
 
 def test_a_cancelled_answer_leaves_nothing_behind(tmp_path: Path) -> None:
     speaker, path = model(tmp_path), tmp_path / "1.sock"
-    with served(speaker, path):
+    with served(speaker, path) as server:
         free = speaker.engine.pools.pages.available
         chat = Chat(partner(path, speaker))
         count = random.Random(0)
@@ -171,6 +174,9 @@ def test_a_cancelled_answer_leaves_nothing_behind(tmp_path: Path) -> None:
                     stops.set()
             assert chat.reply is not None and chat.reply.finish is Finish.CANCELLED
         assert say(chat, "hi")[3] is Finish.STOP
+        asked = {"messages": [{"role": "user", "content": "hi"}]}
+        url = f"{server.url}/v1/chat/completions"
+        assert requests.post(url, json=asked, timeout=9).status_code == 200  # others need the room
         for _ in range(400):
             if speaker.engine.pools.pages.available == free:
                 break
@@ -308,3 +314,15 @@ def test_a_model_that_was_let_go_is_loaded_again(tmp_path: Path) -> None:
             time.sleep(0.005)
         with pytest.raises(KtError, match="damaged"):
             load(ServerPlace(path, ""), "b")
+
+
+def test_chats_that_take_turns_are_as_they_were_alone(
+    tmp_path: Path, both: Callable[..., tuple[Chat, Chat]]
+) -> None:
+    (own, first), (_, second) = both(), both()
+    for question in ("draw", "hi " * 30, "draw"):
+        wanted = say(own, question)
+        pieces = first.ask(question)
+        begun = [next(pieces)]
+        assert say(second, question) == wanted
+        assert account(first, (*begun, *pieces)) == wanted

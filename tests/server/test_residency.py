@@ -22,7 +22,7 @@ from server.test_serving import ask, health, send, until
 
 from ktcli.chat.speaker import Speaker
 from ktcli.engine.scheduler import Limits
-from ktcli.errors import BadPack, Busy, UsageError
+from ktcli.errors import BadPack, Busy, NotFound, UsageError
 from ktcli.main import main
 from ktcli.server import residency
 from ktcli.server.house import Rules
@@ -32,7 +32,7 @@ from ktcli.server.listening import tcp_socket, unix_socket
 from ktcli.server.neighbours import socket_path
 from ktcli.server.residency import Residency
 from ktcli.server.serving import Service, Serving
-from ktcli.server.source import FOREVER
+from ktcli.server.source import FOREVER, ModelFacts
 
 LONG = "x" * 3000  # an answer that goes on until it is cancelled
 
@@ -63,13 +63,14 @@ def library(one: Speaker, room: int, names: str = "abc") -> list[ScriptedModel]:
     return [made(name) for name in names]
 
 
-def heard(client: socket.socket, words: bytes) -> bytes:
+def heard(client: socket.socket, words: bytes, *, close: bool = True) -> bytes:
     """What a client hears until these words have come."""
     found = b""
     while words not in found:
         found += (data := client.recv(5000))
         assert data, found
-    client.close()
+    if close:
+        client.close()
     return found
 
 
@@ -400,3 +401,22 @@ def test_a_client_says_how_long_a_model_stays(one: Speaker) -> None:
         answer = requests.post(f"{server.url}/api/generate", json=wrong, timeout=5)
         assert answer.status_code == 400 and "keep_alive" in answer.json()["error"]
         client._client.close()
+
+
+def test_a_model_whose_files_are_gone_is_left_out_of_lists_and_answers_on(
+    one: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after kt rm while it is in memory."""
+    models = library(one, room=2)
+
+    def gone(model: ScriptedModel) -> ModelFacts:
+        raise NotFound(f"{model.name} is not in the library any more")
+
+    with serving_models(models) as server:
+        assert said(ask(server, "x", model="b")) == "b heard x"
+        monkeypatch.setattr(ScriptedModel, "facts", gone)
+        for path, of in (("/v1/models", "data"), ("/api/tags", "models"), ("/api/ps", "models")):
+            assert len(requests.get(f"{server.url}{path}", timeout=5).json()[of]) == 2
+        assert said(ask(server, "x", model="b")) == "b heard x"
+        assert ask(server, "x", model="c").status_code == 503
+        assert requests.get(f"{server.url}/v1/models/c", timeout=5).status_code == 404

@@ -17,7 +17,8 @@ from ktcli.server.anthropic.fields import MessagesBody
 from ktcli.server.body import body_of
 from ktcli.server.generation import Ended, Generation, News, Said
 from ktcli.server.house import caller_of, house_of
-from ktcli.server.openai.envelope import EVENTS, encode
+from ktcli.server.openai.envelope import ALIVE, EVENTS, encode
+from ktcli.server.patience import StreamStyle
 from ktcli.server.refusal import Refusal
 
 
@@ -47,6 +48,14 @@ async def count_tokens(request: Request) -> Response:
 def error_of(refusal: Refusal) -> dict[str, Any]:
     """The envelope of an error."""
     return {"type": "error", "error": {"type": refusal.kind, "message": refusal.message}}
+
+
+def failed_early(body: bytes, refusal: Refusal) -> bytes:
+    """A stream that failed before there were any answers."""
+    return _event(error_of(refusal))
+
+
+STREAM = StreamStyle(EVENTS, ALIVE, failed_early)
 
 
 def _event(document: dict[str, Any]) -> bytes:

@@ -18,8 +18,12 @@ from ktcli.server.generation import Ended, Generation, News, Said
 from ktcli.server.house import House, caller_of, house_of
 from ktcli.server.ollama.fields import GenerateBody, OllamaBody, OllamaChatBody
 from ktcli.server.openai.envelope import encode
+from ktcli.server.patience import StreamStyle
 from ktcli.server.prompts import EncodedPrompt, PromptMaker
 from ktcli.server.refusal import Refusal
+
+LINES = "application/x-ndjson"
+ALIVE = b" "  # before a line, where JSON ignores it
 
 
 async def chat(request: Request) -> Answering | Response:
@@ -72,11 +76,18 @@ async def _moved(house: House, body: OllamaBody, said: dict[str, Any]) -> Respon
     return Response(encode(document), media_type="application/json")
 
 
+def failed_early(body: bytes, refusal: Refusal) -> bytes:
+    """A stream that failed before there were any answers."""
+    return encode({"error": refusal.message}) + b"\n"
+
+
+STREAM = StreamStyle(LINES, ALIVE, failed_early, unless=True)
+
+
 class OllamaReply:
     """The answer as lines of JSON."""
 
-    media_type = "application/x-ndjson"
-    alive = b""  # clients read every line as an answer's
+    media_type, alive = LINES, ALIVE
 
     def __init__(self, generation: Generation, *, in_chat: bool) -> None:
         self._generation, self._in_chat = generation, in_chat

@@ -34,19 +34,14 @@ async def version(request: Request) -> Response:
 
 async def tags(request: Request) -> Response:
     """Lists the models of the library: the server's own first, then those in memory."""
-    house = house_of(request)
-    rows = []
-    for each in await house.models():
-        names = (each.name, *house.rules.aliases) if each is house.catalogue.own else (each.name,)
-        rows += [await _row(each, name) for name in names]
-    return _json({"models": rows})
+    return _json({"models": await house_of(request).rows(_row)})
 
 
 async def running(request: Request) -> Response:
     """Lists the models that are in memory."""
     rows = []
     for each in house_of(request).residency.loaded:
-        row, engine = await _row(each.source, each.model.name), each.model.speaker.engine
+        row, engine = _row(each.source, each.facts, each.model.name), each.model.speaker.engine
         about = {"size": each.fit.need_bytes, "size_vram": 0, "context_length": engine.context}
         rows.append(
             {**row, **about, "expires_at": _NEVER if each.expires is None else stamp(each.expires)}
@@ -60,7 +55,7 @@ async def show(request: Request) -> Response:
     source = await house.named(body.model or body.name)
     loaded = house.residency.find(source)
     context = loaded.model.speaker.engine.context if loaded else None
-    facts = await asyncio.to_thread(source.facts)
+    facts = await house.facts(source)
 
     def look() -> tuple[str, list[str]]:
         voice = loaded.model.voice if loaded else source.read_voice()
@@ -84,8 +79,7 @@ async def unsupported(request: Request) -> Response:
     raise Refusal(400, f"{request.url.path} is not supported; kt pull, kt rm and kt list do it")
 
 
-async def _row(source: ModelSource, name: str) -> dict[str, Any]:
-    facts = await asyncio.to_thread(source.facts)
+def _row(source: ModelSource, facts: ModelFacts, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "model": name,

@@ -8,6 +8,7 @@ import msgspec
 
 from ktcli.engine.request import Finish, Stats
 from ktcli.server.generation import Generation
+from ktcli.server.patience import StreamStyle
 from ktcli.server.refusal import Refusal
 
 EVENTS = "text/event-stream"
@@ -36,6 +37,14 @@ def error_of(refusal: Refusal) -> dict[str, Any]:
         "code": refusal.code or None,
     }
     return {"error": said}
+
+
+def failed_stream(body: bytes, refusal: Refusal) -> bytes:
+    """A stream that failed before there were any answers."""
+    return line(error_of(refusal)) + DONE
+
+
+STREAM = StreamStyle(EVENTS, ALIVE, failed_stream)
 
 
 def usage(generation: Generation, thought_tokens: int) -> dict[str, Any]:

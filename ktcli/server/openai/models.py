@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -12,18 +11,16 @@ from starlette.responses import Response
 from ktcli.server.house import House, house_of
 from ktcli.server.openai.envelope import encode, error_of
 from ktcli.server.refusal import Refusal
-from ktcli.server.source import ModelSource
+from ktcli.server.source import ModelFacts, ModelSource
 
 
 async def models(request: Request) -> Response:
     """Lists them: the server's own first, then those in memory."""
     house = house_of(request)
-    rows = []
-    for each in await house.models():
-        names = (each.name, *house.rules.aliases) if each is house.catalogue.own else (each.name,)
-        rows += [await _row(house, each, name) for name in names]
+    rows = await house.rows(lambda source, facts, name: _row(house, source, facts, name))
     said = {"object": "list", "data": rows, "has_more": False}
-    said |= {"first_id": rows[0]["id"], "last_id": rows[-1]["id"]}
+    ends = {"first_id": rows[0]["id"], "last_id": rows[-1]["id"]} if rows else {}
+    said |= {"first_id": None, "last_id": None, **ends}
     return Response(encode(said), media_type="application/json")
 
 
@@ -34,11 +31,12 @@ async def model(request: Request) -> Response:
     if found is None:
         refusal = Refusal(404, f"there is no model {name[:200]!r} here", "model", "model_not_found")
         return Response(encode(error_of(refusal)), 404, media_type="application/json")
-    return Response(encode(await _row(house, found, name)), media_type="application/json")
+    return Response(
+        encode(_row(house, found, await house.facts(found), name)), media_type="application/json"
+    )
 
 
-async def _row(house: House, source: ModelSource, name: str) -> dict[str, Any]:
-    facts = await asyncio.to_thread(source.facts)
+def _row(house: House, source: ModelSource, facts: ModelFacts, name: str) -> dict[str, Any]:
     loaded = house.residency.find(source)
     context = loaded.model.speaker.engine.context if loaded else facts.context
     about = {"n_ctx": context, "n_vocab": facts.vocab, "size": facts.size_bytes}

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ktcli.engine.request import Finish
 from ktcli.errors import ContextFull
-from ktcli.server.answering import Answering
+from ktcli.server.answering import Answering, App
 from ktcli.server.body import body_of
 from ktcli.server.generation import Ended, Generation, News, Said
-from ktcli.server.guard import App
 from ktcli.server.house import caller_of, house_of
 from ktcli.server.openai.envelope import ALIVE, EVENTS, encode, error_of
 from ktcli.server.openai.output import OutputItems
 from ktcli.server.openai.response_document import failure, response_document
 from ktcli.server.openai.response_fields import ResponseBody
+from ktcli.server.patience import StreamStyle
 from ktcli.server.refusal import Refusal
 
 
@@ -131,6 +132,15 @@ class ResponseReply:
             "output_tokens_details": {"reasoning_tokens": self._items.thought_tokens},
             "total_tokens": read + said,
         }
+
+
+def failed_early(body: bytes, refusal: Refusal) -> bytes:
+    """A stream that failed before there were any answers."""
+    asked = msgspec.json.decode(body, type=ResponseBody)
+    return _failed_stream(asked, asked.model, refusal)
+
+
+STREAM = StreamStyle(EVENTS, ALIVE, failed_early)
 
 
 def _failed_stream(body: ResponseBody, model: str, refusal: Refusal) -> bytes:
