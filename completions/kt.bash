@@ -36,7 +36,7 @@ _kt() {
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--host --port --api-key --api-key-file --parallel --model-alias --strict-model --keep-alive --log-json --background --print-unit --context --threads --numa --device --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
+                *) options='--host --port --ollama --api-key --api-key-file --parallel --model-alias --strict-model --keep-alive --log-json --background --print-unit --context --threads --numa --device --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'ps') options='--json --quiet --help' ;;
         'stop') options='--all --json --quiet --help' names='all' files='.gguf' ;;

@@ -43,6 +43,7 @@ complete -c kt -n __fish_use_subcommand -a serve -d 'Serve a model to programs t
 complete -c kt -n '__fish_seen_subcommand_from serve' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l host -d 'Address to listen at; one that other machines reach needs a key' -x -a 'ADDRESS'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l port -d 'Port to listen at' -x -a 'PORT'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l ollama -d 'Listen at Ollama’s port 11434, too, where its clients look'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key -d 'Key that clients must show' -x -a 'KEY'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key-file -d 'File with the key that clients must show; only its owner may read it' -r -F
 complete -c kt -n '__fish_seen_subcommand_from serve' -l parallel -d 'Conversations that are answered at the same time, each with the whole context' -x

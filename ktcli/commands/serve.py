@@ -7,7 +7,7 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -33,7 +33,7 @@ from ktcli.hardware.numa import asked_numa
 from ktcli.output import out
 from ktcli.store.entry import BUILTIN
 
-HOST, PORT = "127.0.0.1", 11435
+HOST, PORT, OLLAMA_PORT = "127.0.0.1", 11435, 11434
 KEEP_S = 300.0  # that a model that a request named stays in memory when nobody uses it
 
 NameArg = Annotated[
@@ -52,6 +52,12 @@ HostOpt = Annotated[
 ]
 PortOpt = Annotated[
     int, typer.Option("--port", "-p", metavar="PORT", min=1, max=65535, help="Port to listen at.")
+]
+OllamaOpt = Annotated[
+    bool,
+    typer.Option(
+        "--ollama", help=f"Listen at Ollama's port {OLLAMA_PORT}, too, where its clients look."
+    ),
 ]
 ParallelOpt = Annotated[
     int,
@@ -108,6 +114,7 @@ def serve(
     name: NameArg = None,
     host: HostOpt = HOST,
     port: PortOpt = PORT,
+    ollama: OllamaOpt = False,
     api_key: KeyOpt = None,
     api_key_file: KeyFileOpt = None,
     parallel: ParallelOpt = 4,
@@ -187,7 +194,8 @@ def serve(
         # What it takes to have the model may need an answer, and hours.
         _in_background(here, prepared(model, how).name, port)
         return
-    with contextlib.closing(_at_port(host, port)) as listening, _owners_socket(port) as owners:
+    ports = (port, OLLAMA_PORT) if ollama else (port,)
+    with _at_ports(host, ports) as listening, _owners_socket(port) as owners:
         own_s, others_s = (FOREVER, KEEP_S) if kept_s is None else (kept_s, kept_s)
         own = StoredModel(prepared(model, how), lasting_name(model), how, own_s)
         said = f"serving {own.name} at {address}"
@@ -201,7 +209,7 @@ def serve(
             shorten(log_path(port))
 
         others, limits = LibraryReader(own, how, others_s), Limits(active=parallel)
-        sockets = [listening, *owners]
+        sockets = [*listening, *owners]
         Serving(Service(own, sockets, rules, others, limits, out, log, ready)).run()
     out.note("the server has ended")
 
@@ -238,6 +246,14 @@ def _print_unit(here: typer.Context, model: str) -> None:
     out.result({}, unit(model, program, config.environment()), exact=True)
 
 
+@contextlib.contextmanager
+def _at_ports(host: str, ports: Iterable[int]) -> Iterator[list[socket.socket]]:
+    """The sockets at an address."""
+    with contextlib.ExitStack() as held:
+        made = (contextlib.closing(_at_port(host, port)) for port in dict.fromkeys(ports))
+        yield [held.enter_context(each) for each in made]
+
+
 def _at_port(host: str, port: int) -> socket.socket:
     """The socket at an address; another server of this library that has it is named.
 
@@ -256,6 +272,9 @@ def _at_port(host: str, port: int) -> socket.socket:
                     f"a server of {other.name} has port {port} already (process {other.pid})",
                     hint=f"kt stop {port} ends it; {error.hint}",
                 ) from error
+        if port == OLLAMA_PORT:
+            hint = "end Ollama if it runs, or leave --ollama out"
+            raise Busy(str(error), hint=hint) from error
         raise
 
 

@@ -74,7 +74,7 @@ class Answering:
 
     async def _streamed(self, send: Send) -> None:
         reply, generation = self._reply, self._generation
-        await send_start(send, 200, reply.media_type, {"Cache-Control": "no-cache"})
+        await self._start(send, 200, reply.media_type, {"Cache-Control": "no-cache"})
         await send_body(send, reply.begin())
         said_s = time.monotonic()
         while not generation.over and self._error is None:
@@ -91,12 +91,18 @@ class Answering:
         while not self._generation.over and self._error is None:
             self._taken(await self._generation.news(_WAIT_S))
         if self._error is None:
-            await send_start(send, 200, "application/json", {})
+            await self._start(send, 200, "application/json", {})
             await send_body(send, self._reply.whole(), more=False)
             return
         refusal = Refusal.of(self._error)
-        await send_start(send, refusal.status, "application/json", refusal.headers)
+        await self._start(send, refusal.status, "application/json", refusal.headers)
         await send_body(send, self._reply.refused(refusal), more=False)
+
+    async def _start(
+        self, send: Send, status: int, media_type: str, headers: dict[str, str]
+    ) -> None:
+        about = {"X-Request-Id": self._generation.id, **headers}
+        await send_start(send, status, media_type, about)
 
     def _taken(self, news: list[News]) -> bytes:
         for each in news:

@@ -47,6 +47,7 @@ def application(house: House) -> App:
         Route("/metrics", own.metrics),
         Route("/tokenize", _patient(own.tokenize), methods=["POST"]),
         Route("/detokenize", _patient(own.detokenize), methods=["POST"]),
+        Route("/cancel/{id}", own.cancel, methods=["POST"]),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/v1/chat/completions", _patient(chat_completions, OPENAI), methods=["POST"]),

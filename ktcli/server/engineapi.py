@@ -27,6 +27,7 @@ from ktcli.engine.request import (
 from ktcli.engine.sampler import Sampler
 from ktcli.errors import KtError
 from ktcli.server.answering import ALIVE_S, App, Receive, Scope, Send, send_body, send_start
+from ktcli.server.body import body_of
 from ktcli.server.enginewire import (
     Began,
     EngineFacts,
@@ -39,7 +40,7 @@ from ktcli.server.enginewire import (
     ReadOn,
 )
 from ktcli.server.guard import NOTED, is_owner
-from ktcli.server.house import House, body_of, compiled, house_of
+from ktcli.server.house import House, compiled, house_of
 from ktcli.server.metrics import Metrics
 from ktcli.server.model import ServedModel
 from ktcli.server.refusal import Refusal

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
-import msgspec
 from starlette.requests import Request
 
 from ktcli.assembly.listener import SILENT, Listener
@@ -90,6 +90,7 @@ class House:
     looks: dict[tuple[str, str], Look] = field(default_factory=dict)
     since: int = field(default_factory=lambda: int(time.time()))
     metrics: Metrics = field(init=False)
+    answering: WeakValueDictionary[str, Generation] = field(default_factory=WeakValueDictionary)
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.residency)
@@ -175,7 +176,9 @@ class House:
         """
         prompt = await self.prompt(lease.model, make)
         constraints = await _constraints(lease.model, prompt, wish)
-        return Generation(lease, prompt, wish, self.metrics, constraints)
+        made = Generation(lease, prompt, wish, self.metrics, constraints)
+        self.answering[made.id] = made
+        return made
 
     async def prompt(
         self, model: ServedModel, make: Callable[[PromptMaker], EncodedPrompt]
@@ -217,24 +220,6 @@ async def compiled(grammars: GrammarCompiler, field: str, compile: Callable[[], 
         raise UsageError(
             f"{field} takes more than {COMPILE_S:.0f} seconds to compile, a simpler one is needed"
         ) from error
-
-
-async def body_of(request: Request, kind: type[T]) -> T:
-    """The body of a request.
-
-    Raises:
-        Refusal: it is no JSON of this kind; the field is named.
-    """
-    try:
-        return msgspec.json.decode(await request.body(), type=kind)
-    except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$")
-        field_ = where.rstrip("`").lstrip(".")
-        raise Refusal(400, f"{field_ or 'the request'}: {what}", field_, "invalid_type") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refusal(400, f"the request is no JSON: {error}", "", "invalid_json") from error
-    except RecursionError as error:
-        raise Refusal(400, "the request is nested too deep", "", "invalid_json") from error
 
 
 def house_of(request: Request) -> House:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ktcli.server.house import body_of, house_of
+from ktcli.server.body import body_of
+from ktcli.server.house import caller_of, house_of
 from ktcli.server.neighbours import LoadedStatus, Status
 from ktcli.server.refusal import Refusal
 from ktcli.server.residency import LoadedModel
@@ -100,6 +102,16 @@ async def detokenize(request: Request) -> Response:
         house.jobs.ask(lambda: tokenizer.decode(body.tokens, special=True))
     )
     return _json({"content": text, "prompt": text})
+
+
+async def cancel(request: Request) -> Response:
+    """Ends an answer of the same caller at the next step, by its id with or without what an API puts before that."""
+    house, id = house_of(request), request.path_params["id"]
+    found = house.answering.get(re.sub(r"^.*[-_]", "", id))
+    if found is None or found.over or found.prompt.caller != caller_of(request):
+        raise Refusal(404, f"no answer {id[:100]!r} is being given", "", "not_found")
+    found.cancel()
+    return _json({"id": id, "cancelled": True})
 
 
 def _json(document: Any, status: int = 200) -> Response:

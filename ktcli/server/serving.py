@@ -25,6 +25,7 @@ from ktcli.server.listening import IDLE_S, Connection
 from ktcli.server.residency import Residency
 from ktcli.server.source import ModelSource
 
+_TICK_S = 1.0
 PATIENCE_S = 10.0  # that answers may go on once the server is told to stop
 
 
@@ -91,13 +92,14 @@ class Serving:
         self._stopping = True
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended
-                loop.call_soon_threadsafe(self._stop_waiting)
+                loop.call_soon_threadsafe(self._wake)
 
-    def _stop_waiting(self) -> None:
-        if self.house is not None:
-            self.house.residency.stop()
+    def _wake(self) -> None:
+        """Lets everything that waits see that the server is to end."""
         if self._server is not None:
             self._server.told.set()
+        if self.house is not None:
+            self.house.residency.stop()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -171,7 +173,7 @@ class _Server(uvicorn.Server):
     """uvicorn's server, which leaves signals to whoever runs the main thread.
 
     Attributes:
-        told: set when it is to end; uvicorn itself looks ten times a second.
+        told: set when it is to end: uvicorn itself looks ten times a second.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -179,11 +181,11 @@ class _Server(uvicorn.Server):
         self.told = asyncio.Event()
 
     async def main_loop(self) -> None:
-        """Serves until it is told to end."""
-        ways = [asyncio.create_task(each) for each in (super().main_loop(), self.told.wait())]
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for each in ways:
-            each.cancel()
+        """Waits until the server is to end; tells uvicorn the date each second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self.told.wait()
 
     def handle_exit(self, *_: Any) -> None:
         """Leaves signals to whoever runs the main thread."""

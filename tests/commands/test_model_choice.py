@@ -111,6 +111,16 @@ def test_the_conversation_goes_on_with_another_model(bench: Bench, fits: bool) -
     assert bench.alive == [0, int(fits)]  # the first one made room where both do not fit
 
 
+def test_a_model_that_a_server_has_needs_no_memory_here(bench: Bench) -> None:
+    bench.fits, bench.need = False, 3 * GIB
+    elsewhere = open_model(Ready("two", bench.folder / "two"), "two", bench.how)
+    elsewhere.place = "served at port 7"
+    bench.choice._attach = lambda ready, asked: elsewhere if ready.name == "two" else None
+    assert bench.ask("hello") == "one: hello"
+    bench.choice.go_to("two")
+    assert bench.ask("and?") == "two: and?"
+
+
 @pytest.mark.parametrize("fits", [True, False], ids=["both fit", "one fits"])
 @pytest.mark.parametrize("error", [BadPack("it is damaged"), KeyboardInterrupt()])
 def test_the_model_stays_when_the_other_cannot_be_loaded(

@@ -75,11 +75,11 @@ def partner(path: Path, speaker: Speaker) -> ServedPartner:
     return AttachedModel(ready, server, found, speaker.voice, "fake").speaker
 
 
-@pytest.fixture
-def both(tmp_path: Path) -> Iterator[Callable[..., tuple[Chat, Chat]]]:
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tuple[Chat, Chat]]]:
     """Makes two chats: with a model in this process, and with a server's."""
-    own, other = model(tmp_path / "a"), model(tmp_path / "b")
-    path = tmp_path / "1.sock"
+    folder = tmp_path_factory.mktemp("both")
+    own, other, path = model(folder / "a"), model(folder / "b"), folder / "1.sock"
     with served(other, path):
 
         def made(**settings: object) -> tuple[Chat, Chat]:
@@ -317,7 +317,7 @@ def test_a_model_that_was_let_go_is_loaded_again(tmp_path: Path) -> None:
 
 
 def test_chats_that_take_turns_are_as_they_were_alone(
-    tmp_path: Path, both: Callable[..., tuple[Chat, Chat]]
+    both: Callable[..., tuple[Chat, Chat]],
 ) -> None:
     (own, first), (_, second) = both(), both()
     for question in ("draw", "hi " * 30, "draw"):

@@ -16,6 +16,7 @@ import pytest
 import requests
 from server.running import Running, running, scripted
 
+from ktcli.commands import serve
 from ktcli.engine.request import Finish, Finished, GenerationRequest
 from ktcli.engine.scheduler import Limits
 from ktcli.errors import Busy, KtError, NotFound, UsageError
@@ -105,6 +106,31 @@ def test_a_client_that_leaves_ends_its_answer_and_its_place(server: Running, str
     assert pages.available == free
     until(lambda: server.leases == 0)
     assert ask(server, "still here?").json()["choices"][0]["message"]["content"].endswith("here?")
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "finish"),
+    [
+        ("/v1/chat/completions", {}, '"finish_reason":"length"'),
+        ("/v1/responses", {"input": "long"}, '"status":"incomplete"'),
+        ("/v1/messages", {"max_tokens": 4000}, '"stop_reason":"max_tokens"'),
+        ("/api/chat", {}, '"done_reason":"length"'),
+    ],
+)
+def test_an_answer_is_cancelled_by_its_id(
+    server: Running, path: str, more: dict[str, object], finish: str
+) -> None:
+    asked = body("long", stream=True, model="x", **more)
+    with requests.post(server.url + path, json=asked, stream=True, timeout=20) as answer:
+        id = answer.headers["x-request-id"]
+        other = requests.post(
+            f"{server.url}/cancel/{id}", headers={"x-api-key": "other"}, timeout=9
+        )
+        assert other.status_code == 404  # it is another caller's
+        said = requests.post(f"{server.url}/cancel/chatcmpl-{id}", timeout=9)
+        assert said.json() == {"id": f"chatcmpl-{id}", "cancelled": True}
+        assert finish in answer.text.replace('": ', '":')
+    assert requests.post(f"{server.url}/cancel/{id}", timeout=9).status_code == 404
 
 
 def test_more_than_may_wait_are_told_to_come_again(server: Running) -> None:
@@ -285,6 +311,17 @@ def test_sockets_say_what_is_wrong_with_them(tmp_path: Path) -> None:
         unix_socket(path)
     with unix_socket(path):  # what a server that was killed left behind is replaced
         assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_ollamas_port_is_listened_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tcp_socket("127.0.0.1", 0) as first, tcp_socket("127.0.0.1", 0) as second:
+        ports = [each.getsockname()[1] for each in (first, second)]
+    with serve._at_ports("127.0.0.1", [*ports, ports[0]]) as listening:
+        assert [each.getsockname()[1] for each in listening] == ports
+        monkeypatch.setattr(serve, "OLLAMA_PORT", ports[1])
+        with pytest.raises(Busy) as caught, serve._at_ports("127.0.0.1", ports[1:]):
+            pass
+    assert "leave --ollama out" in (caught.value.hint or "")
 
 
 def test_the_command_serves_in_the_background_and_ends_at_a_signal(

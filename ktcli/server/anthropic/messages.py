@@ -14,8 +14,9 @@ from ktcli.chat.transcript import AnswerPiece
 from ktcli.engine.request import Finish
 from ktcli.server.answering import Answering
 from ktcli.server.anthropic.fields import MessagesBody
+from ktcli.server.body import body_of
 from ktcli.server.generation import Ended, Generation, News, Said
-from ktcli.server.house import body_of, caller_of, house_of
+from ktcli.server.house import caller_of, house_of
 from ktcli.server.openai.envelope import ALIVE, EVENTS, encode
 from ktcli.server.patience import StreamStyle
 from ktcli.server.refusal import Refusal
@@ -107,7 +108,11 @@ class MessageReply:
         )
 
     def _note_end(self, ended: Ended) -> None:
-        reasons = {Finish.LENGTH: "max_tokens", Finish.CONTEXT: "model_context_window_exceeded"}
+        reasons = {
+            Finish.LENGTH: "max_tokens",
+            Finish.CANCELLED: "max_tokens",
+            Finish.CONTEXT: "model_context_window_exceeded",
+        }
         self._reason = reasons.get(ended.finish, "end_turn")
         if ended.stopped:
             self._reason, self._stop = "stop_sequence", ended.stopped

@@ -13,8 +13,9 @@ from ktcli.chat.calls.events import CallArguments, CallBegins, CallEvent
 from ktcli.chat.transcript import AnswerPiece
 from ktcli.engine.request import Finish
 from ktcli.server.answering import Answering
+from ktcli.server.body import body_of
 from ktcli.server.generation import Ended, Generation, News, Said
-from ktcli.server.house import House, body_of, caller_of, house_of
+from ktcli.server.house import House, caller_of, house_of
 from ktcli.server.ollama.fields import GenerateBody, OllamaBody, OllamaChatBody
 from ktcli.server.openai.envelope import encode
 from ktcli.server.patience import StreamStyle
@@ -115,8 +116,7 @@ class OllamaReply:
 
     def _said(self, news: News) -> bytes:
         if isinstance(news, Ended):
-            lengths = (Finish.LENGTH, Finish.CONTEXT)
-            self._reason = "length" if news.finish in lengths else "stop"
+            self._reason = "stop" if news.finish is Finish.STOP else "length"
         if not isinstance(news, Said):
             return b""
         text = thoughts = ""

@@ -8,7 +8,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ktcli.server.house import body_of, house_of
+from ktcli.server.body import body_of
+from ktcli.server.house import house_of
 from ktcli.server.ollama.chat import stamp
 from ktcli.server.openai.envelope import encode
 from ktcli.server.refusal import Refusal

@@ -14,8 +14,9 @@ from ktcli.chat.tokenizer import Tokenizer
 from ktcli.chat.transcript import AnswerPiece
 from ktcli.engine.request import Candidate, Finish, Token
 from ktcli.server.answering import Answering
+from ktcli.server.body import body_of
 from ktcli.server.generation import Ended, Generation, News, PromptProgress, Said
-from ktcli.server.house import body_of, caller_of, house_of
+from ktcli.server.house import caller_of, house_of
 from ktcli.server.openai.envelope import (
     ALIVE,
     DONE,

@@ -19,7 +19,7 @@ FINISH = {
     Finish.STOP: "stop",
     Finish.LENGTH: "length",
     Finish.CONTEXT: "length",
-    Finish.CANCELLED: "stop",
+    Finish.CANCELLED: "length",
 }
 
 

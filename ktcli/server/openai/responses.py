@@ -8,10 +8,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ktcli.engine.request import Finish
 from ktcli.errors import ContextFull
 from ktcli.server.answering import Answering, App
+from ktcli.server.body import body_of
 from ktcli.server.generation import Ended, Generation, News, Said
-from ktcli.server.house import body_of, caller_of, house_of
+from ktcli.server.house import caller_of, house_of
 from ktcli.server.openai.envelope import ALIVE, EVENTS, encode, error_of
 from ktcli.server.openai.output import OutputItems
 from ktcli.server.openai.response_document import failure, response_document
@@ -93,7 +95,7 @@ class ResponseReply:
             if isinstance(each, Said):
                 found += self._items.take(each)
             elif isinstance(each, Ended):
-                self._cut = each.finish.value in ("length", "context")
+                self._cut = each.finish is not Finish.STOP
                 found += self._items.close("incomplete" if self._cut else "completed")
         return found
 

@@ -10,8 +10,9 @@ from starlette.requests import Request
 from ktcli.chat.transcript import AnswerPiece
 from ktcli.engine.request import Token
 from ktcli.server.answering import Answering
+from ktcli.server.body import body_of
 from ktcli.server.generation import Ended, Generation, News, PromptProgress
-from ktcli.server.house import body_of, caller_of, house_of
+from ktcli.server.house import caller_of, house_of
 from ktcli.server.openai.chat import chance_of
 from ktcli.server.openai.envelope import ALIVE, DONE, EVENTS, FINISH, encode, error_of, line, usage
 from ktcli.server.openai.fields import TextBody

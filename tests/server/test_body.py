@@ -1,0 +1,75 @@
+"""Bodies of requests: how deep they are is known before they are decoded, and bounded in every API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+from hypothesis import given
+from hypothesis import strategies as st
+from server.running import Running, running, scripted
+
+from ktcli.server import body
+from ktcli.server.body import DEPTH_MOST, depth
+
+VALUES = st.recursive(
+    st.none() | st.integers() | st.text(alphabet='a"\\[]{}é', max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text('k"\\{', max_size=3), inner, max_size=4)
+    ),
+    max_leaves=200,
+)
+
+
+def depth_of(value: Any) -> int:
+    """The plain way."""
+    inner = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    )
+    return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
+
+
+@given(VALUES, st.integers(0, 100), st.booleans())
+def test_the_depth_of_a_text_is_that_of_its_value(value: Any, more: int, ascii: bool) -> None:
+    for _ in range(more):
+        value = [value]
+    data = json.dumps(value, ensure_ascii=ascii).encode()
+    exact = depth_of(value)
+    brackets = data.count(b"[") + data.count(b"{")
+    assert depth(data) == exact or exact <= depth(data) == brackets <= DEPTH_MOST
+
+
+@given(st.lists(st.text('a"\\[]', max_size=9), min_size=70, max_size=90))
+def test_a_text_that_is_cut_into_blocks_is_as_deep(texts: list[str]) -> None:
+    data = json.dumps([[text] for text in texts]).encode()
+    blocks = body._BLOCK_BYTES
+    for size in (1, 7, 64):
+        body._BLOCK_BYTES = size
+        try:
+            assert depth(data) == 2
+        finally:
+            body._BLOCK_BYTES = blocks
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(scripted(tmp_path_factory.mktemp("model"), lambda question: "yes")) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat", "/tokenize"]
+)
+def test_what_is_nested_too_deep_is_refused(server: Running, path: str) -> None:
+    nested: Any = "x"
+    for _ in range(DEPTH_MOST):
+        nested = [nested]
+    answer = requests.post(server.url + path, json={"messages": [], "x": nested}, timeout=10)
+    assert answer.status_code == 400 and f"{DEPTH_MOST + 1} deep" in answer.text
+    bomb = b'{"messages": ' + b"[" * 5_000_000
+    answer = requests.post(server.url + path, data=bomb, timeout=10)
+    assert answer.status_code == 400 and "5000001 deep" in answer.text
