@@ -26,7 +26,7 @@ from ktcli.hardware.memory import resident_bytes
 from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.main import main
 from ktcli.server.catalogue import LibraryReader
-from ktcli.server.source import FOREVER, StoredModel
+from ktcli.server.source import FOREVER, ModelFacts, StoredModel
 from ktcli.store import library
 from ktcli.store.entry import BUILTIN
 from ktcli.weights.recipe import Recipe
@@ -111,6 +111,9 @@ def test_a_load_that_nobody_wants_any_more_ends(
 
 class RandomModel(ScriptedModel):
     """A model of some size, with random weights."""
+
+    def facts(self) -> ModelFacts:
+        return ModelFacts("random", 512, 2048, 1, "", 0)
 
     def open(self, voice: Voice, fit: MemoryFit, is_stopped: Callable[[], bool]) -> ScriptedOpened:
         shape = config(
