@@ -12,6 +12,7 @@ from pathlib import Path
 from chat.fake_engine import END, TEMPLATE, FakeEngine, write_tokenizer
 from server.sources import ScriptedModel
 
+from ktcli.assembly.request import Wanted
 from ktcli.chat.speaker import Speaker
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.chat.voice import read_voice
@@ -102,7 +103,13 @@ def serving_models(
     sockets = [listening, *more]
     shelf = Shelf(models, {each.name: each for each in models})
     service = Service(
-        models[0], sockets, rules or Rules(), lambda: shelf, limits or Limits(), ready=ready.set
+        models[0],
+        sockets,
+        rules or Rules(),
+        lambda: shelf,
+        Wanted(),
+        limits or Limits(),
+        ready=ready.set,
     )
     serving = Serving(service)
     thread = threading.Thread(target=serving.run)
