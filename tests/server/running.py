@@ -90,11 +90,13 @@ def serving_models(
     more: Sequence[socket.socket] = (),
     *,
     begun: bool = True,
+    library: Callable[[], Shelf] | None = None,
 ) -> Iterator[Running]:
     """Serves a library of models, the first of which is the server's own, while the context lasts.
 
     Args:
         begun: whether to wait until the first model is loaded.
+        library: reads another library than these models.
     """
     ready = threading.Event()
     listening = tcp_socket("127.0.0.1", 0)
@@ -102,7 +104,12 @@ def serving_models(
     sockets = [listening, *more]
     shelf = Shelf(models, {each.name: each for each in models})
     service = Service(
-        models[0], sockets, rules or Rules(), lambda: shelf, limits or Limits(), ready=ready.set
+        models[0],
+        sockets,
+        rules or Rules(),
+        library or (lambda: shelf),
+        limits or Limits(),
+        ready=ready.set,
     )
     serving = Serving(service)
     thread = threading.Thread(target=serving.run)
