@@ -10,6 +10,7 @@ from ktcli.assembly.talking import Opening
 from ktcli.errors import NotEnoughMemory
 from ktcli.hardware.gpu import CPU
 from ktcli.models import build
+from ktcli.planner.memory import PROCESS_BYTES
 from ktcli.weights.pack import Pack
 
 
@@ -18,12 +19,12 @@ class HeldMemory:
     """The models that this process has loaded.
 
     Attributes:
-        need_bytes: what their plans take.
+        taken_bytes: what they take of memory, see `MemoryFit`.
         owed_bytes: the part of that which they have not touched yet, so that it counts as free.
         device: whether a GPU has a part of one of them.
     """
 
-    need_bytes: int = 0
+    taken_bytes: int = 0
     owed_bytes: int = 0
     device: bool = False
 
@@ -34,6 +35,7 @@ class MemoryFit:
 
     Attributes:
         need_bytes: what its plan takes, were it alone.
+        taken_bytes: the part of that which is its own: not that of the process, nor what is left free for others.
         free_bytes: what is free for it now.
         most_bytes: what would be free for it, were it alone.
         fits: whether it can be loaded now as it would be alone.
@@ -42,6 +44,7 @@ class MemoryFit:
     """
 
     need_bytes: int
+    taken_bytes: int
     free_bytes: int
     most_bytes: int
     fits: bool
@@ -65,9 +68,10 @@ def fit_beside(ready: Ready, how: Opening, held: HeldMemory) -> MemoryFit:
     pack = Pack.open(ready.pack)
     planner = planner_of(build(pack.config), pack.recipe, how.wanted, ready.pack)
     free = max(0, planner.host.available_bytes - held.owed_bytes)
-    most = free + held.need_bytes
+    most = free + held.taken_bytes
     alone = planner.on(most).place()
     now = planner.on(free).place(replace(planner.request, context=alone.context))
     device = planner.request.device != CPU
     fits = now.fits and not (device and held.device)
-    return MemoryFit(alone.need_bytes, free, most, fits, alone.context, device)
+    taken = alone.need_bytes - planner.host.margin_bytes - PROCESS_BYTES
+    return MemoryFit(alone.need_bytes, max(0, taken), free, most, fits, alone.context, device)

@@ -104,7 +104,7 @@ class LibraryReader:
             aliases = {}
         models: list[ModelSource] = []
         names: dict[str, ModelSource] = {}
-        for entry in sorted(found, key=_preference):
+        for entry in sorted(found, key=self._preference):
             short = entry.spoken or entry.name
             source = self._source(entry, entry.label if short.lower() in names else short)
             models.append(source)
@@ -113,11 +113,13 @@ class LibraryReader:
         return Shelf(sorted(models, key=lambda each: each.name), names)
 
     def _source(self, entry: Entry, name: str) -> ModelSource:
-        if Path(self.own.key) == entry.path:
+        if self._is_own(entry):
             return self.own
         return StoredModel(Ready(name, entry.path), entry.label, self.how, self.keep_s)
 
+    def _is_own(self, entry: Entry) -> bool:
+        return Path(self.own.key) == entry.path
 
-def _preference(entry: Entry) -> tuple[bool, bool]:
-    """The order in which conversions of one model have its short name."""
-    return not is_recommended(entry), entry.shared is not None
+    def _preference(self, entry: Entry) -> tuple[bool, bool, bool]:
+        """The order in which conversions of one model have its short name."""
+        return not self._is_own(entry), not is_recommended(entry), entry.shared is not None

@@ -7,13 +7,14 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.chat.grammar.compiler import COMPILE_S, GrammarCompiler, GrammarConstraint
+from ktcli.chat.voice import Voice
 from ktcli.errors import KtError, UsageError
 from ktcli.server.catalogue import Catalogue
 from ktcli.server.generation import Generation, Wish
@@ -48,6 +49,26 @@ class Rules:
     address: str = ""
 
 
+class Look(NamedTuple):
+    """What a model's texts say of it.
+
+    Attributes:
+        template: the source of its chat template.
+        capabilities: what it can do, in Ollama's words.
+    """
+
+    template: str
+    capabilities: list[str]
+
+    @classmethod
+    def of(cls, voice: Voice) -> Look:
+        """The look of a model; on the main thread, since its template is tried."""
+        can = ["completion"]
+        can += ["tools"] if voice.calls is not None else []
+        can += ["thinking"] if voice.thinks else []
+        return cls(voice.template.source, can)
+
+
 @dataclass(slots=True)
 class House:
     """What the handlers of all APIs share.
@@ -58,6 +79,7 @@ class House:
         log: called after each request, see `Guard`.
         begun: whether the server's own model has been loaded once.
         since: when the server began, seconds since 1970.
+        looks: of models, by their keys and identities.
     """
 
     residency: Residency
@@ -68,6 +90,7 @@ class House:
     listener: Listener = SILENT
     log: Callable[[dict[str, Any]], None] = lambda entry: None
     begun: bool = False
+    looks: dict[tuple[str, str], Look] = field(default_factory=dict)
     since: int = field(default_factory=lambda: int(time.time()))
     metrics: Metrics = field(init=False)
     answering: WeakValueDictionary[str, Generation] = field(default_factory=WeakValueDictionary)
@@ -106,6 +129,20 @@ class House:
         """
         loaded = self.residency.find(source)
         return loaded.facts if loaded else await asyncio.to_thread(source.facts)
+
+    async def look(self, source: ModelSource, facts: ModelFacts) -> Look:
+        """Says what a model's texts say of it, in memory or not; they are read once.
+
+        Raises:
+            KtError: its files are damaged.
+        """
+        key = source.key, facts.identity
+        if (found := self.looks.get(key)) is None:
+            loaded = self.residency.find(source)
+            voice = loaded.model.voice if loaded else None
+            asked = self.jobs.ask(lambda: Look.of(voice or source.read_voice()))
+            found = self.looks[key] = await asyncio.wrap_future(asked)
+        return found
 
     async def rows(self, row: Callable[[ModelSource, ModelFacts, str], T]) -> list[T]:
         """What a list says of each model of the library, the server's own under each of its names; damaged ones are

@@ -86,5 +86,5 @@ class _Now(Collector):
             "kt_model_memory_bytes", "Memory that models in memory take.", labels=["model"]
         )
         for each in residency.loaded:
-            sizes.add_metric([each.model.name], each.fit.need_bytes)
+            sizes.add_metric([each.model.name], each.fit.taken_bytes)
         yield sizes

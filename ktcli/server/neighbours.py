@@ -34,7 +34,7 @@ class LoadedStatus(msgspec.Struct):
     """What a server says of a model that it has in memory.
 
     Attributes:
-        memory_bytes: what its plan takes.
+        memory_bytes: what it takes of memory with whole contexts.
         since: when it was loaded, seconds since 1970.
         expires: when it is closed if nobody uses it; None: never.
     """

@@ -59,7 +59,7 @@ def _of_loaded(loaded: LoadedModel) -> LoadedStatus:
     return LoadedStatus(
         loaded.model.name,
         engine.context,
-        loaded.fit.need_bytes,
+        loaded.fit.taken_bytes,
         scheduler.active,
         scheduler.waiting,
         loaded.model.created,

@@ -340,10 +340,10 @@ class Residency:
                 waiter.lease.set_exception(replace(refusal))
 
     def _held(self) -> HeldMemory:
-        need = sum(each.fit.need_bytes for each in self._loaded.values())
+        taken = sum(each.fit.taken_bytes for each in self._loaded.values())
         grown = max(0, _resident_bytes() - self._empty_bytes)
         return HeldMemory(
-            need, max(0, need - grown), any(each.fit.device for each in self._loaded.values())
+            taken, max(0, taken - grown), any(each.fit.device for each in self._loaded.values())
         )
 
     async def _beside(self, work: Callable[[], T]) -> T:

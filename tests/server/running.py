@@ -91,11 +91,13 @@ def serving_models(
     more: Sequence[socket.socket] = (),
     *,
     begun: bool = True,
+    library: Callable[[], Shelf] | None = None,
 ) -> Iterator[Running]:
     """Serves a library of models, the first of which is the server's own, while the context lasts.
 
     Args:
         begun: whether to wait until the first model is loaded.
+        library: reads another library than these models.
     """
     ready = threading.Event()
     listening = tcp_socket("127.0.0.1", 0)
@@ -106,7 +108,7 @@ def serving_models(
         models[0],
         sockets,
         rules or Rules(),
-        lambda: shelf,
+        library or (lambda: shelf),
         Wanted(),
         limits or Limits(),
         ready=ready.set,

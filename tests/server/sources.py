@@ -67,8 +67,10 @@ class ScriptedModel:
         return ModelFacts("fake", engine.context, engine.spec.vocab, self.need_bytes, pack, 0)
 
     def fit(self, held: HeldMemory) -> MemoryFit:
-        free = self.memory_bytes - held.need_bytes
-        return MemoryFit(self.need_bytes, free, self.memory_bytes, self.need_bytes <= free)
+        free = self.memory_bytes - held.taken_bytes
+        return MemoryFit(
+            self.need_bytes, self.need_bytes, free, self.memory_bytes, self.need_bytes <= free
+        )
 
     def read_voice(self) -> Voice:
         return self.speaker.voice

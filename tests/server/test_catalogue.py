@@ -65,6 +65,17 @@ def test_a_model_is_found_by_its_name_its_conversions_and_its_aliases(
     assert finds(catalogue, *away, *paths) == [""] * 12
 
 
+def test_the_servers_own_conversion_has_the_short_name(packs: Callable[[str], Path]) -> None:
+    folders = [packs(f"big@{formats}-int8") for formats in ("bf16", "int4", "int8")]
+    for folder in folders:
+        own = StoredModel(Ready("big", folder), folder.name, HOW, FOREVER)
+        shelf = LibraryReader(own, HOW, 300.0)()
+        others = [each.name for each in folders if each != folder]
+        assert sorted(each.name for each in shelf.models) == ["big", *others]
+        catalogue = Catalogue(own, (), lambda shelf=shelf: shelf)  # type: ignore[misc]
+        assert finds(catalogue, "big", others[0]) == [folder.name, others[0]]
+
+
 @settings(max_examples=10)
 @given(st.lists(st.text(), max_size=20))
 def test_any_name_means_a_model_or_none(names: list[str]) -> None:

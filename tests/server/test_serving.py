@@ -42,10 +42,18 @@ def script(question: str) -> str:
     return LONG if question == "long" else f"you said {question}"
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Running]:
-    with running(scripted(tmp_path, script), limits=Limits(waiting=2, active=2)) as found:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    model = scripted(tmp_path_factory.mktemp("model"), script)
+    with running(model, limits=Limits(waiting=2, active=2)) as found:
         yield found
+
+
+@pytest.fixture
+def server(shared: Running) -> Iterator[Running]:
+    """A server that has nothing to do, and goes on after the test."""
+    yield shared
+    until(lambda: shared.leases == 0)
 
 
 def body(text: str, **more: object) -> dict[str, object]:
@@ -270,9 +278,10 @@ def test_paths_and_methods_that_are_not_there(server: Running) -> None:
     assert answer.status_code == 405 and "error" in answer.json()
 
 
-def test_counters_count(server: Running) -> None:
-    ask(server, "hello")
-    text = requests.get(f"{server.url}/metrics", timeout=5).text
+def test_counters_count(tmp_path: Path) -> None:
+    with running(scripted(tmp_path, script)) as server:
+        ask(server, "hello")
+        text = requests.get(f"{server.url}/metrics", timeout=5).text
     rows = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(rows["kt_generation_tokens_total"]) > 3
     assert float(rows['kt_request_success_total{finished_reason="stop"}']) == 1

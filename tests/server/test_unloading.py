@@ -14,15 +14,20 @@ from server.sources import ScriptedModel, ScriptedOpened
 from server.test_serving import ask, send, until
 from shapes import config
 
-from ktcli.assembly.beside import MemoryFit
+from ktcli.assembly import load
+from ktcli.assembly.beside import HeldMemory, MemoryFit
 from ktcli.assembly.load import load_random
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.talking import Opening, prepared
 from ktcli.chat.speaker import Speaker
 from ktcli.chat.voice import Voice, read_voice
+from ktcli.errors import Busy
 from ktcli.hardware.memory import resident_bytes
 from ktcli.hardware.probe import SYSTEM_ROOT
-from ktcli.server.source import FOREVER, StoredModel
+from ktcli.main import main
+from ktcli.server.catalogue import LibraryReader
+from ktcli.server.source import FOREVER, ModelFacts, StoredModel
+from ktcli.store import library
 from ktcli.store.entry import BUILTIN
 from ktcli.weights.recipe import Recipe
 
@@ -73,8 +78,42 @@ def test_nobody_holds_a_model_that_has_left_and_what_it_computed_is_kept(
     assert list(tmp_path.glob("heat/*"))
 
 
+@pytest.mark.thorough
+def test_conversions_of_a_library_take_turns_and_answer_as_alone(
+    how: Opening, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    ready = prepared(BUILTIN, how)
+    label = library.resolve(BUILTIN).label
+    other = f"{BUILTIN}@int8-int8"
+    assert main(["convert", other, "--quiet"]) == 0
+    own = StoredModel(ready, BUILTIN, how, FOREVER)
+    said = []
+    with serving_models([own], library=LibraryReader(own, how, 0.0)) as server:
+        for name in (BUILTIN, other, label, f"{other}:latest", "gpt-4o"):
+            answer = ask(server, "What is kt?", model=name, temperature=0, max_tokens=30).json()
+            said.append((answer["model"], answer["choices"][0]["message"]["content"]))
+            until(lambda: server.loaded == [BUILTIN])
+        rows = requests.get(f"{server.url}/v1/models", timeout=5).json()["data"]
+    assert [row["id"] for row in rows] == [BUILTIN, other]
+    assert said[0] == said[2] == said[4] and said[1] == said[3] and said[1][0] == other
+
+
+def test_a_load_that_nobody_wants_any_more_ends(
+    how: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "QUICK_BYTES", 0)  # one that takes long enough to show its progress
+    model = StoredModel(prepared(BUILTIN, how), BUILTIN, how, FOREVER)
+    fit, asked = model.fit(HeldMemory()), iter([False, False])
+    with pytest.raises(Busy, match="about to end"):
+        model.open(model.read_voice(), fit, lambda: next(asked, True))
+
+
 class RandomModel(ScriptedModel):
     """A model of some size, with random weights."""
+
+    def facts(self) -> ModelFacts:
+        return ModelFacts("random", 512, 2048, 1, "", 0)
 
     def open(self, voice: Voice, fit: MemoryFit, is_stopped: Callable[[], bool]) -> ScriptedOpened:
         shape = config(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -41,7 +40,7 @@ async def running(request: Request) -> Response:
     rows = []
     for each in house_of(request).residency.loaded:
         row, engine = _row(each.source, each.facts, each.model.name), each.model.speaker.engine
-        about = {"size": each.fit.need_bytes, "size_vram": 0, "context_length": engine.context}
+        about = {"size": each.fit.taken_bytes, "size_vram": 0, "context_length": engine.context}
         rows.append(
             {**row, **about, "expires_at": _NEVER if each.expires is None else stamp(each.expires)}
         )
@@ -55,22 +54,14 @@ async def show(request: Request) -> Response:
     loaded = house.residency.find(source)
     context = loaded.model.speaker.engine.context if loaded else None
     facts = await house.facts(source)
-
-    def look() -> tuple[str, list[str]]:
-        voice = loaded.model.voice if loaded else source.read_voice()
-        can = ["completion"]
-        can += ["tools"] if voice.calls is not None else []
-        can += ["thinking"] if voice.thinks else []
-        return voice.template.source, can
-
-    template, can = await asyncio.wrap_future(house.jobs.ask(look))
+    look = await house.look(source, facts)
     info = {
         "general.architecture": facts.family,
         f"{facts.family}.context_length": context or facts.context,
         "general.basename": source.name,
     }
-    about = {"details": _details(facts), "model_info": info, "capabilities": can}
-    return _json({**about, "template": template, "modified_at": stamp(facts.made)})
+    about = {"details": _details(facts), "model_info": info, "capabilities": look.capabilities}
+    return _json({**about, "template": look.template, "modified_at": stamp(facts.made)})
 
 
 def _row(source: ModelSource, facts: ModelFacts, name: str) -> dict[str, Any]:
