@@ -309,7 +309,7 @@ class Chat:
                     if isinstance(event, PromptRead) and progress is not None:
                         progress(event.done, event.total)
                     if isinstance(event, Token):
-                        self._note_depths(reply)
+                        self._note_depths(reply, event.answer)
                         reply.ids.append(event.id)
                         yield from self._added(reply, transcript.next())
                         self.heard()
@@ -356,11 +356,11 @@ class Chat:
         reply.parts.append(answer.stats)
         yield from self._told(answer, transcript, reply, cancelled, None)
 
-    def _note_depths(self, reply: Reply) -> None:
+    def _note_depths(self, reply: Reply, answer: Answer) -> None:
         """Notes how the prompt was computed, once it was read and nothing else yet."""
         if not reply.ids and reply.timeline is not None:
             reply.clocks = [self._talk.began, self.speaker.engine.operations()]
-            reply.timeline = replace(reply.timeline, depths=self.sequence.depths)
+            reply.timeline = replace(reply.timeline, depths=answer.depths)
 
     @staticmethod
     def _added(reply: Reply, added: Added) -> Iterator[AnswerPiece]:

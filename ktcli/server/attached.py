@@ -219,11 +219,14 @@ class ServedTalk:
             return self._chosen(answer, message)
         self._engine.clocks = message.clocks
         answer.sampler.skip(message.drawn - answer.sampler.drawn)
-        error = KtError(message.failure.error, hint=message.failure.hint)
         finish = Finish(message.finish)
-        if finish is not Finish.FAILED and answer.ids:
+        if finish is Finish.CANCELLED:  # not from here: the server ends
+            raise self._partner.served.gone()
+        if finish is Finish.FAILED:
+            raise KtError(message.failure.error, hint=message.failure.hint)
+        if answer.ids:
             self.sequence.end()
-        return [self._end(answer, finish, error if finish is Finish.FAILED else None)]
+        return [self._end(answer, finish)]
 
     def _chosen(self, answer: Answer, message: NextId) -> list[Event]:
         """Takes an id; what the conversation ends with it the server need not know."""

@@ -12,8 +12,10 @@ from hybrid import Made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loading import load_engine
+from server.running import running
 
 from ktcli.assembly.kvpages import store_below
+from ktcli.assembly.ready import Ready
 from ktcli.chat.chat import Chat
 from ktcli.chat.keeper import Keeper
 from ktcli.chat.log import read_path
@@ -25,6 +27,10 @@ from ktcli.chat.speaker import Speaker
 from ktcli.chat.voice import Voice, read_voice
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint
+from ktcli.server.attached import AttachedModel
+from ktcli.server.engineclient import ServerPlace, facts_of
+from ktcli.server.enginewire import EngineFacts
+from ktcli.server.listening import unix_socket
 from ktcli.store.pagefolder import PageFolder
 
 VOCAB = 99  # of the model
@@ -74,6 +80,39 @@ def ask(chat: Chat, question: str) -> tuple[int, ...]:
     """Asks; returns the ids of the answer."""
     list(chat.ask(question))
     return tuple(chat.reply.ids)
+
+
+def conversation(chat: Chat) -> list[object]:
+    """What is computed for some questions, and how."""
+    found: list[object] = []
+    for question in ("Who?", "And who is " * 9, "Why?"):
+        ids = ask(chat, question)
+        for again in chat.retry() or ():
+            assert again.text is not None
+        assert chat.reply and chat.timeline
+        stats, read = chat.reply.stats, chat.reply.timeline
+        found += [ids, stats.prompt_tokens, stats.reused_tokens, read, chat.timeline, chat.used]
+    return found
+
+
+def test_a_server_computes_what_a_chat_would_compute_itself(model: Speaker, tmp_path: Path) -> None:
+    """States, deferral and what is found again are the same through a socket."""
+    path = tmp_path / "1.sock"
+    with unix_socket(path) as owners, running(model, more=[owners]):
+        place = ServerPlace(path, model.name)
+        facts = facts_of(place, "")
+        assert (
+            isinstance(facts, EngineFacts)
+            and facts.recurrent == chat_with(model).sequence.recurrent
+        )
+        partner = AttachedModel(Ready(model.name, tmp_path), place, facts, model.voice, "").speaker
+        model.engine.pools.forget()
+        served = conversation(chat_with(partner))  # type: ignore[arg-type]
+    model.engine.pools.forget()
+    chat = chat_with(model)
+    assert conversation(chat) == served
+    assert chat.timeline and any(chat.timeline.depths)
+    chat.sequence.close()
 
 
 def test_chats_with_one_system_text_share_it(model: Speaker) -> None:

@@ -228,6 +228,18 @@ def test_a_server_that_dies_in_an_answer_leaves_what_was_said(tmp_path: Path) ->
     assert chat.conversation.messages[-1] == {"role": "assistant", "content": "h"}
 
 
+def test_a_server_that_is_ended_in_an_answer_says_so(tmp_path: Path) -> None:
+    speaker, path = model(tmp_path / "m"), tmp_path / "1.sock"
+    with served(speaker, path) as server:
+        chat = Chat(partner(path, speaker))
+        assert server.serving is not None
+        with pytest.raises(NotFound, match="has ended"):
+            for _ in chat.ask("long"):
+                for _ in range(2):  # the second one lets no answer finish
+                    server.serving.stop()
+    assert chat.conversation.turns[-1]["role"] == "assistant"
+
+
 def test_only_the_owner_of_the_socket_may_send_ids(tmp_path: Path) -> None:
     speaker, path = model(tmp_path), tmp_path / "1.sock"
     with served(speaker, path, Rules("secret")) as server:
@@ -294,7 +306,10 @@ def test_drafts_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
         Chat(partner(path, speaker), None, DraftWish.parse("3", "--draft"))
 
 
-def test_a_model_that_was_let_go_is_loaded_again(tmp_path: Path) -> None:
+def test_a_model_that_was_let_go_is_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ktcli.server.residency.give_back_memory", lambda: None)
     speaker, path = model(tmp_path), tmp_path / "1.sock"
     other = replace(model(tmp_path / "other"), name="other", pack="b")
     models = [ScriptedModel(speaker), ScriptedModel(other)]

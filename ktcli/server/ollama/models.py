@@ -12,7 +12,6 @@ from ktcli.server.body import body_of
 from ktcli.server.house import house_of
 from ktcli.server.ollama.chat import stamp
 from ktcli.server.openai.envelope import encode
-from ktcli.server.refusal import Refusal
 from ktcli.server.source import ModelFacts, ModelSource
 
 VERSION = "0.12.0"  # of the API that is spoken; some clients want at least 0.6.4, in digits
@@ -65,11 +64,6 @@ async def show(request: Request) -> Response:
     }
     about = {"details": _details(facts), "model_info": info, "capabilities": look.capabilities}
     return _json({**about, "template": look.template, "modified_at": stamp(facts.made)})
-
-
-async def unsupported(request: Request) -> Response:
-    """Refuses what this server does not do."""
-    raise Refusal(400, f"{request.url.path} is not supported; kt pull, kt rm and kt list do it")
 
 
 def _row(source: ModelSource, facts: ModelFacts, name: str) -> dict[str, Any]:
