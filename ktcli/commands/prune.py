@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
-from ktcli.commands.rm import carry_out
-from ktcli.output import out
-from ktcli.store import library, space
+from ktcli.commands.rm import carry_out, unfinished
+from ktcli.store import space
+from ktcli.store.disposal import Disposal
 
 
 def prune(
@@ -34,9 +34,5 @@ def prune(
       kt prune                    asks before it removes anything
       kt prune --checkpoints --yes
     """
-    unfinished = [each for each in library.entries() if each.managed and not each.complete]
-    for entry in unfinished:
-        if entry.running:
-            out.note(f"{entry.label} stays: {entry.problem}")
-    chosen = [entry for entry in unfinished if not entry.running]
-    carry_out([*chosen, *(space.converted() if checkpoints else ())], set(), yes)
+    done = space.converted() if checkpoints else ()
+    carry_out(Disposal((*unfinished(), *done)), yes)

@@ -210,7 +210,7 @@ def serve(
 
         others, limits = LibraryReader(own, how, others_s), Limits(active=parallel)
         sockets = [*listening, *owners]
-        Serving(Service(own, sockets, rules, others, limits, out, log, ready)).run()
+        Serving(Service(own, sockets, rules, others, wanted, limits, out, log, ready)).run()
     out.note("the server has ended")
 
 

@@ -20,6 +20,7 @@ from ktcli.server.anthropic.messages import error_of as anthropic_error
 from ktcli.server.enginewire import PATH
 from ktcli.server.guard import Guard
 from ktcli.server.house import House, house_of
+from ktcli.server.ollama import library as ollama_library
 from ktcli.server.ollama import models as ollama
 from ktcli.server.ollama.chat import STREAM as OLLAMA
 from ktcli.server.ollama.chat import chat, generate
@@ -68,9 +69,14 @@ def application(house: House) -> App:
         Route("/api/show", ollama.show, methods=["POST"]),
         Route("/api/chat", _patient(chat, OLLAMA), methods=["POST"]),
         Route("/api/generate", _patient(generate, OLLAMA), methods=["POST"]),
+        Route("/api/pull", _patient(ollama_library.pull), methods=["POST"]),
+        Route("/api/delete", ollama_library.delete, methods=["DELETE"]),
+        Route("/api/copy", ollama_library.copy, methods=["POST"]),
+        Route("/api/embed", ollama_library.embed, methods=["POST"], include_in_schema=False),
+        Route("/api/embeddings", ollama_library.embed, methods=["POST"], include_in_schema=False),
         Route(
             "/api/{other:path}",
-            ollama.unsupported,
+            ollama_library.unsupported,
             methods=["POST", "DELETE"],
             include_in_schema=False,
         ),

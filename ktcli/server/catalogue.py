@@ -69,6 +69,10 @@ class Catalogue:
         others = (await self._fresh()).models
         return [self.own, *(each for each in others if each.key != self.own.key)]
 
+    def forget(self) -> None:
+        """Reads the library anew for the next who asks."""
+        self._shelf = None
+
     async def _fresh(self) -> Shelf:
         async with self._reading:
             if self._shelf is None or time.monotonic() - self._read_s > FRESH_S:

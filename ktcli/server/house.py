@@ -19,6 +19,7 @@ from ktcli.errors import KtError, UsageError
 from ktcli.server.catalogue import Catalogue
 from ktcli.server.generation import Generation, Wish
 from ktcli.server.jobs import Jobs
+from ktcli.server.librarian import Librarian
 from ktcli.server.metrics import Metrics
 from ktcli.server.model import ServedModel
 from ktcli.server.prompts import EncodedPrompt, PromptMaker
@@ -73,6 +74,7 @@ class House:
     """What the handlers of all APIs share.
 
     Attributes:
+        librarian: changes the library for clients; None: nobody does.
         listener: hears what goes wrong.
         log: called after each request, see `Guard`.
         begun: whether the server's own model has been loaded once.
@@ -84,6 +86,7 @@ class House:
     catalogue: Catalogue
     jobs: Jobs
     rules: Rules = field(default_factory=Rules)
+    librarian: Librarian | None = None
     listener: Listener = SILENT
     log: Callable[[dict[str, Any]], None] = lambda entry: None
     begun: bool = False

@@ -16,6 +16,7 @@ from ktcli import __version__
 from ktcli.server import own
 from ktcli.server.anthropic.fields import MessagesBody
 from ktcli.server.anthropic.messages import count_tokens, messages
+from ktcli.server.ollama import library as ollama_library
 from ktcli.server.ollama import models as ollama
 from ktcli.server.ollama.chat import chat, generate
 from ktcli.server.ollama.fields import GenerateBody, OllamaChatBody
@@ -39,6 +40,9 @@ BODIES: dict[Callable[..., Any], type[msgspec.Struct]] = {
     chat: OllamaChatBody,
     generate: GenerateBody,
     ollama.show: ollama.ModelAsked,
+    ollama_library.pull: ollama_library.PullBody,
+    ollama_library.delete: ollama_library.DeleteBody,
+    ollama_library.copy: ollama_library.CopyBody,
 }
 _COUNTING = {input_tokens, count_tokens}  # that read a field `stream` and send none
 _COMPONENTS = "#/components/schemas/"

@@ -10,17 +10,21 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
 from ktcli.assembly.listener import SILENT, Listener
+from ktcli.assembly.request import Wanted
+from ktcli.chat.voice import read_voice
 from ktcli.engine.scheduler import Limits
 from ktcli.server.app import application
 from ktcli.server.catalogue import Catalogue, Shelf
 from ktcli.server.house import House, Rules
 from ktcli.server.jobs import Jobs
+from ktcli.server.librarian import Librarian
 from ktcli.server.listening import IDLE_S, Connection
 from ktcli.server.residency import Residency
 from ktcli.server.source import ModelSource
@@ -37,6 +41,7 @@ class Service:
         own: the model that is loaded at the start, and answers to names that mean no other.
         sockets: where it listens.
         library: reads which other models can be loaded.
+        wanted: how models that clients pull are to be loaded; None: none are pulled.
         limits: of each model.
         listener: hears what goes wrong.
         log: called after each request with what is said of it.
@@ -47,6 +52,7 @@ class Service:
     sockets: Sequence[socket.socket]
     rules: Rules = field(default_factory=Rules)
     library: Callable[[], Shelf] = Shelf
+    wanted: Wanted | None = None
     limits: Limits = field(default_factory=Limits)
     listener: Listener = SILENT
     log: Callable[[dict[str, Any]], None] = lambda entry: None
@@ -131,7 +137,13 @@ class Serving:
         residency = Residency(self._jobs, service.limits, service.listener)
         catalogue = Catalogue(service.own, service.rules.aliases, service.library)
         self.house = House(
-            residency, catalogue, self._jobs, service.rules, service.listener, service.log
+            residency,
+            catalogue,
+            self._jobs,
+            service.rules,
+            None if service.wanted is None else Librarian(service.wanted, self._check),
+            service.listener,
+            service.log,
         )
         loading = asyncio.create_task(self._load(residency))
         try:
@@ -152,6 +164,10 @@ class Serving:
         finally:
             await residency.close()
             await loading
+
+    def _check(self, name: str, folder: Path) -> None:
+        """Reads a model's texts on the main thread, which alone can stop a template. Raises: KtError."""
+        self._jobs.ask(lambda: read_voice(name, folder)).result()
 
     async def _load(self, residency: Residency) -> None:
         """Loads the model that the server was started with; if that cannot be, the server ends."""

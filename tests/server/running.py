@@ -12,6 +12,7 @@ from pathlib import Path
 from chat.fake_engine import END, TEMPLATE, FakeEngine, write_tokenizer
 from server.sources import ScriptedModel
 
+from ktcli.assembly.request import Wanted
 from ktcli.chat.speaker import Speaker
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.chat.voice import read_voice
@@ -108,6 +109,7 @@ def serving_models(
         sockets,
         rules or Rules(),
         library or (lambda: shelf),
+        Wanted(),
         limits or Limits(),
         ready=ready.set,
     )

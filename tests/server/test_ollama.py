@@ -95,4 +95,6 @@ def test_a_refusal_is_a_sentence(client: Client, server: Running, more: dict[str
     answer = requests.post(f"{server.url}/api/chat", json=body)
     assert answer.status_code == 400 and list(answer.json()) == ["error"]
     with pytest.raises(ResponseError, match="not supported"):
-        client.delete("fake")
+        client.push("fake")
+    with pytest.raises(ResponseError, match="embeddings"):
+        client.embed("fake", "text")

@@ -12,7 +12,6 @@ from ktcli.server.body import body_of
 from ktcli.server.house import house_of
 from ktcli.server.ollama.chat import stamp
 from ktcli.server.openai.envelope import encode
-from ktcli.server.refusal import Refusal
 from ktcli.server.source import ModelFacts, ModelSource
 
 VERSION = "0.12.0"  # of the API that is spoken; some clients want at least 0.6.4, in digits
@@ -41,7 +40,9 @@ async def running(request: Request) -> Response:
     rows = []
     for each in house_of(request).residency.loaded:
         row, engine = _row(each.source, each.facts, each.model.name), each.model.speaker.engine
-        about = {"size": each.fit.taken_bytes, "size_vram": 0, "context_length": engine.context}
+        vram = each.fit.vram_bytes
+        size = {"size": each.fit.taken_bytes + vram, "size_vram": vram}
+        about = {**size, "context_length": engine.context}
         rows.append(
             {**row, **about, "expires_at": _NEVER if each.expires is None else stamp(each.expires)}
         )
@@ -63,11 +64,6 @@ async def show(request: Request) -> Response:
     }
     about = {"details": _details(facts), "model_info": info, "capabilities": look.capabilities}
     return _json({**about, "template": look.template, "modified_at": stamp(facts.made)})
-
-
-async def unsupported(request: Request) -> Response:
-    """Refuses what this server does not do."""
-    raise Refusal(400, f"{request.url.path} is not supported; kt pull, kt rm and kt list do it")
 
 
 def _row(source: ModelSource, facts: ModelFacts, name: str) -> dict[str, Any]:
