@@ -308,6 +308,14 @@ def test_drafts_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
         Chat(partner(path, speaker), None, DraftWish.parse("3", "--draft"))
 
 
+def drop(server: Running, model: ScriptedModel) -> None:
+    """Lets a model go, and waits until it is gone."""
+    assert server.serving is not None and server.serving._loop is not None
+    server.serving._loop.call_soon_threadsafe(server.residency.drop, model)
+    while model.name in server.loaded:
+        time.sleep(0.005)
+
+
 def test_a_model_that_was_let_go_is_loaded_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,15 +328,11 @@ def test_a_model_that_was_let_go_is_loaded_again(
         assert say(chat, "hi")[3] is Finish.STOP
         assert facts_of(ServerPlace(path, ""), "b") == LoadableEngine("other")
         assert load(ServerPlace(path, ""), "b").model == "other" and len(server.loaded) == 2
-        server.residency.drop(models[0])
-        while "fake" in server.loaded:
-            time.sleep(0.005)
+        drop(server, models[0])
         assert say(chat, "hi")[3] is Finish.STOP
         assert sorted(server.loaded) == ["fake", "other"]
         models[1].fails, models[1].log[:] = KtError("it is damaged"), []
-        server.residency.drop(models[1])
-        while "other" in server.loaded:
-            time.sleep(0.005)
+        drop(server, models[1])
         with pytest.raises(KtError, match="damaged"):
             load(ServerPlace(path, ""), "b")
 
