@@ -40,7 +40,8 @@ class MemoryFit:
         most_bytes: what would be free for it, were it alone.
         fits: whether it can be loaded now as it would be alone.
         context: the positions that it would have alone.
-        device: whether it would be alone on a GPU, as far as is known before it is loaded.
+        device: whether it wants a GPU.
+        vram_bytes: what it takes of the GPU's memory, as far as is known before it is loaded.
     """
 
     need_bytes: int
@@ -50,6 +51,7 @@ class MemoryFit:
     fits: bool
     context: int | None = None
     device: bool = False
+    vram_bytes: int = 0
 
     def require_alone(self, name: str) -> None:
         """Raises: NotEnoughMemory: it does not fit even alone."""
@@ -74,4 +76,5 @@ def fit_beside(ready: Ready, how: Opening, held: HeldMemory) -> MemoryFit:
     device = planner.request.device != CPU
     fits = now.fits and not (device and held.device)
     taken = alone.need_bytes - planner.host.margin_bytes - PROCESS_BYTES
-    return MemoryFit(alone.need_bytes, max(0, taken), free, most, fits, alone.context, device)
+    vram = alone.device.need.total if alone.device else 0
+    return MemoryFit(alone.need_bytes, max(0, taken), free, most, fits, alone.context, device, vram)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -141,5 +142,12 @@ def plan_of(ready: Ready, how: Opening) -> Plan:
 
 
 def give_back_memory() -> None:
-    """Frees what nobody holds any more, cycles of objects too: of an engine these are gigabytes."""
-    gc.collect()
+    """Frees what nobody holds any more, cycles of objects too: of an engine these are gigabytes. torch's share of a GPU
+    goes back to the driver, which is asked how much is free before the next model is planned."""
+    torch = sys.modules.get("torch")  # if a GPU was used, it is there
+    if torch is not None and torch.cuda.is_initialized():
+        from ktcli.assembly.load_device import release
+
+        release(torch.device("cuda"))
+    else:
+        gc.collect()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,16 +21,19 @@ from ktcli.assembly import load as loads
 from ktcli.assembly import load_device as loading
 from ktcli.assembly.plan import plan_ahead
 from ktcli.assembly.request import DeviceWords, Wanted
+from ktcli.assembly.talking import Opening, give_back_memory, open_model, prepared
 from ktcli.engine.device import usable
 from ktcli.engine.device.decode import DecodeStep
 from ktcli.engine.device.engine import DeviceEngine
-from ktcli.engine.scheduler import Scheduler
+from ktcli.engine.request import Finished, GenerationRequest
+from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.errors import DeviceError, OutOfDeviceMemory
 from ktcli.hardware.machine import Gpu
 from ktcli.hardware.probe import probe
 from ktcli.main import main
 from ktcli.models import build
 from ktcli.resources import data_path
+from ktcli.server.enginethread import EngineThread
 from ktcli.weights.recipe import Recipe
 
 GPU = Gpu(0, "NVIDIA Test", 8 << 30, 8 << 30, 16e9, "9.0", "580.1", 1e12, 1e14)
@@ -252,3 +258,30 @@ def test_times_are_measured(say: Say, made: list[DeviceEngine], tmp_path: Path) 
     tokens = json.loads(path.read_text())["tokens"]
     counted = made[0].chosen().sum() + made[1].chosen().sum()
     assert tokens * spec.top_k * spec.moe_layers == counted
+
+
+@pytest.mark.thorough
+def test_a_model_that_leaves_leaves_nothing_on_a_gpu(
+    say: Say, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert say()[0] == 0  # converted
+    how = Opening(Wanted(256, device=DeviceWords("cuda")), 1 << 30, records_heat=True)
+    opened = open_model(prepared(str(checkpoint), how), "", how)
+    engine = weakref.ref(opened.speaker.engine)
+    assert isinstance(engine(), DeviceEngine)
+    thread = EngineThread(opened.speaker.engine, Limits())
+    ended = threading.Event()
+    thread.submit(
+        GenerationRequest([1, 2, 3], max_tokens=4),
+        lambda event: ended.set() if isinstance(event, Finished) else None,
+    )
+    assert ended.wait(20)
+    thread.close()
+    opened.close()
+    opened.forget()
+    del thread
+    released: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(loading, "release", lambda device: (gc.collect(), released.append(device)))
+    give_back_memory()
+    assert engine() is None and released == [torch.device("cuda")]

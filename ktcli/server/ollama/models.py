@@ -40,7 +40,9 @@ async def running(request: Request) -> Response:
     rows = []
     for each in house_of(request).residency.loaded:
         row, engine = _row(each.source, each.facts, each.model.name), each.model.speaker.engine
-        about = {"size": each.fit.taken_bytes, "size_vram": 0, "context_length": engine.context}
+        vram = each.fit.vram_bytes
+        size = {"size": each.fit.taken_bytes + vram, "size_vram": vram}
+        about = {**size, "context_length": engine.context}
         rows.append(
             {**row, **about, "expires_at": _NEVER if each.expires is None else stamp(each.expires)}
         )
