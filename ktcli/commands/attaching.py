@@ -74,23 +74,23 @@ class Attaching:
             return None
         served, facts = found
         if self.own:
-            _say_no(ready, served, f"{self.own} is for an engine of its own")
+            if facts is not None:
+                _say_why_not(served, f"{self.own} is for an engine of its own")
             return None
         voice = read_voice(ready.name, ready.pack, allow_special=self.allow_special)
         hear(voice)
         if facts is None:
-            out.note(f"The server at port {served.port} loads {ready.name} …")
+            out.note(f"The server at port {served.port} loads {served.model} …")
             try:
                 facts = load(served, library.identity(ready.pack))
             except KtError as error:
-                _say_no(ready, served, f"cannot be loaded there ({error})")
+                _say_why_not(served, f"it cannot be loaded there ({error})")
                 return None
         if self.context is not None and self.context > facts.context:
-            _say_no(ready, served, f"its context there has {facts.context:,} tokens")
+            _say_why_not(served, f"its context there has {facts.context:,} tokens")
             return None
         return AttachedModel(ready, served, facts, voice, asked)
 
 
-def _say_no(ready: Ready, served: ServerPlace, why: str) -> None:
-    """Says why a server's model is not used."""
-    out.note(f"{ready.name} is served at port {served.port}, but {why}: it is loaded here")
+def _say_why_not(served: ServerPlace, why: str) -> None:
+    out.note(f"{served.model} is loaded here, not used at port {served.port}: {why}")

@@ -15,6 +15,8 @@ import msgspec
 import pytest
 import requests
 from chat.fake_engine import FakeEngine
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from server.running import Running, running, scripted, serving_models
 from server.sources import ScriptedModel
 
@@ -82,12 +84,12 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tup
     own, other, path = model(folder / "a"), model(folder / "b"), folder / "1.sock"
     with served(other, path):
 
-        def made(**settings: object) -> tuple[Chat, Chat]:
+        def made(**more: object) -> tuple[Chat, Chat]:
             chats = []
             for each in (own, partner(path, other)):
                 chat = Chat(each, None, DraftWish())
                 sampling = replace(chat.settings.sampling, seed=7)
-                chat.settings = replace(chat.settings, sampling=sampling, **settings)  # type: ignore[arg-type]
+                chat.settings = replace(chat.settings, sampling=sampling, **more)  # type: ignore[arg-type]
                 chats.append(chat)
             return chats[0], chats[1]
 
@@ -128,7 +130,7 @@ def test_every_turn_is_the_same(both: Callable[..., tuple[Chat, Chat]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "question"),
+    ("more", "question"),
     [
         ({"stops": ("u sa",)}, "hi"),
         ({"stops": ("c", "b")}, "draw"),
@@ -139,9 +141,9 @@ def test_every_turn_is_the_same(both: Callable[..., tuple[Chat, Chat]]) -> None:
     ],
 )
 def test_answers_end_alike(
-    both: Callable[..., tuple[Chat, Chat]], settings: dict[str, object], question: str
+    both: Callable[..., tuple[Chat, Chat]], more: dict[str, object], question: str
 ) -> None:
-    own, other = both(**settings)
+    own, other = both(**more)
     for said in (question, "draw"):
         assert say(own, said) == say(other, said)
 
@@ -306,6 +308,14 @@ def test_drafts_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
         Chat(partner(path, speaker), None, DraftWish.parse("3", "--draft"))
 
 
+def drop(server: Running, model: ScriptedModel) -> None:
+    """Lets a model go, and waits until it is gone."""
+    assert server.serving is not None and server.serving._loop is not None
+    server.serving._loop.call_soon_threadsafe(server.residency.drop, model)
+    while model.name in server.loaded:
+        time.sleep(0.005)
+
+
 def test_a_model_that_was_let_go_is_loaded_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,15 +328,11 @@ def test_a_model_that_was_let_go_is_loaded_again(
         assert say(chat, "hi")[3] is Finish.STOP
         assert facts_of(ServerPlace(path, ""), "b") == LoadableEngine("other")
         assert load(ServerPlace(path, ""), "b").model == "other" and len(server.loaded) == 2
-        server.residency.drop(models[0])
-        while "fake" in server.loaded:
-            time.sleep(0.005)
+        drop(server, models[0])
         assert say(chat, "hi")[3] is Finish.STOP
         assert sorted(server.loaded) == ["fake", "other"]
         models[1].fails, models[1].log[:] = KtError("it is damaged"), []
-        server.residency.drop(models[1])
-        while "other" in server.loaded:
-            time.sleep(0.005)
+        drop(server, models[1])
         with pytest.raises(KtError, match="damaged"):
             load(ServerPlace(path, ""), "b")
 
@@ -341,3 +347,42 @@ def test_chats_that_take_turns_are_as_they_were_alone(
         begun = [next(pieces)]
         assert say(second, question) == wanted
         assert account(first, (*begun, *pieces)) == wanted
+
+
+ASKED = st.tuples(st.just("ask"), st.sampled_from(["hi", "draw", "think", "x " * 40, "draw on"]))
+CHANGED = st.sampled_from(
+    [
+        ("stops", ("c", "b")),
+        ("stops", ()),
+        ("max_tokens", 3),
+        ("max_tokens", None),
+        ("think_budget", 7),
+        ("form", Form.of_object("--format")),
+        ("form", None),
+        ("undo", None),
+        ("retry", None),
+    ]
+)
+
+
+@pytest.mark.thorough
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ASKED | CHANGED, min_size=2, max_size=9))
+def test_any_conversation_is_the_same(
+    both: Callable[..., tuple[Chat, Chat]], steps: list[tuple[str, object]]
+) -> None:
+    chats = both(max_tokens=60)
+    for what, value in steps:
+        found = []
+        for chat in chats:
+            if what == "ask":
+                found.append(say(chat, str(value))[:8])
+            elif what == "retry":
+                found.append(tuple(chat.retry() or ()))
+            elif what == "undo":
+                found.append(chat.conversation.undo())
+            elif what == "form":
+                chat.form = value  # type: ignore[assignment]
+            else:
+                chat.settings = replace(chat.settings, **{what: value})  # type: ignore[arg-type]
+        assert not found or found[0] == found[1]
