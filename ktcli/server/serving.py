@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ from ktcli.server.residency import Residency
 from ktcli.server.source import ModelSource
 
 _TICK_S = 1.0
+FILE_THREADS = 2  # for what would hold the loop up: the library is read, large bodies are looked at
 PATIENCE_S = 10.0  # that answers may go on once the server is told to stop
 
 
@@ -134,6 +136,7 @@ class Serving:
     async def _serve(self) -> None:
         service = self._service
         self._loop = asyncio.get_running_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(FILE_THREADS, "kt-files"))
         residency = Residency(self._jobs, service.limits, service.listener)
         catalogue = Catalogue(service.own, service.rules.aliases, service.library)
         self.house = House(

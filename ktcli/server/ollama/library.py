@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -148,7 +149,9 @@ class _Pull:
             finally:
                 tell(None)
 
-        self._work = asyncio.ensure_future(asyncio.to_thread(work))
+        thread = ThreadPoolExecutor(1, "kt-library")  # its own: pulls take hours
+        self._work = loop.run_in_executor(thread, work)
+        thread.shutdown(wait=False)
 
     def stop(self) -> None:
         """Ends it soon, if it has not ended."""
