@@ -147,6 +147,25 @@ def test_a_unit_is_one_that_systemd_reads(
         assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_unit_means_the_same_in_any_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mask", "hot", "kt-mini", "key"):
+        (tmp_path / name).touch(0o600)
+    (tmp_path / "key").write_text("secret")
+    (tmp_path / "my.gguf").touch()
+    options = ["--api-key-file", "key", "--strict-model", "--model-alias", "mask"]
+    for mask, model in ((str(tmp_path / "mask"), "kt-mini"), ("hot", str(tmp_path / "my.gguf"))):
+        given = ["--gpu-experts", Path(mask).name, Path(model).name]
+        assert main(["serve", *given, *options, "--print-unit"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        words = shlex.split(next(line for line in lines if line.startswith("ExecStart=")))
+        assert {f"--gpu-experts={mask}", f"--api-key-file={tmp_path}/key"} < set(words)
+        assert {"--strict-model", "--model-alias=mask"} < set(words)
+        assert words[-2:] == ["--", model]
+
+
 def test_no_key_goes_into_a_unit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--api-key", "secret", "--print-unit"]) == UsageError.exit_code
     assert "--api-key-file" in capsys.readouterr().err
