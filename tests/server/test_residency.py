@@ -285,6 +285,33 @@ def test_any_schedule_ends_with_everybody_served_and_memory_kept_to(
         )
 
 
+async def _stopped(jobs: Jobs, models: list[ScriptedModel], seed: int) -> list[object]:
+    """What clients get of a server that ends while they come and go."""
+    chance = random.Random(seed)
+    house = Residency(jobs, Limits(waiting=100))
+    clients = [
+        asyncio.create_task(_client(house, chance.choice(models), chance, [])) for _ in range(20)
+    ]
+    await asyncio.sleep(chance.random() * 0.02)
+    house.stop()
+    got = await asyncio.wait_for(asyncio.gather(*clients, return_exceptions=True), 30)
+    await house.close()
+    assert not house.loaded and house.leases == house.counts().waiting == 0
+    return list(got)
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(5), pytest.param(range(5, 100), marks=pytest.mark.thorough)]
+)
+def test_nobody_waits_on_when_a_server_ends(one: Speaker, jobs: Jobs, seeds: range) -> None:
+    for seed in seeds:
+        models = library(one, room=2)
+        got = asyncio.run(_stopped(jobs, models, seed))
+        assert all(isinstance(each, (bool, Busy)) for each in got), got
+        log = models[0].log
+        assert len([each for each in log if each[0] == "l"]) * 2 == len(log)
+
+
 def test_a_residency_that_ends_takes_nothing(one: Speaker, jobs: Jobs) -> None:
     async def run() -> None:
         (model,) = library(one, 1, "a")
