@@ -25,6 +25,7 @@ class ScriptedOpened:
     source: ScriptedModel
 
     def close(self) -> None:
+        assert self.source.closing.wait(20)
         self.source.log.append(f"close {self.source.name}")
 
     def forget(self) -> None:
@@ -40,6 +41,7 @@ class ScriptedModel:
         log: what was loaded and closed.
         fails: what loading it raises; None: it does not fail.
         gate: what loading it waits for; a stopped load does not.
+        closing: what closing it waits for.
     """
 
     speaker: Speaker
@@ -49,9 +51,11 @@ class ScriptedModel:
     log: list[str] = field(default_factory=list)
     fails: Exception | None = None
     gate: threading.Event = field(default_factory=threading.Event)
+    closing: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.gate.set()
+        self.closing.set()
 
     @property
     def name(self) -> str:

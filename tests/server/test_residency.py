@@ -285,6 +285,44 @@ def test_any_schedule_ends_with_everybody_served_and_memory_kept_to(
         )
 
 
+def test_a_client_that_leaves_as_its_model_comes_holds_nothing(one: Speaker, jobs: Jobs) -> None:
+    async def run() -> None:
+        (model,) = library(one, 1, "a")
+        house = Residency(jobs, Limits())
+        task = asyncio.create_task(house.lease(model))
+        while not house.loaded:
+            await asyncio.sleep(0)
+        assert house.leases == 1 and not task.done()  # it has its lease, and has not seen it
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert house.leases == 0
+        await house.close()
+
+    asyncio.run(run())
+
+
+def test_a_model_that_is_used_again_while_another_one_is_closed_stays(
+    one: Speaker, jobs: Jobs
+) -> None:
+    async def run() -> None:
+        first, second = library(one, 2, "ab")
+        house = Residency(jobs, Limits())
+        leases = [await house.lease(each, 0.0) for each in (first, second)]
+        first.closing.clear()
+        for each in leases:
+            each.release()
+        while len(house.loaded) == 2:
+            await asyncio.sleep(0)
+        with await house.lease(second) as lease:
+            first.closing.set()
+            await asyncio.sleep(0.02)
+            assert lease.model.speaker is not None and house.find(second) is not None
+        await house.close()
+
+    asyncio.run(run())
+
+
 async def _stopped(jobs: Jobs, models: list[ScriptedModel], seed: int) -> list[object]:
     """What clients get of a server that ends while they come and go."""
     chance = random.Random(seed)
