@@ -309,6 +309,9 @@ def test_answers_are_those_of_the_model_alone_whoever_comes_and_goes(one: Speake
                 name, text = own.choice("abc"), f"{number} {at}"
                 if own.random() < 0.25:
                     send(server, "long", model=name, stream=own.random() < 0.5).close()
+                if own.random() < 0.25:
+                    given = {"model": name, "prompt": "", "keep_alive": 0}
+                    requests.post(f"{server.url}/api/generate", json=given, timeout=20)
                 answer = ask(server, text, model=name)
                 wrong.extend([] if said(answer) == f"{name} heard {text}" else [answer.text])
 
