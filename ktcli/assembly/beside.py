@@ -42,6 +42,7 @@ class MemoryFit:
         context: the positions that it would have alone.
         device: whether it wants a GPU.
         vram_bytes: what it takes of the GPU's memory, as far as is known before it is loaded.
+        advice: what would make it fit, if it does not fit even alone.
     """
 
     need_bytes: int
@@ -52,11 +53,13 @@ class MemoryFit:
     context: int | None = None
     device: bool = False
     vram_bytes: int = 0
+    advice: tuple[str, ...] = ()
 
     def require_alone(self, name: str) -> None:
         """Raises: NotEnoughMemory: it does not fit even alone."""
         if self.need_bytes > self.most_bytes:
-            raise NotEnoughMemory(name, self.need_bytes, self.most_bytes)
+            what, hint = f"{name} with its context", "; ".join(self.advice)
+            raise NotEnoughMemory(what, self.need_bytes, self.most_bytes, hint=hint)
 
 
 def fit_beside(ready: Ready, how: Opening, held: HeldMemory) -> MemoryFit:
@@ -77,4 +80,14 @@ def fit_beside(ready: Ready, how: Opening, held: HeldMemory) -> MemoryFit:
     fits = now.fits and not (device and held.device)
     taken = alone.need_bytes - planner.host.margin_bytes - PROCESS_BYTES
     vram = alone.device.need.total if alone.device else 0
-    return MemoryFit(alone.need_bytes, max(0, taken), free, most, fits, alone.context, device, vram)
+    return MemoryFit(
+        need_bytes=alone.need_bytes,
+        taken_bytes=max(0, taken),
+        free_bytes=free,
+        most_bytes=most,
+        fits=fits,
+        context=alone.context,
+        device=device,
+        vram_bytes=vram,
+        advice=alone.advice,
+    )

@@ -27,11 +27,12 @@ def given_words(context: typer.Context, without: Collection[str] = ()) -> list[s
         value = context.params[name]
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         if parameter.param_type_name == "argument":
-            arguments += [_lasting(each) for each in values]
+            arguments += [lasting_name(str(each)) for each in values]
         elif getattr(parameter, "is_flag", False):
             words += [_long(parameter.opts if value else parameter.secondary_opts)]
         else:
-            words += [f"{_long(parameter.opts)}={_lasting(each)}" for each in values]
+            means = str(parameter.metavar).split("|")
+            words += [f"{_long(parameter.opts)}={_lasting(each, means)}" for each in values]
     return [*words, *(["--", *arguments] if arguments else [])]
 
 
@@ -39,10 +40,13 @@ def _long(names: list[str]) -> str:
     return max(names, key=len)
 
 
-def _lasting(value: Any) -> str:
-    """A value that means the same in any folder."""
-    if isinstance(value, Path) or (
-        isinstance(value, str) and "/" in value and Path(value).exists()
-    ):
-        return str(Path(value).expanduser().absolute())
-    return lasting_name(str(value))
+def _lasting(value: Any, means: Collection[str]) -> str:
+    """A value of an option that means the same in any folder.
+
+    Args:
+        means: what the option takes: words, and FILE.
+    """
+    text = str(value)
+    if isinstance(value, Path) or ("FILE" in means and text not in means and Path(text).is_file()):
+        return str(Path(text).expanduser().absolute())
+    return text

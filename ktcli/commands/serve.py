@@ -136,10 +136,11 @@ def serve(
 ) -> None:
     """Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's API.
 
-    The model is pulled and converted first if it is not yet. Requests of several clients are answered together; what
-    one of them has in common with another is computed once. Without --context a conversation can have up to 65536
-    tokens where a quarter of the free memory holds them (with a GPU 8192). Ctrl-C and kt stop let answers
-    finish for ten seconds.
+    The model is pulled and converted first if it is not yet. Requests that name another converted model of the library
+    are answered by that one, which is loaded for them, all others by this one. Requests of several clients are answered
+    together; what one of them has in common with another is computed once. Without --context a conversation can have
+    up to 65536 tokens where a quarter of the free memory holds them (with a GPU 8192). Ctrl-C and kt stop let
+    answers finish for ten seconds.
 
     With --background, kt ps shows the server, kt stop ends it, and what it says goes to run/PORT.log in the library.
 

@@ -96,12 +96,13 @@ class LibraryReader:
     keep_s: float
 
     def __call__(self) -> Shelf:
-        found = [each for each in library.conversions() if not is_stale(each)]
+        found: list[Entry] = []
+        aliases: Mapping[Path, Sequence[str]] = {}
         try:
+            found = [each for each in library.conversions() if not is_stale(each)]
             aliases = library.called(found)
-        except KtError as error:
-            self.how.listener.warn(str(error))
-            aliases = {}
+        except (KtError, OSError) as error:
+            self.how.listener.warn(f"the library cannot be read: {error}")
         models: list[ModelSource] = []
         names: dict[str, ModelSource] = {}
         for entry in sorted(found, key=self._preference):
@@ -115,7 +116,8 @@ class LibraryReader:
     def _source(self, entry: Entry, name: str) -> ModelSource:
         if self._is_own(entry):
             return self.own
-        return StoredModel(Ready(name, entry.path), entry.label, self.how, self.keep_s)
+        ready = Ready(name, entry.path)
+        return StoredModel(ready, entry.label, self.how, self.keep_s, shorter=True)
 
     def _is_own(self, entry: Entry) -> bool:
         return Path(self.own.key) == entry.path

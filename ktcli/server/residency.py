@@ -134,7 +134,7 @@ class Residency:
         limits: of each model; as many requests as may wait for one may wait for models to be loaded.
         listener: hears of models that come and go, and what goes wrong.
     Attributes:
-        failure: why the latest model that could not be loaded could not; None: there was none.
+        failure: why no model was ever in memory; None: one was, or is still to be loaded.
     """
 
     def __init__(self, jobs: Jobs, limits: Limits, listener: Listener = SILENT) -> None:
@@ -147,6 +147,7 @@ class Residency:
         self._empty_bytes = _resident_bytes()
         # The model of the first who waits, where leases of others keep it out; empty: nothing does.
         self._held_up = ""
+        self._has_loaded = False
         self._stopping = False
         self._housekeeper = asyncio.create_task(self._keep_house())
 
@@ -262,7 +263,9 @@ class Residency:
             return await self._bring(waiter.source)
         except Exception as error:
             self._fail(waiter.source, error)
-            return True
+        if not self._stopping:
+            await self._beside(give_back_memory)  # what had been loaded of it
+        return True
 
     async def _bring(self, source: ModelSource) -> bool:
         """Loads a model, or closes another one that is in its way; returns whether it did.
@@ -290,6 +293,7 @@ class Residency:
         voice = await asyncio.wrap_future(self._jobs.ask(source.read_voice))
         opened = await self._beside(lambda: source.open(voice, fit, lambda: self._stopping))
         model = ServedModel(opened.speaker, self._limits)
+        self._has_loaded = True
         self._loaded[source.key] = LoadedModel(
             source, model, opened, fit, facts, source.keep_s, self._changed
         )
@@ -331,10 +335,13 @@ class Residency:
 
     def _fail(self, source: ModelSource, error: Exception) -> None:
         """Tells all who wait for a model that it cannot be loaded."""
-        refusal, self.failure = Refusal.of(error), error.with_traceback(None)
+        refusal = Refusal.of(error)
         if refusal.status != 503:  # the request is not to blame, and another model may be asked
             refusal = replace(refusal, status=503, code="load_failed")
-        self._listener.warn(f"{source.name} cannot be loaded: {error or type(error).__name__}")
+        if self._has_loaded:
+            self._listener.warn(f"{source.name} cannot be loaded: {error or type(error).__name__}")
+        else:
+            self.failure = error
         for waiter in self._waiters:
             if waiter.source.key == source.key and not waiter.lease.done():
                 waiter.lease.set_exception(replace(refusal))

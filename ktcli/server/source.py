@@ -107,12 +107,14 @@ class StoredModel:
 
     Attributes:
         asked: the name that finds it again.
+        shorter: whether its context may be shorter than the one that is wanted, where it was made for fewer positions.
     """
 
     ready: Ready
     asked: str
     how: Opening
     keep_s: float
+    shorter: bool = False
 
     @property
     def name(self) -> str:
@@ -130,7 +132,11 @@ class StoredModel:
         return _facts_of(self.ready.pack, made)
 
     def fit(self, held: HeldMemory) -> MemoryFit:
-        return fit_beside(self.ready, self.how, held)
+        wanted, how = self.how.wanted, self.how
+        if self.shorter and wanted.context is not None:
+            context = min(wanted.context, self.facts().context)
+            how = replace(how, wanted=replace(wanted, context=context))
+        return fit_beside(self.ready, how, held)
 
     def read_voice(self) -> Voice:
         return read_voice(self.ready.name, self.ready.pack)

@@ -67,7 +67,7 @@ def test_what_does_not_fit_alone_says_what_it_needs(
     with_free(monkeypatch, need // 4)
     found = fit_beside(ready, HOW, HeldMemory(need // 4))
     assert not found.fits
-    with pytest.raises(NotEnoughMemory, match="it needs"):
+    with pytest.raises(NotEnoughMemory, match="it with its context needs"):
         found.require_alone("it")
 
 

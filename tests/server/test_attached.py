@@ -179,11 +179,7 @@ def test_a_cancelled_answer_leaves_nothing_behind(tmp_path: Path) -> None:
         asked = {"messages": [{"role": "user", "content": "hi"}]}
         url = f"{server.url}/v1/chat/completions"
         assert requests.post(url, json=asked, timeout=9).status_code == 200  # others need the room
-        for _ in range(400):
-            if speaker.engine.pools.pages.available == free:
-                break
-            time.sleep(0.005)
-        assert speaker.engine.pools.pages.available == free
+        until(lambda: speaker.engine.pools.pages.available == free)
 
 
 def test_a_server_that_goes_away_keeps_the_conversation_and_may_come_back(tmp_path: Path) -> None:
@@ -312,8 +308,15 @@ def drop(server: Running, model: ScriptedModel) -> None:
     """Lets a model go, and waits until it is gone."""
     assert server.serving is not None and server.serving._loop is not None
     server.serving._loop.call_soon_threadsafe(server.residency.drop, model)
-    while model.name in server.loaded:
+    until(lambda: model.name not in server.loaded)
+
+
+def until(what: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if what():
+            return
         time.sleep(0.005)
+    raise AssertionError("it does not come about")
 
 
 def test_a_model_that_was_let_go_is_loaded_again(
@@ -331,6 +334,17 @@ def test_a_model_that_was_let_go_is_loaded_again(
         drop(server, models[0])
         assert say(chat, "hi")[3] is Finish.STOP
         assert sorted(server.loaded) == ["fake", "other"]
+        models[0].gate.clear()
+        drop(server, models[0])
+        waits = threading.Event()
+        pieces = chat.ask("hi", cancelled=waits.is_set)
+        waiting = threading.Thread(target=lambda: list(pieces))
+        waiting.start()
+        until(lambda: server.residency.counts().waiting == 1)
+        waits.set()  # Ctrl-C
+        waiting.join()
+        until(lambda: server.residency.counts().waiting == 0)
+        models[0].gate.set()
         models[1].fails, models[1].log[:] = KtError("it is damaged"), []
         drop(server, models[1])
         with pytest.raises(KtError, match="damaged"):

@@ -24,7 +24,7 @@ CHILD = """
 import os, socket, sys, time
 told, code, *said = sys.argv[1:]
 made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-print(*said, sep="\\n", file=sys.stderr, flush=True)
+print(*(each.replace("PID", str(os.getpid())) for each in said), sep="\\n", file=sys.stderr, flush=True)
 if told:
     made.sendto(told.encode(), os.environ["NOTIFY_SOCKET"])
 if code:
@@ -75,9 +75,9 @@ def test_an_interrupted_start_ends_the_server() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        start(["STATUS=Loading 50 %\nX_KT_DONE=1\nX_KT_TOTAL=2", ""], 7, interrupt)
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, 0)
+        start(["STATUS=Loading 50 %\nX_KT_DONE=1\nX_KT_TOTAL=2", "", "PID"], 7, interrupt)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(log_path(7).read_text()), 0)
 
 
 def test_a_log_keeps_its_newer_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +145,25 @@ def test_a_unit_is_one_that_systemd_reads(
         command = [tool, "--user", "verify", str(file)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_unit_means_the_same_in_any_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mask", "hot", "kt-mini", "key"):
+        (tmp_path / name).touch(0o600)
+    (tmp_path / "key").write_text("secret")
+    (tmp_path / "my.gguf").touch()
+    options = ["--api-key-file", "key", "--strict-model", "--model-alias", "mask"]
+    for mask, model in ((str(tmp_path / "mask"), "kt-mini"), ("hot", str(tmp_path / "my.gguf"))):
+        given = ["--gpu-experts", Path(mask).name, Path(model).name]
+        assert main(["serve", *given, *options, "--print-unit"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        words = shlex.split(next(line for line in lines if line.startswith("ExecStart=")))
+        assert {f"--gpu-experts={mask}", f"--api-key-file={tmp_path}/key"} < set(words)
+        assert {"--strict-model", "--model-alias=mask"} < set(words)
+        assert words[-2:] == ["--", model]
 
 
 def test_no_key_goes_into_a_unit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,6 +65,21 @@ def test_a_model_is_found_by_its_name_its_conversions_and_its_aliases(
     assert finds(catalogue, *away, *paths) == [""] * 12
 
 
+def test_a_library_that_cannot_be_read_costs_a_warning(
+    packs: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = StoredModel(Ready("mine", packs("mine@int4-int8")), "mine", HOW, FOREVER)
+    (tmp_path / "aliases.json").write_text("{")
+    assert [each.name for each in LibraryReader(own, HOW, 300.0)().models] == ["mine"]
+
+    def broken() -> None:
+        raise OSError("a disk that is gone")
+
+    monkeypatch.setattr("ktcli.store.library.conversions", broken)
+    catalogue = Catalogue(own, (), LibraryReader(own, HOW, 300.0))
+    assert finds(catalogue, "mine", "other") == ["mine@int4-int8", ""]
+
+
 def test_the_servers_own_conversion_has_the_short_name(packs: Callable[[str], Path]) -> None:
     folders = [packs(f"big@{formats}-int8") for formats in ("bf16", "int4", "int8")]
     for folder in folders:

@@ -153,7 +153,9 @@ def test_what_cannot_be_loaded_is_said_to_all_who_wait_and_harms_nobody(one: Spe
         for client in clients:
             assert b" 503 " in heard(client, b"kt.json is damaged (kt verify b)")
         big = ask(server, "x", model="c")
-        assert big.status_code == 503 and "c needs" in big.json()["error"]["message"]
+        assert (
+            big.status_code == 503 and "c with its context needs" in big.json()["error"]["message"]
+        )
         models[1].fails = None
         assert said(ask(server, "x", model="b")) == "b heard x"
         assert server.loaded == ["a", "b"] and server.leases == 0
@@ -307,6 +309,9 @@ def test_answers_are_those_of_the_model_alone_whoever_comes_and_goes(one: Speake
                 name, text = own.choice("abc"), f"{number} {at}"
                 if own.random() < 0.25:
                     send(server, "long", model=name, stream=own.random() < 0.5).close()
+                if own.random() < 0.25:
+                    given = {"model": name, "prompt": "", "keep_alive": 0}
+                    requests.post(f"{server.url}/api/generate", json=given, timeout=20)
                 answer = ask(server, text, model=name)
                 wrong.extend([] if said(answer) == f"{name} heard {text}" else [answer.text])
 

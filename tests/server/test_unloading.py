@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from ktcli.assembly.request import Wanted
 from ktcli.assembly.talking import Opening, prepared
 from ktcli.chat.speaker import Speaker
 from ktcli.chat.voice import Voice, read_voice
-from ktcli.errors import Busy
+from ktcli.errors import Busy, UsageError
 from ktcli.hardware.memory import resident_bytes
 from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.main import main
@@ -97,6 +98,15 @@ def test_conversions_of_a_library_take_turns_and_answer_as_alone(
         rows = requests.get(f"{server.url}/v1/models", timeout=5).json()["data"]
     assert [row["id"] for row in rows] == [BUILTIN, other]
     assert said[0] == said[2] == said[4] and said[1] == said[3] and said[1][0] == other
+
+
+def test_a_context_for_one_model_is_too_long_for_another(how: Opening) -> None:
+    ready = prepared(BUILTIN, how)
+    longer = replace(how, wanted=replace(how.wanted, context=1 << 20))
+    with pytest.raises(UsageError, match="made for"):
+        StoredModel(ready, BUILTIN, longer, FOREVER).fit(HeldMemory())
+    other = StoredModel(ready, BUILTIN, longer, FOREVER, shorter=True)
+    assert other.fit(HeldMemory()).context == other.facts().context
 
 
 def test_a_load_that_nobody_wants_any_more_ends(
