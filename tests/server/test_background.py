@@ -24,7 +24,7 @@ CHILD = """
 import os, socket, sys, time
 told, code, *said = sys.argv[1:]
 made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-print(*said, sep="\\n", file=sys.stderr, flush=True)
+print(*(each.replace("PID", str(os.getpid())) for each in said), sep="\\n", file=sys.stderr, flush=True)
 if told:
     made.sendto(told.encode(), os.environ["NOTIFY_SOCKET"])
 if code:
@@ -75,9 +75,9 @@ def test_an_interrupted_start_ends_the_server() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        start(["STATUS=Loading 50 %\nX_KT_DONE=1\nX_KT_TOTAL=2", ""], 7, interrupt)
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, 0)
+        start(["STATUS=Loading 50 %\nX_KT_DONE=1\nX_KT_TOTAL=2", "", "PID"], 7, interrupt)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(log_path(7).read_text()), 0)
 
 
 def test_a_log_keeps_its_newer_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
