@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,14 +23,18 @@ from ktcli.commands.options import (
     QuietOpt,
     ThreadsOpt,
 )
+from ktcli.commands.serve_sockets import OLLAMA_PORT, owners_socket, sockets_at
 from ktcli.commands.wording import lasting_name
-from ktcli.errors import Busy, KtError, UsageError
+from ktcli.errors import UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
 from ktcli.output import out
 from ktcli.store.entry import BUILTIN
 
-HOST, PORT, OLLAMA_PORT = "127.0.0.1", 11435, 11434
+if TYPE_CHECKING:
+    from ktcli.server.house import Rules
+
+HOST, PORT = "127.0.0.1", 11435
 KEEP_S = 300.0  # that a model that a request named stays in memory when nobody uses it
 
 NameArg = Annotated[
@@ -160,8 +161,6 @@ def serve(
     from ktcli.engine.scheduler import Limits
     from ktcli.server.background import log_path, shorten
     from ktcli.server.catalogue import LibraryReader
-    from ktcli.server.guard import LOOPBACK
-    from ktcli.server.house import Rules
     from ktcli.server.keepalive import keep_seconds
     from ktcli.server.serving import Service, Serving
     from ktcli.server.source import FOREVER, StoredModel
@@ -169,18 +168,9 @@ def serve(
 
     if background and print_unit:
         raise UsageError("--background and --print-unit contradict each other")
-    key = given_key(api_key, api_key_file)
-    is_loopback = host in LOOPBACK
-    if not is_loopback and not key:
-        raise UsageError(
-            f"--host {host[:100]} lets other machines in, and there is no key",
-            hint="put one into a file that only you can read, and name it with --api-key-file",
-        )
+    rules = _rules(host, port, given_key(api_key, api_key_file), strict_model, model_alias)
     kept_s = None if keep_alive is None else keep_seconds(keep_alive, "--keep-alive")
-    hosts = LOOPBACK if is_loopback else frozenset[str]()
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{port}"
-    rules = Rules(key, hosts, strict_model, tuple(model_alias or ()), address)
+    own_s, others_s = (FOREVER, KEEP_S) if kept_s is None else (kept_s, kept_s)
     model = name or config.value("model") or BUILTIN
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     numa_mode = asked_numa(numa)
@@ -196,10 +186,9 @@ def serve(
         _in_background(here, prepared(model, how).name, port)
         return
     ports = (port, OLLAMA_PORT) if ollama else (port,)
-    with _at_ports(host, ports) as listening, _owners_socket(port) as owners:
-        own_s, others_s = (FOREVER, KEEP_S) if kept_s is None else (kept_s, kept_s)
+    with sockets_at(host, ports) as listening, owners_socket(port) as owners:
         own = StoredModel(prepared(model, how), lasting_name(model), how, own_s)
-        said = f"serving {own.name} at {address}"
+        said = f"serving {own.name} at {rules.address}"
 
         def ready() -> None:
             out.note(f"{said}; Ctrl-C ends it")
@@ -213,6 +202,26 @@ def serve(
         sockets = [*listening, *owners]
         Serving(Service(own, sockets, rules, others, wanted, limits, out, log, ready)).run()
     out.note("the server has ended")
+
+
+def _rules(host: str, port: int, key: str, strict_model: bool, aliases: list[str] | None) -> Rules:
+    """The rules of a server at an address.
+
+    Raises:
+        UsageError: other machines reach it, and there is no key.
+    """
+    from ktcli.server.guard import LOOPBACK
+    from ktcli.server.house import Rules
+
+    is_loopback = host in LOOPBACK
+    if not is_loopback and not key:
+        raise UsageError(
+            f"--host {host[:100]} lets other machines in, and there is no key",
+            hint="put one into a file that only you can read, and name it with --api-key-file",
+        )
+    hosts = LOOPBACK if is_loopback else frozenset[str]()
+    shown = f"[{host}]" if ":" in host else host
+    return Rules(key, hosts, strict_model, tuple(aliases or ()), f"http://{shown}:{port}")
 
 
 def _in_background(here: typer.Context, model: str, port: int) -> None:
@@ -245,60 +254,6 @@ def _print_unit(here: typer.Context, model: str) -> None:
     words = given_words(here, without=("print_unit", "name"))
     program = [*PROGRAM, *words, "--", model]
     out.result({}, unit(model, program, config.environment()), exact=True)
-
-
-@contextlib.contextmanager
-def _at_ports(host: str, ports: Iterable[int]) -> Iterator[list[socket.socket]]:
-    """The sockets at an address."""
-    with contextlib.ExitStack() as held:
-        made = (contextlib.closing(_at_port(host, port)) for port in dict.fromkeys(ports))
-        yield [held.enter_context(each) for each in made]
-
-
-def _at_port(host: str, port: int) -> socket.socket:
-    """The socket at an address; another server of this library that has it is named.
-
-    Raises:
-        Busy, UsageError: see `tcp_socket`.
-    """
-    from ktcli.server.listening import tcp_socket
-    from ktcli.server.neighbours import neighbours, socket_path
-
-    try:
-        return tcp_socket(host, port)
-    except Busy as error:
-        for other in neighbours():
-            if other.socket == socket_path(port):
-                raise Busy(
-                    f"a server of {other.name} has port {port} already (process {other.pid})",
-                    hint=f"kt stop {port} ends it; {error.hint}",
-                ) from error
-        if port == OLLAMA_PORT:
-            hint = "end Ollama if it runs, or leave --ollama out"
-            raise Busy(str(error), hint=hint) from error
-        raise
-
-
-@contextlib.contextmanager
-def _owners_socket(port: int) -> Iterator[list[socket.socket]]:
-    """The Unix socket by which `kt ps` and `kt stop` find this server; none in a library that cannot be written."""
-    from ktcli.server.listening import unix_socket
-    from ktcli.server.neighbours import socket_path
-
-    path = socket_path(port)
-    try:
-        made = unix_socket(path)
-    except Busy:
-        raise
-    except KtError as error:
-        out.warn(f"{error}; kt ps and kt stop will not find this server")
-        yield []
-        return
-    try:
-        yield [made]
-    finally:
-        made.close()
-        path.unlink(missing_ok=True)
 
 
 def _log(entry: dict[str, Any]) -> None:

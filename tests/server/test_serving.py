@@ -16,7 +16,7 @@ import pytest
 import requests
 from server.running import Running, running, scripted
 
-from ktcli.commands import serve
+from ktcli.commands import serve_sockets
 from ktcli.engine.request import Finish, Finished, GenerationRequest
 from ktcli.engine.scheduler import Limits
 from ktcli.errors import Busy, KtError, NotFound, UsageError
@@ -316,10 +316,10 @@ def test_sockets_say_what_is_wrong_with_them(tmp_path: Path) -> None:
 def test_ollamas_port_is_listened_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with tcp_socket("127.0.0.1", 0) as first, tcp_socket("127.0.0.1", 0) as second:
         ports = [each.getsockname()[1] for each in (first, second)]
-    with serve._at_ports("127.0.0.1", [*ports, ports[0]]) as listening:
+    with serve_sockets.sockets_at("127.0.0.1", [*ports, ports[0]]) as listening:
         assert [each.getsockname()[1] for each in listening] == ports
-        monkeypatch.setattr(serve, "OLLAMA_PORT", ports[1])
-        with pytest.raises(Busy) as caught, serve._at_ports("127.0.0.1", ports[1:]):
+        monkeypatch.setattr(serve_sockets, "OLLAMA_PORT", ports[1])
+        with pytest.raises(Busy) as caught, serve_sockets.sockets_at("127.0.0.1", ports[1:]):
             pass
     assert "leave --ollama out" in (caught.value.hint or "")
 

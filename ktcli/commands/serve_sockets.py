@@ -1,0 +1,66 @@
+"""Opens the sockets of `kt serve`, and says who has them where they are not free."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterable, Iterator
+
+from ktcli.errors import Busy, KtError
+from ktcli.output import out
+
+OLLAMA_PORT = 11434
+
+
+@contextlib.contextmanager
+def sockets_at(host: str, ports: Iterable[int]) -> Iterator[list[socket.socket]]:
+    """The sockets at an address."""
+    with contextlib.ExitStack() as held:
+        made = (contextlib.closing(_at_port(host, port)) for port in dict.fromkeys(ports))
+        yield [held.enter_context(each) for each in made]
+
+
+def _at_port(host: str, port: int) -> socket.socket:
+    """The socket at an address; another server of this library that has it is named.
+
+    Raises:
+        Busy, UsageError: see `tcp_socket`.
+    """
+    from ktcli.server.listening import tcp_socket
+    from ktcli.server.neighbours import neighbours, socket_path
+
+    try:
+        return tcp_socket(host, port)
+    except Busy as error:
+        for other in neighbours():
+            if other.socket == socket_path(port):
+                raise Busy(
+                    f"a server of {other.name} has port {port} already (process {other.pid})",
+                    hint=f"kt stop {port} ends it; {error.hint}",
+                ) from error
+        if port == OLLAMA_PORT:
+            hint = "end Ollama if it runs, or leave --ollama out"
+            raise Busy(str(error), hint=hint) from error
+        raise
+
+
+@contextlib.contextmanager
+def owners_socket(port: int) -> Iterator[list[socket.socket]]:
+    """The Unix socket by which `kt ps` and `kt stop` find this server; none in a library that cannot be written."""
+    from ktcli.server.listening import unix_socket
+    from ktcli.server.neighbours import socket_path
+
+    path = socket_path(port)
+    try:
+        made = unix_socket(path)
+    except Busy:
+        raise
+    except KtError as error:
+        out.warn(f"{error}; kt ps and kt stop will not find this server")
+        yield []
+        return
+    try:
+        yield [made]
+    finally:
+        made.close()
+        path.unlink(missing_ok=True)
