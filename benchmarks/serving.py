@@ -58,7 +58,7 @@ CONFIG = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 1e6,
 }
-TOKENS, PAIRS, FIRSTS = 128, 7, 31
+TOKENS, PAIRS, FIRSTS = 128, 5, 31
 STREAMS = (1, 8)
 STORM_S, STORM_RATE, STORM_BYTES = 10.0, 20, 100_000
 CONNECTIONS, HEAD_S, IDLE_S = 1000, 15.0, 75.0  # the deadlines that the server promises
@@ -185,14 +185,19 @@ class Server:
         self._child.wait()
 
 
-def request(text: str, tokens: int, ends: list[int]) -> bytes:
-    """A request for a streamed answer that does not end early."""
+def request(text: str, tokens: int, ends: list[int], *, chances: bool = False) -> bytes:
+    """A request for a streamed answer that does not end early.
+
+    Args:
+        chances: whether each token comes with its chance, and so in an event of its own, even without a letter.
+    """
     body = {
         "messages": [{"role": "user", "content": text}],
         "max_tokens": tokens,
         "stream": True,
         "temperature": 0,
         "logit_bias": {str(each): -100 for each in ends},
+        "logprobs": chances,
     }
     data = json.dumps(body).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
@@ -200,14 +205,14 @@ def request(text: str, tokens: int, ends: list[int]) -> bytes:
 
 
 async def streamed(port: int, data: bytes) -> AsyncIterator[float]:
-    """The moments at which pieces of an answer's text came."""
+    """The moments at which pieces of an answer's text came, or tokens with their chances."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
         async for line in reader:
             if line.startswith(b"data: [DONE]"):
                 break
-            if b'"content":"' in line and b'"content":""' not in line:
+            if b'"logprobs":{' in line or (b'"content":"' in line and b'"content":""' not in line):
                 yield time.perf_counter()
     finally:
         writer.close()
@@ -276,14 +281,14 @@ print(json.dumps(refused))
 
 
 async def gaps(port: int, data: bytes) -> list[float]:
-    """Seconds between the pieces of an answer's text."""
+    """Seconds between the tokens of an answer."""
     moments = [moment async for moment in streamed(port, data)]
     return [b - a for a, b in pairwise(moments)]
 
 
 def measure_refusals(server: Server, ends: list[int]) -> dict[str, Any]:
     """Gaps in quiet and in the storm."""
-    data = request("Tell me much", 1900, ends)
+    data = request("Tell me much", 900, ends, chances=True)
     quiet = asyncio.run(gaps(server.port, data))
     words = [str(server.port), str(STORM_S), str(STORM_RATE), str(STORM_BYTES)]
     storm = subprocess.Popen(
@@ -292,7 +297,7 @@ def measure_refusals(server: Server, ends: list[int]) -> dict[str, Any]:
     time.sleep(1.0)
     stormy: list[float] = []
     while storm.poll() is None:
-        stormy += asyncio.run(gaps(server.port, request("Tell me much", 400, ends)))
+        stormy += asyncio.run(gaps(server.port, request("Tell me much", 200, ends, chances=True)))
     refused = json.loads(storm.communicate()[0])
     return {
         "refused": len(refused),

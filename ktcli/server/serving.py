@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -136,7 +137,10 @@ class Serving:
     async def _serve(self) -> None:
         service = self._service
         self._loop = asyncio.get_running_loop()
-        self._loop.set_default_executor(ThreadPoolExecutor(FILE_THREADS, "kt-files"))
+        files = ThreadPoolExecutor(FILE_THREADS, "kt-files")
+        for _ in range(FILE_THREADS):  # all begin now, so that requests leave no threads behind
+            files.submit(time.sleep, 0.01)
+        self._loop.set_default_executor(files)
         residency = Residency(self._jobs, service.limits, service.listener)
         catalogue = Catalogue(service.own, service.rules.aliases, service.library)
         self.house = House(
