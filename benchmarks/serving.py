@@ -360,6 +360,7 @@ async def left(port: int, data: list[bytes], most_s: float) -> None:
 def measure_cancel(server: Server, ends: list[int]) -> dict[str, Any]:
     """What is held after thousands of clients left, over what was held before."""
     data = [request(f"Tell me {n % 7}", 64, ends) for n in range(CANCELLED)]
+    asyncio.run(answered(server.port, [request("Tell me " * 99, 8, ends)]))  # pages are written
     asyncio.run(left(server.port, data[: 10 * CLIENTS], 0.05))
     time.sleep(2)
     before = server.held
