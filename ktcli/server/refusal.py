@@ -85,8 +85,11 @@ class Refusal(Exception):
 
 @contextmanager
 def about(field: str) -> Iterator[None]:
-    """Names the field that an error is about."""
+    """Names the field that an error is about, also in its sentence: some APIs have no other place for it."""
     try:
         yield
     except UsageError as error:
-        raise Refusal(400, str(error), field, "unsupported_value") from error
+        said = str(error)
+        if not said.startswith(field):
+            said = f"{field}: {said}"
+        raise Refusal(400, said, field, "unsupported_value") from error

@@ -206,6 +206,16 @@ def test_anthropic(server: Running) -> None:
             calls = [block for block in message.content if block.type == "tool_use"]
             assert message.stop_reason == "tool_use" and calls
             assert all(Pet.model_validate(call.input) for call in calls)
+        said = [{"role": "user", "content": "call!"}]
+        for strict in (True, False):
+            message = client.messages.create(
+                model="m",
+                max_tokens=300,
+                messages=said,
+                tools=[{**tools[0], "strict": strict}],  # type: ignore[arg-type]
+            )
+            (wanted,) = [block.input for block in message.content if block.type == "tool_use"]
+            assert ("wings" in wanted) is not strict
 
 
 def test_ollama(server: Running) -> None:

@@ -12,7 +12,7 @@ from ktcli.chat.grammar.form import Form
 from ktcli.chat.grammar.whole import Shape
 from ktcli.chat.settings import Settings
 from ktcli.server.generation import Wish
-from ktcli.server.openai.fields import TOOLS_MOST, Sampled
+from ktcli.server.openai.fields import Sampled, few_tools
 from ktcli.server.prompts import Asked
 from ktcli.server.refusal import Refusal
 from ktcli.server.shapes import ToolChoice, with_tools
@@ -59,7 +59,7 @@ class MessagesBody(msgspec.Struct):
             top_k=self.top_k,
             stop=self.stop_sequences,
         )
-        wish = said.wish(settings, self.max_tokens, None)
+        wish = said.wish(settings, self.max_tokens, None, {"stop": "stop_sequences"})
         if (form := self._form()) is not None:
             wish = replace(wish, shape=Shape(form))
         return with_tools(wish, self.offered, self._choice)
@@ -89,14 +89,17 @@ class MessagesBody(msgspec.Struct):
         """The tools that the model may call; those that a server would run itself are left out.
 
         Raises:
-            Refusal: there are too many.
+            Refusal: there are too many, or one has no name.
         """
         tools = self.tools or []
-        if len(tools) > TOOLS_MOST:
-            raise _refusal("tools", f"tools has {len(tools)} entries, it can have {TOOLS_MOST}")
-        known = [tool for tool in tools if isinstance(tool.get("input_schema"), dict)]
+        few_tools(tools)
+        known = [
+            _tool(tool, f"tools[{at}]")
+            for at, tool in enumerate(tools)
+            if isinstance(tool.get("input_schema"), dict)
+        ]
         chosen = (self.tool_choice or {}).get("type", "auto")
-        return [] if chosen == "none" else [_tool(tool) for tool in known]
+        return [] if chosen == "none" else known
 
     @property
     def _choice(self) -> ToolChoice:
@@ -127,10 +130,14 @@ class MessagesBody(msgspec.Struct):
         return Form.of_schema(said.get("schema"), f"{field}.schema")
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": str(tool.get("name")), "parameters": tool["input_schema"]}
+def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(tool.get("name"), str):
+        raise _refusal(f"{where}.name", f"{where}.name is no text")
+    function = {"name": tool["name"], "parameters": tool["input_schema"]}
     if isinstance(tool.get("description"), str):
         function["description"] = tool["description"]
+    if tool.get("strict") is True:
+        function["strict"] = True
     return {"type": "function", "function": function}
 
 

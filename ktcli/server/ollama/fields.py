@@ -13,7 +13,7 @@ from ktcli.chat.grammar.whole import Shape
 from ktcli.chat.settings import Settings
 from ktcli.server.generation import Wish
 from ktcli.server.keepalive import keep_seconds
-from ktcli.server.openai.fields import TOOLS_MOST, Sampled, plain_message
+from ktcli.server.openai.fields import Sampled, functions, plain_message
 from ktcli.server.prompts import Asked
 from ktcli.server.refusal import Refusal, about
 from ktcli.server.shapes import ToolChoice, with_tools
@@ -32,6 +32,13 @@ class Options(msgspec.Struct):
     seed: int | None = None
     num_predict: int | None = None
     stop: str | list[str] | None = None
+
+
+_NAMES = {
+    **{name: f"options.{name}" for name in Options.__struct_fields__},
+    "repetition_penalty": "options.repeat_penalty",
+    "max_tokens": "options.num_predict",
+}
 
 
 class OllamaBody(msgspec.Struct):
@@ -74,7 +81,7 @@ class OllamaBody(msgspec.Struct):
         )
         most = options.num_predict
         # -1 and -2: as many as there is room for
-        wish = said.wish(settings, None if most is None or most < 0 else most, None)
+        wish = said.wish(settings, None if most is None or most < 0 else most, None, _NAMES)
         return wish if (form := self._form()) is None else replace(wish, shape=Shape(form))
 
     def _form(self) -> Form | None:
@@ -101,10 +108,7 @@ class OllamaChatBody(OllamaBody):
 
     def chat_wish(self, settings: Settings) -> Wish:
         """See `wish`."""
-        tools = self.tools or []
-        if len(tools) > TOOLS_MOST:
-            raise Refusal(400, f"tools can have {TOOLS_MOST} entries", "tools", "unsupported_value")
-        return with_tools(self.wish(settings), tools, ToolChoice())
+        return with_tools(self.wish(settings), functions(self.tools), ToolChoice())
 
     def asked(self, settings: Settings, caller: str) -> Asked:
         """What is to be answered.
@@ -114,9 +118,9 @@ class OllamaChatBody(OllamaBody):
         """
         messages = [_plain(each, f"messages[{at}]") for at, each in enumerate(self.messages)]
         variables = self.variables(settings)
-        return Asked(
-            messages, {**variables, "tools": self.tools} if self.tools else variables, caller
-        )
+        if tools := functions(self.tools):
+            variables = {**variables, "tools": tools}
+        return Asked(messages, variables, caller)
 
 
 class GenerateBody(OllamaBody):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from ktcli.server.shapes import GUIDES, ToolChoice, form_of_format, form_of_guid
 LOGPROBS_MOST = 20
 STOP_CHARS_MOST = 1000
 TOOLS_MOST = 256
+_OWN_NAMES: Mapping[str, str] = {}
 _NUMBERS = (
     "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed"
 ).split()
@@ -68,9 +69,13 @@ class Sampled(msgspec.Struct):
         """Tells whether a stream says at its end what it took."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, own: SamplingSettings) -> SamplingSettings:
+    def sampling(
+        self, own: SamplingSettings, names: Mapping[str, str] = _OWN_NAMES
+    ) -> SamplingSettings:
         """The model's own settings with those that were asked for put over them.
 
+        Args:
+            names: what a client calls the fields, where it is not as here.
         Raises:
             Refusal: a value is out of range.
         """
@@ -82,32 +87,39 @@ class Sampled(msgspec.Struct):
                     value %= 2**64
                 if name == "top_k":
                     value = max(0, value)  # -1 is off, too
-                with about(name):
+                with about(names.get(name, name)):
                     found = override(found, **{name: value})
         with about("logit_bias"):
             return replace(found, logit_bias=_biases(self.logit_bias))
 
-    def wish(self, settings: Settings, most: int | None, logprobs: int | None) -> Wish:
+    def wish(
+        self,
+        settings: Settings,
+        most: int | None,
+        logprobs: int | None,
+        names: Mapping[str, str] = _OWN_NAMES,
+    ) -> Wish:
         """How the prompt is to be answered.
 
         Args:
             most: the most tokens, as asked for.
+            names: what the client calls the fields, where it is not as here.
         Raises:
             Refusal: a value cannot be used.
         """
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        _within("stop", len(stops), 0, STOPS_MOST, "texts")
-        if any(len(stop) > STOP_CHARS_MOST for stop in stops):
-            raise Refusal(
-                400, f"stop: a text of more than {STOP_CHARS_MOST} characters", "stop", "unsupported_value"
-            )  # fmt: skip
+        stop = names.get("stop", "stop")
+        _few(stop, len(stops), STOPS_MOST)
+        if any(len(each) > STOP_CHARS_MOST for each in stops):
+            said = f"{stop} has a text of more than {STOP_CHARS_MOST:,} characters"
+            raise Refusal(400, said, stop, "unsupported_value")
         if most is not None:
-            _within("max_tokens", most, 1, None)
+            _within(names.get("max_tokens", "max_tokens"), most, 1, None)
         choices = 1 if self.n is None else self.n
         _within("n", choices, 1, CHOICES_MOST)
         return Wish(
-            self.sampling(settings.sampling),
-            tuple(stop for stop in stops if stop) or settings.stops,
+            self.sampling(settings.sampling, names),
+            tuple(each for each in stops if each) or settings.stops,
             settings.max_tokens if most is None else most,
             choices,
             logprobs,
@@ -156,8 +168,10 @@ class ChatBody(Sampled):
             raise Refusal(
                 400, "top_logprobs needs logprobs to be true", "top_logprobs", "unsupported_value"
             )
-        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        wish = self.wish(settings, most, likeliest if self.logprobs else None)
+        most, names = self.max_tokens, _OWN_NAMES
+        if self.max_completion_tokens is not None:
+            most, names = self.max_completion_tokens, {"max_tokens": "max_completion_tokens"}
+        wish = self.wish(settings, most, likeliest if self.logprobs else None, names)
         return with_tools(wish, self.offered, self._choice)
 
     def asked(self, settings: Settings, caller: str) -> Asked:
@@ -181,14 +195,7 @@ class ChatBody(Sampled):
         Raises:
             Refusal: one of them is none, or there are too many.
         """
-        tools = self.tools or []
-        _within("tools", len(tools), 0, TOOLS_MOST)
-        for at, tool in enumerate(tools):
-            function = tool.get("function")
-            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-                raise Refusal(
-                    400, f"tools[{at}] names no function", f"tools[{at}]", "unsupported_value"
-                )
+        tools = functions(self.tools)
         return [] if self.tool_choice == "none" else tools
 
     @property
@@ -263,6 +270,27 @@ def effort_variables(effort: str | None) -> dict[str, Any]:
     thinks = effort not in ("none", "minimal")
     about = {"enable_thinking": thinks, "thinking": thinks}
     return {**about, "reasoning_effort": effort if thinks else "low"}
+
+
+def functions(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """The tools of a request, each of which names a function.
+
+    Raises:
+        Refusal: one of them does not, or there are too many.
+    """
+    few_tools(tools or ())
+    for at, tool in enumerate(tools or ()):
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise Refusal(
+                400, f"tools[{at}] names no function", f"tools[{at}]", "unsupported_value"
+            )
+    return tools or []
+
+
+def few_tools(tools: Sequence[Any]) -> None:
+    """Refuses more tools than a request can have."""
+    _few("tools", len(tools), TOOLS_MOST)
 
 
 def plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -341,9 +369,13 @@ def _biases(said: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
         ) from error
 
 
-def _within(field: str, value: int, least: int, most: int | None, what: str = "") -> None:
+def _few(field: str, count: int, most: int) -> None:
+    if count > most:
+        said = f"{field} has {count:,} entries, it can have {most}"
+        raise Refusal(400, said, field, "unsupported_value")
+
+
+def _within(field: str, value: int, least: int, most: int | None) -> None:
     if value < least or (most is not None and value > most):
         range_ = f"{least} or more" if most is None else f"{least} to {most}"
-        raise Refusal(
-            400, f"{field} is {value}, it can be {range_} {what}".rstrip(), field, "unsupported_value"
-        )  # fmt: skip
+        raise Refusal(400, f"{field} is {value}, it can be {range_}", field, "unsupported_value")

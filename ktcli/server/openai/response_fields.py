@@ -18,9 +18,9 @@ from ktcli.chat.settings import Settings
 from ktcli.server.generation import Wish
 from ktcli.server.openai.fields import (
     LOGPROBS_MOST,
-    TOOLS_MOST,
     Sampled,
     effort_variables,
+    few_tools,
     plain_message,
 )
 from ktcli.server.prompts import Asked
@@ -119,8 +119,7 @@ class ResponseBody(Sampled):
             Refusal: there are too many, or one has no name.
         """
         tools = self.tools or []
-        if len(tools) > TOOLS_MOST:
-            raise _refusal("tools", f"tools has {len(tools)} entries, it can have {TOOLS_MOST}")
+        few_tools(tools)
         found = []
         for at, tool in enumerate(tools):
             if tool.get("type") != "function":

@@ -17,7 +17,7 @@ from ktcli.server.openai.chat import chance_of
 from ktcli.server.openai.envelope import ALIVE, DONE, EVENTS, FINISH, encode, error_of, line, usage
 from ktcli.server.openai.fields import TextBody
 from ktcli.server.prompts import EncodedPrompt, PromptMaker
-from ktcli.server.refusal import Refusal
+from ktcli.server.refusal import Refusal, about
 
 
 async def completions(request: Request) -> Answering:
@@ -27,9 +27,10 @@ async def completions(request: Request) -> Answering:
     caller, prompt = caller_of(request), body.one_prompt()
 
     def make(prompts: PromptMaker) -> EncodedPrompt:
-        if isinstance(prompt, str):
-            return prompts.of_text(prompt, caller)
-        return prompts.of_ids(prompt, caller)
+        with about("prompt"):
+            if isinstance(prompt, str):
+                return prompts.of_text(prompt, caller)
+            return prompts.of_ids(prompt, caller)
 
     with await house.lease(body.model) as lease:
         wish = body.text_wish(lease.model.voice.settings)

@@ -1,0 +1,119 @@
+"""What a server refuses, in every API: the status, the envelope that the API's clients read, and the field as the API
+calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+from chat.fake_engine import TEMPLATE
+from server.running import Running, running, scripted
+
+CHAT, TEXT, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES, OLLAMA, OLLAMA_TEXT = "/v1/messages", "/api/chat", "/api/generate"
+ASKED = [{"role": "user", "content": "hi"}]
+WHOLE: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": ASKED},
+    TEXT: {"prompt": "hi"},
+    RESPONSE: {"input": "hi"},
+    MESSAGES: {"messages": ASKED, "max_tokens": 9},
+    OLLAMA: {"messages": ASKED, "stream": False},
+    OLLAMA_TEXT: {"prompt": "hi", "stream": False},
+    "/tokenize": {},
+    "/detokenize": {},
+}
+TOOL = {"type": "function", "function": {"name": "a", "parameters": {}}}
+TOO_MANY = ["x"] * 17
+TOO_LONG = "x" * 1001
+LARGE = {"type": "object", "description": "x" * (256 << 10)}
+# Each field that cannot be used, with a value. The names are as errors have them.
+WRONG: list[tuple[str, str, dict[str, Any]]] = [
+    (CHAT, "stop", {"stop": TOO_MANY}),
+    (CHAT, "stop", {"stop": TOO_LONG}),
+    (CHAT, "n", {"n": 17}),
+    (CHAT, "max_tokens", {"max_tokens": 0}),
+    (CHAT, "max_completion_tokens", {"max_completion_tokens": 0}),
+    (CHAT, "tools", {"tools": [TOOL] * 257}),
+    (CHAT, "tools[1]", {"tools": [TOOL, {"function": 7}]}),
+    (CHAT, "messages", {"messages": []}),
+    (CHAT, "messages[0].content[0].type", {"messages": [{"role": "user", "content": [{}]}]}),
+    (CHAT, "repetition_penalty", {"repetition_penalty": -5}),
+    (CHAT, "logit_bias", {"logit_bias": {"1": 101}}),
+    (CHAT, "top_logprobs", {"logprobs": True, "top_logprobs": 21}),
+    (
+        CHAT,
+        "response_format.json_schema.schema",
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": LARGE}}},
+    ),
+    (TEXT, "stop", {"stop": TOO_MANY}),
+    (TEXT, "n", {"n": 17}),
+    (TEXT, "max_tokens", {"max_tokens": 0}),
+    (TEXT, "prompt", {"prompt": ""}),
+    (TEXT, "prompt", {"prompt": [10**9]}),
+    (TEXT, "prompt", {"prompt": ["a", "b"]}),
+    (RESPONSE, "stop", {"stop": TOO_MANY}),
+    (RESPONSE, "max_output_tokens", {"max_output_tokens": 0}),
+    (RESPONSE, "top_p", {"top_p": 9}),
+    (RESPONSE, "tools", {"tools": [{"type": "function", "name": "a"}] * 257}),
+    (RESPONSE, "tools[0].name", {"tools": [{"type": "function"}]}),
+    (
+        RESPONSE,
+        "text.format.schema",
+        {"text": {"format": {"type": "json_schema", "schema": LARGE}}},
+    ),
+    (MESSAGES, "stop_sequences", {"stop_sequences": TOO_MANY}),
+    (MESSAGES, "stop_sequences", {"stop_sequences": [TOO_LONG]}),
+    (MESSAGES, "max_tokens", {"max_tokens": 0}),
+    (MESSAGES, "top_p", {"top_p": 9}),
+    (MESSAGES, "tools", {"tools": [{"name": "a", "input_schema": {}}] * 257}),
+    (MESSAGES, "tools[0].name", {"tools": [{"input_schema": {}}]}),
+    (
+        MESSAGES,
+        "output_config.format.schema",
+        {"output_config": {"format": {"type": "json_schema", "schema": LARGE}}},
+    ),
+    (OLLAMA, "options.stop", {"options": {"stop": TOO_MANY}}),
+    (OLLAMA, "options.num_predict", {"options": {"num_predict": 0}}),
+    (OLLAMA, "options.repeat_penalty", {"options": {"repeat_penalty": -5}}),
+    (OLLAMA, "options.top_p", {"options": {"top_p": 9}}),
+    (OLLAMA, "tools", {"tools": [TOOL] * 257}),
+    (OLLAMA, "tools[0]", {"tools": [{}]}),
+    (OLLAMA, "tools[1]", {"tools": [TOOL, {"function": 7}]}),
+    (OLLAMA, "messages[0].role", {"messages": [{"content": "hi"}]}),
+    (OLLAMA, "format", {"format": LARGE}),
+    (OLLAMA_TEXT, "options.stop", {"options": {"stop": [TOO_LONG]}}),
+    (OLLAMA_TEXT, "keep_alive", {"keep_alive": "x"}),
+    ("/tokenize", "prompt", {"prompt": 7}),
+    ("/detokenize", "tokens", {"tokens": [-1]}),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    template = f"{{# <tool_call> #}}{TEMPLATE}"
+    folder = tmp_path_factory.mktemp("model")
+    with running(scripted(folder, lambda question: "yes", template=template)) as found:
+        yield found
+
+
+@pytest.mark.parametrize("path", WHOLE)
+def test_what_cannot_be_used_is_refused_by_name(server: Running, path: str) -> None:
+    with requests.Session() as session:
+        for _, field, more in filter(lambda row: row[0] == path, WRONG):
+            answer = session.post(server.url + path, json={**WHOLE[path], **more}, timeout=10)
+            said = answer.json()
+            assert answer.status_code == 400, (field, said)
+            error = said["error"]
+            if path.startswith("/api/"):
+                assert said == {"error": error} and field.removesuffix(".role") in error
+            elif path == MESSAGES:
+                inner = {"type": "invalid_request_error", "message": error["message"]}
+                assert said == {"type": "error", "error": inner} and field in error["message"]
+            else:
+                assert error.keys() == {"message", "type", "param", "code"}
+                assert error["param"] == field, said
+        if "messages" in WHOLE[path]:  # nothing else is wrong with them
+            answer = session.post(server.url + path, json=WHOLE[path], timeout=10)
+            assert answer.status_code == 200
