@@ -152,10 +152,11 @@ def test_the_memory_of_a_model_that_has_left_is_free(how: Opening) -> None:
 
     with serving_models([model]) as server:
         sizes = []
-        for _ in range(3):
+        for _ in range(4):
             assert ask(server, "What is kt? " * 20, max_tokens=20, ignore_eos=True).ok
             there = resident()
             unload(server, "random")
             until(lambda: there - resident() > 40 << 20)  # noqa: B023
             sizes.append(resident())
-        assert sizes[-1] - sizes[0] < 8 << 20, sizes
+        # Three that stayed would be 120 MiB more; the allocator keeps some pages for each of its arenas.
+        assert sizes[-1] - sizes[0] < 40 << 20, sizes
