@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -126,3 +128,22 @@ def serving_models(
         thread.join(20)
         listening.close()
         assert not thread.is_alive()
+
+
+@contextmanager
+def served_by_command(*options: str) -> Iterator[str]:
+    """The address of `kt serve kt-mini` in a process of its own."""
+    with tcp_socket("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "ktcli", "serve", "kt-mini", "--port", str(port), *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        begun = any(line.startswith("serving") for line in process.stderr)
+        reader = threading.Thread(target=process.stderr.read)
+        reader.start()
+        try:
+            assert begun
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            reader.join()

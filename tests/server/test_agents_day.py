@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from anthropic import Anthropic
+from server.running import served_by_command
 
 from ktcli.native import PAGE_TOKENS
-from ktcli.server.listening import tcp_socket
 
 RULES = "Answer in one line. Name the command that does it. " * 25
 
 
 @contextmanager
 def served() -> Iterator[Anthropic]:
-    """A client of a server of the built-in model in a process of its own."""
-    with tcp_socket("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "ktcli", "serve", "kt-mini", "--port", str(port)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith("serving"):
-                break
-        try:
-            with Anthropic(base_url=f"http://127.0.0.1:{port}", api_key="none") as client:
-                yield client
-        finally:
-            process.terminate()
-            process.stderr.read()
+    """A client of a server of the built-in model."""
+    with served_by_command() as url, Anthropic(base_url=url, api_key="none") as client:
+        yield client
 
 
 def ask(client: Anthropic, number: int, turns: list[dict[str, str]]) -> tuple[str, int, int]:

@@ -3,55 +3,20 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
-
-from ktcli.server.listening import tcp_socket
+from server.running import served_by_command
 
 QUESTIONS = 50
 WORDS = (
     "kt chat pack pull serve convert plan doctor experts memory context what how does when".split()
 )
-
-
-@contextmanager
-def served() -> Iterator[str]:
-    """The address of a server of the built-in model that forgets everything afterwards."""
-    with tcp_socket("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "ktcli",
-        "serve",
-        "kt-mini",
-        "-p",
-        str(port),
-        "--parallel",
-        "6",
-    ]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith("serving"):
-                break
-        reader = threading.Thread(target=process.stderr.read)
-        reader.start()
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            reader.join()
 
 
 def ask(url: str, number: int, **more: Any) -> list[tuple[str, float, list[float]]]:
@@ -89,11 +54,11 @@ def test_answers_are_the_same_alone_and_in_company(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KT_HOME", str(tmp_path / "alone"))
-    with served() as url:
+    with served_by_command("--parallel", "6") as url:
         alone = [ask(url, number) for number in range(QUESTIONS)]
         assert sum(map(len, alone)) > 4 * QUESTIONS
     monkeypatch.setenv("KT_HOME", str(tmp_path / "together"))
-    with served() as url, ThreadPoolExecutor(8) as clients:
+    with served_by_command("--parallel", "6") as url, ThreadPoolExecutor(8) as clients:
         chance, asked = random.Random(0), []
         for number in random.Random(1).sample(range(QUESTIONS), QUESTIONS):
             asked.append((number, clients.submit(ask, url, number)))
@@ -115,7 +80,7 @@ def test_secrets_of_one_client_change_nothing_for_another(
         messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
         return ask(url, 0, messages=messages)
 
-    with served() as url:
+    with served_by_command("--parallel", "6") as url:
         asked(url, "The password is 1234")
         guess = asked(
             url, "The password is 1234"
