@@ -90,7 +90,8 @@ thread = EngineThread(speaker.engine, Limits(active=8))
 sampling = SamplingSettings(greedy=True, logit_bias=tuple((each, -100.0) for each in ends))
 print("ready", flush=True)
 for line in sys.stdin:
-    streams, tokens = map(int, line.split())
+    streams, tokens, length = map(int, line.split())
+    prompt = (ids * (length // len(ids) + 1))[: length - 1]
     left, done, first = [streams], threading.Event(), []
     def hear(event):
         if isinstance(event, Token) and not first:
@@ -101,7 +102,7 @@ for line in sys.stdin:
                 done.set()
     began = time.perf_counter()
     for number in range(streams):
-        thread.submit(GenerationRequest([*ids, 100 + number], sampling, frozenset(), tokens), hear)
+        thread.submit(GenerationRequest([*prompt, 100 + number], sampling, frozenset(), tokens), hear)
     done.wait()
     print(json.dumps([time.perf_counter() - began, first[0] - began]), flush=True)
 """
@@ -119,9 +120,9 @@ class Alone:
         self._said, self._asked = self._child.stdout, self._child.stdin
         self._said.readline()
 
-    def run(self, streams: int, tokens: int) -> tuple[float, float]:
-        """Seconds of all, and to the first token."""
-        print(streams, tokens, file=self._asked, flush=True)
+    def run(self, streams: int, tokens: int, length: int) -> tuple[float, float]:
+        """Seconds of all, and to the first token, for prompts of `length` tokens."""
+        print(streams, tokens, length, file=self._asked, flush=True)
         whole, first = json.loads(self._said.readline())
         return whole, first
 
@@ -231,6 +232,19 @@ async def answered(port: int, data: list[bytes]) -> tuple[float, float]:
     return time.perf_counter() - began, min(first, default=began) - began
 
 
+def prompt_tokens(port: int, text: str) -> int:
+    """The tokens of a prompt, as the server counts them."""
+    body = {"model": "x", "max_tokens": 1, "messages": [{"role": "user", "content": text}]}
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/messages/count_tokens",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(asked, timeout=30) as reply:
+        count: int = json.load(reply)["input_tokens"]
+    return count
+
+
 def short(port: int, ends: list[int]) -> bytes:
     """A request whose first token is text: not all that random weights say is."""
     asked = (request(f"Tell me {n}", 1, ends) for n in range(1000))
@@ -240,11 +254,12 @@ def short(port: int, ends: list[int]) -> bytes:
 def measure_http(server: Server, alone: Alone, ends: list[int]) -> dict[str, Any]:
     """The goals of `http`, from pairs in turn."""
     found: dict[str, Any] = {}
+    length = prompt_tokens(server.port, "Tell me 1")
     for streams in STREAMS:
         data = [request(f"Tell me {n}", TOKENS, ends) for n in range(streams)]
         ratios, steps = [], []
         for _ in range(PAIRS):
-            engine, _ = alone.run(streams, TOKENS)
+            engine, _ = alone.run(streams, TOKENS, length)
             http, _ = asyncio.run(answered(server.port, data))
             ratios.append(http / engine - 1)
             steps.append(engine / TOKENS)
@@ -252,7 +267,7 @@ def measure_http(server: Server, alone: Alone, ends: list[int]) -> dict[str, Any
         found[f"step_ms_{streams}"] = 1000 * median(steps)
     more, data = [], [short(server.port, ends)]
     for _ in range(FIRSTS):
-        _, engine = alone.run(1, 2)
+        _, engine = alone.run(1, 2, length)
         _, http = asyncio.run(answered(server.port, data))
         more.append(1000 * (http - engine))
     found["first_token_more_ms"] = median(more)
