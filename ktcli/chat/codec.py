@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -77,6 +78,8 @@ class LibraryCodec:
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        # Its threads would take cores from the engine's; set by hand it stays.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._inner = inner
         inner.no_truncation()
         inner.no_padding()
@@ -86,7 +89,7 @@ class LibraryCodec:
         self._plain: dict[tuple[int, ...], tokenizers.Tokenizer] = {}
 
     def encode(self, text: str) -> list[int]:
-        return list(self._inner.encode(text, add_special_tokens=False).ids)
+        return _ids(self._inner, text)
 
     def encode_spans(self, text: str) -> Encoded:
         found = self._inner.encode(text, add_special_tokens=False)
@@ -94,7 +97,7 @@ class LibraryCodec:
 
     def encode_plain(self, texts: Sequence[str], unknown: Sequence[int]) -> list[list[int]]:
         inner = self.prepare(unknown)
-        return [list(inner.encode(text, add_special_tokens=False).ids) for text in texts]
+        return [_ids(inner, text) for text in texts]
 
     def prepare(self, unknown: Sequence[int]) -> tokenizers.Tokenizer:
         """The tokenizer of `encode_plain`, made once."""
@@ -111,6 +114,11 @@ class LibraryCodec:
 
     def word_of(self, id: int) -> str | None:
         return self._inner.id_to_token(id)
+
+
+def _ids(inner: tokenizers.Tokenizer, text: str) -> list[int]:
+    """The ids of a text, without their places in it, which would take the library as long again."""
+    return list(inner.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 RESERVED = "\ufdd2\ufdd3\ufdd4\ufdd5"  # characters that texts for `encode_plain` must not hold, but in BORDER

@@ -28,6 +28,7 @@ MAX_LISTS = 1_500_000  # lists and objects; published ones have 530,000, most of
 MAX_TOKEN_CHARS = 64  # that a text of many tokens may have for each of them
 WHOLE_BYTES = 1 << 20  # of a text that is cut into tokens without counting first whether it fits
 SLICE_CHARS = 1 << 16  # of a long text, when only its length in tokens is asked for
+LEAST_SLICE_CHARS = 1 << 12  # with which SLACK weighs little
 SLACK = 16  # tokens by which cutting a text there may change their number
 T = TypeVar("T")
 _BYTES = {letter: byte for byte, letter in enumerate(tiktoken.letters())}
@@ -132,9 +133,9 @@ class Tokenizer:
             return False
         if len(text) > MAX_TOKEN_CHARS * most:
             return True
-        count = 0
-        for at in range(0, len(text), SLICE_CHARS):
-            count += len(encode(text[at : at + SLICE_CHARS])) - SLACK
+        count, slice_chars = 0, min(max(4 * most, LEAST_SLICE_CHARS), SLICE_CHARS)
+        for at in range(0, len(text), slice_chars):
+            count += len(encode(text[at : at + slice_chars])) - SLACK
             if count > most:
                 return True
         return False
