@@ -58,7 +58,7 @@ CONFIG = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 1e6,
 }
-TOKENS, PAIRS, FIRSTS = 128, 5, 31
+TOKENS, PAIRS, FIRSTS = 128, 11, 31
 STREAMS = (1, 8)
 STORMS, STORM_S, STORM_RATE, STORM_BYTES = 3, 10.0, 20, 100_000
 CONNECTIONS, HEAD_S, IDLE_S = 1000, 15.0, 75.0  # the deadlines that the server promises
