@@ -89,7 +89,7 @@ def store_below(
     space = Space(sha256(repr(facts).encode()).digest(), memory.codec)
     about = {"model": model, "page_bytes": memory.page_bytes, "state_bytes": memory.state_bytes}
     store = PageStore(folder, space, quota_bytes, about, listener.warn)
-    tier = Tier(store, memory, pools.pages, pools.states, pools.seed, windows)
+    tier = Tier(store, memory, pools.pages, pools.states, windows)
     store.writer.busy = lambda: tier.is_busy
     pools.tier = tier
     try:

@@ -115,7 +115,7 @@ class Active:
         depths = depths_of(request.depths[:late], len(self.known))
         for at in range(self.prompt_tokens, len(self.known)):
             depths[at] = engine.depth_at(at)
-        reused = self.sequence.adopt(self.known, depths, request.marks)
+        reused = self.sequence.adopt(self.known, depths, request.marks, request.salt)
         if stats.queued_s:
             return
         if self.drafting is not None:

@@ -6,12 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ktcli.engine.pages import PagePool, StatePool
 from ktcli.engine.pagetable import WindowPages
-from ktcli.engine.prefix import chain
+from ktcli.engine.prefix import Content
 from ktcli.engine.tier import Tier
 from ktcli.native import PAGE_TOKENS
 
@@ -70,28 +67,20 @@ class Pools:
         if self.states is not None:
             self.states.forget()
 
-    def find(self, ids: NDArray[np.int32], depths: NDArray[np.uint8] | None) -> KnownPrefix:
-        """The longest prefix of `ids`, but not all, that is known.
-
-        Args:
-            depths: the depth of deferral with which each id was computed; None: 0.
-        """
+    def find(self, content: Content) -> KnownPrefix:
+        """The longest prefix of a content's ids, but not all, that is known."""
         keys: list[bytes] = []
         found: list[int] = []
-        limit, key = ids.size - 1, self.seed
-
-        def link(previous: bytes, first: int, end: int) -> bytes:
-            return chain(previous, ids[first:end], None if depths is None else depths[first:end])
-
+        limit, key = content.ids.size - 1, content.root
         for first in range(0, limit - PAGE_TOKENS + 1, PAGE_TOKENS):
-            key = link(key, first, first + PAGE_TOKENS)
+            key = content.link(key, first, first + PAGE_TOKENS)
             page = self.pages.find(key)
             if page is None:
                 break
             keys.append(key)
             found.append(page)
         if self.states is not None:
-            return self._with_state(keys, found, limit, link)
+            return self._with_state(keys, found, content)
         n = len(found)
         while (windows := self._window(n * PAGE_TOKENS, keys[:n])) is None:
             n -= 1
@@ -101,24 +90,23 @@ class Pools:
         self,
         keys: list[bytes],
         found: list[int],
-        limit: int,
-        link: Callable[[bytes, int, int], bytes],
+        content: Content,
     ) -> KnownPrefix:
-        """The same where layers keep states: the longest of at most `limit` positions that has one at its end.
+        """The same where layers keep states: the longest that has one at its end.
 
         Args:
             keys, found: of the full pages that are known.
-            link: the key of the prefix that ends at a position, from that of one before it: (key, first, end).
         """
         assert self.states is not None
-        at = {key: i for i, key in enumerate([self.seed, *keys])}
+        at = {key: i for i, key in enumerate([content.root, *keys])}
+        limit = content.ids.size - 1
         best = KnownPrefix(0, [], [], [], -1, found)
         for place, key in self.states.places():
             full, rest = divmod(place.position, PAGE_TOKENS)
             start = place.position - rest
             if not best.length < place.position <= limit or at.get(place.page_key) != full:
                 continue
-            if rest and link(place.page_key, start, place.position) != key:
+            if rest and content.link(place.page_key, start, place.position) != key:
                 continue
             tail = self.pages.find(key) if rest else None
             windows = self._window(place.position, [*keys[:full], *([key] if rest else [])])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,34 @@ def chain(previous: bytes, ids: Ids, depths: Depths | None = None) -> bytes:
     if depths is not None and depths.any():
         digest.update(depths.tobytes())
     return digest.digest()
+
+
+def salted(seed: bytes, salt: str) -> bytes:
+    """The key of the empty prefix for those who name this salt: they share pages with each other only. Without a salt
+    it is the seed."""
+    return hashlib.sha256(seed + salt.encode("utf-8", "replace")).digest() if salt else seed
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What the keys of a sequence's pages depend on.
+
+    Attributes:
+        ids: [n] int32.
+        depths: the depth of deferral with which each was computed, [n]; None: 0.
+        root: the key of the empty prefix.
+    """
+
+    ids: Ids
+    depths: Depths | None
+    root: bytes
+
+    def link(self, previous: bytes, first: int, end: int) -> bytes:
+        """The key of the prefix that ends at `end`; `previous` is that of the prefix that ends at `first`."""
+        if first == end:
+            return previous
+        depths = None if self.depths is None else self.depths[first:end]
+        return chain(previous, self.ids[first:end], depths)
 
 
 def depths_of(first: bytes, n: int) -> Depths:

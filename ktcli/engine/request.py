@@ -82,6 +82,7 @@ class GenerationRequest:
         logprobs: the number of the likeliest tokens whose chances come with each token; None: no chances at all.
         depths: the depth of deferral with which the prompt's first ids were computed, as part of earlier answers: a
             byte for each; of those behind: 0. What was computed so is found again.
+        salt: what is computed is shared with requests of the same salt only.
         marks: positions of the prompt from which other prompts will probably go on, see `Sequence.adopt`.
         ends: called with each id of the answer, in order; true: the answer ends with it, as at a stop string.
         draft: what may be tried beside the next token; the answer is the same with drafts and without.
@@ -96,6 +97,7 @@ class GenerationRequest:
     caller: str = ""
     logprobs: int | None = None
     depths: bytes = b""
+    salt: str = ""
     marks: Sequence[int] = ()
     ends: Callable[[int], bool] = lambda id: False
     draft: DraftWish = NO_DRAFTS

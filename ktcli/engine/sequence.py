@@ -20,7 +20,7 @@ from ktcli.engine.own_states import OwnStates, SpareState
 from ktcli.engine.pages import Place, PoolFull
 from ktcli.engine.pagetable import PageTable, pages_for
 from ktcli.engine.pools import KnownPrefix, Pools
-from ktcli.engine.prefix import chain
+from ktcli.engine.prefix import Content, chain, salted
 from ktcli.engine.states import worth_a_step
 from ktcli.engine.tier import PAGE, STATE, WINDOW, PageLabel
 from ktcli.errors import ContextFull
@@ -45,6 +45,7 @@ class Sequence:
         self._windows: PageTable | None = None  # of the layers with a window
         if windows is not None:
             self._windows = PageTable(windows.pool, windows.copy, pools.context, windows)
+        self._root: bytes = pools.seed  # the key of the empty prefix
         self._keys: list[bytes] = []  # of the full pages
         self._line = next(_LINES)
         self._states = None if pools.states is None else OwnStates(pools.states)
@@ -174,7 +175,7 @@ class Sequence:
             self._windows.favour(self._keys[self._windows.needed(border) :])
         if states is None or states.slot < 0:
             return
-        page_key = self._keys[-1] if self._keys else self._pools.seed
+        page_key = self._keys[-1] if self._keys else self._root
         key = self._link(page_key, self.length - rest, self.length)
         states.pool.keep(key, states.slot, Place(page_key, self.length), self._line)
         span = self.length - rest, self.length
@@ -221,7 +222,7 @@ class Sequence:
         made = Sequence(self._pools)
         made._ids[: self.length] = self._ids[: self.length]
         made._depths[: self.length] = self._depths[: self.length]
-        made._keys, made.length = list(self._keys), self.length
+        made._keys, made._root, made.length = list(self._keys), self._root, self.length
         for table, others in zip(made._tables, self._tables, strict=True):
             table.share(others)
             table.cut(self.length, made._keys)  # without what a step that failed has taken
@@ -234,6 +235,7 @@ class Sequence:
         ids: Numbers[int] | NDArray[np.int32],
         depths: NDArray[np.uint8] | None = None,
         marks: Iterable[int] = (),
+        salt: str = "",
     ) -> int:
         """Makes the timeline the longest beginning of `ids` that is known, here or to other sequences, but never all
         of it: at least the last id is left to compute, since its logits are wanted. Returns its length.
@@ -243,16 +245,21 @@ class Sequence:
                 taken as it is.
             marks: positions from which other prompts will probably go on; see `mark`. Those that are not worth a step
                 are left out.
+            salt: pages are shared with sequences of the same salt only.
         """
+        root = salted(self._pools.seed, salt)
+        if root != self._root:
+            self.truncate(0)
+            self._root = root
         wanted = np.asarray(ids, dtype=np.int64)[: self.context]
         n = max(0, min(self.length, wanted.size - 1))
         different = np.flatnonzero(self._ids[:n] != wanted[:n])
         common = int(different[0]) if different.size else n
-        known = self._pools.find(wanted.astype(np.int32), depths)
+        content = Content(wanted.astype(np.int32), depths, root)
+        known = self._pools.find(content)
         if self._pools.tier is not None:
-            have = max(known.length, self._reachable(common)[0])
-            self._pools.tier.bring(wanted.astype(np.int32), depths, have)
-            known = self._pools.find(wanted.astype(np.int32), depths)
+            self._pools.tier.bring(content, max(known.length, self._reachable(common)[0]))
+            known = self._pools.find(content)
         if known.length > self._reachable(common)[0]:
             self._take_over(known, wanted, depths)
         else:
@@ -293,7 +300,7 @@ class Sequence:
         computed is what it goes on with."""
         for at in range(len(self._keys), self.length // PAGE_TOKENS):
             first = at * PAGE_TOKENS
-            previous = self._keys[-1] if self._keys else self._pools.seed
+            previous = self._keys[-1] if self._keys else self._root
             span = first, first + PAGE_TOKENS
             self._keys.append(self._link(previous, *span))
             self._seal_pages(at, self._keys[-1], previous, span)
@@ -360,7 +367,7 @@ class Sequence:
             full, rest = divmod(place.position, PAGE_TOKENS)
             if not 0 < place.position <= position:
                 continue
-            page_key = self._keys[full - 1] if full else self._pools.seed
+            page_key = self._keys[full - 1] if full else self._root
             start = place.position - rest
             if page_key == place.page_key and self._link(page_key, start, place.position) == key:
                 yield place.position, key

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ktcli.engine.pages import PagePool, Place, PoolFull, StatePool
 from ktcli.engine.pagetable import PagedMemory, WindowPages
-from ktcli.engine.prefix import chain
+from ktcli.engine.prefix import Content
 from ktcli.errors import KtError
 from ktcli.native import PAGE_TOKENS
 
@@ -136,11 +136,10 @@ class Tier:
         memory: PageMemory,
         pages: PagePool,
         states: StatePool | None,
-        seed: bytes,
         windows: WindowPages | None = None,
     ) -> None:
         self._store, self._memory = store, memory
-        self._states, self._seed, self._windows = states, seed, windows
+        self._states, self._windows = states, windows
         self._kinds = {PAGE: _Kind(PAGE, pages, memory)}
         if windows is not None:
             assert windows.memory is not None
@@ -257,34 +256,25 @@ class Tier:
 
     # --- up -------------------------------------------------------------------------------------------
 
-    def bring(self, ids: I32Array, depths: U8Array | None, have: int) -> None:
-        """Reads what the store knows of a beginning of `ids`, but not all of it, into free pages.
+    def bring(self, content: Content, have: int) -> None:
+        """Reads what the store knows of a beginning of a content's ids, but not all of it, into free pages.
 
         Args:
-            depths: the depth of deferral of each id; None: 0.
             have: the positions that memory already has.
         """
         self.turn_over()
         self._store.refresh()
-        labels = self._labels(ids, depths)
+        labels = _labels(content)
         held: _Held = []
         try:
             if self._states is None:
                 self._bring_prefix(labels, held)
             else:
-                self._bring_state(ids, depths, labels, held, have)
+                self._bring_state(content, labels, held, have)
         finally:
             for pool, page in reversed(held):  # the last pages are evicted first
                 pool.release(page)
         self._store.use(label.key for label in labels)
-
-    def _labels(self, ids: I32Array, depths: U8Array | None) -> list[PageLabel]:
-        """The labels of the full pages of a prefix that leaves an id to compute."""
-        labels, key = [], self._seed
-        for first in range(0, ids.size - PAGE_TOKENS, PAGE_TOKENS):
-            labels.append(_label(PAGE, key, ids, depths, (first, first + PAGE_TOKENS)))
-            key = labels[-1].key
-        return labels
 
     def _bring_prefix(self, labels: list[PageLabel], held: _Held) -> None:
         """Reads the pages of the longest prefix before which the pages of the window are known, too."""
@@ -384,23 +374,23 @@ class Tier:
 
     def _bring_state(
         self,
-        ids: I32Array,
-        depths: U8Array | None,
+        content: Content,
         labels: list[PageLabel],
         held: _Held,
         have: int,
     ) -> None:
         """Reads the longest prefix at whose end the store has a state, if it is longer than `have`."""
+        root = content.root
         for end, previous, key in self._store.states():
             full, rest = divmod(end, PAGE_TOKENS)
             if end <= have:
                 return
-            if end >= ids.size or previous != (labels[full - 1].key if full else self._seed):
+            if end >= content.ids.size or previous != (labels[full - 1].key if full else root):
                 continue
-            state = _label(STATE, previous, ids, depths, (end - rest, end))
+            state = _label(STATE, previous, content, (end - rest, end))
             if state.key != key:
                 continue
-            tail = [_label(PAGE, previous, ids, depths, (end - rest, end))] if rest else []
+            tail = [_label(PAGE, previous, content, (end - rest, end))] if rest else []
             windows = self._windowed([*labels[:full], *tail], end)
             if not self._worth_reading([*labels[:full], *tail], windows, end - have):
                 continue
@@ -442,12 +432,20 @@ class Tier:
         return read_bps is None or tok_s is None or size_bytes / read_bps < n_tokens / tok_s
 
 
-def _label(
-    kind: int, previous: bytes, ids: I32Array, depths: U8Array | None, span: tuple[int, int]
-) -> PageLabel:
+def _labels(content: Content) -> list[PageLabel]:
+    """The labels of the full pages of a prefix that leaves an id to compute."""
+    labels, key = [], content.root
+    for first in range(0, content.ids.size - PAGE_TOKENS, PAGE_TOKENS):
+        labels.append(_label(PAGE, key, content, (first, first + PAGE_TOKENS)))
+        key = labels[-1].key
+    return labels
+
+
+def _label(kind: int, previous: bytes, content: Content, span: tuple[int, int]) -> PageLabel:
     """The label of what ends with the ids of a span; `previous` is the key of the prefix before it."""
     first, end = span
-    part = ids[first:end]
-    late = np.zeros(part.size, np.uint8) if depths is None else depths[first:end]
-    key = chain(previous, part, late) if part.size else previous
-    return PageLabel(kind, key, previous, end, part, late)
+    depths = content.depths
+    late = np.zeros(end - first, np.uint8) if depths is None else depths[first:end]
+    return PageLabel(
+        kind, content.link(previous, first, end), previous, end, content.ids[first:end], late
+    )

@@ -47,6 +47,7 @@ class Wish:
         tools: what may be called; None: nothing, and calls are not looked for.
         plain: whether the prompt is a text that goes on, in which nothing is a thought.
         shape: what an answer must be; None: anything.
+        salt: the prompt is found in the cache by those who name the same one.
         endless: whether an answer goes on where the model ends it: for measurements.
     """
 
@@ -58,6 +59,7 @@ class Wish:
     tools: Tools | None = None
     plain: bool = False
     shape: Shape | None = None
+    salt: str = ""
     endless: bool = False
 
 
@@ -258,6 +260,7 @@ class _ChoiceAnswer:
             wish.max_tokens,
             caller=generation.prompt.caller,
             logprobs=wish.logprobs,
+            salt=wish.salt,
             marks=generation.prompt.marks,
             ends=self._transcript.hears,
             constraint=generation.constraints[self._index] if generation.constraints else None,

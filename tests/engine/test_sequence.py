@@ -288,6 +288,23 @@ def test_equal_beginnings_are_computed_once() -> None:
     assert third.adopt([5, *TEXTS[0][:192]]) == 0 and third.pages == ()
 
 
+@KINDS
+def test_only_equal_salts_share(slots: int, window: int) -> None:
+    machine = Machine(30, slots, window=window, window_pages=30)
+    for salt in ("", "mine", "yours"):
+        sequence = machine.sequence()
+        assert sequence.adopt(TEXTS[0][:200], salt=salt) == 0
+        fed(machine, sequence, (), TEXTS[0][:192])
+        sequence.close()
+        again = machine.sequence()
+        assert again.adopt(TEXTS[0][:200], salt=salt) == 192
+        assert again.fork().adopt(TEXTS[0][:200], salt=salt) == 192
+        again.close()
+    changing = machine.sequence()
+    assert changing.adopt(TEXTS[0][:200], salt="mine") == 192
+    assert changing.adopt(TEXTS[0][:200], salt="another") == 0 and changing.pages == ()
+
+
 def test_a_hit_is_cut_back_to_the_newest_snapshot() -> None:
     machine = Machine(20, slots=9)
     first, second = machine.sequence(), machine.sequence()

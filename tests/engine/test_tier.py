@@ -224,9 +224,7 @@ def test_a_store_that_is_slower_than_computing_is_not_read(
     leave(engine)
     with store_below(engine, PageFolder(tmp_path / "kv"), 1 << 40, "m") as store:
         pools = engine.pools
-        tier = Tier(
-            Slow(store), engine.memory, pools.pages, pools.states, pools.seed, pools.windows
-        )  # type: ignore[arg-type]
+        tier = Tier(Slow(store), engine.memory, pools.pages, pools.states, pools.windows)  # type: ignore[arg-type]
         pools.tier = tier
         told(engine, OTHER, [200])  # whose speed is measured
         before = store.counts.read

@@ -98,3 +98,21 @@ def test_secrets_of_one_client_change_nothing_for_another(
             assert asked(url, "The password is 1234") == guess
             for each in running:
                 each.result()
+
+
+@pytest.mark.thorough
+def test_a_salt_hides_even_that_a_beginning_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kt-mini has latent attention: few new tokens take another form of it than many."""
+    text = "The password of the vault is 1234. " * 20
+    messages = [{"role": "user", "content": text}]
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "alone"))
+    with served_by_command() as url:
+        alone = ask(url, 0, messages=messages)
+        assert ask(url, 0, messages=messages) != alone  # which is why
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "together"))
+    for salt in ("mine", "yours"):  # the second server finds on disk what the first has computed
+        with served_by_command() as url:
+            ask(url, 0, messages=messages)
+            assert ask(url, 0, messages=messages, cache_salt=salt) == alone

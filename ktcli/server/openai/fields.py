@@ -24,6 +24,7 @@ from ktcli.server.shapes import GUIDES, ToolChoice, form_of_format, form_of_guid
 
 LOGPROBS_MOST = 20
 STOP_CHARS_MOST = 1000
+SALT_CHARS_MOST = 256
 TOOLS_MOST = 256
 _OWN_NAMES: Mapping[str, str] = {}
 _NUMBERS = (
@@ -55,6 +56,7 @@ class Sampled(msgspec.Struct):
     n: int | None = None
     max_tokens: int | None = None
     logit_bias: dict[str, float] | None = None
+    cache_salt: str | None = None
     return_progress: bool = False
     ignore_eos: bool = False
     response_format: dict[str, Any] | None = None
@@ -115,6 +117,9 @@ class Sampled(msgspec.Struct):
             raise Refusal(400, said, stop, "unsupported_value")
         if most is not None:
             _within(names.get("max_tokens", "max_tokens"), most, 1, None)
+        if self.cache_salt is not None and not 0 < len(self.cache_salt) <= SALT_CHARS_MOST:
+            said = f"cache_salt must have 1 to {SALT_CHARS_MOST} characters"
+            raise Refusal(400, said, "cache_salt", "unsupported_value")
         choices = 1 if self.n is None else self.n
         _within("n", choices, 1, CHOICES_MOST)
         return Wish(
@@ -124,6 +129,7 @@ class Sampled(msgspec.Struct):
             choices,
             logprobs,
             shape=None if (form := self.form) is None else Shape(form),
+            salt=self.cache_salt or "",
             endless=self.ignore_eos,
         )
 
