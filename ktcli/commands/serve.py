@@ -140,7 +140,7 @@ def serve(
     The model is pulled and converted first if it is not yet. Requests that name another converted model of the library
     are answered by that one, which is loaded for them, all others by this one. Requests of several clients are answered
     together; what one of them has in common with another is computed once. Without --context a conversation can have
-    up to 65536 tokens where a quarter of the free memory holds them (with a GPU 8192). Ctrl-C and kt stop let
+    up to 65536 tokens where a quarter of the free memory holds them. Ctrl-C and kt stop let
     answers finish for ten seconds.
 
     With --background, kt ps shows the server, kt stop ends it, and what it says goes to run/PORT.log in the library.

@@ -15,7 +15,14 @@ from ktcli.hardware.gpu import CPU
 from ktcli.hardware.machine import Gpu
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS
-from ktcli.planner.memory import DEFAULT_CONTEXT, LEAST_CONTEXT, PREFILL_CHUNK, Use
+from ktcli.planner.memory import (
+    DEFAULT_CONTEXT,
+    LEAST_CONTEXT,
+    PREFILL_CHUNK,
+    SERVED_CONTEXT,
+    SERVED_SHARE,
+    Use,
+)
 from ktcli.planner.plan import Plan, Request, Vram
 from ktcli.planner.prefill import GRAIN
 from ktcli.planner.spec import kv_bytes_per_token, sequence_bytes
@@ -225,13 +232,27 @@ def chunk_limit(context: int) -> int:
     return max(min(CHUNK_LIMIT, context // GRAIN * GRAIN), min(PREFILL_CHUNK, context))
 
 
-def device_context(model: Model, sizes: DeviceSizes, gpu: Gpu, limit: int | None = None) -> int:
+def device_context(
+    model: Model, sizes: DeviceSizes, gpu: Gpu, limit: int | None = None, *, served: bool = False
+) -> int:
     """The context when nobody asks: DEFAULT_CONTEXT, or less where the model or the GPU's memory ends.
 
     At least LEAST_CONTEXT, with which the GPU may be too small.
+
+    Args:
+        limit: the most bytes that may be taken; None: all that are free.
+        served: whether programs ask: then up to SERVED_CONTEXT, as far as they take a small part of what experts may.
     """
     wanted = min(DEFAULT_CONTEXT, model.spec.context)
-    return max(min(wanted, fitting(model, sizes, gpu, wanted, limit)), min(LEAST_CONTEXT, wanted))
+    context = max(
+        min(wanted, fitting(model, sizes, gpu, wanted, limit)), min(LEAST_CONTEXT, wanted)
+    )
+    if not served:
+        return context
+    without = share_out(model, sizes, gpu, PAGE_TOKENS, streams=False, limit=limit)
+    part = without.need.total + max(0, without.experts_bytes) // SERVED_SHARE
+    most = min(SERVED_CONTEXT, model.spec.context)
+    return max(context, fitting(model, sizes, gpu, most, part))
 
 
 def fitting(model: Model, sizes: DeviceSizes, gpu: Gpu, most: int, limit: int | None = None) -> int:

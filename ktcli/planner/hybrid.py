@@ -66,7 +66,9 @@ def plan_with(model: Model, host: Host, gpu: Gpu, request: Request) -> Plan:
     """
     stack = stack_of(model, request.recipe)
     sizes = DeviceSizes.of(model, request.recipe, stack, request.use.streams)
-    context = request.context or device_context(model, sizes, gpu, request.vram_bytes)
+    context = request.context or device_context(
+        model, sizes, gpu, request.vram_bytes, served=request.use.served
+    )
     case = _Case(model, host, gpu, request, stack, sizes, context)
     wants = _wants_stream(case)
     budget = share_out(model, sizes, gpu, context, streams=wants, limit=request.vram_bytes)

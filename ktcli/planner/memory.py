@@ -23,7 +23,7 @@ from ktcli.weights.recipe import Recipe
 _WINDOWS_KEPT = SNAPSHOTS
 DEFAULT_CONTEXT = 8_192  # positions reserved when nobody asks: a chat, not a library
 SERVED_CONTEXT = 65_536  # of a server: an agent's instructions and tools alone are 10k to 30k
-_SERVED_SHARE = 4  # of the memory that a model leaves free, the part that a longer default may take
+SERVED_SHARE = 4  # of the memory that a model leaves free, the part that a longer default may take
 LEAST_CONTEXT = 2_048  # below this a chat is over before it begins
 # Tokens of one prefill step: long enough that each of 128 experts sees 32 tokens at top-8, short enough
 # to cancel within a second and to keep the buffers of a step in tens of megabytes.
@@ -232,5 +232,5 @@ def default_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TA
 def _served_context(model: Model, recipe: Recipe, room_bytes: int, use: Use) -> int:
     """Up to SERVED_CONTEXT positions, as far as they take a small part of what the model leaves free."""
     without = need_bytes(model, recipe, 0, use)
-    part = without + (room_bytes - without) // _SERVED_SHARE
+    part = without + (room_bytes - without) // SERVED_SHARE
     return min(SERVED_CONTEXT, fitting_context(model, recipe, part, use))

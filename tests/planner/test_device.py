@@ -16,7 +16,7 @@ from ktcli.planner.deferral import Times
 from ktcli.planner.device import GRAPH_BYTES, DeviceSizes, fitting, share_out, step_down
 from ktcli.planner.device_cost import device_rates
 from ktcli.planner.host import Host, host_of
-from ktcli.planner.memory import LEAST_CONTEXT
+from ktcli.planner.memory import LEAST_CONTEXT, Use
 from ktcli.planner.placement import place
 from ktcli.planner.plan import DevicePlan, Plan, Request
 from ktcli.planner.prefill import NEVER
@@ -217,6 +217,30 @@ def test_the_context_by_default_shrinks_to_what_the_gpu_holds():
     assert caught.value.hint.startswith("--context ")
     shorter = int(caught.value.hint.split()[1])
     assert used(place(model(QWEN), with_vram(2.9), Request(device="cuda", context=shorter)))
+
+
+def test_a_servers_context_is_longer_where_little_of_the_gpu_holds_it():
+    contexts, served = [], Use(streams=4, served=True)
+    for gib in (3.5, 4, 8, 16, 24, 48, 80):
+        made, plain = (
+            place(model(QWEN), with_vram(gib), Request(device="cuda", use=use))
+            for use in (served, replace(served, served=False))
+        )
+        contexts.append(made.context)
+        assert made.context >= plain.context
+        if (
+            made.context > plain.context
+        ):  # three quarters of what experts could have are still theirs
+            sizes = DeviceSizes.of(model(QWEN), made.recipe, stack_of(model(QWEN), made.recipe), 4)
+            least, taken = (
+                share_out(model(QWEN), sizes, used(made).gpu, n, streams=False).experts_bytes
+                for n in (64, made.context)
+            )
+            assert taken >= least * 3 / 4
+    assert contexts == sorted(contexts)
+    assert contexts[0] <= 8192 < contexts[-2] and contexts[-1] == min(
+        65536, model(QWEN).spec.context
+    )
 
 
 def test_experts_on_the_gpu_are_not_needed_in_main_memory():
