@@ -108,13 +108,15 @@ def open_model(
 
 
 def open_voiced(ready: Ready, voice: Voice, asked: str, how: Opening) -> OpenModel:
-    """Loads a converted model whose texts were read; on any thread.
+    """Loads a converted model whose texts were read, and says if one of them is not used; on any thread.
 
     Args:
         asked: the name that finds it again.
     Raises:
         KtError: its files are damaged, or it does not fit; see `load`.
     """
+    if voice.unused:
+        how.listener.warn(f"the response_template of {ready.name} is not used: {voice.unused}")
     began = time.perf_counter()
     engine = load(ready, how.wanted, how.listener)
     took = time.perf_counter() - began

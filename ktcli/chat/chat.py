@@ -18,12 +18,13 @@ from ktcli.chat.compaction import DROP_SHARE, SUM_UP, SUMMARY_SHARE, older_turns
 from ktcli.chat.control import Marked
 from ktcli.chat.conversation import Conversation, Omission, Saved, Spoken, Turn, remember
 from ktcli.chat.partner import Held, HeldIds, Partner
+from ktcli.chat.pieces import Added, AnswerPiece
 from ktcli.chat.reuse import Loss, Timeline, common, lost
 from ktcli.chat.settings import Settings
 from ktcli.chat.snapshots import snapshot_positions
 from ktcli.chat.speaker import longer_context
 from ktcli.chat.splice import Splicer
-from ktcli.chat.transcript import Added, AnswerPiece, Transcript
+from ktcli.chat.transcript import Transcript
 from ktcli.chat.worktimes import ChatTotals, Clocks, Lap
 from ktcli.engine.drafting import NO_DRAFTS, DraftWish
 from ktcli.engine.request import (
@@ -249,6 +250,7 @@ class Chat:
                 text,
                 self._settings.think_budget,
                 once=self.form is not None,
+                answers=self.speaker.voice.answers,
             )
             held = None if self.form is None else Held(self.form, text)
             read = reply.timeline
@@ -365,7 +367,7 @@ class Chat:
     @staticmethod
     def _added(reply: Reply, added: Added) -> Iterator[AnswerPiece]:
         reply.text += added.text
-        yield from added.pieces
+        yield from added.spoken
 
     def _remember(self, reply: Reply, before: Conversation) -> None:
         """Keeps the answer, cut or whole; a question without any answer is taken back."""
@@ -445,9 +447,10 @@ class Chat:
         progress: Progress | None,
     ) -> str | None:
         """The answer, without its thoughts, to a prompt beside the conversation; None: it was stopped."""
-        transcript = Transcript(self.speaker.voice.tokenizer, (), text)
+        voice = self.speaker.voice
+        transcript = Transcript(voice.tokenizer, (), text, answers=voice.answers)
         request = GenerationRequest(
-            prompt, self._sampler.settings, self.speaker.voice.stop_ids, most, ends=transcript.hears
+            prompt, self._sampler.settings, voice.stop_ids, most, ends=transcript.hears
         )
         sampler = Sampler(self._sampler.settings)  # the chat's own random sequence goes on
         answer = self._talk.submit(request, sampler)

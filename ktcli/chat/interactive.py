@@ -14,11 +14,11 @@ from ktcli.chat.chats import LAST, newest
 from ktcli.chat.compaction import exchanges
 from ktcli.chat.desk import Desk, Models
 from ktcli.chat.interrupt import Interrupt
+from ktcli.chat.pieces import AnswerPiece
 from ktcli.chat.screen import Screen, visible
 from ktcli.chat.speaker import longer_context
 from ktcli.chat.statistics import cached_line, six_lines
 from ktcli.chat.statusline import nearly_full, status_line
-from ktcli.chat.transcript import AnswerPiece
 from ktcli.engine.request import Finish
 from ktcli.errors import DeviceError, KtError
 

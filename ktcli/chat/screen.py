@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
+from ktcli.chat.pieces import AnswerPiece
 from ktcli.chat.statusline import in_ascii, time_left
 from ktcli.chat.thoughts import ThoughtsLine, ThoughtsView
-from ktcli.chat.transcript import AnswerPiece
 
 DIM, PLAIN, CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[2K"
 # A row below the cursor, which scrolls if need be; then to its beginning, and back to where the cursor was.

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from enum import Enum
 
+from ktcli.chat.pieces import AnswerPiece
 from ktcli.chat.stream import ANSWER, THINK
-from ktcli.chat.transcript import AnswerPiece
 
 _EVERY_S = 0.1  # between two drawings of the line
 

@@ -8,31 +8,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from ktcli.chat.answers.answers import Answers
+from ktcli.chat.answers.parser import AnswerParser
+from ktcli.chat.answers.reading import Telling
+from ktcli.chat.answers.template import FieldRole
 from ktcli.chat.calls.styles import CallStyle
+from ktcli.chat.calls.values import Tools
 from ktcli.chat.channels import CHANNEL, END, FINAL, MESSAGE, START, Channels
+from ktcli.chat.pieces import Added, AnswerPiece
 from ktcli.chat.stream import ANSWER, THINK, Detokenizer, StopStrings, Thinking
 from ktcli.chat.tokenizer import Tokenizer
-
-
-class AnswerPiece(NamedTuple):
-    """A piece of an answer's text; `thought` says whether the model speaks to itself."""
-
-    text: str
-    thought: bool = False
-
-
-class Added(NamedTuple):
-    """What an id, or the end, adds to an answer.
-
-    Attributes:
-        text: to what the conversation remembers.
-        pieces: to what is shown.
-    """
-
-    text: str
-    pieces: tuple[AnswerPiece, ...]
 
 
 class _Reading(Protocol):
@@ -40,6 +27,10 @@ class _Reading(Protocol):
 
     stops: StopStrings
     closing: str  # what ends a thought, so that the answer follows
+
+    @property
+    def calls(self) -> int:
+        """The calls of tools so far, if they are read here."""
 
     @property
     def thinks(self) -> bool:
@@ -61,6 +52,8 @@ class Transcript:
         budget: the most tokens of its thoughts; None: as many as the model likes.
         calls: the way in which the model calls tools, whose marks are then part of the text; None: nobody offers any.
         once: whether only the answer's beginning can be a thought, as where its form is fixed.
+        answers: how the model's own template reads its answers, calls of tools included; None: it has none.
+        tools: what may be called, where a template reads the answer; None: nothing.
     """
 
     def __init__(
@@ -72,9 +65,15 @@ class Transcript:
         calls: CallStyle | None = None,
         *,
         once: bool = False,
+        answers: Answers | None = None,
+        tools: Tools | None = None,
     ) -> None:
         self._reading: _Reading
-        if Channels.known_to(tokenizer):
+        if answers is not None:
+            parser = AnswerParser(answers.template, once=once)
+            parser.prime(prompt)
+            self._reading = _ByTemplate(tokenizer, stops, answers, parser, tools)
+        elif Channels.known_to(tokenizer):
             self._reading = _InChannels(tokenizer, stops, calls=calls is not None)
         else:
             marks = {} if calls is None else _special_marks(tokenizer, calls)
@@ -94,6 +93,11 @@ class Transcript:
         """The ids that end the thought, to be heard next; thoughts behind them are not counted any more."""
         self._budget = None
         return self._tokenizer.encode(self._reading.closing)
+
+    @property
+    def calls(self) -> int:
+        """The calls of tools so far, where a template reads the answer."""
+        return self._reading.calls
 
     @property
     def stopped(self) -> str:
@@ -119,7 +123,7 @@ class Transcript:
 class _BetweenMarks:
     """Answers of models that put their thoughts between <think> and </think>, which the conversation remembers."""
 
-    closing = f"\n{ANSWER}\n\n"
+    closing, calls = f"\n{ANSWER}\n\n", 0
 
     def __init__(
         self,
@@ -156,6 +160,7 @@ class _InChannels:
     channel only."""
 
     closing = f"{END}{START}assistant{CHANNEL}{FINAL}{MESSAGE}"
+    calls = 0
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], *, calls: bool) -> None:
         self.stops = StopStrings(stops)
@@ -176,6 +181,51 @@ class _InChannels:
         thought, text = self._channels.finish()
         rest = self.stops.feed("" if thought else text) + self.stops.finish()
         return Added(rest, _pieces([(True, text if thought else ""), (False, rest)]))
+
+
+class _ByTemplate:
+    """Answers that the model's own template reads. Of thoughts the conversation remembers those between <think> and
+    </think>, which chat templates look for in a text."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str],
+        answers: Answers,
+        parser: AnswerParser,
+        tools: Tools | None,
+    ) -> None:
+        self.stops = StopStrings(stops)
+        self.closing = f"\n{closed}\n\n" if (closed := answers.thought[1]) else ""
+        self._marks = {**answers.marks, **(answers.call_marks if tools is not None else {})}
+        self._detokenizer = Detokenizer(tokenizer)
+        self._answers, self._parser = answers, parser
+        self._telling = Telling(answers, tools)
+
+    @property
+    def calls(self) -> int:
+        return self._telling.calls
+
+    @property
+    def thinks(self) -> bool:
+        field = self._parser.field
+        return field is not None and field.role is FieldRole.THOUGHT
+
+    def feed(self, id: int) -> Added:
+        mark = self._marks.get(id)
+        whole = self._detokenizer.feed(id) if mark is None else self._detokenizer.finish() + mark
+        events = self._parser.feed(self.stops.feed(whole))
+        if self.stops.stopped:
+            events += self._parser.finish()
+        return self._telling.tell(events)
+
+    def finish(self) -> Added:
+        text = self.stops.feed(self._detokenizer.finish()) + self.stops.finish()
+        events = self._parser.feed(text)
+        ending = self._answers.ending(self._parser.field)
+        events += self._parser.feed(ending) + self._parser.finish()
+        added = self._telling.tell(events)
+        return added._replace(text=added.text.removesuffix(ending))
 
 
 def _special_marks(tokenizer: Tokenizer, style: CallStyle) -> dict[int, str]:

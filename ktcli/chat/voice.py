@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ktcli.chat.answers.answers import Answers
+from ktcli.chat.answers.template import FieldRole, read_template
 from ktcli.chat.calls.styles import CallStyle, style_of
 from ktcli.chat.channels import Channels
 from ktcli.chat.control import ControlTokens
+from ktcli.chat.files import read_json
 from ktcli.chat.settings import Settings, read_settings, read_stop_ids
 from ktcli.chat.stream import ANSWER
 from ktcli.chat.template import ChatTemplate, load_template
@@ -22,6 +25,9 @@ class Voice:
         control: keeps words of a conversation from becoming control tokens.
         stop_ids: the ids of tokens that end an answer.
         settings: the model's own settings.
+        answers: how its own template reads its answers; None: it has none that can be used.
+        calls: the way in which the model calls tools; None: none is known that calls can be held to.
+        unused: why its template for answers is not used; empty: it is, or there is none.
     """
 
     tokenizer: Tokenizer
@@ -29,6 +35,9 @@ class Voice:
     template: ChatTemplate
     stop_ids: frozenset[int]
     settings: Settings
+    answers: Answers | None = None
+    calls: CallStyle | None = None
+    unused: str = ""
 
     @property
     def may_think(self) -> bool:
@@ -38,15 +47,19 @@ class Voice:
         return len({self.template.render(hello, **way.variables) for way in ways}) > 1
 
     @property
-    def calls(self) -> CallStyle | None:
-        """The way in which the model calls tools; None: it has none that is known."""
-        return style_of(self.template.source)
+    def may_call(self) -> bool:
+        """Tells whether calls of tools can be read in the model's answers."""
+        read = self.answers is not None and self.answers.template.field(FieldRole.CALLS) is not None
+        return read or self.calls is not None
 
     @property
     def thinks(self) -> bool:
         """Tells whether the model may think before it answers, as far as its files say."""
         known = self.tokenizer.id_of(ANSWER) is not None or Channels.known_to(self.tokenizer)
-        return known or self.may_think
+        read = (
+            self.answers is not None and self.answers.template.field(FieldRole.THOUGHT) is not None
+        )
+        return known or read or self.may_think
 
 
 def read_voice(name: str, folder: Path, *, allow_special: bool = False) -> Voice:
@@ -61,4 +74,26 @@ def read_voice(name: str, folder: Path, *, allow_special: bool = False) -> Voice
     template = load_template(folder, name=name)
     stop_ids = read_stop_ids(folder, tokenizer, template)
     control = ControlTokens(tokenizer, allowed=allow_special)
-    return Voice(tokenizer, control, template, stop_ids, read_settings(folder))
+    voice = Voice(tokenizer, control, template, stop_ids, read_settings(folder))
+    return _with_answers(voice, folder)
+
+
+def _with_answers(voice: Voice, folder: Path) -> Voice:
+    """A voice that knows how its answers are read: by their own template, if there is one that can be used.
+
+    Raises:
+        BadCheckpoint: the file that would have it is damaged.
+    """
+    known, path = style_of(voice.template.source), folder / "tokenizer_config.json"
+    found = read_json(path).get("response_template") if path.is_file() else None
+    # Whoever speaks in channels is read by token, which is more exact.
+    if found is None or Channels.known_to(voice.tokenizer):
+        return replace(voice, calls=known)
+    try:
+        template = read_template(found)
+        if template.field(FieldRole.CALLS) is None and known is not None:
+            raise ValueError("it has no field 'tool_calls', and the model calls tools")
+    except ValueError as error:
+        return replace(voice, calls=known, unused=str(error))
+    answers = Answers.of(template, voice.tokenizer, voice.stop_ids, known)
+    return replace(voice, answers=answers, calls=answers.style)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from ktcli.chat.transcript import AnswerPiece
+    from ktcli.chat.pieces import AnswerPiece
 
 
 class AnswerEvents:

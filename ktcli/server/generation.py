@@ -14,8 +14,9 @@ from ktcli.chat.calls.events import CallEvent
 from ktcli.chat.calls.reader import CallReader, Read
 from ktcli.chat.calls.values import Tools
 from ktcli.chat.grammar.whole import Shape
+from ktcli.chat.pieces import Added, AnswerPiece
 from ktcli.chat.thoughts import ThoughtMarks
-from ktcli.chat.transcript import Added, AnswerPiece, Transcript
+from ktcli.chat.transcript import Transcript
 from ktcli.engine.constraint import Constraint
 from ktcli.engine.request import (
     Answer,
@@ -238,9 +239,17 @@ class _ChoiceAnswer:
         self._generation, self._index = generation, index
         voice, wish = generation.model.voice, generation.wish
         before = "" if wish.plain else generation.prompt.text
-        style = None if wish.tools is None else voice.calls
-        once = wish.shape is not None and not wish.shape.free
-        self._transcript = Transcript(voice.tokenizer, wish.stops, before, calls=style, once=once)
+        self._answers = None if wish.plain else voice.answers
+        style = None if wish.tools is None or self._answers is not None else voice.calls
+        self._transcript = Transcript(
+            voice.tokenizer,
+            wish.stops,
+            before,
+            calls=style,
+            once=wish.shape is not None and not wish.shape.free,
+            answers=self._answers,
+            tools=wish.tools,
+        )
         self._reader = None
         if style is not None and wish.tools is not None:
             self._reader = CallReader(style, wish.tools)
@@ -282,14 +291,14 @@ class _ChoiceAnswer:
                 tell(Said(self._index, None, rest))
             stopped = self._transcript.stopped
             finish = Finish.STOP if stopped else event.finish
-            calls = 0 if self._reader is None else self._reader.calls
+            calls = self._transcript.calls if self._reader is None else self._reader.calls
             tell(Ended(self._index, finish, stopped, event.error, calls))
 
     def _pieces(self, added: Added) -> tuple[AnswerPiece | CallEvent, ...]:
         self.text += added.text
-        if self._generation.wish.plain:
+        if self._generation.wish.plain or self._answers is not None:
             return added.pieces
-        pieces = self._marks.without(added.pieces)
+        pieces = self._marks.without(added.spoken)
         if self._reader is None:
             return pieces
         found: list[AnswerPiece | CallEvent] = []

@@ -64,7 +64,7 @@ class Look(NamedTuple):
     def of(cls, voice: Voice) -> Look:
         """The look of a model; on the main thread, since its template is tried."""
         can = ["completion"]
-        can += ["tools"] if voice.calls is not None else []
+        can += ["tools"] if voice.may_call else []
         can += ["thinking"] if voice.thinks else []
         return cls(voice.template.source, can)
 

@@ -36,13 +36,19 @@ POOL = Pool(1)
 
 
 def write_tokenizer(
-    folder: Path, template: str = TEMPLATE, *, more: Sequence[str] = (), end: str = END
+    folder: Path,
+    template: str = TEMPLATE,
+    *,
+    more: Sequence[str] = (),
+    end: str = END,
+    answers: object = None,
 ) -> None:
     """A byte-level tokenizer with a few merges, and the files beside it.
 
     Args:
         more: further special tokens.
         end: the one that ends an answer.
+        answers: the template of answers; None: there is none.
     """
     import json
 
@@ -64,6 +70,7 @@ def write_tokenizer(
         "bos_token": "<|bos|>",
         "eos_token": {"content": end},
         "chat_template": template,
+        **({} if answers is None else {"response_template": answers}),
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
@@ -151,8 +158,9 @@ def speaker(
     template: str = TEMPLATE,
     more: Sequence[str] = (),
     end: str = END,
+    answers: object = None,
 ) -> Speaker:
     """A model that follows a script, with its files in `folder`."""
-    write_tokenizer(folder, template, more=more, end=end)
+    write_tokenizer(folder, template, more=more, end=end, answers=answers)
     engine = FakeEngine(load_tokenizer(folder), script, context)
     return Speaker("fake", engine, read_voice("fake", folder))

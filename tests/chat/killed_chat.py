@@ -12,7 +12,7 @@ from chat.test_keeper import Nobody
 
 from ktcli.chat.chat import Chat
 from ktcli.chat.interactive import talk
-from ktcli.chat.transcript import AnswerPiece
+from ktcli.chat.pieces import AnswerPiece
 
 
 def say(text: str) -> None:

@@ -16,13 +16,13 @@ from ktcli.chat.chats import chat_path, load, saved_names
 from ktcli.chat.conversation import Conversation, Saved
 from ktcli.chat.desk import Desk
 from ktcli.chat.document import save
+from ktcli.chat.pieces import AnswerPiece
 from ktcli.chat.prompt import cleaned, is_open
 from ktcli.chat.screen import Screen, visible
 from ktcli.chat.settings import Settings, override, read_settings, read_stop_ids
 from ktcli.chat.template import load_template
 from ktcli.chat.thoughts import ThoughtsView, without_marks
 from ktcli.chat.tokenizer import load_tokenizer
-from ktcli.chat.transcript import AnswerPiece
 from ktcli.chat.voice import Voice
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError

@@ -14,9 +14,9 @@ from ktcli.chat.conversation import Conversation, Saved
 from ktcli.chat.desk import Desk
 from ktcli.chat.document import save
 from ktcli.chat.interactive import talk
+from ktcli.chat.pieces import AnswerPiece
 from ktcli.chat.speaker import Speaker
 from ktcli.chat.thoughts import ThoughtsView
-from ktcli.chat.transcript import AnswerPiece
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import KtError
 

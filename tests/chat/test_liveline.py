@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ktcli.chat.pieces import AnswerPiece
 from ktcli.chat.screen import Screen
-from ktcli.chat.transcript import AnswerPiece
 
 LIVE = "7 tokens, 30 tok/s · context ███░░░░░░░"
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ktcli.chat.transcript import AnswerPiece
+from ktcli.chat.pieces import AnswerPiece
 from ktcli.commands.answer_events import AnswerEvents
 
 

@@ -65,9 +65,10 @@ def scripted(
     template: str = TEMPLATE,
     more: Sequence[str] = (),
     end: str = END,
+    answers: object = None,
 ) -> Speaker:
     """A model that follows a script, and answers eight at once."""
-    write_tokenizer(folder, template, more=more, end=end)
+    write_tokenizer(folder, template, more=more, end=end, answers=answers)
     (folder / "generation_config.json").write_text("{}")  # else a quotation mark ends answers
     engine = FakeEngine(load_tokenizer(folder), script, context, streams=8)
     return Speaker("fake", engine, read_voice("fake", folder))  # type: ignore[arg-type]

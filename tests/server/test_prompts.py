@@ -9,8 +9,8 @@ from chat.fake_engine import speaker
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ktcli.chat.pieces import AnswerPiece
 from ktcli.chat.thoughts import ThoughtMarks, without_marks
-from ktcli.chat.transcript import AnswerPiece
 from ktcli.errors import ContextFull, UsageError
 from ktcli.server import prompts
 from ktcli.server.prompts import Asked, PromptMaker

@@ -46,6 +46,10 @@ class Tools:
             return text
         return text if types and not _is_one_of(found, types) else found
 
+    def typed(self, tool: str, key: str, text: str) -> Any:
+        """The value that a text means where the schema says a type; else the text."""
+        return self.value(tool, key, text) if self._types(tool, key) else text
+
     def _types(self, tool: str, key: str) -> set[str]:
         """The types that a value may have; empty: nothing is said."""
         properties = self.parameters.get(tool, {}).get("properties")

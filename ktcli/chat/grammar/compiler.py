@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ktcli.chat.calls.styles import CallStyle
 from ktcli.chat.grammar.form import Form
 from ktcli.chat.grammar.vocabulary import read_vocabulary
-from ktcli.chat.grammar.whole import Shape, grammar_of
+from ktcli.chat.grammar.whole import USUAL, Frame, Shape, grammar_of
 from ktcli.chat.partner import Held
 from ktcli.chat.tokenizer import Tokenizer
 from ktcli.chat.voice import Voice
@@ -94,10 +94,14 @@ class GrammarCompiler:
 
     Args:
         size: the logits of a row.
+        frame: the marks of an answer's parts.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop_ids: Collection[int], size: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop_ids: Collection[int], size: int, frame: Frame = USUAL
+    ) -> None:
         self._tokenizer, self._stop_ids, self._size = tokenizer, stop_ids, size
+        self._frame = frame
         self._kept: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         self._chars = 0
         self._lock = threading.Lock()
@@ -105,7 +109,7 @@ class GrammarCompiler:
     @classmethod
     def of(cls, voice: Voice, size: int) -> GrammarCompiler:
         """The compiler of a model with these texts, whose rows have `size` logits."""
-        return cls(voice.tokenizer, voice.stop_ids, size)
+        return cls(voice.tokenizer, voice.stop_ids, size, Frame.of(voice.answers))
 
     @cached_property
     def _workers(self) -> ThreadPoolExecutor:
@@ -127,7 +131,7 @@ class GrammarCompiler:
         Raises:
             UsageError: the shape is wrong, or beyond a limit.
         """
-        grammar = grammar_of(shape, self._tokenizer, style, prompt)
+        grammar = grammar_of(shape, self._tokenizer, style, prompt, self._frame)
         if len(grammar) > GRAMMAR_CHARS:
             raise UsageError(f"{shape.field} asks for schemas of more than {GRAMMAR_CHARS:,} bytes")
         with self._lock:

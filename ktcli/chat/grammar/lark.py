@@ -52,6 +52,11 @@ class GrammarWriter:
         id = next((token.id for token in self._added if token.text == word), None)
         return "" if id is None else f"<[{id}]>"
 
+    def opening(self, mark: str) -> str:
+        """A mark that is a token, or begins with a special one; empty if it would be spelled."""
+        spelled = self.text(mark)
+        return self.token(mark) or (spelled if spelled.startswith("<[") else "")
+
     def text(self, text: str) -> str:
         """A text that stands there, special tokens in it as such; empty for an empty one."""
         return " ".join(each for each, _ in self._pieces(text))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ktcli.chat.answers.answers import Answers
+from ktcli.chat.answers.template import FieldRole
 from ktcli.chat.calls.styles import IN_CHANNELS, CallStyle
 from ktcli.chat.channels import CHANNEL, END, FINAL, MESSAGE, START, Channels
 from ktcli.chat.grammar.calls import WantedCalls, write_calls
@@ -15,6 +17,31 @@ from ktcli.chat.tokenizer import Tokenizer
 from ktcli.errors import UsageError
 
 _CONSTRAIN = "<|constrain|>"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The marks of an answer's parts, each two texts: before and behind.
+
+    Attributes:
+        thought: around a thought; empty: there is none.
+        answer: around the text for the reader; empty: none is needed; None: they are not known.
+    """
+
+    thought: tuple[str, str] = (THINK, ANSWER)
+    answer: tuple[str, str] | None = ("", "")
+
+    @classmethod
+    def of(cls, answers: Answers | None) -> Frame:
+        """The marks of answers that the model's own template reads; None: it has none."""
+        if answers is None:
+            return USUAL
+        needed = answers.template.field(FieldRole.ANSWER) is not answers.template.rest
+        around = answers.answer
+        return cls(answers.thought, None if needed and not around[0] else around)
+
+
+USUAL = Frame()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +74,18 @@ class Shape:
 
 
 def grammar_of(
-    shape: Shape, tokenizer: Tokenizer, style: CallStyle | None, prompt: str | None
+    shape: Shape,
+    tokenizer: Tokenizer,
+    style: CallStyle | None,
+    prompt: str | None,
+    frame: Frame = USUAL,
 ) -> str:
     """The grammar of an answer, as llguidance takes it.
 
     Args:
         style: how the model writes calls; None: in no way that is known.
         prompt: the text before the answer; None: a text that goes on, in which nothing is a thought.
+        frame: the marks of its parts, if it does not speak in channels.
     Raises:
         UsageError: the model cannot be held to it.
     """
@@ -64,16 +96,16 @@ def grammar_of(
     if shape.calls is not None and (shape.form is None or style is not None):
         ways.append(_calls(writer, style, shape))
     if shape.form is not None:
-        ways.append(writer.part(shape.form.part("body")))
+        ways.append(_framed(writer, shape.form, prompt, frame))
     body = writer.rule("answer", " | ".join(ways))
-    return writer.whole(f"{_thought(writer, prompt)} {body}")
+    return writer.whole(f"{_thought(writer, prompt, frame)} {body}")
 
 
 def _calls(writer: GrammarWriter, style: CallStyle | None, shape: Shape) -> str:
     assert shape.calls is not None
     if style is None:
         raise UsageError(
-            f"{shape.calls.field}: this model has no way of calling tools that is known"
+            f"{shape.calls.field}: this model has no way of calling tools that is known and that calls can be held to"
         )
     if style.bare and shape.form is not None:
         raise UsageError(
@@ -82,17 +114,32 @@ def _calls(writer: GrammarWriter, style: CallStyle | None, shape: Shape) -> str:
     return write_calls(writer, style, shape.calls)
 
 
-def _thought(writer: GrammarWriter, prompt: str | None) -> str:
+def _framed(writer: GrammarWriter, form: Form, prompt: str | None, frame: Frame) -> str:
+    """A form between the marks that its text needs."""
+    body = writer.part(form.part("body"))
+    if prompt is None:
+        return body
+    if frame.answer is None:
+        raise UsageError(f"{form.field}: the answers of this model cannot be held to a form")
+    opened, closed = frame.answer
+    inside = bool(opened) and prompt.rstrip().endswith(opened.rstrip())
+    return f"{'' if inside else writer.text(opened)} {body} {writer.text(closed)}".strip()
+
+
+def _thought(writer: GrammarWriter, prompt: str | None, frame: Frame) -> str:
     """What may stand before the answer, and is its thought; a thought that the prompt begins must end.
 
     Only the token for it begins one: a model without such a token has no thoughts, and would spell it by mistake.
     """
+    begin, end = (mark.strip() for mark in frame.thought)
     before = "" if prompt is None else prompt.rstrip()
-    inside, opened = before.endswith(THINK), writer.token(THINK)
-    if prompt is None or before.endswith(ANSWER) or not (inside or opened):
+    if prompt is None or not begin or before.endswith(end):
+        return ""
+    inside, opened = before.endswith(begin), writer.opening(frame.thought[0])
+    if not (inside or opened):
         return ""
     line = optional_line()
-    rest = f"{writer.until(ANSWER, 'thought')} {line} {line}"
+    rest = f"{writer.until(end, 'thought')} {line} {line}"
     return rest if inside else f"({opened} {rest})?"
 
 

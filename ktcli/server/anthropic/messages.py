@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ktcli.chat.calls.events import CallArguments, CallBegins, CallEvent
-from ktcli.chat.transcript import AnswerPiece
+from ktcli.chat.pieces import AnswerPiece
 from ktcli.engine.request import Finish
 from ktcli.server.answering import Answering
 from ktcli.server.anthropic.fields import MessagesBody

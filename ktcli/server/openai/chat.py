@@ -10,8 +10,8 @@ from typing import Any
 from starlette.requests import Request
 
 from ktcli.chat.calls.events import CallArguments, CallBegins, CallEvent
+from ktcli.chat.pieces import AnswerPiece
 from ktcli.chat.tokenizer import Tokenizer
-from ktcli.chat.transcript import AnswerPiece
 from ktcli.engine.request import Candidate, Finish, Token
 from ktcli.server.answering import Answering
 from ktcli.server.body import body_of

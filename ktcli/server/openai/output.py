@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ktcli.chat.calls.events import CallArguments, CallBegins, CallEvent
+from ktcli.chat.pieces import AnswerPiece
 from ktcli.chat.tokenizer import Tokenizer
-from ktcli.chat.transcript import AnswerPiece
 from ktcli.server.generation import Said
 from ktcli.server.openai.chat import chance_of
 

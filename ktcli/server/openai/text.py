@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from ktcli.chat.transcript import AnswerPiece
+from ktcli.chat.pieces import AnswerPiece
 from ktcli.engine.request import Token
 from ktcli.server.answering import Answering
 from ktcli.server.body import body_of

@@ -1,0 +1,153 @@
+"""Tells what an answer's fields mean to those who hear it: text for the reader, thoughts, and calls of tools.
+
+What is no call after all, a text that cannot be read as the template says, stays a text: nothing of it is lost. What
+stands outside all fields, where a template has none for it, is dropped, as the template wants it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ktcli.chat.answers.answers import Answers, calls_of
+from ktcli.chat.answers.parser import Closes, Event, Opens, Says
+from ktcli.chat.answers.template import FieldRole
+from ktcli.chat.calls.events import CallArguments, CallBegins, CallEnds
+from ktcli.chat.calls.reader import CallReader, Read
+from ktcli.chat.calls.styles import Arguments
+from ktcli.chat.calls.values import Tools
+from ktcli.chat.pieces import Added, AnswerPiece
+from ktcli.chat.stream import THINK
+
+
+class Telling:
+    """Tells one answer.
+
+    Args:
+        tools: what may be called; None: nothing, and calls are a text.
+    Attributes:
+        calls: the calls so far.
+    """
+
+    def __init__(self, answers: Answers, tools: Tools | None) -> None:
+        self._answers, self._tools = answers, tools
+        thought, answer = map(answers.template.field, (FieldRole.THOUGHT, FieldRole.ANSWER))
+        self._thoughts = _Blanks(strip=thought is None or thought.content.strip)
+        self._answer = _Blanks(strip=answer is None or answer.content.strip)
+        self._keeps = thought is not None and answers.thought[0] == THINK
+        self._reader: CallReader | None = None
+        self._raw: list[str] = []  # of a call that is not through
+        self._texts = 0  # fields of text for the reader that have begun
+        self.calls = 0
+
+    def tell(self, events: Iterable[Event]) -> Added:
+        """What some events add to the answer."""
+        said, pieces = [], list[Read | AnswerPiece]()
+        for event in events:
+            role = FieldRole.OTHER if event.field is None else event.field.role
+            if role is FieldRole.THOUGHT:
+                said += [event.text] if self._keeps else []
+                text = self._thoughts.feed(event.text) if isinstance(event, Says) else ""
+                pieces += [AnswerPiece(text, thought=True)] if text else []
+            elif role is FieldRole.ANSWER:
+                text = self._text(event)
+                said.append(text)
+                pieces.append(text)
+            elif role is FieldRole.CALLS:
+                said.append(event.text)
+                pieces += [event.text] if self._tools is None else self._called(event, self._tools)
+        return Added("".join(said), self._pieces(pieces))
+
+    def _pieces(self, read: list[Read | AnswerPiece]) -> tuple[AnswerPiece | Any, ...]:
+        found = []
+        for each in read:
+            if not isinstance(each, str):
+                found.append(each)
+            elif text := self._answer.feed(each):
+                found.append(AnswerPiece(text))
+        return tuple(found)
+
+    def _text(self, event: Event) -> str:
+        """What an event says to the reader."""
+        if isinstance(event, Says):
+            return event.text
+        self._texts += isinstance(event, Opens)
+        joined = event.field.join if isinstance(event, Opens) and self._texts > 1 else None
+        return joined or ""
+
+    # --- calls --------------------------------------------------------------------------------
+
+    def _called(self, event: Event, tools: Tools) -> list[Read]:
+        """What an event says of calls; those in plain JSON are told as they come."""
+        if isinstance(event, Opens):
+            self._raw, self._reader = [], None
+            style = self._answers.style
+            plain = event.field.content.is_plain_json
+            if style is not None and plain and style.arguments is not Arguments.PAIRS:
+                self._reader = CallReader(style, tools)
+                self._reader.calls = self.calls
+        if self._reader is not None:
+            found = self._reader.feed(event.text)
+            if isinstance(event, Closes):
+                found += self._reader.finish()
+            self.calls = self._reader.calls
+            return found
+        self._raw.append(event.text)
+        return self._whole(event, tools) if isinstance(event, Closes) else []
+
+    def _whole(self, event: Closes, tools: Tools) -> list[Read]:
+        found: list[Read] = []
+        try:
+            rows = calls_of(event.field.value(event.body, event.groups))
+            calls = [(row["name"], row["id"], _arguments(row, tools)) for row in rows]
+        except (ValueError, RecursionError):
+            return ["".join(self._raw)]
+        for name, id, arguments in calls:
+            found.append(CallBegins(self.calls, name, id))
+            found += [CallArguments(self.calls, arguments), CallEnds(self.calls)]
+            self.calls += 1
+        return found
+
+
+def _arguments(call: Mapping[str, Any], tools: Tools) -> str:
+    """The arguments of a call, as JSON; texts get the types that the tool's schema says.
+
+    Raises:
+        ValueError: they are none.
+    """
+    given = call.get("arguments", call.get("parameters"))
+    if isinstance(given, str):
+        return given
+    if given is None:
+        return "{}"
+    if not isinstance(given, Mapping):
+        raise ValueError("the arguments are no object")
+    typed = {
+        key: tools.typed(call["name"], key, value) if isinstance(value, str) else value
+        for key, value in given.items()
+    }
+    return json.dumps(typed, ensure_ascii=False, allow_nan=False)
+
+
+class _Blanks:
+    """Takes the blanks at the beginning and end of a text that comes in pieces.
+
+    Args:
+        strip: whether it does.
+    """
+
+    def __init__(self, *, strip: bool) -> None:
+        self._strip = strip
+        self._held, self._begun = "", False
+
+    def feed(self, text: str) -> str:
+        """What is surely not the end's blanks."""
+        if not self._strip:
+            return text
+        whole = self._held + text
+        if not self._begun:
+            whole = whole.lstrip()
+        said = whole.rstrip()
+        self._held, self._begun = whole[len(said) :], self._begun or bool(said)
+        return said
