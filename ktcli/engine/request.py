@@ -128,6 +128,7 @@ class Answer:
         cancelled: whether it is to end at the next step; any thread may set it.
         depths: the depth of deferral with which the prompt's ids were computed, once it is read, see
             `Sequence.depths`.
+        goes_on: whether it is the rest of an answer that had its turn: nobody else's comes before it.
     """
 
     request: GenerationRequest
@@ -139,6 +140,7 @@ class Answer:
     cancelled: bool = False
     since: int = 0
     depths: bytes = b""
+    goes_on: bool = False
 
     def cancel(self) -> None:
         """Ends the answer at the next step; nothing happens if it has ended."""

@@ -116,6 +116,7 @@ class Scheduler:
         sampler: Sampler | None = None,
         sequence: Sequence | None = None,
         drafting: Drafting | None = None,
+        goes_on: bool = False,
     ) -> Answer:
         """Takes a request; its events come from `step`.
 
@@ -124,6 +125,8 @@ class Scheduler:
             sequence: the timeline to answer on, which stays the caller's and holds prompt and answer afterwards;
                 None: one that ends with the answer.
             drafting: the drafts of the conversation, which go on learning; None: new ones, as the request wishes.
+            goes_on: whether it is the rest of an answer that has just ended: it takes that one's place, and waits for
+                nobody.
         Raises:
             QueueFull: too many wait already.
             ContextFull: the prompt leaves no room for an answer.
@@ -133,9 +136,11 @@ class Scheduler:
         kept = sequence is not None
         drafts = request.draft.of(self._engine) if drafting is None else drafting
         with self._lock:
-            require_room(self.waiting, self._limits.waiting)
+            if not goes_on:
+                require_room(self.waiting, self._limits.waiting)
             self._numbers += 1
             answer = Answer(request, self._numbers, sampler or Sampler(request.sampling))
+            answer.goes_on = goes_on
             timeline = sequence or self._engine.sequence()
             self._new.append(Active(answer, room, self._clock(), timeline, kept, drafts))
         return answer

@@ -13,7 +13,7 @@ PATIENCE = 256
 
 
 class Turns:
-    """Whose turn it is: the highest priority, then the caller that was served longest ago, then age."""
+    """Whose turn it is: answers that go on, the highest priority, the caller that was served longest ago, then age."""
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}  # of each caller, when it was last served
@@ -33,10 +33,10 @@ class Turns:
         here = {answer.request.caller for answer in but}
         self._last = {caller: turn for caller, turn in self._last.items() if caller in here}
 
-    def _rank(self, answer: Answer, step: int) -> tuple[int, int, int]:
+    def _rank(self, answer: Answer, step: int) -> tuple[bool, int, int, int]:
         risen = (step - answer.since) // PATIENCE
         turn = self._last.get(answer.request.caller, 0)
-        return -answer.request.priority - risen, turn, answer.number
+        return not answer.goes_on, -answer.request.priority - risen, turn, answer.number
 
 
 def require_room(waiting: int, limit: int) -> None:

@@ -47,22 +47,28 @@ class EngineThread:
         hear: Hear,
         sampler: Sampler | None = None,
         conversation: str = "",
+        *,
+        goes_on: bool = False,
     ) -> Answer:
         """Takes a request; `hear` gets its events on the engine's thread, one after the other.
 
         Args:
             sampler: goes on with this random sequence; None: a new one.
             conversation: the name of one whose next answer may follow, see `Timelines`; empty: none does.
+            goes_on: whether it is the rest of an answer whose last event is being heard, see `Scheduler.submit`: it may
+                end while the thread ends.
         Raises:
             Busy: the thread ends, and takes nothing any more.
             QueueFull, ContextFull, UsageError: see `Scheduler.submit`.
         """
         with self._work:
-            if self._ends_s is not None:
+            if self._ends_s is not None and not goes_on:
                 raise Busy("the server is about to end", hint="ask again when it is back")
             sequence = self._timelines.take(conversation)
             try:
-                answer = self.scheduler.submit(request, sampler=sampler, sequence=sequence)
+                answer = self.scheduler.submit(
+                    request, sampler=sampler, sequence=sequence, goes_on=goes_on
+                )
             except BaseException:
                 self._timelines.give_up(sequence)
                 raise

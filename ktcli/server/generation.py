@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,9 +27,11 @@ from ktcli.engine.request import (
     Finished,
     GenerationRequest,
     PromptRead,
+    Stats,
     Token,
 )
 from ktcli.engine.sampler import SamplingSettings
+from ktcli.errors import ContextFull
 from ktcli.server.metrics import Metrics
 from ktcli.server.prompts import EncodedPrompt
 from ktcli.server.residency import Lease
@@ -50,6 +54,8 @@ class Wish:
         shape: what an answer must be; None: anything.
         salt: the prompt is found in the cache by those who name the same one.
         endless: whether an answer goes on where the model ends it: for measurements.
+        think_budget: the most tokens of an answer's thoughts, behind which they are ended and the answer follows; None:
+            as many as the model likes.
     """
 
     sampling: SamplingSettings
@@ -62,6 +68,7 @@ class Wish:
     shape: Shape | None = None
     salt: str = ""
     endless: bool = False
+    think_budget: int | None = None
 
 
 class PromptProgress(NamedTuple):
@@ -132,7 +139,7 @@ class Generation:
     @property
     def tokens(self) -> int:
         """The tokens of all answers so far."""
-        return sum(each.answer.stats.tokens for each in self.answers)
+        return sum(each.stats.tokens for each in self.answers)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -143,7 +150,7 @@ class Generation:
     @property
     def reused_tokens(self) -> int:
         """The tokens of the prompt that were in the cache."""
-        return self.answers[0].answer.stats.reused_tokens
+        return self.answers[0].stats.reused_tokens
 
     async def news(self, patience_s: float) -> list[News]:
         """Returns what happened since the last call, at least one thing, or nothing after `patience_s` seconds."""
@@ -167,7 +174,7 @@ class Generation:
         """Ends every answer at the next step."""
         self._cancelled = True
         for each in self.answers:
-            each.answer.cancel()
+            each.cancel()
 
     def _begin(self, choice: int) -> None:
         made = _ChoiceAnswer(self, choice)
@@ -217,10 +224,10 @@ class Generation:
 
     def _close(self, ended: Ended) -> None:
         said = self.answers[ended.choice]
-        stats, seconds = said.answer.stats, time.monotonic() - self._began_s
+        stats, seconds = said.stats, time.monotonic() - self._began_s
         self._metrics.ended(stats, ended.finish, seconds)
         if not self.wish.plain:
-            self.model.prompts.remember(self.prompt, said.text, said.answer.ids)
+            self.model.prompts.remember(self.prompt, said.text, said.ids)
 
     def mail(self, news: News) -> None:
         """Sends something to the loop; called on the engine's thread."""
@@ -245,6 +252,7 @@ class _ChoiceAnswer:
             voice.tokenizer,
             wish.stops,
             before,
+            None if wish.plain else wish.think_budget,
             calls=style,
             once=wish.shape is not None and not wish.shape.free,
             answers=self._answers,
@@ -254,8 +262,28 @@ class _ChoiceAnswer:
         if style is not None and wish.tools is not None:
             self._reader = CallReader(style, wish.tools)
         self._marks = ThoughtMarks()
+        self._parts: list[Answer] = []  # where its thought was ended there are two
+        self._put_in: list[int] = []  # between them: the ids that ended it
+        self._cancelled = False
+        self._lock = threading.Lock()  # the second part may be there before the first one is noted
         self.text = ""
         self.heard_s = 0.0
+
+    @property
+    def stats(self) -> Stats:
+        """Its counts and times, which may grow."""
+        return functools.reduce(Stats.going_on, [part.stats for part in self._parts])
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids of the answer so far, with those that ended its thought."""
+        first, *rest = self._parts
+        return [*first.ids, *self._put_in, *(id for part in rest for id in part.ids)]
+
+    def cancel(self) -> None:
+        """Ends it at the next step."""
+        self._cancelled = True
+        self._parts[-1].cancel()
 
     def submit(self) -> None:
         generation, wish = self._generation, self._generation.wish
@@ -274,7 +302,42 @@ class _ChoiceAnswer:
             ends=self._transcript.hears,
             constraint=generation.constraints[self._index] if generation.constraints else None,
         )
-        self.answer: Answer = generation.model.thread.submit(request, self.hear)
+        with self._lock:
+            self._parts.append(generation.model.thread.submit(request, self.hear))
+
+    def _goes_on_behind_thought(self, said: Answer) -> Finish | None:
+        """Ends a thought that has spent its budget, as `Chat` does, and submits what follows; returns why it cannot."""
+        generation, request = self._generation, said.request
+        closing = self._transcript.closing()
+        most = None if request.max_tokens is None else request.max_tokens - len(said.ids)
+        left = None if most is None else most - len(closing)
+        if left is not None and left < 1:
+            return Finish.LENGTH
+        positions = range(len(request.prompt), len(request.prompt) + len(said.ids))
+        depth_at = generation.model.speaker.engine.depth_at
+        rest = replace(
+            request,
+            prompt=[*request.prompt, *said.ids, *closing],
+            max_tokens=left,
+            depths=said.depths + bytes(map(depth_at, positions)),
+        )
+        with self._lock:
+            try:
+                if request.constraint is not None:
+                    for id in closing:
+                        request.constraint.take(id)
+                thread = generation.model.thread
+                answer = thread.submit(rest, self.hear, said.sampler, goes_on=True)
+            except ContextFull:
+                return Finish.CONTEXT
+            self._put_in = closing
+            self._parts.append(answer)
+        for id in closing:
+            self._transcript.hears(id)
+            generation.mail(Said(self._index, None, self._pieces(self._transcript.next())))
+        if self._cancelled:  # perhaps before the second part was there
+            answer.cancel()
+        return None
 
     def hear(self, event: Event) -> None:
         """Hears what the engine's thread says of this answer."""
@@ -282,15 +345,22 @@ class _ChoiceAnswer:
         if isinstance(event, Token):
             tell(Said(self._index, event, self._pieces(self._transcript.next())))
         elif isinstance(event, PromptRead):
-            tell(PromptProgress(self._index, event.done, event.total))
+            if len(self._parts) < 2:
+                tell(PromptProgress(self._index, event.done, event.total))
         elif isinstance(event, Finished):
+            finish = event.finish
+            if finish is Finish.STOP and self._transcript.spent and not self._transcript.stopped:
+                cannot = self._goes_on_behind_thought(event.answer)
+                if cannot is None:
+                    return
+                finish = cannot
             rest = self._pieces(self._transcript.finish())
             if self._reader is not None:
                 rest += self._read(self._reader.finish())
             if rest:
                 tell(Said(self._index, None, rest))
             stopped = self._transcript.stopped
-            finish = Finish.STOP if stopped else event.finish
+            finish = Finish.STOP if stopped else finish
             calls = self._transcript.calls if self._reader is None else self._reader.calls
             tell(Ended(self._index, finish, stopped, event.error, calls))
 

@@ -44,6 +44,8 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
     (CHAT, "messages[0].content[0].type", {"messages": [{"role": "user", "content": [{}]}]}),
     (CHAT, "repetition_penalty", {"repetition_penalty": -5}),
     (CHAT, "logit_bias", {"logit_bias": {"1": 101}}),
+    (CHAT, "thinking_token_budget", {"thinking_token_budget": -1}),
+    (CHAT, "thinking_token_budget", {"thinking_token_budget": 1.5}),
     (CHAT, "top_logprobs", {"logprobs": True, "top_logprobs": 21}),
     (
         CHAT,
@@ -70,6 +72,14 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
     (MESSAGES, "stop_sequences", {"stop_sequences": [TOO_LONG]}),
     (MESSAGES, "max_tokens", {"max_tokens": 0}),
     (MESSAGES, "top_p", {"top_p": 9}),
+    *(
+        (
+            MESSAGES,
+            "thinking.budget_tokens",
+            {"thinking": {"type": "enabled", "budget_tokens": budget}},
+        )
+        for budget in (-1, 0, 9, 2.5, "5", True)
+    ),
     (MESSAGES, "tools", {"tools": [{"name": "a", "input_schema": {}}] * 257}),
     (MESSAGES, "tools[0].name", {"tools": [{"input_schema": {}}]}),
     (

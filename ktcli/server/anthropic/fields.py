@@ -26,6 +26,7 @@ class Thinks(msgspec.Struct):
     """The field `thinking`."""
 
     type: str = "disabled"
+    budget_tokens: int | None = None
 
 
 class MessagesBody(msgspec.Struct):
@@ -49,7 +50,7 @@ class MessagesBody(msgspec.Struct):
         """How the prompt is to be answered.
 
         Raises:
-            Refusal: a value cannot be used, or `max_tokens` is missing.
+            Refusal: a value cannot be used, or `max_tokens` is missing, or leaves nothing for an answer.
         """
         if self.max_tokens is None:
             raise _refusal("max_tokens", "max_tokens is missing")
@@ -62,6 +63,7 @@ class MessagesBody(msgspec.Struct):
         wish = said.wish(settings, self.max_tokens, None, {"stop": "stop_sequences"})
         if (form := self._form()) is not None:
             wish = replace(wish, shape=Shape(form))
+        wish = replace(wish, think_budget=self._budget(self.max_tokens))
         return with_tools(wish, self.offered, self._choice)
 
     def asked(self, settings: Settings, caller: str) -> Asked:
@@ -119,6 +121,18 @@ class MessagesBody(msgspec.Struct):
             words = "tool_choice.type can be auto, none, any, or tool with a name"
             raise _refusal("tool_choice.type", words)
         return ToolChoice(required=True, name=name, several=False)
+
+    def _budget(self, most: int) -> int | None:
+        """The most tokens of the thoughts of an answer of at most so many; None: as many as the model likes."""
+        said, field = self.thinking, "thinking.budget_tokens"
+        if said is None or said.type != "enabled" or said.budget_tokens is None:
+            return None
+        if said.budget_tokens < 1:
+            raise _refusal(field, f"{field} is {said.budget_tokens}, it can be 1 or more")
+        if said.budget_tokens >= most:
+            words = f"{field} is {said.budget_tokens}, it must be less than max_tokens, {most}"
+            raise _refusal(field, words)
+        return said.budget_tokens
 
     def _form(self) -> Form | None:
         """What the text must be: JSON of a schema."""

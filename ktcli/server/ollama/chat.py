@@ -163,7 +163,7 @@ class OllamaReply:
 
     def _totals(self) -> dict[str, Any]:
         """The counts, and the times in nanoseconds."""
-        stats = self._generation.answers[0].answer.stats
+        stats = self._generation.answers[0].stats
         return {
             "done": True,
             "done_reason": self._reason,

@@ -188,7 +188,7 @@ class ChatReply:
         }
 
     def _timings(self) -> dict[str, Any]:
-        return {"timings": timings(self._generation.answers[0].answer.stats)}
+        return {"timings": timings(self._generation.answers[0].stats)}
 
 
 _CHUNK = "chat.completion.chunk"

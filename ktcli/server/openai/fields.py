@@ -161,6 +161,7 @@ class ChatBody(Sampled):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     reasoning_effort: str | None = None
+    thinking_token_budget: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -178,6 +179,9 @@ class ChatBody(Sampled):
         if self.max_completion_tokens is not None:
             most, names = self.max_completion_tokens, {"max_tokens": "max_completion_tokens"}
         wish = self.wish(settings, most, likeliest if self.logprobs else None, names)
+        if (budget := self.thinking_token_budget) is not None:
+            _within("thinking_token_budget", budget, 0, None)
+            wish = replace(wish, think_budget=budget)
         return with_tools(wish, self.offered, self._choice)
 
     def asked(self, settings: Settings, caller: str) -> Asked:
