@@ -168,7 +168,7 @@ def _setting(native_error: str, problems: list[Problem]) -> HostSetting:
         forced_isa=config.forced_isa(),
         forced_threads=threads,
         torch=gpu.torch_installed(),
-        nvidia_driver=Path("/proc/driver/nvidia").is_dir(),
+        nvidia_driver=gpu.driver_loaded(),
         home=home,
         home_error=home_error,
         home_warning=home_warning,

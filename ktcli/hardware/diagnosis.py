@@ -303,7 +303,7 @@ def _devices(machine: Machine, setting: HostSetting) -> Iterator[Problem]:
     if setting.nvidia_driver and not machine.gpus:
         yield Problem(
             Level.WARNING,
-            "an NVIDIA driver is loaded, but nvidia-smi does not answer, so only the CPU is used",
+            "an NVIDIA driver is loaded, but neither nvidia-smi nor torch finds a GPU: only the CPU is used",
             "nvidia-smi",
         )
     disk = machine.disk

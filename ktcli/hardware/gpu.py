@@ -1,6 +1,8 @@
 """NVIDIA GPUs, asked through `nvidia-smi`: no CUDA library is opened and no torch is needed.
 
-Below another root than `/` the recorded answer is the file `nvidia-smi.csv` at the top of the tree.
+Where that program is missing or does not know the memory, as on machines whose GPU has none of its own, torch is
+asked, in a process of its own. Below another root than `/` the recorded answer is the file `nvidia-smi.csv` at the top
+of the tree.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,23 +44,53 @@ def parse_device(said: str) -> tuple[str, int | None]:
     return kind, number
 
 
+# One of these is there where a driver is, the last in Windows' Linux.
+_DRIVERS = "/proc/driver/nvidia", "/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1"
+_PROGRAMS = "nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi"
+_ANSWER_S = 20.0
+# What torch knows, in the columns of QUERY.
+_TORCH = """
+import torch
+for i in range(torch.cuda.device_count()):
+    facts = torch.cuda.get_device_properties(i)
+    free, whole = torch.cuda.mem_get_info(i)
+    name = facts.name.replace(",", " ")
+    print(i, name, whole >> 20, free >> 20, "", "", f"{facts.major}.{facts.minor}", "", sep=",")
+"""
+
+
 def read_gpus(root: Path) -> tuple[Gpu, ...]:
     """Reads the GPUs of the machine under `root`; none if the driver does not answer."""
     if root != Path("/"):
         return parse_gpus(read(root / "nvidia-smi.csv") or "")
-    # Without this file no driver is loaded; the check saves starting a program.
-    if not Path("/proc/driver/nvidia").is_dir() and not Path("/dev/nvidiactl").exists():
-        return ()
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ()
-    command = [program, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
+    return ask_driver() if driver_loaded() else ()
+
+
+def driver_loaded() -> bool:
+    """Tells whether there is a driver of NVIDIA's, without starting a program."""
+    return any(map(os.path.exists, _DRIVERS))
+
+
+def ask_driver() -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves; none if nobody knows of any."""
+    program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
+    if program is not None:
+        options = [f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
+        if found := parse_gpus(_said([program, *options])):
+            return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    # torch itself heeds the variable.
+    return parse_gpus(_said([sys.executable, "-c", _TORCH])) if torch_installed() else ()
+
+
+def _said(command: list[str]) -> str:
+    """What a program prints; empty if it fails, or does not end in time."""
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ANSWER_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
-        return ()
-    found = parse_gpus(answer.stdout) if answer.returncode == 0 else ()
-    return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return ""
+    return answer.stdout if answer.returncode == 0 else ""
 
 
 def driven_gpus(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> int:
