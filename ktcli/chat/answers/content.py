@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ktcli.chat.answers.patterns import Pattern, matches
+from ktcli.chat.answers.patterns import Pattern
+from ktcli.chat.answers.search import Finder
 
 KINDS = ("text", "int", "float", "bool", "json", "xml-inline", "kv-lines")
 STREAMED = frozenset(KINDS[:4])  # whose text is the value
 _NESTING = 8  # of kinds of values in values
-_READ_AGAIN = 64  # times the text of a field, that may be read in looking for its tags
 _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 _KEPT = re.compile("\x01([0-9]+)\x02")  # a text that was taken out
 
@@ -175,14 +175,34 @@ def _inner(text: str, content: FieldContent) -> Any:
     return text if content.value is None else value_of(text, content.value)
 
 
-def _pairs(text: str, content: FieldContent) -> dict[str, Any]:
-    assert content.tag is not None
-    found: dict[str, Any] = {}
-    for match in matches(content.tag, text, _READ_AGAIN * (len(text) + _READ_AGAIN)):
-        groups = content.tag.groups(match, lambda start, end: text[start:end])
+class PairReader:
+    """Reads the pairs of a text of the kind xml-inline as it comes.
+
+    Raises:
+        ValueError: a pair means nothing, or takes too long to be found; from every call.
+    """
+
+    def __init__(self, content: FieldContent) -> None:
+        assert content.tag is not None
+        self._content, self._finder = content, Finder(content.tag)
+
+    def feed(self, text: str) -> list[tuple[str, Any]]:
+        """The pairs that a piece of text completes."""
+        return [self._pair(found.groups) for found in self._finder.feed(text)]
+
+    def finish(self) -> list[tuple[str, Any]]:
+        """The other ones; no text follows."""
+        return [self._pair(found.groups) for found in self._finder.finish()]
+
+    def _pair(self, groups: Mapping[str, str]) -> tuple[str, Any]:
         if "key" not in groups:
             raise ValueError("a tag has no key")
-        key, value = groups["key"], _inner(groups.get("value", ""), content)
+        return groups["key"], _inner(groups.get("value", ""), self._content)
+
+
+def _pairs(text: str, content: FieldContent) -> dict[str, Any]:
+    reader, found = PairReader(content), dict[str, Any]()
+    for key, value in (*reader.feed(text), *reader.finish()):
         if key in found and content.merge:
             known = found[key]
             found[key] = [*(known if isinstance(known, list) else [known]), value]

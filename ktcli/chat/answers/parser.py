@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from ktcli.chat.answers.patterns import Match, Search
+from ktcli.chat.answers.patterns import Match
+from ktcli.chat.answers.search import Search
 from ktcli.chat.answers.template import AnswerTemplate, Field
 
 _SLICE = (

@@ -1,10 +1,8 @@
-"""Patterns of answer templates, looked for in a text as it comes, in time linear in the text whatever the pattern is.
+"""Patterns of answer templates, made machines that follow a text in linear time.
 
 Patterns come with checkpoints and are hostile input, and no library matches in linear time what is not all there yet.
-So Python's own parser of regular expressions reads them, and a list of threads in the order of their preference follows
-a text through them (Pike's machine): the match is the one that backtracking would find in the whole text, and it counts
-once no further text can change it. What needs more than that, a look ahead or back to a group, is refused by name. `$`
-means the very end.
+So Python's own parser of regular expressions reads them, and search.py follows a text through what is made of them.
+What needs more than that, a look ahead or back to a group, is refused by name. `$` means the very end.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
@@ -25,7 +23,7 @@ _UNLIKE_PYTHON = "\x1c\x1d\x1e\x1f"  # blanks for Python, not for the patterns' 
 _OF_WORDS = ("Nd", "Nl", "Pc")  # categories of letters in words, beside letters and their marks
 
 
-class _At(Enum):
+class TextPlace(Enum):
     """The places that a pattern may ask for."""
 
     BEGIN = auto()
@@ -35,12 +33,12 @@ class _At(Enum):
 
 
 _PLACES = {
-    _constants.AT_BEGINNING: _At.BEGIN,
-    _constants.AT_BEGINNING_STRING: _At.BEGIN,
-    _constants.AT_END: _At.END,
-    _constants.AT_END_STRING: _At.END,
-    _constants.AT_BOUNDARY: _At.EDGE,
-    _constants.AT_NON_BOUNDARY: _At.NO_EDGE,
+    _constants.AT_BEGINNING: TextPlace.BEGIN,
+    _constants.AT_BEGINNING_STRING: TextPlace.BEGIN,
+    _constants.AT_END: TextPlace.END,
+    _constants.AT_END_STRING: TextPlace.END,
+    _constants.AT_BOUNDARY: TextPlace.EDGE,
+    _constants.AT_NON_BOUNDARY: TextPlace.NO_EDGE,
 }
 
 
@@ -56,24 +54,16 @@ class Match(NamedTuple):
     places: tuple[int, ...]
 
 
-class _Thread(NamedTuple):
-    """A way through the machine that has come as far as `node`."""
-
-    node: int
-    start: int
-    places: tuple[int, ...]
-
-
 class _Node(NamedTuple):
     """A node of the machine: what it takes, or asks for, or notes, and where it leads, the preferred way first."""
 
     ways: tuple[int, ...]
     takes: _Letters | None = None
-    place: _At | None = None
+    place: TextPlace | None = None
     slot: int = -1
 
 
-_END = 0  # the node of a match
+END = 0  # the node of a match
 
 
 class Pattern:
@@ -90,13 +80,15 @@ class Pattern:
         self._slots = {group: 2 * at for at, group in enumerate(groups.values())}
         self._nodes = [_Node(())]
         self._work = 0
-        self._begin = self._sequence(tree, _END)
+        self._begin = self._sequence(tree, END)
         self.none = (-1,) * (2 * len(groups))
         self.asks = any(node.place is not None for node in self._nodes)
         self.example = _example(tree)
-        self._closures: dict[tuple[int, frozenset[_At]], tuple[tuple[int, tuple[int, ...]], ...]]
+        self._closures: dict[
+            tuple[int, frozenset[TextPlace]], tuple[tuple[int, tuple[int, ...]], ...]
+        ]
         self._closures = {}
-        if any(node == _END for node, _ in self.closure(self._begin, frozenset())):
+        if any(node == END for node, _ in self.closure(self._begin, frozenset())):
             raise ValueError("matches an empty text everywhere")
         self.first = self._first()
 
@@ -171,7 +163,9 @@ class Pattern:
 
     # --- what a thread at a node may do next --------------------------------------------------
 
-    def closure(self, node: int, places: frozenset[_At]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    def closure(
+        self, node: int, places: frozenset[TextPlace]
+    ) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """The nodes that take a letter, or end the match, which a node leads to at one of these places, the preferred
         first, each with the slots noted on the way there."""
         known = self._closures.get((node, places))
@@ -185,7 +179,7 @@ class Pattern:
                     continue
                 seen.add(at)
                 here = self._nodes[at]
-                if at == _END or here.takes is not None:
+                if at == END or here.takes is not None:
                     found[at] = slots
                 elif here.place is None or here.place in places:
                     noted = slots if here.slot < 0 else (*slots, here.slot)
@@ -205,9 +199,9 @@ class Pattern:
 
     def _first(self) -> re.Pattern[str] | None:
         """Finds the next letter with which a match may begin; None: every letter may be one."""
-        reached = [node for node, _ in self.closure(self._begin, frozenset(_At))]
-        edges = {node.place for node in self._nodes} & {_At.EDGE, _At.NO_EDGE}
-        if edges or not all(node == _END or self._listed(node) for node in reached):
+        reached = [node for node, _ in self.closure(self._begin, frozenset(TextPlace))]
+        edges = {node.place for node in self._nodes} & {TextPlace.EDGE, TextPlace.NO_EDGE}
+        if edges or not all(node == END or self._listed(node) for node in reached):
             return None
         listed = "".join(self._listed(node) for node in reached)
         return re.compile(f"[{listed}]") if listed else None
@@ -215,121 +209,6 @@ class Pattern:
     def _listed(self, node: int) -> str:
         letters = self._nodes[node].takes
         return "" if letters is None else letters.listed
-
-
-class Search:
-    """Looks for the first match of a pattern in a text that comes in pieces.
-
-    Args:
-        at: the place in the whole text where it begins.
-        before: the letter before that place; empty: there is none.
-    Attributes:
-        at: the place up to which it has read.
-        match: the best match so far.
-        done: whether no further text changes it.
-    """
-
-    def __init__(self, pattern: Pattern, at: int, before: str) -> None:
-        self._pattern, self.at, self._before = pattern, at, before
-        self.match: Match | None = None
-        self.done = False
-        self._threads: list[_Thread] = []
-        if not pattern.asks:
-            self._expand(frozenset())
-
-    @property
-    def hold(self) -> int:
-        """The first place that may be part of a match, as far as is known."""
-        begun = self._threads[0].start if self._threads else self.at
-        return begun if self.match is None else min(begun, self.match.start)
-
-    def take(self, text: str, index: int) -> None:
-        """Reads a text on from a place in it, as far as is needed."""
-        asks = self._pattern.asks
-        while index < len(text) and not self.done:
-            if (fresh := self._skipped(text, index)) > index:
-                self.at, self._before = self.at + fresh - index, text[fresh - 1]
-                index, self._threads = fresh, []
-                if not asks:
-                    self._expand(frozenset())
-                continue
-            letter = text[index]
-            if asks:
-                self._expand(_places(self._before, letter))
-                if self.done:
-                    return
-            self._consume(letter)
-            self.at, self._before, index = self.at + 1, letter, index + 1
-            if not asks:
-                self._expand(frozenset())
-            elif self.match is not None and not self._threads:
-                self.done = True
-
-    def finish(self) -> None:
-        """The text is at its end."""
-        if self._pattern.asks and not self.done:
-            self._expand(_places(self._before, ""))
-        self._threads, self.done = [], True
-
-    def _skipped(self, text: str, index: int) -> int:
-        """The next place in a text where something can begin, if nothing has."""
-        first = self._pattern.first
-        idle = self.match is None and (not self._threads or self._threads[0].start == self.at)
-        if first is None or not idle or (self._pattern.asks and not self._before):
-            return index
-        found = first.search(text, index)
-        return len(text) if found is None else found.start()
-
-    def _expand(self, places: frozenset[_At]) -> None:
-        """Follows all threads up to where they take a letter; those behind one that ends are not preferred to it."""
-        pattern, waiting = self._pattern, self._threads
-        if self.match is None:
-            waiting = [*waiting, _Thread(pattern.begin, self.at, pattern.none)]
-        found: list[_Thread] = []
-        seen: set[int] = set()
-        for thread in waiting:
-            for node, slots in pattern.closure(thread.node, places):
-                if node in seen:
-                    continue
-                seen.add(node)
-                noted = _noted(thread.places, slots, self.at)
-                if node == _END:
-                    self.match = Match(thread.start, self.at, noted)
-                    break
-                found.append(_Thread(node, thread.start, noted))
-            if _END in seen:
-                break
-        self._threads = found
-        self.done = self.match is not None and not found
-
-    def _consume(self, letter: str) -> None:
-        takes = self._pattern.takes
-        moved = [(takes(thread.node, letter), thread) for thread in self._threads]
-        self._threads = [
-            _Thread(node, thread.start, thread.places) for node, thread in moved if node >= 0
-        ]
-
-
-def matches(pattern: Pattern, text: str, most: int) -> Iterator[Match]:
-    """All matches in a whole text, one behind the other.
-
-    Args:
-        most: the letters that may be read in all, since some are read again.
-    Raises:
-        ValueError: that is not enough.
-    """
-    at = 0
-    while at <= len(text):
-        search = Search(pattern, at, text[at - 1 : at])
-        search.take(text, at)
-        most -= search.at - at
-        if most < 0:
-            raise ValueError("takes too long to be found")
-        search.finish()
-        if search.match is None:
-            return
-        yield search.match
-        at = search.match.end + (search.match.end == search.match.start)
 
 
 # --- reading ----------------------------------------------------------------------------------------
@@ -406,7 +285,7 @@ def _is_blank(letter: str) -> bool:
     return letter.isspace() and letter not in _UNLIKE_PYTHON
 
 
-def _is_word(letter: str) -> bool:
+def is_word(letter: str) -> bool:
     category = unicodedata.category(letter)
     return category[0] in "LM" or category in _OF_WORDS
 
@@ -414,26 +293,8 @@ def _is_word(letter: str) -> bool:
 _CATEGORIES: dict[str, Callable[[str], bool]] = {
     "SPACE": _is_blank,
     "DIGIT": str.isdecimal,
-    "WORD": _is_word,
+    "WORD": is_word,
 }
-
-
-def _places(before: str, behind: str) -> frozenset[_At]:
-    """What holds between two letters, of which one may be missing."""
-    edge = (bool(before) and _is_word(before)) != (bool(behind) and _is_word(behind))
-    found = {_At.EDGE if edge else _At.NO_EDGE}
-    return frozenset(
-        found | ({_At.BEGIN} if not before else set()) | ({_At.END} if not behind else set())
-    )
-
-
-def _noted(places: tuple[int, ...], slots: tuple[int, ...], at: int) -> tuple[int, ...]:
-    if not slots:
-        return places
-    noted = list(places)
-    for slot in slots:
-        noted[slot] = at
-    return tuple(noted)
 
 
 def _example(parts: Any) -> str | None:

@@ -7,10 +7,11 @@ stands outside all fields, where a template has none for it, is dropped, as the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ktcli.chat.answers.answers import Answers, calls_of
+from ktcli.chat.answers.content import PairReader
 from ktcli.chat.answers.parser import Closes, Event, Opens, Says
 from ktcli.chat.answers.template import FieldRole
 from ktcli.chat.calls.events import CallArguments, CallBegins, CallEnds
@@ -37,8 +38,9 @@ class Telling:
         self._answer = _Blanks(strip=answer is None or answer.content.strip)
         self._keeps = thought is not None and answers.thought[0] == THINK
         self._reader: CallReader | None = None
+        self._pairs: _PairTelling | None = None
         self._raw: list[str] = []  # of a call that is not through
-        self._texts = 0  # fields of text for the reader that have begun
+        self._begun: set[FieldRole] = set()  # roles of fields of text that have begun
         self.calls = 0
 
     def tell(self, events: Iterable[Event]) -> Added:
@@ -48,7 +50,7 @@ class Telling:
             role = FieldRole.OTHER if event.field is None else event.field.role
             if role is FieldRole.THOUGHT:
                 said += [event.text] if self._keeps else []
-                text = self._thoughts.feed(event.text) if isinstance(event, Says) else ""
+                text = self._thoughts.feed(self._text(event))
                 pieces += [AnswerPiece(text, thought=True)] if text else []
             elif role is FieldRole.ANSWER:
                 text = self._text(event)
@@ -69,24 +71,24 @@ class Telling:
         return tuple(found)
 
     def _text(self, event: Event) -> str:
-        """What an event says to the reader."""
-        if isinstance(event, Says):
-            return event.text
-        self._texts += isinstance(event, Opens)
-        joined = event.field.join if isinstance(event, Opens) and self._texts > 1 else None
-        return joined or ""
+        """The text that an event says; what joins fields of text stands before the next of them."""
+        if not isinstance(event, Opens):
+            return event.text if isinstance(event, Says) else ""
+        role, join = event.field.role, event.field.join or ""
+        before = join if role in self._begun else ""
+        self._begun.add(role)
+        return before
 
     # --- calls --------------------------------------------------------------------------------
 
     def _called(self, event: Event, tools: Tools) -> list[Read]:
-        """What an event says of calls; those in plain JSON are told as they come."""
+        """What an event says of calls; arguments in plain JSON and in pairs are told as they come."""
         if isinstance(event, Opens):
-            self._raw, self._reader = [], None
-            style = self._answers.style
-            plain = event.field.content.is_plain_json
-            if style is not None and plain and style.arguments is not Arguments.PAIRS:
-                self._reader = CallReader(style, tools)
-                self._reader.calls = self.calls
+            return self._call(event, tools)
+        if self._pairs is not None:
+            read = self._pairs.feed(event.text) if isinstance(event, Says) else self._pairs.finish()
+            self.calls += isinstance(event, Closes)
+            return read
         if self._reader is not None:
             found = self._reader.feed(event.text)
             if isinstance(event, Closes):
@@ -95,6 +97,19 @@ class Telling:
             return found
         self._raw.append(event.text)
         return self._whole(event, tools) if isinstance(event, Closes) else []
+
+    def _call(self, event: Opens, tools: Tools) -> list[Read]:
+        """What the mark says that begins a call."""
+        self._raw, self._reader, self._pairs = [event.text], None, None
+        style, content = self._answers.style, event.field.content
+        if style is not None and content.is_plain_json and style.arguments is not Arguments.PAIRS:
+            self._reader = CallReader(style, tools)
+            self._reader.calls = self.calls
+            return self._reader.feed(event.text)
+        if name := event.field.called(event.groups):
+            self._pairs = _PairTelling(PairReader(content), tools, self.calls, name)
+            return [CallBegins(self.calls, name)]
+        return []
 
     def _whole(self, event: Closes, tools: Tools) -> list[Read]:
         found: list[Read] = []
@@ -110,6 +125,46 @@ class Telling:
         return found
 
 
+class _PairTelling:
+    """Tells the arguments of a call in pairs as they come, as the text of an object."""
+
+    def __init__(self, reader: PairReader, tools: Tools, number: int, name: str) -> None:
+        self._reader, self._tools, self._number, self._name = reader, tools, number, name
+        self._lead, self._failed = "{", False
+
+    def feed(self, text: str) -> list[Read]:
+        """What a piece of the call says."""
+        return self._told(lambda: self._reader.feed(text))
+
+    def finish(self) -> list[Read]:
+        """The rest of it; a call that is not whole ends where it does."""
+        last = self._told(self._reader.finish)
+        end = "{}" if self._lead == "{" else "}"
+        return [*last, CallArguments(self._number, end), CallEnds(self._number)]
+
+    def _told(self, read: Callable[[], list[tuple[str, Any]]]) -> list[Read]:
+        """The pairs as pieces of JSON; behind one that means nothing there are no more."""
+        found: list[Read] = []
+        try:
+            for key, value in [] if self._failed else read():
+                said = _typed(value, self._tools, self._name, key)
+                found.append(CallArguments(self._number, f"{self._lead}{json.dumps(key)}: {said}"))
+                self._lead = ", "
+        except (ValueError, RecursionError):
+            self._failed = True
+        return found
+
+
+def _typed(value: Any, tools: Tools, name: str, key: str) -> str:
+    """A value as JSON; a text gets the type that the tool's schema says.
+
+    Raises:
+        ValueError: JSON has no such value.
+    """
+    typed = tools.typed(name, key, value) if isinstance(value, str) else value
+    return json.dumps(typed, ensure_ascii=False, allow_nan=False)
+
+
 def _arguments(call: Mapping[str, Any], tools: Tools) -> str:
     """The arguments of a call, as JSON; texts get the types that the tool's schema says.
 
@@ -123,11 +178,11 @@ def _arguments(call: Mapping[str, Any], tools: Tools) -> str:
         return "{}"
     if not isinstance(given, Mapping):
         raise ValueError("the arguments are no object")
-    typed = {
-        key: tools.typed(call["name"], key, value) if isinstance(value, str) else value
+    pairs = (
+        f"{json.dumps(key)}: {_typed(value, tools, call['name'], key)}"
         for key, value in given.items()
-    }
-    return json.dumps(typed, ensure_ascii=False, allow_nan=False)
+    )
+    return f"{{{', '.join(pairs)}}}"
 
 
 class _Blanks:

@@ -20,7 +20,8 @@ from ktcli.chat.answers.content import (
     shaped,
     value_of,
 )
-from ktcli.chat.answers.patterns import Pattern, matches
+from ktcli.chat.answers.patterns import Pattern
+from ktcli.chat.answers.search import Finder
 
 TEMPLATE_CHARS = 65_536  # as JSON; published ones have about 1,000
 FIELDS = 16  # published ones have 3
@@ -80,6 +81,15 @@ class Field:
         """Tells whether its text is its value."""
         return self.content.kind in STREAMED
 
+    def called(self, groups: Mapping[str, str]) -> str:
+        """The tool that the mark which opened it names, if its text is then the pairs of arguments; else empty."""
+        function = self.shape.get("function") if isinstance(self.shape, dict) else None
+        match function:
+            case {"name": str(name), "arguments": "{content}", **more} if not more:
+                pairs = self.content.kind == "xml-inline" and not self.content.merge
+                return groups.get(name[1:-1], "") if pairs and not self.each else ""
+        return ""
+
     def value(self, body: str, groups: Mapping[str, str]) -> Any:
         """What its text means.
 
@@ -125,13 +135,14 @@ class AnswerTemplate:
             )
         else:
             tail = prompt[-ANCHOR_CHARS:]
+            finder = Finder(self.start)
             try:
-                ends = [match.end for match in matches(self.start, tail, 8 * ANCHOR_CHARS)]
+                found = [*finder.feed(tail), *finder.finish()]
             except ValueError:
-                ends = []
-            end = len(prompt) - len(tail) + ends[-1] if ends else -1
-        found = prompt[end:] if end >= 0 else ""
-        return found if len(found) <= PREFIX_CHARS else ""
+                found = []
+            end = len(prompt) - len(tail) + found[-1].end if found else -1
+        begun = prompt[end:] if end >= 0 else ""
+        return begun if len(begun) <= PREFIX_CHARS else ""
 
 
 def read_template(value: Any) -> AnswerTemplate:

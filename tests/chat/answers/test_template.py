@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from ktcli.chat.answers import parser as parsing
 from ktcli.chat.answers.content import read_content, value_of
 from ktcli.chat.answers.parser import AnswerParser, Says
-from ktcli.chat.answers.patterns import Pattern, Search
+from ktcli.chat.answers.patterns import Pattern
+from ktcli.chat.answers.search import Search
 from ktcli.chat.answers.template import read_template
 from ktcli.chat.chat import Chat
 from ktcli.chat.template import BadCheckpoint
