@@ -93,6 +93,16 @@ class Active:
         return self.sequence.length < self.prompt_tokens
 
     @property
+    def held(self) -> bool:
+        """Tells whether it waits to be told what its answer may be; its prompt is read but for the last id."""
+        return self._late and self.sequence.length >= self.prompt_tokens - 1
+
+    @property
+    def _late(self) -> bool:
+        constraint = self.answer.request.constraint
+        return constraint is not None and not constraint.ready
+
+    @property
     def pages_ahead(self) -> int:
         """The pages that it needs beside those it holds, for what it knows and a first piece of what follows."""
         return max(0, pages_for(self._ends) - pages_for(self.sequence.length))
@@ -152,6 +162,8 @@ class Active:
             same = (p for p in range(at, self._chunks[0][0]) if self._depth_found(p))
             chunk = at, engine.chunk_tokens(next(same, self._chunks[0][0]) - at)
         upto = at + self.sequence.until_mark(_even(sum(chunk) - at, most))
+        if self._late:
+            upto = min(upto, self.prompt_tokens - 1)  # the last id's logits are for choosing
         return self._run(upto, upto == len(self.known), 0, chunk)
 
     def _depth_found(self, position: int) -> int:

@@ -15,11 +15,15 @@ class Constraint(Protocol):
 
     Drafted ids are tried against it one after the other, so that a draft never changes an answer.
 
-    Attributes:
-        error: why no id can follow any more, for reasons other than the answer; None: there is none.
     """
 
-    error: KtError | None
+    @property
+    def ready(self) -> bool:
+        """Tells whether it is known; before that only the prompt can be read. Once it is, it stays so."""
+
+    @property
+    def error(self) -> KtError | None:
+        """Why no id can follow any more, for reasons other than the answer; None: there is none."""
 
     @property
     def ended(self) -> bool:

@@ -69,6 +69,8 @@ class Scheduler:
     Args:
         engine: the engine, which nobody else runs meanwhile.
         clock: returns the time in seconds.
+    Attributes:
+        stalled: whether the last step could do nothing, since all that is there waits for constraints.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Scheduler:
         )
         self._steps = 0
         self._pure_steps = 0.0  # of answers alone that are due before a prompt is read on
+        self.stalled = False
         self._reading = False  # whether a prompt was there to be read in the last step
 
     @property
@@ -156,10 +159,10 @@ class Scheduler:
         self._end_cancelled(events)
         self._admit()
         answering = [each for each in self._active if not each.reading]
-        prompts, read = len(answering) < len(self._active), self._reading
+        prompts, read = bool(self._readers), self._reading
         parts = self._answers(answering, events, drafts=not prompts)
         # Room was made for the answers.
-        self._reading = prompts and any(each.reading for each in self._active)
+        self._reading = prompts and bool(self._readers)
         if self._reading:
             if parts and not read:
                 self._pure_steps = self._pure_steps_before(parts)
@@ -169,6 +172,7 @@ class Scheduler:
                 self._prompts(parts, events)
         if parts:
             self._run(parts, events)
+        self.stalled = bool(self._active) and not parts
         return events
 
     def close(self) -> list[Event]:
@@ -276,7 +280,12 @@ class Scheduler:
         return self.pace.pure_steps(rows, PromptPiece(tokens, at), chunk) / 2
 
     def _reading_in_turn(self) -> list[Active]:
-        return self._in_turn([each for each in self._active if each.reading])
+        return self._in_turn(self._readers)
+
+    @property
+    def _readers(self) -> list[Active]:
+        """The requests of whose prompts something can be read now."""
+        return [each for each in self._active if each.reading and not each.held]
 
     def _prompts(self, parts: list[StepPart], events: list[Event]) -> None:
         """Adds pieces of prompts, in turn, up to the rows that time allows."""
@@ -290,6 +299,8 @@ class Scheduler:
                 continue
             if not each.begun:
                 each.open(self._engine)  # another request may have read the same since
+                if each.held:
+                    continue
             before = len(parts)
             self._add(parts, each, partial(each.reads, self._engine, left), events)
             if len(parts) > before:

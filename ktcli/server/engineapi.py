@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ktcli.chat.grammar.compiler import GrammarConstraint
 from ktcli.chat.partner import Held
+from ktcli.engine.constraint import Constraint
 from ktcli.engine.request import (
     Answer,
     Event,
@@ -28,6 +29,7 @@ from ktcli.engine.sampler import Sampler
 from ktcli.errors import KtError
 from ktcli.server.answering import ALIVE_S, App, Receive, Scope, Send, send_body, send_start
 from ktcli.server.body import body_of
+from ktcli.server.constraining import submitted
 from ktcli.server.enginewire import (
     Began,
     EngineFacts,
@@ -40,7 +42,7 @@ from ktcli.server.enginewire import (
     ReadOn,
 )
 from ktcli.server.guard import NOTED, is_owner
-from ktcli.server.house import House, compiled, house_of
+from ktcli.server.house import House, house_of
 from ktcli.server.metrics import Metrics
 from ktcli.server.model import ServedModel
 from ktcli.server.refusal import Refusal
@@ -112,8 +114,15 @@ async def generate(request: Request) -> App:
     if most is not None and most < 1:
         raise Refusal(400, f"max_tokens is {most}", "max_tokens", "unsupported_value")
     with await house.residency.lease(await _source(house, asked.pack)) as lease:
-        constraint = await _constraint(lease.model, asked)
-        return EngineAnswering(lease.again(), _generation(asked, constraint), asked, house.metrics)
+
+        def submit(constraints: Sequence[Constraint]) -> EngineAnswering:
+            request = _generation(asked, *constraints)
+            return EngineAnswering(lease.again(), request, asked, house.metrics)
+
+        if (said := asked.held) is None:
+            return submit(())
+        held, grammars = Held(said.form, said.prompt, tuple(said.said)), lease.model.grammars
+        return await submitted(grammars, said.form.field, lambda: [grammars.held(held)], submit)
 
 
 def _require_owner(request: Request) -> None:
@@ -121,14 +130,7 @@ def _require_owner(request: Request) -> None:
         raise Refusal(404, f"there is no {request.url.path[:200]} here")
 
 
-async def _constraint(model: ServedModel, asked: EngineRequest) -> GrammarConstraint | None:
-    if (said := asked.held) is None:
-        return None
-    held = Held(said.form, said.prompt, tuple(said.said))
-    return await compiled(model.grammars, said.form.field, lambda: model.grammars.held(held))
-
-
-def _generation(asked: EngineRequest, constraint: GrammarConstraint | None) -> GenerationRequest:
+def _generation(asked: EngineRequest, constraint: Constraint | None = None) -> GenerationRequest:
     return GenerationRequest(
         asked.ids,
         asked.sampling,
@@ -165,6 +167,10 @@ class EngineAnswering:
         except BaseException:
             lease.release()
             raise
+
+    def cancel(self) -> None:
+        """Ends the answer at the next step."""
+        self.answer.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         leaving = asyncio.create_task(self._cancel_when_gone(receive))

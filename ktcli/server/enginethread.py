@@ -14,6 +14,9 @@ from ktcli.errors import Busy, KtError
 from ktcli.server.timelines import Timelines
 
 Hear = Callable[[Event], None]
+# After which a scheduler that could do nothing is asked again: nobody says that a constraint is compiled or an answer
+# cancelled. It lasts no longer than compiling does.
+_STALLED_S = 0.002
 
 
 class EngineThread:
@@ -89,6 +92,8 @@ class EngineThread:
             with self._work:
                 while self.scheduler.idle and self._ends_s is None and not self._timelines.due:
                     self._work.wait()
+                if self.scheduler.stalled:
+                    self._work.wait(_STALLED_S)
                 self._timelines.sweep()
                 ends = self._ends_s
             if ends is not None and (self.scheduler.idle or time.monotonic() >= ends):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
@@ -13,10 +13,11 @@ from weakref import WeakValueDictionary
 from starlette.requests import Request
 
 from ktcli.assembly.listener import SILENT, Listener
-from ktcli.chat.grammar.compiler import COMPILE_S, GrammarCompiler, GrammarConstraint
 from ktcli.chat.voice import Voice
+from ktcli.engine.constraint import Constraint
 from ktcli.errors import KtError, UsageError
 from ktcli.server.catalogue import Catalogue
+from ktcli.server.constraining import submitted
 from ktcli.server.generation import Generation, Wish
 from ktcli.server.jobs import Jobs
 from ktcli.server.librarian import Librarian
@@ -169,7 +170,7 @@ class House:
     async def generation(
         self, lease: Lease, make: Callable[[PromptMaker], EncodedPrompt], wish: Wish
     ) -> Generation:
-        """Makes a prompt on the main thread, compiles what the answers must be, and submits it.
+        """Makes a prompt on the main thread, and submits it; what the answers must be is compiled meanwhile.
 
         The generation has a lease of its own until its answers have ended.
 
@@ -178,10 +179,22 @@ class House:
             Refusal: the answers cannot be held to what was asked for.
         """
         prompt = await self.prompt(lease.model, make)
-        constraints = await _constraints(lease.model, prompt, wish)
-        made = Generation(lease, prompt, wish, self.metrics, constraints)
-        self.answering[made.id] = made
-        return made
+
+        def submit(constraints: Sequence[Constraint]) -> Generation:
+            made = Generation(lease, prompt, wish, self.metrics, constraints)
+            self.answering[made.id] = made
+            return made
+
+        model, shape = lease.model, wish.shape
+        calls, before = model.voice.calls, None if wish.plain else prompt.text
+        if shape is None or not shape.holds(calls):
+            return submit(())
+        held, grammars = shape, model.grammars
+        with about(held.field):
+            if wish.endless:
+                raise UsageError(f"{held.field} and ignore_eos contradict each other")
+            compile = lambda: grammars.constraints(held, calls, before, wish.choices)  # noqa: E731
+            return await submitted(grammars, held.field, compile, submit, wish.choices)
 
     async def prompt(
         self, model: ServedModel, make: Callable[[PromptMaker], EncodedPrompt]
@@ -192,37 +205,6 @@ class House:
             KtError: it cannot be made.
         """
         return await asyncio.wrap_future(self.jobs.ask(lambda: make(model.prompts)))
-
-
-async def _constraints(
-    model: ServedModel, prompt: EncodedPrompt, wish: Wish
-) -> list[GrammarConstraint]:
-    """What each of the answers must be; none if they may be anything."""
-    voice, before = model.voice, None if wish.plain else prompt.text
-    if (shape := wish.shape) is None or not shape.holds(voice.calls):
-        return []
-    with about(shape.field):
-        if wish.endless:
-            raise UsageError(f"{shape.field} and ignore_eos contradict each other")
-        asked = lambda: model.grammars.constraints(shape, voice.calls, before, wish.choices)  # noqa: E731
-        return await compiled(model.grammars, shape.field, asked)
-
-
-async def compiled(grammars: GrammarCompiler, field: str, compile: Callable[[], T]) -> T:
-    """What a compiler makes, on a thread of its own.
-
-    Args:
-        field: what errors call it.
-    Raises:
-        UsageError: it takes too long, or cannot be made.
-    """
-    await asyncio.wrap_future(grammars.prepare())
-    try:
-        return await asyncio.wait_for(asyncio.wrap_future(grammars.ask(compile)), COMPILE_S)
-    except TimeoutError as error:
-        raise UsageError(
-            f"{field} takes more than {COMPILE_S:.0f} seconds to compile, a simpler one is needed"
-        ) from error
 
 
 def house_of(request: Request) -> House:

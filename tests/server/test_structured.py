@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from typing import Annotated, Any, Literal
 
@@ -18,9 +21,11 @@ from openai import BadRequestError, OpenAI, pydantic_function_tool
 from pydantic import BaseModel, ConfigDict, Field
 from server.running import Running, running
 
+from ktcli.chat.grammar.compiler import GrammarCompiler
 from ktcli.chat.speaker import Speaker
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.chat.voice import read_voice
+from ktcli.errors import UsageError
 
 
 class Unruly(FakeEngine):
@@ -262,3 +267,73 @@ def test_an_answer_that_cannot_go_on_fails_alone(server: Running) -> None:
     body = {"messages": ASKED, "guided_regex": "(?:a?){3000}a{3000}"}
     answer = requests.post(f"{server.url}/v1/chat/completions", json=body)
     assert answer.status_code == 400 and "cannot go on" in answer.json()["error"]["message"]
+
+
+class SlowCompiler:
+    """Lets the compiler wait for a gate."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, fails: bool = False) -> None:
+        self.gate, self.began = threading.Event(), threading.Event()
+        compiled = GrammarCompiler._compiled
+
+        def slow(compiler: GrammarCompiler, grammar: str, field: str) -> Any:
+            self.began.set()
+            assert self.gate.wait(20)
+            if fails:
+                raise UsageError(f"{field} cannot be used: it is too slow")
+            return compiled(compiler, grammar, field)
+
+        patch.setattr(GrammarCompiler, "_compiled", slow)
+
+
+def test_the_prompt_is_read_while_the_form_is_compiled(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, url = SlowCompiler(monkeypatch), f"{server.url}/v1/chat/completions"
+    body = {"messages": [{"role": "user", "content": "q" * 200}], "guided_regex": "[st]{3}"}
+    before = server.engine.computed
+    with ThreadPoolExecutor(2) as others:
+        asked = [others.submit(requests.post, url, json={**body, "n": n}) for n in (1, 2)]
+        assert slow.began.wait(20)
+        wait_for(lambda: server.engine.computed - before >= 200)
+        plain = requests.post(url, json={"messages": ASKED, "max_tokens": 5}, timeout=20)
+        assert plain.json()["usage"]["completion_tokens"] == 5  # others do not wait
+        assert server.leases == 2 * 2 and not any(each.done() for each in asked)
+        slow.gate.set()
+        for each in asked:
+            for choice in each.result(20).json()["choices"]:
+                assert re.fullmatch("[st]{3}", choice["message"]["content"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form_that_cannot_be_compiled_ends_the_request(
+    server: Running, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    slow, url = SlowCompiler(monkeypatch, fails=True), f"{server.url}/v1/chat/completions"
+    body = {"messages": ASKED, "guided_regex": "[lm]{3}", "stream": stream}
+    with ThreadPoolExecutor(1) as others:
+        asked = others.submit(requests.post, url, json=body)
+        wait_for(lambda: server.residency.counts().running == 1)
+        slow.gate.set()
+        answer = asked.result(20)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "guided_regex"
+    wait_for(lambda: not server.leases)
+
+
+def test_who_leaves_while_it_is_compiled_ends_the_request(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SlowCompiler(monkeypatch)
+    body = {"messages": ASKED, "guided_regex": "[ij]{3}"}
+    with pytest.raises(requests.Timeout):
+        requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=0.3)
+    assert slow.began.is_set()
+    wait_for(lambda: not server.leases and not server.residency.counts().running)
+    slow.gate.set()
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.005)

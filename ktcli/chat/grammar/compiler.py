@@ -59,6 +59,8 @@ def require_sound(form: Form) -> None:
 class GrammarConstraint:
     """Follows one answer through a grammar; see `ktcli.engine.constraint.Constraint`."""
 
+    ready = True
+
     def __init__(self, matcher: llguidance.LLMatcher, size: int) -> None:
         self._matcher = matcher
         self._mask = np.zeros(-(-size // 32), dtype=np.uint32)
@@ -87,6 +89,41 @@ class GrammarConstraint:
             self.error = UsageError(
                 f"the answer cannot go on in the form that was asked for: {why}"
             )
+
+
+class LateConstraint:
+    """Stands for a constraint that is being compiled; whoever waits for that says so by `become`, or cancels the
+    request."""
+
+    def __init__(self) -> None:
+        self._made: GrammarConstraint | None = None
+
+    def become(self, made: GrammarConstraint) -> None:
+        """The constraint is there; any thread may say so."""
+        self._made = made
+
+    @property
+    def ready(self) -> bool:
+        return self._made is not None
+
+    @property
+    def error(self) -> KtError | None:
+        return self._made.error if self._made else None
+
+    @property
+    def ended(self) -> bool:
+        return self._made is not None and self._made.ended
+
+    def mask(self) -> NDArray[np.uint32]:
+        return self._known.mask()
+
+    def take(self, id: int) -> None:
+        self._known.take(id)
+
+    @property
+    def _known(self) -> GrammarConstraint:
+        assert self._made is not None, "the scheduler waits until it is ready"
+        return self._made
 
 
 class GrammarCompiler:
