@@ -62,15 +62,18 @@ class Voice:
         return known or read or self.may_think
 
 
-def read_voice(name: str, folder: Path, *, allow_special: bool = False) -> Voice:
+def read_voice(
+    name: str, folder: Path, *, allow_special: bool = False, tokenizer: Tokenizer | None = None
+) -> Voice:
     """Reads the text files of a model; it is cheap, so it comes before weights are converted or loaded.
 
     Args:
         allow_special: whether texts of a conversation may give control tokens.
+        tokenizer: the model's, if it was read before.
     Raises:
         BadCheckpoint: the tokenizer, template or settings are missing, damaged or hostile.
     """
-    tokenizer = load_tokenizer(folder)
+    tokenizer = tokenizer or load_tokenizer(folder)
     template = load_template(folder, name=name)
     stop_ids = read_stop_ids(folder, tokenizer, template)
     control = ControlTokens(tokenizer, allowed=allow_special)

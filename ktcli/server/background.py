@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from ktcli import config
 from ktcli.errors import ExitCode, KtError
@@ -58,16 +59,22 @@ def log_path(port: int) -> Path:
 
 
 def start(words: Sequence[str], port: int, progress: Progress) -> Started:
-    """Starts a server and waits until it answers requests; if that is interrupted, the server is ended.
+    """Starts a server and waits until it answers requests. If that is interrupted, or this process is told to end, the
+    server is ended: nobody has heard of it.
 
     Args:
         words: the command line behind `kt`.
         port: where it will listen.
     Raises:
         NotStarted: it has ended; with its exit code, and the reason that it gave. KtError: there can be no log.
+        SystemExit: a signal told this process to end.
     """
     path = log_path(port)
-    with _opened_log(path) as log, _notices() as (notices, address):
+    with (
+        _opened_log(path) as log,
+        _notices() as (notices, address),
+        _ended_by_signals() as signals,
+    ):
         began = os.fstat(log).st_size
         child = subprocess.Popen(
             [*PROGRAM, *words],
@@ -79,7 +86,7 @@ def start(words: Sequence[str], port: int, progress: Progress) -> Started:
             start_new_session=True,
         )
         try:
-            said = _ready(child, notices, progress)
+            said = _ready(child, notices, signals, progress)
         except BaseException:
             _end(child)
             raise
@@ -142,14 +149,42 @@ def _notices() -> Iterator[tuple[socket.socket, str]]:
         yield made, address
 
 
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[int]:
+    """A pipe that gives the numbers of signals that tell this process to end, which do not end it meanwhile; those
+    that whoever started it has them ignore stay ignored."""
+    gives, takes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        os.write(takes, bytes([number]))
+
+    told = (signal.SIGTERM, signal.SIGHUP)
+    before = {
+        each: signal.signal(each, note) for each in told if signal.getsignal(each) is signal.SIG_DFL
+    }
+    try:
+        yield gives
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(gives)
+        os.close(takes)
+
+
 def _ready(
-    child: subprocess.Popen[bytes], notices: socket.socket, progress: Progress
+    child: subprocess.Popen[bytes], notices: socket.socket, signals: int, progress: Progress
 ) -> str | None:
-    """Waits until a child is ready, and returns what it says of itself; None: it has ended."""
+    """Waits until a child is ready, and returns what it says of itself; None: it has ended.
+
+    Raises:
+        SystemExit: a signal came.
+    """
     process = os.pidfd_open(child.pid)
     try:
         while True:
-            heard = select.select([notices.fileno(), process], [], [])[0]
+            heard = select.select([notices.fileno(), process, signals], [], [])[0]
+            if signals in heard:
+                raise SystemExit(128 + os.read(signals, 1)[0])
             if notices.fileno() not in heard:
                 child.wait()
                 return None

@@ -139,9 +139,13 @@ class House:
         """
         key = source.key, facts.identity
         if (found := self.looks.get(key)) is None:
-            loaded = self.residency.find(source)
-            voice = loaded.model.voice if loaded else None
-            asked = self.jobs.ask(lambda: Look.of(voice or source.read_voice()))
+            if (loaded := self.residency.find(source)) is not None:
+                voice = loaded.model.voice
+            else:
+                tokenizer = await asyncio.to_thread(source.read_tokenizer)
+                read = self.jobs.ask(lambda: source.read_voice(tokenizer))
+                voice = await asyncio.wrap_future(read)
+            asked = self.jobs.ask(lambda: Look.of(voice))
             found = self.looks[key] = await asyncio.wrap_future(asked)
         return found
 

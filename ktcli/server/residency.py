@@ -290,7 +290,8 @@ class Residency:
 
     async def _load(self, source: ModelSource, fit: MemoryFit) -> None:
         facts = await self._beside(source.facts)
-        voice = await asyncio.wrap_future(self._jobs.ask(source.read_voice))
+        tokenizer = await self._beside(source.read_tokenizer)
+        voice = await asyncio.wrap_future(self._jobs.ask(lambda: source.read_voice(tokenizer)))
         opened = await self._beside(lambda: source.open(voice, fit, lambda: self._stopping))
         model = ServedModel(opened.speaker, self._limits)
         self._has_loaded = True

@@ -20,6 +20,7 @@ import uvicorn
 
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.request import Wanted
+from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.chat.voice import read_voice
 from ktcli.engine.scheduler import Limits
 from ktcli.server.app import application
@@ -162,6 +163,7 @@ class Serving:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # any program here could call itself another client
                 timeout_keep_alive=int(IDLE_S),
                 timeout_graceful_shutdown=int(PATIENCE_S),
             )
@@ -173,8 +175,13 @@ class Serving:
             await loading
 
     def _check(self, name: str, folder: Path) -> None:
-        """Reads a model's texts on the main thread, which alone can stop a template. Raises: KtError."""
-        self._jobs.ask(lambda: read_voice(name, folder)).result()
+        """Reads a model's texts, all but the tokenizer on the main thread, which alone can stop a template.
+
+        Raises:
+            KtError: they are damaged.
+        """
+        tokenizer = load_tokenizer(folder)
+        self._jobs.ask(lambda: read_voice(name, folder, tokenizer=tokenizer)).result()
 
     async def _load(self, residency: Residency) -> None:
         """Loads the model that the server was started with; if that cannot be, the server ends."""

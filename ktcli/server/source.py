@@ -14,6 +14,7 @@ from ktcli.assembly.listener import Bar, Listener
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.talking import Opening, open_voiced
 from ktcli.chat.speaker import Speaker
+from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.chat.voice import Voice, read_voice
 from ktcli.errors import Busy, NotFound
 from ktcli.manifest import PACK
@@ -84,8 +85,15 @@ class ModelSource(Protocol):
             KtError: its files are damaged, or an option does not fit it.
         """
 
-    def read_voice(self) -> Voice:
-        """Reads its texts; on the main thread, which alone can stop a template.
+    def read_tokenizer(self) -> Tokenizer:
+        """Reads its tokenizer, which may take seconds; on any thread.
+
+        Raises:
+            KtError: its files are damaged.
+        """
+
+    def read_voice(self, tokenizer: Tokenizer) -> Voice:
+        """Reads its other texts; on the main thread, which alone can stop a template.
 
         Raises:
             KtError: its files are damaged.
@@ -138,8 +146,11 @@ class StoredModel:
             how = replace(how, wanted=replace(wanted, context=context))
         return fit_beside(self.ready, how, held)
 
-    def read_voice(self) -> Voice:
-        return read_voice(self.ready.name, self.ready.pack)
+    def read_tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.ready.pack)
+
+    def read_voice(self, tokenizer: Tokenizer) -> Voice:
+        return read_voice(self.ready.name, self.ready.pack, tokenizer=tokenizer)
 
     def open(self, voice: Voice, fit: MemoryFit, is_stopped: Callable[[], bool]) -> Opened:
         how = self.how

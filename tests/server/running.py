@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from chat.fake_engine import END, TEMPLATE, FakeEngine, write_tokenizer
 from server.sources import ScriptedModel
@@ -80,9 +81,10 @@ def running(
     rules: Rules | None = None,
     limits: Limits | None = None,
     more: Sequence[socket.socket] = (),
+    log: Callable[[dict[str, Any]], None] = lambda entry: None,
 ) -> Iterator[Running]:
     """Serves a model while the context lasts, at further sockets too."""
-    with serving_models([ScriptedModel(speaker)], rules, limits, more) as found:
+    with serving_models([ScriptedModel(speaker)], rules, limits, more, log=log) as found:
         yield found
 
 
@@ -95,6 +97,7 @@ def serving_models(
     *,
     begun: bool = True,
     library: Callable[[], Shelf] | None = None,
+    log: Callable[[dict[str, Any]], None] = lambda entry: None,
 ) -> Iterator[Running]:
     """Serves a library of models, the first of which is the server's own, while the context lasts.
 
@@ -114,6 +117,7 @@ def serving_models(
         library or (lambda: shelf),
         Wanted(),
         limits or Limits(),
+        log=log,
         ready=ready.set,
     )
     serving = Serving(service)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ktcli.assembly.beside import HeldMemory, MemoryFit
 from ktcli.chat.speaker import Speaker
+from ktcli.chat.tokenizer import Tokenizer
 from ktcli.chat.voice import Voice
 from ktcli.errors import KtError
 from ktcli.server.source import FOREVER, ModelFacts
@@ -42,6 +43,7 @@ class ScriptedModel:
         fails: what loading it raises; None: it does not fail.
         gate: what loading it waits for; a stopped load does not.
         closing: what closing it waits for.
+        reading: what reading its tokenizer waits for.
     """
 
     speaker: Speaker
@@ -52,10 +54,12 @@ class ScriptedModel:
     fails: Exception | None = None
     gate: threading.Event = field(default_factory=threading.Event)
     closing: threading.Event = field(default_factory=threading.Event)
+    reading: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.gate.set()
         self.closing.set()
+        self.reading.set()
 
     @property
     def name(self) -> str:
@@ -76,7 +80,11 @@ class ScriptedModel:
             self.need_bytes, self.need_bytes, free, self.memory_bytes, self.need_bytes <= free
         )
 
-    def read_voice(self) -> Voice:
+    def read_tokenizer(self) -> Tokenizer:
+        assert self.reading.wait(20)
+        return self.speaker.voice.tokenizer
+
+    def read_voice(self, tokenizer: Tokenizer) -> Voice:
         return self.speaker.voice
 
     def open(self, voice: Voice, fit: MemoryFit, is_stopped: Callable[[], bool]) -> ScriptedOpened:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -78,6 +79,26 @@ def test_an_interrupted_start_ends_the_server() -> None:
         start(["STATUS=Loading 50 %\nX_KT_DONE=1\nX_KT_TOTAL=2", "", "PID"], 7, interrupt)
     with pytest.raises(ProcessLookupError):
         os.kill(int(log_path(7).read_text()), 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_start_that_is_told_to_end_ends_the_server(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as caught:
+        start(["STATUS=Loading", "", "PID"], 7, lambda *_: os.kill(os.getpid(), number))
+    assert caught.value.code == 128 + number and signal.getsignal(number) is before
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(log_path(7).read_text()), 0)
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with background._ended_by_signals():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_log_keeps_its_newer_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

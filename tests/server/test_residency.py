@@ -8,6 +8,7 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,23 @@ def test_others_are_answered_while_one_is_loaded(one: Speaker) -> None:
         models[1].gate.set()
         for client in clients:
             heard(client, b"b heard x")
+
+
+def test_others_are_answered_while_a_tokenizer_is_read(one: Speaker) -> None:
+    models = library(one, room=2)
+    models[1].reading.clear()
+    with serving_models(models) as server:
+        client = send(server, "x", model="b")
+        until(lambda: health(server)["waiting"] == 1)
+        assert said(ask(server, "x", model="a")) == "a heard x"
+        url = f"{server.url}/api/show"
+        with ThreadPoolExecutor(1) as others:
+            shown = others.submit(requests.post, url, json={"model": "b"}, timeout=20)
+            assert said(ask(server, "y", model="a")) == "a heard y"
+            assert not shown.done()
+            models[1].reading.set()
+            assert "completion" in shown.result().json()["capabilities"]
+        heard(client, b"b heard x")
 
 
 def test_what_cannot_be_loaded_is_said_to_all_who_wait_and_harms_nobody(one: Speaker) -> None:

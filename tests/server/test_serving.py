@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -131,6 +132,21 @@ def test_an_answer_is_cancelled_by_its_id(
         assert said.json() == {"id": f"chatcmpl-{id}", "cancelled": True}
         assert finish in answer.text.replace('": ', '":')
     assert requests.post(f"{server.url}/cancel/{id}", timeout=9).status_code == 404
+
+
+def test_nobody_is_taken_for_another_client(tmp_path: Path) -> None:
+    logged: list[dict[str, Any]] = []
+    other = {"X-Forwarded-For": "203.0.113.7", "Forwarded": "for=203.0.113.7"}
+    with running(scripted(tmp_path, script), log=logged.append) as server:
+        asked = body("long", stream=True, model="x")
+        url = f"{server.url}/v1/chat/completions"
+        with requests.post(url, json=asked, headers=other, stream=True, timeout=20) as answer:
+            id = answer.headers["x-request-id"]
+            # The same client, whatever it calls itself.
+            assert requests.post(f"{server.url}/cancel/{id}", timeout=9).status_code == 200
+            assert answer.text
+        until(lambda: len(logged) == 2)
+    assert {entry["client"] for entry in logged} == {"127.0.0.1"}
 
 
 def test_more_than_may_wait_are_told_to_come_again(server: Running) -> None:

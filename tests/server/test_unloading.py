@@ -110,7 +110,7 @@ def test_a_load_that_nobody_wants_any_more_ends(
     model = StoredModel(prepared(BUILTIN, how), BUILTIN, how, FOREVER)
     fit, asked = model.fit(HeldMemory()), iter([False, False])
     with pytest.raises(Busy, match="about to end"):
-        model.open(model.read_voice(), fit, lambda: next(asked, True))
+        model.open(model.read_voice(model.read_tokenizer()), fit, lambda: next(asked, True))
 
 
 @pytest.mark.thorough
