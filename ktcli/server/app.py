@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -36,6 +37,8 @@ from ktcli.server.page import files as page
 from ktcli.server.patience import Handler, StreamStyle, patient
 from ktcli.server.refusal import Refusal
 
+Endpoint = Callable[[Request], Awaitable[Response]]
+
 
 def application(house: House) -> App:
     """The ASGI application of a server."""
@@ -60,12 +63,6 @@ def application(house: House) -> App:
         Route("/v1/completions", _patient(completions, OPENAI), methods=["POST"]),
         Route("/v1/responses", _patient(responses, RESPONSES), methods=["POST"]),
         Route("/v1/responses/input_tokens", _patient(input_tokens), methods=["POST"]),
-        Route(
-            "/v1/responses/{other:path}",
-            kept,
-            methods=["GET", "POST", "DELETE"],
-            include_in_schema=False,
-        ),
         Route("/", page.root),
         Route("/page/{name}", page.part, include_in_schema=False),
         Route("/api/version", ollama.version),
@@ -79,21 +76,31 @@ def application(house: House) -> App:
         Route("/api/copy", ollama_library.copy, methods=["POST"]),
         Route("/api/embed", ollama_library.embed, methods=["POST"], include_in_schema=False),
         Route("/api/embeddings", ollama_library.embed, methods=["POST"], include_in_schema=False),
-        Route(
-            "/api/{other:path}",
-            ollama_library.unsupported,
-            methods=["POST", "DELETE"],
-            include_in_schema=False,
-        ),
         Route("/v1/messages", _patient(messages, ANTHROPIC), methods=["POST"]),
         Route("/v1/messages/count_tokens", _patient(count_tokens), methods=["POST"]),
     ]
     routes.append(Route("/openapi.json", openapi(routes, has_key=bool(house.rules.key))))
+    routes += [
+        _others("/v1/responses/{other:path}", ["GET", "POST", "DELETE"], kept, routes),
+        _others("/api/{other:path}", ["POST", "DELETE"], ollama_library.unsupported, routes),
+    ]
     kinds = (HTTPException, Refusal, KtError, Exception)
     handlers = dict.fromkeys(kinds, _failed)
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.house = house
     return Guard(app, house.rules, refused, house.log)
+
+
+def _others(path: str, methods: list[str], handler: Endpoint, known: Sequence[Route]) -> Route:
+    """The route of paths that have none of their own; where one has, another method is refused as everywhere."""
+    of = {each.path: sorted(each.methods or ()) for each in known}
+
+    async def handle(request: Request) -> Response:
+        if (there := of.get(request.url.path)) is not None:
+            raise HTTPException(405, headers={"Allow": ", ".join(there)})
+        return await handler(request)
+
+    return Route(path, handle, methods=methods, include_in_schema=False)
 
 
 def _patient(handler: Handler, style: StreamStyle | None = None) -> Handler:

@@ -25,9 +25,17 @@ WHOLE: dict[str, dict[str, Any]] = {
     "/detokenize": {},
 }
 TOOL = {"type": "function", "function": {"name": "a", "parameters": {}}}
+
+
+def _tool(parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "b", "parameters": parameters}}
+
+
 TOO_MANY = ["x"] * 17
 TOO_LONG = "x" * 1001
 LARGE = {"type": "object", "description": "x" * (256 << 10)}
+# What the parameters of a tool cannot be.
+NO_OBJECTS: tuple[Any, ...] = ("x", 7, [], True, {"type": "string"}, {"type": ["object"]})
 # Each field that cannot be used, with a value. The names are as errors have them.
 WRONG: list[tuple[str, str, dict[str, Any]]] = [
     (CHAT, "stop", {"stop": TOO_MANY}),
@@ -98,6 +106,22 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
     (OLLAMA, "format", {"format": LARGE}),
     (OLLAMA_TEXT, "options.stop", {"options": {"stop": [TOO_LONG]}}),
     (OLLAMA_TEXT, "keep_alive", {"keep_alive": "x"}),
+    *(
+        row
+        for schema in NO_OBJECTS
+        for row in (
+            (CHAT, "tools[1].function.parameters", {"tools": [TOOL, _tool(schema)]}),
+            (OLLAMA, "tools[1].function.parameters", {"tools": [TOOL, _tool(schema)]}),
+            (
+                RESPONSE,
+                "tools[0].parameters",
+                {"tools": [{"type": "function", "name": "b", "parameters": schema}]},
+            ),
+            (MESSAGES, "tools[0].input_schema", {"tools": [{"name": "b", "input_schema": schema}]}),
+        )
+    ),
+    (MESSAGES, "tools[0].input_schema", {"tools": [{"name": "b"}]}),
+    (MESSAGES, "tools[0].input_schema", {"tools": [{"name": "b", "input_schema": None}]}),
     ("/tokenize", "prompt", {"prompt": 7}),
     ("/detokenize", "tokens", {"tokens": [-1]}),
 ]

@@ -12,7 +12,7 @@ from ktcli.chat.grammar.form import Form
 from ktcli.chat.grammar.whole import Shape
 from ktcli.chat.settings import Settings
 from ktcli.server.generation import Wish
-from ktcli.server.openai.fields import Sampled, few_tools
+from ktcli.server.openai.fields import Sampled, few_tools, require_parameters
 from ktcli.server.prompts import Asked
 from ktcli.server.refusal import Refusal
 from ktcli.server.shapes import ToolChoice, with_tools
@@ -91,14 +91,14 @@ class MessagesBody(msgspec.Struct):
         """The tools that the model may call; those that a server would run itself are left out.
 
         Raises:
-            Refusal: there are too many, or one has no name.
+            Refusal: there are too many, or one has no name, or no schema of an object.
         """
         tools = self.tools or []
         few_tools(tools)
         known = [
             _tool(tool, f"tools[{at}]")
             for at, tool in enumerate(tools)
-            if isinstance(tool.get("input_schema"), dict)
+            if "input_schema" in tool or tool.get("type", "custom") == "custom"
         ]
         chosen = (self.tool_choice or {}).get("type", "auto")
         return [] if chosen == "none" else known
@@ -147,6 +147,9 @@ class MessagesBody(msgspec.Struct):
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(tool.get("name"), str):
         raise _refusal(f"{where}.name", f"{where}.name is no text")
+    if tool.get("input_schema") is None:
+        raise _refusal(f"{where}.input_schema", f"{where}.input_schema is missing")
+    require_parameters(tool["input_schema"], f"{where}.input_schema")
     function = {"name": tool["name"], "parameters": tool["input_schema"]}
     if isinstance(tool.get("description"), str):
         function["description"] = tool["description"]

@@ -286,7 +286,7 @@ def functions(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """The tools of a request, each of which names a function.
 
     Raises:
-        Refusal: one of them does not, or there are too many.
+        Refusal: one of them does not, or its parameters are no schema of an object, or there are too many.
     """
     few_tools(tools or ())
     for at, tool in enumerate(tools or ()):
@@ -295,7 +295,22 @@ def functions(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
             raise Refusal(
                 400, f"tools[{at}] names no function", f"tools[{at}]", "unsupported_value"
             )
+        require_parameters(function.get("parameters"), f"tools[{at}].function.parameters")
     return tools or []
+
+
+def require_parameters(schema: Any, field: str) -> None:
+    """Refuses what is no schema of an object, which the parameters of a tool are; None: it has none."""
+    if schema is None:
+        return
+    if not isinstance(schema, dict):
+        raise Refusal(
+            400, f"{field} is no JSON schema: an object is needed", field, "unsupported_value"
+        )
+    kind = schema.get("type", "object")
+    if kind != "object":
+        said = f"{field} has the type {str(kind)[:40]!r}, it can be 'object'"
+        raise Refusal(400, said, field, "unsupported_value")
 
 
 def few_tools(tools: Sequence[Any]) -> None:

@@ -22,6 +22,7 @@ from ktcli.server.openai.fields import (
     effort_variables,
     few_tools,
     plain_message,
+    require_parameters,
 )
 from ktcli.server.prompts import Asked
 from ktcli.server.refusal import Refusal, about
@@ -116,7 +117,7 @@ class ResponseBody(Sampled):
         """The functions that the model may call; tools that a server would run itself are left out.
 
         Raises:
-            Refusal: there are too many, or one has no name.
+            Refusal: there are too many, or one has no name, or parameters of another kind than objects.
         """
         tools = self.tools or []
         few_tools(tools)
@@ -126,6 +127,7 @@ class ResponseBody(Sampled):
                 continue
             if not isinstance(tool.get("name"), str):
                 raise _refusal(f"tools[{at}].name", f"tools[{at}] names no function")
+            require_parameters(tool.get("parameters"), f"tools[{at}].parameters")
             function = {name: tool[name] for name in _OF_FUNCTION if tool.get(name) is not None}
             found.append({"type": "function", "function": function})
         return [] if self.tool_choice == "none" else found
