@@ -190,6 +190,8 @@ class House:
             return made
 
         model, shape = lease.model, wish.shape
+        with about("logit_bias"):
+            wish.sampling.require_within(model.speaker.engine.spec.vocab)
         calls, before = model.voice.calls, None if wish.plain else prompt.text
         if shape is None or not shape.holds(calls):
             return submit(())

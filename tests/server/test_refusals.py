@@ -52,6 +52,7 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
     (CHAT, "messages[0].content[0].type", {"messages": [{"role": "user", "content": [{}]}]}),
     (CHAT, "repetition_penalty", {"repetition_penalty": -5}),
     (CHAT, "logit_bias", {"logit_bias": {"1": 101}}),
+    *((path, "logit_bias", {"logit_bias": {"99999": 1}}) for path in (CHAT, TEXT, RESPONSE)),
     (CHAT, "thinking_token_budget", {"thinking_token_budget": -1}),
     (CHAT, "thinking_token_budget", {"thinking_token_budget": 1.5}),
     (CHAT, "top_logprobs", {"logprobs": True, "top_logprobs": 21}),
@@ -121,6 +122,24 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
         )
     ),
     (MESSAGES, "tools[0].input_schema", {"tools": [{"name": "b"}]}),
+    (MESSAGES, "system[0].type", {"system": [{"type": "image"}]}),
+    (MESSAGES, "system[1].text", {"system": [{"text": "x"}, {"type": "text", "text": 7}]}),
+    *(
+        (
+            MESSAGES,
+            f"messages[0].content[1].{field}",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, block]}]},
+        )
+        for field, block in (
+            ("text", {"type": "text", "text": 7}),
+            ("text", {"type": "text"}),
+            ("thinking", {"type": "thinking", "thinking": []}),
+            ("name", {"type": "tool_use", "id": "a", "name": 7, "input": {}}),
+            ("id", {"type": "tool_use", "name": "a", "input": {}}),
+            ("input", {"type": "tool_use", "id": "a", "name": "a", "input": 7}),
+            ("tool_use_id", {"type": "tool_result", "tool_use_id": 7, "content": "x"}),
+        )
+    ),
     (MESSAGES, "tools[0].input_schema", {"tools": [{"name": "b", "input_schema": None}]}),
     ("/tokenize", "prompt", {"prompt": 7}),
     ("/detokenize", "tokens", {"tokens": [-1]}),

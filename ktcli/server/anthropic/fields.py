@@ -159,8 +159,17 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _system(said: str | Sequence[Mapping[str, Any]] | None) -> str:
-    """The system text, without lines that change with each request."""
-    parts = [said] if isinstance(said, str) else [str(each.get("text", "")) for each in said or ()]
+    """The system text, without lines that change with each request.
+
+    Raises:
+        Refusal: a part of it is no text.
+    """
+    parts = [said] if isinstance(said, str) else []
+    if not isinstance(said, str):
+        for at, each in enumerate(said or ()):
+            if each.get("type", "text") != "text":
+                raise _refusal(f"system[{at}].type", f"system[{at}].type can be text")
+            parts.append(_text(each, "text", f"system[{at}]"))
     return "\n".join(part for part in parts if part and not part.startswith(_VOLATILE))
 
 
@@ -181,16 +190,15 @@ def _plain(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
         kind = block.get("type") if isinstance(block, dict) else None
         inner = f"{where}.content[{at}]"
         if kind == "text":
-            texts.append(str(block.get("text", "")))
+            texts.append(_text(block, "text", inner))
         elif kind == "thinking":
-            thoughts.append(str(block.get("thinking", "")))
+            thoughts.append(_text(block, "thinking", inner))
         elif kind == "tool_use":
-            function = {"name": str(block.get("name")), "arguments": block.get("input") or {}}
-            calls.append({"id": str(block.get("id")), "type": "function", "function": function})
+            calls.append(_call(block, inner))
         elif kind == "tool_result":
             yield {
                 "role": "tool",
-                "tool_call_id": str(block.get("tool_use_id")),
+                "tool_call_id": _text(block, "tool_use_id", inner),
                 "content": _result(block.get("content"), inner),
             }
         elif kind not in _IGNORED:
@@ -203,6 +211,22 @@ def _plain(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
         if calls:
             found["tool_calls"] = calls
         yield found
+
+
+def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The call of a tool that a block is."""
+    arguments = block.get("input")
+    if arguments is not None and not isinstance(arguments, dict):
+        raise _refusal(f"{where}.input", f"{where}.input is no object")
+    function = {"name": _text(block, "name", where), "arguments": arguments or {}}
+    return {"id": _text(block, "id", where), "type": "function", "function": function}
+
+
+def _text(block: Mapping[str, Any], name: str, where: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise _refusal(f"{where}.{name}", f"{where}.{name} is no text")
+    return value
 
 
 def _result(content: Any, where: str) -> str:
