@@ -16,9 +16,11 @@ from ktcli.engine.loader import PackSource
 from ktcli.engine.pagetable import pages_for
 from ktcli.models import Model, build
 from ktcli.native import PAGE_TOKENS, Pool
-from ktcli.ops.torch.backend import ResidentRunner, StepInputs, TorchBackend
+from ktcli.ops.torch.backend import ResidentRunner, StepInputs
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import kernels_for
+from ktcli.ops.torch.merged import Merged
+from ktcli.ops.torch.merging import backend_of
 from ktcli.weights.pack import Pack
 
 CPU = torch.device("cpu")
@@ -40,6 +42,7 @@ class DeviceRun:
 
     Attributes:
         routings: of the last step, as the backend noted them.
+        merged: kernels that do several operations at once.
     """
 
     model: Model
@@ -47,6 +50,7 @@ class DeviceRun:
     cache: DeviceCache
     exact: bool
     routings: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    merged: Merged | None = None
 
     @classmethod
     def load(cls, path: Path, *, exact: bool = False, pages: int = 16) -> DeviceRun:
@@ -77,10 +81,10 @@ class DeviceRun:
         flat = torch.tensor([i for each in ids for i in each])
         rows = replace(self._rows(of, run), ids=flat)
         x = self.loaded.embedding[flat].float()
-        kernels = kernels_for(CPU, exact=self.exact)
+        kernels = replace(kernels_for(CPU, exact=self.exact), merged=self.merged)
         runner = ResidentRunner(kernels, self.loaded.stacks)
         inputs = StepInputs(x, (rows,), self.cache.layers, states=self.cache.states)
-        backend = TorchBackend(self.loaded.weights, inputs, kernels, runner)
+        backend = backend_of(self.loaded.weights, inputs, kernels, runner)
         logits = self.model.forward(backend)
         self.routings = backend.routings
         for each in of:

@@ -27,8 +27,11 @@ GEMM_SHARE = 0.50  # of the bf16 peak, at prefill
 ATTENTION_SHARE = 0.30  # of the bf16 peak, over the cache
 LINK_SHARE = 0.80  # of the link on paper, from pinned memory
 KERNEL_S = 2.5e-6  # one small kernel inside a graph
-KERNELS_BEFORE = 12  # attention, norms, router of a layer
-KERNELS_BESIDE = 4  # shared and resident experts, sums
+# Kernels of a layer's decode step, counted by tests/ops/triton/test_launch_counts.py.
+KERNELS_HEADS = 10  # attention by heads, norm and router
+KERNELS_LATENT = 17  # the same with latent attention
+KERNELS_EXPERTS = 4  # experts on the GPU, and the sum and norm behind them
+KERNELS_SHARED = 6  # a shared expert, or the MLP of a layer without experts
 HANDOFF_S = 10e-6  # the host function that sends, and the one that waits: each
 LAUNCH_S = 20e-6  # of one graph
 PREFILL_LAUNCH_S = 10e-6  # of one kernel without a graph, from Python
@@ -108,16 +111,27 @@ class Hybrid:
         """The expected experts of a token on the GPU, [L]."""
         return np.where(self.by_layer(self.resident) > 0, self.stack.top_k - self.k_cpu, 0.0)
 
+    def _kernels(self) -> tuple[F64Array, F64Array]:
+        """The kernels of each layer, [L], before its experts and beside those of the CPU."""
+        stack = self.stack
+        latent = np.array([state.expanded_ops > 0 for state in stack.states])
+        experts = np.isin(np.arange(stack.layers), stack.moe)
+        return (
+            np.where(latent, KERNELS_LATENT, KERNELS_HEADS).astype(np.float64),
+            KERNELS_EXPERTS * experts + KERNELS_SHARED * (stack.beside.size_bytes > 0.0),
+        )
+
     # --- decode -----------------------------------------------------------------------------------
 
     def layers(self, position: int, answers: int = 1) -> list[Layer]:
         """The layers of a step of one token of each of some answers at `position`, for the simulation."""
         stack, rates, n = self.stack, self.device, answers
         products = self._products(stack.before, n), self._products(stack.beside, n)
-        before = products[0] + KERNELS_BEFORE * KERNEL_S + n * self.cache_s(position)
+        kernels = self._kernels()
+        before = products[0] + kernels[0] * KERNEL_S + n * self.cache_s(position)
         k_gpu, k_cpu = self._touched(n)
         resident_s = k_gpu * stack.expert.size_bytes / (rates.read_bps * READ_SHARE)
-        beside = products[1] + resident_s + KERNELS_BESIDE * KERNEL_S
+        beside = products[1] + resident_s + kernels[1] * KERNEL_S
         send, fetch, expert = self._send_s(n), self._fetch_s(n), self.expert_s
         found = [
             Layer(float(b), float(s), send, fetch, float(k), e)
@@ -214,8 +228,9 @@ class Hybrid:
     def device_chunk_s(self, n_tokens: int, start: int) -> tuple[F64Array, F64Array]:
         """The seconds of each layer's parts before the experts and beside them, on the GPU, for a chunk; [L] each."""
         stack, cache = self.stack, self._cache_s(start, n_tokens)
-        before = self._products(stack.before, n_tokens) + cache + KERNELS_BEFORE * PREFILL_LAUNCH_S
-        beside = self._products(stack.beside, n_tokens) + KERNELS_BESIDE * PREFILL_LAUNCH_S
+        kernels = self._kernels()
+        before = self._products(stack.before, n_tokens) + cache + kernels[0] * PREFILL_LAUNCH_S
+        beside = self._products(stack.beside, n_tokens) + kernels[1] * PREFILL_LAUNCH_S
         return before, beside
 
     def experts_chunk_s(self, n_tokens: int, hits: F64Array, experts: F64Array) -> F64Array:

@@ -40,9 +40,10 @@ from ktcli.native import Batch, Pool
 from ktcli.ops.recording import record
 from ktcli.ops.state import state_slots
 from ktcli.ops.tensors import Role
-from ktcli.ops.torch.backend import StepInputs, TorchBackend, Weights
+from ktcli.ops.torch.backend import StepInputs, Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels, kernels_for, triton_fails
+from ktcli.ops.torch.merging import backend_of
 from ktcli.planner.cost import PieceTimes
 from ktcli.planner.device import MOST_CAPTURED
 from ktcli.planner.memory import PREFILL_CHUNK, Use
@@ -326,7 +327,7 @@ class _Forward:
     ) -> Tensor:
         """The logits [outputs, vocab] of embedded rows, see `StepInputs`; counts the experts they chose."""
         inputs = StepInputs(embedded, parts, self.caches, outputs, self.states, self.windowed)
-        backend = TorchBackend(self.weights, inputs, self.kernels, runner)
+        backend = backend_of(self.weights, inputs, self.kernels, runner)
         with torch.inference_mode():  # nothing is noted for a way back: that costs each launch
             logits: Tensor = self.model.forward(backend)
             if backend.routings:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ktcli.ops.torch import chosen, functions, hyper, mqa, pooling, recurrent
+from ktcli.ops.torch.merged import Merged
 from ktcli.ops.torch.packed import Extras, Packed
 
 Kernel = Callable[..., Any]
@@ -33,12 +34,14 @@ class Kernels:
     Attributes:
         operations: a kernel for each operation that the backend does not do by itself.
         experts, unpack_all: the functions that runners of experts use, see `functions`.
+        merged: kernels that do several operations at once; None: there are none.
     """
 
     name: str
     operations: Mapping[str, Kernel]
     experts: Callable[[Tensor, Tensor, Tensor, Tensor, Packed, Packed, Extras], Tensor]
     unpack_all: Callable[[Packed, Tensor], Tensor]
+    merged: Merged | None = None
 
     def __getitem__(self, operation: str) -> Kernel:
         return self.operations[operation]
@@ -135,7 +138,8 @@ def _triton_lacks() -> str:
 
 def triton_kernels() -> Kernels:
     """Returns the table of Triton kernels, with those of torch where there is none. Imports Triton only now."""
-    from ktcli.ops.triton import operations, panels
+    from ktcli.ops.triton import merged, operations, panels
 
     kernels: dict[str, Kernel] = {**TORCH.operations, **operations.OPERATIONS}
-    return Kernels("triton", kernels, operations.experts, panels.unpack_all)
+    together = Merged(merged.add_norm, merged.gqa)
+    return Kernels("triton", kernels, operations.experts, panels.unpack_all, together)

@@ -184,15 +184,13 @@ def norm(
     columns: int | None = None,
 ) -> Tensor:
     """Applies RMSNorm to each run of W columns of x [T, N], or to its first columns; see `functions.norm`."""
-    if columns is not None:
-        x[:, :columns] = norm(x[:, :columns], gain, eps, head_width)
-        return x
-    values = x.new_ones(head_width or x.shape[1]) if gain is None else gain
-    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    out = x if columns is not None else torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    n = columns or x.shape[1]
+    values = x.new_ones(head_width or n) if gain is None else gain
     width = values.shape[0]
     block = triton.next_power_of_2(width)
-    _norm_kernel[(x.shape[1] // width, x.shape[0])](
-        x, values, out, x.stride(0), x.shape[1], width, eps,
+    _norm_kernel[(n // width, x.shape[0])](  # a program has read a run before it writes it
+        x, values, out, x.stride(0), out.stride(0), width, eps,
         BLOCK=block, num_warps=8 if block > 2048 else 4,
     )  # fmt: skip
     return out

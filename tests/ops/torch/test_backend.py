@@ -7,7 +7,7 @@ positions left out where rounding made a router choose otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,8 @@ from loading import load_engine
 from reference import CASES, ONE_OF_EACH, Case
 from timelines import logits_of
 
+from ktcli.ops.table.attention import GqaShape
+from ktcli.ops.torch import functions
 from ktcli.ops.torch.backend import (
     ResidentRunner,
     StepInputs,
@@ -26,8 +28,10 @@ from ktcli.ops.torch.backend import (
     Weights,
 )
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.kernels import TORCH
+from ktcli.ops.torch.kernels import EXACT, TORCH
+from ktcli.ops.torch.merged import Heads, Merged
 from ktcli.ops.torch.packed import Packed, PackedStack, PlainMatrix
+from ktcli.ops.torch.pages import KvPages
 
 IDS = np.random.default_rng(1).integers(0, 99, 140).tolist()  # three KV pages
 BF16 = ("bf16", "bf16")
@@ -112,6 +116,40 @@ def _make(case: Case, pack: Path) -> Pair:
 def test_exact_equals_the_native_engine(pair: Pair, sizes: list[int]) -> None:
     logits = pair.exact.feed(IDS, sizes)
     assert np.abs(logits - pair.logits).max() <= 1e-4 * pair.logits.std()
+
+
+def _add_norm(
+    a: torch.Tensor, b: torch.Tensor, gain: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return a + b, functions.norm(a + b, gain, eps)
+
+
+def _gqa(
+    heads: Heads,
+    v: torch.Tensor,
+    shape: GqaShape,
+    sinks: torch.Tensor | None,
+    *,
+    rows: Rows,
+    cache: KvPages,
+) -> torch.Tensor:
+    def ready(x: torch.Tensor, gain: torch.Tensor | None) -> torch.Tensor:
+        normed = x if gain is None else functions.norm(x, gain, heads.eps, shape.head_dim)
+        if heads.rope is None:
+            return normed
+        return functions.rope(normed, heads.rope, shape.head_dim, heads.first, rows=rows)
+
+    q, k = ready(heads.q, heads.q_gain), ready(heads.k, heads.k_gain)
+    return EXACT["gqa"](q, k, v, shape, sinks, rows=rows, cache=cache)
+
+
+@pytest.mark.each_once
+@every
+def test_operations_at_once_give_what_each_gives(pair: Pair) -> None:
+    """The same functions, called when something reads what they make: the same bits."""
+    alone = pair.exact.feed(IDS, SIZES[2])
+    merged = replace(pair.exact, merged=Merged(_add_norm, _gqa))
+    np.testing.assert_array_equal(merged.feed(IDS, SIZES[2]), alone)
 
 
 @pytest.mark.each_once

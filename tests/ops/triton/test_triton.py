@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="needs triton")
 HERE = Path(__file__).parent
 LAWS = (
     ("few_rows", "rows_alone", "unpacking", "small", "route"),
-    ("tiles", "linear", "experts", "rotated", "groups", "gqa", "mla"),
+    ("tiles", "linear", "experts", "rotated", "groups", "gqa", "mla", "merged"),
 )
 CAPABILITIES = (80, 89, 90, 120)
 # Bytes of shared memory a program may have.

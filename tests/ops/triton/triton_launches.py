@@ -29,7 +29,9 @@ from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.merged import Heads
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
+from ktcli.ops.triton import merged
 from ktcli.ops.triton import operations as row
 from ktcli.ops.triton.panels import unpack_all
 from ktcli.weights.formats import FORMATS
@@ -69,6 +71,9 @@ def qwen3_30b_a3b() -> None:
     shape = GqaShape(32, 4, 128, 128**-0.5)
     of = empty(1, 4096), empty(1, 512), empty(1, 512)
     row.gqa(*of, shape, rows=rows(1), cache=(pages, pages))
+    heads = Heads(*of[:2], empty(128), empty(128), 1e-6, Rope(128, (0.0,) * 64), 0)
+    merged.gqa(heads, empty(1, 512), shape, None, rows=rows(1), cache=(pages, pages))
+    merged.add_norm(empty(1, 2048), empty(1, 2048), empty(2048), 1e-6)
     ids, gate = row.route(empty(1, 128), Routing(128, 8), None)
     experts("int4-g32", 2048, 768, 128, ids, gate)
 

@@ -17,8 +17,10 @@ from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch import attention, functions
 from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.merged import Heads
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
 from ktcli.ops.triton import attention as triton_attention
+from ktcli.ops.triton import merged as triton_merged
 from ktcli.ops.triton import operations as triton_row
 from ktcli.ops.triton import product as triton_product
 from ktcli.ops.triton import small as triton_small
@@ -220,6 +222,45 @@ def mla() -> None:
         assert torch.equal(cache.view(torch.int16), same.view(torch.int16))
 
 
+def _ready(x: torch.Tensor, gain: torch.Tensor | None, of: Heads, rows: Rows) -> torch.Tensor:
+    """Queries or keys, normed and rotated one after the other."""
+    width = of.k.shape[1] // 2
+    made = x if gain is None else functions.norm(x, gain, of.eps, width)
+    return made if of.rope is None else functions.rope(made, of.rope, width, of.first, rows=rows)
+
+
+def merged() -> None:
+    """Several operations at once, beside the same ones alone."""
+    a, b, gain = torch.randn(3, 300)[:, :240], torch.randn(3, 240), torch.rand(240)
+    total, normed = triton_merged.add_norm(a, b, gain, 1e-6)
+    torch.testing.assert_close(total, a + b)
+    torch.testing.assert_close(normed, functions.norm(a + b, gain, 1e-6))
+    for width, wide, gains, dim, first, interleaved in (
+        (64, 0, True, 64, 0, False),
+        (80, 48, False, 32, 16, True),
+        (24, 40, True, 16, 8, False),
+        (32, 0, True, 0, 0, False),
+    ):
+        shape = GqaShape(4, 2, width, width**-0.5, 70, v=wide)
+        rows = _rows(5)
+        cache = _cached(rows, 2 * width), _cached(rows, 2 * shape.value_dim)
+        same = cache[0].clone(), cache[1].clone()
+        qkv = torch.randn(3, 6 * width + 2 * shape.value_dim)
+        q, k, v = qkv.split((4 * width, 2 * width, 2 * shape.value_dim), -1)
+        angles = tuple(torch.rand(dim // 2).tolist())
+        rope = Rope(dim, angles, 1.3, interleaved, shift=5) if dim else None
+        q_gain, k_gain = (torch.rand(width) if gains else None for _ in range(2))
+        heads = Heads(q, k, q_gain, k_gain, 1e-6, rope, first)
+        sinks = torch.randn(4)
+        out = triton_merged.gqa(heads, v, shape, sinks, rows=rows, cache=cache)
+
+        q, k = (_ready(x, gain, heads, rows) for x, gain in ((q, q_gain), (k, k_gain)))
+        right = attention.gqa(q, k, v, shape, sinks, rows=rows, cache=same)
+        torch.testing.assert_close(out, right, atol=8e-3, rtol=8e-3)
+        torch.testing.assert_close(cache[0], same[0], equal_nan=True)  # one rounding apart
+        assert torch.equal(cache[1].view(torch.int16), same[1].view(torch.int16))
+
+
 def small() -> None:
     wide = torch.randn(3, 400)
     x = wide[:, 40:280]
@@ -227,6 +268,11 @@ def small() -> None:
     torch.testing.assert_close(triton_small.norm(x, gain, 1e-6), functions.norm(x, gain, 1e-6))
     gain = torch.rand(240)
     torch.testing.assert_close(triton_small.norm(x, gain, 1e-6), functions.norm(x, gain, 1e-6))
+    made, right = wide.clone()[:, 40:280], wide.clone()[:, 40:280]
+    for way, of in ((triton_small.norm, made), (functions.norm, right)):
+        assert way(of, torch.full((80,), 0.7), 1e-6, columns=80).data_ptr() == of.data_ptr()
+    torch.testing.assert_close(made, right)
+    torch.testing.assert_close(made[:, 80:], x[:, 80:])
     rows = Rows(torch.tensor([0, 17, 100_001]), torch.zeros(3, 1).int(), 1)
     angles = tuple(torch.rand(32).tolist())
     for first, interleaved in product((0, 16), (False, True)):
@@ -268,7 +314,8 @@ def route() -> None:
 
 
 LAWS = (
-    unpacking, few_rows, rows_alone, tiles, linear, experts, rotated, groups, gqa, mla, small, route
+    unpacking, few_rows, rows_alone, tiles, linear, experts, rotated, groups, gqa, mla, merged, small,
+    route,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,0 +1,111 @@
+"""The kernels that a decode step launches, counted on tensors without memory at the shapes of published models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from shapes import shape
+
+triton = pytest.importorskip("triton", reason="needs triton")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from triton.runtime.jit import JITFunction  # noqa: E402
+
+from ktcli.models import Model  # noqa: E402
+from ktcli.native import PAGE_TOKENS, packed_bytes  # noqa: E402
+from ktcli.ops.tensors import Role, Tensor  # noqa: E402
+from ktcli.ops.torch.backend import ResidentRunner, StepInputs, Weights  # noqa: E402
+from ktcli.ops.torch.functions import Rows  # noqa: E402
+from ktcli.ops.torch.kernels import triton_kernels  # noqa: E402
+from ktcli.ops.torch.merging import backend_of  # noqa: E402
+from ktcli.ops.torch.packed import Packed, PackedStack, PlainMatrix  # noqa: E402
+from ktcli.planner.device_cost import (  # noqa: E402
+    KERNELS_EXPERTS,
+    KERNELS_HEADS,
+    KERNELS_LATENT,
+    KERNELS_SHARED,
+)
+from ktcli.planner.spec import kv_bytes_per_token  # noqa: E402
+from ktcli.weights.recipe import Recipe, format_of  # noqa: E402
+
+RECIPE = Recipe.named("int4", "int8")
+VIEWS = {
+    "_unsafe_view", "alias", "detach", "empty", "expand", "new_empty", "permute", "reshape", "select", "slice",
+    "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view", "as_strided",
+    "empty_like", "mT", "unflatten", "flatten", "is_same_size", "to", "arange",
+}  # fmt: skip
+
+
+def empty(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(sizes, dtype=dtype, device="meta")
+
+
+class Counting(TorchDispatchMode):
+    """Notes the names of kernels in the order in which they would be launched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.split("::")[1]
+        if name not in VIEWS:
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def matrix(tensor: Tensor) -> Packed | PlainMatrix:
+    if tensor.role is Role.KEPT and tensor.count == 1:
+        return PlainMatrix(empty(tensor.n, tensor.k))
+    fmt = format_of(tensor, RECIPE)
+    size = packed_bytes(fmt, tensor.n, tensor.k)
+    return Packed(fmt, tensor.n, tensor.k, empty(tensor.count, size, dtype=torch.uint8))
+
+
+def launches(model: Model, counting: Counting) -> list[str]:
+    """The kernels of a forward of one token at 8,192 positions, with all experts on the device."""
+    spec, kernels = model.spec, triton_kernels()
+    of = {role: [t for t in model.tensors if t.role is role] for role in Role}
+    matrices = {t.name: matrix(t) for role in (Role.DENSE, Role.KEPT) for t in of[role]}
+    vectors = {t.name: empty(*([t.count] if t.count > 1 else []), t.k) for t in of[Role.VECTOR]}
+    stacks = [
+        PackedStack(empty(spec.experts, dtype=torch.int32), matrix(up), matrix(down))
+        for up, down in zip(of[Role.EXPERTS][::2], of[Role.EXPERTS][1::2], strict=True)
+    ]
+    pages = 8192 // PAGE_TOKENS
+    elements = kv_bytes_per_token(spec) // 2 // spec.layers * PAGE_TOKENS * pages
+    caches = [empty(elements, dtype=torch.bfloat16) for _ in range(spec.layers)]
+    rows = Rows(empty(1, dtype=torch.int64), empty(1, pages, dtype=torch.int32), 1)
+    inputs = StepInputs(empty(1, spec.hidden), (rows,), caches)
+    runner = ResidentRunner(kernels, stacks)
+    backend = backend_of(Weights(matrices, vectors), inputs, kernels, runner)
+    with counting:
+        model.forward(backend)
+    return counting.names
+
+
+@pytest.mark.parametrize(
+    ("name", "attention", "kernels"),
+    [
+        ("qwen3-30b-a3b", "_gqa_kernel", KERNELS_HEADS + KERNELS_EXPERTS),
+        ("deepseek-v3", "_mla_kernel", KERNELS_LATENT + KERNELS_EXPERTS + KERNELS_SHARED),
+    ],
+)
+def test_plans_count_the_kernels_that_a_layer_launches(
+    monkeypatch: pytest.MonkeyPatch, name: str, attention: str, kernels: int
+) -> None:
+    counting = Counting()
+
+    def caught(kernel: JITFunction, grid: Any) -> Callable[..., None]:
+        return lambda *args, **named: counting.names.append(kernel.__name__)
+
+    monkeypatch.setattr(JITFunction, "__getitem__", caught)
+    names = launches(shape(name), counting)
+    places = [at for at, each in enumerate(names) if each == attention]
+    assert len(places) == shape(name).spec.layers
+    a, b = list(pairwise(places))[-1]
+    assert b - a == kernels, " ".join(names[a:b])
