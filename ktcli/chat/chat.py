@@ -281,6 +281,7 @@ class Chat:
         most: int | None,
         transcript: Transcript,
         held: Held | None,
+        said: int = 0,
     ) -> Answer:
         request = GenerationRequest(
             ids,
@@ -288,6 +289,7 @@ class Chat:
             self.speaker.voice.stop_ids,
             most,
             depths=depths,
+            said=said,
             marks=self._snapshots(ids),
             ends=transcript.hears,
         )
@@ -354,7 +356,8 @@ class Chat:
         if held is not None:
             held = replace(held, said=tuple(reply.ids))
         ids = (*reply.timeline.ids, *reply.ids)
-        answer = self._submit(ids, self.sequence.depths, left, transcript, held)
+        said = len(reply.ids)
+        answer = self._submit(ids, self.sequence.depths, left, transcript, held, said)
         reply.parts.append(answer.stats)
         yield from self._told(answer, transcript, reply, cancelled, None)
 

@@ -85,7 +85,10 @@ class Active:
         self.known = list(self.answer.request.prompt)
         self.prompt_tokens = len(self.known)
         counts = self.answer.sampler.settings.counts
-        self._history = History(self.known, counts=counts)
+        asked = self.prompt_tokens - self.answer.request.said
+        self._history = History(self.known[:asked], counts=counts)
+        for id in self.known[asked:]:
+            self._history.append(id)
 
     @property
     def reading(self) -> bool:

@@ -82,6 +82,7 @@ class GenerationRequest:
         logprobs: the number of the likeliest tokens whose chances come with each token; None: no chances at all.
         depths: the depth of deferral with which the prompt's first ids were computed, as part of earlier answers: a
             byte for each; of those behind: 0. What was computed so is found again.
+        said: the prompt's last ids that belong to the answer, which another request began: penalties count them so.
         salt: what is computed is shared with requests of the same salt only.
         marks: positions of the prompt from which other prompts will probably go on, see `Sequence.adopt`.
         ends: called with each id of the answer, in order; true: the answer ends with it, as at a stop string.
@@ -97,6 +98,7 @@ class GenerationRequest:
     caller: str = ""
     logprobs: int | None = None
     depths: bytes = b""
+    said: int = 0
     salt: str = ""
     marks: Sequence[int] = ()
     ends: Callable[[int], bool] = lambda id: False

@@ -191,6 +191,8 @@ class Scheduler:
             raise UsageError("there is nothing to answer: the prompt has no tokens")
         if request.priority not in PRIORITIES:
             raise UsageError(f"priority is {request.priority}, it can be -10 to 10")
+        if not 0 <= request.said < n:
+            raise UsageError(f"{request.said} of the prompt's {n} tokens cannot be the answer's")
         vocab = self._engine.spec.vocab
         if bad := next((id for id in request.prompt if not 0 <= id < vocab), None):
             raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")

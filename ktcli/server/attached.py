@@ -176,6 +176,7 @@ class ServedTalk:
                 self._draft,
                 None if held is None else HeldForm(held.form, held.prompt, list(held.said)),
                 self._caller,
+                request.said,
             )
         )
         self._exchange = Exchange(self._partner.served, f"{PATH}/generate", body)

@@ -140,6 +140,7 @@ def _generation(asked: EngineRequest, constraint: Constraint | None = None) -> G
         depths=asked.depths,
         marks=asked.marks,
         draft=asked.draft,
+        said=asked.said,
         constraint=constraint,
     )
 

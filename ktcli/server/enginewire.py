@@ -58,6 +58,7 @@ class EngineRequest(msgspec.Struct):
         sampling: with a seed.
         drawn: the numbers that earlier answers of the conversation drew.
         caller: a name for the conversation.
+        said: how many of the last ids the answer said before.
     """
 
     pack: str
@@ -71,6 +72,7 @@ class EngineRequest(msgspec.Struct):
     draft: DraftWish = DraftWish(drafts=False)
     held: HeldForm | None = None
     caller: str = ""
+    said: int = 0
 
 
 Clock = tuple[str, int]

@@ -319,6 +319,7 @@ class _ChoiceAnswer:
             request,
             prompt=[*request.prompt, *said.ids, *closing],
             max_tokens=left,
+            said=len(said.ids) + len(closing),
             depths=said.depths + bytes(map(depth_at, positions)),
         )
         with self._lock:

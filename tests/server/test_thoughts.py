@@ -31,13 +31,16 @@ class Thinker(FakeEngine):
     """Thinks for ever, one letter after the other; behind a thought it says four letters that it draws, and ends.
 
     Attributes:
+        letters: those of its answers.
         gate: what each of its logits waits for.
+        pauses: whether it closes the gate behind the second letter of an answer, once.
     """
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.gate = threading.Event()
+        self.gate, self.letters = threading.Event(), "uvwxyz"
         self.gate.set()
+        self.pauses = False
 
     def logits(self, cache: list[int]) -> np.ndarray:
         assert self.gate.wait(20)
@@ -54,7 +57,10 @@ class Thinker(FakeEngine):
         elif behind is None:
             out[[cut(letter)[0] for letter in "abcdef"]] = 8
         elif behind < len(closing) - 2 + 4:
-            out[[cut(letter)[0] for letter in "uvwxyz"]] = 8
+            out[[cut(letter)[0] for letter in self.letters]] = 8
+            if self.pauses and behind == len(closing) - 2 + 1:
+                self.pauses = False
+                self.gate.clear()
         else:
             out[self.tokenizer.id_of("<|end|>")] = 10
         return out
@@ -136,6 +142,16 @@ def test_a_form_begins_behind_a_thought_that_was_ended(server: Running) -> None:
         assert len(message["content"]) == 5 and set(message["content"]) <= set("xy")
 
 
+def test_penalties_count_what_the_thought_said(tmp_path: Path) -> None:
+    with thinking(tmp_path) as server:
+        assert isinstance(server.engine, Thinker)
+        server.engine.letters = "abcdef"
+        more = {"thinking_token_budget": 3, "temperature": 0, "frequency_penalty": 1}
+        message = chat(server, **more)["choices"][0]["message"]
+        # The best id, the first of equals, is the least said one.
+        assert (message["reasoning"], message["content"]) == ("ab", "cdef")
+
+
 def test_chances_come_with_what_was_chosen(server: Running) -> None:
     said = chat(server, logprobs=True)["choices"][0]
     tokens = [row["token"] for row in said["logprobs"]["content"]]
@@ -215,11 +231,12 @@ def test_who_leaves_behind_the_thought_ends_the_answer(server: Running) -> None:
     assert server.serving is not None and server.serving.house is not None
     body = {"messages": ASKED, "thinking_token_budget": BUDGET, "stream": True, "ignore_eos": True}
     url = f"{server.url}/v1/chat/completions"
+    server.engine.pauses = True
     with requests.post(url, json=body, stream=True, timeout=20) as answer:
-        for line in answer.iter_lines(chunk_size=1):
+        lines = answer.iter_lines(chunk_size=1)  # whose end would be that of the connection
+        for line in lines:
             if b'"content":"' in line and b'"content":""' not in line:
                 break
-        server.engine.gate.clear()
         known = list(server.serving.house.answering.values())  # others may not be forgotten yet
         (generation,) = [each for each in known if each._open]
     wait_for(lambda: generation._cancelled)
