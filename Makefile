@@ -10,6 +10,8 @@ PYTHONS ?=
 
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
+# Where the environment says that nothing is to be kept, each process would compile torch again, 4 s each time.
+export PYTHONDONTWRITEBYTECODE :=
 # What kt imports is compiled with the installation, so that its first command starts as fast as the next; the rest
 # when it is first imported: few modules of torch and transformers ever are.
 LARGE  := torch|torchgen|functorch|transformers|sympy|networkx|mpmath|triton|mypy|mypyc|hypothesis|setuptools|pip

@@ -40,10 +40,10 @@ def known(family: str) -> tuple[Case, ...]:
         if error.name != "transformers":
             raise
         return ()
-    classes = set(dir(transformers))
-    return tuple(case for case in cases if f"{case.cls}Config" in classes)
+    return tuple(case for case in cases if f"{case.cls}Config" in _CLASSES)
 
 
+_CLASSES = frozenset(dir(transformers))  # takes a fifth of a second
 _NAMES = [module.name for module in iter_modules(families.__path__) if module.name != "case"]
 _FAMILIES = {name: known(name) for name in _NAMES}
 CASES = tuple(case for cases in _FAMILIES.values() for case in cases)
