@@ -20,12 +20,14 @@ RECIPE = Path(__file__).parents[1] / "profiles" / "kt-mini" / "recipe"
 
 @contextmanager
 def recipe() -> Iterator[None]:
-    """The modules of the recipe can be imported."""
+    """The modules of the recipe can be imported. Nothing is written beside the model, which is as large as ever."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     sys.path.insert(0, str(RECIPE))
     try:
         yield
     finally:
         sys.path.remove(str(RECIPE))
+        sys.dont_write_bytecode = before
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import hashlib
 import json
 import random
 import re
-import sys
 from pathlib import Path
 
+import mini_tasks
 import pytest
 from mini_quality import load_items, score
 
@@ -22,14 +22,13 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def recipe(request):
+def recipe():
     """The modules `phrases` and `dialogue` of the recipe."""
-    sys.path.insert(0, str(RECIPE))
-    request.addfinalizer(lambda: sys.path.remove(str(RECIPE)))
-    import dialogue
-    import phrases
+    with mini_tasks.recipe():
+        import dialogue
+        import phrases
 
-    return phrases, dialogue
+        yield phrases, dialogue
 
 
 def similarity(a: frozenset[str], b: frozenset[str]) -> float:

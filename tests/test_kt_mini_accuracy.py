@@ -7,7 +7,6 @@ and cache as in `kt logits --exact`, but on this machine's best row: f32 product
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,14 +14,12 @@ import numpy as np
 import pytest
 from convert import convert_checkpoint
 from loading import pack_on
+from mini_tasks import MINI, RECIPE, recipe
 from timelines import logits_of
 
 from ktcli.assembly.host import team_here
 from ktcli.planner.memory import Use
-from ktcli.resources import data_path
 
-MINI = data_path("profiles", "kt-mini")
-RECIPE = Path(__file__).parents[1] / "profiles" / "kt-mini" / "recipe"
 pytestmark = pytest.mark.skipif(
     not RECIPE.is_dir() or not (MINI / "model.safetensors").exists(),
     reason="the recipe or the trained model is not in this tree",
@@ -33,12 +30,11 @@ Cost = Callable[[str, str, str], float]
 
 
 @pytest.fixture(scope="module")
-def held_out(request: pytest.FixtureRequest) -> np.ndarray:
+def held_out() -> np.ndarray:
     """Token ids [rows, LENGTH] of files that were kept out of the training."""
     pytest.importorskip("torch")
-    sys.path.insert(0, str(RECIPE))
-    request.addfinalizer(lambda: sys.path.remove(str(RECIPE)))
-    from corpus import BOS, read_text, stdlib_files
+    with recipe():
+        from corpus import BOS, read_text, stdlib_files
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(MINI / "tokenizer.json"))
@@ -78,8 +74,9 @@ def cost(held_out: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Cost
 def outliers(folder: Path) -> Path:
     """The variant with outlier channels and the same function."""
     if not folder.exists():
-        import checkpoint
-        from outliers import COPIED, inject
+        with recipe():
+            import checkpoint
+            from outliers import COPIED, inject
 
         w, bias, shape = checkpoint.load(MINI)
         checkpoint.save(folder, inject(w, shape, seed=0), bias, shape)
