@@ -17,6 +17,7 @@ from ktcli.ops.torch.functions import Rows, frequencies
 from ktcli.ops.torch.merged import Heads
 from ktcli.ops.torch.pages import KvPages
 from ktcli.ops.triton.attention import gqa_one
+from ktcli.ops.triton.small import partners
 
 
 @triton.jit
@@ -54,14 +55,7 @@ def _ready(
     if ROTATED:
         place = column - first
         is_rotated = (place >= 0) & (place < 2 * half) & inside
-        if INTERLEAVED:
-            pair = place // 2
-            second = place % 2 == 1
-            other = tl.where(second, column - 1, column + 1)
-        else:
-            second = place >= half
-            pair = tl.where(second, place - half, place)
-            other = tl.where(second, column - half, column + half)
+        second, pair, other = partners(column, place, half, INTERLEAVED)
         partner = tl.load(head + other, mask=is_rotated, other=0.0)
         if NORMED:
             partner = partner * factor * tl.load(gain + other, mask=is_rotated, other=0.0)

@@ -36,6 +36,21 @@ def _norm_kernel(x, gain, out, x_row, out_row, width, eps, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def partners(column, place, half, INTERLEAVED: tl.constexpr):
+    """Returns whether each column is the second of its pair, the number of the pair, and the other column of it.
+    place: of the column among those that are rotated."""
+    if INTERLEAVED:
+        second = place % 2 == 1
+        pair = place // 2
+        other = tl.where(second, column - 1, column + 1)
+    else:
+        second = place >= half
+        pair = tl.where(second, place - half, place)
+        other = tl.where(second, column - half, column + half)
+    return second, pair, other
+
+
+@triton.jit
 def _rope_kernel(
     x, positions, inv_freq, out, x_row, n_columns, head_width, first, half, scale,
     INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr,
@@ -50,14 +65,7 @@ def _rope_kernel(
     value = tl.load(x + row * x_row + column, mask=inside, other=0.0)
     place = column % head_width - first
     is_rotated = (place >= 0) & (place < 2 * half) & inside
-    if INTERLEAVED:
-        pair = place // 2
-        second = place % 2 == 1
-        other = tl.where(second, column - 1, column + 1)
-    else:
-        second = place >= half
-        pair = tl.where(second, place - half, place)
-        other = tl.where(second, column - half, column + half)
+    second, pair, other = partners(column, place, half, INTERLEAVED)
     partner = tl.load(x + row * x_row + other, mask=is_rotated, other=0.0)
     # In f32, as the models were trained: the angle is rounded before its sine is taken.
     frequency = tl.load(inv_freq + pair, mask=is_rotated, other=0.0)
