@@ -8,6 +8,9 @@ PEERS  ?=
 PASSED ?=
 PYTHONS ?=
 
+# Processes that share the tests, a file of them at a time.
+SHARES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
+
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 # Where the environment says that nothing is to be kept, each process would compile torch again, 4 s each time.
@@ -44,10 +47,10 @@ check: $(CHECKED) ## under a minute, after each edit: the house, the pure parts,
 	@$(BIN)/python -m pytest --tier=check
 
 test: $(VENV)/.kt-test ## under eight minutes, from a fresh clone: every part once, C tests under one sanitizer
-	@$(BIN)/python -m pytest --tier=test
+	@$(BIN)/python -m pytest --tier=test -n $(SHARES) --dist loadfile
 
 test-all: $(VENV)/.kt-test ## under half an hour: everything; PASSED=test leaves out what `make test` ran
-	@$(BIN)/python -m pytest --tier=$(if $(PASSED),rest,all)
+	@$(BIN)/python -m pytest --tier=$(if $(PASSED),rest,all) -n $(SHARES) --dist loadfile
 
 bench: $(VENV)/.kt-chat ## measure this machine on random weights; one model: make bench BENCH="NAME --layers N"
 	@$(BIN)/python benchmarks/run.py $(BENCH)

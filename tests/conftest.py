@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ os.environ["MODELSCOPE_API_MAX_RETRIES"] = "1"
 # Nor are the libraries of tests remembered as theirs.
 os.environ["XDG_STATE_HOME"] = "/dev/null"
 
-pytest_plugins = ["tiers"]
+pytest_plugins = ["tiers", "sanitized"]
 
 settings.register_profile("kt", deadline=None, derandomize=True)
 settings.load_profile("kt")
@@ -74,18 +74,3 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "CEILING_BYTES", 4 << 20)
     for name in ("BUFFER_BYTES", "SMALLEST_BUFFER_BYTES"):
         monkeypatch.setattr(rates, name, 4 << 20)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def native_runs(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Any]:
-    """The C tests of this run (test_native_c.py), which begin with its first test; None: there are none."""
-    items: list[Any] = [i for i in request.session.items if i.path.name == "test_native_c.py"]
-    if not items:
-        yield None
-        return
-    wanted = [(item.callspec.params["sanitizer"], item.callspec.params["source"]) for item in items]
-    runs = items[0].module.Runs(wanted, tmp_path_factory.mktemp("native"))
-    yield runs
-    runs.close()
