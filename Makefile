@@ -28,7 +28,7 @@ CHECKED := $(VENV)/$(if $(wildcard $(VENV)/.kt-test),.kt-test,.kt-check)
 # An editable install keeps the library beside the sources: where it is gone, the stamp lies.
 LOST   := $(if $(wildcard ktcli/libkt.so),,lost)
 
-.PHONY: help chat install uninstall check test test-all bench bench-peers lint native wheel pythons clean lost
+.PHONY: help chat install uninstall check test test-all fakecuda bench bench-peers lint native wheel pythons clean lost
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -49,8 +49,10 @@ check: $(CHECKED) ## under a minute, after each edit: the house, the pure parts,
 test: $(VENV)/.kt-test ## under eight minutes, from a fresh clone: every part once, C tests under one sanitizer
 	@$(BIN)/python -m pytest --tier=test -n $(SHARES) --dist loadfile
 
-test-all: $(VENV)/.kt-test ## under half an hour: everything; PASSED=test leaves out what `make test` ran
+test-all: $(VENV)/.kt-test build/fakecuda/.installed ## under half an hour: everything; PASSED=test leaves out what `make test` ran
 	@$(BIN)/python -m pytest --tier=$(if $(PASSED),rest,all) -n $(SHARES) --dist loadfile
+
+fakecuda: $(VENV)/.kt-test build/fakecuda/.installed ## get the torch for CUDA (720 MB) of the tests that need no GPU for it
 
 bench: $(VENV)/.kt-chat ## measure this machine on random weights; one model: make bench BENCH="NAME --layers N"
 	@$(BIN)/python benchmarks/run.py $(BENCH)
@@ -111,6 +113,12 @@ function say(what, detail) { \
     say("compiling " of[2] " files", ", " of[1] " begun") } \
 END { if (tty) printf "\r\033[K" }
 endef
+
+# Without it the tests that need it are skipped, and say so.
+build/fakecuda/.installed: tests/fakecuda/requirements.txt | $(VENV)/.kt-test
+	@echo "Getting torch for CUDA into build/fakecuda (720 MB) ..."
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@$(filter-out -c constraints.txt,$(PIP)) --no-deps --target $(@D) -r $< </dev/null && touch $@ || echo "it could not be had; its tests are skipped"
 
 # Python files are read from the source tree, so only these are reasons to install again.
 $(VENV)/.kt-chat: $(VENV)/.kt-venv pyproject.toml constraints.txt $(NATIVE) $(LOST)

@@ -51,14 +51,19 @@ def append(pages: Tensor, new: Tensor, rows: Rows) -> None:
 
 
 def append_windows(cache: Tensor, new: Tensor, rows: Rows, every: int) -> None:
-    """Writes those of the rows `new` [T, dim] that complete a window to their places in cache [pages, R, dim]."""
-    table = rows.pages.repeat_interleave(rows.run, 0) if rows.run > 1 else rows.pages
-    page = table.gather(1, (rows.positions // PAGE_TOKENS)[:, None])[:, 0].long()
-    row, is_last = rows.positions % PAGE_TOKENS // every, (rows.positions + 1) % every == 0
-    if rows.run > 1:  # the device says which rows
-        cache[page[is_last], row[is_last]] = new[is_last].to(cache.dtype)
-        return
-    cache[page, row] = torch.where(is_last[:, None], new.to(cache.dtype), cache[page, row])
+    """Writes those of the rows `new` [T, dim] that complete a window to their places in cache [pages, R, dim].
+
+    Their number is not asked of the device: a run has room for `most`, and one that is beyond its end writes anew what
+    its place, in a window that is not complete, holds."""
+    most = -(-rows.run // every)
+    start = rows.positions.view(-1, rows.run)[:, :1]
+    after = every - 1 - start % every + every * torch.arange(most, device=new.device)
+    is_last, after = after < rows.run, after.clamp(max=rows.run - 1)
+    last = start + after
+    page, row = rows.pages.gather(1, last // PAGE_TOKENS).long(), last % PAGE_TOKENS // every
+    given = torch.unflatten(new, 0, (-1, rows.run)).to(cache.dtype)
+    complete = given.gather(1, after[:, :, None].expand(-1, -1, new.shape[-1]))
+    cache[page, row] = torch.where(is_last[:, :, None], complete, cache[page, row])
 
 
 def windows_at(cache: Tensor, table: Tensor, numbers: Tensor, every: int) -> Tensor:

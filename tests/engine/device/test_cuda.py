@@ -183,7 +183,7 @@ def test_interrupted_while_the_step_runs(
     for _ in range(20):
         session.truncate(len(IDS))
         with monkeypatch.context() as patch:
-            patch.setattr(type(engine._stream), "synchronize", _Interrupting(engine._stream))
+            patch.setattr(type(engine.stream), "synchronize", _Interrupting(engine.stream))
             patch.setattr(HostExperts, "check", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 session.feed([9], defer=1)
