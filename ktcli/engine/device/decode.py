@@ -88,11 +88,10 @@ class DecodeStep:
         recurrent = sizes.scratch_slot is not None
         self._slots = self._given.pair((2, b), torch.int64) if recurrent else None
         self._temperatures = self._given.pair((b,), torch.float32)
-        self._results = _Pairs(stream)
-        self._logits = self._results.pair((b, sizes.vocab), torch.float32)
-        self._best = self._results.pair((b,), torch.int64)
-        self._peaks = self._results.pair((b, blocks), torch.float32)
-        self._sums = self._results.pair((b, blocks), torch.float32)
+        self._logits = pinned(stream, (b, sizes.vocab), torch.float32)
+        self._best = pinned(stream, (b,), torch.int64)
+        self._peaks = pinned(stream, (b, blocks), torch.float32)
+        self._sums = pinned(stream, (b, blocks), torch.float32)
         self.refused = ""
         self._replay = self._warmed() if captured else self._work
 
@@ -129,16 +128,16 @@ class DecodeStep:
 
     def logits(self) -> NDArray[np.float32]:
         """The logits [B, vocab] of the last step, in place."""
-        found: NDArray[np.float32] = self._logits.host.numpy()
+        found: NDArray[np.float32] = self._logits.numpy()
         return found
 
     def summary(self, row: int, temperature: float) -> Logits:
         """The logits of one sequence with their summary, in place."""
         return Logits(
-            self._logits.host[row].numpy(),
-            int(self._best.host[row]),
-            self._peaks.host[row].numpy(),
-            self._sums.host[row].numpy(),
+            self._logits[row].numpy(),
+            int(self._best[row]),
+            self._peaks[row].numpy(),
+            self._sums[row].numpy(),
             temperature,
         )
 
@@ -176,12 +175,10 @@ class DecodeStep:
                 self._positions.device, self._pages.device, 1, slots, ids, live, windows=windows
             )
             logits = self._forward(self._embedded.device.float(), rows)
-            self._logits.device.copy_(logits)
-            best, peaks, sums = summarize(logits, self._temperatures.device)
-            self._best.device.copy_(best)
-            self._peaks.device.copy_(peaks)
-            self._sums.device.copy_(sums)
-        self._results.to_host()
+            made = logits, *summarize(logits, self._temperatures.device)
+        kept = self._logits, self._best, self._peaks, self._sums
+        for target, source in zip(kept, made, strict=True):
+            self._stream.copy(target, source)
 
 
 class DecodeSteps:
@@ -251,15 +248,14 @@ class _Pair:
 
 
 class _Pairs:
-    """The tensors that go to the device, or come from it, with every step."""
+    """The tensors that go to the device with every step."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self.all: list[_Pair] = []
 
     def pair(self, shape: tuple[int, ...], dtype: torch.dtype) -> _Pair:
-        size = torch.Size(shape).numel() * dtype.itemsize
-        host = self._stream.pinned(size).view(dtype).view(shape)
+        host = pinned(self._stream, shape, dtype)
         with self._stream.running():
             made = _Pair(host, torch.zeros(shape, dtype=dtype, device=self._stream.device))
         self.all.append(made)
@@ -269,6 +265,8 @@ class _Pairs:
         for pair in self.all:
             self._stream.copy(pair.device, pair.host)
 
-    def to_host(self) -> None:
-        for pair in self.all:
-            self._stream.copy(pair.host, pair.device)
+
+def pinned(stream: Stream, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor in pinned host memory."""
+    size = torch.Size(shape).numel() * dtype.itemsize
+    return stream.pinned(size).view(dtype).view(shape)
