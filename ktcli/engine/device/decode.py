@@ -23,6 +23,7 @@ from ktcli.engine.logits import Logits
 from ktcli.errors import DeviceError, OutOfDeviceMemory
 from ktcli.native import BLOCK_COLUMNS, Run
 from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.summary import Summarize, summarize
 from ktcli.planner.device import captured_sizes
 
 # forward(embedded [T, hidden], rows) -> logits [outputs, vocab], on the device
@@ -61,6 +62,7 @@ class DecodeStep:
         table: embedding [vocab, hidden], bf16 or f32, in host memory.
         host: experts in main memory; None: there are none.
         captured: whether the forward is captured; otherwise it runs anew in every step.
+        summarize: the kernel for what the choice of a token reads of its logits.
     Attributes:
         refused: the reason why the device did not capture it, so that it runs anew after all; "" if it did.
     """
@@ -74,7 +76,9 @@ class DecodeStep:
         host: HostExperts | None,
         *,
         captured: bool = True,
+        summarize: Summarize = summarize,
     ) -> None:
+        self._summarize = summarize
         self._forward, self._table, self._stream, self._host = forward, table, stream, host
         self._sizes, b, blocks = sizes, sizes.batch, -(-sizes.vocab // BLOCK_COLUMNS)
         self._given = _Pairs(stream)
@@ -175,7 +179,7 @@ class DecodeStep:
                 self._positions.device, self._pages.device, 1, slots, ids, live, windows=windows
             )
             logits = self._forward(self._embedded.device.float(), rows)
-            made = logits, *summarize(logits, self._temperatures.device)
+            made = logits, *self._summarize(logits, self._temperatures.device)
         kept = self._logits, self._best, self._peaks, self._sums
         for target, source in zip(kept, made, strict=True):
             self._stream.copy(target, source)
@@ -222,21 +226,6 @@ def fill_tables(
         assert pages is not None, "the run says nothing of window pages"
         some = pages[: table.size]
         table[: some.size] = np.where(some < 0, nobody, some)
-
-
-def summarize(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The `best` [B], peaks and sums [B, blocks] (see `Logits`) of logits [B, vocab], each row at its temperature [B];
-    sums are 0 at temperature 0."""
-    vocab = logits.shape[1]
-    short = -vocab % BLOCK_COLUMNS
-    padded = torch.nn.functional.pad(logits, (0, short), value=-torch.inf)
-    blocks = padded.view(logits.shape[0], -1, BLOCK_COLUMNS)
-    peaks = blocks.amax(2)
-    base = torch.where(peaks.isfinite(), peaks, 0.0)
-    divisor = temperature.clamp_min(1e-30)[:, None, None]
-    weights = ((blocks - base[:, :, None]) / divisor).exp()
-    sums = torch.where(temperature[:, None] > 0, weights.sum(2), 0.0)
-    return logits.argmax(1), torch.where(peaks.isnan(), torch.inf, peaks), sums
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,6 +252,7 @@ class DeviceEngine:
         """The captured steps of one token of each sequence; None: each step runs anew."""
         cache, table, stream = self._cache, self._on_device.embedding, self.stream
         pages, vocab = pages_for(self.context), self.spec.vocab
+        summarize = self._kernels.summarize  # not self: device memory is freed with its last user
         slot = cache.scratch_slot if cache.states else None
         window = cache.window_scratch if cache.windowed else None
 
@@ -262,7 +263,9 @@ class DeviceEngine:
 
         def make(n: int) -> DecodeStep:
             sizes = Sizes(n, pages, vocab, cache.scratch, slot, window)
-            step = DecodeStep(forward, table, sizes, stream, host, captured=not refused)
+            step = DecodeStep(
+                forward, table, sizes, stream, host, captured=not refused, summarize=summarize
+            )
             if step.refused:
                 refused.append(step.refused)
             return step

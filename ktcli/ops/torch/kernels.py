@@ -23,6 +23,7 @@ from torch import Tensor
 from ktcli.ops.torch import chosen, functions, hyper, mqa, pooling, recurrent
 from ktcli.ops.torch.merged import Merged
 from ktcli.ops.torch.packed import Extras, Packed
+from ktcli.ops.torch.summary import Summarize, summarize
 
 Kernel = Callable[..., Any]
 
@@ -35,6 +36,7 @@ class Kernels:
         operations: a kernel for each operation that the backend does not do by itself.
         experts, unpack_all: the functions that runners of experts use, see `functions`.
         merged: kernels that do several operations at once; None: there are none.
+        summarize: what the choice of a token reads of its logits, see `summary`.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Kernels:
     experts: Callable[[Tensor, Tensor, Tensor, Tensor, Packed, Packed, Extras], Tensor]
     unpack_all: Callable[[Packed, Tensor], Tensor]
     merged: Merged | None = None
+    summarize: Summarize = summarize
 
     def __getitem__(self, operation: str) -> Kernel:
         return self.operations[operation]
@@ -138,8 +141,9 @@ def _triton_lacks() -> str:
 
 def triton_kernels() -> Kernels:
     """Returns the table of Triton kernels, with those of torch where there is none. Imports Triton only now."""
-    from ktcli.ops.triton import merged, operations, panels
+    from ktcli.ops.triton import merged, operations, panels, summary
 
     kernels: dict[str, Kernel] = {**TORCH.operations, **operations.OPERATIONS}
     together = Merged(merged.add_norm, merged.gqa)
-    return Kernels("triton", kernels, operations.experts, panels.unpack_all, together)
+    experts, unpack_all = operations.experts, panels.unpack_all
+    return Kernels("triton", kernels, experts, unpack_all, together, summary.summarize)

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ktcli.engine.device import engine as engine_module
-from ktcli.engine.device.decode import summarize
 from ktcli.engine.device.engine import DeviceEngine, _Forward
 from ktcli.engine.device.experts import Handoff, HostExperts
 from ktcli.engine.device.passes import LongPrompts
@@ -35,6 +34,7 @@ from ktcli.ops.torch.backend import TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import TORCH
 from ktcli.ops.torch.packed import Packed, PackedStack, PlainMatrix
+from ktcli.ops.torch.summary import summarize
 from ktcli.planner.host import host_of
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.placement import place

@@ -34,6 +34,7 @@ from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
 from ktcli.ops.triton import merged
 from ktcli.ops.triton import operations as row
 from ktcli.ops.triton.panels import unpack_all
+from ktcli.ops.triton.summary import summarize
 from ktcli.weights.formats import FORMATS
 
 Launch = tuple[JITFunction, tuple[Any, ...], dict[str, Any]]
@@ -76,6 +77,7 @@ def qwen3_30b_a3b() -> None:
     merged.add_norm(empty(1, 2048), empty(1, 2048), empty(2048), 1e-6)
     ids, gate = row.route(empty(1, 128), Routing(128, 8), None)
     experts("int4-g32", 2048, 768, 128, ids, gate)
+    summarize(empty(16, 151_936), empty(16))
 
 
 def deepseek_v3() -> None:

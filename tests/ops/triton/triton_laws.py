@@ -16,6 +16,7 @@ from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch import attention, functions
+from ktcli.ops.torch import summary as torch_summary
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.merged import Heads
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
@@ -24,6 +25,7 @@ from ktcli.ops.triton import merged as triton_merged
 from ktcli.ops.triton import operations as triton_row
 from ktcli.ops.triton import product as triton_product
 from ktcli.ops.triton import small as triton_small
+from ktcli.ops.triton import summary as triton_summary
 from ktcli.ops.triton import tiles as triton_tiles
 from ktcli.ops.triton.panels import unpack_all
 from ktcli.weights import oracle
@@ -313,9 +315,24 @@ def route() -> None:
     assert ids.tolist() == [[0, 1, 2, 3]]
 
 
+def summary() -> None:
+    """The best, peaks and sums of the torch row: ties, infinite logits and NaN, ends that fill no block."""
+    for vocab in (99, 64 * 64 * 2 + 3):
+        logits = torch.randn(6, vocab)
+        logits[1] = logits[1].round()
+        logits[2, 70], logits[2, 71] = float("inf"), float("inf")
+        logits[3, :64] = float("-inf")
+        logits[4, 80] = float("nan")
+        logits[5] = 0.0
+        temperature = torch.tensor([0.7, 1.3, 1.0, 0.0, 1.0, 0.5])
+        made = triton_summary.summarize(logits, temperature)
+        for out, right in zip(made, torch_summary.summarize(logits, temperature), strict=True):
+            torch.testing.assert_close(out, right, equal_nan=True)
+
+
 LAWS = (
     unpacking, few_rows, rows_alone, tiles, linear, experts, rotated, groups, gqa, mla, merged, small,
-    route,
+    route, summary,
 )  # fmt: skip
 
 if __name__ == "__main__":
