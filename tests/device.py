@@ -85,7 +85,7 @@ class DeviceRun:
         runner = ResidentRunner(kernels, self.loaded.stacks)
         inputs = StepInputs(x, (rows,), self.cache.layers, states=self.cache.states)
         backend = backend_of(self.loaded.weights, inputs, kernels, runner)
-        logits = self.model.forward(backend)
+        logits = backend.run(self.model.forward)
         self.routings = backend.routings
         for each in of:
             each.length += run

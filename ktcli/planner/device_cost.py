@@ -28,10 +28,10 @@ ATTENTION_SHARE = 0.30  # of the bf16 peak, over the cache
 LINK_SHARE = 0.80  # of the link on paper, from pinned memory
 KERNEL_S = 2.5e-6  # one small kernel inside a graph
 # Kernels of a layer's decode step, counted by tests/ops/triton/test_launch_counts.py.
-KERNELS_HEADS = 10  # attention by heads, norm and router
-KERNELS_LATENT = 17  # the same with latent attention
-KERNELS_EXPERTS = 4  # experts on the GPU, and the sum and norm behind them
-KERNELS_SHARED = 6  # a shared expert, or the MLP of a layer without experts
+KERNELS_HEADS = 8  # attention by heads, norm and router
+KERNELS_LATENT = 12  # the same with latent attention
+KERNELS_EXPERTS = 3  # experts on the GPU, and their sum with the norm behind it
+KERNELS_SHARED = 3  # a shared expert, or the MLP of a layer without experts
 HANDOFF_S = 10e-6  # the host function that sends, and the one that waits: each
 LAUNCH_S = 20e-6  # of one graph
 PREFILL_LAUNCH_S = 10e-6  # of one kernel without a graph, from Python

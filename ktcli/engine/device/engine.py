@@ -332,7 +332,7 @@ class _Forward:
         inputs = StepInputs(embedded, parts, self.caches, outputs, self.states, self.windowed)
         backend = backend_of(self.weights, inputs, self.kernels, runner)
         with torch.inference_mode():  # nothing is noted for a way back: that costs each launch
-            logits: Tensor = self.model.forward(backend)
+            logits: Tensor = backend.run(self.model.forward)
             if backend.routings:
                 count(self.chosen, [ids for ids, _ in backend.routings])
         return logits

@@ -9,7 +9,7 @@ Each is a `Runner`. The ways of other programs, one phase after the other, are i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import torch
@@ -17,9 +17,10 @@ from torch import Tensor
 
 from ktcli.engine.device.experts import Depths, HostExperts
 from ktcli.engine.device.slabs import SlabStream
-from ktcli.ops.torch.backend import ExpertRunner
+from ktcli.ops.torch.backend import ExpertRunner, experts_of
 from ktcli.ops.torch.kernels import Kernels
 from ktcli.ops.torch.packed import PackedStack
+from ktcli.ops.torch.parts import Parts
 
 
 class Runner(ExpertRunner, Protocol):
@@ -59,6 +60,11 @@ class Resident:
         stacks = self.stacks[layer]
         return apply(self.kernels, stacks, x, ids, gate) if stacks.gate_up.count else None
 
+    def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor | Parts | None:
+        """The same sum, perhaps not yet taken."""
+        stacks = self.stacks[layer]
+        return experts_of(self.kernels, stacks, x, ids, gate) if stacks.gate_up.count else None
+
 
 def apply(kernels: Kernels, s: PackedStack, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor:
     """The weighted sum of the chosen experts that are in the stacks, [T, hidden]."""
@@ -82,13 +88,15 @@ class Coupled:
     def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Any:
         if self._host is not None and self._host.has(layer):
             self._host.enter(layer, x, ids, gate)
-        return layer, x.shape[0], self._resident.run(layer, x, ids, gate)
+        return layer, x.shape[0], self._resident.start(layer, x, ids, gate)
 
-    def finish(self, started: Any) -> Tensor:
+    def finish(self, started: Any) -> Tensor | Parts:
         layer, n_tokens, own = started
         if self._host is None or not self._host.has(layer):
-            return cast(Tensor, own)
+            return cast(Tensor | Parts, own)
         theirs = self._host.leave(layer, n_tokens)
+        if isinstance(own, Parts):
+            return replace(own, beside=theirs if own.beside is None else theirs.add_(own.beside))
         return theirs if own is None else cast(Tensor, own.add_(theirs))
 
     def check(self) -> None:

@@ -9,7 +9,7 @@ is not decided here: an `ExpertRunner` takes a layer's rows and gives back their
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels
 from ktcli.ops.torch.packed import Matrix, PackedStack
 from ktcli.ops.torch.pages import own_parts
+from ktcli.ops.torch.parts import Parts
 from ktcli.ops.torch.recurrent import States
 
 Value = torch.Tensor
@@ -39,8 +40,9 @@ class ExpertRunner(Protocol):
         """Begins to compute the experts ids [T, K] of x [T, H], weighted by gate [T, K], and returns what `finish`
         takes."""
 
-    def finish(self, pending: Any) -> Value:
-        """Returns the weighted sum [T, H] f32, with what the runner deferred in the layer before, if it defers."""
+    def finish(self, pending: Any) -> Value | Parts:
+        """Returns the weighted sum [T, H] f32, with what the runner deferred in the layer before, if it defers. Only
+        with kernels that are `merged` it may be a sum that has not been taken."""
 
 
 class ResidentRunner:
@@ -53,14 +55,20 @@ class ResidentRunner:
     def __init__(self, kernels: Kernels, stacks: Sequence[PackedStack]) -> None:
         self._kernels, self._stacks = kernels, stacks
 
-    def start(self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor) -> Value:
-        stack = self._stacks[layer]
-        return self._kernels.experts(
-            x, ids, gate, stack.slots, stack.gate_up, stack.down, stack.extras
-        )
+    def start(self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor) -> Value | Parts:
+        return experts_of(self._kernels, self._stacks[layer], x, ids, gate)
 
-    def finish(self, pending: Value) -> Value:
+    def finish(self, pending: Value | Parts) -> Value | Parts:
         return pending
+
+
+def experts_of(
+    kernels: Kernels, s: PackedStack, x: Value, ids: torch.Tensor, gate: torch.Tensor
+) -> Value | Parts:
+    """The weighted sum of the chosen experts that are in the stack, [T, H]; not yet taken, if a kernel makes parts."""
+    given = x, ids, gate, s.slots, s.gate_up, s.down, s.extras
+    parts = None if kernels.merged is None else kernels.merged.experts(*given)
+    return kernels.experts(*given) if parts is None else parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,10 @@ class TorchBackend(Backend):
         self.routings: list[Routed] = []
         self._chosen: Sequence[Chosen | None] = ()  # of each part
 
+    def run(self, forward: Callable[[Backend], Value]) -> Value:
+        """Runs the forward; returns its logits [outputs, vocab]."""
+        return forward(self)
+
     def do(self, operation: Operation) -> Any:
         match operation:
             case Embed(
@@ -139,12 +151,17 @@ class TorchBackend(Backend):
         return torch.split(x, list(widths), dim=-1)
 
     def grouped(self, x: Value, weights: tuple[Tensor, ...]) -> Value:
+        return torch.cat(self._groups(x, weights), -1)
+
+    def _groups(self, x: Value, weights: tuple[Tensor, ...]) -> list[Value]:
+        """The product of each group of columns with its own matrix."""
         columns = self.split(x, *(weight.k for weight in weights))
-        done = (self.linear(part, w) for part, w in zip(columns, weights, strict=True))
-        return torch.cat(list(done), -1)
+        return [self.linear(part, w) for part, w in zip(columns, weights, strict=True)]
 
     def collect(self, started: Any) -> Value:
-        return self._runner.finish(started)
+        made = self._runner.finish(started)
+        assert not isinstance(made, Parts)
+        return made
 
     def _of_parts(self, operation: Operation) -> list[Any]:
         """Runs the kernel of an operation that reads the step on each part."""

@@ -141,9 +141,17 @@ def _triton_lacks() -> str:
 
 def triton_kernels() -> Kernels:
     """Returns the table of Triton kernels, with those of torch where there is none. Imports Triton only now."""
-    from ktcli.ops.triton import merged, operations, panels, summary
+    from ktcli.ops.triton import merged, operations, panels, small, summary, sums
 
     kernels: dict[str, Kernel] = {**TORCH.operations, **operations.OPERATIONS}
-    together = Merged(merged.add_norm, merged.gqa)
+    together = Merged(
+        product=operations.product,
+        experts=operations.few_experts,
+        total=sums.sum_parts,
+        add_norm=merged.add_norm,
+        swiglu=small.swiglu_of,
+        gqa=merged.gqa,
+        mla=merged.mla,
+    )
     experts, unpack_all = operations.experts, panels.unpack_all
     return Kernels("triton", kernels, experts, unpack_all, together, summary.summarize)

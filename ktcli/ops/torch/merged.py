@@ -8,20 +8,22 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ktcli.ops.table.rowwise import Rope
+from ktcli.ops.torch.parts import Parts
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Queries and keys before they are normed and rotated.
+    """Queries and keys before they are normed and rotated, and values.
 
     Attributes:
-        q, k: [T, heads * D] and [T, kv heads * D] f32.
+        q, k, v: sums [T, heads * D], [T, kv heads * D] and [T, kv heads * value_dim].
         q_gain, k_gain: [D], of the norms of each head; None: there are none.
         rope: the rotation of each head's columns from `first` on; None: there is none.
     """
 
-    q: Tensor
-    k: Tensor
+    q: Parts
+    k: Parts
+    v: Parts
     q_gain: Tensor | None
     k_gain: Tensor | None
     eps: float
@@ -30,13 +32,41 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Queries before their last columns are rotated, and the latent before its norm and rotation.
+
+    Attributes:
+        q: a sum [T, heads * (nope + rope)].
+        latent: a sum [T, lora + rope]; its first `lora` columns are normed.
+        gain: [lora], of the norm.
+        rope: the rotation of the last columns of each head, and of the latent; None: there is none.
+    """
+
+    q: Parts
+    latent: Parts
+    gain: Tensor
+    eps: float
+    rope: Rope | None
+
+
+@dataclass(frozen=True, slots=True)
 class Merged:
     """The kernels that do several operations at once.
 
     Attributes:
-        add_norm: (a, b, gain, eps) -> (a + b, its norm).
-        gqa: (heads, v, shape, sinks, rows=, cache=) -> attention's result.
+        product: `linear` -> a sum, or None where the product is not made in parts.
+        experts: `Kernels.experts` -> a sum, or None where they are not made in parts.
+        total: (sum) -> its rows.
+        add_norm: (rows or None, sums, gain, eps) -> (rows + (the first sum + the second ...), its norm).
+        swiglu: (sum, width, glu) -> the activation.
+        gqa: (heads, shape, sinks, rows=, cache=) -> attention's result.
+        mla: (latent, uk_in, uv, shape, rows=, cache=) -> latent attention's result.
     """
 
-    add_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    product: Callable[..., Parts | None]
+    experts: Callable[..., Parts | None]
+    total: Callable[[Parts], Tensor]
+    add_norm: Callable[[Tensor | None, tuple[Parts, ...], Tensor, float], tuple[Tensor, Tensor]]
+    swiglu: Callable[..., Tensor]
     gqa: Callable[..., Tensor]
+    mla: Callable[..., Tensor]

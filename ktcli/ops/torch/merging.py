@@ -1,25 +1,32 @@
 """A device backend that takes several operations as one kernel, where there is one.
 
-Sums, and norms and rotations of heads, are put off until an operation reads them: a norm takes the sum before it along,
-and attention the norms and rotations of its queries and keys. What anything else reads is computed by itself, as ever.
+Sums, and norms and rotations of heads, are put off until an operation reads them: a norm or an activation takes the
+sums before it along, those of a product's parts and of a token's experts, too, and attention the norms and rotations of
+its queries and keys. What anything else reads is computed by itself, as ever.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ktcli.ops.backend import Backend
 from ktcli.ops.layout import layout_of
 from ktcli.ops.operation import Operation
-from ktcli.ops.table.attention import Gqa
-from ktcli.ops.table.rowwise import Add, Norm, Rotate
+from ktcli.ops.table.attention import Gqa, Mla
+from ktcli.ops.table.rowwise import Add, Linear, Norm, Rope, Rotate, Swiglu
 from ktcli.ops.tensors import Tensor as Declared
 from ktcli.ops.torch.backend import ExpertRunner, StepInputs, TorchBackend, Value, Weights
+from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels
-from ktcli.ops.torch.merged import Heads
+from ktcli.ops.torch.merged import Heads, Latent
 from ktcli.ops.torch.pages import own_parts
+from ktcli.ops.torch.parts import Parts
 
 
 def backend_of(
@@ -32,17 +39,34 @@ def backend_of(
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A value that nobody has needed yet; `operation` has values like it as operands."""
+    """An operation whose value nobody has needed yet; it has values like it as operands."""
 
     operation: Operation
     value: Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Sum:
+    """A sum that nobody has needed yet."""
+
+    parts: Parts
+    total: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Columns:
+    """Columns [first, last) of such a sum."""
+
+    of: _Sum
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
     """What is to be done with rows of heads."""
 
-    x: Tensor
+    x: Parts
     norm: Norm | None
     rotation: Rotate | None
 
@@ -60,62 +84,116 @@ class _Head:
 class MergingBackend(TorchBackend):
     """Executes one step."""
 
+    def __init__(
+        self, weights: Weights, step: StepInputs, kernels: Kernels, runner: ExpertRunner
+    ) -> None:
+        super().__init__(weights, step, kernels, runner)
+        assert kernels.merged is not None
+        self._merged = kernels.merged
+
+    def run(self, forward: Callable[[Backend], Value]) -> Value:
+        logits: Value = self._value(forward(self))
+        return logits
+
     def do(self, operation: Operation) -> Any:
         match operation:
             case Add():
                 return _Pending(operation)
-            case Norm(x=_Pending(operation=Add(), value=None) as x, gain=Declared() as gain) if (
-                operation.head_width is None and operation.columns is None
-            ):
-                return self._add_norm(x, gain, operation.eps)
-            case Norm(head_width=int(), columns=None, gain=Declared()) | Rotate():
+            case Norm(gain=Declared(), head_width=None, columns=None) if (
+                made := self._add_norm(operation)
+            ) is not None:
+                return made
+            case Norm(gain=Declared(), head_width=int()) | Norm(gain=Declared(), columns=int()):
                 return _Pending(operation)
+            case Rotate():
+                return _Pending(operation)
+            case Swiglu(x=_Columns() as x) if x.of.total is None:
+                return self._merged.swiglu(self._parts(x), operation.width, operation.glu)
             case Gqa(chosen=False) if (made := self._gqa(operation)) is not None:
                 return made
-        return super().do(self._settled(operation))
+            case Mla(chosen=False) if (made := self._mla(operation)) is not None:
+                return made
+        operation = self._settled(operation)
+        if isinstance(operation, Linear):
+            given = dict(self._given(operation))
+            if (parts := self._merged.product(**given)) is not None:
+                return _late(parts)
+        return super().do(operation)
 
-    def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
-        return super().split(self._value(x), *widths)
+    def split(self, x: Value, *widths: int) -> tuple[Any, ...]:
+        if not isinstance(x, _Columns):
+            return super().split(self._value(x), *widths)
+        ends = list(accumulate(widths, initial=x.first))
+        return tuple(_Columns(x.of, *of) for of in pairwise(ends))
 
     def grouped(self, x: Value, weights: tuple[Declared, ...]) -> Value:
-        return super().grouped(self._value(x), weights)
+        return torch.cat([self._value(part) for part in self._groups(x, weights)], -1)
+
+    def collect(self, started: Any) -> Any:
+        made = self._runner.finish(started)
+        return _late(made) if isinstance(made, Parts) else made
 
     def _value(self, x: Any) -> Any:
         """A value, computed now if it was put off."""
+        if isinstance(x, _Columns):
+            if x.of.total is None:
+                x.of.total = self._merged.total(x.of.parts)
+            return x.of.total[:, x.first : x.last]
         if not isinstance(x, _Pending):
             return x
         if x.value is None:
             x.value = super().do(self._settled(x.operation))
         return x.value
 
+    def _parts(self, x: Any) -> Parts:
+        """A value as a sum, which is taken now only if something else has asked for it."""
+        if isinstance(x, _Columns) and x.of.total is None:
+            return x.of.parts.columns(x.first, x.last)
+        return Parts.of(self._value(x))
+
     def _settled(self, operation: Operation) -> Operation:
         """The operation with operands that are computed."""
-        names = layout_of(type(operation)).operands
-        late = {
-            name: each for name in names if isinstance(each := getattr(operation, name), _Pending)
-        }
-        return replace(operation, **{name: self._value(each) for name, each in late.items()})
+        late = {}
+        for name in layout_of(type(operation)).operands:
+            each = getattr(operation, name)
+            if isinstance(each, _Pending | _Columns):
+                late[name] = self._value(each)
+        return replace(operation, **late)
 
-    def _add_norm(self, x: _Pending, gain: Declared, eps: float) -> Tensor:
-        assert self._kernels.merged is not None
-        added = self._settled(x.operation)
-        assert isinstance(added, Add)
-        vector = self._weights.vectors[gain.name]
-        x.value, normed = self._kernels.merged.add_norm(added.a, added.b, vector, eps)
+    def _add_norm(self, norm: Norm) -> Tensor | None:
+        """A norm with the sums that it reads; None: it reads none."""
+        x, gain = norm.x, self._gain(norm)
+        assert gain is not None
+        if isinstance(x, _Columns) and x.of.total is None:
+            return self._merged.add_norm(None, (self._parts(x),), gain, norm.eps)[1]
+        if not _is_late(x) or not isinstance(x.operation, Add):
+            return None
+        a, b = x.operation.a, x.operation.b
+        within = b.operation if _is_late(b) else None
+        terms = (within.a, within.b) if isinstance(within, Add) else (b,)
+        sums = tuple(self._parts(each) for each in terms)
+        x.value, normed = self._merged.add_norm(self._value(a), sums, gain, norm.eps)
         return normed
+
+    def _single(self, layer: int) -> Rows | None:
+        """The rows of the step, if they are one of each sequence, as attention of a layer reads them."""
+        parts = self._step.parts
+        if len(parts) != 1 or not parts[0].single or parts[0].chunk:
+            return None
+        return parts[0].in_windows() if layer in self._step.windowed else parts[0]
 
     def _gqa(self, operation: Gqa) -> Tensor | None:
         """Attention with the norms and rotations of its heads; None: no kernel does these at once."""
-        merged, parts, dim = self._kernels.merged, self._step.parts, operation.shape.head_dim
+        dim, rows = operation.shape.head_dim, self._single(operation.layer)
+        if rows is None:
+            return None
         q, k = self._head(operation.q, dim), self._head(operation.k, dim)
-        if merged is None or q is None or k is None or not q.with_key(k):
+        if q is None or k is None or not q.with_key(k):
             return None
-        if len(parts) != 1 or not parts[0].single or parts[0].chunk:
-            return None
-        rows = parts[0].in_windows() if operation.layer in self._step.windowed else parts[0]
         heads = Heads(
             q.x,
             k.x,
+            self._parts(operation.v),
             self._gain(q.norm),
             self._gain(k.norm),
             0.0 if q.norm is None else q.norm.eps,
@@ -124,8 +202,26 @@ class MergingBackend(TorchBackend):
         )
         sinks = None if operation.sinks is None else self._weights.vectors[operation.sinks.name]
         cache = own_parts(self._step.caches[operation.layer], operation.cached)
-        v = self._value(operation.v)
-        return merged.gqa(heads, v, operation.shape, sinks, rows=rows, cache=cache)
+        return self._merged.gqa(heads, operation.shape, sinks, rows=rows, cache=cache)
+
+    def _mla(self, operation: Mla) -> Tensor | None:
+        """Latent attention with the rotations and the norm before it; None: no kernel does these at once."""
+        s, rows = operation.shape, self._single(operation.layer)
+        q, turned = _unrotated(operation.q, s.nope + s.rope, s.nope)
+        latent, beside = _unrotated(operation.latent, s.lora + s.rope, s.lora)
+        if rows is None or turned != beside or not _is_late(latent):
+            return None
+        norm = latent.operation
+        if (
+            not isinstance(norm, Norm)
+            or norm.columns != s.lora
+            or (gain := self._gain(norm)) is None
+        ):
+            return None
+        given = Latent(self._parts(q), self._parts(norm.x), gain, norm.eps, turned)
+        cache = own_parts(self._step.caches[operation.layer], operation.cached)
+        uk_in, uv = (self._weights.matrices[w.name] for w in (operation.uk_in, operation.uv))
+        return self._merged.mla(given, uk_in, uv, s, rows=rows, cache=cache)
 
     def _gain(self, norm: Norm | None) -> Tensor | None:
         return None if norm is None or norm.gain is None else self._weights.vectors[norm.gain.name]
@@ -138,8 +234,21 @@ class MergingBackend(TorchBackend):
         if _is_late(x) and isinstance(x.operation, Norm):
             norm, x = x.operation, x.operation.x
         widths = {each.head_width for each in (norm, rotation) if each is not None}
-        return _Head(self._value(x), norm, rotation) if widths == {dim} else None
+        return _Head(self._parts(x), norm, rotation) if widths == {dim} else None
+
+
+def _late(parts: Parts) -> _Columns:
+    return _Columns(_Sum(parts), 0, parts.shape[1])
 
 
 def _is_late(x: Any) -> bool:
     return isinstance(x, _Pending) and x.value is None
+
+
+def _unrotated(x: Any, width: int, first: int) -> tuple[Any, Rope | None]:
+    """Rows of heads of `width` columns before their rotation from column `first` on, if it was put off, and this."""
+    if _is_late(x) and isinstance(x.operation, Rotate):
+        of = x.operation
+        if (of.head_width, of.first) == (width, first):
+            return of.x, of.rope
+    return x, None

@@ -27,7 +27,9 @@ from ktcli.native import PAGE_TOKENS
 from ktcli.ops.state import GQA_SPLIT_PAGES, MLA_SPLIT_PAGES
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.packed import Packed
 from ktcli.ops.torch.pages import KvPages
+from ktcli.ops.triton.product import vector_products
 
 _MLA_HEADS = 16  # of one program: the least rows of tl.dot
 _MERGED_SPLITS = 32  # partial results that are read at once
@@ -253,6 +255,18 @@ def mla_one(absorbed: Tensor, q: Tensor, cache: Tensor, rows: Rows, shape: MlaSh
         num_warps=4 if width <= 256 else 8, num_stages=2,
     )  # fmt: skip
     return parts.merged(rows)
+
+
+def attend_latent(
+    q: Tensor, uk_in: Packed, uv: Packed, shape: MlaShape, rows: Rows, cache: Tensor
+) -> Tensor:
+    """Attends with one query per sequence, q [sequences, heads * (nope + rope)] as `mla_one` reads it ->
+    [sequences, heads * v] f32."""
+    s = shape
+    heads = torch.unflatten(q, -1, (s.heads, s.nope + s.rope))
+    absorbed = vector_products(heads[..., : s.nope], uk_in)
+    mixed = mla_one(absorbed, q, cache, rows, s)
+    return vector_products(mixed.view(q.shape[0], s.heads, s.lora), uv).flatten(1)
 
 
 class _Parts:

@@ -11,25 +11,33 @@ import triton.language as tl
 from torch import Tensor
 
 from ktcli.native import PAGE_TOKENS
-from ktcli.ops.table.attention import GqaShape
+from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch.functions import Rows, frequencies
-from ktcli.ops.torch.merged import Heads
+from ktcli.ops.torch.merged import Heads, Latent
+from ktcli.ops.torch.packed import Packed
 from ktcli.ops.torch.pages import KvPages
-from ktcli.ops.triton.attention import gqa_one
+from ktcli.ops.torch.parts import Parts
+from ktcli.ops.triton.attention import attend_latent, gqa_one
 from ktcli.ops.triton.small import partners
+from ktcli.ops.triton.sums import Sum, summed
 
 
 @triton.jit
 def _add_norm_kernel(
-    a, b, gain, total, out, a_row, b_row, width, eps, BLOCK: tl.constexpr
+    a, b, c, gain, total, out, a_row, width, eps,
+    ADDED: tl.constexpr, SUMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes the sum of a row of a and one of b, and its RMSNorm. Grid (rows)."""
+    """Writes a row of the `Sum` b, or of b and c if there are two SUMS, to which a row of a is ADDED, and its RMSNorm.
+    Grid (rows)."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    value = tl.load(a + row * a_row + columns, mask=inside, other=0.0)
-    value += tl.load(b + row * b_row + columns, mask=inside, other=0.0)
+    value = summed(b, row, columns, inside)
+    if SUMS == 2:
+        value += summed(c, row, columns, inside)
+    if ADDED:
+        value = tl.load(a + row * a_row + columns, mask=inside, other=0.0) + value
     tl.store(total + row * width + columns, value, mask=inside)
     mean = tl.sum(value * value, axis=0) / width
     scale = 1 / tl.sqrt(mean + eps)
@@ -39,26 +47,31 @@ def _add_norm_kernel(
 
 @triton.jit
 def _ready(
-    head, gain, inv_freq, position, eps, first, half, scale,
+    x, row, start, gain, inv_freq, position, eps, normed, first, half, scale,
     D: tl.constexpr, NORMED: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Returns the D columns of one head, normed and rotated as attention takes them."""
+    """Returns the D columns from `start` on of a row of the `Sum` x as attention takes them: the first `normed` of them
+    normed, 2 `half` from `first` on rotated. All that are rotated are normed, or none is."""
     column = tl.arange(0, BLOCK)
     inside = column < D
-    value = tl.load(head + column, mask=inside, other=0.0)
+    value = summed(x, row, start + column, inside)
     factor = 1.0
     if NORMED:
-        mean = tl.sum(value * value, axis=0) / D
+        is_normed = column < normed
+        mean = tl.sum(tl.where(is_normed, value * value, 0.0), axis=0) / normed
         factor = 1 / tl.sqrt(mean + eps)
-        value = value * factor * tl.load(gain + column, mask=inside, other=0.0)
+        gains = tl.load(gain + column, mask=is_normed, other=0.0)
+        value = tl.where(is_normed, value * factor * gains, value)
     if ROTATED:
         place = column - first
         is_rotated = (place >= 0) & (place < 2 * half) & inside
         second, pair, other = partners(column, place, half, INTERLEAVED)
-        partner = tl.load(head + other, mask=is_rotated, other=0.0)
+        partner = summed(x, row, start + other, is_rotated)
         if NORMED:
-            partner = partner * factor * tl.load(gain + other, mask=is_rotated, other=0.0)
+            is_normed = is_rotated & (other < normed)
+            gains = tl.load(gain + other, mask=is_normed, other=0.0)
+            partner = tl.where(is_normed, partner * factor * gains, partner)
         frequency = tl.load(inv_freq + pair, mask=is_rotated, other=0.0)
         angle = position.to(tl.float32) * frequency
         cos, sin = tl.cos(angle) * scale, tl.sin(angle) * scale
@@ -70,13 +83,13 @@ def _ready(
 @triton.jit
 def _heads_kernel(
     q, k, v, q_gain, k_gain, inv_freq, positions, pages, out, keys, values,
-    q_row, k_row, v_row, table_width, heads, kv_heads, eps, first, half, scale, shift,
+    table_width, heads, kv_heads, eps, first, half, scale, shift,
     D: tl.constexpr, DV: tl.constexpr, NORMED: tl.constexpr, ROTATED: tl.constexpr,
     INTERLEAVED: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Makes queries ready in out [rows][heads][D], and keys and values in their pages. Grid (heads + 2 kv_heads, rows).
 
-    keys [pages][PAGE][kv_heads][D]; values [pages][PAGE][kv_heads][DV].
+    q, k, v: each a `Sum`; keys [pages][PAGE][kv_heads][D]; values [pages][PAGE][kv_heads][DV].
     """
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -85,49 +98,106 @@ def _heads_kernel(
     place = (page * PAGE + position % PAGE) * kv_heads
     if head < heads:
         ready = _ready(
-            q + row * q_row + head * D, q_gain, inv_freq, position + shift, eps, first, half, scale,
+            q, row, head * D, q_gain, inv_freq, position + shift, eps, D, first, half, scale,
             D, NORMED, ROTATED, INTERLEAVED, BLOCK,
         )  # fmt: skip
         tl.store(out + (row * heads + head) * D + column, ready, mask=column < D)
     elif head < heads + kv_heads:
+        number = head - heads
         ready = _ready(
-            k + row * k_row + (head - heads) * D, k_gain, inv_freq, position + shift, eps, first, half,
-            scale, D, NORMED, ROTATED, INTERLEAVED, BLOCK,
+            k, row, number * D, k_gain, inv_freq, position + shift, eps, D, first, half, scale,
+            D, NORMED, ROTATED, INTERLEAVED, BLOCK,
         )  # fmt: skip
-        to = keys + (place + head - heads) * D + column
+        to = keys + (place + number) * D + column
         tl.store(to, ready.to(keys.dtype.element_ty), mask=column < D)
     else:
         number = head - heads - kv_heads
-        value = tl.load(v + row * v_row + number * DV + column, mask=column < DV)
+        value = summed(v, row, number * DV + column, column < DV)
         to = values + (place + number) * DV + column
         tl.store(to, value.to(values.dtype.element_ty), mask=column < DV)
 
 
-def add_norm(a: Tensor, b: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Returns a + b, [T, N] each, and its RMSNorm with gain [N]."""
-    total, out = torch.empty_like(a), torch.empty_like(a)
-    width = a.shape[1]
+@triton.jit
+def _latent_kernel(
+    q, latent, gain, inv_freq, positions, pages, out, cache, table_width, heads, eps, half, scale, shift,
+    NOPE: tl.constexpr, LORA: tl.constexpr, ROPE: tl.constexpr, ROTATED: tl.constexpr,
+    INTERLEAVED: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_LATENT: tl.constexpr,
+):  # fmt: skip
+    """Makes queries ready in out [rows][heads][NOPE + ROPE], and the latent in its page of cache
+    [pages][PAGE][LORA + ROPE]; both come as a `Sum`. Grid (heads + 1, rows)."""
+    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    position = tl.load(positions + row)
+    if head < heads:
+        D: tl.constexpr = NOPE + ROPE
+        query = _ready(
+            q, row, head * D, gain, inv_freq, position + shift, eps, 0, NOPE, half, scale,
+            D, False, ROTATED, INTERLEAVED, BLOCK,
+        )  # fmt: skip
+        at_query = tl.arange(0, BLOCK)
+        tl.store(out + (row * heads + head) * D + at_query, query, mask=at_query < D)
+    else:
+        WIDTH: tl.constexpr = LORA + ROPE
+        ready = _ready(
+            latent, row, 0, gain, inv_freq, position + shift, eps, LORA, LORA, half, scale,
+            WIDTH, True, ROTATED, INTERLEAVED, BLOCK_LATENT,
+        )  # fmt: skip
+        column = tl.arange(0, BLOCK_LATENT)
+        page = tl.load(pages + row * table_width + position // PAGE).to(tl.int64)
+        to = cache + (page * PAGE + position % PAGE) * WIDTH + column
+        tl.store(to, ready.to(cache.dtype.element_ty), mask=column < WIDTH)
+
+
+def add_norm(
+    a: Tensor | None, sums: tuple[Parts, ...], gain: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Returns the sum of a [T, N], if there is one, and of one or two sums [T, N], and its RMSNorm with gain [N]."""
+    rows, width = sums[0].shape
+    total = torch.empty(rows, width, dtype=torch.float32, device=gain.device)
+    out = torch.empty_like(total)
     block = triton.next_power_of_2(width)
-    _add_norm_kernel[(a.shape[0],)](
-        a, b, gain, total, out, a.stride(0), b.stride(0), width, eps,
-        BLOCK=block, num_warps=8 if block > 2048 else 4,
+    _add_norm_kernel[(rows,)](
+        a, Sum.of(sums[0]), Sum.of(sums[-1]), gain, total, out, 0 if a is None else a.stride(0), width, eps,
+        ADDED=a is not None, SUMS=len(sums), BLOCK=block,
+        num_warps=32 if block > 4096 else 8 if block > 1024 else 4,
     )  # fmt: skip
     return total, out
 
 
 def gqa(
-    heads: Heads, v: Tensor, shape: GqaShape, sinks: Tensor | None, *, rows: Rows, cache: KvPages
+    heads: Heads, shape: GqaShape, sinks: Tensor | None, *, rows: Rows, cache: KvPages
 ) -> Tensor:
     """Norms and rotates the heads, appends keys and values to the cache, and attends; one row of each sequence."""
-    s, q, k = shape, heads.q, heads.k
-    rope = heads.rope or Rope(0, ())
-    ready = torch.empty(q.shape[0], s.heads * s.head_dim, dtype=torch.float32, device=q.device)
-    _heads_kernel[(s.heads + 2 * s.kv_heads, q.shape[0])](
-        q, k, v, heads.q_gain, heads.k_gain, frequencies(rope, q.device), rows.positions, rows.pages,
-        ready, *cache, q.stride(0), k.stride(0), v.stride(0), rows.pages.shape[1], s.heads, s.kv_heads,
+    s, rope, sequences = shape, heads.rope or Rope(0, ()), heads.q.shape[0]
+    ready = torch.empty(
+        sequences, s.heads * s.head_dim, dtype=torch.float32, device=rows.pages.device
+    )
+    _heads_kernel[(s.heads + 2 * s.kv_heads, sequences)](
+        Sum.of(heads.q), Sum.of(heads.k), Sum.of(heads.v),
+        heads.q_gain, heads.k_gain, frequencies(rope, ready.device), rows.positions, rows.pages,
+        ready, *cache, rows.pages.shape[1], s.heads, s.kv_heads,
         heads.eps, heads.first, rope.dim // 2, float(rope.scale), rope.shift,
         D=s.head_dim, DV=s.value_dim, NORMED=heads.q_gain is not None, ROTATED=heads.rope is not None,
         INTERLEAVED=rope.interleaved, PAGE=PAGE_TOKENS,
         BLOCK=triton.next_power_of_2(max(s.head_dim, s.value_dim)), num_warps=1,
     )  # fmt: skip
     return gqa_one(ready, cache, rows, s, sinks)
+
+
+def mla(
+    latent: Latent, uk_in: Packed, uv: Packed, shape: MlaShape, *, rows: Rows, cache: tuple[Tensor]
+) -> Tensor:
+    """Rotates queries, norms and rotates the latent, appends it to the cache, and attends; one row of each sequence."""
+    s, rope, sequences = shape, latent.rope or Rope(0, ()), latent.q.shape[0]
+    ready = torch.empty(
+        sequences, s.heads * (s.nope + s.rope), dtype=torch.float32, device=rows.pages.device
+    )
+    _latent_kernel[(s.heads + 1, sequences)](
+        Sum.of(latent.q), Sum.of(latent.latent),
+        latent.gain, frequencies(rope, ready.device), rows.positions, rows.pages, ready, *cache,
+        rows.pages.shape[1], s.heads, latent.eps, rope.dim // 2, float(rope.scale), rope.shift,
+        NOPE=s.nope, LORA=s.lora, ROPE=s.rope, ROTATED=latent.rope is not None,
+        INTERLEAVED=rope.interleaved, PAGE=PAGE_TOKENS,
+        BLOCK=triton.next_power_of_2(s.nope + s.rope),
+        BLOCK_LATENT=triton.next_power_of_2(s.lora + s.rope), num_warps=4,
+    )  # fmt: skip
+    return attend_latent(ready, uk_in, uv, s, rows, *cache)

@@ -8,6 +8,7 @@ the capture. There is no `exact` here: the kernels in torch have it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,10 +22,12 @@ from ktcli.ops.torch.chosen import Chosen
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Matrix, Packed, PlainMatrix
 from ktcli.ops.torch.pages import KvPages
-from ktcli.ops.triton.attention import append, gqa_one, mla_one
+from ktcli.ops.torch.parts import Parts
+from ktcli.ops.triton.attention import append, attend_latent, gqa_one
 from ktcli.ops.triton.panels import unpack_all
-from ktcli.ops.triton.product import vector_experts, vector_product, vector_products
+from ktcli.ops.triton.product import vector_experts, vector_product
 from ktcli.ops.triton.small import norm, rope, route, swiglu
+from ktcli.ops.triton.sums import sum_parts
 from ktcli.ops.triton.tiles import TILE_ROWS, operand_type, tile_experts, tile_product
 
 # Up to this many rows, each slot of a routing reads its expert by itself: of 256 experts, 16 rows of 8 choose
@@ -35,17 +38,27 @@ FEW_ROWS = 16
 UNPACKED_ELEMENTS = 1 << 26
 
 
+def product(
+    x: Tensor, weight: Matrix, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
+) -> Parts | None:
+    """Computes x [T, K] W^T + bias -> a sum [T, N]; None: not in parts, as `linear` does it alone."""
+    w = weight
+    if isinstance(w, PlainMatrix) or w.format.rotation or reads is Reads.F32:
+        return None
+    if x.shape[0] == 1:
+        return vector_product(x, w, bias)
+    return tile_product(x, w, bias) if x.shape[0] <= TILE_ROWS else None
+
+
 def linear(
     x: Tensor, weight: Matrix, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
 ) -> Tensor:
     """Computes x [T, K] W^T + bias -> [T, N] f32."""
+    if (parts := product(x, weight, bias, reads)) is not None:
+        return sum_parts(parts)
     w = weight
     if isinstance(w, PlainMatrix) or w.format.rotation or reads is Reads.F32:
         return functions.linear(x, w, bias, reads)
-    if x.shape[0] == 1:
-        return vector_product(x, w, bias)
-    if x.shape[0] <= TILE_ROWS:
-        return tile_product(x, w, bias)
     first, dtype = torch.zeros(1, dtype=torch.int32, device=x.device), operand_type(w)
     done = [
         functions.product(x, unpack_all(block, first, dtype)[0], exact=dtype is torch.float32)
@@ -53,6 +66,23 @@ def linear(
     ]
     out = done[0] if len(done) == 1 else torch.cat(done, -1)
     return out if bias is None else out + bias
+
+
+def few_experts(
+    x: Tensor,
+    ids: Tensor,
+    gate: Tensor,
+    slots: Tensor,
+    gate_up: Packed,
+    down: Packed,
+    extras: Extras = NO_EXTRAS,
+) -> Parts | None:
+    """Computes the chosen experts of a few rows -> a sum [T, H]; None: not in parts, as `experts` does it alone."""
+    rotated = gate_up.format.rotation or down.format.rotation
+    if gate_up.count == 0 or rotated or x.shape[0] > FEW_ROWS:
+        return None
+    parts = vector_experts(x, ids, gate, slots, gate_up, down, extras)
+    return replace(parts, beside=_down_bias((ids, slots, gate), extras))
 
 
 def experts(
@@ -67,24 +97,25 @@ def experts(
     """Sums the chosen experts that are here, weighted -> [T, H] f32; see `functions.experts`."""
     if gate_up.count == 0:
         return x.new_zeros(x.shape[0], down.n)
+    if (parts := few_experts(x, ids, gate, slots, gate_up, down, extras)) is not None:
+        return sum_parts(parts)
     if gate_up.format.rotation or down.format.rotation:  # torch unpacks and undoes the rotation
         return functions.experts(x, ids, gate, slots, gate_up, down, extras)
-    few = x.shape[0] <= FEW_ROWS
-    way = vector_experts if few else tile_experts
-    out = way(x, ids, gate, slots, gate_up, down, extras)
-    return _with_down_bias(out, (ids, slots, gate), extras)
+    out = tile_experts(x, ids, gate, slots, gate_up, down, extras)
+    bias = _down_bias((ids, slots, gate), extras)
+    return out if bias is None else out.add_(bias)
 
 
-def _with_down_bias(out: Tensor, routed: tuple[Tensor, Tensor, Tensor], extras: Extras) -> Tensor:
-    """Adds to out [T, H] the biases of the chosen experts that are here, times their gates. This is a product with
-    all biases: there are few experts, and many rows of a long prompt."""
+def _down_bias(routed: tuple[Tensor, Tensor, Tensor], extras: Extras) -> Tensor | None:
+    """The biases of the chosen experts that are here, times their gates, [T, H]. This is a product with all biases:
+    there are few experts, and many rows of a long prompt."""
     if extras.down_bias is None:
-        return out
+        return None
     ids, slots, gate = routed
     expert = ids.clamp(min=0).long()
     weights = torch.where((ids >= 0) & (slots[expert] >= 0), gate, 0.0)
-    every = out.new_zeros(out.shape[0], extras.down_bias.shape[0]).scatter_add_(1, expert, weights)
-    return out.addmm_(every, extras.down_bias)
+    every = gate.new_zeros(ids.shape[0], extras.down_bias.shape[0])
+    return every.scatter_add_(1, expert, weights) @ extras.down_bias
 
 
 def gqa(
@@ -125,10 +156,7 @@ def mla(
         return torch_chosen.mla(q, latent, *weights, shape, chosen, rows=rows, cache=cache)
     (pages,) = cache
     append(pages, latent, rows)
-    heads = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
-    absorbed = vector_products(heads[..., : shape.nope], uk_in)
-    mixed = mla_one(absorbed, q, pages, rows, shape)
-    return vector_products(mixed.view(q.shape[0], shape.heads, shape.lora), uv).flatten(1)
+    return attend_latent(q, uk_in, uv, shape, rows, pages)
 
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = {

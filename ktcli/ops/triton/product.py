@@ -17,8 +17,8 @@ groups of 64, 0.53 bytes per weight:
   35 kB: 1024 and 1792 for 528 places; what is left of the last round still fills the queues.
   Where a matrix has few rows, its columns are split as well, into parts that depend on the shape alone.
 
-Sums: a thread adds its lines in ascending order, then the threads of a row as the tree of tl.sum, then a
-second kernel the parts, or the slots of a token, as another. Nothing depends on the number of rows, of
+Sums: a thread adds its lines in ascending order, then the threads of a row as the tree of tl.sum, then whoever
+reads the product its parts, or the slots of a token, in order (`sums`). Nothing depends on the number of rows, of
 programs or of SMs, and there are no atomics: same inputs, same bits.
 Activations are read as they are, in f32; only `tiles` rounds to bf16.
 """
@@ -33,6 +33,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
+from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton.panels import (
     column_of,
     panel_arguments,
@@ -43,6 +44,7 @@ from ktcli.ops.triton.panels import (
     zero_of,
 )
 from ktcli.ops.triton.small import activated, glu_arguments
+from ktcli.ops.triton.sums import sum_parts
 
 _LINES = 64  # of one tile at most; fewer than the 128 threads, so that x is read where it is used
 # Programs that are wanted: 4 per SM of the largest GPU considered, 132 SMs. A constant, so that bits do not depend on
@@ -266,45 +268,16 @@ def _gate_up_kernel(
     tl.store(to, activated(gate, up, alpha, limit, shift, top))
 
 
-@triton.jit
-def _sum_kernel(
-    parts, ids, slots, gate, bias, out, n_parts, n_columns,
-    ROUTED: tl.constexpr, BIASED: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Computes out[row]: the sum over its parts [n_parts, n_columns], as a fixed tree; if ROUTED of those that are
-    here, times their gate; + bias if BIASED. PARTS: n_parts or more. Grid (blocks of columns, rows)."""
-    row = tl.program_id(1)
-    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    part = tl.arange(0, PARTS)[:, None]
-    at = row * n_parts + part
-    taken = part < n_parts
-    if ROUTED:
-        expert = tl.load(ids + at, mask=taken, other=-1)
-        taken = tl.load(slots + tl.maximum(expert, 0), mask=expert >= 0, other=-1) >= 0
-    inside = taken & (columns < n_columns)[None, :]
-    values = tl.load(parts + at.to(tl.int64) * n_columns + columns[None, :], mask=inside, other=0.0)
-    if ROUTED:  # the gate of what is not here may be anything
-        values *= tl.load(gate + at, mask=taken, other=0.0)
-    total = tl.sum(values, axis=0)
-    if BIASED:
-        total += tl.load(bias + columns, mask=columns < n_columns, other=0.0)
-    tl.store(out + row.to(tl.int64) * n_columns + columns, total, mask=columns < n_columns)
-
-
-def vector_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Tensor:
-    """Multiplies x [T, K] by matrix 0 of w, + bias [N] -> [T, N] f32; one row at a time."""
-    parts = _products(x, w, (x.stride(0), 0, 1))
-    if parts.shape[1] == 1 and bias is None:
-        return parts[:, 0]
-    return sum_parts(parts, bias=bias)
+def vector_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Parts:
+    """Multiplies x [T, K] by matrix 0 of w, + bias [N] -> a sum [T, N]; one row at a time."""
+    return Parts(_products(x, w, (x.stride(0), 0, 1)), beside=bias)
 
 
 def vector_products(x: Tensor, w: Packed) -> Tensor:
     """Multiplies x [T, count, K] by the matrix of its place -> [T, count, N] f32."""
     rows, count, _ = x.shape
-    parts = _products(x, w, (x.stride(0), x.stride(1), count))
-    out = parts[:, 0] if parts.shape[1] == 1 else sum_parts(parts)
-    return out.view(rows, count, w.n)
+    parts = Parts(_products(x, w, (x.stride(0), x.stride(1), count)))
+    return sum_parts(parts).view(rows, count, w.n)
 
 
 def vector_experts(
@@ -315,8 +288,8 @@ def vector_experts(
     gate_up: Packed,
     down: Packed,
     extras: Extras = NO_EXTRAS,
-) -> Tensor:
-    """Sums gate * down(swiglu(gate_up x)) over the slots, as a fixed tree -> [T, H] f32, without the bias of down.
+) -> Parts:
+    """Computes gate * down(swiglu(gate_up x)) of each slot -> a sum [T, H], without the bias of down.
 
     x [T, H]; ids int32 [T, K]; gate f32 [T, K]; slots int32 [E]: see `functions.experts`.
     """
@@ -332,7 +305,7 @@ def vector_experts(
         **arguments, L=tile_lines(arguments), EVEN=even_tiles(gate_up.k, arguments, lines),
     )  # fmt: skip
     parts = _products(inner, down, (inner.stride(0), 0, 1), (ids, slots), splits=1)
-    return sum_parts(parts.view(rows, top_k, down.n), routed=(ids, slots, gate))
+    return Parts(parts.view(rows, top_k, down.n), (ids, slots, gate))
 
 
 def _products(
@@ -356,24 +329,6 @@ def _products(
     _product_kernel[(pairs, splits, jobs)](
         x, *words_and_scales(w), ids, slots, out, w.n, w.k, *strides, span,
         ROUTED=routed is not None, **arguments, L=tile, EVEN=even_tiles(w.k, arguments, span),
-    )  # fmt: skip
-    return out
-
-
-def sum_parts(
-    parts: Tensor,
-    *,
-    bias: Tensor | None = None,
-    routed: tuple[Tensor, Tensor, Tensor] | None = None,
-) -> Tensor:
-    """Returns the sums [rows, N] f32 of parts [rows, n_parts, N], see `_sum_kernel`."""
-    rows, n_parts, width = parts.shape
-    out = torch.empty(rows, width, dtype=torch.float32, device=parts.device)
-    ids, slots, gate = routed or (None, None, None)
-    _sum_kernel[(triton.cdiv(width, 128), rows)](
-        parts, ids, slots, gate, bias, out, n_parts, width,
-        ROUTED=routed is not None, BIASED=bias is not None,
-        PARTS=triton.next_power_of_2(n_parts), BLOCK=128,
     )  # fmt: skip
     return out
 

@@ -17,6 +17,8 @@ from ktcli.ops.table.experts import GroupScore, Routing
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch import functions
 from ktcli.ops.torch.functions import Rows, frequencies
+from ktcli.ops.torch.parts import Parts
+from ktcli.ops.triton.sums import Sum, summed
 
 _BLOCK = 1024  # columns of one program, where columns are independent
 
@@ -91,15 +93,15 @@ def glu_arguments(glu: Glu) -> tuple[float, float, float, float]:
 
 @triton.jit
 def _swiglu_kernel(
-    x, out, x_row, width, alpha, limit, shift, top, RUN: tl.constexpr, BLOCK: tl.constexpr
+    x, out, width, alpha, limit, shift, top, RUN: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Computes out [width]: the activation of alternating runs of RUN columns. Grid (blocks of columns, rows)."""
+    """Computes out [width]: the activation of alternating runs of RUN columns of a `Sum` x. Grid (blocks of columns,
+    rows)."""
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    at = x + row * x_row + column // RUN * (2 * RUN) + column % RUN
-    gate = tl.load(at, mask=inside, other=0.0)
-    up = tl.load(at + RUN, mask=inside, other=0.0)
+    at = column // RUN * (2 * RUN) + column % RUN
+    gate, up = summed(x, row, at, inside), summed(x, row, at + RUN, inside)
     value = activated(gate, up, alpha, limit, shift, top)
     tl.store(out + row * width + column, value, mask=inside)
 
@@ -219,9 +221,18 @@ def rope(x: Tensor, rope: Rope, head_width: int, first: int = 0, *, rows: Rows) 
 def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
     """Computes silu(gate) * up, or what `glu` says -> [T, width]; in x [T, 2I'] runs of 16 gate and 16 up columns
     alternate."""
-    out = torch.empty(x.shape[0], width, dtype=torch.float32, device=x.device)
-    _swiglu_kernel[(triton.cdiv(width, _BLOCK), x.shape[0])](
-        x, out, x.stride(0), width, *glu_arguments(glu), RUN=PANEL_ROWS, BLOCK=_BLOCK
+    return swiglu_of(Parts.of(x), width, glu)
+
+
+def swiglu_of(parts: Parts, width: int, glu: Glu = SILU) -> Tensor:
+    """Computes `swiglu` of a sum."""
+    rows = parts.shape[0]
+    out = torch.empty(rows, width, dtype=torch.float32, device=parts.values.device)
+    block = (
+        _BLOCK if parts.values.shape[1] == 1 else 128
+    )  # parts are read by as many programs as products have
+    _swiglu_kernel[(triton.cdiv(width, block), rows)](
+        Sum.of(parts), out, width, *glu_arguments(glu), RUN=PANEL_ROWS, BLOCK=block
     )
     return out
 

@@ -26,6 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
+from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton.panels import (
     code_of,
     panel_arguments,
@@ -33,8 +34,8 @@ from ktcli.ops.triton.panels import (
     scales_of,
     words_and_scales,
 )
-from ktcli.ops.triton.product import sum_parts
 from ktcli.ops.triton.small import activated, glu_arguments
+from ktcli.ops.triton.sums import sum_parts
 
 TILE_ROWS = 64  # up to this many rows of x, a product is made here
 # Tokens of `tile_experts` at once: [2048 * K, H] f32 of partial results are 0.5 GB for DeepSeek-V3.
@@ -262,8 +263,8 @@ def operand_type(w: Packed) -> torch.dtype:
     return torch.float32 if w.format.bits == 32 else torch.bfloat16
 
 
-def tile_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Tensor:
-    """Multiplies x [T, K] by matrix 0 of w, + bias [N] -> [T, N] f32."""
+def tile_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Parts:
+    """Multiplies x [T, K] by matrix 0 of w, + bias [N] -> a sum [T, N]."""
     arguments: dict[str, Any] = panel_arguments(w)
     lines = arguments["COLUMNS"] * w.format.bits // 32
     blocks = triton.cdiv(w.n, _WEIGHT_ROWS)
@@ -277,7 +278,7 @@ def tile_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Tensor:
         in_word_order(x, w), *words_and_scales(w), out, x.shape[0], w.n, span,
         **arguments, **block,
     )  # fmt: skip
-    return out[:, 0] if splits == 1 and bias is None else sum_parts(out, bias=bias)
+    return Parts(out, beside=bias)
 
 
 def tile_experts(
@@ -329,7 +330,7 @@ def _tile_experts(
         inner, *words_and_scales(down), groups.tiles, groups.order, out, down.n, down.count,
         **second, **block,
     )  # fmt: skip
-    return sum_parts(out, routed=routed)
+    return sum_parts(Parts(out, routed))
 
 
 def tile_rows(rows: int) -> int:

@@ -84,7 +84,7 @@ def launches(model: Model, counting: Counting) -> list[str]:
     runner = ResidentRunner(kernels, stacks)
     backend = backend_of(Weights(matrices, vectors), inputs, kernels, runner)
     with counting:
-        model.forward(backend)
+        backend.run(model.forward)
     return counting.names
 
 

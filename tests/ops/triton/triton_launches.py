@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import __file__ as nvidia
 from triton.compiler import ASTSource
+from triton.language import constexpr
 from triton.runtime.jit import JITFunction
 
 from ktcli.native import Glu, packed_bytes
@@ -29,12 +31,15 @@ from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.merged import Heads
+from ktcli.ops.torch.merged import Heads, Latent
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
+from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton import merged
 from ktcli.ops.triton import operations as row
 from ktcli.ops.triton.panels import unpack_all
+from ktcli.ops.triton.small import swiglu_of
 from ktcli.ops.triton.summary import summarize
+from ktcli.ops.triton.sums import Sum
 from ktcli.weights.formats import FORMATS
 
 Launch = tuple[JITFunction, tuple[Any, ...], dict[str, Any]]
@@ -72,11 +77,16 @@ def qwen3_30b_a3b() -> None:
     shape = GqaShape(32, 4, 128, 128**-0.5)
     of = empty(1, 4096), empty(1, 512), empty(1, 512)
     row.gqa(*of, shape, rows=rows(1), cache=(pages, pages))
-    heads = Heads(*of[:2], empty(128), empty(128), 1e-6, Rope(128, (0.0,) * 64), 0)
-    merged.gqa(heads, empty(1, 512), shape, None, rows=rows(1), cache=(pages, pages))
-    merged.add_norm(empty(1, 2048), empty(1, 2048), empty(2048), 1e-6)
+    qkv = product("int8", 5120, 2048)
+    q, k, v = (qkv.columns(*of) for of in ((0, 4096), (4096, 4608), (4608, 5120)))
+    heads = Heads(q, k, v, empty(128), empty(128), 1e-6, Rope(128, (0.0,) * 64), 0)
+    merged.gqa(heads, shape, None, rows=rows(1), cache=(pages, pages))
+    gain = empty(2048)
+    merged.add_norm(empty(1, 2048), (product("int8", 2048, 4096),), gain, 1e-6)
     ids, gate = row.route(empty(1, 128), Routing(128, 8), None)
-    experts("int4-g32", 2048, 768, 128, ids, gate)
+    few = experts("int4-g32", 2048, 768, 128, ids, gate)
+    assert few is not None
+    merged.add_norm(empty(1, 2048), (replace(few, beside=empty(1, 2048)),), gain, 1e-6)
     summarize(empty(16, 151_936), empty(16))
 
 
@@ -96,10 +106,18 @@ def deepseek_v3() -> None:
     shape = MlaShape(128, 128, 64, 128, 512, 192**-0.5)
     of = empty(1, 128 * 192), empty(1, 576)
     row.mla(*of, *weights, shape, rows=rows(1), cache=(cache,))
+    a, q = product("int8", 1536 + 576, 7168), product("int8", 128 * 192, 1536)
+    latent = Latent(q, a.columns(1536, 2112), empty(512), 1e-6, interleaved)
+    merged.mla(latent, weights[0], weights[2], shape, rows=rows(1), cache=(cache,))
+    merged.add_norm(None, (a.columns(0, 1536),), empty(1536), 1e-6)
+    swiglu_of(product("int8", 4096, 7168), 2048)
     routing = Routing(256, 8, Score.SIGMOID, 8, 4, GroupScore.TOP2, True, 2.5)
     ids, gate = row.route(empty(1, 256), routing, empty(256))
     for name, t in (("int4", 1), ("fp8", 1), ("int4", 2048)):
-        experts(name, 7168, 2048, 256, ids.expand(t, -1), gate.expand(t, -1))
+        few = experts(name, 7168, 2048, 256, ids.expand(t, -1), gate.expand(t, -1))
+        if few is not None:
+            sums = few, product("int8", 7168, 2048)
+            merged.add_norm(empty(1, 7168), sums, empty(7168), 1e-6)
     unpack_all(packed("int4", 4096, 7168, 8), empty(8, dtype=torch.int32))
 
 
@@ -129,10 +147,20 @@ def experts(
     ids: torch.Tensor,
     gate: torch.Tensor,
     extras: Extras = NO_EXTRAS,
-) -> None:
+) -> Parts | None:
+    """Launches experts; returns the sum of a few rows that has not been taken."""
     stacks = packed(name, 2 * inner, hidden, n), packed(name, hidden, inner, n)
     slots = empty(n, dtype=torch.int32)
-    row.experts(empty(ids.shape[0], hidden), ids, gate, slots, *stacks, extras)
+    of = empty(ids.shape[0], hidden), ids, gate, slots, *stacks, extras
+    row.experts(*of)
+    return row.few_experts(*of)
+
+
+def product(name: str, n: int, k: int) -> Parts:
+    """Launches the product of one row."""
+    parts = row.product(empty(1, k), packed(name, n, k))
+    assert parts is not None
+    return parts
 
 
 def sources() -> Iterator[tuple[ASTSource, dict[str, int]]]:
@@ -141,21 +169,29 @@ def sources() -> Iterator[tuple[ASTSource, dict[str, int]]]:
         values = dict(zip(fn.arg_names, args, strict=False)) | named
         options = {name: values.pop(name) for name in OPTIONS if name in values}
         constant = {p.name for p in fn.params if p.is_constexpr}
-        signature, constants, aligned = {}, {}, {}
+        signature: dict[str, Any] = {}
+        constants, aligned = {}, {}
         for i, name in enumerate(fn.arg_names):
             value = values[name]
-            if name in constant or value is None or (type(value) is int and value == 1):
-                signature[name], constants[name] = "constexpr", value
-            elif isinstance(value, torch.Tensor):
-                signature[name] = TYPES[value.dtype]
-                aligned[i,] = [["tt.divisibility", 16]]
-            elif isinstance(value, float):
-                signature[name] = "fp32"
-            else:
-                signature[name] = "i32"
-                if value % 16 == 0:
-                    aligned[i,] = [["tt.divisibility", 16]]
+            of = value if isinstance(value, Sum) else [value]
+            kinds = ["constexpr" if name in constant else kind(each) for each in of]
+            for j, (each, its) in enumerate(zip(of, kinds, strict=True)):
+                place = (i, j) if isinstance(value, Sum) else (i,)
+                if its == "constexpr":
+                    constants[place] = each.value if isinstance(each, constexpr) else each
+                elif isinstance(each, torch.Tensor) or (its == "i32" and each % 16 == 0):
+                    aligned[place] = [["tt.divisibility", 16]]
+            signature[name] = Sum(*kinds) if isinstance(value, Sum) else kinds[0]
         yield ASTSource(fn, signature, constants, aligned), options
+
+
+def kind(value: Any) -> str:
+    """The type of an argument that is not declared a constant."""
+    if value is None or isinstance(value, constexpr) or (type(value) is int and value == 1):
+        return "constexpr"
+    if isinstance(value, torch.Tensor):
+        return TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
 
 
 def resources(cubin: bytes) -> dict[str, int]:

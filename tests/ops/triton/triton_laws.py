@@ -18,8 +18,9 @@ from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch import attention, functions
 from ktcli.ops.torch import summary as torch_summary
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.merged import Heads
+from ktcli.ops.torch.merged import Heads, Latent
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
+from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton import attention as triton_attention
 from ktcli.ops.triton import merged as triton_merged
 from ktcli.ops.triton import operations as triton_row
@@ -28,6 +29,7 @@ from ktcli.ops.triton import small as triton_small
 from ktcli.ops.triton import summary as triton_summary
 from ktcli.ops.triton import tiles as triton_tiles
 from ktcli.ops.triton.panels import unpack_all
+from ktcli.ops.triton.sums import sum_parts
 from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS, LINEAR
 
@@ -73,7 +75,7 @@ def few_rows() -> None:
     for fmt, n, k in [*((fmt, 10, 136) for fmt in EVERY), (FORMATS["int4"], 34, 200), *split]:
         w, means = _stack(fmt, 1, n, k)
         x, bias = torch.randn(1, k + 3)[:, 1 : k + 1], torch.randn(n)
-        _close(triton_product.vector_product(x, w, bias) - bias, x, means[0], 1e-4)
+        _close(sum_parts(triton_product.vector_product(x, w, bias)) - bias, x, means[0], 1e-4)
     w, means = _stack(FORMATS["int4"], 3, 20, 40)
     x = torch.randn(2, 3, 40)
     out = triton_product.vector_products(x, w)
@@ -81,15 +83,15 @@ def few_rows() -> None:
         _close(out[:, i], x[:, i], means[i], 1e-4)
     w, means = _stack(FORMATS["int4"], 1, 32, 1024)  # whole tiles: the way without masks
     x = torch.randn(1, 1024)
-    _close(triton_product.vector_product(x, w), x, means[0], 1e-4)
+    _close(sum_parts(triton_product.vector_product(x, w)), x, means[0], 1e-4)
 
 
 def rows_alone() -> None:
     """A row's bits do not depend on its neighbours."""
     w, _ = _stack(FORMATS["int4"], 1, 32, 320)
     x = torch.randn(3, 320)
-    alone = [triton_product.vector_product(x[i : i + 1], w) for i in range(3)]
-    assert torch.equal(torch.cat(alone), triton_product.vector_product(x, w))
+    alone = [sum_parts(triton_product.vector_product(x[i : i + 1], w)) for i in range(3)]
+    assert torch.equal(torch.cat(alone), sum_parts(triton_product.vector_product(x, w)))
 
 
 def tiles() -> None:
@@ -102,7 +104,7 @@ def tiles() -> None:
         rounded, matrix = (x, means[0]) if fmt.bits == 32 else (x.bfloat16(), means[0].bfloat16())
         if not fmt.group and fmt.bits != 32:
             matrix = means[0]  # scaled after the sum
-        out = triton_tiles.tile_product(x, w, bias) - bias
+        out = sum_parts(triton_tiles.tile_product(x, w, bias)) - bias
         _close(out, rounded.float(), matrix.float(), 1e-4)
 
 
@@ -224,19 +226,60 @@ def mla() -> None:
         assert torch.equal(cache.view(torch.int16), same.view(torch.int16))
 
 
-def _ready(x: torch.Tensor, gain: torch.Tensor | None, of: Heads, rows: Rows) -> torch.Tensor:
+def _parts(rows: int, width: int) -> Parts:
+    """The sum of some columns of three parts and a bias."""
+    return Parts(torch.randn(rows, 3, width + 9), None, torch.randn(width + 9)).columns(
+        5, width + 5
+    )
+
+
+def _routed(rows: int, width: int) -> Parts:
+    """The sum of chosen experts, one of them not here and one that is nobody's, and of what the CPU computed."""
+    ids = torch.tensor([[0, 2, 1], [1, -1, 0], [2, 1, 3]], dtype=torch.int32)[:rows]
+    gates = torch.rand(rows, 3).where(ids >= 0, torch.nan)
+    slots = torch.tensor([1, -1, 0, 2], dtype=torch.int32)
+    values = torch.randn(rows, 3, width)
+    values[0, 2] = torch.nan
+    return Parts(values, (ids, slots, gates), torch.randn(rows, width + 1)[:, 1:])
+
+
+def sums() -> None:
+    """Sums taken alone, and in front of a norm or an activation."""
+    gain = torch.rand(256)
+    some, routed, one = _parts(3, 256), _routed(3, 256), Parts.of(torch.randn(3, 300)[:, 7:263])
+    for parts in (some, routed, one):
+        torch.testing.assert_close(sum_parts(parts), parts.total())
+        made = triton_small.swiglu_of(parts, 115)
+        torch.testing.assert_close(made, functions.swiglu(parts.total(), 115))
+    assert sum_parts(one).data_ptr() == one.values.data_ptr()
+    rows = torch.randn(3, 300)[:, :256]
+    for a, terms in (
+        (rows, (one,)),
+        (rows, (routed, some)),
+        (None, (some,)),
+        (None, (one, routed)),
+    ):
+        total, normed = triton_merged.add_norm(a, terms, gain, 1e-6)
+        right = sum((each.total() for each in terms), torch.zeros_like(rows))
+        right = right if a is None else a + right
+        torch.testing.assert_close(total, right)
+        torch.testing.assert_close(normed, functions.norm(right, gain, 1e-6))
+
+
+def _ready(x: Parts, gain: torch.Tensor | None, of: Heads, rows: Rows) -> torch.Tensor:
     """Queries or keys, normed and rotated one after the other."""
     width = of.k.shape[1] // 2
-    made = x if gain is None else functions.norm(x, gain, of.eps, width)
+    made = x.total() if gain is None else functions.norm(x.total(), gain, of.eps, width)
     return made if of.rope is None else functions.rope(made, of.rope, width, of.first, rows=rows)
 
 
-def merged() -> None:
-    """Several operations at once, beside the same ones alone."""
-    a, b, gain = torch.randn(3, 300)[:, :240], torch.randn(3, 240), torch.rand(240)
-    total, normed = triton_merged.add_norm(a, b, gain, 1e-6)
-    torch.testing.assert_close(total, a + b)
-    torch.testing.assert_close(normed, functions.norm(a + b, gain, 1e-6))
+def _rope(dim: int, interleaved: bool) -> Rope | None:
+    angles = tuple(torch.rand(dim // 2).tolist())
+    return Rope(dim, angles, 1.3, interleaved, shift=5) if dim else None
+
+
+def heads() -> None:
+    """Attention with what stands before it, beside the same operations alone."""
     for width, wide, gains, dim, first, interleaved in (
         (64, 0, True, 64, 0, False),
         (80, 48, False, 32, 16, True),
@@ -247,20 +290,45 @@ def merged() -> None:
         rows = _rows(5)
         cache = _cached(rows, 2 * width), _cached(rows, 2 * shape.value_dim)
         same = cache[0].clone(), cache[1].clone()
-        qkv = torch.randn(3, 6 * width + 2 * shape.value_dim)
-        q, k, v = qkv.split((4 * width, 2 * width, 2 * shape.value_dim), -1)
-        angles = tuple(torch.rand(dim // 2).tolist())
-        rope = Rope(dim, angles, 1.3, interleaved, shift=5) if dim else None
+        qkv, ends = _parts(3, 6 * width + 2 * shape.value_dim), (4 * width, 6 * width)
+        q, k = qkv.columns(0, ends[0]), qkv.columns(*ends)
+        v = qkv.columns(ends[1], qkv.shape[1])
         q_gain, k_gain = (torch.rand(width) if gains else None for _ in range(2))
-        heads = Heads(q, k, q_gain, k_gain, 1e-6, rope, first)
+        of = Heads(q, k, v, q_gain, k_gain, 1e-6, _rope(dim, interleaved), first)
         sinks = torch.randn(4)
-        out = triton_merged.gqa(heads, v, shape, sinks, rows=rows, cache=cache)
+        out = triton_merged.gqa(of, shape, sinks, rows=rows, cache=cache)
 
-        q, k = (_ready(x, gain, heads, rows) for x, gain in ((q, q_gain), (k, k_gain)))
-        right = attention.gqa(q, k, v, shape, sinks, rows=rows, cache=same)
+        ready = (_ready(x, gain, of, rows) for x, gain in ((q, q_gain), (k, k_gain)))
+        right = attention.gqa(*ready, v.total(), shape, sinks, rows=rows, cache=same)
         torch.testing.assert_close(out, right, atol=8e-3, rtol=8e-3)
-        torch.testing.assert_close(cache[0], same[0], equal_nan=True)  # one rounding apart
-        assert torch.equal(cache[1].view(torch.int16), same[1].view(torch.int16))
+        for made, alone in zip(cache, same, strict=True):  # one rounding apart
+            torch.testing.assert_close(made, alone, equal_nan=True)
+
+
+def latent() -> None:
+    """Latent attention with what stands before it, beside the same operations alone."""
+    for nope, turned, v, lora, interleaved in (
+        (16, 16, 16, 32, True),
+        (24, 8, 8, 96, False),
+        (24, 0, 16, 40, False),
+    ):
+        shape = MlaShape(2, nope, turned, v, lora, (nope + turned) ** -0.5)
+        sizes = (lora, nope), (nope, lora), (v, lora)
+        uk_in, uk_out, uv = (_stack(FORMATS["int8"], 2, n, k)[0] for n, k in sizes)
+        rows = _rows(5)
+        cache = _cached(rows, lora + turned)
+        same = cache.clone()
+        q, new, gain = _parts(3, 2 * (nope + turned)), _parts(3, lora + turned), torch.rand(lora)
+        of = Latent(q, new, gain, 1e-6, _rope(turned, interleaved))
+        out = triton_merged.mla(of, uk_in, uv, shape, rows=rows, cache=(cache,))
+
+        ready, normed = q.total(), functions.norm(new.total(), gain, 1e-6, columns=lora)
+        if of.rope is not None:
+            ready = functions.rope(ready, of.rope, nope + turned, nope, rows=rows)
+            normed = functions.rope(normed, of.rope, lora + turned, lora, rows=rows)
+        right = attention.mla(ready, normed, uk_in, uk_out, uv, shape, rows=rows, cache=(same,))
+        torch.testing.assert_close(out, right, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(cache, same, equal_nan=True)
 
 
 def small() -> None:
@@ -331,8 +399,8 @@ def summary() -> None:
 
 
 LAWS = (
-    unpacking, few_rows, rows_alone, tiles, linear, experts, rotated, groups, gqa, mla, merged, small,
-    route, summary,
+    unpacking, few_rows, rows_alone, tiles, linear, experts, rotated, groups, gqa, mla, sums, heads,
+    latent, small, route, summary,
 )  # fmt: skip
 
 if __name__ == "__main__":

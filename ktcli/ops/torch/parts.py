@@ -1,0 +1,63 @@
+"""Sums that have not been taken: of the parts of a split product, or of the experts of a token.
+
+Taking one is a launch of its own, unless the operation that reads the sum takes it along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A sum of parts for each row.
+
+    Attributes:
+        values: [T, P, N] f32; neighbouring columns lie side by side.
+        routed: ids int32 [T, P], slots int32 [experts] and gates f32 [T, P]: the parts are those of chosen experts, of
+            which those in a slot count, times their gates; None: each part counts as it is.
+        beside: [T, N] or [N] f32, one more part; None: there is none.
+    """
+
+    values: Tensor
+    routed: tuple[Tensor, Tensor, Tensor] | None = None
+    beside: Tensor | None = None
+
+    @classmethod
+    def of(cls, x: Tensor) -> Parts:
+        """The rows x [T, N] as a sum of one part."""
+        return cls(x[:, None])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The rows and columns of the sum."""
+        return self.values.shape[0], self.values.shape[2]
+
+    @property
+    def alone(self) -> Tensor | None:
+        """The sum [T, N], if it is but one part as it is."""
+        if self.values.shape[1] > 1 or self.routed is not None or self.beside is not None:
+            return None
+        return self.values[:, 0]
+
+    def columns(self, first: int, last: int) -> Parts:
+        """The sum of some columns."""
+        beside = None if self.beside is None else self.beside[..., first:last]
+        return replace(self, values=self.values[..., first:last], beside=beside)
+
+    def total(self) -> Tensor:
+        """Takes the sum [T, N], part after part."""
+        if (alone := self.alone) is not None:
+            return alone
+        values = self.values
+        if self.routed is not None:
+            ids, slots, gates = self.routed
+            here = (ids >= 0) & (slots[ids.clamp(min=0).long()] >= 0)
+            values = torch.where(here[..., None], values * gates[..., None], 0.0)
+        total = torch.zeros_like(values[:, 0])
+        for part in values.unbind(1):
+            total = total + part
+        return total if self.beside is None else total + self.beside
