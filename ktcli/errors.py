@@ -198,3 +198,7 @@ class DeviceError(KtError):
 
 class OutOfDeviceMemory(DeviceError):
     """The GPU's memory is full."""
+
+
+class KernelFails(DeviceError):
+    """A Triton kernel cannot be compiled for the GPU, or not be launched there."""

@@ -34,7 +34,7 @@ typedef struct kt_offload_options {
     const int32_t *immediate;   /* [layers] parts; copied */
     const int32_t *deferred;    /* [layers] parts, or -1: none; copied */
     int32_t timeout_ms;         /* >= 1 */
-    int32_t spin_us;
+    int32_t spin_us;            /* the pool's idle workers spin as long from now on */
     int32_t *flags;             /* [2 * layers], which must outlive the handle; NULL: by calls */
 } kt_offload_options;
 

@@ -198,6 +198,7 @@ kt_offload *kt_offload_create(kt_program *program, const kt_offload_options *opt
     o->program = program;
     o->timeout_ns = (int64_t)options->timeout_ms * 1000000;
     o->spin_ns = (int64_t)options->spin_us * 1000;
+    pool_spin_for(program->pool, o->spin_ns);
     o->flags = (_Atomic int32_t *)(void *)options->flags;
     reset(o);
     int failed = start_threads(o);

@@ -56,7 +56,8 @@ struct kt_pool {
     int n_teams, threads, started;              /* started: seats that have a thread */
     pool_task *task;        /* NULL: the workers go home */
     void *arg;
-    int64_t idle_spin_ns, barrier_spin_ns;
+    _Atomic int64_t idle_spin_ns;
+    int64_t barrier_spin_ns;
     const kt_kernels *kernels;
     int32_t tile_min[KT_TILE_KINDS];
     cpu_set_t caller_cpu;   /* where thread 0 runs tasks */
@@ -113,6 +114,13 @@ void pool_next_loop(kt_pool *pool, int thread)
     pool->seats[thread].loop++;
 }
 
+void pool_spin_for(kt_pool *pool, int64_t ns)
+{
+    int64_t now = atomic_load(&pool->idle_spin_ns);
+    if (now >= 0 && now < ns)
+        atomic_store(&pool->idle_spin_ns, ns);
+}
+
 /* Where the row has tiles: this thread is about to use them, or will not for a while. */
 static void use_tiles(const kt_pool *pool, int begin)
 {
@@ -125,7 +133,7 @@ static void use_tiles(const kt_pool *pool, int begin)
 static void wait_for_work(const seat *s, uint32_t seen)
 {
     bell *start = &s->team->start;
-    if (bell_spin(start, seen, s->pool->idle_spin_ns))
+    if (bell_spin(start, seen, atomic_load_explicit(&s->pool->idle_spin_ns, memory_order_relaxed)))
         return;
     use_tiles(s->pool, 0);
     bell_wait(start, seen, 0);
@@ -343,7 +351,7 @@ kt_pool *kt_pool_create(const kt_pool_options *options, char *error, size_t erro
     seat_teams(pool, options);
     /* More threads than CPUs: whoever spins takes the core from the one it waits for. */
     int crowded = pool->threads > usable_cpus(options);
-    pool->idle_spin_ns = crowded ? 0 : (int64_t)options->spin_us * 1000;
+    atomic_store(&pool->idle_spin_ns, crowded ? -1 : (int64_t)options->spin_us * 1000);
     pool->barrier_spin_ns = crowded ? 0 : BARRIER_SPIN_NS + BARRIER_SPIN_NS_PER_THREAD * (int64_t)pool->threads;
     pool->kernels = kernels;
     for (int i = 0; i < KT_TILE_KINDS; i++)

@@ -45,6 +45,9 @@ int64_t pool_take_own(kt_pool *pool, int thread, int64_t run);
 /* Inside a task: start another loop without waiting; at most POOL_LOOPS - 1 times between barriers. */
 void pool_next_loop(kt_pool *pool, int thread);
 
+/* Idle workers spin for so many nanoseconds at least, unless there are more of them than CPUs. */
+void pool_spin_for(kt_pool *pool, int64_t ns);
+
 /* Where a thread sits: its node, its number within the team, and the team's threads. */
 typedef struct pool_place {
     int node, thread, threads;

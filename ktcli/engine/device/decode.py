@@ -151,8 +151,10 @@ class DecodeStep:
             defer[: len(runs)] = [run.defer for run in runs]
             self._host.begin(defer.size, defer)
         work()
-        self._stream.synchronize()
-        if self._host is not None:
+        if self._host is None:
+            self._stream.synchronize()
+        else:
+            self._stream.sleep()  # all cores are at work, or wait for it
             self._host.check()
 
     def _warmed(self) -> Callable[[], None]:

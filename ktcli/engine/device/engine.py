@@ -7,6 +7,7 @@ where.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 
@@ -35,6 +36,7 @@ from ktcli.engine.prefix import facts_of, seed
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.session import Session
 from ktcli.engine.states import before_tail
+from ktcli.errors import KernelFails
 from ktcli.models import Model, Spec
 from ktcli.native import Batch, Pool
 from ktcli.ops.recording import record
@@ -42,12 +44,14 @@ from ktcli.ops.state import state_slots
 from ktcli.ops.tensors import Role
 from ktcli.ops.torch.backend import StepInputs, Weights
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.kernels import Kernels, kernels_for, triton_fails
+from ktcli.ops.torch.kernels import TORCH, Kernels, give_up_triton, kernels_for, triton_fails
 from ktcli.ops.torch.merging import backend_of
 from ktcli.planner.cost import PieceTimes
 from ktcli.planner.device import MOST_CAPTURED
 from ktcli.planner.memory import PREFILL_CHUNK, Use
 from ktcli.weights.recipe import Recipe, stored_bytes
+
+_LOG = logging.getLogger(__name__)
 
 
 class DeviceEngine:
@@ -87,8 +91,8 @@ class DeviceEngine:
         # Tensors on the device are made in this stream, too: it does not wait for any other.
         with device_errors("loading"), self.stream.running():
             self._load(source, progress)
-            self._ways = self._make_ways()
-        self._steps, cache = DeviceSteps(self._ways), self._cache
+            self._prepare()
+        cache = self._cache
         widths = cached_parts(record(model.forward), self.spec.layers)
         parts = cache.parts(widths)
         self.memory = DeviceMemory(parts, cache.states, self._paging)
@@ -141,10 +145,19 @@ class DeviceEngine:
     def run(self, batch: Batch) -> list[Logits]:
         """The logits of each output row, see `Engine`.
 
+        Where a kernel fails that no step used before, the batch runs again without such kernels.
+
         Raises:
             DeviceError: the device failed.
             KtError: the CPU's share failed.
         """
+        try:
+            return self._steps.run(batch)
+        except KernelFails as error:
+            said = len(self.warnings)
+            self._prepare(error)
+        for warning in self.warnings[said:]:
+            _LOG.warning("%s", warning)
         return self._steps.run(batch)
 
     def forget_choices(self) -> None:
@@ -208,7 +221,7 @@ class DeviceEngine:
         loaded = load(
             self.model, self.recipe, source, self.pool, then, skip=mask, only=Role.EXPERTS
         )
-        self.warnings = (*_slower(device), *refusals(self.pool, loaded.unbound))
+        self.warnings = (*self._slower(), *refusals(self.pool, loaded.unbound))
         # In each layer gate_up comes before down.
         slices = [each for each in loaded.by_name.values() if isinstance(each, tuple)]
         pairs = zip(slices[::2], slices[1::2], self._on_device.stacks, strict=True)
@@ -219,6 +232,37 @@ class DeviceEngine:
         self._chosen = torch.zeros(mask.shape, dtype=torch.int64, device=device)
 
     # -- how steps run -------------------------------------------------------------------------------
+
+    def _prepare(self, failed: KernelFails | None = None) -> None:
+        """Makes the steps ready; with plain torch operations if a kernel `failed`, or fails now.
+
+        Raises:
+            DeviceError: the device failed; so did plain operations.
+        """
+        device = self.stream.device
+        with device_errors("loading"), self.stream.running():
+            if failed is None:
+                try:
+                    with device_errors("preparing a step"):
+                        self._ways = self._make_ways()
+                except KernelFails as error:
+                    failed = error
+            if failed is not None:
+                if self._kernels is TORCH:
+                    raise failed
+                give_up_triton(device, str(failed))
+                self._kernels = kernels_for(device)
+                self.warnings += self._slower()
+                self._ways = self._make_ways()
+        self._steps = DeviceSteps(self._ways)
+
+    def _slower(self) -> tuple[str, ...]:
+        """The warning that the device's kernels are not the fast ones, with the reason."""
+        device = self.stream.device
+        reason = triton_fails(device) if device.type == "cuda" else ""
+        if not reason:
+            return ()
+        return (f"the GPU runs plain torch operations, which is much slower: {reason}",)
 
     def _make_ways(self) -> Ways:
         placement, stream = self.placement, self.stream
@@ -348,14 +392,6 @@ def _one_count(
     return (
         lambda done, of: progress(done, total),
         lambda done, of: progress(total - of + done, total),
-    )
-
-
-def _slower(device: torch.device) -> tuple[str, ...]:
-    """The warning that the device's kernels are not the fast ones, with the reason."""
-    reason = triton_fails(device) if device.type == "cuda" else ""
-    return (
-        (f"the GPU runs plain torch operations, which is much slower: {reason}",) if reason else ()
     )
 
 

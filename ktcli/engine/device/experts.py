@@ -13,6 +13,7 @@ entered; ids and gates of each layer have their own place.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ from ktcli.ops.torch.packed import NO_EXTRAS, Extras
 Depths = NDArray[np.int32]  # of each token of a step
 
 WATCHDOG_MS = 30_000  # the slowest layer of a prefill chunk takes seconds, a hang for ever
+# How long whoever waits for the other side spins: longer than a layer of the largest models takes on either, since to
+# sleep and be woken costs tens of microseconds in each of them. The cores are there for nothing else meanwhile.
+_SPIN_US = 5000
+_SPIN_CROWDED_US = 200  # where threads have to share them
 
 
 class Handoff(Enum):
@@ -117,7 +122,12 @@ class HostExperts:
             self._flags = stream.pinned(2 * len(present) * 4).view(torch.int32).numpy()
             self._flags[:] = 0
         self._offload = Offload(
-            self._program, immediate, deferred, timeout_ms=WATCHDOG_MS, flags=self._flags
+            self._program,
+            immediate,
+            deferred,
+            timeout_ms=WATCHDOG_MS,
+            spin_us=spin_us(stream.device, pool.threads),
+            flags=self._flags,
         )
 
     def has(self, layer: int) -> bool:
@@ -257,3 +267,10 @@ class HostExperts:
         self._stream.pin(first, last - first)
         # Called when this object is freed, but before the offload and the memory itself are.
         weakref.finalize(self, self._stream.unpin, first)
+
+
+def spin_us(device: torch.device, threads: int) -> int:
+    """The microseconds that the CPU's threads spin before they sleep, beside a device: one thread of its stream waits,
+    too."""
+    usable = len(os.sched_getaffinity(0))
+    return _SPIN_US if device.type == "cuda" and threads < usable else _SPIN_CROWDED_US

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ktcli.engine.device import cuda
-from ktcli.errors import DeviceError, OutOfDeviceMemory
+from ktcli.errors import DeviceError, KernelFails, OutOfDeviceMemory
 
 # What a failure of the device is known by in torch's words; "execution plans" are cuDNN's.
 _FROM_THE_DEVICE = ("cuda", "cublas", "cudnn", "execution plan")
@@ -78,7 +78,14 @@ class Stream(Protocol):
         """A block in which torch's own operations go to the stream."""
 
     def synchronize(self) -> None:
-        """Returns when everything is done.
+        """Returns when everything is done; a core may be busy with waiting.
+
+        Raises:
+            DeviceError: something failed.
+        """
+
+    def sleep(self) -> None:
+        """Returns when everything is done, some tens of microseconds late, and leaves the core to others meanwhile.
 
         Raises:
             DeviceError: something failed.
@@ -150,6 +157,10 @@ class HostStream:
     def synchronize(self) -> None:
         pass
 
+    def sleep(self) -> None:
+        with self._logged("sleep"):
+            pass
+
     @contextmanager
     def _logged(self, name: str) -> Iterator[None]:
         start = time.monotonic_ns()
@@ -167,8 +178,8 @@ class _Past:
 class _Event:
     """A point in the work of a CUDA stream."""
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    def __init__(self, stream: torch.cuda.Stream, *, blocking: bool = False) -> None:
+        self.event = torch.cuda.Event(blocking=blocking)  # type: ignore[no-untyped-call]
         self.event.record(stream)
 
     def wait(self) -> None:
@@ -261,6 +272,10 @@ class CudaStream:
         with device_errors("a step"):
             self._stream.synchronize()
 
+    def sleep(self) -> None:
+        with device_errors("a step"):
+            _Event(self._stream, blocking=True).event.synchronize()
+
     def _device_address(self, address: int) -> int:
         if address not in self._seen_at:
             self._seen_at[address] = cuda.device_address(address)
@@ -325,17 +340,30 @@ def device_errors(doing: str) -> Iterator[None]:
 
     Raises:
         OutOfDeviceMemory: the device's memory is full.
+        KernelFails: anything that Triton reports.
         DeviceError: anything else CUDA reports.
     """
     try:
         yield
-    except RuntimeError as error:  # torch.OutOfMemoryError and torch.AcceleratorError are such
-        text = str(error)
-        full = any(map(_is_full, _chain(error)))
-        if not full and not any(name in text.lower() for name in _FROM_THE_DEVICE):
-            raise
-        if full:
-            raise OutOfDeviceMemory(f"the GPU's memory is full while {doing}") from error
+    except Exception as error:
+        if type(error).__module__.split(".")[0] == "triton":
+            words = str(error).strip().splitlines() or [type(error).__name__]
+            raise KernelFails(f"triton failed in {doing}: {words[-1][:200]}") from error
+        _raise_from_device(error, doing)
+        raise
+
+
+def _raise_from_device(error: Exception, doing: str) -> None:
+    """Raises torch's errors about a failed device as `DeviceError`; returns from others."""
+    if not isinstance(
+        error, RuntimeError
+    ):  # torch.OutOfMemoryError and torch.AcceleratorError are such
+        return
+    full = any(map(_is_full, _chain(error)))
+    if full:
+        raise OutOfDeviceMemory(f"the GPU's memory is full while {doing}") from error
+    text = str(error)
+    if any(name in text.lower() for name in _FROM_THE_DEVICE):
         raise DeviceError(f"the GPU failed in {doing}: {text.splitlines()[0][:200]}") from error
 
 

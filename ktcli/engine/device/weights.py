@@ -31,7 +31,8 @@ from ktcli.weights.recipe import Recipe, format_of, is_in_f32, stored_bytes
 
 _ALIGNMENT = 256  # bytes; a separate allocation would begin at a multiple of it
 _DTYPES = {0: torch.uint8, 2: torch.bfloat16, 4: torch.float32}  # by bytes of a plain value
-_STAGING_BYTES = 64 << 20  # each of the two pinned buffers, unless one panel is larger
+# Each of the two pinned buffers, unless one panel is larger. To un-pack one takes five times as much of a full card.
+_STAGING_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)

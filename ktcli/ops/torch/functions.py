@@ -353,7 +353,9 @@ def _experts_grouped(
     ids, slot, gate = chosen
     count = stacks[0].count
     order = slot.flatten().sort(stable=True).indices
-    sizes = torch.bincount(slot.flatten() + 1, minlength=count + 1).tolist()
+    numbers = (slot + 1).flatten()
+    counts = torch.zeros(count + 1, dtype=torch.int64, device=x.device)  # bincount would wait, too
+    sizes = counts.index_add_(0, numbers, torch.ones_like(numbers, dtype=torch.int64)).tolist()
     flat_gate = gate.flatten()
     out = x.new_zeros(x.shape[0], stacks[1].n)
     first = sizes[0]  # what is not here comes first

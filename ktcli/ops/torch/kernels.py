@@ -101,6 +101,10 @@ def kernels_for(device: torch.device, *, exact: bool = False) -> Kernels:
     return triton_kernels() if device.type == "cuda" and not triton_fails(device) else TORCH
 
 
+# What failed while it was used, though the first kernel ran.
+_failed: dict[torch.device, str] = {}
+
+
 @cache
 def triton_fails(device: torch.device) -> str:
     """Returns why Triton kernels cannot run on a device, as a clause; "" if they can. The first call tries one, for
@@ -109,7 +113,7 @@ def triton_fails(device: torch.device) -> str:
     Raises:
         torch.OutOfMemoryError: the device's memory is full.
     """
-    missing = _triton_lacks()
+    missing = _failed.get(device) or _triton_lacks()
     if missing:
         return missing
     try:
@@ -120,6 +124,12 @@ def triton_fails(device: torch.device) -> str:
         words = str(error).strip().splitlines() or [type(error).__name__]
         return f"triton's kernels fail here: {words[0][:160]}"
     return ""
+
+
+def give_up_triton(device: torch.device, reason: str) -> None:
+    """Notes that Triton kernels fail on a device after all, as a clause."""
+    _failed[device] = reason
+    triton_fails.cache_clear()
 
 
 def _run_a_kernel(device: torch.device) -> None:

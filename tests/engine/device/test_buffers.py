@@ -59,6 +59,9 @@ class LateStream(HostStream):
         self.later(done.set)
         done.wait()
 
+    def sleep(self) -> None:
+        self.synchronize()
+
     def later(self, work: Callable[[], Any]) -> None:
         self._work.put(work)
 

@@ -7,6 +7,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,51 @@ def test_a_step_that_is_not_captured_runs_anew(made: Made, monkeypatch: pytest.M
     two = [engine.sequence().extend(np.array([7], np.int32)) for _ in range(2)]
     assert len(engine.run(Batch(tuple(two)))) == 2
     assert len(asked) == 1  # the answer is remembered
+
+
+@pytest.mark.parametrize("when", ["load", "prompt"])
+def test_a_kernel_that_fails_later_is_done_without(
+    when: str, made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A larger launch may fail where the first kernel ran: one warning, the same bits, and it is remembered."""
+    wanted = answer(made.engine(made.placed(), exact=False))
+    error = type("OutOfResources", (Exception,), {"__module__": "triton.runtime.errors"})
+    calls = []
+
+    def broken(x: Tensor, *_: object, **__: object) -> Tensor:
+        calls.append(x.shape[0])
+        if when == "prompt" and x.shape[0] == 1:
+            return TORCH["linear"](x, *_, **__)
+        raise error("out of resource: shared memory, Required: 300000")
+
+    fast = replace(TORCH, name="triton", operations={**TORCH.operations, "linear": broken})
+    given_up: list[str] = []
+    monkeypatch.setattr(engine_module, "kernels_for", lambda *_, **__: TORCH if given_up else fast)
+    monkeypatch.setattr(engine_module, "give_up_triton", lambda _, why: given_up.append(why))
+    monkeypatch.setattr(
+        DeviceEngine, "_slower", lambda _: (f"slower: {given_up[0]}",) if given_up else ()
+    )
+    engine = made.engine(made.placed(), exact=False)
+    np.testing.assert_array_equal(answer(engine), wanted)
+    assert len(given_up) == 1 and "300000" in given_up[0]
+    assert engine.warnings == (f"slower: {given_up[0]}",)
+    assert [each.message for each in caplog.records] == (
+        [f"slower: {given_up[0]}"] if when == "prompt" else []
+    )
+    before = len(calls)
+    answer(engine)
+    assert len(calls) == before
+
+
+def test_a_thread_that_waits_beside_experts_of_the_cpu_sleeps(made: Made, watched) -> None:
+    """Its core has other work then."""
+    for mask, sleeps in (("some", True), ("all", False)):
+        engine, stream = watched(made, mask=mask)
+        session = engine.session()
+        session.feed(IDS[:70])
+        stream.log.clear()
+        session.feed([7])
+        assert ("sleep" in {call.name for call in stream.log}) == sleeps
 
 
 def test_no_step_notes_a_way_back(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

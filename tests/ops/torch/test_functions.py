@@ -18,6 +18,7 @@ from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch import attention
 from ktcli.ops.torch import functions as f
+from ktcli.ops.torch.chosen import highest
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT, TORCH, kernels_for
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed, PlainMatrix, unpack
@@ -410,3 +411,14 @@ def test_sequences_of_a_step_do_not_see_each_other() -> None:
 def test_the_exact_row_is_asked_for() -> None:
     assert kernels_for(CPU) is TORCH
     assert kernels_for(CPU, exact=True) is EXACT
+
+
+def test_the_highest_are_those_of_a_stable_sort() -> None:
+    scores = torch.randn(50, 3, 400).mul(4).round().div(4)
+    scores[0] = torch.tensor([0.0, -0.0] * 200)
+    scores[1, :, 5:] = -torch.inf
+    scores[2, :, ::3] = torch.inf
+    for k in (1, 64, 400):
+        wanted = scores.sort(dim=-1, descending=True, stable=True).indices[..., :k]
+        assert torch.equal(highest(scores, k), wanted)
+    assert highest(scores, 500).shape[-1] == 400
