@@ -5,18 +5,34 @@ Run by test_fakecuda.py, under the plugin no_numbers.
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hybrid import IDS, Made
 from reference import CASES
+from torch.profiler import ProfilerActivity, profile
 
 from ktcli.engine.device.experts import Handoff
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.errors import KtError
 from ktcli.native import Batch
+from ktcli.ops.torch.attention import attend_causally
+from ktcli.planner.device_cost import (
+    KERNELS_EXPERTS,
+    KERNELS_HEADS,
+    KERNELS_LATENT,
+    KERNELS_SHARED,
+)
 
 GPU = torch.device("cuda")
+LOG = Path(os.environ["FAKE_LOG"])
+# Kernels before the first layer and behind the last, and those that count which experts were chosen.
+AROUND_LAYERS = 22
+COPIES = 9  # what a step is given, and its logits with their summary
 SIZES = (1, 2, 3, 5, 9, 16)
 
 
@@ -69,3 +85,37 @@ def test_an_error_of_the_cpu_is_a_sentence(tmp_path_factory: pytest.TempPathFact
     session = made.engine(made.placed("none"), exact=False).session()
     with pytest.raises(KtError):
         session.feed([made.model.spec.vocab + 7])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [(torch.bfloat16, 64), (torch.bfloat16, 32), (torch.float32, 64)]
+)
+def test_prompts_attend_without_a_mask_and_without_cudnn(dtype: torch.dtype, value: int) -> None:
+    """By flash attention where heads are alike, else by the memory-efficient one."""
+    q, k = (torch.zeros(2, 4, n, 64, dtype=dtype, device=GPU) for n in (33, 99))
+    v = torch.zeros(2, 4, 99, value, dtype=dtype, device=GPU)
+    watched = profile(activities=[ProfilerActivity.CPU], acc_events=True)
+    with watched, torch.inference_mode():
+        attend_causally(q, k, v, 0.1)
+    ways = {each.key for each in watched.key_averages() if "attention_forward" in each.key}
+    way = "flash" if (dtype, value) == (torch.bfloat16, 64) else "efficient"
+    assert ways == {f"aten::_{way}_attention_forward"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("qwen3", KERNELS_HEADS + KERNELS_EXPERTS),
+        ("deepseek-v3", KERNELS_LATENT + KERNELS_EXPERTS + KERNELS_SHARED),
+    ],
+)
+def test_a_graph_has_the_nodes_that_plans_count(
+    name: str, kernels: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    made = Made.convert(name, tmp_path_factory.mktemp("made"), GPU)
+    made.engine(made.placed("all"), exact=False)
+    graphs = [line for line in LOG.read_text().splitlines() if line.startswith("GRAPH")]
+    found = re.search(r"(\d+) kernels, (\d+) copies, 0 sets, 0 host", graphs[-1])
+    assert found is not None, graphs[-1]
+    assert int(found[1]) <= made.model.spec.layers * kernels + AROUND_LAYERS
+    assert int(found[2]) <= COPIES

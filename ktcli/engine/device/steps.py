@@ -144,4 +144,5 @@ def _rows(runs: Sequence[Run], device: torch.device) -> Rows:
         ids.to(device),
         chunk=0 if chunk is None else chunk[1],
         windows=None if windows is None else torch.from_numpy(windows).to(device),
+        start=runs[0].start if len(runs) == 1 else None,
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ktcli.native import PAGE_TOKENS
@@ -54,14 +55,15 @@ def gqa(
     out = torch.empty(len(q), s.heads * s.value_dim, dtype=torch.float32, device=q.device)
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
-        table, positions = _reached(table, rows.positions[of], s.window)
+        table, positions = _reached(table, rows.positions[of], s.window, rows.start)
         keys, values = (held_by(pages, table, positions) for pages in cache)  # [L, kv, D]
         heads = query[of].permute(1, 2, 0, 3)  # [kv, group, run, D]
         if sinks is not None:
             heads, keys, values = _sunk(heads, keys, values, sinks / s.scale)
         spread = (*heads.shape[:2], -1, -1)
         keys, values = (each.transpose(0, 1)[:, None].expand(spread) for each in (keys, values))
-        mixed = _attend(heads, keys, values, positions, s.scale, s.window)
+        end = None if s.window or sinks is not None else _end(rows)
+        mixed = _attend(heads, keys, values, positions, s.scale, s.window, end)
         out[of] = mixed.permute(2, 0, 1, 3).flatten(1)
     return out
 
@@ -115,7 +117,8 @@ def mla(
         held = held_by(pages, table, rows.positions[of])  # [L, lora + rope]
         for heads, keys, values in expand(held, weights, shape, exact):
             asked = query[of, heads].transpose(0, 1)[None]  # [1, heads, run, nope + rope]
-            mixed = _attend(asked, keys[None], values[None], rows.positions[of], shape.scale)
+            positions, end = rows.positions[of], _end(rows)
+            mixed = _attend(asked, keys[None], values[None], positions, shape.scale, end=end)
             out[of, heads] = mixed[0].transpose(0, 1)
     return out.flatten(1)
 
@@ -190,12 +193,15 @@ def _visible(places: Tensor, positions: Tensor, window: int) -> Tensor:
     return (behind >= 0) & (behind < window) if window else behind >= 0
 
 
-def _reached(table: Tensor, positions: Tensor, window: int) -> tuple[Tensor, Tensor]:
+def _reached(
+    table: Tensor, positions: Tensor, window: int, start: int | None
+) -> tuple[Tensor, Tensor]:
     """Returns a sequence's pages that a run at these positions can see, and its positions from the first of them on.
-    With a window it waits for the device, to learn where the run begins."""
+    With a window it waits for the device, to learn where the run begins, unless `start` says so."""
     if not window:
         return table, positions
-    first = max(0, int(positions[0]) + 1 - window) // PAGE_TOKENS
+    start = int(positions[0]) if start is None else start
+    first = max(0, start + 1 - window) // PAGE_TOKENS
     return table[first:], positions - first * PAGE_TOKENS
 
 
@@ -227,8 +233,19 @@ def with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
     return weights / (weights.sum(-1, keepdim=True) + (sinks - peak).exp())
 
 
+def _end(rows: Rows) -> int | None:
+    """Returns the number of positions that the last row of a run sees, if the host knows it."""
+    return None if rows.start is None else rows.start + rows.run
+
+
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, window: int = 0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    scale: float,
+    window: int = 0,
+    end: int | None = None,
 ) -> Tensor:
     """Computes causal attention of a run of one sequence, a block of queries at a time.
 
@@ -237,9 +254,13 @@ def _attend(
             (L = 1 + a multiple of 64) is a sink, which all tokens see.
         positions: int64 [run], consecutive.
         window: the number of last positions that a token sees; 0: all.
+        end: the number of positions that the last token sees, where there are neither a window nor sinks: then all
+            queries attend at once, without a mask in memory. None: it is not known.
     Returns:
         [a, b, run, width of v] f32.
     """
+    if end is not None:
+        return attend_causally(q.to(k.dtype), k[:, :, :end], v[:, :, :end], scale).float()
     run, length = q.shape[2], k.shape[2]
     sinks = length % PAGE_TOKENS
     places = torch.arange(-sinks, length - sinks, device=q.device)
@@ -252,6 +273,14 @@ def _attend(
         keys, values = k[:, :, :reach], v[:, :, :reach]
         out.append(attend(block, keys, values, seen, scale).float())
     return torch.cat(out, 2)
+
+
+def attend_causally(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Computes `attend` of the last T of L positions, each of which sees those up to itself. torch's rule that says so
+    lets flash attention do it where it can."""
+    seen = causal_lower_right(q.shape[2], k.shape[2])
+    with sdpa_kernel(_BACKENDS):
+        return scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:

@@ -53,6 +53,7 @@ class Rows:
         chunk: the tokens of the chunk that each sequence's rows are a piece of, see `native.Run`; 0: they are all.
         windows: the same as `pages` for the layers with a window, where pages that no row sees may be any; None: they
             have no pages of their own.
+        start: the first position of one sequence's rows, where the host knows it: nothing then waits for the device.
     """
 
     positions: Tensor
@@ -63,6 +64,7 @@ class Rows:
     live: Tensor | None = None
     chunk: int = 0
     windows: Tensor | None = None
+    start: int | None = None
 
     @property
     def single(self) -> bool:

@@ -422,3 +422,14 @@ def test_the_highest_are_those_of_a_stable_sort() -> None:
         wanted = scores.sort(dim=-1, descending=True, stable=True).indices[..., :k]
         assert torch.equal(highest(scores, k), wanted)
     assert highest(scores, 500).shape[-1] == 400
+
+
+@pytest.mark.parametrize(("run", "end"), [(5, 5), (7, 70), (1, 64), (130, 200)])
+def test_a_run_whose_end_is_known_attends_without_a_mask(run: int, end: int) -> None:
+    """In whole pages, of which the last is not full; heads share keys, and values are narrower."""
+    length = -(-end // 64) * 64
+    q, k, v = (torch.randn(2, 3, n, d) for n, d in ((run, 24), (length, 24), (length, 16)))
+    positions = torch.arange(end - run, end)
+    k, v = (each[:, :1].expand(-1, 3, -1, -1) for each in (k, v))
+    known = attention._attend(q, k, v, positions, 0.2, end=end)
+    torch.testing.assert_close(known, attention._attend(q, k, v, positions, 0.2))
