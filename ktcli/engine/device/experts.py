@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -28,6 +28,7 @@ from torch.nn.functional import pad
 
 from ktcli.engine.device.stream import Stream
 from ktcli.native import Offload, PartSpan, Pool, Program, View, Weight
+from ktcli.ops.torch.merged import Sent
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras
 
 Depths = NDArray[np.int32]  # of each token of a step
@@ -36,6 +37,7 @@ WATCHDOG_MS = 30_000  # the slowest layer of a prefill chunk takes seconds, a ha
 # How long whoever waits for the other side spins: longer than a layer of the largest models takes on either, since to
 # sleep and be woken costs tens of microseconds in each of them. The cores are there for nothing else meanwhile.
 _SPIN_US = 5000
+SENT_ROWS = 16  # of more rows, copies take less of the device's time than a kernel
 _SPIN_CROWDED_US = 200  # where threads have to share them
 
 
@@ -93,6 +95,7 @@ class HostExperts:
             steps.
         deferral: whether layers may defer experts to the next one.
         exact: whether the products read f32 activations.
+        send: a kernel that writes to pinned memory what up to `SENT_ROWS` rows give; None: copies do.
     """
 
     def __init__(
@@ -106,8 +109,10 @@ class HostExperts:
         deferral: bool = False,
         handoff: Handoff = Handoff.CALLS,
         exact: bool = False,
+        send: Callable[[Sent, Sent], None] | None = None,
     ) -> None:
         self.shape, self.elsewhere, self._stream = shape, elsewhere, stream
+        self._send = send
         present = [layer for layer, weights in enumerate(layers) if weights is not None]
         self._numbers = {layer: i for i, layer in enumerate(present)}
         self._program = Program(pool, max_tokens=shape.max_tokens, max_outputs=1, exact=exact)
@@ -146,17 +151,26 @@ class HostExperts:
 
     def enter(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:
         """Lets the CPU begin with x [T, hidden] f32, ids and gate [T, top_k], all on the device."""
-        n, i, copy = x.shape[0], self._numbers[layer], self._stream.copy
+        n, i = x.shape[0], self._numbers[layer]
+        routing = self._ids[i][:n], self._gate[i][:n]
+        if self._send is not None and n <= SENT_ROWS:
+            with self._stream.running():
+                self._send((x, ids, gate), (self._inputs[i % 2][:n], *routing))
+        else:
+            self._copy(i, x, ids, gate)
+        if self._flags is None:
+            self._stream.call(self._offload.submit, self._offload.ticket(i))
+        else:
+            self._stream.write_flag(self._flags[i:].ctypes.data)
+
+    def _copy(self, i: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:
+        n, copy = x.shape[0], self._stream.copy
         target = self._copied_part(self._inputs[i % 2], n)
         with self._stream.running():
             x = pad(x, (0, gap)) if (gap := target.shape[1] - x.shape[1]) else x.contiguous()
         copy(target, x)
         copy(self._ids[i][:n], ids)
         copy(self._gate[i][:n], gate)
-        if self._flags is None:
-            self._stream.call(self._offload.submit, self._offload.ticket(i))
-        else:
-            self._stream.write_flag(self._flags[i:].ctypes.data)
 
     def leave(self, layer: int, n_tokens: int) -> Tensor:
         """Waits for the CPU; returns its sum [T, hidden] f32, on the device."""

@@ -10,6 +10,9 @@ from torch import Tensor
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch.parts import Parts
 
+# What a layer hands to the CPU: x f32 [T, hidden], ids int32 and gates f32 [T, top_k].
+Sent = tuple[Tensor, Tensor, Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class Heads:

@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="needs triton")
 
 HERE = Path(__file__).parent
 LAWS = (
-    ("few_rows", "rows_alone", "unpacking", "small", "route", "summary"),
+    ("few_rows", "rows_alone", "unpacking", "small", "route", "send", "summary"),
     ("tiles", "linear", "experts", "rotated", "groups", "gqa", "mla", "sums", "heads", "latent"),
 )
 CAPABILITIES = (80, 89, 90, 120)

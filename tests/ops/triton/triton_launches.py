@@ -36,6 +36,7 @@ from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
 from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton import merged
 from ktcli.ops.triton import operations as row
+from ktcli.ops.triton.handoff import send
 from ktcli.ops.triton.panels import unpack_all
 from ktcli.ops.triton.small import swiglu_of
 from ktcli.ops.triton.summary import summarize
@@ -84,6 +85,7 @@ def qwen3_30b_a3b() -> None:
     gain = empty(2048)
     merged.add_norm(empty(1, 2048), (product("int8", 2048, 4096),), gain, 1e-6)
     ids, gate = row.route(empty(1, 128), Routing(128, 8), None)
+    send((empty(1, 2048), ids, gate), (empty(1, 2064), ids, gate))
     few = experts("int4-g32", 2048, 768, 128, ids, gate)
     assert few is not None
     merged.add_norm(empty(1, 2048), (replace(few, beside=empty(1, 2048)),), gain, 1e-6)

@@ -22,6 +22,7 @@ from ktcli.ops.torch.merged import Heads, Latent
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
 from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton import attention as triton_attention
+from ktcli.ops.triton import handoff as triton_handoff
 from ktcli.ops.triton import merged as triton_merged
 from ktcli.ops.triton import operations as triton_row
 from ktcli.ops.triton import product as triton_product
@@ -383,6 +384,19 @@ def route() -> None:
     assert ids.tolist() == [[0, 1, 2, 3]]
 
 
+def send() -> None:
+    """A layer's input and routing, into rows with gaps that stay as they were."""
+    x, ids, gates = (
+        torch.randn(3, 1100)[:, :1030],
+        torch.arange(9).view(3, 3).int(),
+        torch.rand(3, 3),
+    )
+    to = torch.full((3, 1040), 7.0), torch.empty_like(ids), torch.empty_like(gates)
+    triton_handoff.send((x, ids, gates), to)
+    assert torch.equal(to[0][:, :1030], x) and (to[0][:, 1030:] == 7).all()
+    assert torch.equal(to[1], ids) and torch.equal(to[2], gates)
+
+
 def summary() -> None:
     """The best, peaks and sums of the torch row: ties, infinite logits and NaN, ends that fill no block."""
     for vocab in (99, 64 * 64 * 2 + 3):
@@ -400,7 +414,7 @@ def summary() -> None:
 
 LAWS = (
     unpacking, few_rows, rows_alone, tiles, linear, experts, rotated, groups, gqa, mla, sums, heads,
-    latent, small, route, summary,
+    latent, small, route, send, summary,
 )  # fmt: skip
 
 if __name__ == "__main__":
