@@ -128,6 +128,7 @@ def _with_device(
             pack,
             planner,
             say=listener.warn,
+            note=listener.note,
             progress=lambda done, total: bar.update(done=done, total=total),
         )
         loaded = load_as_planned(attempt, plan, torch_device(planned.gpu.index))

@@ -14,6 +14,7 @@ from ktcli.engine.device.placement import Placement
 from ktcli.engine.loader import PackSource, Progress
 from ktcli.errors import OutOfDeviceMemory
 from ktcli.measure.layer_times import layer_times
+from ktcli.ops.torch.kernels import compiled_before
 from ktcli.planner.deferral import Times
 from ktcli.planner.device import step_down
 from ktcli.planner.plan import DevicePlan, Plan, Request
@@ -26,11 +27,13 @@ class Attempt:
 
     Attributes:
         say: called with a sentence for every step down.
+        note: called with a sentence when something takes long.
     """
 
     pack: Pack
     planner: Planner
     say: Callable[[str], object]
+    note: Callable[[str], object]
     progress: Progress | None = None
 
 
@@ -63,6 +66,8 @@ def load_as_planned(attempt: Attempt, plan: Plan, device: torch.device) -> Loade
     request, lowered = attempt.planner.request, False
     while plan.device is not None:
         engine = _try(attempt, plan, plan.device, device)
+        if engine is not None and not _has_room(device, plan.device):
+            engine = None
         if engine is not None:
             return _timed(attempt, request, Loaded(engine, plan, lowered))
         release(device)
@@ -88,6 +93,21 @@ def _timed(attempt: Attempt, request: Request, loaded: Loaded) -> Loaded:
     return replace(loaded, measured=times)
 
 
+def _has_room(device: torch.device, planned: DevicePlan) -> bool:
+    """Tells whether what is left after the load holds what prompts work with: kernels, graphs and libraries have taken
+    theirs by now, which the plan could only assume."""
+    left = left_bytes(device)
+    return left is None or left >= planned.need.workspace
+
+
+def left_bytes(device: torch.device) -> int | None:
+    """The bytes of a device that are free, or kept by torch for what it makes next; None: it is no GPU."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
 def release(device: torch.device) -> None:
     """Give back what a failed attempt still holds of the device's memory."""
     gc.collect()  # the error's frames held tensors in cycles
@@ -103,6 +123,8 @@ def _try(
     plan.require("the model with its context")
     pool = attempt.planner.start(plan.host)
     source = PackSource.planned(attempt.pack, pool, plan)
+    if device.type == "cuda" and not compiled_before():
+        attempt.note("The GPU's kernels are compiled after loading, once: some 20 seconds")
     try:
         return DeviceEngine(
             attempt.planner.model,

@@ -161,6 +161,17 @@ def test_fewer_experts_where_memory_is_short(
     assert sizes[2:] == [0]  # at once
 
 
+def test_fewer_experts_where_too_little_is_left_for_prompts(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What kernels, graphs and libraries take is seen only after the load."""
+    left = iter([0, 1 << 40])
+    monkeypatch.setattr(loading, "left_bytes", lambda _: next(left))
+    code, _, err = say("--device", "cuda")
+    assert code == 0 and err.count("trying again with") == 1, err
+    assert next(left, None) is None
+
+
 def test_the_cpu_when_nothing_fits(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(DeviceEngine):
         def _load(self, source: object, progress: object) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -132,6 +133,14 @@ def give_up_triton(device: torch.device, reason: str) -> None:
     """Notes that Triton kernels fail on a device after all, as a clause."""
     _failed[device] = reason
     triton_fails.cache_clear()
+
+
+def compiled_before() -> bool:
+    """Tells whether kernels of steps lie compiled in Triton's cache, or there is no Triton."""
+    if _triton_lacks():
+        return True
+    folder = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
+    return any(Path(folder).glob("*/_product_kernel.cubin"))
 
 
 def _run_a_kernel(device: torch.device) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inspect import signature
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,6 +40,18 @@ def test_a_gpu_on_which_triton_fails_runs_torch(
     said = module.triton_fails(gpu)
     assert tried == [gpu] and "\n" not in said and bool(said) == bool(error)
     module.triton_fails.cache_clear()
+
+
+def test_what_was_compiled_before_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(module, "_triton_lacks", str)
+    assert not module.compiled_before()
+    (tmp_path / "ABC").mkdir()
+    (tmp_path / "ABC" / "_product_kernel.cubin").touch()
+    assert module.compiled_before()
+    monkeypatch.setattr(module, "_triton_lacks", lambda: "triton is not installed")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "none"))
+    assert module.compiled_before()
 
 
 BY_BACKEND = (Embed, Select, Experts)
