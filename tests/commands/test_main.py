@@ -164,7 +164,8 @@ def every_error(kind: type[KtError] = KtError) -> list[type[KtError]]:
 CODES = {
     "KtError": 1, "UsageError": 2, "NotFound": 3, "NotEnoughMemory": 4, "NotEnoughDisk": 4,
     "BadCheckpoint": 5, "BadPack": 5, "HubError": 6, "Gated": 6, "Busy": 7, "QueueFull": 7,
-    "ContextFull": 8, "NativeError": 9, "DeviceError": 10, "OutOfDeviceMemory": 10,
+    "ContextFull": 8, "NativeError": 9, "DeviceError": 10, "KernelFails": 10,
+    "OutOfDeviceMemory": 10,
 }  # fmt: skip
 
 

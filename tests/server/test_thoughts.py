@@ -33,6 +33,7 @@ class Thinker(FakeEngine):
     Attributes:
         letters: those of its answers.
         gate: what each of its logits waits for.
+        ended: the ids of the answers that ended, in order.
         pauses: whether it closes the gate behind the second letter of an answer, once.
     """
 
@@ -41,6 +42,7 @@ class Thinker(FakeEngine):
         self.gate, self.letters = threading.Event(), "uvwxyz"
         self.gate.set()
         self.pauses = False
+        self.ended: list[list[int]] = []
 
     def logits(self, cache: list[int]) -> np.ndarray:
         assert self.gate.wait(20)
@@ -62,6 +64,7 @@ class Thinker(FakeEngine):
                 self.pauses = False
                 self.gate.clear()
         else:
+            self.ended.append(list(cache))
             out[self.tokenizer.id_of("<|end|>")] = 10
         return out
 
@@ -198,11 +201,10 @@ def test_nobody_comes_between_a_thought_and_its_answer(tmp_path: Path) -> None:
     with thinking(tmp_path, Limits(waiting=2, active=1)) as server, ThreadPoolExecutor(3) as others:
         assert isinstance(server.engine, Thinker)
         server.engine.gate.clear()
-        ended: list[int] = []
 
         def ask(number: int) -> str:
-            text: str = chat(server)["choices"][0]["message"]["content"]
-            ended.append(number)
+            asked = [{"role": "user", "content": f"{number}+4"}]
+            text: str = chat(server, messages=asked)["choices"][0]["message"]["content"]
             return text
 
         asked = [others.submit(ask, 0)]
@@ -211,7 +213,8 @@ def test_nobody_comes_between_a_thought_and_its_answer(tmp_path: Path) -> None:
         wait_for(lambda: server.residency.counts().waiting == 2)
         server.engine.gate.set()
         assert [len(each.result(20)) for each in asked] == [4] * 3
-        assert ended[0] == 0
+        (first,) = server.engine.tokenizer.encode("0")
+        assert [first in ids for ids in server.engine.ended] == [True, False, False]
 
 
 def test_an_answer_may_go_on_behind_its_thought_while_the_server_ends(tmp_path: Path) -> None:
