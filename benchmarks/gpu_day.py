@@ -35,7 +35,8 @@ from gpu_steps import STEPS, Step
 ROOT = Path(__file__).resolve().parent.parent
 WHEELS = ROOT / "benchmarks" / "gpu_wheels.txt"
 _PYTHON = "3.12"  # of the machine with a GPU
-_PLATFORMS = "manylinux_2_28 manylinux_2_17 manylinux2014 manylinux1".split()
+# glibc 2.31 is that of Debian 11 and Ubuntu 20.04; llguidance needs it.
+_PLATFORMS = "manylinux_2_31 manylinux_2_28 manylinux_2_17 manylinux2014 manylinux1".split()
 _LEAST_S = 15.0  # with less no step begins
 _GRACE_S = 10.0  # for a command that is told to end
 _NOT_THERE, _CUT_OFF = 127, 124  # exit statuses, as a shell's and `timeout`'s
