@@ -25,13 +25,7 @@ LAWS = (
 CAPABILITIES = (80, 89, 90, 120)
 # Bytes of shared memory a program may have.
 SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
-IN_REGISTERS = (
-    "_product_kernel",
-    "_gate_up_kernel",
-    "_sum_kernel",
-    "_add_norm_kernel",
-    "_heads_kernel",
-)
+IN_REGISTERS = ("_product_kernel", "_gate_up_kernel", "_sum_kernel", "_add_norm_kernel")
 
 Children = dict[str, subprocess.Popen[str]]
 
