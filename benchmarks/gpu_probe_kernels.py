@@ -13,7 +13,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-from ktcli.engine.device.decode import summarize
 from ktcli.native import PAGE_TOKENS
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.experts import GroupScore, Routing, Score
@@ -21,6 +20,7 @@ from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.triton import attention, small
 from ktcli.ops.triton.product import vector_experts, vector_product
+from ktcli.ops.triton.summary import summarize
 from ktcli.ops.triton.tiles import tile_experts
 
 _BACKENDS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
