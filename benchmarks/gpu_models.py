@@ -260,7 +260,7 @@ def twins(place: Place, name: str, share: float, *, exact: bool) -> tuple[Engine
         source,
         Pool(1, isa=row),
         placed,
-        place.device,
+        (place.device,),
         max_outputs=256,
         exact=exact,
     )

@@ -126,7 +126,7 @@ def _idle_host(
     spec = model.spec
     shape = ExpertShape(spec.hidden, spec.experts, spec.top_k, 1)
     every = np.ones((layers, spec.experts), dtype=np.uint8)  # all elsewhere: the CPU has no work
-    return HostExperts(pool, weights, shape, every, stream, handoff=kind), shape
+    return HostExperts(pool, weights, shape, every, [stream] * len(weights), handoff=kind), shape
 
 
 def _through(

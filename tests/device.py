@@ -57,8 +57,12 @@ class DeviceRun:
         pack = Pack.open(path)
         model = build(pack.config)
         mask = np.ones((model.spec.moe_layers, model.spec.experts), dtype=bool)
-        loaded = load_device(model, pack.recipe, PackSource(pack, Pool(1)), mask, CPU)
-        cache = DeviceCache(model.spec, pages, CPU, slots=2 * pages, exact=exact)
+        loaded = load_device(
+            model, pack.recipe, PackSource(pack, Pool(1)), mask, (CPU,) * model.spec.layers
+        )
+        cache = DeviceCache(
+            model.spec, pages, (CPU,) * model.spec.layers, slots=2 * pages, exact=exact
+        )
         for layer in (*cache.layers, *cache.states):
             layer.fill_(float("nan"))  # what was not written must not matter
         return cls(model, loaded, cache, exact)

@@ -53,6 +53,7 @@ class Made:
     model: Model
     pack: Pack
     device: torch.device = CPU
+    devices: tuple[torch.device, ...] = ()
     _references: dict[tuple[bytes, int], F32Array] = field(default_factory=dict)
 
     @classmethod
@@ -94,7 +95,7 @@ class Made:
         threads = sum(team.threads for team in teams) or TWO
         pool = Pool(threads, isa="portable" if exact else None, teams=teams)
         source, recipe = PackSource(self.pack, pool), self.pack.recipe
-        given = (self.model, recipe, source, pool, placement, self.device)
+        given = (self.model, recipe, source, pool, placement, self.devices or (self.device,))
         return engine_under(policy, *given, on_cpu=on_cpu, max_outputs=512, exact=exact)
 
     def placed(self, mask: str = "some", **others: object) -> Placement:
@@ -111,12 +112,16 @@ class Made:
         """All experts on a torch that computes on the CPU."""
         every = np.ones(self.shape, dtype=bool)
         source = PackSource(self.pack, Pool(1))
-        return load_device(self.model, self.pack.recipe, source, every, CPU)
+        return load_device(
+            self.model, self.pack.recipe, source, every, (CPU,) * self.model.spec.layers
+        )
 
     @cached_property
     def read(self) -> DeviceCache:
         """A cache in which IDS were read without deferral."""
-        cache = DeviceCache(self.model.spec, pages_for(CONTEXT), CPU, exact=True)
+        cache = DeviceCache(
+            self.model.spec, pages_for(CONTEXT), (CPU,) * self.model.spec.layers, exact=True
+        )
         self._step(cache, IDS, 0, ResidentRunner(EXACT, self.everything.stacks))
         return cache
 

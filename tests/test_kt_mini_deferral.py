@@ -99,8 +99,10 @@ def by_formula(path: Path, ids: NDArray[np.int64]) -> NDArray[np.float32]:
     pack = Pack.open(path)
     model = build(pack.config)
     everything = np.ones((model.spec.moe_layers, model.spec.experts), dtype=bool)
-    loaded = load_device(model, pack.recipe, PackSource(pack, Pool(1)), everything, CPU)
-    cache = DeviceCache(model.spec, pages_for(len(ids)), CPU, exact=True)
+    loaded = load_device(
+        model, pack.recipe, PackSource(pack, Pool(1)), everything, (CPU,) * model.spec.layers
+    )
+    cache = DeviceCache(model.spec, pages_for(len(ids)), (CPU,) * model.spec.layers, exact=True)
     table = torch.tensor([cache.pages.take(pages_for(len(ids)))], dtype=torch.int32)
     where = Rows(torch.arange(len(ids)), table, len(ids))
     inputs = StepInputs(loaded.embedding[torch.from_numpy(ids)].float(), (where,), cache.layers)

@@ -132,7 +132,7 @@ def _try(
             source,
             pool,
             Placement.of(plan, planned),
-            device,
+            (device,),
             max_outputs=plan.use.streams,
             progress=attempt.progress,
         )

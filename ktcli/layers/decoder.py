@@ -189,14 +189,36 @@ class Decoder:
         """The scratch of all layers, which use the same buffers in turn."""
         return largest(layer.scratch for layer in self.layers)
 
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """The layers that may begin on another device: all that attend to nothing an earlier layer has chosen."""
+        return tuple(
+            layer.layer
+            for layer in self.layers[1:]
+            if not (isinstance(layer.attention, LatentAttention) and layer.attention.follows)
+        )
+
     def forward(self, b: Backend) -> Value:
         """Maps the step's ids to logits [outputs, vocab]."""
-        x = scaled(b, b.embed(self.embedding), self.multipliers.embedding)  # [T, hidden]
-        if self.mixer:
-            x = b.spread(x, self.mixer.streams)
-        for layer in self.layers:
+        return self.part(b, None, 0, len(self.layers))
+
+    def part(self, b: Backend, x: Value | None, first: int, last: int) -> Value:
+        """Maps the residual before layer `first` to that before layer `last`, or to logits [outputs, vocab] behind the
+        last one.
+
+        Args:
+            x: the residual; None, for the first layer: the step's ids are embedded.
+        """
+        if x is None:
+            x = scaled(b, b.embed(self.embedding), self.multipliers.embedding)  # [T, hidden]
+            if self.mixer:
+                x = b.spread(x, self.mixer.streams)
+        for layer in self.layers[first:last]:
             b.begin_layer(layer.layer)
             x = layer.forward(b, x)
+        return self._logits(b, x) if last == len(self.layers) else x
+
+    def _logits(self, b: Backend, x: Value) -> Value:
         b.begin_layer(None)
         x = b.select(x)
         if self.mixer:

@@ -148,6 +148,11 @@ class LatentAttention:
         return vector(f"{self._name}.{name}", *stored, layer=self.layer, neutral=neutral)
 
     @property
+    def follows(self) -> bool:
+        """Whether it attends to what an earlier layer's indexer has chosen."""
+        return self.chosen > 0 and self.indexer is None
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         query = (self.q_a_norm, self.q_b) if self.q_lora else ()
         optional = (self.qkv_a_bias, self.o_bias)

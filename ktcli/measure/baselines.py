@@ -81,7 +81,7 @@ class Baseline(DeviceEngine):
         on_cpu = self._on_cpu if self.policy is Policy.FIDDLER else lambda n_tokens: False
         assert on_cpu is not None
         mask = self.placement.mask
-        return OnDemand(host, resident, self._layers, mask, self.stream, self.pool, on_cpu)
+        return OnDemand(host, resident, self._layers, mask, self._streams[0], self.pool, on_cpu)
 
     def _decode_steps(self, *given: Any) -> DecodeSteps | None:
         return None if self.policy in SEQUENTIAL else super()._decode_steps(*given)

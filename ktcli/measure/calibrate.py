@@ -121,7 +121,9 @@ def calibrate(
     sums = {t.name: _Sums.of(t) for t in model.tensors if t.role in (Role.EXPERTS, Role.DENSE)}
     everything = np.ones((model.spec.moe_layers, model.spec.experts), dtype=bool)
     device = torch.device("cpu")
-    loaded = load_device(model, path.recipe, PackSource(path, pool), everything, device)
+    loaded = load_device(
+        model, path.recipe, PackSource(path, pool), everything, (device,) * model.spec.layers
+    )
     runner = _Experts(loaded.stacks, _names(model), sums)
     step = WINDOW - (begin is not None)
     windows = [ids[at : at + step] for at in range(0, len(ids), step)]
@@ -133,7 +135,9 @@ def calibrate(
         read = [([] if begin is None else [begin]) + list(each) for each in some]
         length, pages = len(read[0]), pages_for(len(read[0]))
         count = len(read)
-        cache = DeviceCache(model.spec, pages * count, device, slots=2 * count, exact=True)
+        cache = DeviceCache(
+            model.spec, pages * count, (device,) * model.spec.layers, slots=2 * count, exact=True
+        )
         table = torch.tensor([cache.pages.take(pages) for _ in read], dtype=torch.int32)
         slots = torch.arange(2 * count).view(2, count) if cache.states else None
         tokens = torch.tensor(read).flatten()

@@ -58,7 +58,7 @@ def planned_engine(
         source,
         pool,
         replace(Placement.of(plan, planned), handoff=setting.handoff),
-        setting.device,
+        (setting.device,),
         on_cpu=forecast(model, plan, planned).is_faster_on_cpu,
         max_outputs=plan.use.streams,
         progress=progress,

@@ -36,7 +36,7 @@ def trace(engine: DeviceEngine, step: Callable[[], None]) -> Trace:
     Args:
         step: runs a step of the engine; returns when its stream is done.
     """
-    stream, host = engine.stream, engine.host
+    stream, host = engine.segments[-1].stream, engine.host
     if isinstance(stream, HostStream):
         start, end = _timed(step)
         device = [

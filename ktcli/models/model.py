@@ -101,6 +101,13 @@ class Model(Protocol):
     def forward(self, b: Backend) -> Value:
         """Records or runs one step: ids of the step in, logits [outputs, vocab] out."""
 
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """The layers that may begin on another device than the layer before."""
+
+    def part(self, b: Backend, x: Value | None, first: int, last: int) -> Value:
+        """Runs layers [first, last) of a step, with the embedding before the first and the head behind the last."""
+
 
 @dataclass(frozen=True)
 class DecoderModel:
@@ -154,3 +161,10 @@ class DecoderModel:
 
     def forward(self, b: Backend) -> Value:
         return self.decoder.forward(b)
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        return self.decoder.borders
+
+    def part(self, b: Backend, x: Value | None, first: int, last: int) -> Value:
+        return self.decoder.part(b, x, first, last)

@@ -17,7 +17,7 @@ from assembly.stand_ins import (
 )
 from shapes import shape
 
-from ktcli.engine.device import engine as device_engine
+from ktcli.engine.device import segments
 from ktcli.engine.device import weights as device_weights
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.pagetable import pages_for
@@ -54,7 +54,7 @@ LINE, DEVICE_LINE = 64, 256  # bytes: pieces of arenas, and of a device's memory
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KT_TILE_MIN", "2")  # nothing is measured
     monkeypatch.setattr("ktcli.native.Pool", StandInPool)
-    monkeypatch.setattr(device_engine, "stream_on", StandInStream)
+    monkeypatch.setattr(segments, "stream_on", StandInStream)
     for name in ("fill", "fill_host"):
         monkeypatch.setattr(device_weights._Filler, name, lambda *_: None)
 
@@ -124,7 +124,7 @@ def test_a_gpu_takes_what_was_planned(where: str, name: str, use: Use) -> None:
     if device is None:
         pytest.skip("the plan has no GPU")
     placed = Placement.of(plan, device)
-    engine = StandInDevice(model(name), plan.recipe, NoWeights(), pool, placed, META)
+    engine = StandInDevice(model(name), plan.recipe, NoWeights(), pool, placed, (META,))
     assert engine.context == plan.context
     assert np.array_equal(engine.placement.mask, device.mask)
     for position in (0, plan.context // 2, plan.context - 1):

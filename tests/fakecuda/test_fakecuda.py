@@ -32,7 +32,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """In which torch finds one H100 that computes nothing."""
+    """In which torch finds H100s that compute nothing, one unless told otherwise."""
     if not all(map(shutil.which, ("gcc", "nm", "readelf"))):
         pytest.skip("gcc and binutils are needed")
     made = tmp_path_factory.mktemp("fakecuda")
@@ -50,15 +50,17 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "tests",
+    "devices, tests",
     [
-        ["tests/fakecuda/flows.py"],
-        ["tests/fakecuda/failures.py"],
-        ["-m", "gpu", "tests/engine/device"],
+        (1, ["tests/fakecuda/flows.py"]),
+        (1, ["tests/fakecuda/failures.py"]),
+        (1, ["-m", "gpu", "tests/engine/device"]),
+        (3, ["tests/fakecuda/several.py"]),
     ],
-    ids=["flows", "failures", "gpu"],
+    ids=["flows", "failures", "gpu", "several"],
 )
-def test_under_the_fake(environment: dict[str, str], tests: list[str]) -> None:
+def test_under_the_fake(environment: dict[str, str], devices: int, tests: list[str]) -> None:
+    environment = {**environment, "FAKE_DEVICES": str(devices)}
     command = [
         sys.executable,
         "-m",

@@ -9,10 +9,11 @@ after it was written.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 
 import torch
 
+from ktcli.engine.device.segments import by_device
 from ktcli.engine.device.stream import Stream
 from ktcli.engine.pages import PagePool, StatePool
 from ktcli.models import Spec
@@ -30,6 +31,7 @@ class DeviceCache:
 
     Args:
         pages: the number of pages that sequences can have together.
+        devices: the device of each layer.
         windows: the number of window pages; 0: the layers with a window have their part of the other pages.
         slots: the number of states that they can have together, snapshots included; None: those of one sequence.
         exact: whether elements are f32 instead of bf16.
@@ -49,7 +51,7 @@ class DeviceCache:
         self,
         spec: Spec,
         pages: int,
-        device: torch.device,
+        devices: Sequence[torch.device],
         *,
         windows: int = 0,
         slots: int | None = None,
@@ -65,10 +67,10 @@ class DeviceCache:
         each = [PAGE_TOKENS * state.position_elements for state in spec.states]
         sizes = [count * size for count, size in zip(self._counts, each, strict=True)]
         rows = [ceil_to(size, _ALIGNMENT // dtype.itemsize) for size in sizes]
-        memory = torch.split(torch.zeros(sum(rows), dtype=dtype, device=device), rows)
+        memory = _zeros(rows, devices, dtype)
         self.layers = tuple(row[:size] for row, size in zip(memory, sizes, strict=True))
         slots = state_slots() if slots is None else slots
-        self.states = _states(spec, slots + 1, device)
+        self.states = _states(spec, slots + 1, devices)
         self.size_bytes = sum(rows) * dtype.itemsize + sum(s.nbytes for s in self.states)
         self.scratch, self.window_scratch, self.scratch_slot = pages, windows, slots
         what, window_bytes = "the context on the GPU", sum(each[i] for i in self.windowed)
@@ -102,14 +104,15 @@ class PageCopy:
 
     Args:
         parts: the parts of the layers' pages of one kind, see `DeviceCache.parts`.
+        streams: a stream of each device.
     """
 
-    def __init__(self, parts: Sequence[torch.Tensor], stream: Stream) -> None:
-        self._parts, self._stream = parts, stream
+    def __init__(self, parts: Sequence[torch.Tensor], streams: Sequence[Stream]) -> None:
+        self._parts, self._streams = parts, by_device(streams)
 
     def __call__(self, of: int, to: int) -> None:
-        with self._stream.running():
-            for part in self._parts:
+        for part in self._parts:
+            with self._streams[part.device].running():
                 part[to].copy_(part[of])
 
 
@@ -125,9 +128,23 @@ def cached_parts(recording: Recording, layers: int) -> list[list[int]]:
     return [[b - a for a, b in pairwise(sorted(each))] for each in cuts]
 
 
-def _states(spec: Spec, slots: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+def _zeros(
+    sizes: Sequence[int], devices: Sequence[torch.device], dtype: torch.dtype
+) -> list[torch.Tensor]:
+    """Zeros of these sizes, each on its device: one allocation for neighbours."""
+    found: list[torch.Tensor] = []
+    for device, group in groupby(zip(devices, sizes, strict=True), key=lambda each: each[0]):
+        own = [size for _, size in group]
+        found += torch.split(torch.zeros(sum(own), dtype=dtype, device=device), own)
+    return found
+
+
+def _states(spec: Spec, slots: int, devices: Sequence[torch.device]) -> tuple[torch.Tensor, ...]:
     """The states of every layer, f32 [slots, elements]."""
     if not spec.sequence_elements:
         return ()
     elements = [state.sequence_elements for state in spec.states]
-    return tuple(torch.zeros(slots, n, dtype=torch.float32, device=device) for n in elements)
+    return tuple(
+        torch.zeros(slots, n, dtype=torch.float32, device=device)
+        for n, device in zip(elements, devices, strict=True)
+    )

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ktcli.engine.device.experts import HostExperts
+from ktcli.engine.device.segments import Border
 from ktcli.engine.device.stream import Stream, device_errors, one_step
 from ktcli.engine.logits import Logits
 from ktcli.errors import DeviceError, OutOfDeviceMemory
@@ -26,7 +29,8 @@ from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.summary import Summarize, summarize
 from ktcli.planner.device import captured_sizes
 
-# forward(embedded [T, hidden], rows) -> logits [outputs, vocab], on the device
+# forward(embedded [T, hidden], rows) -> logits [outputs, vocab], on the device; of a segment, the residual before it ->
+# the residual behind it, or logits behind the last one
 Forward = Callable[[Tensor, Rows], Tensor]
 
 _WARM_UPS = 2  # kernels are compiled and workspaces taken before capture
@@ -59,6 +63,8 @@ class DecodeStep:
     """The captured step of one token of each sequence.
 
     Args:
+        forwards: the forward of each segment.
+        streams: the stream of each segment.
         table: embedding [vocab, hidden], bf16 or f32, in host memory.
         host: experts in main memory; None: there are none.
         captured: whether the forward is captured; otherwise it runs anew in every step.
@@ -69,20 +75,21 @@ class DecodeStep:
 
     def __init__(
         self,
-        forward: Forward,
+        forwards: Sequence[Forward],
         table: Tensor,
         sizes: Sizes,
-        stream: Stream,
+        streams: Sequence[Stream],
         host: HostExperts | None,
         *,
         captured: bool = True,
         summarize: Summarize = summarize,
     ) -> None:
         self._summarize = summarize
-        self._forward, self._table, self._stream, self._host = forward, table, stream, host
+        self._forwards, self._table, self._streams, self._host = forwards, table, streams, host
+        self._borders = [Border(*each) for each in pairwise(streams)]
         self._sizes, b, blocks = sizes, sizes.batch, -(-sizes.vocab // BLOCK_COLUMNS)
-        self._given = _Pairs(stream)
-        self._embedded = self._given.pair((b, table.shape[1]), table.dtype)
+        self._given = _Pairs(streams)
+        self._embedded = self._given.pair((b, table.shape[1]), table.dtype, only=0)
         self._ids = self._given.pair((b,), torch.int64)
         self._positions = self._given.pair((b,), torch.int64)
         self._pages = self._given.pair((b, sizes.pages), torch.int32)
@@ -91,13 +98,15 @@ class DecodeStep:
             self._windows = self._given.pair((b, sizes.pages), torch.int32)
         recurrent = sizes.scratch_slot is not None
         self._slots = self._given.pair((2, b), torch.int64) if recurrent else None
-        self._temperatures = self._given.pair((b,), torch.float32)
+        last = len(streams) - 1
+        self._temperatures = self._given.pair((b,), torch.float32, only=last)
+        stream = streams[last]
         self._logits = pinned(stream, (b, sizes.vocab), torch.float32)
         self._best = pinned(stream, (b,), torch.int64)
         self._peaks = pinned(stream, (b, blocks), torch.float32)
         self._sums = pinned(stream, (b, blocks), torch.float32)
         self.refused = ""
-        self._replay = self._warmed() if captured else self._work
+        self._replay = self._warmed() if captured else self._works()
 
     def run(self, runs: Sequence[Run]) -> None:
         """Computes runs of one token each, as many as it was made for at most; see `summary`.
@@ -106,7 +115,7 @@ class DecodeStep:
             DeviceError: the device failed.
             KtError: the CPU's share failed.
         """
-        with one_step(self._stream):
+        with one_step(self._streams):
             self._fill(runs)
             self._once(self._replay, runs)
 
@@ -145,46 +154,64 @@ class DecodeStep:
             temperature,
         )
 
-    def _once(self, work: Callable[[], None], runs: Sequence[Run]) -> None:
+    def _once(self, works: Sequence[Callable[[], None]], runs: Sequence[Run]) -> None:
         if self._host is not None:
             defer = np.zeros(self._sizes.batch, dtype=np.int32)
             defer[: len(runs)] = [run.defer for run in runs]
             self._host.begin(defer.size, defer)
-        work()
+        for number, work in enumerate(works):
+            if number:
+                self._borders[number - 1].cross()
+            work()
         if self._host is None:
-            self._stream.synchronize()
+            self._streams[-1].synchronize()
         else:
-            self._stream.sleep()  # all cores are at work, or wait for it
+            self._streams[-1].sleep()  # all cores are at work, or wait for it
             self._host.check()
 
-    def _warmed(self) -> Callable[[], None]:
+    def _warmed(self) -> list[Callable[[], None]]:
         self._fill(())
+        works = self._works()
         for _ in range(_WARM_UPS):
-            self._once(self._work, ())
+            self._once(works, ())
         try:
-            return self._stream.capture(self._work)
+            return [stream.capture(work) for stream, work in zip(self._streams, works, strict=True)]
         except OutOfDeviceMemory:
             raise
         except DeviceError as error:
             self.refused = str(error)
-            return self._work
+            return works
 
-    def _work(self) -> None:
-        self._given.to_device()
-        with self._stream.running():
-            slots = None if self._slots is None else self._slots.device
-            ids, live = self._ids.device, None
-            if self._sizes.batch > 1:
-                ids, live = ids.clamp(min=0), ids >= 0
-            windows = None if self._windows is None else self._windows.device
-            rows = Rows(
-                self._positions.device, self._pages.device, 1, slots, ids, live, windows=windows
-            )
-            logits = self._forward(self._embedded.device.float(), rows)
-            made = logits, *self._summarize(logits, self._temperatures.device)
+    def _works(self) -> list[Callable[[], None]]:
+        """The work of each segment."""
+        return [partial(self._work, number) for number in range(len(self._streams))]
+
+    def _work(self, number: int) -> None:
+        stream = self._streams[number]
+        self._given.to_device(number)
+        x = None if number == 0 else self._borders[number - 1].enter()
+        with stream.running():
+            if x is None:
+                x = self._embedded.on(number).float()
+            x = self._forwards[number](x, self._rows(number))
+        if number < len(self._borders):
+            self._borders[number].leave(x)
+            return
+        with stream.running():
+            made = x, *self._summarize(x, self._temperatures.on(number))
         kept = self._logits, self._best, self._peaks, self._sums
         for target, source in zip(kept, made, strict=True):
-            self._stream.copy(target, source)
+            stream.copy(target, source)
+
+    def _rows(self, number: int) -> Rows:
+        """What operations of a segment read of a step."""
+        slots = None if self._slots is None else self._slots.on(number)
+        ids, live = self._ids.on(number), None
+        if self._sizes.batch > 1:
+            ids, live = ids.clamp(min=0), ids >= 0
+        windows = None if self._windows is None else self._windows.on(number)
+        positions, pages = self._positions.on(number), self._pages.on(number)
+        return Rows(positions, pages, 1, slots, ids, live, windows=windows)
 
 
 class DecodeSteps:
@@ -232,29 +259,38 @@ def fill_tables(
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A tensor in pinned memory and its twin on the device."""
+    """A tensor in pinned memory, and its twin on each device that reads it."""
 
     host: Tensor
-    device: Tensor
+    devices: dict[int, Tensor]
+
+    def on(self, number: int) -> Tensor:
+        """The twin of a segment."""
+        return self.devices[number]
 
 
 class _Pairs:
-    """The tensors that go to the device with every step."""
+    """The tensors that go to the devices with every step."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self._streams = streams
         self.all: list[_Pair] = []
 
-    def pair(self, shape: tuple[int, ...], dtype: torch.dtype) -> _Pair:
-        host = pinned(self._stream, shape, dtype)
-        with self._stream.running():
-            made = _Pair(host, torch.zeros(shape, dtype=dtype, device=self._stream.device))
-        self.all.append(made)
-        return made
+    def pair(self, shape: tuple[int, ...], dtype: torch.dtype, only: int | None = None) -> _Pair:
+        """Makes a pair for all segments, or for one."""
+        host, devices = pinned(self._streams[0], shape, dtype), {}
+        for number, stream in enumerate(self._streams):
+            if only is None or number == only:
+                with stream.running():
+                    devices[number] = torch.zeros(shape, dtype=dtype, device=stream.device)
+        self.all.append(_Pair(host, devices))
+        return self.all[-1]
 
-    def to_device(self) -> None:
+    def to_device(self, number: int) -> None:
+        """Copies what a segment reads."""
         for pair in self.all:
-            self._stream.copy(pair.device, pair.host)
+            if number in pair.devices:
+                self._streams[number].copy(pair.devices[number], pair.host)
 
 
 def pinned(stream: Stream, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -8,6 +8,7 @@ where.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 
@@ -24,9 +25,10 @@ from ktcli.engine.device.experts import ExpertShape, HostExperts, LayerWeights
 from ktcli.engine.device.paging import DeviceMemory, DevicePages
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, Resident, Runner, Streamed, TimedRunner
+from ktcli.engine.device.segments import Segment, layer_devices, running, segments_of
 from ktcli.engine.device.slabs import SlabStream, slabs_of
 from ktcli.engine.device.steps import DeviceSteps, Ways
-from ktcli.engine.device.stream import device_errors, device_name, stream_on
+from ktcli.engine.device.stream import device_errors, device_name
 from ktcli.engine.device.weights import DeviceModel, load_device
 from ktcli.engine.loader import Progress, TensorSource, load
 from ktcli.engine.logits import Logits
@@ -60,9 +62,10 @@ class DeviceEngine:
     Attributes:
         placement: the placement that it follows.
         memory: its pages and states, from which they can be stored.
-        stream: the device's stream in which its steps run.
+        segments: its layers in sequence over devices.
 
     Args:
+        devices: the devices, for which the placement has borders.
         max_outputs: the number of rows of a chunk that can give logits.
         exact: whether activations and cache are f32, to compare with a reference.
     """
@@ -74,7 +77,7 @@ class DeviceEngine:
         source: TensorSource,
         pool: Pool,
         placement: Placement,
-        device: torch.device,
+        devices: Several[torch.device],
         *,
         max_outputs: int = 1,
         exact: bool = False,
@@ -87,9 +90,11 @@ class DeviceEngine:
         self.context = placement.context
         self.max_tokens = self.max_rows = placement.long_prompts.most_tokens
         self.max_outputs = max_outputs
-        self.stream, self._copies, self._paging = (stream_on(device, n) for n in range(3))
-        # Tensors on the device are made in this stream, too: it does not wait for any other.
-        with device_errors("loading"), self.stream.running():
+        self.segments = segments_of(model, devices, placement.borders)
+        self._streams = [each.stream for each in self.segments]
+        self._paging = [each.paging for each in self.segments]
+        # Tensors on a device are made in its stream, too: it does not wait for any other.
+        with device_errors("loading"), running(self._streams):
             self._load(source, progress)
             self._prepare()
         cache = self._cache
@@ -99,7 +104,7 @@ class DeviceEngine:
         self.pools = Pools(
             cache.pages,
             cache.slots if cache.states else None,
-            PageCopy(parts, self.stream),
+            PageCopy(parts, self._streams),
             seed(self._facts(source.identity)),
             self.context,
             windows=self._window_pages(cache.parts(widths, windowed=True)),
@@ -110,7 +115,7 @@ class DeviceEngine:
         pool = self._cache.windows
         if pool is None:
             return None
-        copy, memory = PageCopy(parts, self.stream), DevicePages(parts, self._paging)
+        copy, memory = PageCopy(parts, self._streams), DevicePages(parts, self._paging)
         return WindowPages(pool, copy, self.spec.window, memory)
 
     def _facts(self, weights: str) -> dict[str, object]:
@@ -120,7 +125,7 @@ class DeviceEngine:
             **facts_of(self.model, self.recipe, weights),
             "exact": self.exact,
             "kernels": self._kernels.name,
-            "device": device_name(self.stream.device),
+            "device": _names(self.segments),
         }
 
     def depth_at(self, position: int) -> int:
@@ -162,8 +167,9 @@ class DeviceEngine:
 
     def forget_choices(self) -> None:
         """Resets the counts of chosen experts, after steps that only measure."""
-        with self.stream.running():
-            self._chosen.zero_()
+        with running(self._streams):
+            for counts in self._chosen:
+                counts.zero_()
 
     @property
     def weights_bytes(self) -> int:
@@ -171,9 +177,9 @@ class DeviceEngine:
 
     def chosen(self) -> NDArray[np.int64]:
         """The number of times that each expert was chosen since the engine was made, [MoE layers, E]."""
-        with device_errors("counting"), self.stream.running():
-            counts: NDArray[np.int64] = self._chosen.cpu().numpy().copy()
-        return counts
+        with device_errors("counting"), running(self._streams):
+            found = [counts.cpu().numpy() for counts in self._chosen]
+        return np.concatenate(found)
 
     @property
     def batch_invariant(self) -> bool:
@@ -202,21 +208,21 @@ class DeviceEngine:
     # -- loading -------------------------------------------------------------------------------------
 
     def _load(self, source: TensorSource, progress: Progress | None) -> None:
-        mask, device = self.placement.mask, self.stream.device
+        mask, devices = self.placement.mask, layer_devices(self.segments)
         first, then = _one_count(progress, self.model, self.recipe)
-        self._kernels: Kernels = kernels_for(device, exact=self.exact)
+        self._kernels: Kernels = kernels_for(devices[0], exact=self.exact)
         # Before a byte is read: where memory is short, that is found out at once.
         use, chunk = Use(streams=self.placement.streams), self.placement.long_prompts.longest
         self._cache = DeviceCache(
             self.spec,
             use.pages(self.context),
-            device,
+            devices,
             windows=use.window_pages(self.spec, self.context, chunk),
             slots=state_slots(use.streams),
             exact=self.exact,
         )
         self._on_device: DeviceModel = load_device(
-            self.model, self.recipe, source, mask, device, first
+            self.model, self.recipe, source, mask, devices, first
         )
         loaded = load(
             self.model, self.recipe, source, self.pool, then, skip=mask, only=Role.EXPERTS
@@ -229,7 +235,10 @@ class DeviceEngine:
         self._layers = [None if mask[i].all() else each for i, each in enumerate(found)]
         biases = sum(layer.extras.bias_bytes for layer in self._layers if layer)  # copied back
         self._host_bytes = loaded.size_bytes + biases
-        self._chosen = torch.zeros(mask.shape, dtype=torch.int64, device=device)
+        self._chosen = [
+            torch.zeros((len(each.routed), mask.shape[1]), dtype=torch.int64, device=each.device)
+            for each in self.segments
+        ]
 
     # -- how steps run -------------------------------------------------------------------------------
 
@@ -239,8 +248,8 @@ class DeviceEngine:
         Raises:
             DeviceError: the device failed; so did plain operations.
         """
-        device = self.stream.device
-        with device_errors("loading"), self.stream.running():
+        device = self.segments[0].device
+        with device_errors("loading"), running(self._streams):
             if failed is None:
                 try:
                     with device_errors("preparing a step"):
@@ -258,57 +267,63 @@ class DeviceEngine:
 
     def _slower(self) -> tuple[str, ...]:
         """The warning that the device's kernels are not the fast ones, with the reason."""
-        device = self.stream.device
+        device = self.segments[0].device
         reason = triton_fails(device) if device.type == "cuda" else ""
         if not reason:
             return ()
         return (f"the GPU runs plain torch operations, which is much slower: {reason}",)
 
     def _make_ways(self) -> Ways:
-        placement, stream = self.placement, self.stream
+        placement = self.placement
         host = self._host_experts() if any(self._layers) else None
         resident = Resident(self._kernels, self._on_device.stacks)
         runner = self._runner(host, resident)
-        whole = _Forward(
-            self.model,
-            self._on_device.weights,
-            self._cache.layers,
-            self._kernels,
-            self._chosen,
-            self._cache.states,
-            self._cache.windowed,
-        )
+        forwards = [
+            _Forward(
+                self.model,
+                self._on_device.weights,
+                self._cache.layers,
+                self._kernels,
+                chosen,
+                self._cache.states,
+                self._cache.windowed,
+                each.layers,
+                each.routed.start,
+            )
+            for each, chosen in zip(self.segments, self._chosen, strict=True)
+        ]
         ways = Ways(
-            forward=whole,
+            forwards=forwards,
             decode=None,
             runner=runner,
             streamed=self._streamed(resident),
             host=host,
-            stream=stream,
+            streams=self._streams,
             table=self._on_device.embedding,
             long_prompts=placement.long_prompts,
         )
-        return replace(ways, decode=self._decode_steps(whole, runner, host))
+        return replace(ways, decode=self._decode_steps(forwards, runner, host))
 
     def _decode_steps(
-        self, whole: _Forward, runner: TimedRunner, host: HostExperts | None
+        self, forwards: Several[_Forward], runner: TimedRunner, host: HostExperts | None
     ) -> DecodeSteps | None:
         """The captured steps of one token of each sequence; None: each step runs anew."""
-        cache, table, stream = self._cache, self._on_device.embedding, self.stream
+        cache, table, streams = self._cache, self._on_device.embedding, self._streams
         pages, vocab = pages_for(self.context), self.spec.vocab
         summarize = self._kernels.summarize  # not self: device memory is freed with its last user
         slot = cache.scratch_slot if cache.states else None
         window = cache.window_scratch if cache.windowed else None
 
-        def forward(embedded: Tensor, rows: Rows) -> Tensor:
-            return whole(embedded, (rows,), None, runner)
+        def decode(forward: _Forward) -> Callable[[Tensor, Rows], Tensor]:
+            return lambda x, rows: forward(x, (rows,), None, runner)
 
+        own = [decode(each) for each in forwards]
         refused: list[str] = []
 
         def make(n: int) -> DecodeStep:
             sizes = Sizes(n, pages, vocab, cache.scratch, slot, window)
             step = DecodeStep(
-                forward, table, sizes, stream, host, captured=not refused, summarize=summarize
+                own, table, sizes, streams, host, captured=not refused, summarize=summarize
             )
             if step.refused:
                 refused.append(step.refused)
@@ -331,7 +346,7 @@ class DeviceEngine:
             self._layers,
             shape,
             elsewhere,
-            self.stream,
+            [each.stream for each in self.segments for _ in each.routed],
             deferral=placement.deferral,
             handoff=placement.handoff,
             exact=self.exact,
@@ -347,19 +362,24 @@ class DeviceEngine:
         if placement.long_prompts.threshold is None:
             return None
         slabs = slabs_of(self._layers, ~placement.mask, placement.slab_bytes)
-        stream = SlabStream(slabs, self.pool, self.stream, self._copies, self.spec.experts)
-        return Streamed(stream, resident)
+        streams = []
+        for each in self.segments:
+            own = [slab for slab in slabs if slab.layer in each.routed]
+            streams.append(SlabStream(own, self.pool, each.stream, each.copies, self.spec.experts))
+        return Streamed(streams, resident)
 
 
 @dataclass(frozen=True, slots=True)
 class _Forward:
-    """The forward of an engine, without a reference to the engine: device memory is freed with its last user.
+    """The forward of a segment, without a reference to the engine: device memory is freed with its last user.
 
     Attributes:
         caches: the pages of each layer.
-        chosen: the counts of chosen experts, int64 [MoE layers, E].
+        chosen: the counts of chosen experts, int64 [MoE layers of the segment, E].
         states: the states of each layer.
         windowed: the layers whose pages are window pages.
+        layers: the layers of the segment.
+        routed: the number of layers with experts before it.
     """
 
     model: Model
@@ -369,18 +389,35 @@ class _Forward:
     chosen: Tensor
     states: Several[Tensor] = ()
     windowed: frozenset[int] = frozenset()
+    layers: range = range(0)
+    routed: int = 0
 
     def __call__(
         self, embedded: Tensor, parts: Several[Rows], outputs: Tensor | None, runner: Runner
     ) -> Tensor:
-        """The logits [outputs, vocab] of embedded rows, see `StepInputs`; counts the experts they chose."""
-        inputs = StepInputs(embedded, parts, self.caches, outputs, self.states, self.windowed)
+        """The residual behind the segment, or the logits [outputs, vocab], of embedded rows or the residual before it,
+        see `StepInputs`; counts the experts they chose."""
+        inputs = StepInputs(
+            embedded, parts, self.caches, outputs, self.states, self.windowed, self.routed
+        )
+        first, last = self.layers.start, self.layers.stop
+        x = embedded if first else None
         backend = backend_of(self.weights, inputs, self.kernels, runner)
         with torch.inference_mode():  # nothing is noted for a way back: that costs each launch
-            logits: Tensor = backend.run(self.model.forward)
+            logits: Tensor = backend.run(lambda b: self.model.part(b, x, first, last))
             if backend.routings:
                 count(self.chosen, [ids for ids, _ in backend.routings])
         return logits
+
+
+def _names(segments: Several[Segment]) -> str:
+    """The name of the devices' kind; of several kinds, that of each layer's."""
+    names = [device_name(each.device) for each in segments]
+    if len(set(names)) == 1:
+        return names[0]
+    return ", ".join(
+        f"{len(each.layers)} x {name}" for each, name in zip(segments, names, strict=True)
+    )
 
 
 def _one_count(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -27,6 +28,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ktcli.engine.device.stream import Stream
+from ktcli.errors import DeviceError
 from ktcli.native import Offload, PartSpan, Pool, Program, View, Weight
 from ktcli.ops.torch.merged import Sent
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras
@@ -93,6 +95,7 @@ class HostExperts:
         layers: the weights of each layer in order; None: all its experts are on the device.
         elsewhere: 1 for an expert that the CPU leaves to the device, uint8 [layers, experts]; may be changed between
             steps.
+        streams: the stream in which each layer runs.
         deferral: whether layers may defer experts to the next one.
         exact: whether the products read f32 activations.
         send: a kernel that writes to pinned memory what up to `SENT_ROWS` rows give; None: copies do.
@@ -104,14 +107,14 @@ class HostExperts:
         layers: Sequence[LayerWeights | None],
         shape: ExpertShape,
         elsewhere: NDArray[np.uint8],
-        stream: Stream,
+        streams: Sequence[Stream],
         *,
         deferral: bool = False,
         handoff: Handoff = Handoff.CALLS,
         exact: bool = False,
         send: Callable[[Sent, Sent], None] | None = None,
     ) -> None:
-        self.shape, self.elsewhere, self._stream = shape, elsewhere, stream
+        self.shape, self.elsewhere, self._streams = shape, elsewhere, streams
         self._send = send
         present = [layer for layer, weights in enumerate(layers) if weights is not None]
         self._numbers = {layer: i for i, layer in enumerate(present)}
@@ -124,14 +127,14 @@ class HostExperts:
         self._pin()
         self._flags: NDArray[np.int32] | None = None
         if handoff is Handoff.FLAGS:
-            self._flags = stream.pinned(2 * len(present) * 4).view(torch.int32).numpy()
+            self._flags = streams[0].pinned(2 * len(present) * 4).view(torch.int32).numpy()
             self._flags[:] = 0
         self._offload = Offload(
             self._program,
             immediate,
             deferred,
             timeout_ms=WATCHDOG_MS,
-            spin_us=spin_us(stream.device, pool.threads),
+            spin_us=spin_us(streams[0].device, pool.threads),
             flags=self._flags,
         )
 
@@ -151,22 +154,22 @@ class HostExperts:
 
     def enter(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:
         """Lets the CPU begin with x [T, hidden] f32, ids and gate [T, top_k], all on the device."""
-        n, i = x.shape[0], self._numbers[layer]
+        n, i, stream = x.shape[0], self._numbers[layer], self._streams[layer]
         routing = self._ids[i][:n], self._gate[i][:n]
         if self._send is not None and n <= SENT_ROWS:
-            with self._stream.running():
+            with stream.running():
                 self._send((x, ids, gate), (self._inputs[i % 2][:n], *routing))
         else:
-            self._copy(i, x, ids, gate)
+            self._copy(i, stream, x, ids, gate)
         if self._flags is None:
-            self._stream.call(self._offload.submit, self._offload.ticket(i))
+            stream.call(self._offload.submit, self._offload.ticket(i))
         else:
-            self._stream.write_flag(self._flags[i:].ctypes.data)
+            stream.write_flag(self._flags[i:].ctypes.data)
 
-    def _copy(self, i: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:
-        n, copy = x.shape[0], self._stream.copy
+    def _copy(self, i: int, stream: Stream, x: Tensor, ids: Tensor, gate: Tensor) -> None:
+        n, copy = x.shape[0], stream.copy
         target = self._copied_part(self._inputs[i % 2], n)
-        with self._stream.running():
+        with stream.running():
             x = pad(x, (0, gap)) if (gap := target.shape[1] - x.shape[1]) else x.contiguous()
         copy(target, x)
         copy(self._ids[i][:n], ids)
@@ -174,16 +177,16 @@ class HostExperts:
 
     def leave(self, layer: int, n_tokens: int) -> Tensor:
         """Waits for the CPU; returns its sum [T, hidden] f32, on the device."""
-        i = self._numbers[layer]
+        i, stream = self._numbers[layer], self._streams[layer]
         if self._flags is None:
-            self._stream.call(self._offload.wait, self._offload.ticket(i))
+            stream.call(self._offload.wait, self._offload.ticket(i))
         else:
             done = self._offload.layers + i
-            self._stream.await_flag(self._flags[done:].ctypes.data)
+            stream.await_flag(self._flags[done:].ctypes.data)
         source = self._copied_part(self._out, n_tokens)
-        with self._stream.running():
-            result = torch.empty(source.shape, device=self._stream.device)
-        self._stream.copy(result, source)
+        with stream.running():
+            result = torch.empty(source.shape, device=stream.device)
+        stream.copy(result, source)
         return result[:, : self.shape.hidden]
 
     def check(self) -> None:
@@ -278,9 +281,16 @@ class HostExperts:
         tensors = [*self._inputs, self._out, *self._ids, *self._gate]
         first = min(t.data_ptr() for t in tensors)
         last = max(t.data_ptr() + t.untyped_storage().nbytes() for t in tensors)
-        self._stream.pin(first, last - first)
+        self._streams[0].pin(first, last - first)
         # Called when this object is freed, but before the offload and the memory itself are.
-        weakref.finalize(self, self._stream.unpin, first)
+        weakref.finalize(self, _unpin, self._streams, first)
+
+
+def _unpin(streams: Sequence[Stream], address: int) -> None:
+    for stream in dict.fromkeys(streams[1:]):
+        with suppress(DeviceError):
+            stream.synchronize()
+    streams[0].unpin(address)
 
 
 def spin_us(device: torch.device, threads: int) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from torch import Tensor
 
+from ktcli.engine.device.segments import by_device
 from ktcli.engine.device.stream import Stream, device_errors
 from ktcli.engine.tier import U8Array
 
@@ -24,8 +25,8 @@ class DevicePages:
         parts: the parts of the layers' pages, [pages, elements] each, see `DeviceCache.parts`.
     """
 
-    def __init__(self, parts: Sequence[Tensor], stream: Stream) -> None:
-        self._pages = _Rows(parts, stream)
+    def __init__(self, parts: Sequence[Tensor], streams: Sequence[Stream]) -> None:
+        self._pages = _Rows(parts, streams)
         self.page_bytes = self._pages.size_bytes
 
     def saved_page(self, page: int) -> U8Array:
@@ -50,9 +51,11 @@ class DeviceMemory(DevicePages):
 
     codec = "gpu"  # the layout: as torch and the kernels of a GPU read them
 
-    def __init__(self, parts: Sequence[Tensor], states: Sequence[Tensor], stream: Stream) -> None:
-        super().__init__(parts, stream)
-        self._states = _Rows(states, stream)
+    def __init__(
+        self, parts: Sequence[Tensor], states: Sequence[Tensor], streams: Sequence[Stream]
+    ) -> None:
+        super().__init__(parts, streams)
+        self._states = _Rows(states, streams)
         self.state_bytes = self._states.size_bytes
 
     def saved_state(self, slot: int) -> U8Array:
@@ -75,18 +78,18 @@ class _Rows:
         size_bytes: the bytes of a row of all of them.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], stream: Stream) -> None:
+    def __init__(self, tensors: Sequence[Tensor], streams: Sequence[Stream]) -> None:
         self._tensors = [each for each in tensors if each.shape[1]]
         self.size_bytes = sum(each[0].nbytes for each in self._tensors)
-        self._stream, self._staged = stream, stream.pinned(self.size_bytes)
+        self._streams, self._staged = by_device(streams), streams[0].pinned(self.size_bytes)
         self._guard = threading.Lock()  # of what is staged
 
     def saved(self, number: int) -> U8Array:
         """A copy of the rows of a number, uint8 [size_bytes]."""
         with self._guard, device_errors("copying pages"):
             for staged, own in self._pairs(number):
-                self._stream.copy(staged, own)
-            self._stream.synchronize()
+                self._streams[own.device].copy(staged, own)
+            self._wait()
             found: U8Array = self._staged.numpy().copy()
         return found
 
@@ -95,8 +98,12 @@ class _Rows:
         with self._guard, device_errors("copying pages"):
             self._staged.numpy()[:] = room
             for staged, own in self._pairs(number):
-                self._stream.copy(own, staged)
-            self._stream.synchronize()
+                self._streams[own.device].copy(own, staged)
+            self._wait()
+
+    def _wait(self) -> None:
+        for stream in self._streams.values():
+            stream.synchronize()
 
     def _pairs(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields the rows of a number in pieces: in staged bytes, and in their tensor."""

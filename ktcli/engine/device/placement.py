@@ -24,6 +24,7 @@ class Placement:
             from 0.
         slab_bytes: the bytes of each of two buffers through which experts come to the device.
         deferral: whether experts may be deferred at all, so that depths can change.
+        borders: the first layer of each device but the first.
         streams: the sequences that can have the whole context, and be decoded, at the same time.
     """
 
@@ -35,6 +36,7 @@ class Placement:
     handoff: Handoff = Handoff.CALLS
     deferral: bool = True
     streams: int = 1
+    borders: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan, device: DevicePlan) -> Placement:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Protocol, cast
 
 import torch
@@ -110,14 +111,19 @@ class Coupled:
 
 
 class Streamed:
-    """Runs all experts on the device; slabs of them come over the link, one ahead."""
+    """Runs all experts on the device; slabs of them come over the link, one ahead.
 
-    def __init__(self, slabs: SlabStream, resident: Resident) -> None:
+    Args:
+        slabs: those of each device.
+    """
+
+    def __init__(self, slabs: Sequence[SlabStream], resident: Resident) -> None:
         self._slabs, self._resident = slabs, resident
 
     def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
         """Does nothing with `defer`: no expert is deferred here."""
-        self._slabs.begin()
+        for slabs in self._slabs:
+            slabs.begin()
 
     def check(self) -> None:
         pass
@@ -127,7 +133,7 @@ class Streamed:
 
     def finish(self, started: Any) -> Tensor:
         layer, x, ids, gate, total = started
-        for slices in self._slabs.of_layer(layer):
+        for slices in chain.from_iterable(slabs.of_layer(layer) for slabs in self._slabs):
             for stacks in slices:
                 part = apply(self._resident.kernels, stacks, x, ids, gate)
                 total = part if total is None else total.add_(part)

@@ -19,13 +19,15 @@ from ktcli.engine.device.decode import DecodeSteps, fill_tables
 from ktcli.engine.device.experts import Depths, HostExperts
 from ktcli.engine.device.passes import LongPrompts, Pass, is_single, passes
 from ktcli.engine.device.runners import Runner, Streamed, TimedRunner
+from ktcli.engine.device.segments import brought
 from ktcli.engine.device.stream import Stream, one_step
 from ktcli.engine.logits import F32Array, Logits
 from ktcli.engine.pagetable import pages_for
 from ktcli.native import Batch, Run
 from ktcli.ops.torch.functions import Rows
 
-# forward(embedded [T, hidden], parts, outputs, runner) -> logits [outputs, vocab]; see `StepInputs`
+# forward(embedded [T, hidden], parts, outputs, runner) -> logits [outputs, vocab]; see `StepInputs`. Of a segment: the
+# residual before it -> the residual behind it, or logits behind the last one.
 Forward = Callable[[Tensor, Sequence[Rows], Tensor | None, Runner], Tensor]
 
 
@@ -34,18 +36,19 @@ class Ways:
     """The ways in which steps run.
 
     Attributes:
+        forwards: the forward of each segment.
         decode: the captured steps; None: every step runs anew.
         runner: the runner of decode and of short chunks of prompts.
         streamed: the runner of long ones; None: there are none.
         host: experts in main memory; None: there are none.
     """
 
-    forward: Forward
+    forwards: Sequence[Forward]
     decode: DecodeSteps | None
     runner: TimedRunner
     streamed: Streamed | None
     host: HostExperts | None
-    stream: Stream
+    streams: Sequence[Stream]
     table: Tensor
     long_prompts: LongPrompts
 
@@ -87,24 +90,37 @@ class DeviceSteps:
         none."""
         ways, n = self._ways, sum(run.ids.size for run in runs)
         runner = ways.streamed if streamed and ways.streamed is not None else ways.runner
-        with one_step(ways.stream):
+        with one_step(ways.streams):
             runner.begin(n, depths(runs))
-            with ways.stream.running():
-                logits = ways.forward(*self._inputs(runs), runner)
-                ways.stream.sleep()
+            logits = self._through(runs, runner)
+            last = ways.streams[-1]
+            with last.running():
+                last.sleep()
                 found: F32Array = logits.cpu().numpy()
             runner.check()
         return found
 
-    def _inputs(self, runs: Sequence[Run]) -> tuple[Tensor, tuple[Rows, ...], Tensor | None]:
-        device = self._ways.stream.device
+    def _through(self, runs: Sequence[Run], runner: Runner) -> Tensor:
+        """Computes runs segment by segment; returns the logits of their outputs."""
         ids = torch.from_numpy(np.concatenate([run.ids for run in runs])).long()
-        embedded = self._ways.table[ids].to(device).float()
-        gives = np.concatenate([np.arange(run.ids.size) >= run.first_output for run in runs])
-        if not gives.any():
-            gives[-1] = True  # one at least: operations need a row
-        outputs = None if gives.all() else torch.from_numpy(np.flatnonzero(gives)).to(device)
-        return embedded, tuple(parts_of(runs, device)), outputs
+        x, before = self._ways.table[ids], None
+        for stream, forward in zip(self._ways.streams, self._ways.forwards, strict=True):
+            if before is not None:
+                x = brought(x, before, stream)
+            with stream.running():
+                if before is None:
+                    x = x.to(stream.device).float()
+                parts, outputs = tuple(parts_of(runs, stream.device)), _outputs(runs, stream.device)
+                x, before = forward(x, parts, outputs, runner), stream
+        return x
+
+
+def _outputs(runs: Sequence[Run], device: torch.device) -> Tensor | None:
+    """The rows that give logits; None: all. One at least: operations need a row."""
+    gives = np.concatenate([np.arange(run.ids.size) >= run.first_output for run in runs])
+    if not gives.any():
+        gives[-1] = True
+    return None if gives.all() else torch.from_numpy(np.flatnonzero(gives)).to(device)
 
 
 def depths(runs: Sequence[Run]) -> Depths:

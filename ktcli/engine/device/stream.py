@@ -11,7 +11,7 @@ import ctypes
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from typing import Any, NamedTuple, Protocol
@@ -307,20 +307,22 @@ def _nothing_collected() -> Iterator[None]:
 
 
 @contextmanager
-def one_step(stream: Stream) -> Iterator[None]:
-    """Encloses a step: nothing of the one before is in flight, nor anything of this one if it is interrupted; the
-    buffers that steps share are free.
+def one_step(streams: Sequence[Stream]) -> Iterator[None]:
+    """Encloses a step in these streams: nothing of the one before is in flight, nor anything of this one if it is
+    interrupted; the buffers that steps share are free.
 
     Raises:
         DeviceError: the device failed.
     """
-    stream.synchronize()
+    for stream in streams:
+        stream.synchronize()
     try:
         with device_errors("a step"):
             yield
     except BaseException:
-        with suppress(DeviceError):
-            stream.synchronize()
+        for stream in streams:
+            with suppress(DeviceError):
+                stream.synchronize()
         raise
 
 

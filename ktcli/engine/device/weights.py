@@ -6,7 +6,7 @@ sources as the CPU's, in pieces of whole panels through pinned memory, and each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,32 +96,45 @@ def load_device(
     recipe: Recipe,
     source: TensorSource,
     mask: Mask,
-    device: torch.device,
+    devices: Sequence[torch.device],
     progress: Progress | None = None,
 ) -> DeviceModel:
     """Loads the weights into device memory.
 
     Args:
         mask: true for the experts on the device, bool [MoE layers, E].
+        devices: the device of each layer; the last one's has the head.
     Raises:
         torch.OutOfMemoryError: the device has not so much; nothing was read.
         BadPack: the files are damaged.
     """
     parts = _parts(model, recipe, mask)
-    memory = _Memory(device_bytes(model, recipe, mask), device)
+    places = {part.tensor.name: _device_of(part.tensor, devices) for part in parts}
+    memory = {
+        device: _Memory(
+            sum(
+                ceil_to(part.size_bytes, _ALIGNMENT)
+                for part in parts
+                if places[part.tensor.name] == device
+            ),
+            device,
+        )
+        for device in dict.fromkeys(devices)
+    }
     table = next(tensor for tensor in model.tensors if tensor.role is Role.TABLE)
     table_bytes = stored_bytes(table, recipe)
     total = table_bytes + sum(part.matrix_bytes * len(part.indices) for part in parts)
-    filler = _Filler(source, device, total, progress)
+    filler = _Filler(source, total, progress)
     dtype = torch.float32 if is_in_f32(table, recipe) else torch.bfloat16
     embedding = torch.empty(table.n, table.k, dtype=dtype)
     filler.fill_host(table, embedding)
     data: dict[str, torch.Tensor] = {}
     for part in parts:
-        data[part.tensor.name] = memory.take(part)
+        data[part.tensor.name] = memory[places[part.tensor.name]].take(part)
         filler.fill(part, data[part.tensor.name])
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    for device in memory:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
     matrices: dict[str, Matrix] = {}
     vectors: dict[str, torch.Tensor] = {}
     for part in parts:
@@ -133,7 +146,13 @@ def load_device(
         else:
             matrices[name] = _matrix(part, found, part.format)
     stacks = _stacks(model, matrices, vectors, mask)
-    return DeviceModel(Weights(matrices, vectors), embedding, stacks, memory.size_bytes)
+    size_bytes = sum(each.size_bytes for each in memory.values())
+    return DeviceModel(Weights(matrices, vectors), embedding, stacks, size_bytes)
+
+
+def _device_of(tensor: Tensor, devices: Sequence[torch.device]) -> torch.device:
+    """The device of a tensor; what belongs to no layer comes behind the last one."""
+    return devices[-1 if tensor.layer is None else tensor.layer]
 
 
 def _parts(model: Model, recipe: Recipe, mask: Mask) -> list[_Part]:
@@ -205,12 +224,10 @@ class _Memory:
 class _Filler:
     """Copies bytes from a source to the device, and reports how many there are so far."""
 
-    def __init__(
-        self, source: TensorSource, device: torch.device, total: int, progress: Progress | None
-    ) -> None:
-        self._source, self._device = source, device
+    def __init__(self, source: TensorSource, total: int, progress: Progress | None) -> None:
+        self._source = source
         self._done, self._total, self._progress = 0, total, progress
-        self._staging = _Staging() if device.type == "cuda" else None
+        self._staging: dict[torch.device, _Staging] = {}
 
     def fill_host(self, tensor: Tensor, target: torch.Tensor) -> None:
         """Fills a tensor that is not packed, in host memory."""
@@ -230,7 +247,7 @@ class _Filler:
                     to = target[slot, piece.offset : piece.offset + piece.size_bytes]
                     self._piece(part, piece, offset, to)
                     continue
-                to = torch.empty(piece.size_bytes, dtype=torch.uint8, device=self._device)
+                to = torch.empty(piece.size_bytes, dtype=torch.uint8, device=target.device)
                 self._piece(part, piece, offset, to)
                 rows = Packed(part.format, piece.rows, part.tensor.k, to[None])
                 target[piece.first : piece.first + piece.rows] = unpack(rows, 0, part.dtype)
@@ -254,10 +271,12 @@ class _Filler:
 
     def _write(self, target: torch.Tensor, read: Callable[[NDArray[np.uint8]], None]) -> None:
         """Writes to `target`, uint8 [n], the bytes that `read` puts into the memory it is given."""
-        if self._staging is None:
+        if target.device.type != "cuda":
             read(target.numpy())
         else:
-            self._staging.write(target, read)
+            with torch.cuda.device(target.device):
+                staging = self._staging.setdefault(target.device, _Staging())
+                staging.write(target, read)
         self._count(target.nbytes)
 
     def _count(self, size_bytes: int) -> None:

@@ -95,6 +95,7 @@ class StepInputs:
         windowed: the layers whose pages are window pages.
         outputs: the rows that give logits, int64, ascending; None: all.
         states: the states of sequences of each layer, f32 [slots, elements]; (): no layer has any.
+        routed: the number of layers with experts before those that the step runs.
     """
 
     x: torch.Tensor
@@ -103,6 +104,7 @@ class StepInputs:
     outputs: torch.Tensor | None = None
     states: Sequence[torch.Tensor] = ()
     windowed: frozenset[int] = frozenset()
+    routed: int = 0
 
 
 class TorchBackend(Backend):
@@ -135,7 +137,7 @@ class TorchBackend(Backend):
                 outputs = self._step.outputs
                 return x if outputs is None else x.index_select(0, outputs)
             case Experts(x, routed):  # the runner has the weights of experts
-                return self._runner.start(len(self.routings) - 1, x, *routed)
+                return self._runner.start(self._step.routed + len(self.routings) - 1, x, *routed)
         if not operation.reads_step:
             return self._kernels[operation.name](**dict(self._given(operation)))
         of_parts = self._of_parts(operation)

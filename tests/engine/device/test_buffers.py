@@ -116,7 +116,14 @@ def host_experts(stream: HostStream, hidden: int, handoff: Handoff) -> HostExper
     elsewhere[:, 1] = 1
     shape = ExpertShape(hidden, EXPERTS, TOP_K, 3)
     return HostExperts(
-        pool, layers, shape, elsewhere, stream, deferral=True, handoff=handoff, exact=True
+        pool,
+        layers,
+        shape,
+        elsewhere,
+        [stream] * len(layers),
+        deferral=True,
+        handoff=handoff,
+        exact=True,
     )
 
 

@@ -19,28 +19,31 @@ CPU = torch.device("cpu")
 
 
 def test_the_scratch_page_is_nobodys() -> None:
-    cache = DeviceCache(SPEC, 5, CPU)
+    cache = DeviceCache(SPEC, 5, (CPU,) * SPEC.layers)
     assert cache.scratch not in cache.pages.take(5)
     with pytest.raises(NotEnoughMemory, match="the context on the GPU"):
         cache.pages.take(1)
 
 
 def test_a_copied_page_is_the_same_in_every_layer() -> None:
-    cache, widths = DeviceCache(SPEC, 3, CPU), cached_parts(record(MODEL.forward), SPEC.layers)
+    cache, widths = (
+        DeviceCache(SPEC, 3, (CPU,) * SPEC.layers),
+        cached_parts(record(MODEL.forward), SPEC.layers),
+    )
     assert [sum(each) for each in widths] == [state.position_elements for state in SPEC.states]
     assert all(len(each) == 2 for each in widths)  # keys and values
     cached = [Cached(0, tuple(each), 0) for each in widths]
     parts = [p for at in zip(cache.layers, cached, strict=True) for p in own_parts(*at)]
     for i, part in enumerate(parts):
         part[1] = i + 1
-    PageCopy(cache.parts(widths), HostStream())(1, 2)
+    PageCopy(cache.parts(widths), [HostStream()])(1, 2)
     for i, part in enumerate(parts):
         assert (part[1:3] == i + 1).all() and not part[0].any() and not part[3].any()
 
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_each_layer_has_its_own_zeroed_part_of_every_page(exact: bool) -> None:
-    cache = DeviceCache(SPEC, 3, CPU, exact=exact)
+    cache = DeviceCache(SPEC, 3, (CPU,) * SPEC.layers, exact=exact)
     item = 4 if exact else 2
     assert cache.pages.each_bytes == 64 * SPEC.position_elements * item
     assert len(cache.layers) == SPEC.layers

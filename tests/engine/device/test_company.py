@@ -256,10 +256,10 @@ def test_the_form_of_a_run_is_that_of_its_chunk(engine: DeviceEngine) -> None:
         return noted
 
     ways = engine._ways
-    kernels = ways.forward.kernels
+    kernels = ways.forwards[0].kernels
     operations = {name: watched(name, each) for name, each in kernels.operations.items()}
-    forward = replace(ways.forward, kernels=replace(kernels, operations=operations))
-    steps = DeviceSteps(replace(ways, forward=forward, decode=None))
+    forward = replace(ways.forwards[0], kernels=replace(kernels, operations=operations))
+    steps = DeviceSteps(replace(ways, forwards=[forward], decode=None))
     with beginnings(engine) as lines:
         wanted = [(None, 1), (1, 3), (9, 1), (9, 5)]  # tokens of the chunk, and of the run
         chunks = [

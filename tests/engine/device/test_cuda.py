@@ -183,7 +183,7 @@ def test_interrupted_while_the_step_runs(
     for _ in range(20):
         session.truncate(len(IDS))
         with monkeypatch.context() as patch:
-            patch.setattr(type(engine.stream), "sleep", lambda _: None)
+            patch.setattr(type(engine.segments[0].stream), "sleep", lambda _: None)
             patch.setattr(HostExperts, "check", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 session.feed([9], defer=1)

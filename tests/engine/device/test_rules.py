@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ktcli.engine.device import engine as engine_module
+from ktcli.engine.device import segments
 from ktcli.engine.device.engine import DeviceEngine, _Forward
 from ktcli.engine.device.experts import Handoff, HostExperts
 from ktcli.engine.device.passes import LongPrompts
@@ -115,7 +116,9 @@ def test_a_captured_step_neither_waits_nor_touches_the_host(made: Made, batch: i
             torch.empty(64 * 5 * spec.states[0].position_elements, dtype=torch.bfloat16, device=GPU)
         ]
         chosen = torch.empty(made.shape, dtype=torch.int64, device=GPU)
-        forward = _Forward(made.model, weights, caches * spec.layers, TORCH, chosen)
+        forward = _Forward(
+            made.model, weights, caches * spec.layers, TORCH, chosen, layers=range(spec.layers)
+        )
         embedded = torch.empty(batch, spec.hidden, device=GPU)
         positions = torch.empty(batch, dtype=torch.int64, device=GPU)
         pages = torch.empty(batch, 4, dtype=torch.int32, device=GPU)
@@ -177,7 +180,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[DeviceEngine
             streams.append(Watched(host))
             return streams[-1]
 
-        monkeypatch.setattr(engine_module, "stream_on", new)
+        monkeypatch.setattr(segments, "stream_on", new)
         return made.engine(made.placed(**placed)), streams[0]
 
     return make

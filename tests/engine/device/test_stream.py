@@ -160,7 +160,7 @@ def test_a_step_that_is_broken_off_is_drained(error: type[BaseException]) -> Non
     stream, done = HostStream(), []
     stream.synchronize = lambda: done.append("synchronize")
     expected = OutOfDeviceMemory if error is torch.OutOfMemoryError else error
-    with pytest.raises(expected), one_step(stream):
+    with pytest.raises(expected), one_step([stream]):
         done.append("work")
         raise error("stop")
     assert done == ["synchronize", "work", "synchronize"]

@@ -107,7 +107,9 @@ def test_a_plan_counts_what_is_taken(pack: Pack) -> None:
     assert taken <= planned + 256 * len(model.tensors)
     for context in (1, 64, 65, 1000):
         windows = TALK.window_pages(model.spec, context)
-        cache = DeviceCache(model.spec, pages_for(context), CPU, windows=windows)
+        cache = DeviceCache(
+            model.spec, pages_for(context), (CPU,) * model.spec.layers, windows=windows
+        )
         planned = cache_bytes(model.spec, context, 0)
         assert 0 <= cache.size_bytes - planned <= 256 * model.spec.layers
 
@@ -119,7 +121,9 @@ def test_the_device_has_the_packs_bytes(
     monkeypatch.setattr(weights, "_STAGING_BYTES", staging)
     model, pool = build(pack.config), Pool(1)
     mask = some(model)
-    loaded = load_device(model, pack.recipe, PackSource(pack, pool), mask, CPU)
+    loaded = load_device(
+        model, pack.recipe, PackSource(pack, pool), mask, (CPU,) * model.spec.layers
+    )
     assert loaded.size_bytes == device_bytes(model, pack.recipe, mask)
     for tensor in model.tensors:
         found, data = on_device(loaded, model, tensor), stored(pack, tensor)
@@ -141,7 +145,9 @@ def test_the_device_has_the_packs_bytes(
 def test_each_needed_byte_is_read_once_and_counted(pack: Pack) -> None:
     model, pool = build(pack.config), Pool(1)
     mask, seen, source = some(model), [], Counting(pack, pool)
-    load_device(model, pack.recipe, source, mask, CPU, lambda *at: seen.append(at))
+    load_device(
+        model, pack.recipe, source, mask, (CPU,) * model.spec.layers, lambda *at: seen.append(at)
+    )
     for tensor in model.tensors:
         wanted = row_of(model, tensor, mask)
         reads = source.reads.get(tensor.name, np.zeros(stored_bytes(tensor, pack.recipe), np.uint8))
@@ -194,7 +200,9 @@ def memory_of(weight, count: int) -> np.ndarray:
 def test_random_weights_have_the_shapes_and_the_size_of_a_packs(pack: Pack) -> None:
     model, pool = build(pack.config), Pool(1)
     mask = some(model)
-    loaded = load_device(model, pack.recipe, RandomSource(pool, 1), mask, CPU)
+    loaded = load_device(
+        model, pack.recipe, RandomSource(pool, 1), mask, (CPU,) * model.spec.layers
+    )
     assert loaded.size_bytes == device_bytes(model, pack.recipe, mask)
     for tensor in model.tensors:
         found = on_device(loaded, model, tensor)
@@ -214,7 +222,7 @@ def test_an_engine_counts_every_byte_once(pack: Pack) -> None:
         PackSource(pack, pool),
         pool,
         Placement(some(model), 64),
-        CPU,
+        (CPU,),
         progress=lambda done, total: told.append((done, total)),
     )
     every = sum(stored_bytes(tensor, pack.recipe) for tensor in model.tensors)

@@ -40,7 +40,7 @@ def test_windows_take_the_bytes_that_they_need(name, changes, layers, window, st
     windows = streams * (pages_for(window + 8) + 2) + CHUNK // PAGE_TOKENS
     windows += SNAPSHOTS * pages_for(window)
     assert use.window_pages(spec, LONG, CHUNK) == windows
-    cache = DeviceCache(spec, pages, torch.device("meta"), windows=windows)
+    cache = DeviceCache(spec, pages, (torch.device("meta"),) * spec.layers, windows=windows)
     assert len(cache.windowed) == layers and cache.windows is not None
     assert (cache.pages.count, cache.windows.count) == (pages, windows)
     each = [2 * PAGE_TOKENS * state.position_elements for state in spec.states]
