@@ -46,14 +46,13 @@ class Made:
     """A converted random model.
 
     Attributes:
-        device: of its engines.
+        devices: the devices of its engines.
     """
 
     path: Path
     model: Model
     pack: Pack
-    device: torch.device = CPU
-    devices: tuple[torch.device, ...] = ()
+    devices: tuple[torch.device, ...] = (CPU,)
     _references: dict[tuple[bytes, int], F32Array] = field(default_factory=dict)
 
     @classmethod
@@ -65,7 +64,7 @@ class Made:
         checkpoint = write_checkpoint(case, folder / "checkpoint")
         path = convert_checkpoint(checkpoint, folder / "pack", experts=experts, dense="int8")
         pack = Pack.open(path)
-        return cls(path, build(pack.config), pack, device)
+        return cls(path, build(pack.config), pack, (device,))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -95,7 +94,7 @@ class Made:
         threads = sum(team.threads for team in teams) or TWO
         pool = Pool(threads, isa="portable" if exact else None, teams=teams)
         source, recipe = PackSource(self.pack, pool), self.pack.recipe
-        given = (self.model, recipe, source, pool, placement, self.devices or (self.device,))
+        given = (self.model, recipe, source, pool, placement, self.devices)
         return engine_under(policy, *given, on_cpu=on_cpu, max_outputs=512, exact=exact)
 
     def placed(self, mask: str = "some", **others: object) -> Placement:

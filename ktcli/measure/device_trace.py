@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -34,14 +35,15 @@ def trace(engine: DeviceEngine, step: Callable[[], None]) -> Trace:
     """Runs a step that was run before, and traces CPU, device, and the calls between them.
 
     Args:
-        step: runs a step of the engine; returns when its stream is done.
+        step: runs a step of the engine; returns when its streams are done.
     """
-    stream, host = engine.segments[-1].stream, engine.host
-    if isinstance(stream, HostStream):
+    streams, host = [each.stream for each in engine.segments], engine.host
+    logs = [stream.log for stream in streams if isinstance(stream, HostStream)]
+    if logs:
         start, end = _timed(step)
         device = [
             Event(LAUNCHES, call.name, call.start_ns, call.end_ns)
-            for call in stream.log
+            for call in chain.from_iterable(logs)
             if call.start_ns >= start
         ]
     else:

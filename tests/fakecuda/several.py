@@ -1,4 +1,4 @@
-"""Layers in sequence over several devices under the fake CUDA: a graph of each, legal throughout, and what torch allows.
+"""Layers in sequence over several devices under the fake CUDA: a graph of each, and only what torch allows.
 
 Run by test_fakecuda.py with FAKE_DEVICES, under the plugin no_numbers.
 """

@@ -53,7 +53,7 @@ def engine(
     mask[0] = True  # the first layer does not leave the device
     mask[1:, :3] = True
     placed = replace(Placement(mask, 300), **changes)
-    given = (model, Recipe(), ApartSource(POOL, 1), POOL, placed, HERE)
+    given = (model, Recipe(), ApartSource(POOL, 1), POOL, placed, (HERE,))
     return engine_under(policy, *given, on_cpu=on_cpu)
 
 
