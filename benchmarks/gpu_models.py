@@ -194,7 +194,7 @@ def device_engine(place: Place, wish: Wish) -> DeviceEngine:
     known = Known(place.ceilings.rates(), place.rates, placed.mask)
     on_cpu = Forecast.of(model, Recipe(), known).is_faster_on_cpu
     source = ApartSource(place.pool, 1)
-    given = (model, Recipe(), source, place.pool, placed, place.device)
+    given = (model, Recipe(), source, place.pool, placed, (place.device,))
     return engine_under(wish.policy, *given, on_cpu=on_cpu)
 
 

@@ -38,7 +38,7 @@ EPS = 1e-3  # of f32 sums in another order, in logits
 @pytest.fixture(scope="module")
 def there(made: Made) -> Made:
     """The model whose engines have the GPU."""
-    return Made(made.path, made.model, made.pack, GPU)
+    return Made(made.path, made.model, made.pack, (GPU,))
 
 
 @pytest.mark.parametrize("handoff", Handoff)
