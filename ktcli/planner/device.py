@@ -15,6 +15,7 @@ from ktcli.hardware.gpu import CPU
 from ktcli.hardware.machine import Gpu
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS
+from ktcli.ops.kvformat import BF16, CacheFormat
 from ktcli.planner.memory import (
     DEFAULT_CONTEXT,
     LEAST_CONTEXT,
@@ -93,6 +94,7 @@ class DeviceSizes:
         layer_bytes: bytes of all experts of the largest layer.
         page_bytes: bytes that a token of a decode step works with for each page that it attends to.
         streams: the sequences that are decoded together, each with the whole context.
+        cache: the number format of the cache.
     """
 
     near_bytes: int
@@ -103,6 +105,7 @@ class DeviceSizes:
     layer_bytes: int
     page_bytes: int
     streams: int = 1
+    cache: CacheFormat = BF16
 
     @classmethod
     def of(cls, model: Model, recipe: Recipe, stack: ModelLoads, streams: int = 1) -> DeviceSizes:
@@ -124,6 +127,7 @@ class DeviceSizes:
             layer_bytes=expert * spec.experts,
             page_bytes=4 * layers.partials,
             streams=streams,
+            cache=stack.cache,
         )
 
     def step_bytes(self, n_tokens: int, context: int) -> int:
@@ -181,7 +185,7 @@ def share_out(
     least, longest = min(PREFILL_CHUNK, context), chunk_limit(context)
 
     def cache(chunk: int) -> int:
-        return cache_bytes(model.spec, context, chunk, sizes.streams)
+        return cache_bytes(model.spec, context, chunk, sizes.streams, sizes.cache)
 
     need = Vram(
         weights=sizes.near_bytes,
@@ -197,7 +201,7 @@ def share_out(
     most = sizes.step_bytes(longest, context) - need.workspace + cache(longest) - need.cache
     more = min(spare // _PROMPT_PART, most) if streams else 0
     stream = min(spare // _PROMPT_PART, 2 * sizes.buffer_bytes) if streams else 0
-    per_token = sizes.token_bytes + context + Use().kind_bytes(model.spec)[1]
+    per_token = sizes.token_bytes + context + Use(cache=sizes.cache.name).kind_bytes(model.spec)[1]
     chunk = (least + more // per_token) // GRAIN * GRAIN if streams else 0
     chunk = min(max(chunk, least), longest)
     windows = cache(chunk) - need.cache
@@ -210,11 +214,13 @@ def share_out(
     )
 
 
-def cache_bytes(spec: Spec, context: int, chunk: int, streams: int = 1) -> int:
+def cache_bytes(
+    spec: Spec, context: int, chunk: int, streams: int = 1, cache: CacheFormat = BF16
+) -> int:
     """The bytes of the cache of some sequences whose steps have up to `chunk` tokens, with one page of each kind and
     one state more for rows of a step that belong to none."""
-    scratch = PAGE_TOKENS * kv_bytes_per_token(spec)
-    pages = Use(streams=streams).cache_bytes(spec, context, chunk)
+    scratch = PAGE_TOKENS * kv_bytes_per_token(spec, cache)
+    pages = Use(streams=streams, cache=cache.name).cache_bytes(spec, context, chunk)
     return pages + scratch + states_bytes(spec, streams)
 
 
@@ -299,7 +305,8 @@ def step_down(model: Model, request: Request, plan: Plan) -> Lower | None:
         )
     shorter = plan.context // 2 // PAGE_TOKENS * PAGE_TOKENS
     if shorter >= LEAST_CONTEXT:
-        sizes = DeviceSizes.of(model, plan.recipe, stack_of(model, plan.recipe), plan.use.streams)
+        stack = stack_of(model, plan.recipe, plan.use.cache_format)
+        sizes = DeviceSizes.of(model, plan.recipe, stack, plan.use.streams)
         before, after = (
             share_out(model, sizes, device.gpu, context, streams=False).need.total
             for context in (plan.context, shorter)

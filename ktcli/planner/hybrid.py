@@ -64,7 +64,7 @@ def plan_with(model: Model, host: Host, gpu: Gpu, request: Request) -> Plan:
         NotEnoughMemory: the GPU cannot hold what must lie on it.
         UsageError: the request does not fit this model.
     """
-    stack = stack_of(model, request.recipe)
+    stack = stack_of(model, request.recipe, request.use.cache_format)
     sizes = DeviceSizes.of(model, request.recipe, stack, request.use.streams)
     context = request.context or device_context(
         model, sizes, gpu, request.vram_bytes, served=request.use.served
