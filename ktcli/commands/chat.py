@@ -47,6 +47,7 @@ from ktcli.commands.options import (
     DeviceOpt,
     GpuExpertsOpt,
     JsonOpt,
+    KvOpt,
     NumaOpt,
     PrefillThresholdOpt,
     PullOpt,
@@ -92,6 +93,7 @@ def chat(
     context: ContextOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
+    kv: KvOpt = "bf16",
     device: DeviceOpt = AUTO,
     gpu_experts: GpuExpertsOpt = None,
     defer: DeferOpt = None,
@@ -170,7 +172,7 @@ def chat(
     words = words_for_model(prompt, needs_prompt, named=name is not None)
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     how = Opening(
-        Wanted(context, threads, numa=asked_numa(numa), device=where),
+        Wanted(context, threads, numa=asked_numa(numa), device=where, cache=kv),
         0 if no_kv_cache else cache_quota(),
         config.records_heat(),
         allow_special,

@@ -23,6 +23,7 @@ from ktcli.commands.options import (
     ExpertsOpt,
     GpuExpertsOpt,
     JsonOpt,
+    KvOpt,
     MachineOpt,
     NumaOpt,
     PrefillThresholdOpt,
@@ -57,6 +58,7 @@ def plan(
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
+    kv: KvOpt = "bf16",
     device: DeviceOpt = AUTO,
     gpu_experts: GpuExpertsOpt = None,
     defer: DeferOpt = None,
@@ -83,7 +85,7 @@ def plan(
     words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     # The settings of the environment are those of this machine only.
     teams = asked_numa(numa) if machine is None else parse_numa(numa or "auto")
-    wanted = Wanted(context, threads, numa=teams, device=words)
+    wanted = Wanted(context, threads, numa=teams, device=words, cache=kv)
     auto = experts == BY_MEMORY
     if model is None:
         _plan_all(wanted, Formats(None if auto else experts, dense, auto), machine)

@@ -17,6 +17,7 @@ from ktcli.commands.options import (
     DeferOpt,
     DeviceOpt,
     GpuExpertsOpt,
+    KvOpt,
     NumaOpt,
     PrefillThresholdOpt,
     PullOpt,
@@ -128,6 +129,7 @@ def serve(
     context: ContextOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
+    kv: KvOpt = "bf16",
     device: DeviceOpt = AUTO,
     gpu_experts: GpuExpertsOpt = None,
     defer: DeferOpt = None,
@@ -174,7 +176,9 @@ def serve(
     model = name or config.value("model") or BUILTIN
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     numa_mode = asked_numa(numa)
-    wanted = Wanted(context, threads, numa=numa_mode, device=where, streams=parallel, served=True)
+    wanted = Wanted(
+        context, threads, numa=numa_mode, device=where, streams=parallel, served=True, cache=kv
+    )
     if print_unit:
         _print_unit(here, lasting_name(model))
         return

@@ -103,7 +103,7 @@ def steps(engine: Engine, job: Job) -> Iterator[StepShape]:
         chunk = 1 if job.kind is Phase.DECODE else engine.chunk_tokens(left)
         # Only the last token of a prompt, and every token of an answer, gives logits.
         outputs = job.batch if chunk == left or job.kind is Phase.DECODE else 0
-        yield StepShape(chunk * job.batch, job.context + done, outputs)
+        yield StepShape(chunk * job.batch, job.context + done, outputs, engine.cache_format)
         done += chunk
 
 

@@ -153,9 +153,9 @@ void decode_rows(const attention *a, const worker *w, const uint8_t *page, int64
     const uint8_t *codes = page + a->k_offset, *scales = page + a->k_scales;
     int64_t heads = row_heads(a), first = a->row_heads[0];
     for (int64_t j = 0; j < n; j++, codes += a->dk, scales += heads, out += a->dk) {
-        w->kernels->from_fp8(codes, first, scales[0], out);
+        w->kernels->from_fp8(codes, first, scales[0], NULL, out);
         if (heads > 1)
-            w->kernels->from_fp8(codes + first, a->row_heads[1], scales[1], out + first);
+            w->kernels->from_fp8(codes + first, a->row_heads[1], scales[1], NULL, out + first);
     }
 }
 
@@ -170,10 +170,12 @@ static void decode_page(const attention *a, const worker *w, const uint8_t *page
         k->k = k->v = rows;
         return;
     }
-    const uint8_t *scales = page + a->v_scales + head, *codes = k->v;
-    w->kernels->panels_fp8(k->k, keys, a->dk, page + a->k_scales + head, a->kv_heads, (uint16_t *)(void *)panels);
+    const uint8_t *scales = page + a->v_scales + head, *codes = k->v, *next = k->next_v;
+    w->kernels->panels_fp8(k->k, keys, a->dk, page + a->k_scales + head, a->kv_heads, k->next_k,
+                           (uint16_t *)(void *)panels);
     for (int32_t j = 0; j < keys; j++)
-        w->kernels->from_fp8(codes + j * a->dv, a->dv, scales[j * a->kv_heads], rows + j * a->dv);
+        w->kernels->from_fp8(codes + j * a->dv, a->dv, scales[j * a->kv_heads], next ? next + j * a->dv : NULL,
+                             rows + j * a->dv);
     k->k = panels;
     k->v = rows;
 }

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from engine.test_sharing import (
     ACTS,
+    CODED,
     CONTEXT,
     FAMILIES,
     LINES,
@@ -43,11 +44,16 @@ SCHEDULES = st.lists(st.tuples(st.integers(0, LINES), ACTS | FEED | BACK), min_s
 
 @pytest.fixture(
     scope="module",
-    params=[*FAMILIES, *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE)],
+    params=[
+        *FAMILIES,
+        *(f"{name} fp8" for name in CODED),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE),
+    ],
 )
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
-    made = Made.convert(request.param, tmp_path_factory.mktemp(request.param))
-    return load_engine(made.path, context=CONTEXT, threads=1, streams=STREAMS, defer=1)
+    name, cache = f"{request.param} bf16".split()[:2]
+    made = Made.convert(name, tmp_path_factory.mktemp(name))
+    return load_engine(made.path, context=CONTEXT, threads=1, streams=STREAMS, defer=1, cache=cache)
 
 
 class Recording:

@@ -1,15 +1,18 @@
 /* cache_fp8.inc.c - rows of an fp8 cache: E4M3 codes with a scale byte of each head and position (kt_program.h).
  *
  * Decoding makes the bf16 numbers that attend_bf16 reads, exactly: a code has four bits, a scale is a power of two. Only
- * numbers below 2^-126 lose bits, which are cut off. NaN occurs only with the largest scale there is, because a NaN counts
- * as infinity in the maximum: so the usual way need not look for it.
+ * numbers below 2^-126 lose bits, which are cut off. A code's bits, moved to their place in a float, mean 2^-120 of it;
+ * one multiplication by 2^120 and the scale makes them right as long as that is a float, which it is unless a head holds
+ * numbers above 57,344. Those go one by one, as do NaN: they occur only with the largest scale there is, because a NaN
+ * counts as infinity in the maximum.
  */
 
-enum { FP8_TOP = 247 };     /* the scale byte of infinity */
+enum { FP8_TOP = 247, FP8_USUAL = 134 };    /* the scale byte of infinity; the last one with 2^(120 + scale - 127) */
 
-INLINE float fp8_unit(uint8_t scale)
+/* What a code in its place is multiplied with: of usual scales. */
+INLINE float fp8_factor(uint8_t scale)
 {
-    return float_of_bits(scale ? (uint32_t)scale << 23 : 0x400000u);
+    return float_of_bits(((uint32_t)(scale < FP8_USUAL ? scale : FP8_USUAL) + 120) << 23);
 }
 
 /* The columns x[0..n) of a head at one position to codes; returns their scale byte. */
@@ -38,50 +41,59 @@ static uint8_t to_fp8(const float *x, int64_t n, uint8_t *codes)
     return scale;
 }
 
-/* Sixteen pairs of codes from p on to bf16; lane i is of the scale in lane i. */
-INLINE vi fp8_pairs(const uint8_t *p, vf unit)
+/* Sixteen pairs of codes from p on to bf16; lane i is multiplied by lane i. */
+INLINE vi fp8_pairs(const uint8_t *p, vf factor)
 {
     vi pairs = vi_bits(vf_from_bf16((const uint16_t *)(const void *)p));    /* in the upper half of each lane */
-    vi even = vi_bits(vf_mul(vf_e4m3(pairs, 2), unit)), odd = vi_bits(vf_mul(vf_e4m3(pairs, 3), unit));
+    vi odd = vi_and(vi_sar(pairs, 4), (int32_t)0x87f00000u);
+    vi even = vi_and(vi_sar(vi_shl(pairs, 8), 4), (int32_t)0x87f00000u);
+    even = vi_bits(vf_mul(vf_bits(even), factor));
+    odd = vi_bits(vf_mul(vf_bits(odd), factor));
     return vi_add(vi_shr(even, 16), vi_and(odd, (int32_t)0xffff0000u));
 }
 
 INLINE uint16_t fp8_one(uint8_t code, uint8_t scale)
 {
-    if (scale == FP8_TOP)
-        return bf16_of_float(float_of_e4m3(code) * fp8_unit(scale));
-    float v = float_of_bits((uint32_t)(code & 128) << 24 | (uint32_t)(code & 127) << 20) * 0x1p120f;
-    return (uint16_t)(bits_of_float(v * fp8_unit(scale)) >> 16);
+    float in_place = float_of_bits((uint32_t)(code & 128) << 24 | (uint32_t)(code & 127) << 20);
+    if (scale <= FP8_USUAL)
+        return (uint16_t)(bits_of_float(in_place * fp8_factor(scale)) >> 16);
+    float v = scale < FP8_TOP ? in_place * 0x1p120f : float_of_e4m3(code);
+    return bf16_of_float(v * float_of_bits((uint32_t)scale << 23));
 }
 
-/* out [columns] bf16 of the codes of one row. */
-static void from_fp8(const uint8_t *codes, int64_t columns, uint8_t scale, uint16_t *out)
+/* out [columns] bf16 of the codes of one row; as many bytes from `next` on are fetched, if it is not NULL. */
+static void from_fp8(const uint8_t *codes, int64_t columns, uint8_t scale, const uint8_t *next, uint16_t *out)
 {
-    vf unit = vf_set1(fp8_unit(scale));
+    vf factor = vf_set1(fp8_factor(scale));
     int64_t c = 0;
-    for (; c + 2 * LANES <= columns && scale != FP8_TOP; c += 2 * LANES)
-        vi_store(out + c, fp8_pairs(codes + c, unit));
+    for (; next && c < columns; c += 64)
+        prefetch_l2(next + c);
+    for (c = 0; c + 2 * LANES <= columns && scale <= FP8_USUAL; c += 2 * LANES)
+        vi_store(out + c, fp8_pairs(codes + c, factor));
     for (; c < columns; c++)
         out[c] = fp8_one(codes[c], scale);
 }
 
 /* Panels of keys, for attend_bf16, of panels of codes [4][dk / 2][16][2]; dk is even. The scale of key j is
- * scales[j * stride]. Of the panels those that hold the first n_keys. */
+ * scales[j * stride]. Of the panels those that hold the first n_keys; all of those at `next` are fetched. */
 static void panels_fp8(const uint8_t *codes, int64_t n_keys, int64_t dk, const uint8_t *scales, int64_t stride,
-                       uint16_t *out)
+                       const uint8_t *next, uint16_t *out)
 {
+    for (int64_t i = 0; next && i < dk * KT_PAGE_TOKENS; i += 64)
+        prefetch_l2(next + i);
     for (int64_t key = 0; key < n_keys; key += LANES, codes += dk * LANES, out += dk * LANES) {
-        float unit[LANES];
-        int plain = 1;
+        uint8_t scale[LANES];
+        float factor[LANES];
+        int usual = 1;
         for (int j = 0; j < LANES; j++) {
-            uint8_t scale = key + j < n_keys ? scales[(key + j) * stride] : 0;
-            unit[j] = fp8_unit(scale);
-            plain &= scale != FP8_TOP;
+            scale[j] = key + j < n_keys ? scales[(key + j) * stride] : 0;
+            factor[j] = fp8_factor(scale[j]);
+            usual &= scale[j] <= FP8_USUAL;
         }
-        vf units = vf_load(unit);
-        for (int64_t c = 0; c < dk && plain; c += 2)
-            vi_store(out + LANES * c, fp8_pairs(codes + LANES * c, units));
-        for (int64_t i = 0; i < dk * LANES && !plain; i++)
-            out[i] = fp8_one(codes[i], scales[(key + i / 2 % LANES < n_keys ? key + i / 2 % LANES : key) * stride]);
+        vf factors = vf_load(factor);
+        for (int64_t c = 0; c < dk && usual; c += 2)
+            vi_store(out + LANES * c, fp8_pairs(codes + LANES * c, factors));
+        for (int64_t i = 0; i < dk * LANES && !usual; i++)
+            out[i] = fp8_one(codes[i], scale[i / 2 % LANES]);
     }
 }
