@@ -44,7 +44,9 @@ static uint8_t to_fp8(const float *x, int64_t n, uint8_t *codes)
 /* Sixteen pairs of codes from p on to bf16; lane i is multiplied by lane i. */
 INLINE vi fp8_pairs(const uint8_t *p, vf factor)
 {
-    vi pairs = vi_bits(vf_from_bf16((const uint16_t *)(const void *)p));    /* in the upper half of each lane */
+    uint16_t pair[LANES];
+    memcpy(pair, p, sizeof pair);                   /* a row of an odd number of columns is at an odd address */
+    vi pairs = vi_bits(vf_from_bf16(pair));         /* in the upper half of each lane */
     vi odd = vi_and(vi_sar(pairs, 4), (int32_t)0x87f00000u);
     vi even = vi_and(vi_sar(vi_shl(pairs, 8), 4), (int32_t)0x87f00000u);
     even = vi_bits(vf_mul(vf_bits(even), factor));
