@@ -121,8 +121,8 @@ def demand(engine: Engine, job: Job) -> Demand:
         for work in work_of(engine, job, step):
             read += work.read_bytes
             ops[work.unit] += work.ops
-            cached += work.read_bytes if work.unit is Unit.ATTENTION else 0
-    return Demand(read, ops, (cached, ops[Unit.ATTENTION]))
+            cached += work.read_bytes if work.unit in (Unit.ATTENTION, Unit.CODES) else 0
+    return Demand(read, ops, (cached, ops[Unit.ATTENTION] + ops[Unit.CODES]))
 
 
 @dataclass(slots=True)

@@ -42,7 +42,8 @@ VALUES: dict[str, tuple[str, Any]] = {
 WRONG = {
     "home": "models", "libraries": "/a:b",
     "model": " ", "system": "x" * 20_001, "temperature": "nan", "max-tokens": "0", "think": "maybe",
-    "context": "1.5", "draft": "x", "kv": "fp4", "device": "tpu", "threads": "²", "numa": "some", "heat": "true", "cache": "much",
+    "context": "1.5", "draft": "x", "kv": "fp4",
+    "device": "tpu", "threads": "²", "numa": "some", "heat": "true", "cache": "much",
     "thoughts": "loud", "markdown": "html", "status": "x",
     "pull-limit": "fast", "think-budget": "0", "when-full": "burst",
 }  # fmt: skip
