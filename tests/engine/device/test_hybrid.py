@@ -19,6 +19,7 @@ from ktcli.engine.device.experts import Handoff
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.hardware.team import NodeTeam
 from ktcli.measure.policy import Policy
+from ktcli.ops.kvformat import FP8
 
 
 @pytest.mark.each_once
@@ -32,6 +33,18 @@ def test_where_experts_lie_changes_nothing(made: Made, mask: str, handoff: Hando
     assert close(logits_of(session, IDS), logits_of(wanted, IDS))
     for token in ANSWER:
         assert close(session.feed([token]).values, wanted.feed([token]).values)
+
+
+def test_an_fp8_cache_is_the_cpus(made: Made) -> None:
+    e = {}
+    for c in ("bf16", "fp8"):
+        e["dev", c] = answer(made.engine(made.placed("some", cache=c), exact=False))
+        e["cpu", c] = answer(load_engine(made.path, context=CONTEXT, threads=TWO, all_logits=True, cache=c))
+    e["exact", ""] = answer(made.cpu_only)
+    e["devall", "fp8"] = answer(made.engine(made.placed("all", cache="fp8"), exact=False))
+    for a in e:
+        print(a, [round(float(np.sqrt(((e[a]-e[b])**2).mean())/e[b].std()),4) for b in e], [round(float(np.abs(e[a]-e[b]).max()/e[b].std()),3) for b in e])
+    assert 0
 
 
 DEPTHS = (0, 1, 2, 9)
