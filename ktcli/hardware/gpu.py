@@ -21,6 +21,8 @@ from ktcli.hardware.text import read, whole
 
 # The devices to choose from: a GPU if that is faster, none, the best one ("cuda:N": that one).
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
+ALL = "all"  # of the GPUs may be used
+_MOST_NAMED, _MOST_NUMBER = 64, 9999
 
 QUERY = (
     "index", "name", "memory.total", "memory.free", "pcie.link.gen.max", "pcie.link.width.max",
@@ -42,6 +44,24 @@ def parse_device(said: str) -> tuple[str, int | None]:
     if kind not in (AUTO, CPU, CUDA) or (colon and (kind != CUDA or number is None)):
         raise UsageError(f"{said[:60]!r} is no device", hint="auto, cpu, cuda, or cuda:N")
     return kind, number
+
+
+def gpu_numbers(said: str) -> tuple[int, ...] | None:
+    """Parses "0,1" as (0, 1), and "all" as None.
+
+    Raises:
+        UsageError: the text is neither, or names a GPU twice.
+    """
+    if said == ALL:
+        return None
+    words = said.split(",")
+    numbers = [number for word in words if (number := whole(word)) is not None]
+    if len(numbers) < len(words) or len(words) > _MOST_NAMED or max(numbers) > _MOST_NUMBER:
+        raise UsageError(f"--gpus is {said[:60]!r}", hint="numbers of GPUs such as 0,1, or all")
+    twice = next((n for n in numbers if numbers.count(n) > 1), None)
+    if twice is not None:
+        raise UsageError(f"--gpus {said[:60]} names GPU {twice} twice")
+    return tuple(numbers)
 
 
 # One of these is there where a driver is, the last in Windows' Linux.

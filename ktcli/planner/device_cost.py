@@ -7,6 +7,7 @@ the data sheet; the shares of them that the kernels reach are assumed until meas
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,7 @@ KERNELS_EXPERTS = 3  # experts on the GPU, and their sum with the norm behind it
 KERNELS_SHARED = 3  # a shared expert, or the MLP of a layer without experts
 HANDOFF_S = 10e-6  # the host function that sends, and the one that waits: each
 LAUNCH_S = 20e-6  # of one graph
+BORDER_S = 15e-6  # of a residual from one GPU to the next, through main memory
 PREFILL_LAUNCH_S = 10e-6  # of one kernel without a graph, from Python
 LINK_BPS = 15.75e9  # of an unknown link: PCIe 3.0 x16
 MEASURED_AT = 512  # positions in the cache when T_g is measured
@@ -77,15 +79,28 @@ def device_rates(gpu: Gpu) -> DeviceRates:
     )
 
 
+def slowest(each: Sequence[DeviceRates]) -> DeviceRates:
+    """The rates that every GPU of several reaches."""
+    bases = dict.fromkeys(rates.basis for rates in each)
+    return DeviceRates(
+        read_bps=min(rates.read_bps for rates in each),
+        bf16_ops=min(rates.bf16_ops for rates in each),
+        copy_bps=min(rates.copy_bps for rates in each),
+        measured=all(rates.measured for rates in each),
+        basis="; ".join(dict.fromkeys("; ".join(bases).split("; "))),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """The times of a model's layers with CPU and GPU sharing them.
+    """The times of a model's layers with CPU and GPUs sharing them.
 
     Attributes:
         cpu: the rates of the threads that run the CPU's experts.
         hits: the expected experts of a token on the CPU and the GPU.
         resident: the number of experts on the GPU, for each MoE layer.
-        measured: t_e, T_g and T_s of an average MoE layer at MEASURED_AT positions; None: nobody measured.
+        measured: t_e and T_g of an average MoE layer at MEASURED_AT positions; None: nobody measured.
+        gpus: how many GPUs have the layers, one after the other.
     """
 
     stack: ModelLoads
@@ -94,6 +109,7 @@ class Hybrid:
     hits: Hits
     resident: tuple[int, ...]
     measured: Times | None = None
+    gpus: int = 1
 
     def by_layer(self, values: tuple[float, ...] | tuple[int, ...]) -> F64Array:
         """Spreads values of MoE layers over all layers, zero elsewhere, [L]."""
@@ -181,10 +197,12 @@ class Hybrid:
         return [cache[pair] for pair in pairs]
 
     def head_s(self, answers: int = 1) -> float:
-        """The seconds of the graph's launch, the output head, and the copy of the logits."""
+        """The seconds of the graphs' launches, the output head, the copy of the logits, and the borders between
+        GPUs."""
         head, rates = self.stack.head, self.device
         reading = head.read_bytes / (rates.read_bps * READ_SHARE)
-        return LAUNCH_S + reading + answers * 4 * self.stack.vocab / rates.copy_bps
+        copying = answers * 4 * self.stack.vocab / rates.copy_bps
+        return self.gpus * LAUNCH_S + (self.gpus - 1) * BORDER_S + reading + copying
 
     def cache_s(self, position: int) -> float:
         """The seconds of one layer's attention over `position` cached positions."""
@@ -212,12 +230,13 @@ class Hybrid:
         return HANDOFF_S + 4 * n_tokens * self.stack.hidden / self.device.copy_bps
 
     def _as_measured(self, found: list[Layer], position: int) -> list[Layer]:
-        """Returns the layers with measured times in place of the roofline's; only the cache keeps its own."""
+        """Returns the layers with measured times in place of the roofline's. The cache keeps its own, and so does the
+        GPU's work beside the CPU's, which nobody has measured."""
         assert self.measured is not None
         said, grown = self.measured, self.cache_s(position) - self.cache_s(MEASURED_AT)
         device_s = max(0.0, said.device_s + grown)
         return [
-            Layer(device_s, said.shared_s, 0.0, 0.0, layer.hits, said.expert_s)
+            Layer(device_s, layer.shared_s, 0.0, 0.0, layer.hits, said.expert_s)
             if layer.hits > 0
             else layer
             for layer in found

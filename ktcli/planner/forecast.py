@@ -43,6 +43,7 @@ class Known:
         times: t_e, T_g and T_s where they were measured; None: they follow from the rates.
         heat: how often each expert is chosen; None: all alike.
         chunk, stream_experts: the tokens of a streamed chunk and the experts of a stream buffer, as planned.
+        gpus: how many GPUs have the layers, one after the other.
     """
 
     cpu: Rates
@@ -52,6 +53,7 @@ class Known:
     heat: Heat | None = None
     chunk: int = 0
     stream_experts: int = 0
+    gpus: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class Forecast:
         stack = stack_of(model, recipe)
         hits = experts.hits(known.mask, stack.top_k, known.heat)
         resident = tuple(int(n) for n in known.mask.sum(axis=1))
-        hybrid = Hybrid(stack, known.cpu, known.device, hits, resident, known.times)
+        rates = known.cpu, known.device
+        hybrid = Hybrid(stack, *rates, hits, resident, known.times, known.gpus)
         return cls(Prefill(hybrid, known.chunk, known.stream_experts))
 
     @property
@@ -142,5 +145,6 @@ def forecast(model: Model, plan: Plan, device: DevicePlan) -> Forecast:
         device.mask,
         chunk=device.chunk,
         stream_experts=device.stream_experts,
+        gpus=len(device.segments),
     )
     return Forecast.of(model, plan.recipe, known)

@@ -156,7 +156,8 @@ def test_fewer_experts_where_memory_is_short(
     assert sizes[0] > sizes[1] == 0  # experts so small go all at once
     found = json.loads((tmp_path / "gpu.json").read_text())
     (pack,) = (tmp_path / "packs").iterdir()
-    assert list(found) == [f"{pack.name} on {GPU.name}"]
+    memory, times = f"{pack.name} on {GPU.name}, number 0", f"{pack.name} on {GPU.name}"
+    assert list(found) == [memory, times]
     assert say("--device", "cuda")[0] == 0
     assert sizes[2:] == [0]  # at once
 
@@ -293,6 +294,6 @@ def test_a_model_that_leaves_leaves_nothing_on_a_gpu(
     del thread
     released: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(loading, "release", lambda device: (gc.collect(), released.append(device)))
+    monkeypatch.setattr(loading, "release", lambda given: (gc.collect(), released.extend(given)))
     give_back_memory()
     assert engine() is None and released == [torch.device("cuda")]

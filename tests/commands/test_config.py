@@ -36,13 +36,14 @@ VALUES: dict[str, tuple[str, Any]] = {
     "max-tokens": ("0100", 100), "think": ("off", False), "context": ("4096", 4096), "draft": ("3", "3"),
     "device": ("cuda:1", "cuda:1"), "threads": ("8", 8), "numa": ("nodes=0,2-3", "nodes=0,2-3"), "heat": ("off", False),
     "cache": ("20G", 20 << 30), "thoughts": ("hidden", "hidden"), "markdown": ("off", False), "status": ("off", False),
+    "gpus": ("0,1", "0,1"),
     "pull-limit": ("20M", 20 << 20), "think-budget": ("200", 200), "when-full": ("stop", "stop"),
 }  # fmt: skip
 WRONG = {
     "home": "models", "libraries": "/a:b",
     "model": " ", "system": "x" * 20_001, "temperature": "nan", "max-tokens": "0", "think": "maybe",
     "context": "1.5", "draft": "x", "device": "tpu", "threads": "²", "numa": "some", "heat": "true", "cache": "much",
-    "thoughts": "loud", "markdown": "html", "status": "x",
+    "gpus": "0,x", "thoughts": "loud", "markdown": "html", "status": "x",
     "pull-limit": "fast", "think-budget": "0", "when-full": "burst",
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from ktcli.planner.device_cost import DeviceRates, Hybrid
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.prefill import GRAIN, NEVER, Prefill
 from ktcli.planner.spec import StepShape, step_work, weight_bytes
-from ktcli.planner.stack import near_bytes, stack_of
+from ktcli.planner.stack import stack_of
 from ktcli.weights.recipe import Recipe, stored_bytes
 
 MODEL = shape("qwen3-30b-a3b")
@@ -40,7 +40,9 @@ def test_the_layers_add_up_to_the_model(name: str, formats: tuple[str, str]):
     # Routers and what weighs index keys are bf16 in a pack, f32 on a GPU.
     kept = [t for t in model.tensors if t.part in (ModelPart.ROUTER, ModelPart.INDEXER)]
     kept_bytes = sum(stored_bytes(t, recipe) for t in kept)
-    stored = near_bytes(model, recipe) - kept_bytes + routed + 2 * table.elements
+    stored = (
+        int(stack_of(model, recipe).near_bytes.sum()) - kept_bytes + routed + 2 * table.elements
+    )
     assert stored == weight_bytes(model, recipe)
     step = {work.part: work for work in step_work(model, recipe, StepShape(1, 9999))}
     ops = stack.before.ops + stack.beside.ops + stack.top_k * stack.expert.ops
