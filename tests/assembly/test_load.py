@@ -21,7 +21,7 @@ from ktcli.assembly import load as loads
 from ktcli.assembly import load_device as loading
 from ktcli.assembly.plan import plan_ahead
 from ktcli.assembly.request import DeviceWords, Wanted
-from ktcli.assembly.talking import Opening, give_back_memory, open_model, prepared
+from ktcli.assembly.talking import Opening, give_back_memory, open_model, plan_of, prepared
 from ktcli.engine.device import usable
 from ktcli.engine.device.decode import DecodeStep
 from ktcli.engine.device.engine import DeviceEngine
@@ -98,6 +98,33 @@ def test_a_gpu_answers_as_the_cpu_does(say: Say, made: list[DeviceEngine]) -> No
     assert code == 0 and len(made) == 1
     assert made[0].placement.mask.all()  # a small model fits
     assert len(on_cpu) > 2 and on_gpu == on_cpu
+
+
+@pytest.mark.skipif(
+    not data_path("profiles", "kt-mini").joinpath("model.safetensors").exists(),
+    reason="the trained model is not in this tree",
+)
+def test_several_gpus_answer_as_the_cpu_does(
+    say: Say, made: list[DeviceEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has too little memory for all experts; together they have room."""
+    _, on_cpu, _ = say("--device", "cpu", model="kt-mini")
+    how = Opening(Wanted(192, device=DeviceWords("cuda")), quota_bytes=0, records_heat=False)
+    device = plan_of(prepared("kt-mini", how), how).device
+    assert device is not None and device.mask.all()
+    small = replace(GPU, free_bytes=device.need.total - device.need.experts // 2)
+    several = tuple(replace(small, index=i) for i in range(4))
+    found = replace(probe(), gpus=several)
+    monkeypatch.setattr(here, "probe", lambda **_: found)
+    code, out, err = say("--device", "cuda", "--gpus", "2,0", model="kt-mini")
+    assert (code, out) == (0, on_cpu), err
+    assert made[-1].placement.mask.all() and len(made[-1].segments) == 2
+    assert "2 x NVIDIA Test: the whole model" in err
+    code, out, err = say("--device", "cuda", "--gpus", "3", model="kt-mini")
+    assert code == 0 and len(out) > 2
+    assert not made[-1].placement.mask.all() and len(made[-1].segments) == 1
+    code, _, err = say("--device", "cuda", "--gpus", "3,9", model="kt-mini")
+    assert code == 2 and "there is no GPU cuda:9" in err and "cuda:0, cuda:1" in err
 
 
 def test_options_reach_the_engine(say: Say, made: list[DeviceEngine], tmp_path: Path) -> None:
