@@ -71,7 +71,7 @@ def device_rows(made: DevicePlan) -> list[tuple[str, str]]:
 
 
 def _segment_words(made: DevicePlan, each: SegmentPlan) -> str:
-    """ "NVIDIA L20, 30.1 GiB of 44.5 GiB free", of several GPUs with the layers."""
+    """The words for a GPU: "NVIDIA L20, layers 0-18, 30.1 GiB of 44.5 GiB free"."""
     taken = f"{gib(each.need.total)} of {gib(each.gpu.free_bytes)} free"
     some = f", layers {each.layers.start}-{each.layers[-1]}" if len(made.segments) > 1 else ""
     return f"{safe(each.gpu.name)}{some}, {taken}"
