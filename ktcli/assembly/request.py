@@ -67,7 +67,7 @@ class Wanted:
         threads: the threads of all teams; None: KT_THREADS, else one per physical core.
         exact: whether activations and cache are f32, on the portable row in one team, to compare with a reference.
         all_logits: whether steps can give logits of every position.
-        kv_f32: whether the cache is f32 although the rest is as always, to measure what a bf16 one costs.
+        cache: the number format of the cache, a name of `ops.kvformat.FORMATS`; that of an exact one is f32 anyway.
         streams: the sequences that can have the whole context at the same time.
         served: whether programs ask, whose prompts are long.
         numa: the teams and their memory; None: KT_NUMA, else one team per node.
@@ -78,7 +78,7 @@ class Wanted:
     threads: int | None = None
     exact: bool = False
     all_logits: bool = False
-    kv_f32: bool = False
+    cache: str = "bf16"
     streams: int = 1
     served: bool = False
     numa: Numa | None = None
@@ -88,7 +88,7 @@ class Wanted:
     @property
     def use(self) -> Use:
         """The use of the engine, on which its memory depends."""
-        return Use(self.exact, self.all_logits, self.kv_f32, self.streams, self.served)
+        return Use(self.exact, self.all_logits, self.cache, self.streams, self.served)
 
     @property
     def where(self) -> str:

@@ -87,7 +87,7 @@ class EvalRequest:
             self.context,
             threads,
             all_logits=True,
-            kv_f32=any(way.cache == "f32" for way in ways),
+            cache=ways[0].cache if ways else CACHES[0],
             streams=at_once * max(1, len(ways)),
             numa=asked_numa(numa),
             device=DeviceWords(device=CPU, defer=max(self.depths)),

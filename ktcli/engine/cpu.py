@@ -129,13 +129,15 @@ class CpuEngine:
         if fewest <= MOST_ROWS and not self.batch_invariant:
             return None
         rates = self.plan.host.rates
-        return StepTimes(row_seconds(self.model, self.recipe, rates, MOST_ROWS))
+        return StepTimes(row_seconds(self.model, self.recipe, rates, MOST_ROWS, self._cache.format))
 
     @cached_property
     def piece_times(self) -> PieceTimes:
         """The modelled times of steps that read pieces of a prompt."""
         rates = self.plan.host.rates
-        return piece_times(self.model, self.recipe, rates, self.max_tokens, self.context)
+        return piece_times(
+            self.model, self.recipe, rates, self.max_tokens, self.context, self._cache.format
+        )
 
     def _multiplies_bf16(self) -> bool:
         formats = (format_of(tensor, self.recipe) for tensor in self.model.tensors)
@@ -163,7 +165,7 @@ class CpuEngine:
             max_tokens=self.max_tokens + plan.use.streams - 1,
             max_outputs=plan.use.outputs(self.spec, self.context),
             exact=plan.use.exact,
-            kv_f32=plan.use.kv_f32,
+            cache=plan.use.cache,
         )
         deferring = self.spec.moe_layers - 1 if any(depth for _, depth in plan.depths) else 0
         layout = self._cache.layout
@@ -184,7 +186,7 @@ def _facts(model: Model, plan: Plan, pool: Pool, weights: str) -> dict[str, obje
     return {
         **facts_of(model.at(plan.context), plan.recipe, weights),
         "exact": plan.use.exact,
-        "cache": "f32" if plan.use.f32_cache else "bf16",
+        "cache": plan.use.cache_format.name,
         "shares": pool.node_threads if len(pool.node_threads) > 1 else (),
         "row": pool.isa,
         "tiles": pool.tile_min or (),

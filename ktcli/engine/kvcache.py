@@ -18,6 +18,7 @@ from ktcli.engine.tier import U8Array
 from ktcli.models import Spec
 from ktcli.native import PAGE_TOKENS
 from ktcli.native import Pool as Team
+from ktcli.ops.kvformat import BF16, CacheFormat
 from ktcli.ops.state import SNAPSHOTS, state_slots
 from ktcli.ops.tensors import ceil_to
 from ktcli.planner.memory import Use
@@ -41,13 +42,12 @@ class PageLayout:
     windowed: frozenset[int]
 
     @classmethod
-    def of(cls, spec: Spec, *, f32: bool = False) -> PageLayout:
-        """The layout of a model's pages with bf16 elements, or f32."""
-        each = PAGE_TOKENS * (4 if f32 else 2)
+    def of(cls, spec: Spec, fmt: CacheFormat = BF16) -> PageLayout:
+        """The layout of a model's pages in a number format."""
         ends, offsets = {False: 0, True: 0}, []
         for state in spec.states:
             offsets.append(ends[state.windowed])
-            ends[state.windowed] += ceil_to(state.position_elements * each, _LINE_BYTES)
+            ends[state.windowed] += ceil_to(PAGE_TOKENS * state.position_bytes(fmt), _LINE_BYTES)
         windowed = frozenset(i for i, state in enumerate(spec.states) if state.windowed)
         return cls(tuple(offsets), ends[False], ends[True], windowed)
 
@@ -79,6 +79,7 @@ class KvCache:
     """The pages and states of an engine, in main memory.
 
     Attributes:
+        format: the number format of pages.
         layout, states: where each layer's part of a page, and of a state, lies.
         memory: the pages.
         windows: the pages of the layers with a window; None: no layer has one.
@@ -87,7 +88,8 @@ class KvCache:
     """
 
     def __init__(self, spec: Spec, use: Use, context: int, team: Team, seed: bytes) -> None:
-        self.layout = layout = PageLayout.of(spec, f32=use.f32_cache)
+        self.format = use.cache_format
+        self.layout = layout = PageLayout.of(spec, self.format)
         self.states = StateLayout.of(spec)
         pages, window_pages = use.pages(context), use.window_pages(spec, context)
         slots = state_slots(use.streams) if self.states.elements else 0

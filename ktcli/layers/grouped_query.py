@@ -185,6 +185,7 @@ class GroupedQueryAttention:
         s, index = self.shape, self.indexer.shape if self.indexer else None
         return LayerState(
             position_elements=s.kept + s.beside,
+            position_heads=0 if index else 2 * s.kv_heads,
             ops_per_position=2 * s.heads * (s.head_dim + s.value_dim),
             window=s.window,
             chosen=index.positions if index else 0,

@@ -189,6 +189,7 @@ class LatentAttention:
         pool = self.indexer.pool if self.indexer else None
         return LayerState(
             position_elements=self._latent_width + self.shape.beside,
+            position_heads=0 if self.chosen else s.cached_heads,
             sequence_elements=pool.state_elements if pool else 0,
             ops_per_position=2 * s.heads * (self._latent_width + s.lora),
             expanded_ops=2 * s.heads * (s.nope + s.rope + s.v),

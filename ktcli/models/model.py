@@ -58,6 +58,11 @@ class Spec:
         return sum(state.position_elements for state in self.states)
 
     @property
+    def position_heads(self) -> int:
+        """The number of heads of these, see `LayerState.position_heads`."""
+        return sum(state.position_heads for state in self.states)
+
+    @property
     def window(self) -> int:
         """The positions that the widest window reaches, of the layers that have pages of their own for it; 0: none."""
         return max((state.window for state in self.states if state.windowed), default=0)
@@ -66,6 +71,16 @@ class Spec:
     def window_elements(self) -> int:
         """The number of elements of `position_elements` that those layers cache."""
         return sum(state.position_elements for state in self.states if state.windowed)
+
+    @property
+    def window_heads(self) -> int:
+        """The number of heads of `position_heads` that those layers cache."""
+        return sum(state.position_heads for state in self.states if state.windowed)
+
+    @property
+    def chooses(self) -> bool:
+        """Tells whether some layer attends to chosen positions or pooled rows, see `LayerState.chooses`."""
+        return any(state.chooses for state in self.states)
 
     @property
     def sequence_elements(self) -> int:

@@ -23,6 +23,8 @@ from ktcli.native.pool import Pool
 
 F32Array = NDArray[np.float32]
 _INT32 = np.dtype(np.int32)
+# The number formats of a KV cache, as kt_program_options numbers them.
+CACHES = ("bf16", "f32", "fp8")
 
 
 @cache
@@ -51,24 +53,26 @@ class Program:
         max_tokens: the most rows of a step.
         max_outputs: the most output rows of a step.
         exact: whether activations and KV cache are f32, instead of the fast path.
-        kv_f32: whether the KV cache is f32 although the rest is fast.
+        cache: the number format of the KV cache, one of CACHES; that of an exact one is f32 anyway.
     Attributes:
+        cache: that format.
         handle: a kt_program.
         labels: the name of each operation.
     """
 
     def __init__(
-        self, pool: Pool, *, max_tokens: int, max_outputs: int, exact: bool, kv_f32: bool = False
+        self, pool: Pool, *, max_tokens: int, max_outputs: int, exact: bool, cache: str = CACHES[0]
     ) -> None:
         self._ffi, self._lib = ffi, lib = library()
-        options = ffi.new("kt_program_options *", (max_tokens, max_outputs, exact, kv_f32))
+        self.cache = "f32" if exact else cache
+        number = CACHES.index(self.cache)
+        options = ffi.new("kt_program_options *", (max_tokens, max_outputs, exact, number))
         error = ffi.new(f"char[{ERROR_BYTES}]")
         handle = lib.kt_program_create(pool.handle, options, error, ERROR_BYTES)
         if handle == ffi.NULL:
             raise NativeError(ffi.string(error).decode())
         self.handle, self.pool = ffi.gc(handle, lib.kt_program_free), pool
         self.max_tokens, self.max_outputs, self.exact = max_tokens, max_outputs, exact
-        self.kv_f32 = exact or kv_f32
         self.labels: list[str] = []
         self._step = ffi.new("kt_step *")
         self._runs = ffi.new("kt_run[]", 1)  # as many as a step had, at most

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.native import PAGE_TOKENS, Program, View, Weight
+from ktcli.ops.kvformat import FORMATS
 from ktcli.ops.layout import layout_of
 from ktcli.ops.operation import FieldKind, Operation
 from ktcli.ops.recording import Number, Recording
@@ -65,7 +66,7 @@ def assemble(recording: Recording, program: Program, places: Places) -> Assemble
     routings: list[int] = []
     for each in recording.records:
         name = each.operation.name
-        told = dict(_told(each.operation, places, numbers, 4 if program.kv_f32 else 2))
+        told = dict(_told(each.operation, places, numbers, FORMATS[program.cache].element_bytes))
         first = program.append(name, (*each.outs, *each.operands), **told)
         numbers |= {number: first + i for i, number in enumerate(each.numbers)}
         if isinstance(each.operation, Route):

@@ -70,11 +70,13 @@ class Cached(NamedTuple):
         before: elements of other operations, which come first.
         parts: its own elements, each part for all positions of a page at once, one behind the other.
         behind: elements of other operations, which come last.
+        heads: the heads of each part, which have a scale each where the cache is fp8; (): it cannot be.
     """
 
     before: int
     parts: tuple[int, ...]
     behind: int
+    heads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ktcli.ops.kvformat import CacheFormat
+
 # States that are kept of earlier positions, to go back to or to begin with (see `engine.pages`): of one sequence
 # alone as many as of several together.
 SNAPSHOTS = 4
@@ -29,7 +31,8 @@ class LayerState:
     """The state of one layer for one sequence.
 
     Attributes:
-        position_elements: elements cached for each position, in pages, all of them together: bf16, f32 when exact.
+        position_elements: elements cached for each position, in pages, all of them together.
+        position_heads: the heads that these are of, each with a scale where the cache is fp8 (`ops.kvformat`).
         sequence_elements: f32 elements that are kept whatever the length, and rewritten by every token.
         ops_per_token: operations (a multiply-add is two) of one token on these elements.
         ops_per_position: operations of one token against one cached position.
@@ -44,6 +47,7 @@ class LayerState:
     """
 
     position_elements: int = 0
+    position_heads: int = 0
     sequence_elements: int = 0
     ops_per_token: int = 0
     ops_per_position: int = 0
@@ -59,16 +63,33 @@ class LayerState:
         """Tells whether its positions lie in window pages, which a sequence gives up when its window has passed."""
         return self.window > 0 and self.position_elements > 0 and not self.chosen
 
+    @property
+    def chooses(self) -> bool:
+        """Tells whether a token attends to chosen positions, or to pooled rows: those are kept in plain numbers."""
+        return self.position_elements > 0 and not self.position_heads
+
+    def position_bytes(self, fmt: CacheFormat) -> int:
+        """The bytes of a cached position."""
+        return fmt.bytes_of(self.position_elements, self.position_heads)
+
+    def bytes_read(self, start: int, n_tokens: int, fmt: CacheFormat) -> int:
+        """Returns the bytes of the cache that a step of tokens start … start + n_tokens - 1 reads."""
+        scales = self._positions_read(start, n_tokens) * self.position_heads
+        return fmt.bytes_of(self.elements_read(start, n_tokens), scales)
+
     def elements_read(self, start: int, n_tokens: int) -> int:
         """Returns the number of cached elements that a step of tokens start … start + n_tokens - 1 reads.
 
         A step that ends within `chosen` positions reads everything and scores nothing."""
-        positions = n_tokens + (min(start, self.window - 1) if self.window else start)
+        positions = self._positions_read(start, n_tokens)
         attended = self.position_elements - self.index_elements
         if not self._chooses(start, n_tokens):
             return positions * attended
         some = min(positions, n_tokens * self.chosen)
         return some * attended + positions * self.index_elements
+
+    def _positions_read(self, start: int, n_tokens: int) -> int:
+        return n_tokens + (min(start, self.window - 1) if self.window else start)
 
     def ops(self, start: int, n_tokens: int) -> int:
         """Returns the operations of that step against the cache."""

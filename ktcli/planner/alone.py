@@ -94,17 +94,18 @@ class Alone:
 
     def speed(self, context: int) -> Speed:
         """The speed of decode early and at the end of a context, and of a prefill chunk."""
-        chunk = min(PREFILL_CHUNK, context)
+        chunk, cache = min(PREFILL_CHUNK, context), self.use.cache_format
+        early = min(EARLY_TOKENS, context - 1)
         return Speed(
-            decode=1 / self.step_s(StepShape(1, min(EARLY_TOKENS, context - 1))),
-            decode_full=1 / self.step_s(StepShape(1, context - 1)),
-            prefill=chunk / self.step_s(StepShape(chunk)),
+            decode=1 / self.step_s(StepShape(1, early, cache=cache)),
+            decode_full=1 / self.step_s(StepShape(1, context - 1, cache=cache)),
+            prefill=chunk / self.step_s(StepShape(chunk, cache=cache)),
         )
 
     def lines(self, context: int) -> Iterator[Line]:
         """Yields every part with its bytes and its predicted time, the largest first; then those without weights."""
         model, host, recipe, use = self.model, self.host, self.recipe, self.use
-        spec, line = model.spec, _Timing.of(model, recipe, context, host.rates).line
+        spec, line = model.spec, _Timing.of(model, recipe, context, host.rates, use).line
         extra, teams = extra_bytes(model, recipe, host.teams), len(host.teams)
         spread = f"{node_words(host.nodes)}, interleaved" if host.nodes else "memory"
         split = f"{node_words(host.nodes)}, cut between {teams} teams"
@@ -113,7 +114,7 @@ class Alone:
             size = part.size_bytes + extra.get(part.part, 0)
             yield line(part.part, part.format, where, size, _reason(part.part, spec))
         states = use.states_bytes(spec)
-        cache, fmt = use.cache_bytes(spec, context), "f32" if use.f32_cache else "bf16"
+        cache, fmt = use.cache_bytes(spec, context), use.cache_format.name
         yield line(ModelPart.CACHE, fmt, spread, cache, use.cache_words(spec, context))
         if states:
             yield line(ModelPart.STATES, "f32", spread, states, STATES_REASON)
@@ -136,11 +137,14 @@ class _Timing:
     rates: Rates
 
     @classmethod
-    def of(cls, model: Model, recipe: Recipe, context: int, rates: Rates) -> _Timing:
-        chunk = min(PREFILL_CHUNK, context)
+    def of(cls, model: Model, recipe: Recipe, context: int, rates: Rates, use: Use) -> _Timing:
+        chunk, cache = min(PREFILL_CHUNK, context), use.cache_format
         decode, prefill = (
             {work.part: work for work in step_work(model, recipe, step)}
-            for step in (StepShape(1, min(EARLY_TOKENS, context - 1)), StepShape(chunk))
+            for step in (
+                StepShape(1, min(EARLY_TOKENS, context - 1), cache=cache),
+                StepShape(chunk, cache=cache),
+            )
         )
         return cls(decode, prefill, chunk, rates)
 

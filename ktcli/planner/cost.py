@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.models.model import Model
+from ktcli.ops.kvformat import BF16, CacheFormat
 from ktcli.planner.spec import PartWork, StepShape, Unit, step_work
 from ktcli.weights.recipe import Recipe
 
@@ -172,13 +173,15 @@ def step_seconds(works: Iterable[PartWork], operations: int, rates: Rates, n_tok
     return parts + STEP_S + operations * rates.operation_s
 
 
-def row_seconds(model: Model, recipe: Recipe, rates: Rates, most: int) -> tuple[float, ...]:
+def row_seconds(
+    model: Model, recipe: Recipe, rates: Rates, most: int, cache: CacheFormat = BF16
+) -> tuple[float, ...]:
     """The seconds of decode steps of 1 to `most` rows, all with logits; so few stream weights as one does.
 
     Powers of two and `most` are modelled, what lies between them is interpolated.
     """
     counts = sorted({min(1 << i, most) for i in range(most.bit_length() + 1)})
-    works = (step_work(model, recipe, StepShape(rows, _EARLY, rows)) for rows in counts)
+    works = (step_work(model, recipe, StepShape(rows, _EARLY, rows, cache)) for rows in counts)
     modelled = [step_seconds(work, model.operations, rates, 1) for work in works]
     return tuple(np.interp(range(1, most + 1), counts, modelled).tolist())
 
@@ -210,7 +213,9 @@ class PieceTimes:
         return PieceTimes((1, most + 1), (1.0, 1.0 + most / PASS_TOKENS), 0.0)
 
 
-def piece_times(model: Model, recipe: Recipe, rates: Rates, most: int, context: int) -> PieceTimes:
+def piece_times(
+    model: Model, recipe: Recipe, rates: Rates, most: int, context: int, cache: CacheFormat = BF16
+) -> PieceTimes:
     """The times of steps that read pieces of powers of two from 1 to `most` tokens.
 
     Few tokens reach most experts, and cost a pass over the weights.
@@ -221,7 +226,7 @@ def piece_times(model: Model, recipe: Recipe, rates: Rates, most: int, context: 
     sizes = sorted({min(1 << i, most) for i in range(most.bit_length() + 1)})
 
     def at(tokens: int, start: int) -> float:
-        work = step_work(model, recipe, StepShape(tokens, start, 1))
+        work = step_work(model, recipe, StepShape(tokens, start, 1, cache))
         return step_seconds(work, model.operations, rates, tokens)
 
     late = max(1, context - most)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ktcli.hardware.machine import Gpu
 from ktcli.models.model import Spec
 from ktcli.native import PAGE_TOKENS
+from ktcli.ops.kvformat import BF16, CacheFormat
 from ktcli.planner.memory import PREFILL_CHUNK, Use
 from ktcli.planner.plan import Vram
 from ktcli.planner.prefill import GRAIN
@@ -86,6 +87,7 @@ class DeviceSizes:
         layer_bytes: bytes of all experts of the largest layer.
         page_bytes: bytes that a token of a decode step works with for each page that it attends to.
         streams: the sequences that are decoded together, each with the whole context.
+        cache: the number format of the cache.
     """
 
     spec: Spec
@@ -98,6 +100,7 @@ class DeviceSizes:
     layer_bytes: int
     page_bytes: int
     streams: int = 1
+    cache: CacheFormat = BF16
 
     @classmethod
     def of(
@@ -125,6 +128,7 @@ class DeviceSizes:
             layer_bytes=expert * spec.experts,
             page_bytes=4 * scratch.partials,
             streams=streams,
+            cache=stack.cache,
         )
 
     def step_bytes(self, n_tokens: int, context: int) -> int:
@@ -183,7 +187,7 @@ def share_out(
     least, longest = min(PREFILL_CHUNK, context), longest or chunk_limit(context)
 
     def cache(chunk: int) -> int:
-        return cache_bytes(sizes.spec, context, chunk, sizes.streams)
+        return cache_bytes(sizes.spec, context, chunk, sizes.streams, sizes.cache)
 
     need = Vram(
         weights=sizes.near_bytes,
@@ -199,7 +203,7 @@ def share_out(
     most = sizes.step_bytes(longest, context) - need.workspace + cache(longest) - need.cache
     more = min(spare // _PROMPT_PART, most) if streams else 0
     stream = min(spare // _PROMPT_PART, 2 * sizes.buffer_bytes) if streams else 0
-    per_token = sizes.token_bytes + context + Use().kind_bytes(sizes.spec)[1]
+    per_token = sizes.token_bytes + context + Use(cache=sizes.cache.name).kind_bytes(sizes.spec)[1]
     chunk = (least + more // per_token) // GRAIN * GRAIN if streams else 0
     chunk = min(max(chunk, least), longest)
     windows = cache(chunk) - need.cache
@@ -214,11 +218,13 @@ def share_out(
     )
 
 
-def cache_bytes(spec: Spec, context: int, chunk: int, streams: int = 1) -> int:
+def cache_bytes(
+    spec: Spec, context: int, chunk: int, streams: int = 1, cache: CacheFormat = BF16
+) -> int:
     """The bytes of the cache of some sequences whose steps have up to `chunk` tokens, with one page of each kind and
     one state more for rows of a step that belong to none."""
-    scratch = PAGE_TOKENS * kv_bytes_per_token(spec)
-    pages = Use(streams=streams).cache_bytes(spec, context, chunk)
+    scratch = PAGE_TOKENS * kv_bytes_per_token(spec, cache)
+    pages = Use(streams=streams, cache=cache.name).cache_bytes(spec, context, chunk)
     return pages + scratch + states_bytes(spec, streams)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ktcli.models.model import Model
+from ktcli.ops.kvformat import BF16, CacheFormat
 from ktcli.planner import experts
 from ktcli.planner.cost import READ_SHARE as CPU_READ_SHARE
 from ktcli.planner.cost import Rates
@@ -44,6 +45,7 @@ class Known:
         heat: how often each expert is chosen; None: all alike.
         chunk, stream_experts: the tokens of a streamed chunk and the experts of a stream buffer, as planned.
         gpus: how many GPUs have the layers, one after the other.
+        cache: the number format of the cache.
     """
 
     cpu: Rates
@@ -54,6 +56,7 @@ class Known:
     chunk: int = 0
     stream_experts: int = 0
     gpus: int = 1
+    cache: CacheFormat = BF16
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Forecast:
     @classmethod
     def of(cls, model: Model, recipe: Recipe, known: Known) -> Forecast:
         """Makes the forecast of a model from rates and a mask."""
-        stack = stack_of(model, recipe)
+        stack = stack_of(model, recipe, known.cache)
         hits = experts.hits(known.mask, stack.top_k, known.heat)
         resident = tuple(int(n) for n in known.mask.sum(axis=1))
         rates = known.cpu, known.device
@@ -146,5 +149,6 @@ def forecast(model: Model, plan: Plan, device: DevicePlan) -> Forecast:
         chunk=device.chunk,
         stream_experts=device.stream_experts,
         gpus=len(device.segments),
+        cache=plan.use.cache_format,
     )
     return Forecast.of(model, plan.recipe, known)

@@ -64,7 +64,7 @@ def plan_with(model: Model, host: Host, gpus: Sequence[Gpu], request: Request) -
         NotEnoughMemory: the GPUs cannot hold what must lie on them.
         UsageError: the request does not fit this model.
     """
-    stack = stack_of(model, request.recipe)
+    stack = stack_of(model, request.recipe, request.use.cache_format)
     devices = _devices(model, host, gpus, request, stack)
     context = request.context or devices.default_context(served=request.use.served)
     case = _Case(model, host, devices, request, stack, context)

@@ -107,7 +107,9 @@ class HybridAccount:
     def _device_parts(self) -> Iterator[Line]:
         """Yields the parts on the GPU; predicted times are those of its own work, part by part."""
         model, recipe, need = self.model, self.request.recipe, self.device.need
-        steps = StepShape(1, min(EARLY_TOKENS, self.context - 1)), StepShape(self._chunk)
+        cache = self.stack.cache
+        early = min(EARLY_TOKENS, self.context - 1)
+        steps = StepShape(1, early, cache=cache), StepShape(self._chunk, cache=cache)
         one, many = (
             {w.part: w for w in step_work(model, recipe, s, bytes_on_device)} for s in steps
         )
@@ -135,10 +137,10 @@ class HybridAccount:
             reason = _resident_words(self.device) if routed else "every token needs it"
             fmt = "f32" if size > part.size_bytes else part.format
             yield line(part.part, fmt, size, reason, self.device.hit_rate if routed else 1.0)
-        use = Use(streams=self.request.use.streams)
+        use = Use(streams=self.request.use.streams, cache=cache.name)
         kept = use.cache_words(model.spec, self.context, self.device.chunk)
         states = states_bytes(model.spec, use.streams)
-        yield line(ModelPart.CACHE, "bf16", need.cache - states, kept)
+        yield line(ModelPart.CACHE, cache.name, need.cache - states, kept)
         if states:
             yield line(ModelPart.STATES, "f32", states, STATES_REASON)
 

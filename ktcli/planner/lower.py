@@ -69,7 +69,7 @@ def _fewer_experts(segment: SegmentPlan, most: int) -> int:
 
 def _half_saved(model: Model, plan: Plan, segment: SegmentPlan, context: int) -> int:
     """A limit for a GPU with half of what a shorter context saves on it."""
-    stack = stack_of(model, plan.recipe)
+    stack = stack_of(model, plan.recipe, plan.use.cache_format)
     sizes = DeviceSizes.of(model.spec, stack, plan.use.streams, segment.layers)
     before, after = (
         share_out(sizes, segment.gpu, n, streams=False).need.total for n in (plan.context, context)

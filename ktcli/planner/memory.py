@@ -14,6 +14,7 @@ from ktcli.errors import gib
 from ktcli.hardware.machine import Node
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS, Team
+from ktcli.ops.kvformat import F32_CACHE, FORMATS, CacheFormat
 from ktcli.ops.state import ABSORBED_TOKENS, SNAPSHOTS
 from ktcli.planner.nodes import node_needs
 from ktcli.planner.spec import kv_bytes_per_token, sequence_bytes, weight_bytes
@@ -60,30 +61,30 @@ class Use:
     Attributes:
         exact: whether activations and cache are f32, on the portable row in one team, to compare with a reference.
         all_logits: whether steps can give logits of every position.
-        kv_f32: whether the cache is f32 although the rest is as always, to measure what a bf16 one costs.
+        cache: the number format of the cache, a name of `ops.kvformat.FORMATS`; that of an exact one is f32 anyway.
         streams: the sequences that can have the whole context, and be computed, at the same time.
         served: whether programs ask, whose prompts are long.
     """
 
     exact: bool = False
     all_logits: bool = False
-    kv_f32: bool = False
+    cache: str = "bf16"
     streams: int = 1
     served: bool = False
 
     @property
-    def f32_cache(self) -> bool:
-        """Tells whether the cache holds f32, twice the bytes of bf16."""
-        return self.exact or self.kv_f32
+    def cache_format(self) -> CacheFormat:
+        """The number format of the cache."""
+        return F32_CACHE if self.exact else FORMATS[self.cache]
 
     def position_bytes(self, spec: Spec) -> int:
         """The bytes that one cached position occupies over all layers."""
-        return kv_bytes_per_token(spec) * (2 if self.f32_cache else 1)
+        return kv_bytes_per_token(spec, self.cache_format)
 
     def kind_bytes(self, spec: Spec) -> tuple[int, int]:
         """The part of these in pages that a sequence keeps, and the part of the layers with a window in pages of their
         own."""
-        windows = self.position_bytes(spec) * spec.window_elements // max(1, spec.position_elements)
+        windows = self.cache_format.bytes_of(spec.window_elements, spec.window_heads)
         return self.position_bytes(spec) - windows, windows
 
     def pages(self, context: int) -> int:

@@ -19,6 +19,7 @@ from ktcli.hardware.gpu import AUTO, CPU, parse_device
 from ktcli.hardware.machine import Gpu
 from ktcli.hardware.text import cpu_text
 from ktcli.models.model import Model, Spec
+from ktcli.ops.kvformat import FP8
 from ktcli.planner import deferral
 from ktcli.planner.advice import advice_alone, advice_with
 from ktcli.planner.alone import Alone
@@ -56,6 +57,12 @@ def _check(spec: Spec, request: Request) -> None:
             hint=f"use --context {spec.context} or less",
         )
     deferral.require(request.defer, spec.top_k)
+    if request.use.cache_format == FP8 and spec.chooses:
+        raise UsageError(
+            f"{spec.family} cannot have an fp8 cache: its layers attend to chosen positions or to pooled rows,"
+            " whose numbers are kept as they are",
+            hint="leave out --kv, or use --kv bf16",
+        )
 
 
 def _placed(model: Model, host: Host, request: Request) -> Plan:

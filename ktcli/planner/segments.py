@@ -175,7 +175,9 @@ class Devices:
         spec, stack = self.spec, self.stack
         least = min(PREFILL_CHUNK, context)
         caches = {
-            state: cache_bytes(replace(spec, states=(state,)), context, least, self.answers)
+            state: cache_bytes(
+                replace(spec, states=(state,)), context, least, self.answers, stack.cache
+            )
             for state in dict.fromkeys(spec.states)
         }
         always = stack.near_bytes[:-1] + [caches[state] for state in spec.states]

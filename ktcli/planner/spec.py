@@ -13,13 +13,13 @@ from enum import Enum
 from typing import Protocol
 
 from ktcli.models.model import Model, Spec
+from ktcli.ops.kvformat import BF16, CacheFormat
 from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.state import SNAPSHOTS, LayerState, state_slots
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.planner.experts import touched
 from ktcli.weights.recipe import BF16_BYTES, F32_BYTES, Recipe, format_of, plain_bytes, stored_bytes
 
-KV_ELEMENT_BYTES = 2  # the cache holds bf16
 SizeOf = Callable[[Tensor, Recipe], int]
 
 
@@ -29,7 +29,7 @@ class Unit(Enum):
     INT8 = "int8"  # products of integer weights
     BF16 = "bf16"  # products of bf16 weights, and whatever multiplies nothing
     F32 = "f32"  # products of weights that are widened to f32: fp8
-    ATTENTION = "attention"  # over the cache, which holds bf16
+    ATTENTION = "attention"  # over the cache
     RECURRENT = "recurrent"  # over states of a fixed size, in f32
 
 
@@ -61,11 +61,13 @@ class PartWork:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """A step of `n_tokens` tokens after `start` cached ones, of which the last `outputs` give logits."""
+    """A step of `n_tokens` tokens after `start` cached ones, in a cache of this format, of which the last `outputs`
+    give logits."""
 
     n_tokens: int
     start: int = 0
     outputs: int = 1
+    cache: CacheFormat = BF16
 
 
 class HasTensors(Protocol):
@@ -95,9 +97,9 @@ def format_name(tensor: Tensor, recipe: Recipe) -> str:
     return "bf16" if plain_bytes(tensor, recipe) == BF16_BYTES else "f32"
 
 
-def kv_bytes_per_token(spec: Spec) -> int:
+def kv_bytes_per_token(spec: Spec, cache: CacheFormat = BF16) -> int:
     """The bytes that one cached position occupies over all layers."""
-    return spec.position_elements * KV_ELEMENT_BYTES
+    return cache.bytes_of(spec.position_elements, spec.position_heads)
 
 
 def parts(model: HasTensors, recipe: Recipe) -> tuple[PartSize, ...]:
@@ -162,20 +164,21 @@ def tensor_work(
     return PartWork(tensor.part, unit, read, 2 * multiplied * matrices * rows)
 
 
-def cache_work(states: Iterable[LayerState], start: int, n_tokens: int) -> tuple[int, int]:
+def cache_work(
+    states: Iterable[LayerState], start: int, n_tokens: int, cache: CacheFormat = BF16
+) -> tuple[int, int]:
     """The bytes read of the cache, and the operations, of tokens start … start + n_tokens - 1 in these layers: scores
     and weighted sums; token i of them sees start + i + 1 positions at most."""
     read = ops = 0
     for state in states:
-        read += state.elements_read(start, n_tokens) * KV_ELEMENT_BYTES
+        read += state.bytes_read(start, n_tokens, cache)
         ops += state.ops(start, n_tokens)
     return read, ops
 
 
 def _attention_work(spec: Spec, step: StepShape) -> PartWork:
-    return PartWork(
-        ModelPart.CACHE, Unit.ATTENTION, *cache_work(spec.states, step.start, step.n_tokens)
-    )
+    work = cache_work(spec.states, step.start, step.n_tokens, step.cache)
+    return PartWork(ModelPart.CACHE, Unit.ATTENTION, *work)
 
 
 def _state_work(spec: Spec, step: StepShape) -> PartWork:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ktcli.models.model import Model
 from ktcli.native import Format
+from ktcli.ops.kvformat import BF16, CacheFormat
 from ktcli.ops.part import ModelPart
 from ktcli.ops.state import LayerState
 from ktcli.ops.tensors import Role, Tensor
@@ -53,6 +54,7 @@ class ModelLoads:
         expert_unit: the loop that experts run in on the CPU.
         states: the state that each layer keeps of a sequence.
         hidden, vocab, experts, top_k: the sizes of the model.
+        cache: the number format of the cache.
     """
 
     before: Load
@@ -67,6 +69,7 @@ class ModelLoads:
     vocab: int
     experts: int
     top_k: int
+    cache: CacheFormat = BF16
 
     @property
     def layers(self) -> int:
@@ -74,7 +77,7 @@ class ModelLoads:
 
     def cache_work(self, start: int, n_tokens: int) -> tuple[float, float]:
         """The mean bytes read of the cache and operations of one layer, for tokens start … start + n_tokens - 1."""
-        read, ops = cache_work(self.states, start, n_tokens)
+        read, ops = cache_work(self.states, start, n_tokens, self.cache)
         return read / self.layers, ops / self.layers
 
     def room(self, budget_bytes: int, layers: range | None = None) -> Room:
@@ -88,8 +91,8 @@ class ModelLoads:
         return slice(*np.searchsorted(self.moe, (layers.start, layers.stop)).tolist())
 
 
-def stack_of(model: Model, recipe: Recipe) -> ModelLoads:
-    """The loads of every layer."""
+def stack_of(model: Model, recipe: Recipe, cache: CacheFormat = BF16) -> ModelLoads:
+    """The loads of every layer, with a cache of this format."""
     spec, one = model.spec, StepShape(1)
     sums = {name: np.zeros((2, spec.layers)) for name in ("before", "beside", "expert")}
     head, unit, moe = PartWork(ModelPart.HEAD, Unit.BF16, 0, 0), Unit.INT8, set()
@@ -126,6 +129,7 @@ def stack_of(model: Model, recipe: Recipe) -> ModelLoads:
         vocab=spec.vocab,
         experts=spec.experts,
         top_k=spec.top_k,
+        cache=cache,
     )
 
 

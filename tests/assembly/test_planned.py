@@ -39,7 +39,7 @@ MACHINES = sorted(path.stem for path in data_path("profiles", "machines").glob("
 MODELS = ["qwen3-30b-a3b", "deepseek-v2-lite", "qwen3-next-80b-a3b", "gpt-oss-20b", "deepseek-v3"]
 CASES = [(where, name) for where in MACHINES for name in MODELS]
 WITH_GPU = [(where, name) for where, name in CASES if read_machine(Path(where)).gpus]
-TALK, MEASURE, SEVERAL = Use(), Use(kv_f32=True, all_logits=True), Use(streams=8)
+TALK, MEASURE, SEVERAL = Use(), Use(cache="f32", all_logits=True), Use(streams=8)
 # What is measured takes more memory, on one node or cut between several.
 USES = [(*case, TALK) for case in CASES] + [
     (where, name, use)

@@ -126,9 +126,9 @@ def test_an_f32_cache_is_no_worse(converted: Converted) -> None:
     Rounded products are most of either error, so the two differ by chance too.
     """
 
-    def error(*, kv_f32: bool) -> float:
-        engine = load_engine(converted.pack, all_logits=True, threads=TWO, kv_f32=kv_f32)
+    def error(cache: str) -> float:
+        engine = load_engine(converted.pack, all_logits=True, threads=TWO, cache=cache)
         difference = converted.feed(engine, [N_TOKENS - 9, 1]) - converted.judged.logits
         return float(np.median(np.sqrt((difference**2).mean(axis=1))))
 
-    assert 0 < error(kv_f32=True) <= 1.5 * error(kv_f32=False)
+    assert 0 < error("f32") <= 1.5 * error("bf16")

@@ -164,10 +164,15 @@ def test_an_operation_caches_what_the_layer_says(case: Case) -> None:
     parts: dict[int, set[tuple[int, int]]] = defaultdict(set)
     for each in recording.records:
         if layer := layout_of(type(each.operation)).pages:
-            before, own, behind = each.operation.cached
+            before, own, behind, heads = each.operation.cached
             number = getattr(each.operation, layer)
             parts[number].add((before, before + sum(own)))
-            assert before + sum(own) + behind == model.spec.states[number].position_elements
+            state = model.spec.states[number]
+            assert before + sum(own) + behind == state.position_elements
+            if (
+                state.position_heads
+            ):  # all of them are those of this operation: see `LayerState.chooses`
+                assert (before, behind) == (0, 0) and sum(heads) == state.position_heads
     for number, found in parts.items():
         ends = [0, *sorted({place for part in found for place in part if part[0] < part[1]})]
         assert ends[-1] == model.spec.states[number].position_elements

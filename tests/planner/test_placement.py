@@ -221,3 +221,25 @@ def test_prefill_never_beats_the_arithmetic():
     made = plan("qwen3-30b-a3b", 64)
     active = 3.3e9 * 2  # operations per token, without the head
     assert made.speed.prefill * active * 0.9 < RATES.int8_ops
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_fp8_cache_takes_half_the_bytes_and_a_scale_of_each_head(name: str):
+    spec = shape(name).spec
+    asked = Request(Recipe(), 4096)
+    plans = [
+        place(shape(name), host(BIG), replace(asked, use=Use(cache=fmt))) for fmt in ("bf16", "fp8")
+    ]
+    sizes = [{line.part: line for line in made.lines}["KV cache"] for made in plans]
+    assert [line.format for line in sizes] == ["bf16", "fp8"]
+    heads = 4096 * spec.position_heads
+    assert sizes[1].size_bytes == sizes[0].size_bytes / 2 + heads <= 0.52 * sizes[0].size_bytes
+    assert sizes[1].decode_bytes < 0.52 * sizes[0].decode_bytes
+    assert plans[1].need_bytes == plans[0].need_bytes - sizes[0].size_bytes + sizes[1].size_bytes
+
+
+def test_a_family_that_chooses_positions_has_no_fp8_cache():
+    for name in ("deepseek-v3.2", "deepseek-v4-flash", "glm-5"):
+        model = shape(name)
+        with pytest.raises(UsageError, match=f"^{model.spec.family} cannot have an fp8 cache: "):
+            place(model, host(BIG), Request(Recipe(), 4096, use=Use(cache="fp8")))

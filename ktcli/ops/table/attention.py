@@ -83,7 +83,8 @@ class Gqa(Operation):
     @property
     def cached(self) -> Cached:
         s = self.shape
-        return Cached(0, (s.kv_heads * s.head_dim, s.kv_heads * s.value_dim), s.beside)
+        parts = s.kv_heads * s.head_dim, s.kv_heads * s.value_dim
+        return Cached(0, parts, s.beside, (s.kv_heads, s.kv_heads))
 
     def widths(self) -> Widths:
         s, (k, v) = self.shape, self.cached.parts
@@ -174,6 +175,11 @@ class MlaShape:
     scale: float
     beside: Implied = 0
 
+    @property
+    def cached_heads(self) -> int:
+        """The heads that are cached: the columns of `lora`, and those of `rope`."""
+        return 2 if self.rope else 1
+
 
 @dataclass(frozen=True, slots=True)
 class Mla(Operation):
@@ -197,7 +203,8 @@ class Mla(Operation):
 
     @property
     def cached(self) -> Cached:
-        return Cached(0, (self.shape.lora + self.shape.rope,), self.shape.beside)
+        s = self.shape
+        return Cached(0, (s.lora + s.rope,), s.beside, (s.cached_heads,))
 
     def widths(self) -> Widths:
         s = self.shape
