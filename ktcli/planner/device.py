@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
-from ktcli.errors import gib
 from ktcli.hardware.gpu import CPU
 from ktcli.hardware.machine import Gpu
 from ktcli.models.model import Model, Spec
@@ -294,8 +293,7 @@ def step_down(model: Model, request: Request, plan: Plan) -> Lower | None:
         vram = need.total - min(max(cut, _LEAST_CUT), need.experts)
         return Lower(
             replace(request, context=plan.context, vram_bytes=vram),
-            f"{name} ran out of memory with {count} experts on it; trying again with"
-            f" {gib(vram)} instead of {gib(need.total)}",
+            f"{name} ran out of memory with experts on it, {count:,} in all; trying again with fewer",
         )
     shorter = plan.context // 2 // PAGE_TOKENS * PAGE_TOKENS
     if shorter >= LEAST_CONTEXT:
