@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,12 +12,14 @@ import torch
 from ktcli.assembly.planner import Planner
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.placement import Placement
+from ktcli.engine.device.stream import device_errors
 from ktcli.engine.loader import PackSource, Progress
-from ktcli.errors import OutOfDeviceMemory
+from ktcli.errors import DeviceError, OutOfDeviceMemory
+from ktcli.hardware.gpu import AUTO, CPU
 from ktcli.measure.layer_times import layer_times
 from ktcli.ops.torch.kernels import compiled_before
 from ktcli.planner.deferral import Times
-from ktcli.planner.lower import step_down
+from ktcli.planner.lower import Lower, step_down
 from ktcli.planner.plan import DevicePlan, Plan, Request
 from ktcli.weights.pack import Pack
 
@@ -63,18 +66,23 @@ def load_as_planned(
         device_of: the torch device of a GPU's number.
     Raises:
         NotEnoughMemory: main memory does not suffice.
-        DeviceError: the device failed otherwise.
+        DeviceError: the device failed otherwise, and was asked for.
     """
     request, lowered = attempt.planner.request, False
     while plan.device is not None:
         devices = [device_of(gpu.index) for gpu in plan.device.gpus]
-        engine = _try(attempt, plan, plan.device, devices)
-        if engine is not None and not _has_room(devices, plan.device):
-            engine = None
-        if engine is not None:
-            return _timed(attempt, request, Loaded(engine, plan, lowered))
+        try:
+            engine = _try(attempt, plan, plan.device, devices)
+            if engine is not None:
+                return _timed(attempt, request, Loaded(engine, plan, lowered))
+            lower = step_down(attempt.planner.model, request, plan)
+        except DeviceError as error:
+            if request.device != AUTO:
+                raise
+            sentence = f"{plan.device.names} is not used: {error}"
+            lower = Lower(replace(request, device=CPU), sentence)
+        engine = None  # what it holds is free for the next
         release(devices)
-        lower = step_down(attempt.planner.model, request, plan)
         assert lower is not None
         attempt.say(lower.sentence)
         request, lowered = lower.request, True
@@ -116,20 +124,26 @@ def release(devices: Sequence[torch.device]) -> None:
     gc.collect()  # the error's frames held tensors in cycles
     if any(device.type == "cuda" for device in devices):
         torch._C._cuda_clearCublasWorkspaces()  # which outlast whatever asked for them
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # one that has failed takes nothing back
+            torch.cuda.empty_cache()
 
 
 def _try(
     attempt: Attempt, plan: Plan, planned: DevicePlan, devices: Sequence[torch.device]
 ) -> DeviceEngine | None:
-    """Tries one load; returns None if the devices' memory is not enough."""
+    """Tries one load; returns None if the devices' memory is not enough, or what is left of it.
+
+    Raises:
+        NotEnoughMemory: main memory does not suffice.
+        DeviceError: a device failed otherwise.
+    """
     plan.require("the model with its context")
     pool = attempt.planner.start(plan.host)
     source = PackSource.planned(attempt.pack, pool, plan)
     if devices[0].type == "cuda" and not compiled_before():
         attempt.note("The GPU's kernels are compiled after loading, once: some 20 seconds")
     try:
-        return DeviceEngine(
+        engine = DeviceEngine(
             attempt.planner.model,
             plan.recipe,
             source,
@@ -139,5 +153,7 @@ def _try(
             max_outputs=plan.use.streams,
             progress=attempt.progress,
         )
+        with device_errors("loading"):
+            return engine if _has_room(devices, planned) else None
     except OutOfDeviceMemory:
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ktcli.errors import gib
 from ktcli.hardware.gpu import CPU
 from ktcli.models.model import Model
 from ktcli.native import PAGE_TOKENS
@@ -41,8 +40,8 @@ def step_down(model: Model, request: Request, plan: Plan) -> Lower | None:
         limits = {each.gpu.index: _fewer_experts(each, most) for each in device.segments}
         return Lower(
             replace(request, context=plan.context, limits={**request.limits, **limits}),
-            f"{device.names} ran out of memory with {sum(device.n_experts)} experts on it; trying again with"
-            f" {gib(sum(limits.values()))} instead of {gib(need.total)}",
+            f"{device.names} ran out of memory with experts on it, {sum(device.n_experts):,} in all; trying again"
+            " with fewer",
         )
     shorter = plan.context // 2 // PAGE_TOKENS * PAGE_TOKENS
     if shorter >= LEAST_CONTEXT:

@@ -153,6 +153,21 @@ def test_without_a_gpu(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (code, out) == (10, "") and "no NVIDIA GPU" in err and "--device cpu" in err
 
 
+def test_gpus_that_are_hidden_by_mistake(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever hides them with intent hears nothing."""
+    found = replace(probe(), gpus=())
+    monkeypatch.setattr(here, "probe", lambda **_: found)
+    monkeypatch.setattr("ktcli.hardware.gpu.driver_loaded", lambda: True)
+    monkeypatch.setattr("ktcli.planner.placement.SMALL_BYTES", 0)
+    for named, said in (("99", True), ("junk", True), ("", False), (" -1", False)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+        code, out, err = say()
+        assert code == 0 and len(out) > 2
+        assert err.count(f"none answers of those that CUDA_VISIBLE_DEVICES={named!r} names") == said
+        code, out, err = say("--device", "cuda")
+        assert (code, out) == (10, "") and f"CUDA_VISIBLE_DEVICES={named!r} names" in err
+
+
 def test_a_gpu_that_torch_cannot_use(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usable, "why_not", lambda: "the NVIDIA driver is too old")
     code, out, err = say()
@@ -208,6 +223,22 @@ def test_the_cpu_when_nothing_fits(say: Say, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(loading, "DeviceEngine", Full)
     code, out, err = say("--device", "cuda")
     assert code == 0 and len(out) > 2 and "every layer runs on the CPU" in err
+
+
+def test_the_cpu_where_the_gpu_fails_at_load(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the GPU was asked for."""
+
+    class Broken(DeviceEngine):
+        def _load(self, source: object, progress: object) -> None:
+            raise DeviceError("the GPU failed in loading: CUDA error: unknown error")
+
+    monkeypatch.setattr(loading, "DeviceEngine", Broken)
+    monkeypatch.setattr("ktcli.planner.placement.SMALL_BYTES", 0)
+    monkeypatch.setattr("ktcli.planner.placement.Alone.fits", lambda *_: False)  # not the faster
+    code, out, err = say()
+    assert code == 0 and len(out) > 2 and err.count("NVIDIA Test is not used: the GPU failed") == 1
+    code, out, err = say("--device", "cuda")
+    assert (code, out) == (10, "") and err.count("the GPU failed in loading") == 1
 
 
 def test_a_gpu_that_fails_in_the_middle(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
