@@ -29,7 +29,7 @@ LINK_SHARE = 0.80  # of the link on paper, from pinned memory
 KERNEL_S = 2.5e-6  # one small kernel inside a graph
 # Kernels of a layer's decode step, counted by tests/ops/triton/test_launch_counts.py.
 KERNELS_HEADS = 8  # attention by heads, norm and router
-KERNELS_LATENT = 12  # the same with latent attention
+KERNELS_LATENT = 11  # the same with latent attention
 KERNELS_EXPERTS = 3  # experts on the GPU, and their sum with the norm behind it
 KERNELS_SHARED = 3  # a shared expert, or the MLP of a layer without experts
 HANDOFF_S = 10e-6  # the host function that sends, and the one that waits: each

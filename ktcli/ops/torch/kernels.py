@@ -162,7 +162,16 @@ def _triton_lacks() -> str:
 
 def triton_kernels() -> Kernels:
     """Returns the table of Triton kernels, with those of torch where there is none. Imports Triton only now."""
-    from ktcli.ops.triton import handoff, merged, operations, panels, small, summary, sums
+    from ktcli.ops.triton import (
+        attention,
+        handoff,
+        merged,
+        operations,
+        panels,
+        small,
+        summary,
+        sums,
+    )
 
     kernels: dict[str, Kernel] = {**TORCH.operations, **operations.OPERATIONS}
     together = Merged(
@@ -172,7 +181,7 @@ def triton_kernels() -> Kernels:
         add_norm=merged.add_norm,
         swiglu=small.swiglu_of,
         gqa=merged.gqa,
-        mla=merged.mla,
+        mla=attention.attend_latent,
     )
     experts, unpack_all = operations.experts, panels.unpack_all
     fast = together, summary.summarize, handoff.send

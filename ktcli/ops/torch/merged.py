@@ -41,13 +41,13 @@ class Latent:
     Attributes:
         q: a sum [T, heads * (nope + rope)].
         latent: a sum [T, lora + rope]; its first `lora` columns are normed.
-        gain: [lora], of the norm.
+        gain: [lora], of the norm; None: there is none.
         rope: the rotation of the last columns of each head, and of the latent; None: there is none.
     """
 
     q: Parts
     latent: Parts
-    gain: Tensor
+    gain: Tensor | None
     eps: float
     rope: Rope | None
 

@@ -20,6 +20,7 @@ from ktcli.ops.torch import chosen as torch_chosen
 from ktcli.ops.torch import functions
 from ktcli.ops.torch.chosen import Chosen
 from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.merged import Latent
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Matrix, Packed, PlainMatrix
 from ktcli.ops.torch.pages import KvPages
 from ktcli.ops.torch.parts import Parts
@@ -154,9 +155,8 @@ def mla(
     if not rows.single or chosen is not None:
         weights = uk_in, uk_out, uv
         return torch_chosen.mla(q, latent, *weights, shape, chosen, rows=rows, cache=cache)
-    (pages,) = cache
-    append(pages, latent, rows)
-    return attend_latent(q, uk_in, uv, shape, rows, pages)
+    of = Latent(Parts.of(q), Parts.of(latent), None, 0.0, None)
+    return attend_latent(of, uk_in, uv, shape, rows=rows, cache=cache)
 
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = {

@@ -53,6 +53,15 @@ def partners(column, place, half, INTERLEAVED: tl.constexpr):
 
 
 @triton.jit
+def turned(value, partner, second, pair, inside, inv_freq, position, scale):
+    """Returns values rotated with the partners of their pairs, where they are `inside` what is rotated."""
+    # In f32, as the models were trained: the angle is rounded before its sine is taken.
+    angle = position.to(tl.float32) * tl.load(inv_freq + pair, mask=inside, other=0.0)
+    cos, sin = tl.cos(angle) * scale, tl.sin(angle) * scale
+    return tl.where(inside, value * cos + tl.where(second, partner, -partner) * sin, value)
+
+
+@triton.jit
 def _rope_kernel(
     x, positions, inv_freq, out, x_row, n_columns, head_width, first, half, scale,
     INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr,
@@ -69,12 +78,9 @@ def _rope_kernel(
     is_rotated = (place >= 0) & (place < 2 * half) & inside
     second, pair, other = partners(column, place, half, INTERLEAVED)
     partner = tl.load(x + row * x_row + other, mask=is_rotated, other=0.0)
-    # In f32, as the models were trained: the angle is rounded before its sine is taken.
-    frequency = tl.load(inv_freq + pair, mask=is_rotated, other=0.0)
-    angle = tl.load(positions + row).to(tl.float32) * frequency
-    cos, sin = tl.cos(angle) * scale, tl.sin(angle) * scale
-    rotated = value * cos + tl.where(second, partner, -partner) * sin
-    tl.store(out + row * n_columns + column, tl.where(is_rotated, rotated, value), mask=inside)
+    position = tl.load(positions + row)
+    value = turned(value, partner, second, pair, is_rotated, inv_freq, position, scale)
+    tl.store(out + row * n_columns + column, value, mask=inside)
 
 
 @triton.jit

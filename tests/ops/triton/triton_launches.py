@@ -36,6 +36,7 @@ from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
 from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton import merged
 from ktcli.ops.triton import operations as row
+from ktcli.ops.triton.attention import attend_latent
 from ktcli.ops.triton.handoff import send
 from ktcli.ops.triton.panels import unpack_all
 from ktcli.ops.triton.small import swiglu_of
@@ -110,7 +111,7 @@ def deepseek_v3() -> None:
     row.mla(*of, *weights, shape, rows=rows(1), cache=(cache,))
     a, q = product("int8", 1536 + 576, 7168), product("int8", 128 * 192, 1536)
     latent = Latent(q, a.columns(1536, 2112), empty(512), 1e-6, interleaved)
-    merged.mla(latent, weights[0], weights[2], shape, rows=rows(1), cache=(cache,))
+    attend_latent(latent, weights[0], weights[2], shape, rows=rows(1), cache=(cache,))
     merged.add_norm(None, (a.columns(0, 1536),), empty(1536), 1e-6)
     swiglu_of(product("int8", 4096, 7168), 2048)
     routing = Routing(256, 8, Score.SIGMOID, 8, 4, GroupScore.TOP2, True, 2.5)

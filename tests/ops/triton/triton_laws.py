@@ -321,7 +321,7 @@ def latent() -> None:
         same = cache.clone()
         q, new, gain = _parts(3, 2 * (nope + turned)), _parts(3, lora + turned), torch.rand(lora)
         of = Latent(q, new, gain, 1e-6, _rope(turned, interleaved))
-        out = triton_merged.mla(of, uk_in, uv, shape, rows=rows, cache=(cache,))
+        out = triton_attention.attend_latent(of, uk_in, uv, shape, rows=rows, cache=(cache,))
 
         ready, normed = q.total(), functions.norm(new.total(), gain, 1e-6, columns=lora)
         if of.rope is not None:
