@@ -97,7 +97,7 @@ class Phases:
 
 
 @dataclass(slots=True)
-class OnDemand:
+class OnDemand(TimedRunner):
     """Computes each missing expert on the CPU or fetches it, one phase after the other.
 
     Attributes:
@@ -129,8 +129,8 @@ class OnDemand:
     def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Any:
         return layer, x, ids, gate
 
-    def finish(self, started: Any) -> Tensor:
-        layer, x, ids, gate = started
+    def finish(self, pending: Any) -> Tensor:
+        layer, x, ids, gate = pending
         phases = self.phases
         self.stream.synchronize()
         wanted, counts = np.unique(ids.cpu().numpy(), return_counts=True)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ktcli.native import Glu
 from ktcli.ops.table.rowwise import Rope
+from ktcli.ops.torch.packed import Matrix
 from ktcli.ops.torch.parts import Parts
 
 # What a layer hands to the CPU: x f32 [T, hidden], ids int32 and gates f32 [T, top_k].
@@ -53,12 +55,27 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class Mlp:
+    """An MLP of the rows that experts are given: down(glu(gate_up x)) + bias.
+
+    Attributes:
+        bias: [N], of down; None: there is none.
+    """
+
+    gate_up: Matrix
+    down: Matrix
+    glu: Glu
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class Merged:
     """The kernels that do several operations at once.
 
     Attributes:
         product: `linear` -> a sum, or None where the product is not made in parts.
-        experts: `Kernels.experts` -> a sum, or None where they are not made in parts.
+        experts: `Kernels.experts`, and perhaps an MLP -> a sum, and that of the MLP, or None if it was not computed;
+            None where experts are not made in parts.
         total: (sum) -> its rows.
         add_norm: (rows or None, sums, gain, eps) -> (rows + (the first sum + the second ...), its norm).
         swiglu: (sum, width, glu) -> the activation.
@@ -67,7 +84,7 @@ class Merged:
     """
 
     product: Callable[..., Parts | None]
-    experts: Callable[..., Parts | None]
+    experts: Callable[..., tuple[Parts, Parts | None] | None]
     total: Callable[[Parts], Tensor]
     add_norm: Callable[[Tensor | None, tuple[Parts, ...], Tensor, float], tuple[Tensor, Tensor]]
     swiglu: Callable[..., Tensor]

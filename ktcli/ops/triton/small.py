@@ -84,22 +84,23 @@ def _rope_kernel(
 
 
 @triton.jit
-def activated(gate, up, alpha, limit, shift, top):
-    """Applies the activation of kt_glu; NaN stays NaN. The limits of up, and `top` of gate, may be infinite."""
+def activated(gate, up, glu):
+    """Applies the activation of kt_glu, `glu_arguments`; NaN stays NaN."""
+    alpha, limit, shift, top = glu
     gate = tl.where(gate > top, top, gate)
     up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
     return gate / (1 + tl.exp(-alpha * gate)) * (up + shift)
 
 
 def glu_arguments(glu: Glu) -> tuple[float, float, float, float]:
-    """Returns alpha, limit, shift and top as `activated` takes them."""
+    """Returns alpha, the limit of up, the shift of up, and the limit of gate; limits may be infinite."""
     limit = glu.limit or float("inf")
     return glu.alpha, limit, glu.shift, glu.gate_limit or limit
 
 
 @triton.jit
 def _swiglu_kernel(
-    x, out, width, alpha, limit, shift, top, RUN: tl.constexpr, BLOCK: tl.constexpr
+    x, out, width, glu, RUN: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Computes out [width]: the activation of alternating runs of RUN columns of a `Sum` x. Grid (blocks of columns,
     rows)."""
@@ -108,7 +109,7 @@ def _swiglu_kernel(
     inside = column < width
     at = column // RUN * (2 * RUN) + column % RUN
     gate, up = summed(x, row, at, inside), summed(x, row, at + RUN, inside)
-    value = activated(gate, up, alpha, limit, shift, top)
+    value = activated(gate, up, glu)
     tl.store(out + row * width + column, value, mask=inside)
 
 
@@ -238,7 +239,7 @@ def swiglu_of(parts: Parts, width: int, glu: Glu = SILU) -> Tensor:
         _BLOCK if parts.values.shape[1] == 1 else 128
     )  # parts are read by as many programs as products have
     _swiglu_kernel[(triton.cdiv(width, block), rows)](
-        Sum.of(parts), out, width, *glu_arguments(glu), RUN=PANEL_ROWS, BLOCK=block
+        Sum.of(parts), out, width, glu_arguments(glu), RUN=PANEL_ROWS, BLOCK=block
     )
     return out
 

@@ -20,6 +20,7 @@ from loading import load_engine
 from reference import CASES, ONE_OF_EACH, Case
 from timelines import logits_of
 
+from ktcli.ops.part import ModelPart
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.torch import functions
 from ktcli.ops.torch.backend import (
@@ -30,7 +31,7 @@ from ktcli.ops.torch.backend import (
 )
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT, TORCH
-from ktcli.ops.torch.merged import Heads, Latent, Merged
+from ktcli.ops.torch.merged import Heads, Latent, Merged, Mlp
 from ktcli.ops.torch.packed import Packed, PackedStack, PlainMatrix
 from ktcli.ops.torch.pages import KvPages
 from ktcli.ops.torch.parts import Parts
@@ -164,9 +165,32 @@ def _mla(
     return EXACT["mla"](q, latent, uk_in, uk_in, uv, s, rows=rows, cache=cache)
 
 
+@dataclass
+class Experts:
+    """Experts in parts, with an MLP beside them in two of three steps.
+
+    Attributes:
+        offered, taken: the number of MLPs so far.
+    """
+
+    offered: int = 0
+    taken: int = 0
+
+    def __call__(self, *given: Any) -> tuple[Parts, Parts | None]:
+        *of, mlp = given if isinstance(given[-1], Mlp) else (*given, None)
+        made = _in_parts(EXACT.experts)(*of)
+        self.offered += mlp is not None
+        if mlp is None or self.offered % 3 == 0:
+            return made, None
+        self.taken += 1
+        wide = EXACT["linear"](of[0], mlp.gate_up)
+        inner = EXACT["swiglu"](wide, mlp.down.k, mlp.glu)
+        return made, _in_parts(EXACT["linear"])(inner, mlp.down, mlp.bias)
+
+
 MERGED = Merged(
     product=_in_parts(EXACT["linear"]),
-    experts=_in_parts(EXACT.experts),
+    experts=Experts(),
     total=Parts.total,
     add_norm=_add_norm,
     swiglu=lambda x, *args: EXACT["swiglu"](x.total(), *args),
@@ -179,9 +203,11 @@ MERGED = Merged(
 @every
 def test_operations_at_once_give_what_each_gives(pair: Pair) -> None:
     """The same functions, called when something reads what they make: the same bits."""
-    alone = pair.exact.feed(IDS, SIZES[2])
-    merged = replace(pair.exact, merged=MERGED)
+    alone, experts = pair.exact.feed(IDS, SIZES[2]), Experts()
+    merged = replace(pair.exact, merged=replace(MERGED, experts=experts))
     np.testing.assert_array_equal(merged.feed(IDS, SIZES[2]), alone)
+    names = {t.name.rpartition(".")[2] for t in merged.model.tensors if t.part is ModelPart.SHARED}
+    assert (experts.taken > 0) == (names == {"gate_up", "down"}), names
 
 
 @pytest.mark.each_once

@@ -18,7 +18,7 @@ from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch import attention, functions
 from ktcli.ops.torch import summary as torch_summary
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.merged import Heads, Latent
+from ktcli.ops.torch.merged import Heads, Latent, Mlp
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
 from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton import attention as triton_attention
@@ -138,6 +138,34 @@ def experts() -> None:
         triton_tiles.CHUNK_TOKENS = 16
         many = triton_row.experts(x, ids, gate, *stacks)
         torch.testing.assert_close(many, right, atol=2e-2, rtol=2e-2)
+
+
+def beside() -> None:
+    """An MLP beside the experts of a row: wider or narrower than they are, in another format, with its own activation;
+    a row of several, or a rotated one, stays alone."""
+    given = ("int4", 80, "int8", Glu(1.702, 0.9, 1.0)), ("int8", 48, "int4-g32", SILU)
+    for fmt, width, other, glu in given:
+        (gate_up, _), (down, _) = _stack(FORMATS[fmt], 2, 96, 72), _stack(FORMATS[fmt], 2, 72, 40)
+        wide, narrow = (
+            _stack(FORMATS[other], 1, 2 * width, 72)[0],
+            _stack(FORMATS[other], 1, 72, width)[0],
+        )
+        ids, slots = torch.tensor([[2, 1, 0]]).int(), torch.tensor([1, -1, 0]).int()
+        x, gate, bias = torch.randn(2, 72), torch.rand(1, 3), torch.randn(72)
+        of = x[:1], ids, gate, slots, gate_up, down, Extras(SILU)
+        made = triton_row.few_experts(*of, Mlp(wide, narrow, glu, bias))
+        alone = triton_row.few_experts(*of)
+        assert made is not None and made[1] is not None and alone is not None and alone[1] is None
+        assert torch.equal(made[0].total(), alone[0].total())
+        inner = functions.swiglu(functions.linear(x[:1], wide, exact=True), width, glu)
+        right = functions.linear(inner, narrow, bias, exact=True)
+        torch.testing.assert_close(made[1].total(), right, atol=2e-4, rtol=1e-4)
+        both = x, ids.expand(2, -1).contiguous(), gate.expand(2, -1).contiguous(), *of[3:]
+        several = triton_row.few_experts(*both, Mlp(wide, narrow, glu, bias))
+        assert several is not None and several[1] is None
+    turned, _ = _stack(FORMATS["int4-row-had"], 1, 72, 64)
+    made = triton_row.few_experts(*of, Mlp(wide, turned, glu, bias))
+    assert made is not None and made[1] is None
 
 
 def rotated() -> None:
@@ -413,7 +441,7 @@ def summary() -> None:
 
 
 LAWS = (
-    unpacking, few_rows, rows_alone, tiles, linear, experts, rotated, groups, gqa, mla, sums, heads,
+    unpacking, few_rows, rows_alone, tiles, linear, experts, beside, rotated, groups, gqa, mla, sums, heads,
     latent, small, route, send, summary,
 )  # fmt: skip
 
