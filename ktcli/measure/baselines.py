@@ -126,7 +126,7 @@ class OnDemand(TimedRunner):
         seconds = {CPU_EXPERTS: found.cpu_s, GPU_EXPERTS: found.device_s, COPIES: found.copy_s}
         return [(name, round(1e9 * each)) for name, each in seconds.items()]
 
-    def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Any:
+    def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False) -> Any:
         return layer, x, ids, gate
 
     def finish(self, pending: Any) -> Tensor:

@@ -82,7 +82,15 @@ class _Experts(ExpertRunner):
     ) -> None:
         self._stacks, self._names, self._sums = stacks, names, sums
 
-    def start(self, layer: int, x: torch.Tensor, ids: torch.Tensor, gate: torch.Tensor) -> Any:
+    def start(
+        self,
+        layer: int,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        gate: torch.Tensor,
+        *,
+        sent: bool = False,
+    ) -> Any:
         stack = self._stacks[layer]
         into_gate_up, into_down = (self._sums[name] for name in self._names[layer])
         out = x.new_zeros(x.shape[0], stack.down.n)

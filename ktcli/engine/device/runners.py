@@ -20,7 +20,7 @@ from ktcli.engine.device.experts import Depths, HostExperts
 from ktcli.engine.device.slabs import SlabStream
 from ktcli.ops.torch.backend import ExpertRunner, OwnExperts
 from ktcli.ops.torch.kernels import Kernels
-from ktcli.ops.torch.merged import Mlp
+from ktcli.ops.torch.merged import Mlp, Sent
 from ktcli.ops.torch.packed import PackedStack
 from ktcli.ops.torch.parts import Parts
 
@@ -87,9 +87,12 @@ class Coupled(Runner):
         if self._host is not None:
             self._host.begin(n_tokens, defer)
 
-    def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Any:
+    def outbox(self, layer: int, n_tokens: int) -> Sent | None:
+        return None if self._host is None else self._host.outbox(layer, n_tokens)
+
+    def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False) -> Any:
         if self._host is not None and self._host.has(layer):
-            self._host.enter(layer, x, ids, gate)
+            self._host.enter(layer, x, ids, gate, sent=sent)
         return layer, x.shape[0], self._resident.start(layer, x, ids, gate)
 
     def along(self, pending: Any, mlp: Mlp) -> Parts | None:
@@ -134,7 +137,7 @@ class Streamed(Runner):
     def check(self) -> None:
         pass
 
-    def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Any:
+    def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False) -> Any:
         return layer, x, ids, gate, self._resident.run(layer, x, ids, gate)
 
     def finish(self, pending: Any) -> Tensor:

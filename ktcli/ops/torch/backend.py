@@ -24,7 +24,7 @@ from ktcli.ops.tensors import Tensor
 from ktcli.ops.torch.chosen import Chosen
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels
-from ktcli.ops.torch.merged import Mlp
+from ktcli.ops.torch.merged import Mlp, Sent
 from ktcli.ops.torch.packed import Matrix, PackedStack
 from ktcli.ops.torch.pages import own_parts
 from ktcli.ops.torch.parts import Parts
@@ -37,9 +37,20 @@ Routed = tuple[torch.Tensor, torch.Tensor]  # ids int32 [T, K], gate f32 [T, K]
 class ExpertRunner(Protocol):
     """Runs the chosen experts of a layer, wherever they lie. `layer` counts the layers with experts from 0."""
 
-    def start(self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor) -> Any:
+    def outbox(self, layer: int, n_tokens: int) -> Sent | None:
+        """Where whoever routes so many rows is to write x, ids and gates, since others wait for them; None: nowhere,
+        `start` sees to it."""
+        return None
+
+    def start(
+        self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor, *, sent: bool = False
+    ) -> Any:
         """Begins to compute the experts ids [T, K] of x [T, H], weighted by gate [T, K], where others do it, and
-        returns what `along` and `finish` take."""
+        returns what `along` and `finish` take.
+
+        Args:
+            sent: whether all three have been written to the outbox.
+        """
 
     def along(self, pending: Any, mlp: Mlp) -> Parts | None:
         """Computes the experts that are on the device, and an MLP of the same rows in the same kernels, and returns its
@@ -91,7 +102,9 @@ class ResidentRunner(ExpertRunner):
     def __init__(self, kernels: Kernels, stacks: Sequence[PackedStack]) -> None:
         self._kernels, self._stacks = kernels, stacks
 
-    def start(self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor) -> OwnExperts:
+    def start(
+        self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor, *, sent: bool = False
+    ) -> OwnExperts:
         return OwnExperts(self._kernels, self._stacks[layer], x, ids, gate)
 
     def along(self, pending: OwnExperts, mlp: Mlp) -> Parts | None:
@@ -167,7 +180,7 @@ class TorchBackend(Backend):
                 outputs = self._step.outputs
                 return x if outputs is None else x.index_select(0, outputs)
             case Experts(x, routed):  # the runner has the weights of experts
-                return self._runner.start(self._step.routed + len(self.routings) - 1, x, *routed)
+                return self._runner.start(self._layer - 1, x, *routed)
         if not operation.reads_step:
             return self._kernels[operation.name](**dict(self._given(operation)))
         of_parts = self._of_parts(operation)
@@ -178,6 +191,11 @@ class TorchBackend(Backend):
         if FieldKind.ROUTING in operation.gives:
             self.routings.append(made)
         return made
+
+    @property
+    def _layer(self) -> int:
+        """The next layer with experts whose router has not yet chosen."""
+        return self._step.routed + len(self.routings)
 
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
         return torch.split(x, list(widths), dim=-1)

@@ -81,6 +81,8 @@ class Merged:
         swiglu: (sum, width, glu) -> the activation.
         gqa: (heads, shape, sinks, rows=, cache=) -> attention's result.
         mla: (latent, uk_in, uv, shape, rows=, cache=) -> latent attention's result.
+        route: (logits, routing, bias, live=, x=, to=) -> ids and gates, without ids in rows that are not live; where
+            `to` says that somebody waits for them, they and x are written there, too.
     """
 
     product: Callable[..., Parts | None]
@@ -90,3 +92,4 @@ class Merged:
     swiglu: Callable[..., Tensor]
     gqa: Callable[..., Tensor]
     mla: Callable[..., Tensor]
+    route: Callable[..., tuple[Tensor, Tensor]]

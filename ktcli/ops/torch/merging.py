@@ -3,7 +3,8 @@
 Sums, and norms and rotations of heads, are put off until an operation reads them: a norm or an activation takes the
 sums before it along, those of a product's parts and of a token's experts, too, and attention the norms and rotations of
 its queries and keys. An MLP of the rows that experts were given is put off until its result is asked for, or theirs:
-the kernels of the device's own experts then take it along. What anything else reads is computed by itself, as ever.
+the kernels of the device's own experts then take it along. A router waits for the experts, to hand rows to others.
+What anything else reads is computed by itself, as ever.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ktcli.ops.backend import Backend
 from ktcli.ops.layout import layout_of
 from ktcli.ops.operation import Operation
 from ktcli.ops.table.attention import Gqa, Mla
-from ktcli.ops.table.experts import Experts
+from ktcli.ops.table.experts import Experts, Route
 from ktcli.ops.table.rowwise import Add, Linear, Norm, Reads, Rope, Rotate, Select, Swiglu
 from ktcli.ops.tensors import Tensor as Declared
 from ktcli.ops.torch.backend import ExpertRunner, StepInputs, TorchBackend, Value, Weights
@@ -123,8 +124,13 @@ class MergingBackend(TorchBackend):
                 return self._put_beside(operation, self._started)
             case Select(x) if self._step.outputs is None:
                 return x
-            case Experts(x):
-                self._started = _Started(x, super().do(self._settled(operation)))
+            case Route(table=None) if len(self._step.parts) == 1:
+                return _Pending(operation)
+            case Experts(x, routed):
+                sent = isinstance(routed, _Pending) and self._route(routed.operation, x)
+                routed = self.routings[-1]
+                given = self._layer - 1, self._value(x), *routed
+                self._started = _Started(x, self._runner.start(*given, sent=sent))
                 return self._started
         return self._now(operation)
 
@@ -163,6 +169,16 @@ class MergingBackend(TorchBackend):
         self._started = None
         made = self._runner.finish(started.pending)
         return _late(made) if isinstance(made, Parts) else made
+
+    def _route(self, operation: Operation, x: Any) -> bool:
+        """Chooses experts for the rows x; tells whether they and their experts were written to the runner's outbox."""
+        assert isinstance(operation, Route)
+        rows, to = self._value(x), self._runner.outbox(self._layer, self._step.x.shape[0])
+        bias = None if operation.bias is None else self._weights.vectors[operation.bias.name]
+        given = self._value(operation.logits), operation.routing, bias
+        live = self._step.parts[0].live
+        self.routings.append(self._merged.route(*given, live=live, x=rows, to=to))
+        return to is not None
 
     def _is_beside(self, operation: Linear | Swiglu) -> bool:
         """Tells whether an operation may belong to an MLP of the rows that the experts under way were given."""

@@ -17,6 +17,7 @@ from ktcli.ops.table.experts import GroupScore, Routing
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch import functions
 from ktcli.ops.torch.functions import Rows, frequencies
+from ktcli.ops.torch.merged import Sent
 from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton.sums import Sum, summed
 
@@ -148,13 +149,26 @@ def _open_experts(
 
 @triton.jit
 def _route_kernel(
-    logits, bias, ids, gates, logits_row, n_experts, scale,
+    logits, bias, live, ids, gates, x, to_x, to_ids, to_gates,
+    logits_row, n_experts, scale, x_row, to_row, hidden,
     TOP_K: tl.constexpr, SCORE: tl.constexpr, BIASED: tl.constexpr, NORMALIZE: tl.constexpr,
     N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr,
-    BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr,
+    MASKED: tl.constexpr, SENT: tl.constexpr,
+    BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr, COPIED: tl.constexpr,
 ):  # fmt: skip
-    """Chooses the experts of one row by the rule of kt_program_route. SLOTS: TOP_K or more, a power of two."""
+    """Chooses the experts of one row by the rule of kt_program_route; -1 in rows that are not live, if MASKED. If SENT,
+    it also writes ids, gates and a row of x to main memory.
+
+    Grid (rows, 1, with one more for each COPIED columns of x if SENT). SLOTS: TOP_K or more, a power of two.
+    """
     row = tl.program_id(0).to(tl.int64)
+    if SENT:
+        block = tl.program_id(1)
+        if block > 0:
+            column = (block - 1) * COPIED + tl.arange(0, COPIED)
+            value = tl.load(x + row * x_row + column, mask=column < hidden, other=0.0)
+            tl.store(to_x + row * to_row + column, value, mask=column < hidden)
+            return
     expert = tl.arange(0, BLOCK)
     known = expert < n_experts
     x = tl.load(logits + row * logits_row + expert, mask=known, other=float("-inf"))
@@ -189,8 +203,14 @@ def _route_kernel(
         gate = tl.where(slot == k, weight, gate)
     if NORMALIZE:
         gate = gate / (total + 1e-20)  # DeepSeek's guard against a zero sum
+    gate *= scale
+    if MASKED:
+        chosen = tl.where(tl.load(live + row) != 0, chosen, -1)
     tl.store(ids + row * TOP_K + slot, chosen, mask=slot < TOP_K)
-    tl.store(gates + row * TOP_K + slot, gate * scale, mask=slot < TOP_K)
+    tl.store(gates + row * TOP_K + slot, gate, mask=slot < TOP_K)
+    if SENT:
+        tl.store(to_ids + row * TOP_K + slot, chosen, mask=slot < TOP_K)
+        tl.store(to_gates + row * TOP_K + slot, gate, mask=slot < TOP_K)
 
 
 def norm(
@@ -255,17 +275,38 @@ def route(
     """Chooses top_k experts per token by the rule of kt_program_route; see `functions.route`."""
     if table is not None:
         return functions.route(logits, routing, bias, table, rows=rows)
+    return route_all(logits, routing, bias)
+
+
+def route_all(
+    logits: Tensor,
+    routing: Routing,
+    bias: Tensor | None = None,
+    *,
+    live: Tensor | None = None,
+    x: Tensor | None = None,
+    to: Sent | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Chooses top_k experts per token, -1 in rows that are not live, and writes x [T, hidden], ids and gates to pinned
+    memory, if it is said where; only the rows of both x may have gaps."""
     r, tokens = routing, logits.shape[0]
     ids = torch.empty(tokens, r.top_k, dtype=torch.int32, device=logits.device)
     gate = torch.empty(tokens, r.top_k, dtype=torch.float32, device=logits.device)
-    _route_kernel[(tokens,)](
-        logits, bias, ids, gate, logits.stride(0), r.experts, float(r.scale),
+    to_x, to_ids, to_gates = to or (None, None, None)
+    rows, hidden, blocks = (0, 0), 0, 0
+    if x is not None and to_x is not None:
+        rows, hidden = (x.stride(0), to_x.stride(0)), x.shape[1]
+        blocks = triton.cdiv(hidden, _BLOCK)
+    _route_kernel[(tokens, 1 + blocks)](
+        logits, bias, None if live is None else live.view(torch.uint8), ids, gate,
+        x, to_x, to_ids, to_gates, logits.stride(0), r.experts, float(r.scale), *rows, hidden,
         TOP_K=r.top_k, SCORE=int(r.score), BIASED=bias is not None,
         NORMALIZE=r.normalize, N_GROUP=r.n_group, TOPK_GROUP=r.topk_group,
         TOP2=r.group_score is GroupScore.TOP2 and r.experts > r.n_group,
+        MASKED=live is not None, SENT=blocks > 0,
         BLOCK=max(2, triton.next_power_of_2(r.experts)),
         SLOTS=max(2, triton.next_power_of_2(r.top_k)),
-        GROUPS=max(2, triton.next_power_of_2(r.n_group)),
+        GROUPS=max(2, triton.next_power_of_2(r.n_group)), COPIED=_BLOCK,
         num_warps=1 if r.experts <= 256 else 4,  # within one, the dozens of reductions need no barrier
     )  # fmt: skip
     return ids, gate

@@ -23,6 +23,7 @@ from ktcli.ops.tensors import Role, Tensor  # noqa: E402
 from ktcli.ops.torch.backend import StepInputs, Weights  # noqa: E402
 from ktcli.ops.torch.functions import Rows  # noqa: E402
 from ktcli.ops.torch.kernels import triton_kernels  # noqa: E402
+from ktcli.ops.torch.merged import Sent  # noqa: E402
 from ktcli.ops.torch.merging import backend_of  # noqa: E402
 from ktcli.ops.torch.packed import Packed, PackedStack, PlainMatrix  # noqa: E402
 from ktcli.planner.device_cost import (  # noqa: E402
@@ -78,8 +79,12 @@ class Elsewhere:
     def has(self, layer: int) -> bool:
         return True
 
-    def enter(self, *given: Any) -> None:
-        pass
+    def outbox(self, layer: int, n_tokens: int) -> Sent:
+        places = empty(n_tokens, 8, dtype=torch.int32), empty(n_tokens, 8)
+        return empty(n_tokens, self.hidden), *places
+
+    def enter(self, *given: Any, sent: bool) -> None:
+        assert sent
 
     def leave(self, layer: int, n_tokens: int) -> torch.Tensor:
         return empty(n_tokens, self.hidden)

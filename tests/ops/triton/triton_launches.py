@@ -37,10 +37,9 @@ from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton import merged
 from ktcli.ops.triton import operations as row
 from ktcli.ops.triton.attention import attend_latent
-from ktcli.ops.triton.handoff import send
 from ktcli.ops.triton.panels import unpack_all
 from ktcli.ops.triton.product import Panels
-from ktcli.ops.triton.small import swiglu_of
+from ktcli.ops.triton.small import route_all, swiglu_of
 from ktcli.ops.triton.summary import summarize
 from ktcli.ops.triton.sums import Sum
 from ktcli.weights.formats import FORMATS
@@ -87,7 +86,9 @@ def qwen3_30b_a3b() -> None:
     gain = empty(2048)
     merged.add_norm(empty(1, 2048), (product("int8", 2048, 4096),), gain, 1e-6)
     ids, gate = row.route(empty(1, 128), Routing(128, 8), None)
-    send((empty(1, 2048), ids, gate), (empty(1, 2064), ids, gate))
+    of, live = (empty(16, 128), Routing(128, 8)), empty(16, dtype=torch.bool)
+    to = empty(16, 2064), empty(16, 8, dtype=torch.int32), empty(16, 8)
+    route_all(*of, live=live, x=empty(16, 2048), to=to)
     few = experts("int4-g32", 2048, 768, 128, ids, gate)
     assert few is not None
     merged.add_norm(empty(1, 2048), (replace(few[0], beside=empty(1, 2048)),), gain, 1e-6)

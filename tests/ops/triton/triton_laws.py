@@ -22,7 +22,6 @@ from ktcli.ops.torch.merged import Heads, Latent, Mlp
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
 from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton import attention as triton_attention
-from ktcli.ops.triton import handoff as triton_handoff
 from ktcli.ops.triton import merged as triton_merged
 from ktcli.ops.triton import operations as triton_row
 from ktcli.ops.triton import product as triton_product
@@ -413,16 +412,18 @@ def route() -> None:
 
 
 def send() -> None:
-    """A layer's input and routing, into rows with gaps that stay as they were."""
-    x, ids, gates = (
-        torch.randn(3, 1100)[:, :1030],
-        torch.arange(9).view(3, 3).int(),
-        torch.rand(3, 3),
-    )
-    to = torch.full((3, 1040), 7.0), torch.empty_like(ids), torch.empty_like(gates)
-    triton_handoff.send((x, ids, gates), to)
-    assert torch.equal(to[0][:, :1030], x) and (to[0][:, 1030:] == 7).all()
-    assert torch.equal(to[1], ids) and torch.equal(to[2], gates)
+    """A router's choice, a layer's input and both again in main memory: in rows with gaps, which stay as they were;
+    rows that are not live choose nothing."""
+    for routing, hidden in zip(ROUTINGS[:3], (1030, 5, 2048), strict=True):
+        logits, x = torch.randn(3, routing.experts), torch.randn(3, hidden + 70)[:, :hidden]
+        ids, gates = triton_small.route(logits, routing)
+        to = torch.full((3, hidden + 10), 7.0), torch.full_like(ids, 7), torch.full_like(gates, 7.0)
+        live = torch.tensor([True, False, True])
+        made = triton_small.route_all(logits, routing, live=live, x=x, to=to)
+        assert torch.equal(made[0], ids.masked_fill(~live[:, None], -1))
+        assert torch.equal(made[1], gates)
+        assert torch.equal(to[0][:, :hidden], x) and (to[0][:, hidden:] == 7).all()
+        assert torch.equal(to[1], made[0]) and torch.equal(to[2], gates)
 
 
 def summary() -> None:
