@@ -28,11 +28,12 @@ GEMM_SHARE = 0.50  # of the bf16 peak, at prefill
 ATTENTION_SHARE = 0.30  # of the bf16 peak, over the cache
 LINK_SHARE = 0.80  # of the link on paper, from pinned memory
 KERNEL_S = 2.5e-6  # one small kernel inside a graph
-# Kernels of a layer's decode step, counted by tests/ops/triton/test_launch_counts.py.
-KERNELS_HEADS = 8  # attention by heads, norm and router
-KERNELS_LATENT = 12  # the same with latent attention
-KERNELS_EXPERTS = 3  # experts on the GPU, and their sum with the norm behind it
-KERNELS_SHARED = 3  # a shared expert, or the MLP of a layer without experts
+# Kernels of a layer's decode step of one answer, counted by tests/ops/triton/test_launch_counts.py.
+KERNELS_HEADS = 7  # attention by heads, and both norms
+KERNELS_LATENT = 10  # the same with latent attention
+KERNELS_ROUTER = 2
+KERNELS_EXPERTS = 2  # experts on the GPU; of one token they take the shared one along
+KERNELS_SHARED = 3  # a shared expert by itself, or the MLP of a layer without experts
 HANDOFF_S = 10e-6  # the host function that sends, and the one that waits: each
 LAUNCH_S = 20e-6  # of one graph
 BORDER_S = 15e-6  # of a residual from one GPU to the next, through main memory
@@ -127,15 +128,15 @@ class Hybrid:
         """The expected experts of a token on the GPU, [L]."""
         return np.where(self.by_layer(self.resident) > 0, self.stack.top_k - self.k_cpu, 0.0)
 
-    def _kernels(self) -> tuple[F64Array, F64Array]:
-        """The kernels of each layer, [L], before its experts and beside those of the CPU."""
+    def _kernels(self, n_tokens: int) -> tuple[F64Array, F64Array]:
+        """The kernels of each layer, [L], before its experts and beside those of the CPU, in a step of so many rows."""
         stack = self.stack
         latent = np.array([state.expanded_ops > 0 for state in stack.states])
-        experts = np.isin(np.arange(stack.layers), stack.moe)
-        return (
-            np.where(latent, KERNELS_LATENT, KERNELS_HEADS).astype(np.float64),
-            KERNELS_EXPERTS * experts + KERNELS_SHARED * (stack.beside.size_bytes > 0.0),
-        )
+        routed = np.isin(np.arange(stack.layers), stack.moe)
+        here = self.by_layer(self.resident) > 0
+        alone = (stack.beside.size_bytes > 0.0) & ~(here & (n_tokens == 1))
+        attention = np.where(latent, KERNELS_LATENT, KERNELS_HEADS).astype(np.float64)
+        return attention + KERNELS_ROUTER * routed, KERNELS_EXPERTS * here + KERNELS_SHARED * alone
 
     # --- decode -----------------------------------------------------------------------------------
 
@@ -143,7 +144,7 @@ class Hybrid:
         """The layers of a step of one token of each of some answers at `position`, for the simulation."""
         stack, rates, n = self.stack, self.device, answers
         products = self._products(stack.before, n), self._products(stack.beside, n)
-        kernels = self._kernels()
+        kernels = self._kernels(n)
         before = products[0] + kernels[0] * KERNEL_S + n * self.cache_s(position)
         k_gpu, k_cpu = self._touched(n)
         resident_s = k_gpu * stack.expert.size_bytes / (rates.read_bps * READ_SHARE)
@@ -247,7 +248,7 @@ class Hybrid:
     def device_chunk_s(self, n_tokens: int, start: int) -> tuple[F64Array, F64Array]:
         """The seconds of each layer's parts before the experts and beside them, on the GPU, for a chunk; [L] each."""
         stack, cache = self.stack, self._cache_s(start, n_tokens)
-        kernels = self._kernels()
+        kernels = self._kernels(n_tokens)
         before = self._products(stack.before, n_tokens) + cache + kernels[0] * PREFILL_LAUNCH_S
         beside = self._products(stack.beside, n_tokens) + kernels[1] * PREFILL_LAUNCH_S
         return before, beside

@@ -25,7 +25,7 @@ from ktcli.planner.device_cost import (
     KERNELS_EXPERTS,
     KERNELS_HEADS,
     KERNELS_LATENT,
-    KERNELS_SHARED,
+    KERNELS_ROUTER,
 )
 
 GPU = torch.device("cuda")
@@ -105,8 +105,8 @@ def test_prompts_attend_without_a_mask_and_without_cudnn(dtype: torch.dtype, val
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        ("qwen3", KERNELS_HEADS + KERNELS_EXPERTS),
-        ("deepseek-v3", KERNELS_LATENT + KERNELS_EXPERTS + KERNELS_SHARED),
+        ("qwen3", KERNELS_HEADS + KERNELS_ROUTER + KERNELS_EXPERTS),
+        ("deepseek-v3", KERNELS_LATENT + KERNELS_ROUTER + KERNELS_EXPERTS),
     ],
 )
 def test_a_graph_has_the_nodes_that_plans_count(

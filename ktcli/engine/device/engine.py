@@ -350,7 +350,6 @@ class DeviceEngine:
             deferral=placement.deferral,
             handoff=placement.handoff,
             exact=self.exact,
-            send=self._kernels.send,
         )
 
     def _runner(self, host: HostExperts | None, resident: Resident) -> TimedRunner:

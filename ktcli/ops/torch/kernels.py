@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ktcli.ops.torch import chosen, functions, hyper, mqa, pooling, recurrent
-from ktcli.ops.torch.merged import Merged, Sent
+from ktcli.ops.torch.merged import Merged
 from ktcli.ops.torch.packed import Extras, Packed
 from ktcli.ops.torch.summary import Summarize, summarize
 
@@ -38,7 +38,6 @@ class Kernels:
         experts, unpack_all: the functions that runners of experts use, see `functions`.
         merged: kernels that do several operations at once; None: there are none.
         summarize: what the choice of a token reads of its logits, see `summary`.
-        send: writes the input and routing of a few rows to pinned memory; None: copies do.
     """
 
     name: str
@@ -47,7 +46,6 @@ class Kernels:
     unpack_all: Callable[[Packed, Tensor], Tensor]
     merged: Merged | None = None
     summarize: Summarize = summarize
-    send: Callable[[Sent, Sent], None] | None = None
 
     def __getitem__(self, operation: str) -> Kernel:
         return self.operations[operation]
@@ -162,7 +160,15 @@ def _triton_lacks() -> str:
 
 def triton_kernels() -> Kernels:
     """Returns the table of Triton kernels, with those of torch where there is none. Imports Triton only now."""
-    from ktcli.ops.triton import handoff, merged, operations, panels, small, summary, sums
+    from ktcli.ops.triton import (
+        attention,
+        merged,
+        operations,
+        panels,
+        small,
+        summary,
+        sums,
+    )
 
     kernels: dict[str, Kernel] = {**TORCH.operations, **operations.OPERATIONS}
     together = Merged(
@@ -172,8 +178,8 @@ def triton_kernels() -> Kernels:
         add_norm=merged.add_norm,
         swiglu=small.swiglu_of,
         gqa=merged.gqa,
-        mla=merged.mla,
+        mla=attention.attend_latent,
+        route=small.route_all,
     )
     experts, unpack_all = operations.experts, panels.unpack_all
-    fast = together, summary.summarize, handoff.send
-    return Kernels("triton", kernels, experts, unpack_all, *fast)
+    return Kernels("triton", kernels, experts, unpack_all, together, summary.summarize)

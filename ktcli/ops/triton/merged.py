@@ -11,15 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 from ktcli.native import PAGE_TOKENS
-from ktcli.ops.table.attention import GqaShape, MlaShape
+from ktcli.ops.table.attention import GqaShape
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch.functions import Rows, frequencies
-from ktcli.ops.torch.merged import Heads, Latent
-from ktcli.ops.torch.packed import Packed
+from ktcli.ops.torch.merged import Heads
 from ktcli.ops.torch.pages import KvPages
 from ktcli.ops.torch.parts import Parts
-from ktcli.ops.triton.attention import attend_latent, gqa_one
-from ktcli.ops.triton.small import partners
+from ktcli.ops.triton.attention import gqa_one
+from ktcli.ops.triton.small import partners, turned
 from ktcli.ops.triton.sums import Sum, summed
 
 
@@ -47,36 +46,27 @@ def _add_norm_kernel(
 
 @triton.jit
 def _ready(
-    x, row, start, gain, inv_freq, position, eps, normed, first, half, scale,
+    x, row, start, gain, inv_freq, position, eps, first, half, scale,
     D: tl.constexpr, NORMED: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Returns the D columns from `start` on of a row of the `Sum` x as attention takes them: the first `normed` of them
-    normed, 2 `half` from `first` on rotated. All that are rotated are normed, or none is."""
+    """Returns the D columns from `start` on of a row of the `Sum` x as attention takes them: normed, and 2 `half` of
+    them from `first` on rotated."""
     column = tl.arange(0, BLOCK)
     inside = column < D
     value = summed(x, row, start + column, inside)
     factor = 1.0
     if NORMED:
-        is_normed = column < normed
-        mean = tl.sum(tl.where(is_normed, value * value, 0.0), axis=0) / normed
-        factor = 1 / tl.sqrt(mean + eps)
-        gains = tl.load(gain + column, mask=is_normed, other=0.0)
-        value = tl.where(is_normed, value * factor * gains, value)
+        factor = 1 / tl.sqrt(tl.sum(value * value, axis=0) / D + eps)
+        value = value * factor * tl.load(gain + column, mask=inside, other=0.0)
     if ROTATED:
         place = column - first
         is_rotated = (place >= 0) & (place < 2 * half) & inside
         second, pair, other = partners(column, place, half, INTERLEAVED)
         partner = summed(x, row, start + other, is_rotated)
         if NORMED:
-            is_normed = is_rotated & (other < normed)
-            gains = tl.load(gain + other, mask=is_normed, other=0.0)
-            partner = tl.where(is_normed, partner * factor * gains, partner)
-        frequency = tl.load(inv_freq + pair, mask=is_rotated, other=0.0)
-        angle = position.to(tl.float32) * frequency
-        cos, sin = tl.cos(angle) * scale, tl.sin(angle) * scale
-        rotated = value * cos + tl.where(second, partner, -partner) * sin
-        value = tl.where(is_rotated, rotated, value)
+            partner = partner * factor * tl.load(gain + other, mask=is_rotated, other=0.0)
+        value = turned(value, partner, second, pair, is_rotated, inv_freq, position, scale)
     return value
 
 
@@ -98,14 +88,14 @@ def _heads_kernel(
     place = (page * PAGE + position % PAGE) * kv_heads
     if head < heads:
         ready = _ready(
-            q, row, head * D, q_gain, inv_freq, position + shift, eps, D, first, half, scale,
+            q, row, head * D, q_gain, inv_freq, position + shift, eps, first, half, scale,
             D, NORMED, ROTATED, INTERLEAVED, BLOCK,
         )  # fmt: skip
         tl.store(out + (row * heads + head) * D + column, ready, mask=column < D)
     elif head < heads + kv_heads:
         number = head - heads
         ready = _ready(
-            k, row, number * D, k_gain, inv_freq, position + shift, eps, D, first, half, scale,
+            k, row, number * D, k_gain, inv_freq, position + shift, eps, first, half, scale,
             D, NORMED, ROTATED, INTERLEAVED, BLOCK,
         )  # fmt: skip
         to = keys + (place + number) * D + column
@@ -115,36 +105,6 @@ def _heads_kernel(
         value = summed(v, row, number * DV + column, column < DV)
         to = values + (place + number) * DV + column
         tl.store(to, value.to(values.dtype.element_ty), mask=column < DV)
-
-
-@triton.jit
-def _latent_kernel(
-    q, latent, gain, inv_freq, positions, pages, out, cache, table_width, heads, eps, half, scale, shift,
-    NOPE: tl.constexpr, LORA: tl.constexpr, ROPE: tl.constexpr, ROTATED: tl.constexpr,
-    INTERLEAVED: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_LATENT: tl.constexpr,
-):  # fmt: skip
-    """Makes queries ready in out [rows][heads][NOPE + ROPE], and the latent in its page of cache
-    [pages][PAGE][LORA + ROPE]; both come as a `Sum`. Grid (heads + 1, rows)."""
-    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    position = tl.load(positions + row)
-    if head < heads:
-        D: tl.constexpr = NOPE + ROPE
-        query = _ready(
-            q, row, head * D, gain, inv_freq, position + shift, eps, 0, NOPE, half, scale,
-            D, False, ROTATED, INTERLEAVED, BLOCK,
-        )  # fmt: skip
-        at_query = tl.arange(0, BLOCK)
-        tl.store(out + (row * heads + head) * D + at_query, query, mask=at_query < D)
-    else:
-        WIDTH: tl.constexpr = LORA + ROPE
-        ready = _ready(
-            latent, row, 0, gain, inv_freq, position + shift, eps, LORA, LORA, half, scale,
-            WIDTH, True, ROTATED, INTERLEAVED, BLOCK_LATENT,
-        )  # fmt: skip
-        column = tl.arange(0, BLOCK_LATENT)
-        page = tl.load(pages + row * table_width + position // PAGE).to(tl.int64)
-        to = cache + (page * PAGE + position % PAGE) * WIDTH + column
-        tl.store(to, ready.to(cache.dtype.element_ty), mask=column < WIDTH)
 
 
 def add_norm(
@@ -181,23 +141,3 @@ def gqa(
         BLOCK=triton.next_power_of_2(max(s.head_dim, s.value_dim)), num_warps=1,
     )  # fmt: skip
     return gqa_one(ready, cache, rows, s, sinks)
-
-
-def mla(
-    latent: Latent, uk_in: Packed, uv: Packed, shape: MlaShape, *, rows: Rows, cache: tuple[Tensor]
-) -> Tensor:
-    """Rotates queries, norms and rotates the latent, appends it to the cache, and attends; one row of each sequence."""
-    s, rope, sequences = shape, latent.rope or Rope(0, ()), latent.q.shape[0]
-    ready = torch.empty(
-        sequences, s.heads * (s.nope + s.rope), dtype=torch.float32, device=rows.pages.device
-    )
-    _latent_kernel[(s.heads + 1, sequences)](
-        Sum.of(latent.q), Sum.of(latent.latent),
-        latent.gain, frequencies(rope, ready.device), rows.positions, rows.pages, ready, *cache,
-        rows.pages.shape[1], s.heads, latent.eps, rope.dim // 2, float(rope.scale), rope.shift,
-        NOPE=s.nope, LORA=s.lora, ROPE=s.rope, ROTATED=latent.rope is not None,
-        INTERLEAVED=rope.interleaved, PAGE=PAGE_TOKENS,
-        BLOCK=triton.next_power_of_2(s.nope + s.rope),
-        BLOCK_LATENT=triton.next_power_of_2(s.lora + s.rope), num_warps=4,
-    )  # fmt: skip
-    return attend_latent(ready, uk_in, uv, s, rows, *cache)

@@ -65,7 +65,8 @@ class FakeHost:
     def has(self, layer: int) -> bool:
         return True
 
-    def enter(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:
+    def enter(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool) -> None:
+        assert not sent
         assert all(each.is_contiguous() for each in (x, ids, gate))
         assert (x.dtype, ids.dtype, gate.dtype) == (torch.float32, torch.int32, torch.float32)
         self.width = x.shape[1]
@@ -289,7 +290,9 @@ def test_a_failed_step_is_one_sentence_and_the_next_one_works(
     session.truncate(20)
     enter = HostExperts.enter
 
-    def poisoned(self: HostExperts, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:
+    def poisoned(
+        self: HostExperts, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool
+    ) -> None:
         enter(self, layer, x, torch.full_like(ids, 1000), gate)
 
     for feed in (lambda: session.feed([7], defer=2), lambda: session.feed(IDS[:9])):

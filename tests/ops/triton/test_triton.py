@@ -20,12 +20,30 @@ pytest.importorskip("triton", reason="needs triton")
 HERE = Path(__file__).parent
 LAWS = (
     ("few_rows", "rows_alone", "unpacking", "small", "route", "send", "summary"),
-    ("tiles", "linear", "experts", "rotated", "groups", "gqa", "mla", "sums", "heads", "latent"),
+    (
+        "tiles",
+        "linear",
+        "experts",
+        "beside",
+        "rotated",
+        "groups",
+        "gqa",
+        "mla",
+        "sums",
+        "heads",
+        "latent",
+    ),
 )
 CAPABILITIES = (80, 89, 90, 120)
 # Bytes of shared memory a program may have.
 SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
-IN_REGISTERS = ("_product_kernel", "_gate_up_kernel", "_sum_kernel", "_add_norm_kernel")
+IN_REGISTERS = (
+    "_product_kernel",
+    "_gate_up_kernel",
+    "_down_kernel",
+    "_sum_kernel",
+    "_add_norm_kernel",
+)
 
 Children = dict[str, subprocess.Popen[str]]
 
