@@ -245,7 +245,8 @@ def early_starts(probe: Probe) -> Any:
             made = small.norm(made, gain, 1e-6)
         return made
 
-    found, able = {"late_us": 0.0}, early.starts_early(probe.device)
+    found: dict[str, float] = {}
+    able = early.starts_early(probe.device)
     for name, on in (("late_us", False), ("early_us", True))[: 1 + able]:
         if probe.on_gpu:
             early.start_early(probe.device, on)
