@@ -18,7 +18,9 @@ from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.triton import attention, small
+from ktcli.ops.torch.merged import Latent
+from ktcli.ops.torch.parts import Parts
+from ktcli.ops.triton import attention, early, small
 from ktcli.ops.triton.product import vector_experts, vector_product
 from ktcli.ops.triton.summary import summarize
 from ktcli.ops.triton.tiles import tile_experts
@@ -210,13 +212,15 @@ def _small(probe: Probe) -> Iterator[tuple[str, Callable[[], Any]]]:
         keys = probe.random(pages, PAGE_TOKENS, 4 * 128, dtype=torch.bfloat16)
         latent = probe.random(pages, PAGE_TOKENS, 576, dtype=torch.bfloat16)
         absorbed, asked = probe.random(1, 128, 512), probe.random(1, 128 * 192)
+        sums = Parts.of(asked), Parts.of(probe.random(1, 576))
+        new = Latent(*sums, torch.ones(512, device=probe.device), 1e-6, Rope(64, (0.5,) * 32))
         grouped, shape = GqaShape(32, 4, 128, 0.1), MlaShape(128, 128, 64, 128, 512, 0.1)
         one = partial(attention.gqa_one, q, (keys, keys), rows, grouped)
         yield f"gqa at {length}", one
         if probe.on_gpu:  # its heads take the interpreter seconds
             yield (
                 f"mla at {length}",
-                partial(attention.mla_one, absorbed, asked, latent, rows, shape),
+                partial(attention.mla_one, absorbed, asked, new, latent, rows, shape),
             )
     yield "append", lambda: attention.append(keys, q[:, :512], rows)
     yield "norm", lambda: small.norm(x, torch.ones_like(x[0]), 1e-6)
@@ -227,6 +231,28 @@ def _small(probe: Probe) -> Iterator[tuple[str, Callable[[], Any]]]:
     deep = Routing(256, 8, Score.SIGMOID, 8, 4, GroupScore.TOP2, True, 2.5)
     yield "route 256 in groups", lambda: small.route(logits, deep, logits[0])
     yield "torch add", lambda: x + x
+
+
+def early_starts(probe: Probe) -> Any:
+    """Microseconds of a kernel in a chain of small ones, each of which reads what the one before wrote: started when
+    that has ended, and early where the GPU can."""
+    x, gain = probe.random(1, 2048), torch.ones(2048, device=probe.device)
+    length = probe.size(200, 3)
+
+    def chain() -> torch.Tensor:
+        made = x
+        for _ in range(length):
+            made = small.norm(made, gain, 1e-6)
+        return made
+
+    found: dict[str, float] = {}
+    able = early.starts_early(probe.device)
+    for name, on in (("late_us", False), ("early_us", True))[: 1 + able]:
+        if probe.on_gpu:
+            early.start_early(probe.device, on)
+        found[name] = probe.device_us(chain) / length
+        found[f"{name}_sum"] = float(chain().sum())
+    return found
 
 
 def _named(*checks: Check) -> Mapping[str, Check]:
@@ -241,4 +267,5 @@ CHECKS = _named(
     experts_of_one_row,
     experts_of_a_prompt,
     small_kernels,
+    early_starts,
 )

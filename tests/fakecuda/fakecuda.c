@@ -162,7 +162,7 @@ static int type_of(const void *p)
 /* ---- work ---------------------------------------------------------------------------------------- */
 
 enum { COPY, SET, HOST, KERNEL, RECORD, WAIT_EVENT, WAIT_VALUE, WRITE_VALUE, GRAPH };
-enum { FILLS = 1u << 31 };  /* flags of a kernel that fills: value, size of an element */
+enum { FILLS = 1u << 31, EARLY = 1u << 30 };  /* of a kernel: it fills with a value, elements of a size; it starts early */
 static const char *kinds[] = {"copy", "set", "host", "kernel", "record", "wait_event", "wait_value", "write_value", "graph"};
 
 typedef struct event event;
@@ -682,11 +682,13 @@ API cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out)
         RT((cudaError_t)code);
     if (bad)
         RT(refuse("cudaStreamEndCapture", cudaErrorStreamCaptureInvalidated));
-    int counts[GRAPH + 1] = {0};
-    for (int i = 0; i < on->captured->n; i++)
+    int counts[GRAPH + 1] = {0}, early = 0;
+    for (int i = 0; i < on->captured->n; i++) {
         counts[on->captured->at[i].kind]++;
-    say("GRAPH %d nodes: %d kernels, %d copies, %d sets, %d host, %d wait_value, %d write_value", on->captured->n, counts[KERNEL],
-        counts[COPY], counts[SET], counts[HOST], counts[WAIT_VALUE], counts[WRITE_VALUE]);
+        early += on->captured->at[i].kind == KERNEL && (on->captured->at[i].flags & EARLY) != 0;
+    }
+    say("GRAPH %d nodes: %d kernels, %d copies, %d sets, %d host, %d wait_value, %d write_value, %d early", on->captured->n,
+        counts[KERNEL], counts[COPY], counts[SET], counts[HOST], counts[WAIT_VALUE], counts[WRITE_VALUE], early);
     if (getenv("FAKE_NODES"))
         for (int i = 0; i < on->captured->n; i++)
             say("NODE %d %s %.200s %zu", i, kinds[on->captured->at[i].kind], on->captured->at[i].name ? on->captured->at[i].name : "", on->captured->at[i].size);
@@ -1001,7 +1003,14 @@ API CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **args
         return (CUresult)code;
     if (!c->gridDimX || !c->gridDimY || !c->gridDimZ || c->gridDimY > 65535 || c->gridDimZ > 65535)
         return (CUresult)refuse((const char *)f, cudaErrorInvalidConfiguration);
-    return (CUresult)give((cudaStream_t)c->hStream, (item){.kind = KERNEL, .name = (const char *)f});
+    unsigned flags = 0;
+    for (unsigned i = 0; i < c->numAttrs; i++)
+        if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION && c->attrs[i].value.programmaticStreamSerializationAllowed) {
+            if (sm() < 90)
+                return (CUresult)refuse((const char *)f, cudaErrorNotSupported);
+            flags |= EARLY;
+        }
+    return (CUresult)give((cudaStream_t)c->hStream, (item){.kind = KERNEL, .name = (const char *)f, .flags = flags});
 }
 #undef cuStreamBatchMemOp
 API CUresult cuStreamBatchMemOp_v2(CUstream s, unsigned n, CUstreamBatchMemOpParams *p, unsigned flags)

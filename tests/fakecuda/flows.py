@@ -115,7 +115,9 @@ def test_a_graph_has_the_nodes_that_plans_count(
     made = Made.convert(name, tmp_path_factory.mktemp("made"), GPU)
     made.engine(made.placed("all"), exact=False)
     graphs = [line for line in LOG.read_text().splitlines() if line.startswith("GRAPH")]
-    found = re.search(r"(\d+) kernels, (\d+) copies, 0 sets, 0 host", graphs[-1])
+    found = re.search(r"(\d+) kernels, (\d+) copies, 0 sets, 0 host.* (\d+) early", graphs[-1])
     assert found is not None, graphs[-1]
     assert int(found[1]) <= made.model.spec.layers * kernels + AROUND_LAYERS
     assert int(found[2]) <= COPIES
+    # All but the router's product, which is torch's.
+    assert int(found[3]) >= made.model.spec.layers * (kernels - 1)

@@ -104,6 +104,8 @@ def kernels_for(device: torch.device, *, exact: bool = False) -> Kernels:
 
 # What failed while it was used, though the first kernel ran.
 _failed: dict[torch.device, str] = {}
+# Why kernels begin only when the one before has ended, on devices that could start them early.
+_late: dict[torch.device, str] = {}
 
 
 @cache
@@ -118,13 +120,39 @@ def triton_fails(device: torch.device) -> str:
     if missing:
         return missing
     try:
-        _run_a_kernel(device)
+        try:
+            _run_kernels(device)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if not _give_up_early_starts(device):
+                raise
+            _run_kernels(device)
+            _late[device] = _first_words(error)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # Triton's own, a compiler's, the driver's
-        words = str(error).strip().splitlines() or [type(error).__name__]
-        return f"triton's kernels fail here: {words[0][:160]}"
+        return f"triton's kernels fail here: {_first_words(error)}"
     return ""
+
+
+def early_starts_fail(device: torch.device) -> str:
+    """Returns why kernels do not start early on a device that seemed to be able to, as words; "" otherwise."""
+    return _late.get(device, "")
+
+
+def _give_up_early_starts(device: torch.device) -> bool:
+    """Lets kernels begin only when the one before has ended; tells whether that is new."""
+    from ktcli.ops.triton import early
+
+    was = early.starts_early(device)
+    early.start_early(device, False)
+    return was
+
+
+def _first_words(error: Exception) -> str:
+    words = str(error).strip().splitlines() or [type(error).__name__]
+    return words[0][:160]
 
 
 def give_up_triton(device: torch.device, reason: str) -> None:
@@ -141,10 +169,11 @@ def compiled_before() -> bool:
     return any(Path(folder).glob("*/_product_kernel.cubin"))
 
 
-def _run_a_kernel(device: torch.device) -> None:
+def _run_kernels(device: torch.device) -> None:
+    """Runs two, of which the second may start early."""
     from ktcli.ops.triton import small
 
-    small.norm(torch.ones(1, 16, device=device), None, 1e-6).cpu()
+    small.norm(small.norm(torch.ones(1, 16, device=device), None, 1e-6), None, 1e-6).cpu()
 
 
 def _triton_lacks() -> str:

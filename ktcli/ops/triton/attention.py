@@ -33,6 +33,7 @@ from ktcli.ops.torch.functions import Rows, frequencies
 from ktcli.ops.torch.merged import Latent
 from ktcli.ops.torch.packed import Packed
 from ktcli.ops.torch.pages import KvPages
+from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.product import vector_products
 from ktcli.ops.triton.small import partners, turned
 from ktcli.ops.triton.sums import Sum, sum_parts, summed
@@ -45,8 +46,10 @@ _MERGED_SPLITS = 32  # partial results that are read at once
 def _append_kernel(
     new, cache, positions, pages, new_row, width, table_width, run,
     PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Writes new[row] to cache[page of the position, place in it] [width]. Grid (blocks of columns, rows)."""
+    enter(EARLY)
     row = tl.program_id(1)
     position = tl.load(positions + row)
     page = tl.load(pages + (row // run).to(tl.int64) * table_width + position // PAGE)
@@ -67,6 +70,7 @@ def _gqa_kernel(
     q, k, v, positions, pages, sums, peaks, weights, q_row, table_width, group, scale, window,
     D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr,
     BH: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Computes partial attention of the heads of one kv head. Grid (splits, kv heads, sequences).
 
@@ -74,6 +78,7 @@ def _gqa_kernel(
     and weights [sequences][heads][splits], sums [sequences][heads][splits][DV], for splits that hold a position.
     window: 0: none. BH, BD, BV: group, D and DV, up to a power of two.
     """
+    enter(EARLY)
     split, kv, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     kv_heads = tl.num_programs(1)
     last = tl.load(positions + sequence).to(tl.int32)
@@ -148,6 +153,7 @@ def _mla_kernel(
     NORMED: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
     NOPE: tl.constexpr, LORA: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr,
     BH: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, BL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Writes the new latent to its page, and computes partial attention of BH heads on the latent. Grid (splits,
     blocks of heads, sequences).
@@ -156,6 +162,7 @@ def _mla_kernel(
     normed with `gain` and rotated; cache [pages][PAGE][LORA + ROPE]; out as in `_gqa_kernel`, with LORA for D. BC, BR:
     LORA and ROPE, up to a power of two.
     """
+    enter(EARLY)
     split, block, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     last = tl.load(positions + sequence).to(tl.int32)
     first = split * (SPLIT * PAGE)
@@ -229,12 +236,14 @@ def _mla_kernel(
 def _merge_kernel(
     sums, peaks, weights, positions, sinks, out, n_splits, heads, window,
     SINKS: tl.constexpr, D: tl.constexpr, SPAN: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Merges the partial results of the splits of a head into out[sequence][head][D], BS at a time, first to last.
 
     SPAN: positions of a split. sinks [heads]: if SINKS, one more score of each head, of a value 0. Grid (blocks
     of D, heads, sequences).
     """
+    enter(EARLY)
     head, sequence = tl.program_id(1), tl.program_id(2)
     last = tl.load(positions + sequence).to(tl.int32)
     begin, used = _lowest(last, window) // SPAN, last // SPAN + 1
@@ -269,7 +278,7 @@ def append(cache: Tensor, new: Tensor, rows: Rows) -> None:
     block = min(1024, triton.next_power_of_2(width))
     _append_kernel[(triton.cdiv(width, block), new.shape[0])](
         new, cache, rows.positions, rows.pages, new.stride(0), width, rows.pages.shape[1], rows.run,
-        PAGE=PAGE_TOKENS, BLOCK=block,
+        PAGE=PAGE_TOKENS, BLOCK=block, **early(new),
     )  # fmt: skip
 
 
@@ -287,7 +296,7 @@ def gqa_one(
         q.stride(0), rows.pages.shape[1], group, s.scale, s.window,
         D=s.head_dim, DV=s.value_dim, PAGE=PAGE_TOKENS, SPLIT=GQA_SPLIT_PAGES,
         BH=max(16, triton.next_power_of_2(group)), BD=max(16, width), BV=max(16, wide),
-        BL=64 if max(width, wide) <= 128 else 32, num_stages=2,
+        BL=64 if max(width, wide) <= 128 else 32, num_stages=2, **early(q),
     )  # fmt: skip
     return parts.merged(rows, s.window, sinks)
 
@@ -314,7 +323,7 @@ def mla_one(
         NOPE=s.nope, LORA=s.lora, ROPE=s.rope, PAGE=PAGE_TOKENS, SPLIT=MLA_SPLIT_PAGES,
         BH=_MLA_HEADS, BC=max(16, width), BR=max(16, triton.next_power_of_2(s.rope)),
         BL=64 if width <= 128 else 32,
-        num_warps=4 if width <= 256 else 8, num_stages=2,
+        num_warps=4 if width <= 256 else 8, num_stages=2, **early(q),
     )  # fmt: skip
     return parts.merged(rows)
 
@@ -356,6 +365,6 @@ class _Parts:
         _merge_kernel[(triton.cdiv(self.width, block), self.heads, sequences)](
             self.sums, self.peaks, self.weights, rows.positions, sinks, out,
             self.splits, self.heads, window,
-            SINKS=sinks is not None, D=self.width, SPAN=self.span, BS=_MERGED_SPLITS, BD=block,
-        )  # fmt: skip
+            SINKS=sinks is not None, D=self.width, SPAN=self.span, BS=_MERGED_SPLITS, BD=block, **early(out),
+    )  # fmt: skip
         return out

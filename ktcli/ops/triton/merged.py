@@ -18,6 +18,7 @@ from ktcli.ops.torch.merged import Heads
 from ktcli.ops.torch.pages import KvPages
 from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton.attention import gqa_one
+from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.small import partners, turned
 from ktcli.ops.triton.sums import Sum, summed
 
@@ -26,9 +27,11 @@ from ktcli.ops.triton.sums import Sum, summed
 def _add_norm_kernel(
     a, b, c, gain, total, out, a_row, width, eps,
     ADDED: tl.constexpr, SUMS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Writes a row of the `Sum` b, or of b and c if there are two SUMS, to which a row of a is ADDED, and its RMSNorm.
     Grid (rows)."""
+    enter(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -76,11 +79,13 @@ def _heads_kernel(
     table_width, heads, kv_heads, eps, first, half, scale, shift,
     D: tl.constexpr, DV: tl.constexpr, NORMED: tl.constexpr, ROTATED: tl.constexpr,
     INTERLEAVED: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Makes queries ready in out [rows][heads][D], and keys and values in their pages. Grid (heads + 2 kv_heads, rows).
 
     q, k, v: each a `Sum`; keys [pages][PAGE][kv_heads][D]; values [pages][PAGE][kv_heads][DV].
     """
+    enter(EARLY)
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     column = tl.arange(0, BLOCK)
     position = tl.load(positions + row)
@@ -118,7 +123,7 @@ def add_norm(
     _add_norm_kernel[(rows,)](
         a, Sum.of(sums[0]), Sum.of(sums[-1]), gain, total, out, 0 if a is None else a.stride(0), width, eps,
         ADDED=a is not None, SUMS=len(sums), BLOCK=block,
-        num_warps=32 if block > 4096 else 8 if block > 1024 else 4,
+        num_warps=32 if block > 4096 else 8 if block > 1024 else 4, **early(gain),
     )  # fmt: skip
     return total, out
 
@@ -138,6 +143,6 @@ def gqa(
         heads.eps, heads.first, rope.dim // 2, float(rope.scale), rope.shift,
         D=s.head_dim, DV=s.value_dim, NORMED=heads.q_gain is not None, ROTATED=heads.rope is not None,
         INTERLEAVED=rope.interleaved, PAGE=PAGE_TOKENS,
-        BLOCK=triton.next_power_of_2(max(s.head_dim, s.value_dim)), num_warps=1,
+        BLOCK=triton.next_power_of_2(max(s.head_dim, s.value_dim)), num_warps=1, **early(ready),
     )  # fmt: skip
     return gqa_one(ready, cache, rows, s, sinks)

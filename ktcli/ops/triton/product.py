@@ -36,6 +36,7 @@ from torch import Tensor
 from ktcli.native import SILU, Glu
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
 from ktcli.ops.torch.parts import Parts
+from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.panels import (
     column_of,
     panel_arguments,
@@ -236,11 +237,12 @@ def _store_pair(x, w, matrix, pair, first, last, out):
 
 
 @triton.jit
-def _product_kernel(x, w, out, x_row, x_part, parts, span):
+def _product_kernel(x, w, out, x_row, x_part, parts, span, EARLY: tl.constexpr):
     """Computes out[job, split] [n_rows]: lines [split * span, + span) of a matrix of `Panels` w, times the job's x.
 
     Grid (pairs of panels, splits, jobs). Job j reads x + j / parts * x_row + j % parts * x_part and matrix j % parts.
     """
+    enter(EARLY)
     pair, split, job = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = split * span
     last = tl.minimum(first + span, w.columns * w.bits // 32)
@@ -250,12 +252,15 @@ def _product_kernel(x, w, out, x_row, x_part, parts, span):
 
 
 @triton.jit
-def _down_kernel(x, w, ids, slots, out, x_row, inner, mlp, mlp_out, BESIDE: tl.constexpr):
+def _down_kernel(
+    x, w, ids, slots, out, x_row, inner, mlp, mlp_out, BESIDE: tl.constexpr, EARLY: tl.constexpr
+):
     """Computes out[job] [n_rows]: the matrix that slot `job` of a routing chose, times x[job]; nothing where that is
     not here. If BESIDE, also mlp_out [n_rows], the product of `Panels` mlp and inner, by the first programs.
 
     Grid (pairs of panels, jobs, with one more if BESIDE).
     """
+    enter(EARLY)
     pair, job = tl.program_id(0), tl.program_id(1)
     if BESIDE:
         if job == 0:
@@ -274,6 +279,7 @@ def _down_kernel(x, w, ids, slots, out, x_row, inner, mlp, mlp_out, BESIDE: tl.c
 def _gate_up_kernel(
     x, w, ids, slots, bias, out, mlp, mlp_out, x_row, top_k, bias_row, glu, mlp_glu,
     BIASED: tl.constexpr, BESIDE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Computes out[job] [n_rows / 2]: the activation of the matrix of `Panels` w that slot `job` chose, times its
     token's x, + the bias of its expert if BIASED. If BESIDE, also mlp_out, the same of `Panels` mlp, by the first
@@ -281,6 +287,7 @@ def _gate_up_kernel(
 
     Grid (pairs of a gate and an up panel, jobs, with one more if BESIDE). bias [E][bias_row]
     """
+    enter(EARLY)
     pair, job = tl.program_id(0), tl.program_id(1)
     if BESIDE:
         if job == 0:
@@ -349,11 +356,11 @@ def vector_experts(
         x, Panels.of(gate_up), ids, slots, bias, inner, first, mlp_inner,
         x.stride(0), top_k, 0 if bias is None else bias.stride(0),
         glu_arguments(extras.glu), glu_arguments(mlp_glu),
-        BIASED=bias is not None, BESIDE=beside is not None,
+        BIASED=bias is not None, BESIDE=beside is not None, **early(x),
     )  # fmt: skip
     _down_kernel[(triton.cdiv(down.n, 32), jobs)](
         inner, Panels.of(down), ids, slots, out, inner.stride(0), mlp_inner, second, mlp_out,
-        BESIDE=beside is not None,
+        BESIDE=beside is not None, **early(x),
     )  # fmt: skip
     made = None if mlp_out is None else Parts(mlp_out)
     return Parts(out, (ids, slots, gate)), made
@@ -368,7 +375,7 @@ def _products(x: Tensor, w: Packed, strides: tuple[int, int, int]) -> Tensor:
     splits = triton.cdiv(lines, span)
     jobs = x.shape[0] * strides[2]
     out = torch.empty(jobs, splits, w.n, dtype=torch.float32, device=x.device)
-    _product_kernel[(pairs, splits, jobs)](x, Panels.of(w, span), out, *strides, span)
+    _product_kernel[(pairs, splits, jobs)](x, Panels.of(w, span), out, *strides, span, **early(x))
     return out
 
 

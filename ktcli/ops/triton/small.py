@@ -19,14 +19,18 @@ from ktcli.ops.torch import functions
 from ktcli.ops.torch.functions import Rows, frequencies
 from ktcli.ops.torch.merged import Sent
 from ktcli.ops.torch.parts import Parts
+from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.sums import Sum, summed
 
 _BLOCK = 1024  # columns of one program, where columns are independent
 
 
 @triton.jit
-def _norm_kernel(x, gain, out, x_row, out_row, width, eps, BLOCK: tl.constexpr):
+def _norm_kernel(
+    x, gain, out, x_row, out_row, width, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
     """Applies RMSNorm to a run of `width` columns of x. Grid (runs, rows)."""
+    enter(EARLY)
     run, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -66,11 +70,13 @@ def turned(value, partner, second, pair, inside, inv_freq, position, scale):
 def _rope_kernel(
     x, positions, inv_freq, out, x_row, n_columns, head_width, first, half, scale,
     INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Copies x to out, with columns [first, first + 2 half) of each head rotated. Grid (blocks of columns, rows).
 
     A column reads its partner itself: that is in L1, and no column has to know which others share its rotation.
     """
+    enter(EARLY)
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < n_columns
@@ -101,10 +107,11 @@ def glu_arguments(glu: Glu) -> tuple[float, float, float, float]:
 
 @triton.jit
 def _swiglu_kernel(
-    x, out, width, glu, RUN: tl.constexpr, BLOCK: tl.constexpr
+    x, out, width, glu, RUN: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     """Computes out [width]: the activation of alternating runs of RUN columns of a `Sum` x. Grid (blocks of columns,
     rows)."""
+    enter(EARLY)
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -155,12 +162,14 @@ def _route_kernel(
     N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr,
     MASKED: tl.constexpr, SENT: tl.constexpr,
     BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr, COPIED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Chooses the experts of one row by the rule of kt_program_route; -1 in rows that are not live, if MASKED. If SENT,
     it also writes ids, gates and a row of x to main memory.
 
     Grid (rows, 1, with one more for each COPIED columns of x if SENT). SLOTS: TOP_K or more, a power of two.
     """
+    enter(EARLY)
     row = tl.program_id(0).to(tl.int64)
     if SENT:
         block = tl.program_id(1)
@@ -228,7 +237,7 @@ def norm(
     block = triton.next_power_of_2(width)
     _norm_kernel[(n // width, x.shape[0])](  # a program has read a run before it writes it
         x, values, out, x.stride(0), out.stride(0), width, eps,
-        BLOCK=block, num_warps=8 if block > 2048 else 4,
+        BLOCK=block, num_warps=8 if block > 2048 else 4, **early(x),
     )  # fmt: skip
     return out
 
@@ -240,7 +249,7 @@ def rope(x: Tensor, rope: Rope, head_width: int, first: int = 0, *, rows: Rows) 
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     _rope_kernel[(triton.cdiv(x.shape[1], _BLOCK), x.shape[0])](
         x, positions, inv_freq, out, x.stride(0), x.shape[1], head_width, first,
-        rope.dim // 2, float(rope.scale), INTERLEAVED=rope.interleaved, BLOCK=_BLOCK,
+        rope.dim // 2, float(rope.scale), INTERLEAVED=rope.interleaved, BLOCK=_BLOCK, **early(x),
     )  # fmt: skip
     return out
 
@@ -259,7 +268,7 @@ def swiglu_of(parts: Parts, width: int, glu: Glu = SILU) -> Tensor:
         _BLOCK if parts.values.shape[1] == 1 else 128
     )  # parts are read by as many programs as products have
     _swiglu_kernel[(triton.cdiv(width, block), rows)](
-        Sum.of(parts), out, width, glu_arguments(glu), RUN=PANEL_ROWS, BLOCK=block
+        Sum.of(parts), out, width, glu_arguments(glu), RUN=PANEL_ROWS, BLOCK=block, **early(out)
     )
     return out
 
@@ -308,5 +317,6 @@ def route_all(
         SLOTS=max(2, triton.next_power_of_2(r.top_k)),
         GROUPS=max(2, triton.next_power_of_2(r.n_group)), COPIED=_BLOCK,
         num_warps=1 if r.experts <= 256 else 4,  # within one, the dozens of reductions need no barrier
+        **early(logits),
     )  # fmt: skip
     return ids, gate

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
 from ktcli.ops.torch.parts import Parts
+from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.panels import (
     code_of,
     panel_arguments,
@@ -106,9 +107,11 @@ def _tile_kernel(
     BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
     PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, L: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Computes out[row of x, split] [n_rows]. Grid (blocks of weight rows, blocks of x rows, splits of `span`
     lines)."""
+    enter(EARLY)
     block, split = tl.program_id(0), tl.program_id(2)
     panel = (block * (BN // 16)).to(tl.int64)
     if SCALE_BYTES != 0:
@@ -276,7 +279,7 @@ def tile_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Parts:
     out = torch.empty(x.shape[0], splits, w.n, dtype=torch.float32, device=x.device)
     _tile_kernel[(blocks, triton.cdiv(x.shape[0], rows), splits)](
         in_word_order(x, w), *words_and_scales(w), out, x.shape[0], w.n, span,
-        **arguments, **block,
+        **arguments, **block, **early(x),
     )  # fmt: skip
     return Parts(out, beside=bias)
 

@@ -45,6 +45,9 @@ IN_REGISTERS = (
     "_add_norm_kernel",
 )
 
+# Kernels of prompts alone, which nobody started early would gain by.
+OF_PROMPTS = ("_unpack_kernel", "_expert_gate_up_kernel", "_expert_down_kernel")
+
 Children = dict[str, subprocess.Popen[str]]
 
 
@@ -116,3 +119,5 @@ def test_what_models_launch_compiles(children: Children) -> None:
     for each in made:
         assert each["shared"] <= SHARED[each["capability"]], each
         assert each["stack"] == 0 or each["kernel"] not in IN_REGISTERS, each
+        early = each["capability"] >= 90 and each["kernel"] not in OF_PROMPTS
+        assert (each["early"], each["waits"]) == ((True, True) if early else (False, None)), each

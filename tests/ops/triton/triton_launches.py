@@ -37,6 +37,7 @@ from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton import merged
 from ktcli.ops.triton import operations as row
 from ktcli.ops.triton.attention import attend_latent
+from ktcli.ops.triton.early import _EARLY
 from ktcli.ops.triton.panels import unpack_all
 from ktcli.ops.triton.product import Panels
 from ktcli.ops.triton.small import route_all, swiglu_of
@@ -48,7 +49,7 @@ Launch = tuple[JITFunction, tuple[Any, ...], dict[str, Any]]
 TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64",
 }  # fmt: skip
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 launches: list[Launch] = []
 JITFunction.__getitem__ = lambda fn, grid: lambda *args, **named: launches.append((fn, args, named))
 
@@ -169,10 +170,12 @@ def product(name: str, n: int, k: int) -> Parts:
     return parts
 
 
-def sources() -> Iterator[tuple[ASTSource, dict[str, int]]]:
+def sources(capability: int) -> Iterator[tuple[ASTSource, dict[str, Any]]]:
     """What a GPU's launcher would compile: whole tensors are aligned, numbers told apart by 1 and 16."""
     for fn, args, named in launches:
         values = dict(zip(fn.arg_names, args, strict=False)) | named
+        if capability >= 90 and "EARLY" in values:
+            values |= _EARLY
         options = {name: values.pop(name) for name in OPTIONS if name in values}
         constant = {p.name for p in fn.params if p.is_constexpr}
         signature: dict[str, Any] = {}
@@ -203,6 +206,13 @@ def kind(value: Any) -> str:
     return "fp32" if isinstance(value, float) else "i32"
 
 
+def waits(ptx: str) -> bool | None:
+    """Tells whether a kernel waits for the one before it ahead of everything in memory; None: it never waits."""
+    wait = ptx.find("griddepcontrol.wait")
+    first = re.search(r"\b(ld|st|atom|red|cp\.async\S*|prefetch\S*)\.(global|bulk|shared)", ptx)
+    return None if wait < 0 else first is None or wait < first.start()
+
+
 def resources(cubin: bytes) -> dict[str, int]:
     """Registers per thread and bytes of stack: where what does not fit in registers is spilled."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -221,16 +231,18 @@ def main() -> None:
     deepseek_v3()
     gpt_oss()
     mimo_v2_flash()
-    different = {source.hash() + str(options): (source, options) for source, options in sources()}
-    capabilities = [int(each) for each in sys.argv[1:] if each.isdigit()]
-    for source, options in different.values():
-        for capability in capabilities:
+    for capability in [int(each) for each in sys.argv[1:] if each.isdigit()]:
+        found = sources(capability)
+        different = {source.hash() + str(options): (source, options) for source, options in found}
+        for source, options in different.values():
             target = GPUTarget("cuda", capability, 32)
             made = triton.compile(source, target=target, options=options)
             line = {
                 "kernel": source.fn.__name__,
                 "capability": capability,
                 "shared": made.metadata.shared,
+                "early": made.metadata.launch_pdl,
+                "waits": waits(made.asm["ptx"]),
             }
             print(json.dumps(line | resources(made.asm["cubin"])), flush=True)
 
