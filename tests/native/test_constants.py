@@ -40,7 +40,7 @@ def test_constants(name: str) -> None:
 
 
 def test_a_program_can_have_each_format_of_a_cache() -> None:
-    assert CACHES == tuple(FORMATS)
+    assert tuple(FORMATS) == CACHES
 
 
 @pytest.mark.parametrize("prefix", ENUMS)
