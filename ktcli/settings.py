@@ -222,6 +222,11 @@ TABLE: tuple[Setting, ...] = (
         "Positions to reserve.", option="--context",
     ),
     Setting(
+        "kv", words_like("bf16|fp8", "bf16 or fp8"), "bf16|fp8", "bf16",
+        "Numbers in the KV cache. fp8 takes half of the memory; a model that chooses what it attends to has bf16 only.",
+        option="--kv",
+    ),
+    Setting(
         "draft", words_like("off|lookup|[1-9][0-9]?", "off, lookup or a number of tokens"), "off|lookup|N",
         "lookup, without a GPU",
         "Check several tokens in one step, drafted from what the conversation repeats. As many as pay, or N;"

@@ -67,7 +67,8 @@ def plan_subject(
     """
     host = host_described(wanted, described)
     model = build(subject.config)
-    request = wanted.device.apply(Request(subject.recipe, wanted.context), model.spec)
+    request = Request(subject.recipe, wanted.context, use=wanted.use)
+    request = wanted.device.apply(request, model.spec)
     if by_memory:
         best = chosen(model, host, request, kept_by(subject.said, model), listener)
         recipe = subject.recipe.like(best, subject.recipe.dense.name)

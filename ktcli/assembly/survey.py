@@ -13,6 +13,7 @@ from ktcli.assembly.auto import chosen, kept_by
 from ktcli.assembly.request import Wanted
 from ktcli.errors import BadCheckpoint, NotEnoughMemory, UsageError
 from ktcli.models import build
+from ktcli.ops.kvformat import BF16
 from ktcli.planner.host import Host
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
@@ -159,7 +160,9 @@ def _plan(profile: ModelProfile, host: Host, wanted: Wanted, formats: Formats) -
     model = build(profile.config)
     experts, dense = formats.experts or profile.experts, formats.dense or profile.dense
     recipe = Recipe.named(experts, dense)
-    request = wanted.device.apply(Request(recipe, wanted.context), model.spec)
+    # A model that cannot have an fp8 cache is shown as it would run.
+    use = replace(wanted.use, cache=BF16.name) if model.spec.chooses else wanted.use
+    request = wanted.device.apply(Request(recipe, wanted.context, use=use), model.spec)
     if formats.by_memory:
         best = chosen(model, host, request, kept_by(profile.name, model))
         request = replace(request, recipe=recipe.like(best, recipe.dense.name))

@@ -31,6 +31,7 @@ from ktcli.measure.evaluate import (
 )
 from ktcli.measure.intervals import LEAST_VALUES
 from ktcli.models import Model, build
+from ktcli.ops.kvformat import FORMATS
 from ktcli.planner.deferral import require
 from ktcli.planner.plan import Plan
 from ktcli.store import catalog, library
@@ -38,7 +39,7 @@ from ktcli.store.reference import parse
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe, names_experts, split_pair
 
-CACHES = ("bf16", "f32")
+CACHES = tuple(FORMATS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class Way:
     def label(self) -> str:
         """The name of the whole way for people."""
         deferral = f", {self.defer} deferred" if self.defer else ""
-        return f"{self.conversion}{deferral}{', f32 cache' if self.cache == 'f32' else ''}"
+        return f"{self.conversion}{deferral}{f', {self.cache} cache' if self.cache != CACHES[0] else ''}"
 
     @property
     def engine(self) -> tuple[Path, str]:

@@ -28,6 +28,7 @@ from ktcli.commands.options import (
     GpuExpertsOpt,
     GpusOpt,
     JsonOpt,
+    KvOpt,
     LayersOpt,
     ModelArg,
     NumaOpt,
@@ -147,6 +148,7 @@ def decode(
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
+    kv: KvOpt = "bf16",
     device: DeviceOpt = AUTO,
     gpus: GpusOpt = None,
     gpu_experts: GpuExpertsOpt = None,
@@ -177,7 +179,7 @@ def decode(
       kt bench decode qwen3-30b-a3b --gpu-experts 64 --defer 2 --trace step.json
     """
     words = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
-    asked = Wanted(threads=threads, numa=asked_numa(numa), device=words)
+    asked = Wanted(threads=threads, numa=asked_numa(numa), device=words, cache=kv)
     measured = Measuring(Job(Phase.DECODE, tokens, context), runs, policy, trace)
     if (batches := _batches(batch)) != (1,):
         _refuse_with_batches(measured, profile)
@@ -196,6 +198,7 @@ def prefill(
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
+    kv: KvOpt = "bf16",
     device: DeviceOpt = AUTO,
     gpus: GpusOpt = None,
     gpu_experts: GpuExpertsOpt = None,
@@ -217,7 +220,7 @@ def prefill(
       kt bench prefill kt-mini --profile
     """
     words = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
-    asked = Wanted(threads=threads, numa=asked_numa(numa), device=words)
+    asked = Wanted(threads=threads, numa=asked_numa(numa), device=words, cache=kv)
     measured = Measuring(Job(Phase.PREFILL, tokens, context), runs, policy)
     _bench(find_subject(model, experts, dense), asked, layers, measured, profile)
 

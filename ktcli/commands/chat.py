@@ -48,6 +48,7 @@ from ktcli.commands.options import (
     GpuExpertsOpt,
     GpusOpt,
     JsonOpt,
+    KvOpt,
     NumaOpt,
     PrefillThresholdOpt,
     PullOpt,
@@ -93,6 +94,7 @@ def chat(
     context: ContextOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
+    kv: KvOpt = "bf16",
     device: DeviceOpt = AUTO,
     gpus: GpusOpt = None,
     gpu_experts: GpuExpertsOpt = None,
@@ -172,7 +174,7 @@ def chat(
     words = words_for_model(prompt, needs_prompt, named=name is not None)
     where = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
     how = Opening(
-        Wanted(context, threads, numa=asked_numa(numa), device=where),
+        Wanted(context, threads, numa=asked_numa(numa), device=where, cache=kv),
         0 if no_kv_cache else cache_quota(),
         config.records_heat(),
         allow_special,

@@ -1,4 +1,4 @@
-"""`kt eval`: how well a model predicts a text, and what a number format, deferral or a bf16 cache costs it."""
+"""`kt eval`: how well a model predicts a text, and what a number format, deferral or its cache costs it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ DepthsOpt = Annotated[
 CachesOpt = Annotated[
     str,
     typer.Option(
-        "--kv", metavar="bf16|f32|LIST", help="Numbers in the cache: bf16, f32, or bf16,f32."
+        "--kv",
+        metavar="bf16|f32|fp8|LIST",
+        help="Numbers in the cache: bf16, f32, fp8, or several, e.g. bf16,fp8.",
     ),
 ]
 TextOpt = Annotated[
@@ -145,7 +147,9 @@ def _depths(said: str) -> tuple[int, ...]:
 def _caches(said: str) -> tuple[str, ...]:
     found = tuple(word.strip() for word in said.split(","))
     if not set(found) <= set(CACHES) or len(set(found)) != len(found):
-        raise UsageError(f"--kv is {said[:40]!r}", hint="--kv bf16, f32, or bf16,f32")
+        raise UsageError(
+            f"--kv is {said[:40]!r}", hint=f"--kv {', '.join(CACHES)}, or several, e.g. bf16,fp8"
+        )
     return found
 
 

@@ -85,6 +85,11 @@ def _gpus(context: typer.Context, option: typer.CallbackParam, value: str | None
     return value
 
 
+def _cache(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
+    value = preferred(context, option, value)
+    return str(SETTINGS["kv"].read(value, "--kv", "leave it out"))
+
+
 def writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
     """Refuses a path that cannot be written before a measurement, which takes minutes, and not after it."""
     if path is None:
@@ -179,6 +184,7 @@ MachineOpt = Annotated[
         help="Plan for a machine that ships with kt or that this file describes, not for this one.",
     ),
 ]
+KvOpt = Annotated[str, setting_option("kv", callback=_cache)]
 DeviceOpt = Annotated[str, setting_option("device", callback=_device)]
 GpusOpt = Annotated[str | None, setting_option("gpus", callback=_gpus)]
 GpuExpertsOpt = Annotated[

@@ -24,6 +24,7 @@ from ktcli.commands.options import (
     GpuExpertsOpt,
     GpusOpt,
     JsonOpt,
+    KvOpt,
     MachineOpt,
     NumaOpt,
     PrefillThresholdOpt,
@@ -58,6 +59,7 @@ def plan(
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
+    kv: KvOpt = "bf16",
     device: DeviceOpt = AUTO,
     gpus: GpusOpt = None,
     gpu_experts: GpuExpertsOpt = None,
@@ -85,7 +87,7 @@ def plan(
     words = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
     # The settings of the environment are those of this machine only.
     teams = asked_numa(numa) if machine is None else parse_numa(numa or "auto")
-    wanted = Wanted(context, threads, numa=teams, device=words)
+    wanted = Wanted(context, threads, numa=teams, device=words, cache=kv)
     auto = experts == BY_MEMORY
     if model is None:
         _plan_all(wanted, Formats(None if auto else experts, dense, auto), machine)

@@ -18,6 +18,7 @@ from ktcli.commands.options import (
     DeviceOpt,
     GpuExpertsOpt,
     GpusOpt,
+    KvOpt,
     NumaOpt,
     PrefillThresholdOpt,
     PullOpt,
@@ -129,6 +130,7 @@ def serve(
     context: ContextOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
+    kv: KvOpt = "bf16",
     device: DeviceOpt = AUTO,
     gpus: GpusOpt = None,
     gpu_experts: GpuExpertsOpt = None,
@@ -176,7 +178,9 @@ def serve(
     model = name or config.value("model") or BUILTIN
     where = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
     numa_mode = asked_numa(numa)
-    wanted = Wanted(context, threads, numa=numa_mode, device=where, streams=parallel, served=True)
+    wanted = Wanted(
+        context, threads, numa=numa_mode, device=where, streams=parallel, served=True, cache=kv
+    )
     if print_unit:
         _print_unit(here, lasting_name(model))
         return

@@ -20,6 +20,7 @@ from ktcli.engine.session import Session
 from ktcli.engine.tier import PageMemory
 from ktcli.models import Model, Spec
 from ktcli.native import Batch, Pool
+from ktcli.ops.kvformat import CacheFormat
 from ktcli.planner.cost import PieceTimes
 from ktcli.weights.recipe import Recipe
 
@@ -66,6 +67,10 @@ class Engine(Protocol):
     @property
     def memory(self) -> PageMemory:
         """The memory of these, from which they can be stored."""
+
+    @property
+    def cache_format(self) -> CacheFormat:
+        """The number format of its KV cache."""
 
     @property
     def weights_bytes(self) -> int:

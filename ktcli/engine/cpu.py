@@ -27,6 +27,7 @@ from ktcli.engine.states import before_tail
 from ktcli.engine.tier import PageMemory
 from ktcli.models import Model, Spec
 from ktcli.native import Batch, Pool, Program, View
+from ktcli.ops.kvformat import CacheFormat
 from ktcli.ops.native import Places, assemble
 from ktcli.ops.passes import defer_experts, reuse_buffers
 from ktcli.ops.recording import record
@@ -95,6 +96,10 @@ class CpuEngine:
         return self._cache
 
     @property
+    def cache_format(self) -> CacheFormat:
+        return self.plan.use.cache_format
+
+    @property
     def weights_bytes(self) -> int:
         return self._tensors.size_bytes
 
@@ -129,14 +134,14 @@ class CpuEngine:
         if fewest <= MOST_ROWS and not self.batch_invariant:
             return None
         rates = self.plan.host.rates
-        return StepTimes(row_seconds(self.model, self.recipe, rates, MOST_ROWS, self._cache.format))
+        return StepTimes(row_seconds(self.model, self.recipe, rates, MOST_ROWS, self.cache_format))
 
     @cached_property
     def piece_times(self) -> PieceTimes:
         """The modelled times of steps that read pieces of a prompt."""
         rates = self.plan.host.rates
         return piece_times(
-            self.model, self.recipe, rates, self.max_tokens, self.context, self._cache.format
+            self.model, self.recipe, rates, self.max_tokens, self.context, self.cache_format
         )
 
     def _multiplies_bf16(self) -> bool:

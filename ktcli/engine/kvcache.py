@@ -79,7 +79,6 @@ class KvCache:
     """The pages and states of an engine, in main memory.
 
     Attributes:
-        format: the number format of pages.
         layout, states: where each layer's part of a page, and of a state, lies.
         memory: the pages.
         windows: the pages of the layers with a window; None: no layer has one.
@@ -88,8 +87,7 @@ class KvCache:
     """
 
     def __init__(self, spec: Spec, use: Use, context: int, team: Team, seed: bytes) -> None:
-        self.format = use.cache_format
-        self.layout = layout = PageLayout.of(spec, self.format)
+        self.layout = layout = PageLayout.of(spec, use.cache_format)
         self.states = StateLayout.of(spec)
         pages, window_pages = use.pages(context), use.window_pages(spec, context)
         slots = state_slots(use.streams) if self.states.elements else 0

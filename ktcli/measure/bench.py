@@ -103,7 +103,7 @@ def steps(engine: Engine, job: Job) -> Iterator[StepShape]:
         chunk = 1 if job.kind is Phase.DECODE else engine.chunk_tokens(left)
         # Only the last token of a prompt, and every token of an answer, gives logits.
         outputs = job.batch if chunk == left or job.kind is Phase.DECODE else 0
-        yield StepShape(chunk * job.batch, job.context + done, outputs)
+        yield StepShape(chunk * job.batch, job.context + done, outputs, engine.cache_format)
         done += chunk
 
 
@@ -121,8 +121,8 @@ def demand(engine: Engine, job: Job) -> Demand:
         for work in work_of(engine, job, step):
             read += work.read_bytes
             ops[work.unit] += work.ops
-            cached += work.read_bytes if work.unit is Unit.ATTENTION else 0
-    return Demand(read, ops, (cached, ops[Unit.ATTENTION]))
+            cached += work.read_bytes if work.unit in (Unit.ATTENTION, Unit.CODES) else 0
+    return Demand(read, ops, (cached, ops[Unit.ATTENTION] + ops[Unit.CODES]))
 
 
 @dataclass(slots=True)

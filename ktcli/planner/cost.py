@@ -58,7 +58,7 @@ class Rates:
         peak = self.int8_ops if unit is Unit.INT8 else self.bf16_ops
         if not self.tiles:
             return peak * PEAK_SHARE[unit]
-        if n_tokens == 1 or unit in (Unit.ATTENTION, Unit.F32, Unit.RECURRENT):
+        if n_tokens == 1 or unit not in TILE_SHARE:
             return peak / TILE_GAIN * PEAK_SHARE[unit]
         return peak * TILE_SHARE[unit]
 
@@ -75,9 +75,14 @@ PEAK_SHARE = {
     Unit.INT8: 0.85,
     Unit.BF16: 0.90,
     Unit.ATTENTION: 0.60,
+    Unit.CODES: 0.60,
     Unit.F32: 0.05,
     Unit.RECURRENT: 0.10,
 }
+
+# What decoding a code of an fp8 cache takes, in operations of attention: counted, 12 instructions on 32 codes, one per
+# cycle on Zen 4. With it the prediction of one thread's attention is right (docs/cache.md).
+DECODE_OPS = 29
 
 # The operations of tiles per cycle, as a multiple of those of two 512-bit ports, in int8 and in bf16.
 TILE_GAIN = 8
@@ -158,7 +163,8 @@ def has_tiles(isa: str) -> bool:
 def seconds(work: PartWork, rates: Rates, n_tokens: int) -> float:
     """The seconds of one part of a step of `n_tokens` tokens."""
     reading = work.read_bytes / (rates.read_bps * READ_SHARE)
-    computing = work.ops / rates.reached(work.unit, n_tokens)
+    ops = work.ops + (DECODE_OPS * work.read_bytes if work.unit is Unit.CODES else 0)
+    computing = ops / rates.reached(work.unit, n_tokens)
     return max(reading, computing) if n_tokens == 1 else reading + computing
 
 

@@ -217,7 +217,8 @@ class Hybrid:
 
     def part_s(self, work: PartWork) -> float:
         """The seconds of one part of a step on the GPU by itself."""
-        share = ATTENTION_SHARE if work.unit is Unit.ATTENTION else GEMM_SHARE
+        attends = work.unit in (Unit.ATTENTION, Unit.CODES)
+        share = ATTENTION_SHARE if attends else GEMM_SHARE
         reading = work.read_bytes / (self.device.read_bps * READ_SHARE)
         return max(reading, work.ops / (self.device.bf16_ops * share))
 

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Protocol
 
 from ktcli.models.model import Model, Spec
-from ktcli.ops.kvformat import BF16, CacheFormat
+from ktcli.ops.kvformat import BF16, FP8, CacheFormat
 from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.state import SNAPSHOTS, LayerState, state_slots
 from ktcli.ops.tensors import Role, Tensor
@@ -29,7 +29,8 @@ class Unit(Enum):
     INT8 = "int8"  # products of integer weights
     BF16 = "bf16"  # products of bf16 weights, and whatever multiplies nothing
     F32 = "f32"  # products of weights that are widened to f32: fp8
-    ATTENTION = "attention"  # over the cache
+    ATTENTION = "attention"  # over a cache of plain numbers
+    CODES = "codes"  # attention over an fp8 cache, whose codes a CPU decodes before it multiplies
     RECURRENT = "recurrent"  # over states of a fixed size, in f32
 
 
@@ -178,7 +179,7 @@ def cache_work(
 
 def _attention_work(spec: Spec, step: StepShape) -> PartWork:
     work = cache_work(spec.states, step.start, step.n_tokens, step.cache)
-    return PartWork(ModelPart.CACHE, Unit.ATTENTION, *work)
+    return PartWork(ModelPart.CACHE, Unit.CODES if step.cache == FP8 else Unit.ATTENTION, *work)
 
 
 def _state_work(spec: Spec, step: StepShape) -> PartWork:

@@ -70,9 +70,10 @@ typedef struct kt_rope {
 KT_API int kt_program_rope(kt_program *program, kt_view x, const kt_rope *rope);
 
 /* Causal attention over the paged cache; the step's own K and V are appended first.
- * A page holds for this layer, from layer_offset, K and then V, bf16 (f32 when exact or kv_f32): K of each kv head in
+ * A page holds for this layer, from layer_offset, K and then V, bf16 (or another kt_cache): K of each kv head in
  * panels of 16 tokens, [kv_heads][4][head_dim/2][16][2] - token 16 i + j is lane j of panel i, its columns
- * 2c and 2c + 1 are word c there - but rows [kv_heads][64][head_dim] when f32; V [kv_heads][64][v].
+ * 2c and 2c + 1 are word c there - but rows [kv_heads][64][head_dim] when f32; V [kv_heads][64][v]. Both have
+ * kv_heads heads with scales when fp8.
  * head_dim is even. q [heads*head_dim], k [kv_heads*head_dim], v [kv_heads*v], out [heads*v]. */
 typedef struct kt_gqa {
     int32_t heads, kv_heads, head_dim;
@@ -95,7 +96,7 @@ KT_API int kt_program_gqa(kt_program *program, kt_view out, kt_view q, kt_view k
  * The top_k best are chosen, of equals the lower place. In a step that ends at or before position top_k * block
  * every place is, and nothing is scored.
  * A page holds for this, from layer_offset, bf16 keys in panels of 16 tokens, [4][dim/2][16][2], as kt_gqa has
- * them; rows [64][dim] f32 when exact or kv_f32. dim is even.
+ * them; rows [64][dim] where the cache is f32. dim is even.
  * every > 1, with weights: a place is a window of so many positions. Its key is that of its last one, other keys are
  * not kept, and a token sees the windows that are complete with it: of position p, (p + 1) / every. A page then holds
  * 64 / every keys, rounded up to 16. */
@@ -112,7 +113,8 @@ KT_API int32_t kt_program_choose(kt_program *program, kt_view q, kt_view key, kt
  * is no such choice. Without meaning after a step that scored nothing. */
 KT_API const int32_t *kt_program_choice(kt_program *program, int32_t choice, const int32_t **count);
 
-/* Multi-head latent attention. A page holds for this layer [64][lora + rope], bf16 (f32 when exact or kv_f32).
+/* Multi-head latent attention. A page holds for this layer [64][lora + rope], bf16 (or another kt_cache); the
+ * columns lora and rope are heads with scales of their own, if there are some, when fp8.
  * q [heads*(nope+rope)] rotated, latent [lora+rope] normed and rotated, out [heads*v]. Weights, one
  * matrix per head: uk_in [lora, nope] (q to latent), uk_out [nope, lora] (latent to k), uv [v, lora].
  * Few tokens: absorbed (uk_in, uv). Many: K and V are expanded per page block (uk_out, uv). With a choice (of single
@@ -132,7 +134,7 @@ KT_API int kt_program_mla(kt_program *program, kt_view out, kt_view q, kt_view l
  * the token, of position p the first (p + 1) / every, or those of them that were chosen. One softmax over both.
  * q and out [heads * dim], kv [dim], pooled [dim], or width 0 without windows. dim is even.
  * State: f32, [window][dim], position p in row p % window. A page holds, from layer_offset, rows [64 / every][dim]
- * of the windows that end in it, one where a window is longer than a page; bf16 (f32 when exact or kv_f32). */
+ * of the windows that end in it, one where a window is longer than a page; bf16 (or f32). */
 typedef struct kt_mqa {
     int32_t heads, dim;
     float scale;            /* of the scores, positive */

@@ -18,11 +18,21 @@ typedef struct kt_program kt_program;
 
 enum kt_domain { KT_ROWS_TOKENS = 0, KT_ROWS_OUTPUTS = 1 };
 
+/* How the KV cache holds numbers. FP8: codes E4M3, and E8M0 scale bytes for each head and each position. A layer's part of
+ * a page holds the codes of each of its parts, as if they were elements of one byte, and behind all of those for each
+ * part its scale bytes [64][heads]. A scale of the whole page would have to round codes again when a token is appended,
+ * codes that others share. With a the largest magnitude of the head's columns (a NaN counts as infinity): 0 gives
+ * scale 0 and codes 0; else p = exponent field of a - 126, e = p - 9 + (fraction bits of a > 0x600000), scale =
+ * max(e + 127, 0), of the value 2^(scale - 127); a code is the one nearest to x * 2^(127 - scale), ties to the even
+ * one, at most 448 in magnitude; NaN is 0x7f. What is read back is exact in bf16. Choices, and pooled rows, need
+ * another cache. */
+enum kt_cache { KT_CACHE_BF16 = 0, KT_CACHE_F32 = 1, KT_CACHE_FP8 = 2 };
+
 typedef struct kt_program_options {
     int64_t max_tokens;     /* rows of token buffers */
     int64_t max_outputs;    /* rows of output buffers */
     int32_t exact;          /* 1: f32 activations in every product and f32 KV cache; 0: the fast path */
-    int32_t kv_f32;         /* 1: f32 KV cache although the rest is fast, to measure what a bf16 one costs */
+    int32_t cache;          /* KT_CACHE_*, of the fast path */
 } kt_program_options;
 
 typedef struct kt_view {

@@ -42,7 +42,7 @@ size_t attention_shared_bytes(const attention *a, int threads)
     return all > SHARED_PARTIALS ? all : SHARED_PARTIALS;
 }
 
-/* Local: queries, a page's keys in panels, then two partials. */
+/* Local: queries, a page's keys in panels, what else of a page is decoded, then two partials. */
 static size_t query_bytes(const attention *a)
 {
     return BLOCK_QUERIES * (size_t)paired(a->dk) * (a->kv_f32 ? sizeof(float) : sizeof(uint16_t));
@@ -50,18 +50,29 @@ static size_t query_bytes(const attention *a)
 
 static size_t panel_bytes(const attention *a)
 {
-    return a->pack && !a->kv_f32 ? (size_t)page_keys(a->dk, 0) * sizeof(uint16_t) : 0;
+    return (a->pack && !a->kv_f32) || a->fp8 ? (size_t)page_keys(a->dk, 0) * sizeof(uint16_t) : 0;
+}
+
+/* Of an fp8 cache: rows that are packed, or values. */
+static size_t decoded_bytes(const attention *a)
+{
+    return a->fp8 ? KT_PAGE_TOKENS * (size_t)(a->pack ? a->dk : a->dv) * sizeof(uint16_t) : 0;
+}
+
+static size_t page_bytes(const attention *a)
+{
+    return panel_bytes(a) + (decoded_bytes(a) + 63) / 64 * 64;
 }
 
 static partial local_partial(const attention *a, const worker *w, int n)
 {
-    float *memory = (float *)(void *)(local_scratch(w) + query_bytes(a) + panel_bytes(a));
+    float *memory = (float *)(void *)(local_scratch(w) + query_bytes(a) + page_bytes(a));
     return partial_at(memory + (size_t)n * partial_floats(BLOCK_QUERIES, a->dv), BLOCK_QUERIES, a->dv);
 }
 
 size_t attention_local_bytes(const attention *a)
 {
-    return query_bytes(a) + panel_bytes(a) + 2 * partial_floats(BLOCK_QUERIES, a->dv) * sizeof(float);
+    return query_bytes(a) + page_bytes(a) + 2 * partial_floats(BLOCK_QUERIES, a->dv) * sizeof(float);
 }
 
 /* ---- one block, one span ------------------------------------------------------------------------ */
@@ -134,7 +145,39 @@ static int32_t set_limits(const attention *a, const selection *s, const cut *c, 
 static const uint8_t *page_part(const work *k, const kt_run *run, int64_t page, size_t offset, int64_t head)
 {
     const attention *a = k->a;
-    return attention_page(a, k->w, run, page) + offset + (size_t)head * (a->kv_f32 ? sizeof(float) : sizeof(uint16_t));
+    return attention_page(a, k->w, run, page) + offset + (size_t)head * cached_bytes(a);
+}
+
+void decode_rows(const attention *a, const worker *w, const uint8_t *page, int64_t n, uint16_t *out)
+{
+    const uint8_t *codes = page + a->k_offset, *scales = page + a->k_scales;
+    int64_t heads = row_heads(a), first = a->row_heads[0];
+    for (int64_t j = 0; j < n; j++, codes += a->dk, scales += heads, out += a->dk) {
+        w->kernels->from_fp8(codes, first, scales[0], NULL, out);
+        if (heads > 1)
+            w->kernels->from_fp8(codes + first, a->row_heads[1], scales[1], NULL, out + first);
+    }
+}
+
+/* Let k read what a kv head's codes of a page mean. */
+static void decode_page(const attention *a, const worker *w, const uint8_t *page, int64_t head, int32_t keys,
+                        page_attention *k)
+{
+    uint8_t *panels = local_scratch(w) + query_bytes(a);
+    uint16_t *rows = (uint16_t *)(void *)(panels + panel_bytes(a));
+    if (a->pack) {
+        decode_rows(a, w, page, keys, rows);
+        k->k = k->v = rows;
+        return;
+    }
+    const uint8_t *scales = page + a->v_scales + head, *codes = k->v, *next = k->next_v;
+    w->kernels->panels_fp8(k->k, keys, a->dk, page + a->k_scales + head, a->kv_heads, k->next_k,
+                           (uint16_t *)(void *)panels);
+    for (int32_t j = 0; j < keys; j++)
+        w->kernels->from_fp8(codes + j * a->dv, a->dv, scales[j * a->kv_heads], next ? next + j * a->dv : NULL,
+                             rows + j * a->dv);
+    k->k = panels;
+    k->v = rows;
 }
 
 static void attend_one(const attention *a, const worker *w, page_attention *k, int32_t keys)
@@ -186,6 +229,10 @@ static void attend_span(const work *to_do, const cut *c, const block *b, int64_t
         k.v = page_part(to_do, run, page, a->v_offset, b->kv_head * a->v_head);
         k.next_k = next.page < 0 ? NULL : page_part(to_do, next.run, next.page, a->k_offset, next.kv_head * a->k_head);
         k.next_v = next.page < 0 ? NULL : page_part(to_do, next.run, next.page, a->v_offset, next.kv_head * a->v_head);
+        if (a->fp8) {
+            decode_page(a, w, attention_page(a, w, run, page), b->kv_head, keys, &k);
+            k.next_k = k.next_v = NULL;     /* they are other bytes than are read here */
+        }
         attend_one(a, w, &k, keys);
     }
 }

@@ -17,6 +17,7 @@ typedef struct attention {
     int32_t kv_heads;
     int32_t group;                  /* queries per token that share a kv head */
     int32_t dk, dv, kv_f32;
+    int32_t fp8;                    /* codes: decoded page by page, K of a head from panels (or rows: pack) */
     int32_t pack;                   /* bf16 keys lie as rows and are packed to panels page by page (MLA) */
     int32_t window;                 /* a query sees so many keys, its own included; 0: all */
     int32_t windowed;               /* keys and values lie in window pages */
@@ -26,6 +27,8 @@ typedef struct attention {
     int64_t k_stride, v_stride;     /* elements from one key to the next, where they are rows */
     int64_t k_head, v_head;         /* elements from one kv head to the next */
     size_t k_offset, v_offset;      /* bytes into a page */
+    size_t k_scales, v_scales;      /* the same, of fp8 scales [64][heads]: kv_heads, or those of a row that is packed: */
+    int32_t row_heads[2];           /* the columns of each, the second may have none */
     size_t shared_offset;           /* bytes into the shared scratch, of partials */
 } attention;
 
@@ -54,6 +57,21 @@ static inline int64_t page_keys(int64_t dk, int32_t kv_f32)
 {
     return KT_PAGE_TOKENS * (kv_f32 ? dk : paired(dk));
 }
+
+/* Bytes of an element of the cache. */
+static inline size_t cached_bytes(const attention *a)
+{
+    return a->kv_f32 ? sizeof(float) : a->fp8 ? sizeof(uint8_t) : sizeof(uint16_t);
+}
+
+/* The heads of a row that is packed. */
+static inline int64_t row_heads(const attention *a)
+{
+    return a->row_heads[1] ? 2 : 1;
+}
+
+/* Rows [n][dk] bf16 of the codes of a page, rows that are packed. */
+void decode_rows(const attention *a, const worker *w, const uint8_t *page, int64_t n, uint16_t *out);
 
 /* Of shared scratch, for a team of so many threads, and of each thread's. */
 size_t attention_shared_bytes(const attention *a, int threads);

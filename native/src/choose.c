@@ -284,6 +284,8 @@ static int check(kt_program *p, kt_view q, kt_view key, kt_view weight, const kt
         failed = program_check_view(p, "choose weight", weight, KT_ROWS_TOKENS);
     if (failed)
         return failed;
+    if (p->options.cache == KT_CACHE_FP8)
+        return program_fail(p, KT_ERR_RANGE, "choose: index keys in an fp8 cache");
     if (s->heads < 1 || s->dim < 2 || s->dim % 2 || s->heads * (int64_t)s->dim != q.width || s->dim != key.width ||
         (weight.width && weight.width != s->heads))
         return program_fail(p, KT_ERR_SHAPE, "choose: %d heads of %d columns (an even number), but q has %d columns, "
@@ -343,7 +345,7 @@ int32_t kt_program_choose(kt_program *p, kt_view q, kt_view key, kt_view weight,
     choose *o = failed ? NULL : program_new(p, sizeof *o);
     if (!o)
         return failed ? failed : KT_ERR_MEMORY;
-    int32_t kv_f32 = p->options.kv_f32, lists = weight.width ? 1 : shape->heads;
+    int32_t kv_f32 = p->options.cache == KT_CACHE_F32, lists = weight.width ? 1 : shape->heads;
     int64_t pages = max64(1, shape->block / KT_PAGE_TOKENS);
     size_t keys = (size_t)(page_places(shape) + 15) / 16 * 16;
     size_t bytes = (size_t)shape->dim * keys * (kv_f32 ? sizeof(float) : sizeof(uint16_t));

@@ -33,6 +33,25 @@ static void append_lane(const worker *w, const attention *a, const float *x, uin
     }
 }
 
+/* Heads of one token to codes and scales: rows, or lanes of panels. */
+static void append_codes(const worker *w, const attention *a, const float *x, uint8_t *page, int64_t key)
+{
+    uint8_t *row = local_scratch(w), *scales = page + a->k_scales + key * a->kv_heads;
+    for (int64_t h = 0; h < a->kv_heads; h++) {
+        uint8_t *lane = page + a->k_offset + h * a->k_head + key / 16 * 16 * a->dk + key % 16 * 2;
+        scales[h] = w->kernels->to_fp8(x + h * a->dk, a->dk, row);
+        for (int64_t c = 0; c < a->dk; c += 2)
+            memcpy(lane + 16 * c, row + c, 2);
+    }
+}
+
+static void append_value_codes(const worker *w, const attention *a, const float *x, uint8_t *page, int64_t key)
+{
+    uint8_t *scales = page + a->v_scales + key * a->kv_heads;
+    for (int64_t h = 0; h < a->kv_heads; h++)
+        scales[h] = w->kernels->to_fp8(x + h * a->dv, a->dv, page + a->v_offset + h * a->v_head + key * a->dv);
+}
+
 static void append_run(const void *arg, worker *w)
 {
     const gqa *o = arg;
@@ -41,6 +60,11 @@ static void append_run(const void *arg, worker *w)
     for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
         int64_t position = position_of(w, t), key = position % KT_PAGE_TOKENS;
         uint8_t *page = attention_page(a, w, run_of(w, t), position / KT_PAGE_TOKENS);
+        if (a->fp8) {
+            append_codes(w, a, view_row(w, o->k, t), page, key);
+            append_value_codes(w, a, view_row(w, o->v, t), page, key);
+            continue;
+        }
         if (a->kv_f32)
             append_row(w, a, a->dk, view_row(w, o->k, t), page + a->k_offset, key);
         else
@@ -122,17 +146,19 @@ int kt_program_gqa(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, 
     gqa *o = failed ? NULL : program_new(p, sizeof *o);
     if (!o)
         return failed ? failed : KT_ERR_MEMORY;
-    int32_t dk = shape->head_dim, dv = value_dim(shape), kv_f32 = p->options.kv_f32;
-    size_t column = KT_PAGE_TOKENS * (kv_f32 ? sizeof(float) : sizeof(uint16_t));
-    size_t keys = (size_t)k.width * column, both = keys + (size_t)v.width * column;
+    int32_t dk = shape->head_dim, dv = value_dim(shape), fp8 = p->options.cache == KT_CACHE_FP8;
+    size_t column = KT_PAGE_TOKENS * cache_element(p), scales = fp8 ? KT_PAGE_TOKENS * (size_t)shape->kv_heads : 0;
+    size_t keys = (size_t)k.width * column, elements = keys + (size_t)v.width * column, both = elements + 2 * scales;
+    size_t first = shape->layer_offset;
     *o = (gqa){.out = out, .q = q, .k = k, .v = v,
                .a = {.kv_heads = shape->kv_heads, .group = shape->heads / shape->kv_heads, .dk = dk, .dv = dv,
-                     .kv_f32 = kv_f32, .window = shape->window, .windowed = shape->windowed,
+                     .kv_f32 = p->options.cache == KT_CACHE_F32, .fp8 = fp8, .window = shape->window, .windowed = shape->windowed,
                      .choice = shape->choice, .scale = shape->scale,
                      .sinks = shape->sinks, .k_stride = dk, .v_stride = dv,
                      .k_head = (int64_t)KT_PAGE_TOKENS * dk, .v_head = (int64_t)KT_PAGE_TOKENS * dv,
-                     .k_offset = shape->layer_offset, .v_offset = shape->layer_offset + keys}};
-    size_t end = shape->layer_offset + both, *page_bytes = shape->windowed ? &p->window_bytes : &p->page_bytes;
+                     .k_offset = first, .v_offset = first + keys,
+                     .k_scales = first + elements, .v_scales = first + elements + scales}};
+    size_t end = first + both, *page_bytes = shape->windowed ? &p->window_bytes : &p->page_bytes;
     *page_bytes = *page_bytes > end ? *page_bytes : end;
     p->window = shape->windowed && shape->window > p->window ? shape->window : p->window;
     program_reserve(p, attention_shared_bytes(&o->a, kt_pool_threads(p->pool)), attention_local_bytes(&o->a));

@@ -130,6 +130,16 @@ head_rows mla_results_at(const mla *o, const worker *w)
 
 /* ---- phases ------------------------------------------------------------------------------------- */
 
+/* A latent row to codes and scales, of a layer's part of a page from `to` on. */
+static void append_codes(const mla *o, const worker *w, const float *x, uint8_t *to, int64_t key)
+{
+    const attention *a = &o->a;
+    uint8_t *codes = to + key * a->dk, *scales = to + (a->k_scales - a->k_offset) + key * row_heads(a);
+    scales[0] = w->kernels->to_fp8(x, a->row_heads[0], codes);
+    if (row_heads(a) > 1)
+        scales[1] = w->kernels->to_fp8(x + a->row_heads[0], a->row_heads[1], codes + a->row_heads[0]);
+}
+
 static void append_run(const void *arg, worker *w)
 {
     const mla *o = arg;
@@ -138,7 +148,9 @@ static void append_run(const void *arg, worker *w)
         int64_t position = position_of(w, t), width = o->a.dk;
         uint8_t *to = cache_page(w, run_of(w, t), position / KT_PAGE_TOKENS) + o->a.k_offset;
         const float *x = view_row(w, o->latent, t);
-        if (o->a.kv_f32)
+        if (o->a.fp8)
+            append_codes(o, w, x, to, position % KT_PAGE_TOKENS);
+        else if (o->a.kv_f32)
             memcpy((float *)(void *)to + position % KT_PAGE_TOKENS * width, x, (size_t)width * sizeof *x);
         else
             w->kernels->to_bf16(x, width, width, (uint16_t *)(void *)to + position % KT_PAGE_TOKENS * width);
@@ -329,6 +341,8 @@ static int check(kt_program *p, kt_view out, kt_view q, kt_view latent, const kt
     if (s->choice && (!c || c->block != 1))
         return program_fail(p, KT_ERR_RANGE, "mla: choice %d of %d, or of blocks", s->choice,
                             p->selections.n);
+    if (s->choice && p->options.cache == KT_CACHE_FP8)
+        return program_fail(p, KT_ERR_RANGE, "mla: chosen positions in an fp8 cache");
     return check_scale(p, "mla", s->scale);
 }
 
@@ -403,13 +417,16 @@ int kt_program_mla(kt_program *p, kt_view out, kt_view q, kt_view latent, const 
     mla_own *own = o ? program_new(p, (size_t)kt_pool_threads(p->pool) * sizeof *own) : NULL;
     if (!own)
         return failed ? failed : KT_ERR_MEMORY;
-    int32_t width = latent.width, kv_f32 = p->options.kv_f32;
-    size_t layer_bytes = (size_t)width * KT_PAGE_TOKENS * (kv_f32 ? sizeof(float) : sizeof(uint16_t));
+    int32_t width = latent.width, fp8 = p->options.cache == KT_CACHE_FP8, heads_kept = shape->rope ? 2 : 1;
+    size_t codes = (size_t)width * KT_PAGE_TOKENS * cache_element(p);
+    size_t layer_bytes = codes + (fp8 ? KT_PAGE_TOKENS * (size_t)heads_kept : 0);
     *o = (mla){.out = out, .q = q, .latent = latent, .s = *shape, .uk_in = uk_in, .uk_out = uk_out, .uv = uv,
                .selection = shape->choice - 1, .own = own,
-               .a = {.kv_heads = 1, .group = shape->heads, .dk = width, .dv = shape->lora, .kv_f32 = kv_f32,
-                     .pack = 1, .scale = shape->scale, .k_stride = width, .v_stride = width,
-                     .k_offset = shape->layer_offset, .v_offset = shape->layer_offset}};
+               .a = {.kv_heads = 1, .group = shape->heads, .dk = width, .dv = shape->lora,
+                     .kv_f32 = p->options.cache == KT_CACHE_F32,
+                     .fp8 = fp8, .row_heads = {shape->lora, shape->rope}, .pack = 1, .scale = shape->scale,
+                     .k_stride = width, .v_stride = width, .k_offset = shape->layer_offset,
+                     .v_offset = shape->layer_offset, .k_scales = shape->layer_offset + codes}};
     p->page_bytes = p->page_bytes > shape->layer_offset + layer_bytes ? p->page_bytes
                                                                       : shape->layer_offset + layer_bytes;
     failed = reserve(p, o);

@@ -75,6 +75,12 @@ static size_t row_offset(const mla *o)
     return act_offset(o) + (keys > values ? keys : values);
 }
 
+/* Local: where the latent rows of a page of codes are decoded to, behind keys as rows. */
+static size_t decoded_offset(const mla *o)
+{
+    return row_offset(o) + (KT_PAGE_TOKENS * (size_t)key_width(o) * element(o) + 63) / 64 * 64;
+}
+
 static size_t query_bytes(const mla *o)
 {
     return BLOCK_QUERIES * (size_t)paired(key_width(o)) * sizeof(float);
@@ -82,7 +88,7 @@ static size_t query_bytes(const mla *o)
 
 size_t mla_expanded_local_bytes(const mla *o)
 {
-    size_t expanding = row_offset(o) + KT_PAGE_TOKENS * (size_t)key_width(o) * element(o);
+    size_t expanding = decoded_offset(o) + (o->a.fp8 ? KT_PAGE_TOKENS * (size_t)o->a.dk * element(o) : 0);
     size_t attending = query_bytes(o) + BLOCK_QUERIES * (size_t)o->s.v * sizeof(float);
     return expanding > attending ? expanding : attending;
 }
@@ -101,19 +107,20 @@ static uint8_t *expanded_page(const mla *o, const worker *w, int64_t page, int64
 typedef struct latent_page {
     const kt_run *run;
     int64_t page, keys;
+    const uint8_t *rows;    /* its latent rows, as they lie in the cache or decoded */
     int64_t whole;      /* keys that it has once the run's chunk is complete */
 } latent_page;
 
 static latent_page page_of(const kt_run *run, int64_t page)
 {
     int64_t first = page * KT_PAGE_TOKENS;
-    return (latent_page){run, page, min64(KT_PAGE_TOKENS, run_end(run) - first),
-                         min64(KT_PAGE_TOKENS, chunk_end(run) - first)};
+    return (latent_page){.run = run, .page = page, .keys = min64(KT_PAGE_TOKENS, run_end(run) - first),
+                         .whole = min64(KT_PAGE_TOKENS, chunk_end(run) - first)};
 }
 
-static const uint8_t *latent_row(const mla *o, const worker *w, const latent_page *l, int64_t key)
+static const uint8_t *latent_row(const mla *o, const latent_page *l, int64_t key)
 {
-    return cache_page(w, l->run, l->page) + o->a.k_offset + (size_t)(key * o->a.k_stride) * element(o);
+    return l->rows + (size_t)(key * o->a.k_stride) * element(o);
 }
 
 /* Let p read the latent rows of a page: as they lie in the cache, if it can, else converted. */
@@ -121,7 +128,7 @@ static void bind_latent(const mla *o, const worker *w, const matrices *m, const 
 {
     float *rows = (float *)(void *)local_scratch(w) + KT_PAGE_TOKENS * result_width(o);
     int64_t width = latent_width(o);
-    const void *first = latent_row(o, w, l, 0);
+    const void *first = latent_row(o, l, 0);
     p->x_stride = o->a.k_stride;
     p->xf = first;
     p->xh = first;
@@ -130,7 +137,7 @@ static void bind_latent(const mla *o, const worker *w, const matrices *m, const 
         return;
     *a = act_at(m->kind, local_scratch(w) + act_offset(o), KT_PAGE_TOKENS, act_stride(m->kind, o->s.lora));
     for (int64_t i = 0; i < p->n_tokens; i++) {
-        const void *row = latent_row(o, w, l, i);
+        const void *row = latent_row(o, l, i);
         if (o->a.kv_f32)
             memcpy(rows + i * width, row, (size_t)o->s.lora * sizeof *rows);
         else
@@ -164,14 +171,25 @@ static void expand_rows(const mla *o, const worker *w, const matrices *m, int64_
     }
 }
 
-static void expand_page(const mla *o, const worker *w, const latent_page *l, int64_t head)
+/* Find the latent rows of a page. */
+static void find_rows(const mla *o, const worker *w, latent_page *l)
 {
+    const uint8_t *page = cache_page(w, l->run, l->page);
+    uint8_t *decoded = local_scratch(w) + decoded_offset(o);
+    if (o->a.fp8)
+        decode_rows(&o->a, w, page, l->keys, (uint16_t *)(void *)decoded);
+    l->rows = o->a.fp8 ? decoded : page + o->a.k_offset;
+}
+
+static void expand_page(const mla *o, const worker *w, latent_page *l, int64_t head)
+{
+    find_rows(o, w, l);
     int64_t width = key_width(o);
     uint8_t *to = expanded_page(o, w, l->page, head), *rows = o->a.kv_f32 ? to : local_scratch(w) + row_offset(o);
     expand_rows(o, w, &o->uk_out, head, l, rows, width);
     for (int64_t i = 0; i < l->keys; i++)
         memcpy(rows + (size_t)(i * width + o->s.nope) * element(o),
-               latent_row(o, w, l, i) + (size_t)o->s.lora * element(o), (size_t)o->s.rope * element(o));
+               latent_row(o, l, i) + (size_t)o->s.lora * element(o), (size_t)o->s.rope * element(o));
     if (!o->a.kv_f32)
         w->kernels->pack_keys((const uint16_t *)(const void *)rows, width, l->keys, width, (uint16_t *)(void *)to);
     expand_rows(o, w, &o->uv, head, l, to + keys_bytes(o), o->s.v);

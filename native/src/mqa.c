@@ -173,6 +173,8 @@ static int check_pooled(kt_program *p, kt_view pooled, const kt_mqa *s)
     if (pooled.width != s->dim || !fits)
         return program_fail(p, KT_ERR_SHAPE, "mqa: windows of %d positions in %d of %d columns; a divisor or a multiple "
                             "of %d is possible", s->every, pooled.width, s->dim, KT_PAGE_TOKENS);
+    if (p->options.cache == KT_CACHE_FP8)
+        return program_fail(p, KT_ERR_RANGE, "mqa: pooled rows in an fp8 cache");
     int64_t most = most_pooled(s);
     if (most < 1 || most > MAX_ROWS)
         return program_fail(p, KT_ERR_SHAPE, "mqa: up to %lld pooled rows; 1..%lld are possible", (long long)most,
@@ -263,7 +265,7 @@ int kt_program_mqa(kt_program *p, kt_view out, kt_view q, kt_view kv, kt_view po
     if (!o || (s->sinks && !sinks))
         return failed ? failed : KT_ERR_MEMORY;
     *o = (mqa){.out = out, .q = q, .kv = kv, .pooled = pooled, .s = *s,
-               .a = {.kv_heads = 1, .group = s->heads, .dk = s->dim, .dv = s->dim, .kv_f32 = p->options.kv_f32,
+               .a = {.kv_heads = 1, .group = s->heads, .dk = s->dim, .dv = s->dim, .kv_f32 = p->options.cache == KT_CACHE_F32,
                      .pack = 1, .scale = s->scale, .sinks = sinks, .k_stride = s->dim, .v_stride = s->dim}};
     failed = reserve(p, o);
     if (!failed)

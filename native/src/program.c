@@ -69,6 +69,10 @@ kt_program *kt_program_create(kt_pool *pool, const kt_program_options *options, 
                  (long long)options->max_tokens, (long long)MAX_ROWS, (long long)options->max_outputs);
         return NULL;
     }
+    if (options->cache < KT_CACHE_BF16 || options->cache > KT_CACHE_FP8) {
+        snprintf(error, error_size, "cache %d is none of KT_CACHE_*", options->cache);
+        return NULL;
+    }
     kt_program *p = calloc(1, sizeof *p);
     if (!p) {
         snprintf(error, error_size, "no memory for a program");
@@ -76,7 +80,7 @@ kt_program *kt_program_create(kt_pool *pool, const kt_program_options *options, 
     }
     p->pool = pool;
     p->options = *options;
-    p->options.kv_f32 |= options->exact;
+    p->options.cache = options->exact ? KT_CACHE_F32 : options->cache;
     p->vocab = p->positions = INT64_MAX;
     p->resources = 4;       /* 0: scratch, 1: the cache, 2: the nodes' scratch, 3: the window pages */
     p->n_nodes = kt_pool_nodes(pool);

@@ -344,6 +344,13 @@ static inline void worker_barrier(const worker *w)
     pool_barrier(w->pool, w->thread);
 }
 
+/* Bytes of an element of the cache. */
+static inline size_t cache_element(const kt_program *p)
+{
+    int32_t cache = p->options.cache;
+    return cache == KT_CACHE_F32 ? sizeof(float) : cache == KT_CACHE_FP8 ? sizeof(uint8_t) : sizeof(uint16_t);
+}
+
 /* Converted activations, `rows` rows of `stride` elements laid out at data (act_bytes). */
 typedef struct act {
     int32_t kind;

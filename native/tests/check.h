@@ -228,12 +228,12 @@ static inline double distance(const float *got, const double *want, int64_t n)
     return sqrt(error / size);      /* NaN if anything is, and then no comparison holds */
 }
 
-/* exact 2: only the cache is f32. */
+/* exact 2: only the cache is f32; 3: it is fp8. */
 static inline kt_program *make_program(kt_pool *pool, int64_t tokens, int64_t outputs, int32_t exact)
 {
     char error[256] = "";
     kt_program_options o = {.max_tokens = tokens, .max_outputs = outputs, .exact = exact == 1,
-                            .kv_f32 = exact == 2};
+                            .cache = exact == 2 ? KT_CACHE_F32 : exact == 3 ? KT_CACHE_FP8 : KT_CACHE_BF16};
     kt_program *program = kt_program_create(pool, &o, error, sizeof error);
     if (!program) {
         fprintf(stderr, "no program: %s\n", error);

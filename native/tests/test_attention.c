@@ -4,6 +4,7 @@
 #include "check.h"
 
 enum { LAYER = 192 };           /* bytes in a page before this layer */
+enum { FP8_CACHE = 3 };         /* `exact` of make_program */
 
 typedef struct shape {
     const char *name;
@@ -35,6 +36,7 @@ static int32_t value_columns(const shape *s)
 typedef struct model {
     const shape *s;
     int32_t exact, q_width, kv_width, v_width, out_width;
+    int32_t kv_heads;           /* with scales, of K and V together */
     float scale;
     size_t page_bytes;
     float sinks[80];
@@ -61,13 +63,14 @@ static model make_model(kt_pool *pool, const shape *s, int32_t exact)
 {
     model m = {.s = s, .exact = exact};
     fill(m.sinks, 80, 21);
-    size_t element = exact ? 4 : 2;
+    size_t element = exact == FP8_CACHE ? 1 : exact ? 4 : 2;
     if (s->mla) {
         make_mla(pool, &m);
         m.q_width = s->heads * (s->nope + s->rope);
         m.kv_width = m.v_width = s->lora + s->rope;
         m.out_width = s->heads * s->v;
         m.scale = 1 / sqrtf((float)(s->nope + s->rope));
+        m.kv_heads = s->rope ? 2 : 1;
         m.page_bytes = LAYER + (size_t)m.kv_width * 64 * element;
     } else {
         m.q_width = s->heads * s->dim;
@@ -75,8 +78,10 @@ static model make_model(kt_pool *pool, const shape *s, int32_t exact)
         m.kv_width = s->kv_heads * s->dim;
         m.v_width = s->kv_heads * value_columns(s);
         m.scale = 1 / sqrtf((float)s->dim);
+        m.kv_heads = 2 * s->kv_heads;
         m.page_bytes = LAYER + (size_t)(m.kv_width + m.v_width) * 64 * element;
     }
+    m.page_bytes += exact == FP8_CACHE ? 64 * (size_t)m.kv_heads : 0;
     return m;
 }
 
@@ -150,6 +155,11 @@ static cache random_cache(const model *m, int64_t tokens)
     uint64_t state = 5;
     for (size_t i = 0; i < (size_t)(c.n + 1) * m->page_bytes / 2; i++)
         ((uint16_t *)c.data)[i] = to_bf16(random_float(&state));
+    for (int64_t i = 1; i <= c.n + 1 && m->exact == FP8_CACHE; i++) {      /* scales about 1 */
+        uint8_t *end = (uint8_t *)c.data + (size_t)i * m->page_bytes;
+        for (int64_t j = 1; j <= 64 * m->kv_heads; j++)
+            end[-j] = (uint8_t)(117 + end[-j] % 5);
+    }
     return c;
 }
 
@@ -176,12 +186,41 @@ static void step(run *r, const model *m, const cache *c, int64_t start, int64_t 
         memcpy(out + t * m->out_width, row_of(r->program, r->out, t), sizeof(float) * (size_t)m->out_width);
 }
 
+static const char *const HOW[] = {"fast", "exact", "f32 cache", "fp8 cache"};
+
 /* ---- the reference ------------------------------------------------------------------------------ */
 
-/* As the cache keeps it. */
-static double kept(const model *m, float x)
+/* The E4M3 number nearest to x / unit, times the unit, ties to the even code: all are tried. */
+static double nearest_fp8(double x, double unit)
 {
-    return (double)(m->exact ? x : from_bf16(to_bf16(x)));
+    double best = 0;
+    for (int code = 0; code < 127; code++) {
+        double value = ldexp(code < 8 ? code : 8 + code % 8, (code < 8 ? 1 : code / 8) - 10) * unit;
+        double now = fabs(fabs(x) - value), before = fabs(fabs(x) - best);
+        best = now < before || (now == before && code % 2 == 0) ? value : best;
+    }
+    return copysign(best, x);
+}
+
+/* The columns of a head as the cache keeps them: fp8 with the least power of two that lets none be more than 448. */
+static void keep_head(const model *m, const float *x, int64_t n, double *out)
+{
+    double most = 0, unit = 0x1p-127;
+    for (int64_t i = 0; i < n; i++)
+        most = fmax(most, fabs((double)x[i]));
+    while (most > 448 * unit)
+        unit *= 2;
+    for (int64_t i = 0; i < n; i++)
+        out[i] = m->exact == FP8_CACHE ? nearest_fp8((double)x[i], unit)
+                                       : (double)(m->exact ? x[i] : from_bf16(to_bf16(x[i])));
+}
+
+/* The same of the heads of a row: of MLA's the latent and what is rotated. */
+static void keep_row(const model *m, const float *x, int64_t width, int64_t head, double *out)
+{
+    int64_t n = m->s->mla ? m->s->lora : head;
+    for (int64_t i = 0; i < width; i += n)
+        keep_head(m, x + i, n < width - i ? n : width - i, out + i);
 }
 
 /* Rows of d columns, `stride` apart. */
@@ -257,10 +296,8 @@ static void compare(const model *m, const float *out, int64_t tokens, int64_t ev
     float *q = need(sizeof(float) * (size_t)m->q_width), *row = need(sizeof(float) * (width + wide));
     for (int64_t t = 0; t < tokens; t++) {
         inputs(m, t, NULL, row, row + width);
-        for (size_t i = 0; i < width; i++)
-            k[(size_t)t * width + i] = kept(m, row[i]);
-        for (size_t i = 0; i < wide; i++)
-            v[(size_t)t * wide + i] = kept(m, row[width + i]);
+        keep_row(m, row, m->kv_width, m->s->dim, k + (size_t)t * width);
+        keep_row(m, row + width, m->s->mla ? 0 : m->v_width, value_columns(m->s), v + (size_t)t * wide);
     }
     for (int64_t t = tokens - 1; t >= 0; t -= every) {
         inputs(m, t, q, NULL, NULL);
@@ -270,7 +307,7 @@ static void compare(const model *m, const float *out, int64_t tokens, int64_t ev
             expect_gqa(m, q, k, v, t + 1, want);
         double off = distance(out + t * m->out_width, want, m->out_width);
         CHECK(off <= tolerance, "%s, %s, %s: token %lld of %lld is off by %g", m->s->name,
-              m->exact == 1 ? "exact" : m->exact ? "f32 cache" : "fast", how, (long long)t, (long long)tokens, off);
+              HOW[m->exact], how, (long long)t, (long long)tokens, off);
     }
     free(k);
     free(v);
@@ -374,12 +411,12 @@ static void check_window(const char *isa, const shape *s, int32_t exact)
 }
 
 /* `tokens` tokens at `start` on a cache of random pages: the same bits with 1, 1 + more, ... up to 4 threads. */
-static void check_threads(const char *isa, const shape *s, int64_t start, int64_t tokens, int32_t more)
+static void check_threads(const char *isa, const shape *s, int32_t exact, int64_t start, int64_t tokens, int32_t more)
 {
     float *out[5] = {0};
     for (int32_t threads = 1; threads <= 4; threads += more) {
         kt_pool *pool = make_pool(isa, threads);
-        model m = make_model(pool, s, 0);
+        model m = make_model(pool, s, exact);
         run r = record(pool, &m, tokens);
         cache c = random_cache(&m, start + tokens);
         size_t size = sizeof(float) * (size_t)(tokens * m.out_width);
@@ -399,13 +436,13 @@ static void check_threads(const char *isa, const shape *s, int64_t start, int64_
 /* The same step by every row, on a cache of random pages: the same bits, since the bf16 products are the same
  * operations in all of them as long as none uses tiles. (8-bit weights are the same by the law of the integer
  * products.) */
-static void check_rows(const char *const *rows, int n, const shape *s, int64_t start, int64_t tokens)
+static void check_rows(const char *const *rows, int n, const shape *s, int32_t exact, int64_t start, int64_t tokens)
 {
     float *out[8] = {0};
     for (int row = 0; row < n; row++) {
         kt_pool_options o = {.isa = rows[row], .n_threads = 2, .tile_min[KT_TILE_BF16] = INT32_MAX};
         kt_pool *pool = make_pool_of(&o);
-        model m = make_model(pool, s, 0);
+        model m = make_model(pool, s, exact);
         run r = record(pool, &m, tokens);
         cache c = random_cache(&m, start + tokens);
         size_t size = sizeof(float) * (size_t)(tokens * m.out_width);
@@ -431,24 +468,29 @@ int main(void)
         if (is_emulated && i == 0)
             check_shape(rows[0], &shapes[i], 0);
         check_shape(own_row(), &shapes[i], 1);
+        check_shape(own_row(), &shapes[i], FP8_CACHE);
         if (shapes[i].mla && shapes[i].format != F32)
             check_shape(own_row(), &shapes[i], 2);
-        for (int32_t exact = 0; exact < 2 && shapes[i].window; exact++) {
+        for (int32_t exact = 0; exact <= FP8_CACHE && shapes[i].window; exact += exact == 1 ? 2 : 1) {
             check_window(own_row(), &shapes[i], exact);
             check_window_pages(own_row(), &shapes[i], exact);
         }
-        check_rows(rows, n, &shapes[i], 570, 3);
-        check_rows(rows, n, &shapes[i], 60, 70);
+        for (int32_t exact = 0; exact <= FP8_CACHE; exact += FP8_CACHE) {
+            check_rows(rows, n, &shapes[i], exact, 570, 3);
+            check_rows(rows, n, &shapes[i], exact, 60, 70);
+        }
         for (int row = is_emulated && i > 0; row < n; row++) {
             int32_t more = strcmp(rows[row], own_row()) == 0 ? 1 : 2;
-            check_threads(rows[row], &shapes[i], 1100, 1, more);
-            check_threads(rows[row], &shapes[i], 500, 19, more);
+            check_threads(rows[row], &shapes[i], 0, 1100, 1, more);
+            check_threads(rows[row], &shapes[i], i % 2 ? 0 : FP8_CACHE, 500, 19, more);
         }
     }
     check_shape("portable", &shapes[1], 0);
+    check_shape("portable", &shapes[4], FP8_CACHE);
     check_shape("portable", &shapes[3], 1);
     /* So long, and of so many wide heads, that the partials need several waves. */
     const shape wide = {"mla 64 x 512", 1, 64, 1, 0, 16, 8, 16, 512, BF16, 0, 0, 0};
-    check_threads(own_row(), &wide, 2600, 7, 2);
+    check_threads(own_row(), &wide, 0, 2600, 7, 2);
+    check_threads(own_row(), &wide, FP8_CACHE, 2600, 7, 2);
     return report("test_attention");
 }

@@ -98,7 +98,7 @@ def test_bash_completes_commands_options_and_models() -> None:
         (["kt", "plan", "x", "--device", "c"], "cpu cuda"),
         (["kt", "convert", "x", "--dense", "fp"], "fp8"),
         (["kt", "bench", "decode", "--policy", "f"], "fiddler"),
-        (["kt", "eval", "x", "--kv", ""], "bf16 f32"),
+        (["kt", "eval", "x", "--kv", ""], "bf16 f32 fp8"),
         (["kt", "chat", "--max-tokens", ""], ""),
         (["kt", "chat", "--no-t"], "--no-think"),
         (["kt", "rm", "kt-m"], ""),

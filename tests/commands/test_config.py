@@ -34,6 +34,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "model": ("qwen3-30b-a3b", "qwen3-30b-a3b"),
     "system": ('Say "no"\toften \\ \x7f ü.', 'Say "no"\toften \\ \x7f ü.'), "temperature": ("1e-1", 0.1),
     "max-tokens": ("0100", 100), "think": ("off", False), "context": ("4096", 4096), "draft": ("3", "3"),
+    "kv": ("fp8", "fp8"),
     "device": ("cuda:1", "cuda:1"), "threads": ("8", 8), "numa": ("nodes=0,2-3", "nodes=0,2-3"), "heat": ("off", False),
     "cache": ("20G", 20 << 30), "thoughts": ("hidden", "hidden"), "markdown": ("off", False), "status": ("off", False),
     "gpus": ("0,1", "0,1"),
@@ -42,7 +43,8 @@ VALUES: dict[str, tuple[str, Any]] = {
 WRONG = {
     "home": "models", "libraries": "/a:b",
     "model": " ", "system": "x" * 20_001, "temperature": "nan", "max-tokens": "0", "think": "maybe",
-    "context": "1.5", "draft": "x", "device": "tpu", "threads": "²", "numa": "some", "heat": "true", "cache": "much",
+    "context": "1.5", "draft": "x", "kv": "fp4",
+    "device": "tpu", "threads": "²", "numa": "some", "heat": "true", "cache": "much",
     "gpus": "0,x", "thoughts": "loud", "markdown": "html", "status": "x",
     "pull-limit": "fast", "think-budget": "0", "when-full": "burst",
 }  # fmt: skip

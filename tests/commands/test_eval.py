@@ -63,18 +63,20 @@ def test_formats_depths_and_caches_against_the_first(capsys: Capture) -> None:
         "--defer",
         "0,6",
         "--kv",
-        "bf16,f32",
+        "bf16,f32,fp8",
         "-n",
         "3000",
     )
     first, *others = found["results"]
-    assert [row["name"] for row in found["results"][:4]] == [
+    assert [row["name"] for row in found["results"][:6]] == [
         "kt-mini@int8-int8",
         "kt-mini@int8-int8, f32 cache",
+        "kt-mini@int8-int8, fp8 cache",
         "kt-mini@int8-int8, 6 deferred",
         "kt-mini@int8-int8, 6 deferred, f32 cache",
+        "kt-mini@int8-int8, 6 deferred, fp8 cache",
     ]
-    assert len(others) == 7 and found["complete"] and found["predicted_tokens"] == 3000
+    assert len(others) == 11 and found["complete"] and found["predicted_tokens"] == 3000
     assert found["first"] == first["name"] and "against_first" not in first
     byte = first["nll"]["mean"] / found["text"]["bytes_per_token"]
     assert first["nll_per_byte"]["mean"] == pytest.approx(byte)
@@ -83,8 +85,9 @@ def test_formats_depths_and_caches_against_the_first(capsys: Capture) -> None:
         assert nll["low"] < nll["mean"] < nll["high"]
         assert pair["delta_nll"]["mean"] == pytest.approx(nll["mean"] - first["nll"]["mean"])
         assert 0 < pair["kl"]["mean"] < 0.5 and 0.5 < pair["same_top_token"]["mean"] < 1
-    cache, late = (others[i]["against_first"] for i in (0, 1))
+    cache, coded, late = (others[i]["against_first"] for i in (0, 1, 2))
     assert cache["kl"]["high"] < late["kl"]["low"] / 50 and late["delta_nll"]["low"] > 0.01
+    assert cache["kl"]["high"] < coded["kl"]["low"] and coded["kl"]["high"] < late["kl"]["low"]
 
 
 def test_a_model_against_itself_is_the_same(capsys: Capture) -> None:

@@ -551,3 +551,23 @@ def test_who_asks_for_ascii_gets_it(capsys, monkeypatch: pytest.MonkeyPatch) -> 
             assert "E experts" in capsys.readouterr().out
             main(["plan", "deepseek-v2-lite", "--machine", "laptop-16gb"])
             assert capsys.readouterr().out.isascii()
+
+
+def test_an_fp8_cache(capsys):
+    sizes = []
+    for kv in ("bf16", "fp8"):
+        code, found = planned(capsys, "qwen3-30b-a3b", "--machine", "xeon-2x32-512gb", "--kv", kv)
+        line = next(line for line in found["lines"] if line["part"] == "KV cache")
+        assert code == 0 and line["format"] == kv
+        sizes.append(line["size_bytes"])
+    assert (
+        sizes[1] == sizes[0] / 2 + sizes[0] / 2 / 128
+    )  # a scale byte for each head of 128 columns
+
+
+def test_a_cache_that_there_is_not(capsys, monkeypatch: pytest.MonkeyPatch):
+    assert main(["plan", "qwen3-30b-a3b", "--kv", "fp4"]) == 2
+    assert "--kv is 'fp4', which is not bf16 or fp8" in capsys.readouterr().err
+    monkeypatch.setenv("KT_KV", "fp8")
+    assert main(["plan", "deepseek-v3.2", "--context", "4096"]) == 2
+    assert "deepseek_v32 cannot have an fp8 cache" in capsys.readouterr().err

@@ -29,17 +29,20 @@ MOST_DRAFTED = 4
 # Grouped and latent attention, windows, states, pooled windows, chosen positions and blocks.
 FAMILIES = "qwen3 deepseek-v3 gpt-oss qwen3-next deepseek-v4 deepseek-v3.2".split()
 MORE = "glm-5.3 minimax-m3 mimo-v2-flash ling-3 mistral laguna".split()
+# Those whose cache can be fp8: grouped attention, latent attention, windows; with states, and of other widths.
+CODED = "qwen3 deepseek-v3 gpt-oss qwen3-next mimo-v2-flash ling-3 laguna".split()
 FORMATS = {"": ("int4", "int8"), "bf16": ("bf16", "bf16")}
 TEXTS = np.random.default_rng(11).integers(0, 99, (LINES, CONTEXT)).astype(np.int32)
 Ids = NDArray[np.int32]
 Rows = dict[int, list[bytes]]  # what there is of each position's logits
 
 
-def named(name: str, *, formats: str = "", exact: bool = False):
-    """A model as a parameter: its family, formats, and whether it is exact."""
-    marks = () if name in FAMILIES and not (formats or exact) else pytest.mark.thorough
-    label = "-".join(part for part in (name, formats, "exact" * exact) if part)
-    return pytest.param((name, formats, exact), id=label, marks=marks)
+def named(name: str, *, formats: str = "", exact: bool = False, cache: str = ""):
+    """A model as a parameter: its family, formats, whether it is exact, and its cache."""
+    usual = name in FAMILIES and not (formats or exact)
+    marks = () if usual or (cache and name in CODED[:3]) else pytest.mark.thorough
+    label = "-".join(part for part in (name, formats, "exact" * exact, cache) if part)
+    return pytest.param((name, formats, exact, cache or "bf16"), id=label, marks=marks)
 
 
 @pytest.fixture(
@@ -48,20 +51,22 @@ def named(name: str, *, formats: str = "", exact: bool = False):
         *(named(name) for name in (*FAMILIES, *MORE)),
         *(named(name, formats="bf16") for name in FAMILIES),
         *(named(name, exact=True) for name in FAMILIES),
+        *(named(name, cache="fp8") for name in CODED),
     ],
 )
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
-    name, formats, exact = request.param
-    return loaded(name, formats, exact, tmp_path_factory.mktemp(name))
+    name, formats, exact, cache = request.param
+    return loaded(name, formats, exact, tmp_path_factory.mktemp(name), cache)
 
 
-def loaded(name: str, formats: str, exact: bool, folder: Path) -> CpuEngine:
+def loaded(name: str, formats: str, exact: bool, folder: Path, cache: str = "bf16") -> CpuEngine:
     case = case_named(name)
     experts, dense = FORMATS[formats]
     checkpoint = write_checkpoint(case, folder / "checkpoint")
     path = convert_checkpoint(checkpoint, folder / "pack", experts=experts, dense=dense)
     defer = int(build(Pack.open(path).config).spec.experts > 0)
-    return load_engine(path, context=CONTEXT, threads=2, streams=OUTPUTS, defer=defer, exact=exact)
+    how = {"exact": exact, "cache": cache}
+    return load_engine(path, context=CONTEXT, threads=2, streams=OUTPUTS, defer=defer, **how)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from engine.test_sharing import (
     ACTS,
+    CODED,
     CONTEXT,
     FAMILIES,
     LINES,
@@ -18,6 +20,7 @@ from engine.test_sharing import (
     MOST_CHECKED,
     PROBE,
     STREAMS,
+    TEXTS,
     Step,
     World,
     never_left,
@@ -27,6 +30,7 @@ from hybrid import Made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loading import load_engine
+from timelines import advance
 
 from ktcli.assembly.kvpages import store_below
 from ktcli.engine import CpuEngine
@@ -43,11 +47,16 @@ SCHEDULES = st.lists(st.tuples(st.integers(0, LINES), ACTS | FEED | BACK), min_s
 
 @pytest.fixture(
     scope="module",
-    params=[*FAMILIES, *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE)],
+    params=[
+        *FAMILIES,
+        *(f"{name} fp8" for name in CODED),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE),
+    ],
 )
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
-    made = Made.convert(request.param, tmp_path_factory.mktemp(request.param))
-    return load_engine(made.path, context=CONTEXT, threads=1, streams=STREAMS, defer=1)
+    name, cache = f"{request.param} bf16".split()[:2]
+    made = Made.convert(name, tmp_path_factory.mktemp(name))
+    return load_engine(made.path, context=CONTEXT, threads=1, streams=STREAMS, defer=1, cache=cache)
 
 
 class Recording:
@@ -154,3 +163,31 @@ def test_what_comes_back_is_what_was_never_left_in_many_schedules(
     engine: CpuEngine, tmp_path_factory: pytest.TempPathFactory, schedule
 ) -> None:
     check(engine, schedule, PageFolder(tmp_path_factory.mktemp("kv") / "kv"))
+
+
+def test_pages_of_another_format_are_never_used(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """A model whose cache is fp8 finds its own pages, which take half of the bytes, and none of bf16, in one folder."""
+    made = Made.convert("qwen3", tmp_path_factory.mktemp("formats"))
+    folder, ids = PageFolder(tmp_path), TEXTS[0][:200].tolist()
+    engines = {
+        cache: load_engine(made.path, context=CONTEXT, threads=1, cache=cache)
+        for cache in ("bf16", "fp8")
+    }
+    spec, memory = engines["fp8"].spec, {name: each.memory for name, each in engines.items()}
+    assert memory["fp8"].page_bytes <= memory["bf16"].page_bytes / 2 + 64 * (
+        spec.position_heads + spec.layers
+    )
+    answers = {}
+    for cache in ("bf16", "fp8", "bf16", "fp8"):
+        engine = engines[cache]
+        engine.pools.forget()
+        with store_below(engine, folder, 1 << 40, "m") as store:
+            session = engine.session()
+            logits, reused = advance(session, ids)
+            assert reused == (128 + 64 if cache in answers else 0)
+            assert answers.setdefault(cache, logits.values.tobytes()) == logits.values.tobytes()
+            assert store.flush()
+            del session
+    assert answers["bf16"] != answers["fp8"]

@@ -29,6 +29,7 @@ PROBE = np.array([3], np.int32)
 Ids = NDArray[np.int32]
 # Grouped and latent attention, windows, states, pooled windows, chosen positions and blocks.
 FAMILIES = "qwen3 deepseek-v3 gpt-oss qwen3-next deepseek-v4".split()
+CODED = ("deepseek-v3", "gpt-oss")  # with an fp8 cache too
 MORE = "deepseek-v3.2 glm-5.3 minimax-m3 mimo-v2-flash ling-3 laguna".split()
 
 
@@ -46,11 +47,16 @@ TEXTS = texts()
 
 @pytest.fixture(
     scope="module",
-    params=[*FAMILIES, *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE)],
+    params=[
+        *FAMILIES,
+        *(f"{name} fp8" for name in CODED),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE),
+    ],
 )
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
-    made = Made.convert(request.param, tmp_path_factory.mktemp(request.param))
-    return load_engine(made.path, context=CONTEXT, threads=1, streams=STREAMS, defer=1)
+    name, cache = f"{request.param} bf16".split()[:2]
+    made = Made.convert(name, tmp_path_factory.mktemp(name))
+    return load_engine(made.path, context=CONTEXT, threads=1, streams=STREAMS, defer=1, cache=cache)
 
 
 @dataclass(frozen=True, eq=False)

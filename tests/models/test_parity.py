@@ -21,11 +21,15 @@ from reference import CASES, ONE_OF_EACH, Case, Judged, judge
 from timelines import logits_of
 
 from ktcli.engine import Engine
+from ktcli.errors import UsageError
+from ktcli.models import build
 from ktcli.native import isa_rows
+from ktcli.weights.pack import Pack
 
 N_TOKENS = 150  # three KV pages
 STEPS = 64  # of them one by one: decode
 UNDECIDED = 1e-2
+FP8_ERROR = 0.15  # of the logits' standard deviation
 ROWS = [row.name for row in isa_rows() if row.usable]  # best first
 
 
@@ -132,3 +136,20 @@ def test_an_f32_cache_is_no_worse(converted: Converted) -> None:
         return float(np.median(np.sqrt((difference**2).mean(axis=1))))
 
     assert 0 < error("f32") <= 1.5 * error("bf16")
+
+
+@pytest.mark.parametrize("converted", ONE_OF_EACH, indirect=True, ids=lambda case: case.name)
+def test_an_fp8_cache_stays_close_to_an_f32_one(converted: Converted) -> None:
+    """Codes are off by a sixteenth at most. The median over positions, since a router may decide otherwise at some."""
+    if build(Pack.open(converted.pack).config).spec.chooses:
+        with pytest.raises(UsageError, match="cannot have an fp8 cache"):
+            load_engine(converted.pack, threads=TWO, cache="fp8")
+        return
+    coded, plain = (
+        converted.feed(
+            load_engine(converted.pack, all_logits=True, threads=TWO, cache=cache), [90, 1]
+        )
+        for cache in ("fp8", "f32")
+    )
+    error = np.median(np.sqrt(((coded - plain) ** 2).mean(axis=1))) / plain.std()
+    assert 0 < error <= FP8_ERROR

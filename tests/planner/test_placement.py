@@ -243,3 +243,22 @@ def test_a_family_that_chooses_positions_has_no_fp8_cache():
         model = shape(name)
         with pytest.raises(UsageError, match=f"^{model.spec.family} cannot have an fp8 cache: "):
             place(model, host(BIG), Request(Recipe(), 4096, use=Use(cache="fp8")))
+
+
+def test_a_cpu_decodes_an_fp8_cache():
+    """One thread of few heads is slower than with bf16, and many threads, which memory stops, are faster."""
+    asked = Request(Recipe(), 32768)
+    cached = {}
+    for threads, read_bps in ((1, 20e9), (64, 200e9)):
+        rates = replace(RATES, read_bps=read_bps, bf16_ops=threads * 128 * 3.5e9)
+        made = [
+            place(
+                shape("qwen3-30b-a3b"),
+                replace(host(BIG), rates=rates),
+                replace(asked, use=Use(cache=fmt)),
+            )
+            for fmt in ("bf16", "fp8")
+        ]
+        bf16, fp8 = ({line.part: line for line in each.lines}["KV cache"].decode_s for each in made)
+        cached[threads] = fp8 / bf16
+    assert cached[1] > 1 and cached[64] < 0.55

@@ -41,6 +41,7 @@ from ktcli.engine.states import before_tail
 from ktcli.errors import KernelFails
 from ktcli.models import Model, Spec
 from ktcli.native import Batch, Pool
+from ktcli.ops.kvformat import BF16, F32_CACHE, CacheFormat
 from ktcli.ops.recording import record
 from ktcli.ops.state import state_slots
 from ktcli.ops.tensors import Role
@@ -134,6 +135,10 @@ class DeviceEngine:
             "kernels": self._kernels.name,
             "device": _names(self.segments),
         }
+
+    @property
+    def cache_format(self) -> CacheFormat:
+        return F32_CACHE if self.exact else BF16
 
     def depth_at(self, position: int) -> int:
         """The number of experts that the token at `position` may defer."""

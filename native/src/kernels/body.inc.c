@@ -19,6 +19,7 @@
 #include "index.inc.c"
 #include "search.inc.c"
 #include "encode.inc.c"
+#include "cache_fp8.inc.c"
 #include "rotate.inc.c"
 #include "chances.inc.c"
 #include "ceiling.inc.c"
@@ -267,6 +268,9 @@ const kt_kernels NAME(KT_ISA) = {
     .to_bf16 = to_bf16,
     .from_bf16 = from_bf16,
     .from_f16 = from_f16,
+    .to_fp8 = to_fp8,
+    .from_fp8 = from_fp8,
+    .panels_fp8 = panels_fp8,
     .norm = norm,
     .rope = rope,
     .swiglu = swiglu,

@@ -137,6 +137,14 @@ typedef struct kt_kernels {
     void (*to_bf16)(const float *x, int64_t k, int64_t k_padded, uint16_t *out);   /* round to nearest even */
     void (*from_bf16)(const uint16_t *x, int64_t k, float *out);
     void (*from_f16)(const uint16_t *x, int64_t k, float *out);
+    /* Rows of an fp8 cache, see kt_program.h; the same bytes in every row of the table. To codes: returns the scale
+     * byte of x[0..n). To bf16, exactly: a row of codes; and panels of keys [4][dk / 2][16][2], dk even, of which those
+     * that hold the first n_keys are made, for attend_bf16. The scale of key j is scales[j * stride]. Codes at `next`, if
+     * it is not NULL, are fetched: as many columns, or a whole page's. */
+    uint8_t (*to_fp8)(const float *x, int64_t n, uint8_t *codes);
+    void (*from_fp8)(const uint8_t *codes, int64_t columns, uint8_t scale, const uint8_t *next, uint16_t *out);
+    void (*panels_fp8)(const uint8_t *codes, int64_t n_keys, int64_t dk, const uint8_t *scales, int64_t stride,
+                       const uint8_t *next, uint16_t *out);
     void (*norm)(const float *x, const float *gain, int64_t n, float eps, float *out);
     /* cos, sin [dim/2]; x points at the first rotated column */
     void (*rope)(float *x, const float *cosine, const float *sine, int64_t dim, int32_t interleaved);
