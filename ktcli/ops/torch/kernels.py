@@ -146,7 +146,8 @@ def compiled_before() -> bool:
 def _run_a_kernel(device: torch.device) -> None:
     from ktcli.ops.triton import small
 
-    small.norm(torch.ones(1, 16, device=device), None, 1e-6).cpu()
+    with torch.cuda.device(device):  # Triton launches on the thread's current one
+        small.norm(torch.ones(1, 16, device=device), None, 1e-6).cpu()
 
 
 def _triton_lacks() -> str:
