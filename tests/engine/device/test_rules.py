@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ktcli.engine.device import engine as engine_module
 from ktcli.engine.device import segments
 from ktcli.engine.device.engine import DeviceEngine, _Forward
-from ktcli.engine.device.experts import Handoff, HostExperts
+from ktcli.engine.device.experts import Handoff, HostExperts, spin_us
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, Resident
@@ -247,6 +248,15 @@ def test_a_thread_that_waits_beside_experts_of_the_cpu_sleeps(made: Made, watche
         stream.log.clear()
         session.feed([7])
         assert ("sleep" in {call.name for call in stream.log}) == sleeps
+
+
+def test_threads_spin_for_a_layer_where_cores_are_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than one takes on either side; one core is left to the thread of the device's stream."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
+    gpu = torch.device("cuda")
+    assert [spin_us(gpu, n) for n in (15, 16)] == [5000, 200] and spin_us(
+        torch.device("cpu"), 4
+    ) == 200
 
 
 def test_no_step_notes_a_way_back(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
