@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -115,7 +115,7 @@ class HostExperts:
         send: Callable[[Sent, Sent], None] | None = None,
     ) -> None:
         self.shape, self.elsewhere, self._streams = shape, elsewhere, streams
-        self._send = send
+        self._send, self._rehearses = send, False
         present = [layer for layer, weights in enumerate(layers) if weights is not None]
         self._numbers = {layer: i for i, layer in enumerate(present)}
         self._program = Program(pool, max_tokens=shape.max_tokens, max_outputs=1, exact=exact)
@@ -152,6 +152,16 @@ class HostExperts:
         """
         self._offload.begin(n_tokens, defer)
 
+    @contextmanager
+    def rehearsed(self) -> Iterator[None]:
+        """A block in which the CPU is neither told nor awaited: kernels are compiled there, longer than the watchdog
+        allows a step to take."""
+        self._rehearses = True
+        try:
+            yield
+        finally:
+            self._rehearses = False
+
     def enter(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:
         """Lets the CPU begin with x [T, hidden] f32, ids and gate [T, top_k], all on the device."""
         n, i, stream = x.shape[0], self._numbers[layer], self._streams[layer]
@@ -161,6 +171,8 @@ class HostExperts:
                 self._send((x, ids, gate), (self._inputs[i % 2][:n], *routing))
         else:
             self._copy(i, stream, x, ids, gate)
+        if self._rehearses:
+            return
         if self._flags is None:
             stream.call(self._offload.submit, self._offload.ticket(i))
         else:
@@ -178,7 +190,9 @@ class HostExperts:
     def leave(self, layer: int, n_tokens: int) -> Tensor:
         """Waits for the CPU; returns its sum [T, hidden] f32, on the device."""
         i, stream = self._numbers[layer], self._streams[layer]
-        if self._flags is None:
+        if self._rehearses:
+            pass
+        elif self._flags is None:
             stream.call(self._offload.wait, self._offload.ticket(i))
         else:
             done = self._offload.layers + i
