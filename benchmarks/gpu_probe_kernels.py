@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.merged import Latent
 from ktcli.ops.torch.parts import Parts
-from ktcli.ops.triton import attention, early, small
+from ktcli.ops.triton import attention, early, product, small
 from ktcli.ops.triton.product import vector_experts, vector_product
 from ktcli.ops.triton.summary import summarize
 from ktcli.ops.triton.tiles import tile_experts
@@ -121,8 +121,25 @@ def _lengths(probe: Probe, run: int, backends: list[SDPBackend] | None, by_bias:
 
 def products_of_one_row(probe: Probe) -> Any:
     """The rate at which one row's product reads its matrix; matrices take turns."""
+    return _products(probe, _PRODUCTS[: probe.size(len(_PRODUCTS), 1)])
+
+
+def products_in_fewer_registers(probe: Probe) -> Any:
+    """The same where a thread may have so many registers: more programs fit beside each other, and some may spill."""
+    kernel, run = product._product_kernel, product._product_kernel.run
     found: dict[str, Any] = {}
-    for name, n, k in _PRODUCTS[: probe.size(len(_PRODUCTS), 1)]:
+    for registers in (168, 128, 96)[: probe.size(3, 1)]:
+        kernel.run = partial(run, maxnreg=registers)
+        try:
+            found[str(registers)] = _products(probe, _PRODUCTS[1 : probe.size(4, 2)])
+        finally:
+            kernel.run = run
+    return found
+
+
+def _products(probe: Probe, which: Sequence[tuple[str, int, int]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, n, k in which:
         n, k = probe.size(n, 32), probe.size(k, 64)
         count = min(64, max(1, _TURN_BYTES // (n * k)))
         w, x = probe.packed(name, n, k, probe.size(count, 2)), probe.random(1, k)
@@ -264,6 +281,7 @@ CHECKS = _named(
     products_of_bf16_to_f32,
     attention_of_a_prompt,
     products_of_one_row,
+    products_in_fewer_registers,
     experts_of_one_row,
     experts_of_a_prompt,
     small_kernels,

@@ -392,7 +392,12 @@ def plans(place: Place) -> Iterator[Row]:
         config, layers = place.scale.config(name), place.scale.layers(name)
         vram: int | None = None
         for _ in ("all that fit", "about half of them"):
-            asked = Request(Recipe(), 1024, f"{CUDA}:{gpu.index}", limits={gpu.index: vram})
+            asked = Request(
+                Recipe(),
+                1024,
+                f"{CUDA}:{gpu.index}",
+                limits={} if vram is None else {gpu.index: vram},
+            )
             model, plan = fitting_plan(config, host, asked, layers)
             assert plan.device is not None
             engine = planned_engine(model, plan, place.pool, DeviceSetting((place.device,)))

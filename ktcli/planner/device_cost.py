@@ -25,6 +25,9 @@ from ktcli.planner.stack import F64Array, Load, ModelLoads
 # All of these are assumed, not yet measured on a GPU.
 READ_SHARE = 0.70  # of the bandwidth, at decode: the aim of the kernels
 GEMM_SHARE = 0.50  # of the bf16 peak, at prefill
+TILE_SHARE = (
+    0.15  # the same of experts, whose tiles are decoded in registers again for every block of rows
+)
 ATTENTION_SHARE = 0.30  # of the bf16 peak, over the cache
 LINK_SHARE = 0.80  # of the link on paper, from pinned memory
 KERNEL_S = 2.5e-6  # one small kernel inside a graph
@@ -255,13 +258,12 @@ class Hybrid:
         return before, beside
 
     def experts_chunk_s(self, n_tokens: int, hits: F64Array, experts: F64Array) -> F64Array:
-        """The seconds of each layer for `experts` [L] on the GPU that `hits` [L] per token go to: the packed
-        weights are read, written as bf16 and read again, and multiplied."""
+        """The seconds of each layer for `experts` [L] on the GPU that `hits` [L] per token go to: tiles of the packed
+        weights are read, decoded where they are used, and multiplied."""
         rates, expert = self.device, self.stack.expert
-        unpacked = 2 * expert.ops  # two bytes for each of ops / 2 weights, written and read
-        passed = touched(experts, hits, n_tokens) * (expert.size_bytes + unpacked)
-        reading = passed / (rates.read_bps * READ_SHARE)
-        return reading + n_tokens * hits * expert.ops / (rates.bf16_ops * GEMM_SHARE)
+        passed = touched(experts, hits, n_tokens) * expert.size_bytes
+        computing = n_tokens * hits * expert.ops / (rates.bf16_ops * TILE_SHARE)
+        return np.maximum(passed / (rates.read_bps * READ_SHARE), computing)
 
     def _products(self, load: Load, n_tokens: int) -> F64Array:
         """The seconds of each layer to read or to compute, whichever is slower, [L]."""

@@ -18,9 +18,9 @@ from ktcli.planner.cost import READ_SHARE as CPU_READ_SHARE
 from ktcli.planner.cost import Rates
 from ktcli.planner.deferral import Times
 from ktcli.planner.device_cost import (
-    GEMM_SHARE,
     PREFILL_LAUNCH_S,
     READ_SHARE,
+    TILE_SHARE,
     DeviceRates,
     Hybrid,
 )
@@ -126,7 +126,7 @@ class Forecast:
         """The seconds to bring one expert to the GPU and to run `n_tokens` tokens through it there."""
         device, (size, ops) = self.hybrid.device, self._expert()
         reading = size / (device.read_bps * READ_SHARE)
-        computing = n_tokens * ops / (device.bf16_ops * GEMM_SHARE)
+        computing = n_tokens * ops / (device.bf16_ops * TILE_SHARE)
         launches = _EXPERT_KERNELS * PREFILL_LAUNCH_S
         return size / self.prefill.copy_bps + max(reading, computing) + launches
 

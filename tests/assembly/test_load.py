@@ -215,6 +215,22 @@ def test_fewer_experts_where_too_little_is_left_for_prompts(
     assert next(left, None) is None
 
 
+def test_what_outlasts_an_attempt_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workspaces of cuBLAS too, which nobody owns; and a device that has failed is no reason to fail again."""
+    said: list[str] = []
+
+    def empty() -> None:
+        said.append("cache")
+        raise RuntimeError("CUDA error: unknown error")
+
+    monkeypatch.setattr(
+        torch._C, "_cuda_clearCublasWorkspaces", lambda: said.append("cublas"), raising=False
+    )
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty)
+    loading.release(torch.device("cuda"))
+    assert said == ["cublas", "cache"]
+
+
 def test_the_cpu_when_nothing_fits(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(DeviceEngine):
         def _load(self, source: object, progress: object) -> None:

@@ -51,7 +51,7 @@ static void say(const char *format, ...)
 
 /* ---- calls that fail ------------------------------------------------------------------------------- */
 
-enum { CALLS = 32, NAME = 48 };
+enum { CALLS = 64, NAME = 48 };
 static struct { char name[NAME]; long made; } calls[CALLS];
 static struct { char name[NAME]; long left; int code, forever; } failure;
 

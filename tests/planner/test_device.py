@@ -56,7 +56,7 @@ def used(made: Plan) -> DevicePlan:
 # machine, model: fits, the fewest experts on GPUs of a layer (None: the CPU alone), depth, least threshold
 DECISIONS = {
     ("laptop-8gb-gpu", QWEN): (True, 28, 3, 576),
-    ("laptop-8gb-gpu", "deepseek-v2-lite"): (True, 26, 1, 896),
+    ("laptop-8gb-gpu", "deepseek-v2-lite"): (True, 26, 1, 576),
     ("laptop-8gb-gpu", "deepseek-v3"): (False, None, 0, NEVER),
     ("laptop-8gb-gpu", "kimi-k2"): (False, None, 0, NEVER),
     ("desktop-24gb-gpu", QWEN): (True, 128, 0, NEVER),

@@ -9,6 +9,7 @@ from shapes import RATES, shape
 from ktcli.ops.part import ModelPart
 from ktcli.planner import experts
 from ktcli.planner.cost import READ_SHARE, STEP_S, step_seconds
+from ktcli.planner.device_cost import READ_SHARE as DEVICE_SHARE
 from ktcli.planner.device_cost import DeviceRates, Hybrid
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.prefill import GRAIN, NEVER, Prefill
@@ -51,6 +52,15 @@ def test_the_layers_add_up_to_the_model(name: str, formats: tuple[str, str]):
     size, ops = stack.cache_work(9999, 1)
     assert cache.read_bytes == size * stack.layers
     assert cache.ops == ops * stack.layers
+
+
+def test_experts_on_the_gpu_are_read_packed() -> None:
+    """Their kernels decode them where they are used: nobody writes them down as bf16."""
+    tensor_cores = DeviceRates(1e12, 1e30, 15e9, True, "")
+    hybrid = prefill(STACK.experts, tensor_cores).hybrid
+    every = hybrid.by_layer((STACK.experts,) * len(STACK.moe))
+    found = hybrid.experts_chunk_s(1 << 20, hybrid.k_gpu, every)
+    np.testing.assert_allclose(found, every * STACK.expert.size_bytes / (1e12 * DEVICE_SHARE))
 
 
 def test_an_infinitely_fast_gpu_leaves_the_cpus_own_time():

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -114,6 +114,7 @@ class HostExperts:
         exact: bool = False,
     ) -> None:
         self.shape, self.elsewhere, self._streams = shape, elsewhere, streams
+        self._rehearses = False
         present = [layer for layer, weights in enumerate(layers) if weights is not None]
         self._numbers = {layer: i for i, layer in enumerate(present)}
         self._program = Program(pool, max_tokens=shape.max_tokens, max_outputs=1, exact=exact)
@@ -150,6 +151,16 @@ class HostExperts:
         """
         self._offload.begin(n_tokens, defer)
 
+    @contextmanager
+    def rehearsed(self) -> Iterator[None]:
+        """A block in which the CPU is neither told nor awaited: kernels are compiled there, longer than the watchdog
+        allows a step to take."""
+        self._rehearses = True
+        try:
+            yield
+        finally:
+            self._rehearses = False
+
     def outbox(self, layer: int, n_tokens: int) -> Sent | None:
         """Where a kernel may write x, ids and gate of a few rows of a layer; None: nowhere, `enter` copies them."""
         if not self.has(layer) or n_tokens > SENT_ROWS:
@@ -165,6 +176,8 @@ class HostExperts:
         i, stream = self._numbers[layer], self._streams[layer]
         if not sent:
             self._copy(i, stream, x, ids, gate)
+        if self._rehearses:
+            return
         if self._flags is None:
             stream.call(self._offload.submit, self._offload.ticket(i))
         else:
@@ -182,7 +195,9 @@ class HostExperts:
     def leave(self, layer: int, n_tokens: int) -> Tensor:
         """Waits for the CPU; returns its sum [T, hidden] f32, on the device."""
         i, stream = self._numbers[layer], self._streams[layer]
-        if self._flags is None:
+        if self._rehearses:
+            pass
+        elif self._flags is None:
             stream.call(self._offload.wait, self._offload.ticket(i))
         else:
             done = self._offload.layers + i

@@ -173,7 +173,8 @@ def _run_kernels(device: torch.device) -> None:
     """Runs two, of which the second may start early."""
     from ktcli.ops.triton import small
 
-    small.norm(small.norm(torch.ones(1, 16, device=device), None, 1e-6), None, 1e-6).cpu()
+    with torch.cuda.device(device):  # Triton launches on the thread's current one
+        small.norm(small.norm(torch.ones(1, 16, device=device), None, 1e-6), None, 1e-6).cpu()
 
 
 def _triton_lacks() -> str:
