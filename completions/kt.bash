@@ -16,6 +16,7 @@ _kt() {
                 --max-tokens|--system|--stop|--temperature|--top-k|--top-p|--min-p|--repetition-penalty|--seed|--think-budget|--context|--threads|--defer)  ;;
                 --resume) names='chats' ;;
                 --numa) words='auto off' ;;
+                --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
@@ -23,7 +24,7 @@ _kt() {
                 --draft) words='off lookup' ;;
                 --output|--schema) files='any' ;;
                 --format) words='json' ;;
-                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --device --gpus --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --no-attach --stats --explain-cache --json --jsonl --output --schema --format --yes --quiet --help' names='all' files='.gguf' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --no-attach --stats --explain-cache --json --jsonl --output --schema --format --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'serve')
             case $before in
@@ -34,11 +35,12 @@ _kt() {
                 --parallel|--model-alias|--context|--threads|--defer)  ;;
                 --keep-alive) words='TIME' ;;
                 --numa) words='auto off' ;;
+                --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--host --port --ollama --api-key --api-key-file --parallel --model-alias --strict-model --keep-alive --log-json --background --print-unit --context --threads --numa --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
+                *) options='--host --port --ollama --api-key --api-key-file --parallel --model-alias --strict-model --keep-alive --log-json --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'ps') options='--json --quiet --help' ;;
         'stop') options='--all --json --quiet --help' names='all' files='.gguf' ;;
@@ -53,12 +55,13 @@ _kt() {
                 --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto' ;;
                 --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
+                --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --machine) words='cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb' files='any' ;;
-                *) options='--context --experts --dense --threads --numa --device --gpus --gpu-experts --defer --prefill-threshold --machine --json --help' names='all' files='.gguf' ;;
+                *) options='--context --experts --dense --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --machine --json --help' names='all' files='.gguf' ;;
             esac ;;
         'search')
             case $before in
@@ -117,13 +120,14 @@ _kt() {
                 --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto' ;;
                 --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
+                --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --policy) words='kt all-cpu gpu-stream fiddler' ;;
                 --trace) files='any' ;;
-                *) options='--layers --tokens --context --batch --experts --dense --threads --numa --device --gpus --gpu-experts --defer --prefill-threshold --policy --runs --profile --trace --json --help' names='all' files='.gguf' ;;
+                *) options='--layers --tokens --context --batch --experts --dense --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --policy --runs --profile --trace --json --help' names='all' files='.gguf' ;;
             esac ;;
         'bench prefill')
             case $before in
@@ -131,12 +135,13 @@ _kt() {
                 --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto' ;;
                 --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
+                --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --policy) words='kt all-cpu gpu-stream fiddler' ;;
-                *) options='--layers --tokens --context --experts --dense --threads --numa --device --gpus --gpu-experts --defer --prefill-threshold --policy --runs --profile --json --help' names='all' files='.gguf' ;;
+                *) options='--layers --tokens --context --experts --dense --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --policy --runs --profile --json --help' names='all' files='.gguf' ;;
             esac ;;
         'bench resume')
             case $before in
@@ -181,14 +186,14 @@ _kt() {
                 --against) names='all' files='.gguf' ;;
                 --formats) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
                 --defer|--tokens|--context|--stride|--threads)  ;;
-                --kv) words='bf16 f32' ;;
+                --kv) words='bf16 f32 fp8' ;;
                 --text|--plot) files='any' ;;
                 --numa) words='auto off' ;;
                 *) options='--against --formats --defer --kv --text --tokens --context --stride --plot --allow-special --threads --numa --yes --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context draft device gpus threads numa heat cache pull-limit isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus threads numa heat cache pull-limit isa tile-min debug' ;;
         'config set')
             case $before in
                 home|libraries) files='folders' ;;
@@ -196,13 +201,14 @@ _kt() {
                 think|markdown|status|heat) words='on off' ;;
                 thoughts) words='folded shown hidden' ;;
                 when-full) words='drop stop' ;;
+                kv) words='bf16 fp8' ;;
                 draft) words='off lookup' ;;
                 device) words='auto cpu cuda' names='gpus' ;;
                 gpus) words='all' ;;
                 numa) words='auto off' ;;
-                *) options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context draft device gpus threads numa heat cache pull-limit' ;;
+                *) options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus threads numa heat cache pull-limit' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context draft device gpus threads numa heat cache pull-limit' ;;
+        'config unset') options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus threads numa heat cache pull-limit' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')
