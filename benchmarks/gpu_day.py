@@ -3,12 +3,16 @@
     python benchmarks/gpu_day.py wheels DIR                        here: fetches the wheels that the machine lacks
     python benchmarks/gpu_day.py run [STEP ...] --wheels DIR       there: runs steps, all unless some are named
     python benchmarks/gpu_day.py run --smoke --out DIR             tiny, without a GPU; its figures are no results
-    python benchmarks/gpu_day.py steps                             names the steps
+    python benchmarks/gpu_day.py results DIR                       here: makes a result of what came back, with a table
+    python benchmarks/gpu_day.py steps                             names the steps, in calls of ten minutes
 
 A run installs the wheels and builds the library where that is not done yet, so any call may meet a bare machine. Each
 step has a limit of its own and ends alone: one that fails or hangs is noted, and the rest goes on. What does not fit
-into the time of the call is left out, and named. The folder --out then has day.jsonl (a line for each step: exit
-status, seconds, limit), all.log (the end of what each command said), and the documents of the steps.
+into the time of the call (--limit) is left out, and named, so that calls of ten minutes do: `--limit 570`, with the
+steps of a line of `steps`; of a machine that is fresh at each call only DIR and the tree must come along. The folder
+--out then has day.jsonl (a line for each step: exit
+status, seconds, limit), all.log (the end of what each command said), and the documents of the steps, those of kt's own
+commands as STEP.jsonl.
 
 Needs nothing but Python: the packages of kt come with the wheels.
 """
@@ -24,7 +28,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +42,8 @@ _PYTHON = "3.12"  # of the machine with a GPU
 # glibc 2.31 is that of Debian 11 and Ubuntu 20.04; llguidance needs it.
 _PLATFORMS = "manylinux_2_31 manylinux_2_28 manylinux_2_17 manylinux2014 manylinux1".split()
 _LEAST_S = 15.0  # with less no step begins
+_CALL_S = 570.0  # of a call on a machine that gives it ten minutes
+_BUILT_S = 60.0  # that a bare machine takes from a call
 _GRACE_S = 10.0  # for a command that is told to end
 _NOT_THERE, _CUT_OFF = 127, 124  # exit statuses, as a shell's and `timeout`'s
 _SHOWN_LINES = 40  # of a command's last words
@@ -91,6 +97,8 @@ class Day:
             code, answer = self._ended(command, left) if left > 0 else (_CUT_OFF, "")
             codes.append(code)
             answers.add(answer)
+            if "--json" in command and code == 0:
+                self._keep(step, answer)
             if code and step.stops:
                 break
         took = time.monotonic() - start
@@ -99,6 +107,14 @@ class Day:
         alike = {"alike": len(answers) == 1} if step.alike else {}
         self._note(facts | alike)
         return not any(codes) and all(alike.values())
+
+    def _keep(self, step: Step, answer: str) -> None:
+        """Appends the document that a command gave to those of its step."""
+        with (
+            suppress(ValueError),
+            open(self.out / f"{step.name}.jsonl", "a", encoding="utf-8") as lines,
+        ):
+            lines.write(json.dumps(json.loads(answer)) + "\n")
 
     def _ended(self, command: Sequence[str], limit_s: float) -> tuple[int, str]:
         """Runs a command; returns its exit status, which is _CUT_OFF where the limit ended it with all that it started,
@@ -194,12 +210,42 @@ def fetch(folder: Path) -> int:
     return subprocess.run(command, check=False).returncode
 
 
+def calls() -> Iterator[list[str]]:
+    """The steps in calls of ten minutes: each has room for those that are likely to need all of their time."""
+    call: list[str] = []
+    left = _CALL_S
+    for step in STEPS:
+        if call and step.usual_s > left:
+            yield call
+            call, left = [], _CALL_S - _BUILT_S  # which may meet a bare machine
+        call.append(step.name)
+        left -= step.usual_s
+    yield call
+
+
+def make_result(folder: Path, into: Path) -> int:
+    """Makes a result of a day's folder, and shows its table."""
+    from gpu_results import found_in, keep, table
+
+    try:
+        found = found_in(folder)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(table(found))
+    print(*keep(found, into), sep="\n", file=sys.stderr)
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     doing = parser.add_subparsers(dest="doing", required=True)
     doing.add_parser("steps", help="name the steps")
     fetching = doing.add_parser("wheels", help="fetch the wheels that the machine lacks")
     fetching.add_argument("folder", type=Path)
+    making = doing.add_parser("results", help="make a result of what a run found")
+    making.add_argument("folder", type=Path)
+    making.add_argument("--into", type=Path, default=ROOT / "benchmarks" / "results")
     running = doing.add_parser("run", help="run steps")
     names = [step.name for step in STEPS]
     running.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(names))
@@ -210,8 +256,11 @@ def main() -> int:
     running.add_argument("--smoke", action="store_true", help="tiny, without a GPU")
     asked = parser.parse_args()
     if asked.doing == "steps":
-        print(*names, sep="\n")
+        for call in calls():
+            print(*call)
         return 0
+    if asked.doing == "results":
+        return make_result(asked.folder, asked.into)
     if asked.doing == "wheels":
         return fetch(asked.folder)
     unknown = [name for name in asked.steps if name not in names]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,9 @@ from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.triton import attention, small
+from ktcli.ops.torch.merged import Latent
+from ktcli.ops.torch.parts import Parts
+from ktcli.ops.triton import attention, early, product, small
 from ktcli.ops.triton.product import vector_experts, vector_product
 from ktcli.ops.triton.summary import summarize
 from ktcli.ops.triton.tiles import tile_experts
@@ -119,8 +121,25 @@ def _lengths(probe: Probe, run: int, backends: list[SDPBackend] | None, by_bias:
 
 def products_of_one_row(probe: Probe) -> Any:
     """The rate at which one row's product reads its matrix; matrices take turns."""
+    return _products(probe, _PRODUCTS[: probe.size(len(_PRODUCTS), 1)])
+
+
+def products_in_fewer_registers(probe: Probe) -> Any:
+    """The same where a thread may have so many registers: more programs fit beside each other, and some may spill."""
+    kernel, run = product._product_kernel, product._product_kernel.run
     found: dict[str, Any] = {}
-    for name, n, k in _PRODUCTS[: probe.size(len(_PRODUCTS), 1)]:
+    for registers in (168, 128, 96)[: probe.size(3, 1)]:
+        kernel.run = partial(run, maxnreg=registers)
+        try:
+            found[str(registers)] = _products(probe, _PRODUCTS[1 : probe.size(4, 2)])
+        finally:
+            kernel.run = run
+    return found
+
+
+def _products(probe: Probe, which: Sequence[tuple[str, int, int]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, n, k in which:
         n, k = probe.size(n, 32), probe.size(k, 64)
         count = min(64, max(1, _TURN_BYTES // (n * k)))
         w, x = probe.packed(name, n, k, probe.size(count, 2)), probe.random(1, k)
@@ -210,13 +229,15 @@ def _small(probe: Probe) -> Iterator[tuple[str, Callable[[], Any]]]:
         keys = probe.random(pages, PAGE_TOKENS, 4 * 128, dtype=torch.bfloat16)
         latent = probe.random(pages, PAGE_TOKENS, 576, dtype=torch.bfloat16)
         absorbed, asked = probe.random(1, 128, 512), probe.random(1, 128 * 192)
+        sums = Parts.of(asked), Parts.of(probe.random(1, 576))
+        new = Latent(*sums, torch.ones(512, device=probe.device), 1e-6, Rope(64, (0.5,) * 32))
         grouped, shape = GqaShape(32, 4, 128, 0.1), MlaShape(128, 128, 64, 128, 512, 0.1)
         one = partial(attention.gqa_one, q, (keys, keys), rows, grouped)
         yield f"gqa at {length}", one
         if probe.on_gpu:  # its heads take the interpreter seconds
             yield (
                 f"mla at {length}",
-                partial(attention.mla_one, absorbed, asked, latent, rows, shape),
+                partial(attention.mla_one, absorbed, asked, new, latent, rows, shape),
             )
     yield "append", lambda: attention.append(keys, q[:, :512], rows)
     yield "norm", lambda: small.norm(x, torch.ones_like(x[0]), 1e-6)
@@ -229,6 +250,28 @@ def _small(probe: Probe) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "torch add", lambda: x + x
 
 
+def early_starts(probe: Probe) -> Any:
+    """Microseconds of a kernel in a chain of small ones, each of which reads what the one before wrote: started when
+    that has ended, and early where the GPU can."""
+    x, gain = probe.random(1, 2048), torch.ones(2048, device=probe.device)
+    length = probe.size(200, 3)
+
+    def chain() -> torch.Tensor:
+        made = x
+        for _ in range(length):
+            made = small.norm(made, gain, 1e-6)
+        return made
+
+    found: dict[str, float] = {}
+    able = early.starts_early(probe.device)
+    for name, on in (("late_us", False), ("early_us", True))[: 1 + able]:
+        if probe.on_gpu:
+            early.start_early(probe.device, on)
+        found[name] = probe.device_us(chain) / length
+        found[f"{name}_sum"] = float(chain().sum())
+    return found
+
+
 def _named(*checks: Check) -> Mapping[str, Check]:
     return {check.__name__: check for check in checks}
 
@@ -238,7 +281,9 @@ CHECKS = _named(
     products_of_bf16_to_f32,
     attention_of_a_prompt,
     products_of_one_row,
+    products_in_fewer_registers,
     experts_of_one_row,
     experts_of_a_prompt,
     small_kernels,
+    early_starts,
 )

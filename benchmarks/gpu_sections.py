@@ -343,7 +343,7 @@ def _prompts(place: Place, engine: Engine, yardstick: Yardstick, way: str) -> It
 
 def _times_us(engine: DeviceEngine, planned: DevicePlan) -> Row:
     """t_e and T_g as planned, and as read off some steps, which is what the next plan is made with."""
-    measured = layer_times(engine, planned.times.shared_s)
+    measured = layer_times(engine)
     found = {"planned": planned.times, "measured": measured}
     return {
         name: {key: 1e6 * value for key, value in asdict(times).items()}
@@ -392,10 +392,15 @@ def plans(place: Place) -> Iterator[Row]:
         config, layers = place.scale.config(name), place.scale.layers(name)
         vram: int | None = None
         for _ in ("all that fit", "about half of them"):
-            asked = Request(Recipe(), 1024, f"{CUDA}:{gpu.index}", vram_bytes=vram)
+            asked = Request(
+                Recipe(),
+                1024,
+                f"{CUDA}:{gpu.index}",
+                limits={} if vram is None else {gpu.index: vram},
+            )
             model, plan = fitting_plan(config, host, asked, layers)
             assert plan.device is not None
-            engine = planned_engine(model, plan, place.pool, DeviceSetting(place.device))
+            engine = planned_engine(model, plan, place.pool, DeviceSetting((place.device,)))
             row = _decode_row(place, engine, yardstick_of(place, engine))
             yield {
                 **row,

@@ -9,8 +9,12 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results"
 
 
+def slug(name: str | None) -> str:
+    """A name as part of a file's."""
+    return re.sub(r"[^a-z0-9]+", "-", (name or "").lower()).strip("-") or "unknown"
+
+
 def result_path(cpu: str | None, cores: int, kind: str = "") -> Path:
     """results/DATE-CPU-CORES[-KIND].json"""
-    slug = re.sub(r"[^a-z0-9]+", "-", (cpu or "").lower()).strip("-") or "unknown"
     ending = f"-{kind}" if kind else ""
-    return RESULTS / f"{date.today().isoformat()}-{slug}-{cores}-cores{ending}.json"
+    return RESULTS / f"{date.today().isoformat()}-{slug(cpu)}-{cores}-cores{ending}.json"

@@ -18,12 +18,13 @@ _kt() {
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
+                --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --draft) words='off lookup' ;;
                 --output|--schema) files='any' ;;
                 --format) words='json' ;;
-                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --kv --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --no-attach --stats --explain-cache --json --jsonl --output --schema --format --yes --quiet --help' names='all' files='.gguf' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --no-attach --stats --explain-cache --json --jsonl --output --schema --format --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'serve')
             case $before in
@@ -36,9 +37,10 @@ _kt() {
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
+                --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--host --port --ollama --api-key --api-key-file --parallel --model-alias --strict-model --keep-alive --log-json --background --print-unit --context --threads --numa --kv --device --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
+                *) options='--host --port --ollama --api-key --api-key-file --parallel --model-alias --strict-model --keep-alive --log-json --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'ps') options='--json --quiet --help' ;;
         'stop') options='--all --json --quiet --help' names='all' files='.gguf' ;;
@@ -55,10 +57,11 @@ _kt() {
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
+                --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --machine) words='cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb' files='any' ;;
-                *) options='--context --experts --dense --threads --numa --kv --device --gpu-experts --defer --prefill-threshold --machine --json --help' names='all' files='.gguf' ;;
+                *) options='--context --experts --dense --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --machine --json --help' names='all' files='.gguf' ;;
             esac ;;
         'search')
             case $before in
@@ -119,11 +122,12 @@ _kt() {
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
+                --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --policy) words='kt all-cpu gpu-stream fiddler' ;;
                 --trace) files='any' ;;
-                *) options='--layers --tokens --context --batch --experts --dense --threads --numa --kv --device --gpu-experts --defer --prefill-threshold --policy --runs --profile --trace --json --help' names='all' files='.gguf' ;;
+                *) options='--layers --tokens --context --batch --experts --dense --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --policy --runs --profile --trace --json --help' names='all' files='.gguf' ;;
             esac ;;
         'bench prefill')
             case $before in
@@ -133,10 +137,11 @@ _kt() {
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
+                --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --policy) words='kt all-cpu gpu-stream fiddler' ;;
-                *) options='--layers --tokens --context --experts --dense --threads --numa --kv --device --gpu-experts --defer --prefill-threshold --policy --runs --profile --json --help' names='all' files='.gguf' ;;
+                *) options='--layers --tokens --context --experts --dense --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --policy --runs --profile --json --help' names='all' files='.gguf' ;;
             esac ;;
         'bench resume')
             case $before in
@@ -162,9 +167,10 @@ _kt() {
                 --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
+                --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--layers --streams --tokens --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --json --help' names='all' files='.gguf' ;;
+                *) options='--layers --streams --tokens --experts --dense --threads --numa --device --gpus --gpu-experts --defer --prefill-threshold --json --help' names='all' files='.gguf' ;;
             esac ;;
         'bench serve')
             case $before in
@@ -187,7 +193,7 @@ _kt() {
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device threads numa heat cache pull-limit isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus threads numa heat cache pull-limit isa tile-min debug' ;;
         'config set')
             case $before in
                 home|libraries) files='folders' ;;
@@ -198,10 +204,11 @@ _kt() {
                 kv) words='bf16 fp8' ;;
                 draft) words='off lookup' ;;
                 device) words='auto cpu cuda' names='gpus' ;;
+                gpus) words='all' ;;
                 numa) words='auto off' ;;
-                *) options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device threads numa heat cache pull-limit' ;;
+                *) options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus threads numa heat cache pull-limit' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device threads numa heat cache pull-limit' ;;
+        'config unset') options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus threads numa heat cache pull-limit' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')

@@ -24,6 +24,7 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l threads -d 'CPU threads'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l kv -d 'Numbers in the KV cache. fp8 takes half of the memory; a model that chooses what it attends to has bf16 only' -x -a 'bf16 fp8'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l gpus -d 'GPUs that may be used, by number: 0,1' -x -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
@@ -59,6 +60,7 @@ complete -c kt -n '__fish_seen_subcommand_from serve' -l threads -d 'CPU threads
 complete -c kt -n '__fish_seen_subcommand_from serve' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l kv -d 'Numbers in the KV cache. fp8 takes half of the memory; a model that chooses what it attends to has bf16 only' -x -a 'bf16 fp8'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l gpus -d 'GPUs that may be used, by number: 0,1' -x -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from serve' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
@@ -91,6 +93,7 @@ complete -c kt -n '__fish_seen_subcommand_from plan' -l threads -d 'CPU threads'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l kv -d 'Numbers in the KV cache. fp8 takes half of the memory; a model that chooses what it attends to has bf16 only' -x -a 'bf16 fp8'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l gpus -d 'GPUs that may be used, by number: 0,1' -x -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from plan' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
 complete -c kt -n '__fish_seen_subcommand_from plan' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
@@ -252,6 +255,7 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l kv -d 'Numbers in the KV cache. fp8 takes half of the memory; a model that chooses what it attends to has bf16 only' -x -a 'bf16 fp8'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l gpus -d 'GPUs that may be used, by number: 0,1' -x -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
@@ -272,6 +276,7 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l kv -d 'Numbers in the KV cache. fp8 takes half of the memory; a model that chooses what it attends to has bf16 only' -x -a 'bf16 fp8'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l gpus -d 'GPUs that may be used, by number: 0,1' -x -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
@@ -312,6 +317,7 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l gpus -d 'GPUs that may be used, by number: 0,1' -x -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
@@ -357,12 +363,12 @@ complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcomman
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from config' -a get -d 'Show one setting: its value on standard output, what it means and can be beside it'
-complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -a 'home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device threads numa heat cache pull-limit isa tile-min debug'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -a 'home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus threads numa heat cache pull-limit isa tile-min debug'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from config' -a set -d 'Keep a setting for all commands from now on'
-complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -a 'home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device threads numa heat cache pull-limit'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -a 'home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus threads numa heat cache pull-limit'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = home' -a '(__fish_complete_directories)'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = libraries' -a '(__fish_complete_directories)'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = model' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
@@ -374,13 +380,14 @@ complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcomman
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = kv' -a 'bf16 fp8'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = draft' -a 'off lookup'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = device' -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = gpus' -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = numa' -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = heat' -a 'on off'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from config' -a unset -d 'Take a setting back to its default'
-complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -a 'home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device threads numa heat cache pull-limit'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -a 'home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus threads numa heat cache pull-limit'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l help -d 'Show this message and exit'

@@ -238,6 +238,11 @@ TABLE: tuple[Setting, ...] = (
         "a GPU if that is faster", "Where attention and dense parts run.", option="--device",
     ),
     Setting(
+        "gpus", words_like("all|[0-9]{1,4}(,[0-9]{1,4}){0,63}", "all, or numbers with commas in between"), "all|LIST",
+        "all, as many as help", "GPUs that may be used, by number: 0,1. They take the layers in this order.",
+        option="--gpus",
+    ),
+    Setting(
         "threads", whole_numbers(1, 4096), "N", "one per physical core, which is the most",
         "CPU threads.", option="--threads",
     ),

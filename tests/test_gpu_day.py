@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 from packaging.requirements import Requirement
@@ -151,3 +152,67 @@ def test_no_step_ends_another(day: ModuleType, tmp_path: Path) -> None:
     assert found["differs"]["alike"] is False and "little time" in found["late"]["left_out"]
     log = (tmp_path / "all.log").read_text()
     assert "ZeroDivisionError" in log and "no-such-program" in log
+
+
+def test_what_kt_answers_is_kept(day: ModuleType, tmp_path: Path) -> None:
+    """A document of each command that gives one; of one that fails, or says something else, nothing."""
+    python = "{python}"
+    commands = [(python, "-c", code, "--json") for code in ("print([0])", "1 / 0", "print('no')")]
+    (tmp_path / "ready").touch()
+    call = day.Day(tmp_path, tmp_path, tmp_path, smoke=False, ends=time.monotonic() + 30)
+    call.run([day.Step("speeds", 20, (*commands, (python, "-c", "print('[1]')", "--json")))])
+    assert (tmp_path / "speeds.jsonl").read_text() == "[0]\n[1]\n"
+
+
+def test_calls_have_every_step_in_its_order(day: ModuleType) -> None:
+    calls = list(day.calls())
+    assert [name for call in calls for name in call] == [step.name for step in day.STEPS]
+    usual = {step.name: step.usual_s for step in day.STEPS}
+    assert all(sum(usual[name] for name in call) <= 600 for call in calls)
+
+
+DECODE = {"work": "decode", "defer": 0, "percent_of_ceiling": 41.6, "noisy": False}
+ROWS = [
+    {**DECODE, "gpu_experts": 0, "tok_s": 50.0, "predicted_tok_s": 55.0},
+    {**DECODE, "gpu_experts": 0, "tok_s": 60.0, "predicted_tok_s": 55.0, "defer": 2},
+    {**DECODE, "gpu_experts": 128, "tok_s": 230.0, "predicted_tok_s": 207.0, "noisy": True},
+]
+
+
+def test_a_day_becomes_a_result(day: ModuleType, tmp_path: Path) -> None:
+    """One document with all that came back, a table, and a plot that is XML."""
+    machine = {"gpu": "NVIDIA H100 80GB HBM3", "cpu": "Test"}
+    known = {"date": "2026-12-24", "smoke": False, "machine": machine}
+    plans = {"rows": [{**ROWS[2], "model": "<m>", "planned_tok_s": 253.0}]}
+    for name, sections in (
+        ("qwen", {"decode qwen3-30b-a3b": {"rows": ROWS}}),
+        ("plans", {"plans": plans, "logits": {"rows": [{"max_error": 0.0}]}}),
+    ):
+        document = json.dumps({**known, "sections": sections})
+        (tmp_path / f"hybrid-{name}.json").write_text(document)
+    (tmp_path / "probe.json").write_text('{"versions": {}}')
+    (tmp_path / "day.jsonl").write_text('{"step": "facts"}\n{"step": "qwen"}\n')
+    into = tmp_path / "results"
+    into.mkdir()
+    assert day.make_result(tmp_path, into) == 0
+    kept = {path.name: path.read_text() for path in into.iterdir()}
+    name = "2026-12-24-gpu-nvidia-h100-80gb-hbm3"
+    assert set(kept) == {f"{name}.json", f"{name}.md", f"{name}.svg"}
+    whole = json.loads(kept[f"{name}.json"])
+    assert whole["machine"] == machine and whole["day"][1] == {"step": "qwen"}
+    assert set(whole["sections"]) == {"decode qwen3-30b-a3b", "plans", "logits"}
+    rows = kept[f"{name}.md"].splitlines()[2:]
+    assert len(rows) == 4 and "| 230 (noisy) | 207 | -10 % | 42 % |" in rows[3]
+    assert "| 253 | +10 % |" in rows[0]
+    picture = ElementTree.fromstring(kept[f"{name}.svg"])
+    assert len(picture.findall("{*}polyline")) == 2  # measured and predicted
+
+
+@pytest.mark.parametrize("smoke", [True, None])
+def test_what_is_no_result(
+    day: ModuleType, tmp_path: Path, smoke: bool | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if smoke:
+        (tmp_path / "hybrid-qwen.json").write_text('{"smoke": true, "date": ""}')
+    assert day.make_result(tmp_path, tmp_path) == 1
+    assert ("smoke run" if smoke else "no hybrid") in capsys.readouterr().err

@@ -99,8 +99,9 @@ class PlannedTrial:
         from ktcli.measure.device_synthetic import DeviceSetting, planned_engine
 
         assert self.plan.device is not None
-        device, pack = torch_device(self.plan.device.gpu.index), self.trial.pack
-        setting = DeviceSetting(device, policy, pack=Pack.open(pack) if pack else None)
+        devices = [torch_device(gpu.index) for gpu in self.plan.device.gpus]
+        pack = self.trial.pack
+        setting = DeviceSetting(devices, policy, pack=Pack.open(pack) if pack else None)
         return self._loaded(
             lambda progress: planned_engine(self.model, self.plan, self.start(), setting, progress),
             listener,

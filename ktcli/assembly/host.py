@@ -9,7 +9,7 @@ from ktcli import config
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.errors import DeviceError
 from ktcli.hardware.cpu import read_cpu
-from ktcli.hardware.gpu import AUTO
+from ktcli.hardware.gpu import AUTO, hidden, hidden_by_mistake
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.numa import OFF, Numa, asked_numa
 from ktcli.hardware.probe import SYSTEM_ROOT, probe
@@ -79,9 +79,11 @@ def usable(machine: Machine, asked: str, listener: Listener = SILENT) -> bool:
     """
     if not machine.gpus:
         if asked == AUTO:
+            if hidden_by_mistake():
+                listener.warn(f"no GPU is used: none answers{hidden()}")
             return False
         raise DeviceError(
-            f"--device {asked[:40]} asks for a GPU, and no NVIDIA GPU answers here",
+            f"--device {asked[:40]} asks for a GPU, and no NVIDIA GPU answers here{hidden()}",
             hint="kt doctor shows what was found; --device cpu runs without one",
         )
     # CUDA's own order puts fast GPUs first; the driver's tool, whose numbers are shown, goes by slot.

@@ -121,8 +121,7 @@ def _with_device(
     """Loads an engine with a GPU; returns the plan it follows, and None as the engine if the GPU is too small."""
     from ktcli.assembly.load_device import Attempt, load_as_planned
 
-    planned = plan.device
-    assert planned is not None
+    assert plan.device is not None
     with listener.progress(f"Loading {ready.name}") as bar:
         attempt = Attempt(
             pack,
@@ -131,25 +130,27 @@ def _with_device(
             note=listener.note,
             progress=lambda done, total: bar.update(done=done, total=total),
         )
-        loaded = load_as_planned(attempt, plan, torch_device(planned.gpu.index))
+        loaded = load_as_planned(attempt, plan, torch_device)
     device = loaded.plan.device
     if loaded.engine is None or device is None:
         return loaded.plan, None
-    gpu, conversion = device.gpu, places.conversion_name(ready.pack)
+    conversion = places.conversion_name(ready.pack)
     if loaded.lowered:
-        experience.note_memory(conversion, gpu.name, gpu.free_bytes, device.need.total)
+        for each in device.segments:
+            where = experience.one_of(each.gpu.name, each.gpu.index)
+            experience.note_memory(conversion, where, each.gpu.free_bytes, each.need.total)
     if loaded.measured is not None:
-        experience.note_times(conversion, gpu.name, astuple(loaded.measured))
+        experience.note_times(conversion, device.gpus[0].name, astuple(loaded.measured))
     listener.note(_words(device, loaded.engine))
     return loaded.plan, loaded.engine
 
 
 def _words(device: DevicePlan, engine: DeviceEngine) -> str:
-    """The text of what the GPU holds: "H200: all but the experts, and 12 of 64 of these (31% of the choices)"."""
+    """The text of what the GPUs hold: "H200: all but the experts, and 12 of 64 of these (31% of the choices)"."""
     mask = device.mask
     here, depth = int(mask.sum()), engine.depth_at(0)
     if here == mask.size:
-        return f"{device.gpu.name}: the whole model"
+        return f"{device.names}: the whole model"
     of_these = f"{here:,} of {mask.size:,} of these ({device.hit_rate:.0%} of the choices)"
     deferral = f"; up to {depth} of a token's come a layer later" if depth else ""
-    return f"{device.gpu.name}: all but the experts, and {of_these}{deferral}"
+    return f"{device.names}: all but the experts, and {of_these}{deferral}"

@@ -1,9 +1,10 @@
-"""Loads an engine as planned, or steps down once at a time where the device has less memory than planned."""
+"""Loads an engine as planned, or steps down once at a time where a device has less memory than planned."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,12 +12,14 @@ import torch
 from ktcli.assembly.planner import Planner
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.placement import Placement
+from ktcli.engine.device.stream import device_errors
 from ktcli.engine.loader import PackSource, Progress
-from ktcli.errors import OutOfDeviceMemory
+from ktcli.errors import DeviceError, OutOfDeviceMemory
+from ktcli.hardware.gpu import AUTO, CPU
 from ktcli.measure.layer_times import layer_times
 from ktcli.ops.torch.kernels import compiled_before
 from ktcli.planner.deferral import Times
-from ktcli.planner.device import step_down
+from ktcli.planner.lower import Lower, step_down
 from ktcli.planner.plan import DevicePlan, Plan, Request
 from ktcli.weights.pack import Pack
 
@@ -42,9 +45,9 @@ class Loaded:
     """The outcome of a load.
 
     Attributes:
-        engine: the engine; None: the device is too small, and the CPU is to do everything.
+        engine: the engine; None: the devices are too small, and the CPU is to do everything.
         plan: the plan that the engine follows.
-        lowered: whether the device's memory was not enough for the first plan.
+        lowered: whether the devices' memory was not enough for the first plan.
         measured: the measured times of a layer; None: they cannot be measured.
     """
 
@@ -54,24 +57,32 @@ class Loaded:
     measured: Times | None = None
 
 
-def load_as_planned(attempt: Attempt, plan: Plan, device: torch.device) -> Loaded:
-    """Load a model as the plan says, or as the largest plan below it that the device holds.
+def load_as_planned(
+    attempt: Attempt, plan: Plan, device_of: Callable[[int], torch.device]
+) -> Loaded:
+    """Load a model as the plan says, or as the largest plan below it that the devices hold.
 
     Args:
-        device: the torch device, whatever the plan calls it.
+        device_of: the torch device of a GPU's number.
     Raises:
         NotEnoughMemory: main memory does not suffice.
-        DeviceError: the device failed otherwise.
+        DeviceError: the device failed otherwise, and was asked for.
     """
     request, lowered = attempt.planner.request, False
     while plan.device is not None:
-        engine = _try(attempt, plan, plan.device, device)
-        if engine is not None and not _has_room(device, plan.device):
-            engine = None
-        if engine is not None:
-            return _timed(attempt, request, Loaded(engine, plan, lowered))
-        release(device)
-        lower = step_down(attempt.planner.model, request, plan)
+        devices = [device_of(gpu.index) for gpu in plan.device.gpus]
+        try:
+            engine = _try(attempt, plan, plan.device, devices)
+            if engine is not None:
+                return _timed(attempt, request, Loaded(engine, plan, lowered))
+            lower = step_down(attempt.planner.model, request, plan)
+        except DeviceError as error:
+            if request.device != AUTO:
+                raise
+            sentence = f"{plan.device.names} is not used: {error}"
+            lower = Lower(replace(request, device=CPU), sentence)
+        engine = None  # what it holds is free for the next
+        release(devices)
         assert lower is not None
         attempt.say(lower.sentence)
         request, lowered = lower.request, True
@@ -84,7 +95,7 @@ def _timed(attempt: Attempt, request: Request, loaded: Loaded) -> Loaded:
     engine, device = loaded.engine, loaded.plan.device
     if engine is None or device is None:
         return loaded
-    times = layer_times(engine, device.times.shared_s)
+    times = layer_times(engine)
     if times is None:
         return loaded
     again = attempt.planner.place(replace(request, times=times)).device
@@ -93,11 +104,11 @@ def _timed(attempt: Attempt, request: Request, loaded: Loaded) -> Loaded:
     return replace(loaded, measured=times)
 
 
-def _has_room(device: torch.device, planned: DevicePlan) -> bool:
+def _has_room(devices: Sequence[torch.device], planned: DevicePlan) -> bool:
     """Tells whether what is left after the load holds what prompts work with: kernels, graphs and libraries have taken
     theirs by now, which the plan could only assume."""
-    left = left_bytes(device)
-    return left is None or left >= planned.need.workspace
+    pairs = zip(map(left_bytes, devices), planned.segments, strict=True)
+    return all(left is None or left >= segment.need.workspace for left, segment in pairs)
 
 
 def left_bytes(device: torch.device) -> int | None:
@@ -108,33 +119,41 @@ def left_bytes(device: torch.device) -> int | None:
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
-def release(device: torch.device) -> None:
-    """Give back what a failed attempt still holds of the device's memory."""
+def release(devices: Sequence[torch.device]) -> None:
+    """Give back what a failed attempt still holds of the devices' memory."""
     gc.collect()  # the error's frames held tensors in cycles
-    if device.type == "cuda":
+    if any(device.type == "cuda" for device in devices):
         torch._C._cuda_clearCublasWorkspaces()  # which outlast whatever asked for them
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # one that has failed takes nothing back
+            torch.cuda.empty_cache()
 
 
 def _try(
-    attempt: Attempt, plan: Plan, planned: DevicePlan, device: torch.device
+    attempt: Attempt, plan: Plan, planned: DevicePlan, devices: Sequence[torch.device]
 ) -> DeviceEngine | None:
-    """Tries one load; returns None if the device's memory is not enough."""
+    """Tries one load; returns None if the devices' memory is not enough, or what is left of it.
+
+    Raises:
+        NotEnoughMemory: main memory does not suffice.
+        DeviceError: a device failed otherwise.
+    """
     plan.require("the model with its context")
     pool = attempt.planner.start(plan.host)
     source = PackSource.planned(attempt.pack, pool, plan)
-    if device.type == "cuda" and not compiled_before():
+    if devices[0].type == "cuda" and not compiled_before():
         attempt.note("The GPU's kernels are compiled after loading, once: some 20 seconds")
     try:
-        return DeviceEngine(
+        engine = DeviceEngine(
             attempt.planner.model,
             plan.recipe,
             source,
             pool,
             Placement.of(plan, planned),
-            (device,),
+            devices,
             max_outputs=plan.use.streams,
             progress=attempt.progress,
         )
+        with device_errors("loading"):
+            return engine if _has_room(devices, planned) else None
     except OutOfDeviceMemory:
         return None

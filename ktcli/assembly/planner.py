@@ -21,7 +21,7 @@ from ktcli.models import Model, Spec
 from ktcli.native import Pool
 from ktcli.planner.deferral import Times
 from ktcli.planner.host import Host
-from ktcli.planner.placement import candidate, is_small, place
+from ktcli.planner.placement import candidates, is_small, place
 from ktcli.planner.plan import Plan, Request
 from ktcli.store import experience, heat, places
 from ktcli.weights.recipe import Recipe
@@ -100,12 +100,18 @@ def informed(
     of a GPU it was given, how long a layer takes."""
     found = heat.read(pack, (spec.moe_layers, spec.experts), warn)
     known = replace(request, heat=None if found is None else found.counts)
-    gpu = candidate(gpus, request.device)
-    if gpu is None:
+    possible, name = candidates(gpus, request), places.conversion_name(pack)
+    if not possible:
         return known
-    past = experience.recall(places.conversion_name(pack), gpu.name, gpu.free_bytes)
+    limits = {}
+    for gpu in possible:
+        where = experience.one_of(gpu.name, gpu.index)
+        limit = experience.recall(name, where, gpu.free_bytes).limit_bytes
+        if limit is not None:
+            limits[gpu.index] = limit
+    past = experience.recall(name, possible[0].name, possible[0].free_bytes)
     times = None if past.layer_s is None else Times(*past.layer_s)
-    return replace(known, vram_bytes=past.limit_bytes, times=times)
+    return replace(known, limits=limits, times=times)
 
 
 def verdict(name: str, plan: Plan, *, free_bytes: int = 0) -> str:
@@ -114,7 +120,10 @@ def verdict(name: str, plan: Plan, *, free_bytes: int = 0) -> str:
     Args:
         free_bytes: what another model holds and would give back.
     """
-    there = f" and {gib(plan.device.need.total)} of the GPU's" if plan.device else ""
+    there = ""
+    if plan.device:
+        whose = "GPU's" if len(plan.device.segments) == 1 else "GPUs'"
+        there = f" and {gib(plan.device.need.total)} of the {whose}"
     return (
         f"{name} needs {gib(plan.need_bytes)} of {gib(plan.host.available_bytes + free_bytes)} memory{there}; "
         f"about {predicted(plan.speed.decode)} tokens/s here (kt plan {name} says why)"

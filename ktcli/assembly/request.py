@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ktcli import smallfiles
 from ktcli.errors import NotFound, UsageError
-from ktcli.hardware.gpu import AUTO, CPU
+from ktcli.hardware.gpu import AUTO, CPU, gpu_numbers
 from ktcli.hardware.numa import Numa
 from ktcli.hardware.text import whole
 from ktcli.models.model import Spec
@@ -27,6 +27,7 @@ class DeviceWords:
     """The options about a GPU as typed; None and "auto" are the plan's own choice."""
 
     device: str = AUTO
+    gpus: str | None = None
     gpu_experts: str | None = None
     defer: int | None = None
     prefill_threshold: str | None = None
@@ -34,6 +35,7 @@ class DeviceWords:
     def of_gpu(self) -> tuple[str, ...]:
         """The given options that mean something only with a GPU."""
         said = {
+            "--gpus": self.gpus,
             "--gpu-experts": self.gpu_experts,
             "--prefill-threshold": self.prefill_threshold,
         }
@@ -49,6 +51,7 @@ class DeviceWords:
         return replace(
             request,
             device=self.device,
+            gpus=None if self.gpus is None else gpu_numbers(self.gpus),
             gpu_experts=_wish(self.gpu_experts, spec),
             defer=self.defer,
             prefill_threshold=_threshold(self.prefill_threshold),

@@ -150,6 +150,6 @@ def give_back_memory() -> None:
     if torch is not None and torch.cuda.is_initialized():
         from ktcli.assembly.load_device import release
 
-        release(torch.device("cuda"))
+        release([torch.device("cuda")])
     else:
         gc.collect()

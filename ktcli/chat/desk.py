@@ -25,6 +25,13 @@ class Models(Protocol):
             KtError: that cannot be; the chat goes on with the one it has.
         """
 
+    def leave_gpu(self, reason: str) -> bool:
+        """Lets the chat go on on the CPU after the GPU failed; tells whether it does.
+
+        Raises:
+            KtError: that cannot be.
+        """
+
 
 @dataclass(slots=True)
 class Desk:

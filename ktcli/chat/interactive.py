@@ -96,8 +96,9 @@ def talk(
                 continue
             try:
                 _take(desk, line, screen, person, remarks)
-            except DeviceError:
-                raise
+            except DeviceError as error:
+                if models is None or not models.leave_gpu(str(error)):
+                    raise
             except KtError as error:
                 person.error(error)
             except KeyboardInterrupt:  # pressed again before the first was looked at

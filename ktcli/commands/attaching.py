@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from ktcli.server.engineclient import ServerPlace
 
 # Parameters of kt chat that are about an engine of its own.
-_OWN = ("threads", "numa", "device", "gpu_experts", "defer", "prefill_threshold", "no_kv_cache")
+_OWN = (
+    "threads",
+    "numa",
+    "device",
+    "gpus",
+    "gpu_experts",
+    "defer",
+    "prefill_threshold",
+    "no_kv_cache",
+)
 
 
 @dataclass(frozen=True, slots=True)

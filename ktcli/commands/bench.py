@@ -26,6 +26,7 @@ from ktcli.commands.options import (
     DeviceOpt,
     ExpertsOpt,
     GpuExpertsOpt,
+    GpusOpt,
     JsonOpt,
     KvOpt,
     LayersOpt,
@@ -149,6 +150,7 @@ def decode(
     numa: NumaOpt = None,
     kv: KvOpt = "bf16",
     device: DeviceOpt = AUTO,
+    gpus: GpusOpt = None,
     gpu_experts: GpuExpertsOpt = None,
     defer: DeferOpt = None,
     prefill_threshold: PrefillThresholdOpt = None,
@@ -176,7 +178,7 @@ def decode(
 
       kt bench decode qwen3-30b-a3b --gpu-experts 64 --defer 2 --trace step.json
     """
-    words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
+    words = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
     asked = Wanted(threads=threads, numa=asked_numa(numa), device=words, cache=kv)
     measured = Measuring(Job(Phase.DECODE, tokens, context), runs, policy, trace)
     if (batches := _batches(batch)) != (1,):
@@ -198,6 +200,7 @@ def prefill(
     numa: NumaOpt = None,
     kv: KvOpt = "bf16",
     device: DeviceOpt = AUTO,
+    gpus: GpusOpt = None,
     gpu_experts: GpuExpertsOpt = None,
     defer: DeferOpt = None,
     prefill_threshold: PrefillThresholdOpt = None,
@@ -216,7 +219,7 @@ def prefill(
 
       kt bench prefill kt-mini --profile
     """
-    words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
+    words = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
     asked = Wanted(threads=threads, numa=asked_numa(numa), device=words, cache=kv)
     measured = Measuring(Job(Phase.PREFILL, tokens, context), runs, policy)
     _bench(find_subject(model, experts, dense), asked, layers, measured, profile)
@@ -355,8 +358,10 @@ def _made(planned: PlannedTrial, asked: Wanted, how: Measuring) -> Made:
 
 def _made_with_device(planned: PlannedTrial, policy: Policy, used: DevicePlan) -> Made:
     from ktcli.measure.device_ceilings import DeviceCeilings, measure_rates
+    from ktcli.planner.device_cost import slowest
 
-    rates = measure_rates(torch_device(used.gpu.index))  # while there is room for it
+    # While there is room for it.
+    rates = slowest([measure_rates(torch_device(gpu.index)) for gpu in used.gpus])
     engine = planned.load_with_device(policy, out)
     yardstick = DeviceCeilings.of(engine, rates)
     return Made(engine, yardstick.cpu, yardstick, Used(engine, used, rates, policy))

@@ -46,6 +46,7 @@ from ktcli.commands.options import (
     DeferOpt,
     DeviceOpt,
     GpuExpertsOpt,
+    GpusOpt,
     JsonOpt,
     KvOpt,
     NumaOpt,
@@ -95,6 +96,7 @@ def chat(
     numa: NumaOpt = None,
     kv: KvOpt = "bf16",
     device: DeviceOpt = AUTO,
+    gpus: GpusOpt = None,
     gpu_experts: GpuExpertsOpt = None,
     defer: DeferOpt = None,
     prefill_threshold: PrefillThresholdOpt = None,
@@ -170,7 +172,7 @@ def chat(
         asked.require_model()
     needs_prompt = "--output" if output else "--jsonl" if jsonl else "--json" if json else ""
     words = words_for_model(prompt, needs_prompt, named=name is not None)
-    where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
+    where = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
     how = Opening(
         Wanted(context, threads, numa=asked_numa(numa), device=where, cache=kv),
         0 if no_kv_cache else cache_quota(),

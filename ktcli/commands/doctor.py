@@ -174,6 +174,7 @@ def _setting(native_error: str, problems: list[Problem]) -> HostSetting:
         home_warning=home_warning,
         threads_source=asked.source,
         threads_undo=asked.undo,
+        gpus_hidden=gpu.hidden(),
     )
 
 

@@ -15,6 +15,7 @@ from ktcli.commands.options import (
     DeviceOpt,
     ExpertsOpt,
     GpuExpertsOpt,
+    GpusOpt,
     JsonOpt,
     LayersOpt,
     ModelArg,
@@ -50,6 +51,7 @@ def mixed(
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
     device: DeviceOpt = AUTO,
+    gpus: GpusOpt = None,
     gpu_experts: GpuExpertsOpt = None,
     defer: DeferOpt = None,
     prefill_threshold: PrefillThresholdOpt = None,
@@ -70,7 +72,7 @@ def mixed(
     most = build(subject.config).spec.context
     job = MixedJob(streams, min(tokens, most - 256))
     context = min(job.context, most)
-    words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
+    words = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
     asked = Wanted(context, threads, streams=streams + 1, numa=asked_numa(numa), device=words)
     planned = plan_trial(Trial(subject, asked, layers), out)
     used = planned.plan.device

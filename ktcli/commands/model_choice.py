@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 from ktcli.assembly.planner import verdict
 from ktcli.assembly.ready import Ready
+from ktcli.assembly.request import DeviceWords
 from ktcli.assembly.talking import (
     Opening,
     give_back_memory,
@@ -19,7 +22,8 @@ from ktcli.chat.partner import Partner
 from ktcli.chat.settings import Settings, carried
 from ktcli.chat.voice import Voice
 from ktcli.commands.wording import lasting_name
-from ktcli.errors import KtError, UsageError
+from ktcli.errors import DeviceError, KtError, UsageError
+from ktcli.hardware.gpu import AUTO, CPU
 from ktcli.store import library
 
 
@@ -102,6 +106,32 @@ class ModelChoice:
         self._chat.go_to(speaker, carried(*settings, self._settings_of(speaker.voice)))
         said = f"{speaker.name}, {place}," if place else speaker.name
         self._how.listener.note(f"{said} answers from here on")
+
+    def leave_gpu(self, reason: str) -> bool:
+        """See `Models`. It does not where the GPU was asked for, or a server has the model.
+
+        Raises:
+            KtError: main memory is too small for that.
+        """
+        back, again, settings = (
+            self._open.ready,
+            self._open.speaker.model.asked,
+            self._chat.settings,
+        )
+        wanted = self._how.wanted
+        if wanted.where != AUTO or self._open.place:
+            return False
+        self._how.listener.warn(f"{reason}: the chat goes on on the CPU; ask again")
+        device = DeviceWords(device=CPU, defer=wanted.device.defer)
+        self._how = replace(self._how, wanted=replace(wanted, device=device))
+        for leaving in (self._chat.leave, self._open.close):
+            with suppress(DeviceError):  # what it computed is lost
+                leaving()
+        self._open.forget()
+        give_back_memory()
+        self._open = open_model(back, again, self._how)
+        self._chat.go_to(self._open.speaker, settings)
+        return True
 
     def close(self) -> None:
         """Gives the open model back; the chat can ask nothing more."""

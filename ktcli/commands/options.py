@@ -17,7 +17,7 @@ import typer
 
 from ktcli import config
 from ktcli.errors import UsageError
-from ktcli.hardware.gpu import parse_device
+from ktcli.hardware.gpu import gpu_numbers, parse_device
 from ktcli.output import Mode, out
 from ktcli.settings import SETTINGS
 
@@ -74,6 +74,14 @@ def _device(context: typer.Context, option: typer.CallbackParam, value: str) -> 
     """Refuses an unknown device before anything is pulled or converted for it."""
     value = preferred(context, option, value)
     parse_device(value)
+    return value
+
+
+def _gpus(context: typer.Context, option: typer.CallbackParam, value: str | None) -> str | None:
+    """Refuses what names no GPUs, as early."""
+    value = preferred(context, option, value)
+    if value is not None:
+        gpu_numbers(value)
     return value
 
 
@@ -178,6 +186,7 @@ MachineOpt = Annotated[
 ]
 KvOpt = Annotated[str, setting_option("kv", callback=_cache)]
 DeviceOpt = Annotated[str, setting_option("device", callback=_device)]
+GpusOpt = Annotated[str | None, setting_option("gpus", callback=_gpus)]
 GpuExpertsOpt = Annotated[
     str | None,
     typer.Option(

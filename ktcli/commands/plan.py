@@ -22,6 +22,7 @@ from ktcli.commands.options import (
     DeviceOpt,
     ExpertsOpt,
     GpuExpertsOpt,
+    GpusOpt,
     JsonOpt,
     KvOpt,
     MachineOpt,
@@ -60,6 +61,7 @@ def plan(
     numa: NumaOpt = None,
     kv: KvOpt = "bf16",
     device: DeviceOpt = AUTO,
+    gpus: GpusOpt = None,
     gpu_experts: GpuExpertsOpt = None,
     defer: DeferOpt = None,
     prefill_threshold: PrefillThresholdOpt = None,
@@ -82,7 +84,7 @@ def plan(
 
       kt plan qwen3-30b-a3b --machine laptop-8gb-gpu --gpu-experts front --defer 0
     """
-    words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
+    words = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
     # The settings of the environment are those of this machine only.
     teams = asked_numa(numa) if machine is None else parse_numa(numa or "auto")
     wanted = Wanted(context, threads, numa=teams, device=words, cache=kv)

@@ -17,6 +17,7 @@ from ktcli.commands.options import (
     DeferOpt,
     DeviceOpt,
     GpuExpertsOpt,
+    GpusOpt,
     KvOpt,
     NumaOpt,
     PrefillThresholdOpt,
@@ -131,6 +132,7 @@ def serve(
     numa: NumaOpt = None,
     kv: KvOpt = "bf16",
     device: DeviceOpt = AUTO,
+    gpus: GpusOpt = None,
     gpu_experts: GpuExpertsOpt = None,
     defer: DeferOpt = None,
     prefill_threshold: PrefillThresholdOpt = None,
@@ -174,7 +176,7 @@ def serve(
     kept_s = None if keep_alive is None else keep_seconds(keep_alive, "--keep-alive")
     own_s, others_s = (FOREVER, KEEP_S) if kept_s is None else (kept_s, kept_s)
     model = name or config.value("model") or BUILTIN
-    where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
+    where = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
     numa_mode = asked_numa(numa)
     wanted = Wanted(
         context, threads, numa=numa_mode, device=where, streams=parallel, served=True, cache=kv

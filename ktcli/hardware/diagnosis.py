@@ -12,6 +12,7 @@ from enum import IntEnum
 
 from ktcli.errors import gib
 from ktcli.hardware.amx import Verdict
+from ktcli.hardware.gpu import VISIBLE
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.team import home_of
 from ktcli.hardware.text import cpu_text, numbered
@@ -68,6 +69,7 @@ class HostSetting:
             threads_undo: the command that takes it back.
         torch: whether PyTorch is installed.
         nvidia_driver: whether a kernel driver for NVIDIA GPUs is loaded.
+        gpus_hidden: what CUDA_VISIBLE_DEVICES may have to do with it that no GPU is found, see `hardware.gpu.hidden`.
         home: the library folder. home_error: why it cannot be used; empty if it can. home_warning: why
             nothing can be added to it.
     """
@@ -83,6 +85,7 @@ class HostSetting:
     home_warning: str = ""
     threads_source: str = "KT_THREADS"
     threads_undo: str = "unset KT_THREADS"
+    gpus_hidden: str = ""
 
 
 def explain_rows(rows: tuple[tuple[str, bool, str], ...], forced: str | None) -> tuple[Kernel, ...]:
@@ -303,8 +306,9 @@ def _devices(machine: Machine, setting: HostSetting) -> Iterator[Problem]:
     if setting.nvidia_driver and not machine.gpus:
         yield Problem(
             Level.WARNING,
-            "an NVIDIA driver is loaded, but neither nvidia-smi nor torch finds a GPU: only the CPU is used",
-            "nvidia-smi",
+            "an NVIDIA driver is loaded, but neither nvidia-smi nor torch finds a GPU"
+            f"{setting.gpus_hidden}: only the CPU is used",
+            f"unset {VISIBLE}" if setting.gpus_hidden else "nvidia-smi",
         )
     disk = machine.disk
     if disk is None:

@@ -8,9 +8,11 @@ of the tree.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +23,8 @@ from ktcli.hardware.text import read, whole
 
 # The devices to choose from: a GPU if that is faster, none, the best one ("cuda:N": that one).
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
+ALL = "all"  # of the GPUs may be used
+_MOST_NAMED, _MOST_NUMBER = 64, 9999
 
 QUERY = (
     "index", "name", "memory.total", "memory.free", "pcie.link.gen.max", "pcie.link.width.max",
@@ -44,10 +48,30 @@ def parse_device(said: str) -> tuple[str, int | None]:
     return kind, number
 
 
+def gpu_numbers(said: str) -> tuple[int, ...] | None:
+    """Parses "0,1" as (0, 1), and "all" as None.
+
+    Raises:
+        UsageError: the text is neither, or names a GPU twice.
+    """
+    if said == ALL:
+        return None
+    words = said.split(",")
+    numbers = [number for word in words if (number := whole(word)) is not None]
+    if len(numbers) < len(words) or len(words) > _MOST_NAMED or max(numbers) > _MOST_NUMBER:
+        raise UsageError(f"--gpus is {said[:60]!r}", hint="numbers of GPUs such as 0,1, or all")
+    twice = next((n for n in numbers if numbers.count(n) > 1), None)
+    if twice is not None:
+        raise UsageError(f"--gpus {said[:60]} names GPU {twice} twice")
+    return tuple(numbers)
+
+
 # One of these is there where a driver is, the last in Windows' Linux.
 _DRIVERS = "/proc/driver/nvidia", "/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1"
 _PROGRAMS = "nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi"
 _ANSWER_S = 20.0
+# The variable that names the GPUs a process may use, and the order in which the driver's own tool counts them.
+VISIBLE, _BY_SLOT = "CUDA_VISIBLE_DEVICES", "PCI_BUS_ID"
 # What torch knows, in the columns of QUERY.
 _TORCH = """
 import torch
@@ -73,20 +97,47 @@ def driver_loaded() -> bool:
 
 def ask_driver() -> tuple[Gpu, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves; none if nobody knows of any."""
-    program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
-    if program is not None:
-        options = [f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
-        if found := parse_gpus(_said([program, *options])):
-            return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    named = os.environ.get(VISIBLE)
+    # Of parts of GPUs, and of another order, nvidia-smi knows nothing.
+    by_slot = os.environ.get("CUDA_DEVICE_ORDER", _BY_SLOT) == _BY_SLOT
+    asked = by_slot and not (named or "").startswith("MIG-")
+    program = next(filter(None, map(shutil.which, _PROGRAMS if asked else ())), None)
+    if program is not None and (found := parse_gpus(_queried(program, *QUERY))):
+        by_id = named is not None and named.startswith("GPU-")
+        return visible(found, named, _queried(program, "uuid").split() if by_id else ())
     # torch itself heeds the variable.
     return parse_gpus(_said([sys.executable, "-c", _TORCH])) if torch_installed() else ()
 
 
+def hidden() -> str:
+    """What CUDA_VISIBLE_DEVICES may have to do with it that no GPU is found, words to end a sentence with; "" if
+    nothing."""
+    named = os.environ.get(VISIBLE)
+    return "" if named is None else f" of those that {VISIBLE}={named[:60]!r} names"
+
+
+def hidden_by_mistake() -> bool:
+    """Tells whether CUDA_VISIBLE_DEVICES leaves no GPU without being one of the values that are to do that."""
+    return driver_loaded() and os.environ.get(VISIBLE, "").strip() not in ("", "-1")
+
+
+def _queried(program: str, *columns: str) -> str:
+    """What nvidia-smi says of each GPU; empty if it fails."""
+    return _said([program, f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits"])
+
+
 def _said(command: list[str]) -> str:
     """What a program prints; empty if it fails, or does not end in time."""
+    environment = {"CUDA_DEVICE_ORDER": _BY_SLOT, **os.environ}
     try:
         answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=_ANSWER_S, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_S,
+            check=False,
+            env=environment,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -101,22 +152,41 @@ def driven_gpus(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> int:
         return 0
 
 
-def visible(gpus: tuple[Gpu, ...], named: str | None) -> tuple[Gpu, ...]:
+def visible(gpus: tuple[Gpu, ...], named: str | None, uuids: Sequence[str] = ()) -> tuple[Gpu, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, numbered as CUDA then numbers them.
 
+    CUDA and torch ignore everything from the first name on that means none of them, and see no GPU at all where one is
+    named twice. Source: the CUDA programming guide, and `torch.cuda._parse_visible_devices`.
+
     Args:
-        named: the value of CUDA_VISIBLE_DEVICES; None: unset. Other names than numbers (UUIDs) leave the list as it is.
+        named: the value of CUDA_VISIBLE_DEVICES; None: unset.
+        uuids: of each GPU: they are named by them, or by how they begin.
     """
-    words = [] if named is None else [word.strip() for word in named.split(",")]
-    if named is None or any(whole(word.removeprefix("-")) is None for word in words if word):
+    if named is None:
         return gpus
-    by_number = {gpu.index: gpu for gpu in gpus}
+    by_id = named.startswith("GPU-")
     found: list[Gpu] = []
-    for word in words:
-        if not word or int(word) not in by_number:  # CUDA ignores everything from there on
+    for word in named.split(","):
+        gpu = _begun(gpus, uuids, word.strip()) if by_id else _numbered(gpus, word)
+        if gpu is None:
             break
-        found.append(replace(by_number[int(word)], index=len(found)))
-    return tuple(found)
+        if gpu in found:
+            return ()
+        found.append(gpu)
+    return tuple(replace(gpu, index=i) for i, gpu in enumerate(found))
+
+
+def _numbered(gpus: Sequence[Gpu], word: str) -> Gpu | None:
+    """The GPU whose number a word begins with, as C's `strtoul` reads it: "1st" is 1."""
+    digits = re.match(r"\s*\+?([0-9]{1,9})", word)
+    number = int(digits[1]) if digits else None
+    return next((gpu for gpu in gpus if gpu.index == number), None)
+
+
+def _begun(gpus: Sequence[Gpu], uuids: Sequence[str], word: str) -> Gpu | None:
+    """The one GPU whose UUID begins with a word."""
+    found = [gpu for gpu, uuid in zip(gpus, uuids, strict=False) if uuid.startswith(word)]
+    return found[0] if len(found) == 1 else None
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:

@@ -97,7 +97,7 @@ class Phases:
 
 
 @dataclass(slots=True)
-class OnDemand:
+class OnDemand(TimedRunner):
     """Computes each missing expert on the CPU or fetches it, one phase after the other.
 
     Attributes:
@@ -126,11 +126,11 @@ class OnDemand:
         seconds = {CPU_EXPERTS: found.cpu_s, GPU_EXPERTS: found.device_s, COPIES: found.copy_s}
         return [(name, round(1e9 * each)) for name, each in seconds.items()]
 
-    def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Any:
+    def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False) -> Any:
         return layer, x, ids, gate
 
-    def finish(self, started: Any) -> Tensor:
-        layer, x, ids, gate = started
+    def finish(self, pending: Any) -> Tensor:
+        layer, x, ids, gate = pending
         phases = self.phases
         self.stream.synchronize()
         wanted, counts = np.unique(ids.cpu().numpy(), return_counts=True)

@@ -29,7 +29,7 @@ from ktcli.ops.kvformat import F32_CACHE
 from ktcli.ops.operation import Operation
 from ktcli.ops.table.rowwise import Linear
 from ktcli.ops.tensors import Role, Tensor
-from ktcli.ops.torch.backend import StepInputs, TorchBackend
+from ktcli.ops.torch.backend import ExpertRunner, StepInputs, TorchBackend
 from ktcli.ops.torch.functions import Rows, product, swiglu
 from ktcli.ops.torch.kernels import EXACT
 from ktcli.ops.torch.packed import PackedStack, unpack
@@ -72,7 +72,7 @@ class _Listener(TorchBackend):
         return super().do(operation)
 
 
-class _Experts:
+class _Experts(ExpertRunner):
     """Computes all experts, one after the other, and sums up the inputs of both of their matrices."""
 
     def __init__(
@@ -83,7 +83,15 @@ class _Experts:
     ) -> None:
         self._stacks, self._names, self._sums = stacks, names, sums
 
-    def start(self, layer: int, x: torch.Tensor, ids: torch.Tensor, gate: torch.Tensor) -> Any:
+    def start(
+        self,
+        layer: int,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        gate: torch.Tensor,
+        *,
+        sent: bool = False,
+    ) -> Any:
         stack = self._stacks[layer]
         into_gate_up, into_down = (self._sums[name] for name in self._names[layer])
         out = x.new_zeros(x.shape[0], stack.down.n)

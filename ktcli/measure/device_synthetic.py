@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,10 +28,11 @@ class DeviceSetting:
     """The choices of a measurement that a plan leaves open.
 
     Attributes:
+        devices: the torch devices of the plan's GPUs.
         pack: the pack whose weights are loaded; None: random ones.
     """
 
-    device: torch.device
+    devices: Sequence[torch.device]
     policy: Policy = Policy.KT
     handoff: Handoff = Handoff.CALLS
     pack: Pack | None = None
@@ -58,7 +60,7 @@ def planned_engine(
         source,
         pool,
         replace(Placement.of(plan, planned), handoff=setting.handoff),
-        (setting.device,),
+        setting.devices,
         on_cpu=forecast(model, plan, planned).is_faster_on_cpu,
         max_outputs=plan.use.streams,
         progress=progress,

@@ -22,13 +22,10 @@ _STEPS = 6
 _SEED = 5
 
 
-def layer_times(engine: DeviceEngine, shared_s: float) -> Times | None:
+def layer_times(engine: DeviceEngine) -> Times | None:
     """Measures t_e and T_g, medians over layers and steps; None: no two layers in a row have experts on the CPU.
 
-    The cache before MEASURED_AT is not filled: only the time counts.
-
-    Args:
-        shared_s: T_s, which cannot be seen from the CPU.
+    The cache before MEASURED_AT is not filled: only the time counts. T_s cannot be seen from the CPU.
     """
     host = engine.host
     if host is None:
@@ -55,4 +52,4 @@ def layer_times(engine: DeviceEngine, shared_s: float) -> Times | None:
         states.release(read)
         states.release(written)
     engine.forget_choices()
-    return Times(median(experts), median(gaps), shared_s) if experts and gaps else None
+    return Times(median(experts), median(gaps)) if experts and gaps else None

@@ -49,7 +49,8 @@ def fitting_plan(
     whole = build(config)
     _require_layers(whole.spec, layers)
     chosen = place(whole, host, _rows_of(request, whole.spec)).device
-    asked = replace(request, device=f"{CUDA}:{chosen.gpu.index}" if chosen else CPU)
+    numbers = tuple(gpu.index for gpu in chosen.gpus) if chosen else None
+    asked = replace(request, device=CUDA if chosen else CPU, gpus=numbers)
 
     def plan(n: int) -> tuple[Model, Plan]:
         model = build(cut(config, n))

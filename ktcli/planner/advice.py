@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ktcli.errors import NotEnoughMemory, gib
@@ -37,15 +37,17 @@ def advice_alone(alone: Alone, context: int) -> Iterator[str]:
     yield from _more_memory(missing, alone.node_needs(context))
 
 
-def advice_with(model: Model, host: Host, gpu: Gpu, request: Request, made: Plan) -> Iterator[str]:
-    """Yields what would make a plan with a GPU fit into main memory."""
+def advice_with(
+    model: Model, host: Host, gpus: Sequence[Gpu], request: Request, made: Plan
+) -> Iterator[str]:
+    """Yields what would make a plan with GPUs fit into main memory."""
     assert host.beside is not None
     alone = Alone.of(model, host, request)
     if alone.fits(alone.context(request.context)):
         yield "--device cpu fits"
     for smaller in _smaller(request.recipe):
         try:
-            fits = plan_with(model, host.beside, gpu, replace(request, recipe=smaller)).fits
+            fits = plan_with(model, host.beside, gpus, replace(request, recipe=smaller)).fits
         except NotEnoughMemory:
             continue
         if fits:

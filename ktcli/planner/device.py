@@ -1,4 +1,4 @@
-"""Decides what fits into a GPU's memory, and the next smaller plan when it did not.
+"""Decides what fits into a GPU's memory.
 
 What every token needs comes first: dense weights, the cache of the whole context, buffers of a step, the
 runtime. A share of the rest is set aside for long prompts, and experts fill what is left. More memory
@@ -7,28 +7,18 @@ never means fewer experts, and a longer context never more: every share grows wi
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, replace
 
-from ktcli.errors import gib
-from ktcli.hardware.gpu import CPU
 from ktcli.hardware.machine import Gpu
-from ktcli.models.model import Model, Spec
+from ktcli.models.model import Spec
 from ktcli.native import PAGE_TOKENS
 from ktcli.ops.kvformat import BF16, CacheFormat
-from ktcli.planner.memory import (
-    DEFAULT_CONTEXT,
-    LEAST_CONTEXT,
-    PREFILL_CHUNK,
-    SERVED_CONTEXT,
-    SERVED_SHARE,
-    Use,
-)
-from ktcli.planner.plan import Plan, Request, Vram
+from ktcli.planner.memory import PREFILL_CHUNK, Use
+from ktcli.planner.plan import Vram
 from ktcli.planner.prefill import GRAIN
 from ktcli.planner.spec import kv_bytes_per_token, sequence_bytes
-from ktcli.planner.stack import ModelLoads, near_bytes, stack_of
-from ktcli.weights.recipe import F32_BYTES, Recipe
+from ktcli.planner.stack import ModelLoads
+from ktcli.weights.recipe import F32_BYTES
 
 # Assumed, not yet measured: the CUDA context with torch's and our kernels, and a captured graph with its
 # private pool and the workspace of cuBLAS (32 MiB on Hopper).
@@ -45,8 +35,6 @@ _MARGIN_LEAST = 192 << 20
 BUFFER_BYTES = 512 << 20
 CHUNK_LIMIT = 4096  # tokens; a longer chunk saves ever less, and cannot be cancelled inside
 EXPANDED_BYTES = 256 << 20  # keys and values of latent attention at prefill, some heads at a time
-# Less would only fail again: the allocator of a GPU works in pieces of 2 MiB and more.
-_LEAST_CUT = 64 << 20
 # The divisor of what is left for long prompts: one such part for a longer chunk, the same again for streaming.
 _PROMPT_PART = 4
 
@@ -56,12 +44,15 @@ class Budget:
     """The shares of a GPU's memory before any expert is chosen.
 
     Attributes:
+        layers: the layers that lie on it.
         need: the bytes of all parts; `experts` is still 0.
         limit_bytes: the bytes that may be taken in all.
         chunk: the tokens that the workspace holds.
         stream_experts: the experts that one stream buffer holds; 0: too small for one, or not wanted.
     """
 
+    gpu: Gpu
+    layers: range
     need: Vram
     limit_bytes: int
     chunk: int
@@ -83,12 +74,14 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSizes:
-    """The bytes that a model and recipe take on a GPU, whatever the context.
+    """The bytes that some layers of a model in a recipe take on a GPU, whatever the context.
 
     Attributes:
+        spec: the model's, with the states of these layers only.
+        layers: their numbers; the last ones have the head beside them.
         near_bytes: bytes of the weights that are always there.
         token_bytes: bytes of activations per token of a chunk.
-        logits_bytes: bytes of one row of logits.
+        logits_bytes: bytes of one row of logits; 0 without the head.
         expands: whether keys and values are expanded from latents at prefill.
         expert_bytes: bytes of the largest expert.
         layer_bytes: bytes of all experts of the largest layer.
@@ -97,6 +90,8 @@ class DeviceSizes:
         cache: the number format of the cache.
     """
 
+    spec: Spec
+    layers: range
     near_bytes: int
     token_bytes: int
     logits_bytes: int
@@ -108,24 +103,30 @@ class DeviceSizes:
     cache: CacheFormat = BF16
 
     @classmethod
-    def of(cls, model: Model, recipe: Recipe, stack: ModelLoads, streams: int = 1) -> DeviceSizes:
-        """Counts the sizes of a model.
+    def of(
+        cls, spec: Spec, stack: ModelLoads, streams: int = 1, layers: range | None = None
+    ) -> DeviceSizes:
+        """Counts the sizes of some layers; None: of all.
 
         Activations per token, in f32, are the residual stream, its norm and two sums; the widest product and
         what follows it; gate, up and activation of the chosen experts; a residual of streams, before and after
         a block and normed.
         """
-        spec, layers = model.spec, model.spec.scratch
-        columns = 4 * spec.hidden + 3 * layers.streams + 2 * layers.dense + 3 * layers.experts
-        expert = int(stack.expert.size_bytes.max(initial=0))
+        scratch = spec.scratch
+        layers = range(spec.layers) if layers is None else layers
+        columns = 4 * spec.hidden + 3 * scratch.streams + 2 * scratch.dense + 3 * scratch.experts
+        first, last = layers.start, layers.stop
+        expert = int(stack.expert.size_bytes[first:last].max(initial=0))
         return cls(
-            near_bytes=near_bytes(model, recipe),
+            spec=replace(spec, states=spec.states[first:last]),
+            layers=layers,
+            near_bytes=int(stack.near_bytes[first : last + (last == spec.layers)].sum()),
             token_bytes=4 * columns,
-            logits_bytes=4 * spec.vocab,
-            expands=layers.expanded,
+            logits_bytes=4 * spec.vocab if last == spec.layers else 0,
+            expands=scratch.expanded,
             expert_bytes=expert,
             layer_bytes=expert * spec.experts,
-            page_bytes=4 * layers.partials,
+            page_bytes=4 * scratch.partials,
             streams=streams,
             cache=stack.cache,
         )
@@ -166,13 +167,13 @@ def margin_bytes(vram_bytes: int) -> int:
 
 
 def share_out(
-    model: Model,
     sizes: DeviceSizes,
     gpu: Gpu,
     context: int,
     *,
     streams: bool,
     limit: int | None = None,
+    longest: int | None = None,
 ) -> Budget:
     """Makes the budget of a context.
 
@@ -180,12 +181,13 @@ def share_out(
         context: the positions of the cache.
         streams: whether long prompts would be worth streaming.
         limit: the most bytes that may be taken; None: all that are free.
+        longest: the tokens of the longest chunk worth having; None: `chunk_limit`.
     """
     room = gpu.free_bytes if limit is None else min(limit, gpu.free_bytes)
-    least, longest = min(PREFILL_CHUNK, context), chunk_limit(context)
+    least, longest = min(PREFILL_CHUNK, context), longest or chunk_limit(context)
 
     def cache(chunk: int) -> int:
-        return cache_bytes(model.spec, context, chunk, sizes.streams, sizes.cache)
+        return cache_bytes(sizes.spec, context, chunk, sizes.streams, sizes.cache)
 
     need = Vram(
         weights=sizes.near_bytes,
@@ -201,12 +203,14 @@ def share_out(
     most = sizes.step_bytes(longest, context) - need.workspace + cache(longest) - need.cache
     more = min(spare // _PROMPT_PART, most) if streams else 0
     stream = min(spare // _PROMPT_PART, 2 * sizes.buffer_bytes) if streams else 0
-    per_token = sizes.token_bytes + context + Use(cache=sizes.cache.name).kind_bytes(model.spec)[1]
+    per_token = sizes.token_bytes + context + Use(cache=sizes.cache.name).kind_bytes(sizes.spec)[1]
     chunk = (least + more // per_token) // GRAIN * GRAIN if streams else 0
     chunk = min(max(chunk, least), longest)
     windows = cache(chunk) - need.cache
     workspace = need.workspace + more - windows
     return Budget(
+        gpu=gpu,
+        layers=sizes.layers,
         need=replace(need, workspace=workspace, cache=need.cache + windows, stream=stream),
         limit_bytes=room,
         chunk=chunk,
@@ -236,87 +240,3 @@ def _pages(context: int) -> int:
 def chunk_limit(context: int) -> int:
     """The tokens of the longest chunk worth having: CHUNK_LIMIT, or the context in whole grains."""
     return max(min(CHUNK_LIMIT, context // GRAIN * GRAIN), min(PREFILL_CHUNK, context))
-
-
-def device_context(
-    model: Model, sizes: DeviceSizes, gpu: Gpu, limit: int | None = None, *, served: bool = False
-) -> int:
-    """The context when nobody asks: DEFAULT_CONTEXT, or less where the model or the GPU's memory ends.
-
-    At least LEAST_CONTEXT, with which the GPU may be too small.
-
-    Args:
-        limit: the most bytes that may be taken; None: all that are free.
-        served: whether programs ask: then up to SERVED_CONTEXT, as far as they take a small part of what experts may.
-    """
-    wanted = min(DEFAULT_CONTEXT, model.spec.context)
-    context = max(
-        min(wanted, fitting(model, sizes, gpu, wanted, limit)), min(LEAST_CONTEXT, wanted)
-    )
-    if not served:
-        return context
-    without = share_out(model, sizes, gpu, PAGE_TOKENS, streams=False, limit=limit)
-    part = without.need.total + max(0, without.experts_bytes) // SERVED_SHARE
-    most = min(SERVED_CONTEXT, model.spec.context)
-    return max(context, fitting(model, sizes, gpu, most, part))
-
-
-def fitting(model: Model, sizes: DeviceSizes, gpu: Gpu, most: int, limit: int | None = None) -> int:
-    """The most positions, whole pages up to `most`, with which everything but experts fits; 0: none."""
-
-    def too_long(context: int) -> bool:
-        return not share_out(model, sizes, gpu, context, streams=False, limit=limit).fits
-
-    if not too_long(most):
-        return most
-    return bisect_left(range(PAGE_TOKENS, most, PAGE_TOKENS), True, key=too_long) * PAGE_TOKENS
-
-
-# --- after an out-of-memory -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Lower:
-    """The next smaller attempt: its request, and the sentence to say."""
-
-    request: Request
-    sentence: str
-
-
-def step_down(model: Model, request: Request, plan: Plan) -> Lower | None:
-    """The attempt to make after the GPU of `plan` ran out of memory; None: the plan used no GPU.
-
-    First it has fewer experts on the GPU, then a shorter context, then the CPU alone. Every attempt takes less
-    of the GPU's memory than the one before, so repeating ends; `Request.vram_bytes` of the last one that
-    worked is worth remembering.
-    """
-    device = plan.device
-    if device is None:
-        return None
-    name, need = device.gpu.name, device.need
-    if need.experts:
-        count = sum(device.n_experts)
-        cut = max(need.experts // 4, min(need.experts, -(-need.experts // max(device.n_experts))))
-        vram = need.total - min(max(cut, _LEAST_CUT), need.experts)
-        return Lower(
-            replace(request, context=plan.context, vram_bytes=vram),
-            f"{name} ran out of memory with {count} experts on it; trying again with"
-            f" {gib(vram)} instead of {gib(need.total)}",
-        )
-    shorter = plan.context // 2 // PAGE_TOKENS * PAGE_TOKENS
-    if shorter >= LEAST_CONTEXT:
-        stack = stack_of(model, plan.recipe, plan.use.cache_format)
-        sizes = DeviceSizes.of(model, plan.recipe, stack, plan.use.streams)
-        before, after = (
-            share_out(model, sizes, device.gpu, context, streams=False).need.total
-            for context in (plan.context, shorter)
-        )
-        return Lower(
-            replace(request, context=shorter, vram_bytes=need.total - (before - after) // 2),
-            f"{name} ran out of memory; trying again with a context of {shorter} positions"
-            f" instead of {plan.context}",
-        )
-    return Lower(
-        replace(request, device=CPU),
-        f"{name} has too little free memory for this model; every layer runs on the CPU",
-    )

@@ -7,6 +7,7 @@ the data sheet; the shares of them that the kernels reach are assumed until meas
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,16 +25,21 @@ from ktcli.planner.stack import F64Array, Load, ModelLoads
 # All of these are assumed, not yet measured on a GPU.
 READ_SHARE = 0.70  # of the bandwidth, at decode: the aim of the kernels
 GEMM_SHARE = 0.50  # of the bf16 peak, at prefill
+TILE_SHARE = (
+    0.15  # the same of experts, whose tiles are decoded in registers again for every block of rows
+)
 ATTENTION_SHARE = 0.30  # of the bf16 peak, over the cache
 LINK_SHARE = 0.80  # of the link on paper, from pinned memory
 KERNEL_S = 2.5e-6  # one small kernel inside a graph
-# Kernels of a layer's decode step, counted by tests/ops/triton/test_launch_counts.py.
-KERNELS_HEADS = 8  # attention by heads, norm and router
-KERNELS_LATENT = 12  # the same with latent attention
-KERNELS_EXPERTS = 3  # experts on the GPU, and their sum with the norm behind it
-KERNELS_SHARED = 3  # a shared expert, or the MLP of a layer without experts
+# Kernels of a layer's decode step of one answer, counted by tests/ops/triton/test_launch_counts.py.
+KERNELS_HEADS = 7  # attention by heads, and both norms
+KERNELS_LATENT = 10  # the same with latent attention
+KERNELS_ROUTER = 2
+KERNELS_EXPERTS = 2  # experts on the GPU; of one token they take the shared one along
+KERNELS_SHARED = 3  # a shared expert by itself, or the MLP of a layer without experts
 HANDOFF_S = 10e-6  # the host function that sends, and the one that waits: each
 LAUNCH_S = 20e-6  # of one graph
+BORDER_S = 15e-6  # of a residual from one GPU to the next, through main memory
 PREFILL_LAUNCH_S = 10e-6  # of one kernel without a graph, from Python
 LINK_BPS = 15.75e9  # of an unknown link: PCIe 3.0 x16
 MEASURED_AT = 512  # positions in the cache when T_g is measured
@@ -77,15 +83,28 @@ def device_rates(gpu: Gpu) -> DeviceRates:
     )
 
 
+def slowest(each: Sequence[DeviceRates]) -> DeviceRates:
+    """The rates that every GPU of several reaches."""
+    bases = dict.fromkeys(rates.basis for rates in each)
+    return DeviceRates(
+        read_bps=min(rates.read_bps for rates in each),
+        bf16_ops=min(rates.bf16_ops for rates in each),
+        copy_bps=min(rates.copy_bps for rates in each),
+        measured=all(rates.measured for rates in each),
+        basis="; ".join(dict.fromkeys("; ".join(bases).split("; "))),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """The times of a model's layers with CPU and GPU sharing them.
+    """The times of a model's layers with CPU and GPUs sharing them.
 
     Attributes:
         cpu: the rates of the threads that run the CPU's experts.
         hits: the expected experts of a token on the CPU and the GPU.
         resident: the number of experts on the GPU, for each MoE layer.
-        measured: t_e, T_g and T_s of an average MoE layer at MEASURED_AT positions; None: nobody measured.
+        measured: t_e and T_g of an average MoE layer at MEASURED_AT positions; None: nobody measured.
+        gpus: how many GPUs have the layers, one after the other.
     """
 
     stack: ModelLoads
@@ -94,6 +113,7 @@ class Hybrid:
     hits: Hits
     resident: tuple[int, ...]
     measured: Times | None = None
+    gpus: int = 1
 
     def by_layer(self, values: tuple[float, ...] | tuple[int, ...]) -> F64Array:
         """Spreads values of MoE layers over all layers, zero elsewhere, [L]."""
@@ -111,15 +131,15 @@ class Hybrid:
         """The expected experts of a token on the GPU, [L]."""
         return np.where(self.by_layer(self.resident) > 0, self.stack.top_k - self.k_cpu, 0.0)
 
-    def _kernels(self) -> tuple[F64Array, F64Array]:
-        """The kernels of each layer, [L], before its experts and beside those of the CPU."""
+    def _kernels(self, n_tokens: int) -> tuple[F64Array, F64Array]:
+        """The kernels of each layer, [L], before its experts and beside those of the CPU, in a step of so many rows."""
         stack = self.stack
         latent = np.array([state.expanded_ops > 0 for state in stack.states])
-        experts = np.isin(np.arange(stack.layers), stack.moe)
-        return (
-            np.where(latent, KERNELS_LATENT, KERNELS_HEADS).astype(np.float64),
-            KERNELS_EXPERTS * experts + KERNELS_SHARED * (stack.beside.size_bytes > 0.0),
-        )
+        routed = np.isin(np.arange(stack.layers), stack.moe)
+        here = self.by_layer(self.resident) > 0
+        alone = (stack.beside.size_bytes > 0.0) & ~(here & (n_tokens == 1))
+        attention = np.where(latent, KERNELS_LATENT, KERNELS_HEADS).astype(np.float64)
+        return attention + KERNELS_ROUTER * routed, KERNELS_EXPERTS * here + KERNELS_SHARED * alone
 
     # --- decode -----------------------------------------------------------------------------------
 
@@ -127,7 +147,7 @@ class Hybrid:
         """The layers of a step of one token of each of some answers at `position`, for the simulation."""
         stack, rates, n = self.stack, self.device, answers
         products = self._products(stack.before, n), self._products(stack.beside, n)
-        kernels = self._kernels()
+        kernels = self._kernels(n)
         before = products[0] + kernels[0] * KERNEL_S + n * self.cache_s(position)
         k_gpu, k_cpu = self._touched(n)
         resident_s = k_gpu * stack.expert.size_bytes / (rates.read_bps * READ_SHARE)
@@ -181,10 +201,12 @@ class Hybrid:
         return [cache[pair] for pair in pairs]
 
     def head_s(self, answers: int = 1) -> float:
-        """The seconds of the graph's launch, the output head, and the copy of the logits."""
+        """The seconds of the graphs' launches, the output head, the copy of the logits, and the borders between
+        GPUs."""
         head, rates = self.stack.head, self.device
         reading = head.read_bytes / (rates.read_bps * READ_SHARE)
-        return LAUNCH_S + reading + answers * 4 * self.stack.vocab / rates.copy_bps
+        copying = answers * 4 * self.stack.vocab / rates.copy_bps
+        return self.gpus * LAUNCH_S + (self.gpus - 1) * BORDER_S + reading + copying
 
     def cache_s(self, position: int) -> float:
         """The seconds of one layer's attention over `position` cached positions."""
@@ -213,12 +235,13 @@ class Hybrid:
         return HANDOFF_S + 4 * n_tokens * self.stack.hidden / self.device.copy_bps
 
     def _as_measured(self, found: list[Layer], position: int) -> list[Layer]:
-        """Returns the layers with measured times in place of the roofline's; only the cache keeps its own."""
+        """Returns the layers with measured times in place of the roofline's. The cache keeps its own, and so does the
+        GPU's work beside the CPU's, which nobody has measured."""
         assert self.measured is not None
         said, grown = self.measured, self.cache_s(position) - self.cache_s(MEASURED_AT)
         device_s = max(0.0, said.device_s + grown)
         return [
-            Layer(device_s, said.shared_s, 0.0, 0.0, layer.hits, said.expert_s)
+            Layer(device_s, layer.shared_s, 0.0, 0.0, layer.hits, said.expert_s)
             if layer.hits > 0
             else layer
             for layer in found
@@ -229,19 +252,18 @@ class Hybrid:
     def device_chunk_s(self, n_tokens: int, start: int) -> tuple[F64Array, F64Array]:
         """The seconds of each layer's parts before the experts and beside them, on the GPU, for a chunk; [L] each."""
         stack, cache = self.stack, self._cache_s(start, n_tokens)
-        kernels = self._kernels()
+        kernels = self._kernels(n_tokens)
         before = self._products(stack.before, n_tokens) + cache + kernels[0] * PREFILL_LAUNCH_S
         beside = self._products(stack.beside, n_tokens) + kernels[1] * PREFILL_LAUNCH_S
         return before, beside
 
     def experts_chunk_s(self, n_tokens: int, hits: F64Array, experts: F64Array) -> F64Array:
-        """The seconds of each layer for `experts` [L] on the GPU that `hits` [L] per token go to: the packed
-        weights are read, written as bf16 and read again, and multiplied."""
+        """The seconds of each layer for `experts` [L] on the GPU that `hits` [L] per token go to: tiles of the packed
+        weights are read, decoded where they are used, and multiplied."""
         rates, expert = self.device, self.stack.expert
-        unpacked = 2 * expert.ops  # two bytes for each of ops / 2 weights, written and read
-        passed = touched(experts, hits, n_tokens) * (expert.size_bytes + unpacked)
-        reading = passed / (rates.read_bps * READ_SHARE)
-        return reading + n_tokens * hits * expert.ops / (rates.bf16_ops * GEMM_SHARE)
+        passed = touched(experts, hits, n_tokens) * expert.size_bytes
+        computing = n_tokens * hits * expert.ops / (rates.bf16_ops * TILE_SHARE)
+        return np.maximum(passed / (rates.read_bps * READ_SHARE), computing)
 
     def _products(self, load: Load, n_tokens: int) -> F64Array:
         """The seconds of each layer to read or to compute, whichever is slower, [L]."""

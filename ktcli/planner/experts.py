@@ -28,6 +28,7 @@ Heat = NDArray[np.int64]  # [MoE layers, E]: how often each expert was chosen
 UNIFORM, FRONT, HOT = "uniform", "front", "hot"
 WISHES = (UNIFORM, FRONT, HOT)
 Wish = int | str | Mask | None
+_ENOUGH = "more experts on the GPU would be slower: the CPU would wait for it"
 _LINE = re.compile(r"(\d{1,5}(-\d{1,5})?(, ?\d{1,5}(-\d{1,5})?)*)?", re.ASCII)
 
 
@@ -60,7 +61,7 @@ class ResidentChoice:
 
     Attributes:
         rule: "uniform", "front", "hot", "all" or "mask".
-        reason: a sentence where the wish did not come true, else "".
+        reason: a sentence where the wish did not come true, or memory stays free on purpose; else "".
     """
 
     mask: Mask
@@ -81,9 +82,11 @@ class Hits:
     rate: float
 
 
-def choose(wish: Wish, heat: Heat | None, room: Room) -> ResidentChoice:
+def choose(wish: Wish, heat: Heat | None, room: Room, most: float = 1.0) -> ResidentChoice:
     """Chooses the mask that `wish` asks for; None: everything if it fits, else hot with a heat map, else uniform.
 
+    Args:
+        most: the share of all chosen experts beyond which more on the GPU would not help, where nobody wishes for them.
     Raises:
         UsageError: a wish or heat map of another model, or `hot` without a heat map.
     """
@@ -91,10 +94,16 @@ def choose(wish: Wish, heat: Heat | None, room: Room) -> ResidentChoice:
         raise UsageError(
             f"the heat map is of {_shape(heat)} experts, the model has {_shape(room.empty)}"
         )
-    if wish is None and room.all_bytes <= room.budget_bytes:
+    if wish is None and most == 1.0 and room.all_bytes <= room.budget_bytes:
         return ResidentChoice(~room.empty, "all")
-    if wish is None:
-        wish = UNIFORM if heat is None else HOT
+    if wish is None and heat is None:
+        fit, worth = _most(room), int(most * room.experts)
+        return ResidentChoice(uniform(min(fit, worth), room), UNIFORM, _ENOUGH * (worth < fit))
+    if wish is None and heat is not None:
+        order = _hottest(heat, room)
+        worth = _worth(order, heat, most)
+        fit = int(_greedy(order, room).sum())
+        return ResidentChoice(_greedy(order[:worth], room), HOT, _ENOUGH * (worth < fit))
     if isinstance(wish, np.ndarray):
         return _explicit(wish, room)
     if isinstance(wish, int):
@@ -123,10 +132,22 @@ def uniform(count: int, room: Room) -> Mask:
     return mask
 
 
+def _worth(order: NDArray[np.int64], heat: Heat, most: float) -> int:
+    """How many experts of `order` (flat indices) get a share of at most `most` of all choices."""
+    weights = _weights(heat, heat.shape)
+    shares = (weights / weights.sum(axis=1, keepdims=True) / len(heat)).ravel()[order]
+    return int(np.searchsorted(np.cumsum(shares), most * (1 + 1e-9), side="right"))
+
+
+def _weights(heat: Heat | None, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """How likely each expert of a layer is chosen, up to a factor; one that nobody saw counts as half a hit."""
+    return np.ones(shape) if heat is None else np.maximum(heat.astype(np.float64), 0.5)
+
+
 def hits(mask: Mask, top_k: int, heat: Heat | None = None) -> Hits:
     """The expected hits under a mask; an expert that the heat map never saw counts as half a hit."""
     layers, experts = mask.shape
-    weights = np.ones(mask.shape) if heat is None else np.maximum(heat.astype(np.float64), 0.5)
+    weights = _weights(heat, mask.shape)
     on_gpu = np.where(mask, weights, 0.0).sum(axis=1) / weights.sum(axis=1)
     on_gpu[mask.all(axis=1)] = 1.0  # without what rounding leaves
     k_cpu = tuple(float(value) for value in top_k * (1.0 - on_gpu))

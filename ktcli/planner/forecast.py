@@ -18,9 +18,9 @@ from ktcli.planner.cost import READ_SHARE as CPU_READ_SHARE
 from ktcli.planner.cost import Rates
 from ktcli.planner.deferral import Times
 from ktcli.planner.device_cost import (
-    GEMM_SHARE,
     PREFILL_LAUNCH_S,
     READ_SHARE,
+    TILE_SHARE,
     DeviceRates,
     Hybrid,
 )
@@ -44,6 +44,7 @@ class Known:
         times: t_e, T_g and T_s where they were measured; None: they follow from the rates.
         heat: how often each expert is chosen; None: all alike.
         chunk, stream_experts: the tokens of a streamed chunk and the experts of a stream buffer, as planned.
+        gpus: how many GPUs have the layers, one after the other.
         cache: the number format of the cache.
     """
 
@@ -54,6 +55,7 @@ class Known:
     heat: Heat | None = None
     chunk: int = 0
     stream_experts: int = 0
+    gpus: int = 1
     cache: CacheFormat = BF16
 
 
@@ -69,7 +71,8 @@ class Forecast:
         stack = stack_of(model, recipe, known.cache)
         hits = experts.hits(known.mask, stack.top_k, known.heat)
         resident = tuple(int(n) for n in known.mask.sum(axis=1))
-        hybrid = Hybrid(stack, known.cpu, known.device, hits, resident, known.times)
+        rates = known.cpu, known.device
+        hybrid = Hybrid(stack, *rates, hits, resident, known.times, known.gpus)
         return cls(Prefill(hybrid, known.chunk, known.stream_experts))
 
     @property
@@ -123,7 +126,7 @@ class Forecast:
         """The seconds to bring one expert to the GPU and to run `n_tokens` tokens through it there."""
         device, (size, ops) = self.hybrid.device, self._expert()
         reading = size / (device.read_bps * READ_SHARE)
-        computing = n_tokens * ops / (device.bf16_ops * GEMM_SHARE)
+        computing = n_tokens * ops / (device.bf16_ops * TILE_SHARE)
         launches = _EXPERT_KERNELS * PREFILL_LAUNCH_S
         return size / self.prefill.copy_bps + max(reading, computing) + launches
 
@@ -145,6 +148,7 @@ def forecast(model: Model, plan: Plan, device: DevicePlan) -> Forecast:
         device.mask,
         chunk=device.chunk,
         stream_experts=device.stream_experts,
+        gpus=len(device.segments),
         cache=plan.use.cache_format,
     )
     return Forecast.of(model, plan.recipe, known)

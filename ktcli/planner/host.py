@@ -42,7 +42,7 @@ class Host:
         teams: the teams of threads; (): one, bound to no memory.
         nodes: the nodes that the teams' memory is bound to; (): nothing is bound.
         gpus: the GPUs that a plan may use.
-        beside: the same machine when one GPU is used, which takes a core; None: there is none.
+        beside: the same machine when GPUs are used: one works at a time, and takes a core; None: there is none.
     """
 
     name: str
@@ -104,7 +104,7 @@ class _Asked:
 
 
 def _host(machine: Machine, asked: _Asked, gpus: int) -> Host:
-    """The host with `gpus` GPUs in use."""
+    """The host with `gpus` GPUs at work at the same time."""
     numa = asked.numa
     cpu = on_nodes(machine.nodes, machine.cpu, numa)
     teams = node_teams(machine.nodes, cpu, planned_size(cpu, asked.threads, gpus), numa)

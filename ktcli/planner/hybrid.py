@@ -1,13 +1,16 @@
-"""Plans with one GPU: attention, dense parts, cache and some experts lie there, all other experts on the CPU.
+"""Plans with GPUs: attention, dense parts, cache and some experts lie there, all other experts on the CPU.
 
-The GPU's memory is shared out first (`device`), then experts are chosen for what is left (`experts`), then
-depth of deferral and threshold of streaming follow from predicted times (`deferral`, `prefill`), and
-the speed from a simulated step (`simulate`). Main memory holds the embedding and the other experts only.
+Layers are divided between the GPUs and the memory of each is shared out first (`segments`, `device`), then experts are
+chosen for what is left (`experts`), then depth of deferral and threshold of streaming follow from predicted times
+(`deferral`, `prefill`), and the speed from a simulated step (`simulate`). Main memory holds the embedding and the other
+experts only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -15,80 +18,92 @@ from ktcli.errors import NotEnoughMemory
 from ktcli.hardware.machine import Gpu
 from ktcli.models.model import Model
 from ktcli.planner import deferral, experts
-from ktcli.planner.device import (
-    Budget,
-    DeviceSizes,
-    chunk_limit,
-    device_context,
-    fitting,
-    share_out,
-)
-from ktcli.planner.device_cost import MEASURED_AT, Hybrid, device_rates
+from ktcli.planner.device import Budget, chunk_limit
+from ktcli.planner.device_cost import MEASURED_AT, Hybrid, device_rates, slowest
 from ktcli.planner.experts import Hits, ResidentChoice
 from ktcli.planner.host import Host
 from ktcli.planner.hybrid_account import HybridAccount
 from ktcli.planner.memory import LEAST_CONTEXT
 from ktcli.planner.nodes import node_needs, traffic_bytes
-from ktcli.planner.plan import EARLY_TOKENS, DevicePlan, Plan, Request, Speed
+from ktcli.planner.plan import EARLY_TOKENS, DevicePlan, Plan, Request, SegmentPlan, Speed
 from ktcli.planner.prefill import NEVER, Prefill
+from ktcli.planner.segments import Devices
 from ktcli.planner.simulate import CPU, GPU, Simulation, simulate
 from ktcli.planner.spec import (
     weight_bytes,
 )
 from ktcli.planner.stack import ModelLoads, split, stack_of
+from ktcli.planner.worth import Conditions, Worth
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """The model, host, GPU and request that are planned, and what follows from them at once."""
+    """The model, host, GPUs and request that are planned, and what follows from them at once."""
 
     model: Model
     host: Host
-    gpu: Gpu
+    devices: Devices
     request: Request
     stack: ModelLoads
-    sizes: DeviceSizes
     context: int
 
-    def hybrid(self, mask: experts.Mask, hits: Hits) -> Hybrid:
-        """The times of the layers under a mask."""
+    def hybrid(self, mask: experts.Mask, hits: Hits, gpus: Sequence[Gpu] = ()) -> Hybrid:
+        """The times of the layers under a mask, on these GPUs; (): on all that there are."""
         resident = tuple(int(n) for n in mask.sum(axis=1))
-        rates, times = device_rates(self.gpu), self.request.times
-        return Hybrid(self.stack, self.host.rates, rates, hits, resident, times)
+        each = gpus or self.devices.gpus
+        rates, times = slowest([device_rates(gpu) for gpu in each]), self.request.times
+        return Hybrid(self.stack, self.host.rates, rates, hits, resident, times, max(1, len(gpus)))
 
 
-def plan_with(model: Model, host: Host, gpu: Gpu, request: Request) -> Plan:
-    """Plans `model` on the CPU of `host` (`Host.beside`) and one GPU; without advice.
+def plan_with(model: Model, host: Host, gpus: Sequence[Gpu], request: Request) -> Plan:
+    """Plans `model` on the CPU of `host` (`Host.beside`) and GPUs, as many of these as help; without advice.
 
+    Args:
+        gpus: one or more, in the order in which they take layers.
     Raises:
-        NotEnoughMemory: the GPU cannot hold what must lie on it.
+        NotEnoughMemory: the GPUs cannot hold what must lie on them.
         UsageError: the request does not fit this model.
     """
     stack = stack_of(model, request.recipe, request.use.cache_format)
-    sizes = DeviceSizes.of(model, request.recipe, stack, request.use.streams)
-    context = request.context or device_context(
-        model, sizes, gpu, request.vram_bytes, served=request.use.served
-    )
-    case = _Case(model, host, gpu, request, stack, sizes, context)
-    wants = _wants_stream(case)
-    budget = share_out(model, sizes, gpu, context, streams=wants, limit=request.vram_bytes)
-    if not budget.fits:
-        raise _too_small(case, budget)
-    choice, budget = _chosen(case, budget)
-    hits = experts.hits(choice.mask, stack.top_k, request.heat)
-    hybrid = case.hybrid(choice.mask, hits)
-    prefill = Prefill(hybrid, budget.chunk, budget.stream_experts)
+    devices = _devices(model, host, gpus, request, stack)
+    context = request.context or devices.default_context(served=request.use.served)
+    case = _Case(model, host, devices, request, stack, context)
+    budgets = devices.budgets(context, streams=_wants_stream(case))
+    if not all(each.fits for each in budgets):
+        raise _too_small(case, budgets)
+    return _planned(case, *_chosen(case, budgets))
+
+
+def _devices(
+    model: Model, host: Host, gpus: Sequence[Gpu], request: Request, stack: ModelLoads
+) -> Devices:
+    """The GPUs, with what is worth having on them where nobody says what is to be there."""
+    worth = Worth()
+    if request.gpu_experts is None:
+        rates = slowest([device_rates(gpu) for gpu in gpus])
+        position = min(EARLY_TOKENS, (request.context or model.spec.context) - 1)
+        conditions = Conditions(stack, host.rates, rates, request.times, request.defer, position)
+        worth = conditions.worth()
+    answers = request.use.streams
+    return Devices(model.spec, model.borders, stack, tuple(gpus), worth, answers, request.limits)
+
+
+def _planned(case: _Case, choice: ResidentChoice, budgets: Sequence[Budget]) -> Plan:
+    """The plan of decided memory."""
+    stack, context = case.stack, case.context
+    hits = experts.hits(choice.mask, stack.top_k, case.request.heat)
+    hybrid = case.hybrid(choice.mask, hits, [each.gpu for each in budgets])
+    streamed = [each.stream_experts for each in budgets if each.need.stream]
+    chunk, stream_experts = budgets[0].chunk, min(streamed, default=0)
+    prefill = Prefill(hybrid, chunk, stream_experts)
     threshold = _threshold(case, prefill, choice)
     depths = _depths(case, hybrid)
     early = simulated(hybrid, depths[0][1], min(EARLY_TOKENS, context - 1))
     late = simulated(hybrid, depths[-1][1], context - 1)
-    tokens = min(budget.chunk, context)
+    tokens = min(chunk, context)
     speed = Speed(1 / early.step_s, 1 / late.step_s, tokens / prefill.seconds(tokens, threshold))
-    taken = int(stack.expert.size_bytes[stack.moe] @ choice.mask.sum(axis=1))
     device = DevicePlan(
-        gpu=gpu,
-        need=replace(budget.need, experts=taken),
-        budget_bytes=budget.limit_bytes,
+        segments=tuple(_segment(stack, each, choice.mask) for each in budgets),
         resident=tuple(tuple(np.flatnonzero(row).tolist()) for row in choice.mask),
         experts=stack.experts,
         rule=choice.rule,
@@ -96,8 +111,8 @@ def plan_with(model: Model, host: Host, gpu: Gpu, request: Request) -> Plan:
         k_cpu=hits.k_cpu,
         depths=depths,
         prefill_threshold=threshold,
-        chunk=budget.chunk,
-        stream_experts=budget.stream_experts,
+        chunk=chunk,
+        stream_experts=stream_experts,
         times=hybrid.times(MEASURED_AT),
         rates=hybrid.device,
         cpu_busy=early.busy_s(CPU) / early.step_s,
@@ -105,6 +120,15 @@ def plan_with(model: Model, host: Host, gpu: Gpu, request: Request) -> Plan:
         reasons=(),
     )
     return _assembled(case, device, prefill, choice, speed)
+
+
+def _segment(stack: ModelLoads, budget: Budget, mask: experts.Mask) -> SegmentPlan:
+    """What a GPU has, with the experts that were chosen for it."""
+    rows = stack.routed(budget.layers)
+    taken = int(stack.expert.size_bytes[stack.moe[rows]] @ mask[rows].sum(axis=1))
+    return SegmentPlan(
+        budget.gpu, budget.layers, replace(budget.need, experts=taken), budget.limit_bytes
+    )
 
 
 def simulated(hybrid: Hybrid, depth: int, position: int) -> Simulation:
@@ -122,21 +146,38 @@ def _wants_stream(case: _Case) -> bool:
         return case.request.prefill_threshold != NEVER
     mask = case.stack.room(0).empty
     hybrid = case.hybrid(mask, experts.hits(mask, case.stack.top_k))
-    buffer = case.sizes.buffer_bytes // max(1, case.sizes.expert_bytes)
+    sizes = case.devices.sizes(range(case.stack.layers))
+    buffer = sizes.buffer_bytes // max(1, sizes.expert_bytes)
     return Prefill(hybrid, chunk_limit(case.context), buffer).threshold() != NEVER
 
 
-def _chosen(case: _Case, budget: Budget) -> tuple[ResidentChoice, Budget]:
-    """Chooses the mask, and the budget that goes with it: nothing is streamed if all experts are on the GPU."""
-    request, stack = case.request, case.stack
-    whole = budget.without_stream()
-    room = stack.room(whole.experts_bytes)
-    wish = request.gpu_experts
+def _chosen(case: _Case, budgets: Sequence[Budget]) -> tuple[ResidentChoice, tuple[Budget, ...]]:
+    """Chooses the mask, and the budgets that go with it: nothing is streamed to a GPU that has all experts of its
+    layers, and what that frees counts where then all experts of the model find room."""
+    wish, stack = case.request.gpu_experts, case.stack
+    whole = [each.without_stream() for each in budgets]
+    rooms = [stack.room(each.experts_bytes, each.layers) for each in whole]
     every = wish is None or (isinstance(wish, int) and wish == stack.experts)
-    if not (every and room.all_bytes <= room.budget_bytes):
-        room = stack.room(budget.experts_bytes)
-    choice = experts.choose(wish, request.heat, room)
-    return choice, whole if choice.mask.all() else budget
+    if not (every and all(room.all_bytes <= room.budget_bytes for room in rooms)):
+        rooms = [stack.room(each.experts_bytes, each.layers) for each in budgets]
+    fit = all(room.all_bytes <= room.budget_bytes for room in rooms)
+    worth = case.devices.worth
+    most = 1.0 if fit and worth.all else worth.some
+    chosen = [
+        experts.choose(_rows(wish, rows), _rows(case.request.heat, rows), room, most)
+        for room, rows in zip(rooms, (stack.routed(each.layers) for each in budgets), strict=True)
+    ]
+    kept = zip(chosen, budgets, whole, strict=True)
+    rules = [each.rule for each in chosen if not each.mask.all()] or ["all"]
+    mask = np.concatenate([each.mask for each in chosen])
+    reason = next((each.reason for each in chosen if each.reason), "")
+    taken = tuple(less if each.mask.all() else budget for each, budget, less in kept)
+    return ResidentChoice(mask, rules[0], reason), taken
+
+
+def _rows(given: Any, rows: slice) -> Any:
+    """A wish or a heat map for some layers; what has no rows is for any."""
+    return given[rows] if isinstance(given, np.ndarray) else given
 
 
 def _threshold(case: _Case, prefill: Prefill, choice: ResidentChoice) -> int:
@@ -160,11 +201,13 @@ def _depths(case: _Case, hybrid: Hybrid) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def _too_small(case: _Case, budget: Budget) -> NotEnoughMemory:
-    shorter = fitting(case.model, case.sizes, case.gpu, case.context, case.request.vram_bytes)
+def _too_small(case: _Case, budgets: Sequence[Budget]) -> NotEnoughMemory:
+    shorter = case.devices.fitting(case.context)
     hint = f"--context {shorter} fits; --device cpu" if shorter >= LEAST_CONTEXT else "--device cpu"
-    what = f"everything but the experts, with {case.context} positions on {case.gpu.name},"
-    return NotEnoughMemory(what, budget.need.total, budget.limit_bytes, hint=hint)
+    worst = min(budgets, key=lambda each: each.experts_bytes)
+    layers = "" if len(budgets) == 1 else f" of layers {worst.layers.start}-{worst.layers.stop - 1}"
+    what = f"everything but the experts{layers}, with {case.context} positions on {worst.gpu.name},"
+    return NotEnoughMemory(what, worst.need.total, worst.limit_bytes, hint=hint)
 
 
 # --- the plan ---------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from ktcli.planner.stack import ModelLoads, bytes_on_device
 
 # Of main memory, assumed, not yet measured: torch with its CUDA libraries loaded.
 TORCH_BYTES = 3 << 30
-ON_GPU = "GPU"  # where a line lies
+ON_GPU = "GPU"  # where a line lies: on the GPUs in use, together
 # The parts that main memory holds beside experts; the GPU has all others.
 _HOST_REASONS = {
     ModelPart.EMBEDDING: "one row per token",

@@ -66,16 +66,15 @@ def _check(spec: Spec, request: Request) -> None:
 
 
 def _placed(model: Model, host: Host, request: Request) -> Plan:
-    """Makes the plan on a GPU or on the CPU alone, whichever is asked for or faster."""
-    gpu = candidate(host.gpus, request.device)
-    if gpu is None:
+    """Makes the plan on GPUs or on the CPU alone, whichever is asked for or faster."""
+    gpus = candidates(host.gpus, request)
+    if not gpus:
         return _on_cpu(model, host, request, _unused(host.gpus, "as --device cpu asks"))
-    others = _unused([each for each in host.gpus if each != gpu], "as one GPU is used")
     if request.device == AUTO and is_small(model, request.recipe):
         return _on_cpu(model, host, request, _unused(host.gpus, "for a model as small as this one"))
     assert host.beside is not None
     try:
-        made = plan_with(model, host.beside, gpu, request)
+        made = plan_with(model, host.beside, gpus, request)
     except NotEnoughMemory as error:
         if request.device != AUTO:
             raise
@@ -88,26 +87,51 @@ def _placed(model: Model, host: Host, request: Request) -> Plan:
             why = "as the CPU alone is faster" if slower else "as main memory is too small with it"
             return _on_cpu(model, host, request, _unused(host.gpus, why))
     if not made.fits:
-        made = replace(made, advice=tuple(advice_with(model, host, gpu, request, made)))
-    return replace(made, notes=(*others, *made.notes))
+        made = replace(made, advice=tuple(advice_with(model, host, gpus, request, made)))
+    return replace(made, notes=(*_left_over(host.gpus, gpus, made), *made.notes))
 
 
-def candidate(gpus: Sequence[Gpu], device: str) -> Gpu | None:
-    """The GPU that a request means: the one with most memory free, or the one with that number; None: the CPU.
+def candidates(gpus: Sequence[Gpu], request: Request) -> tuple[Gpu, ...]:
+    """The GPUs that a request means, in the order in which they take layers: those that it names, else all, those with
+    most memory free first; (): the CPU.
 
     Raises:
-        UsageError: it cannot be used, or the text means none.
+        UsageError: one cannot be used, or the text means none.
     """
-    kind, number = parse_device(device)
+    kind, number = parse_device(request.device)
     if kind == CPU or (kind == AUTO and not gpus):
-        return None
-    found = [gpu for gpu in gpus if number is None or gpu.index == number]
-    if not found:
-        have = ", ".join(f"cuda:{gpu.index}" for gpu in gpus) or "none that can be used"
+        return ()
+    if number is not None and request.gpus is not None and number not in request.gpus:
+        allowed = cpu_text(sorted(request.gpus))
         raise UsageError(
-            f"there is no GPU {device}", hint=f"GPUs here: {have}; kt doctor says more"
+            f"--device {request.device} is none of the GPUs that may be used: {allowed}",
+            hint="--gpus, or the setting gpus, says which may; --gpus all lifts it",
         )
-    return max(found, key=lambda gpu: (gpu.free_bytes, -gpu.index))
+    named = (number,) if number is not None else request.gpus
+    by_number = {gpu.index: gpu for gpu in gpus}
+    missing = [each for each in named or () if each not in by_number]
+    if missing or not gpus:
+        have = ", ".join(f"cuda:{gpu.index}" for gpu in gpus) or "none that can be used"
+        what = f"cuda:{missing[0]}" if missing else request.device
+        raise UsageError(f"there is no GPU {what}", hint=f"GPUs here: {have}; kt doctor says more")
+    if named is not None:
+        return tuple(by_number[each] for each in named)
+    return tuple(sorted(gpus, key=lambda gpu: (-gpu.free_bytes, gpu.index)))
+
+
+def _left_over(gpus: Sequence[Gpu], candidates: Sequence[Gpu], made: Plan) -> tuple[str, ...]:
+    """The notes on GPUs that a plan with some does not use."""
+    assert made.device is not None
+    used = made.device.gpus
+    return (
+        *_unused([gpu for gpu in gpus if gpu not in candidates], "as others are asked for"),
+        *_unused(
+            [gpu for gpu in candidates if gpu not in used],
+            "as the whole model is on other GPUs"
+            if made.device.mask.all()
+            else "as it would not help",
+        ),
+    )
 
 
 def is_small(model: Model, recipe: Recipe) -> bool:
@@ -163,6 +187,8 @@ def _forced(host: Host, request: Request, made: Plan) -> Iterator[tuple[str, str
         yield f"--device {request.device}", "decode", replace(request, device=AUTO)
     if made.device is None:
         return
+    if request.gpus is not None and len(host.gpus) > 1:
+        yield f"--gpus {','.join(map(str, request.gpus))}", "decode", replace(request, gpus=None)
     wish, threshold = request.gpu_experts, request.prefill_threshold
     if wish is not None:
         said = "FILE" if isinstance(wish, np.ndarray) else wish

@@ -6,6 +6,8 @@ fit says what would; what somebody forced says what it costs.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,24 +34,27 @@ class Request:
     Attributes:
         recipe: the number formats.
         context: the positions to reserve; None: `memory.default_context`.
-        device: "auto" (a GPU if that is faster), "cpu", "cuda" or "cuda:N".
+        device: "auto" (GPUs if that is faster), "cpu", "cuda" or "cuda:N".
+        gpus: the numbers of the GPUs that may be used, in the order in which they take layers; None: all, those with
+            most memory free first.
         gpu_experts: the experts on the GPU: a number per layer, "uniform", "front", "hot", or a mask.
         defer: the depth of deferral.
         prefill_threshold: the tokens from which on a chunk of a prompt is streamed; `prefill.NEVER`: none.
         heat: how often each expert was chosen, [MoE layers, E]; None: nobody counted.
-        vram_bytes: the most bytes of the GPU's memory that the plan may take; None: all that are free.
-        times: t_e, T_g and T_s at `device_cost.MEASURED_AT` positions, measured with this machine.
+        limits: the most bytes of a GPU's memory that the plan may take, by its number; of others, all that are free.
+        times: t_e and T_g at `device_cost.MEASURED_AT` positions, measured with this machine.
         use: what the engine is used for; with a GPU all but `streams` is as in TALK.
     """
 
     recipe: Recipe = field(default_factory=Recipe)
     context: int | None = None
     device: str = AUTO
+    gpus: tuple[int, ...] | None = None
     gpu_experts: Wish = None
     defer: int | None = None
     prefill_threshold: int | None = None
     heat: Heat | None = None
-    vram_bytes: int | None = None
+    limits: Mapping[int, int] = field(default_factory=dict)
     times: Times | None = None
     use: Use = TALK
 
@@ -90,7 +95,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Vram:
-    """The bytes of the GPU's memory that each use takes.
+    """The bytes of a GPU's memory that each use takes, or of that of several.
 
     Attributes:
         weights: the weights but the embedding and the routed experts.
@@ -116,32 +121,51 @@ class Vram:
     def total(self) -> int:
         return sum(getattr(self, name) for name in self.__slots__)
 
+    @classmethod
+    def together(cls, each: Iterable[Vram]) -> Vram:
+        """The bytes of several GPUs."""
+        rows = list(each)
+        return cls(*(sum(getattr(row, name) for row in rows) for name in cls.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlan:
+    """Neighbouring layers and the GPU that has them.
+
+    Attributes:
+        layers: their numbers.
+        need: the bytes of the GPU's memory, part by part.
+        budget_bytes: the bytes of it that the plan may take.
+    """
+
+    gpu: Gpu
+    layers: range
+    need: Vram
+    budget_bytes: int
+
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """The work of one GPU.
+    """The work of the GPUs in use: of one, or of several that have the layers one after the other.
 
     Attributes:
-        need: the bytes of its memory, part by part.
-        budget_bytes: the bytes of its memory that the plan may take.
-        resident: the ids of the experts on it, for each MoE layer.
+        segments: the GPUs with their layers, in the order of these.
+        resident: the ids of the experts on a GPU, for each MoE layer.
         experts: E, the experts of a layer.
         rule: how the resident experts were chosen: "all", "uniform", "front", "hot" or "mask".
-        hit_rate: the share of all chosen experts that lie on it.
+        hit_rate: the share of all chosen experts that lie there.
         k_cpu: the expected experts per token on the CPU, for each MoE layer.
         depths: pairs (position, depth of deferral from there on); positions ascend from 0.
         prefill_threshold: the tokens from which on a chunk of a prompt is streamed; NEVER: none is.
         chunk: the most tokens of a chunk that stays on the GPU; with experts on the CPU it is PREFILL_CHUNK.
-        stream_experts: the experts that one of the two stream buffers holds; 0: nothing is streamed.
+        stream_experts: the experts that one of a GPU's two stream buffers holds; 0: nothing is streamed.
         times: t_e, T_g and T_s of an average layer at the beginning of a chat.
-        rates: the rates of the GPU.
-        cpu_busy, gpu_busy: the share of a predicted decode step that each is at work.
+        rates: the rates of the slowest GPU.
+        cpu_busy, gpu_busy: the share of a predicted decode step that the CPU and any GPU is at work.
         reasons: the reasons of the decisions, a sentence each.
     """
 
-    gpu: Gpu
-    need: Vram
-    budget_bytes: int
+    segments: tuple[SegmentPlan, ...]
     resident: tuple[tuple[int, ...], ...]
     experts: int
     rule: str
@@ -158,8 +182,29 @@ class DevicePlan:
     reasons: tuple[str, ...]
 
     @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs in use."""
+        return tuple(each.gpu for each in self.segments)
+
+    @property
+    def names(self) -> str:
+        """The names of the GPUs, for people: "NVIDIA L20", "2 x NVIDIA L20"."""
+        counts = Counter(gpu.name for gpu in self.gpus)
+        return ", ".join(f"{n} x {name}" if n > 1 else name for name, n in counts.items())
+
+    @property
+    def need(self) -> Vram:
+        """The bytes of all their memories."""
+        return Vram.together(each.need for each in self.segments)
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """The first layer of each GPU but the first."""
+        return tuple(each.layers.start for each in self.segments[1:])
+
+    @property
     def mask(self) -> Mask:
-        """The experts on the GPU as a mask, [MoE layers, E] bool; True: on the GPU."""
+        """The experts on a GPU as a mask, [MoE layers, E] bool; True: on a GPU."""
         mask = np.zeros((len(self.resident), self.experts), np.bool_)
         for row, ids in zip(mask, self.resident, strict=True):
             row[list(ids)] = True

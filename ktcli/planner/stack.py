@@ -50,6 +50,7 @@ class ModelLoads:
         expert: the load of one routed expert; zero in dense layers.
         moe: the numbers of the layers with routed experts.
         head: the bytes and operations of the output head for one row.
+        near_bytes: the bytes of each layer that lie on a GPU whatever the mask, and last those of the head, [L + 1].
         expert_unit: the loop that experts run in on the CPU.
         states: the state that each layer keeps of a sequence.
         hidden, vocab, experts, top_k: the sizes of the model.
@@ -61,6 +62,7 @@ class ModelLoads:
     expert: Load
     moe: NDArray[np.int64]
     head: PartWork
+    near_bytes: F64Array
     expert_unit: Unit
     states: tuple[LayerState, ...]
     hidden: int
@@ -78,10 +80,15 @@ class ModelLoads:
         read, ops = cache_work(self.states, start, n_tokens, self.cache)
         return read / self.layers, ops / self.layers
 
-    def room(self, budget_bytes: int) -> Room:
-        """The room that a mask may fill."""
-        sizes = tuple(int(size) for size in self.expert.size_bytes[self.moe])
+    def room(self, budget_bytes: int, layers: range | None = None) -> Room:
+        """The room that a mask of these layers, or of all, may fill."""
+        moe = self.moe[self.routed(layers)] if layers is not None else self.moe
+        sizes = tuple(int(size) for size in self.expert.size_bytes[moe])
         return Room(sizes, self.experts, budget_bytes)
+
+    def routed(self, layers: range) -> slice:
+        """The rows of a mask that belong to these layers."""
+        return slice(*np.searchsorted(self.moe, (layers.start, layers.stop)).tolist())
 
 
 def stack_of(model: Model, recipe: Recipe, cache: CacheFormat = BF16) -> ModelLoads:
@@ -89,8 +96,12 @@ def stack_of(model: Model, recipe: Recipe, cache: CacheFormat = BF16) -> ModelLo
     spec, one = model.spec, StepShape(1)
     sums = {name: np.zeros((2, spec.layers)) for name in ("before", "beside", "expert")}
     head, unit, moe = PartWork(ModelPart.HEAD, Unit.BF16, 0, 0), Unit.INT8, set()
+    near_bytes = np.zeros(spec.layers + 1)
     for tensor in model.tensors:
         work = tensor_work(tensor, spec, recipe, one, bytes_on_device)
+        if tensor.role not in (Role.TABLE, Role.EXPERTS):
+            place = -1 if tensor.layer is None else tensor.layer
+            near_bytes[place] += bytes_on_device(tensor, recipe)
         if tensor.layer is None:
             if tensor.role is not Role.TABLE:
                 head = replace(
@@ -111,6 +122,7 @@ def stack_of(model: Model, recipe: Recipe, cache: CacheFormat = BF16) -> ModelLo
         **{name: Load(*rows) for name, rows in sums.items()},
         moe=np.array(sorted(moe), np.int64),
         head=head,
+        near_bytes=near_bytes,
         expert_unit=unit,
         states=spec.states,
         hidden=spec.hidden,
@@ -146,15 +158,6 @@ def split(model: Model, mask: Mask) -> tuple[Share, Share]:
 
 def _some(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
     return tuple(tensor for tensor in tensors if tensor.count)
-
-
-def near_bytes(model: Model, recipe: Recipe) -> int:
-    """The bytes of everything that lies on a GPU in use, whatever the mask."""
-    return sum(
-        bytes_on_device(tensor, recipe)
-        for tensor in model.tensors
-        if tensor.role not in (Role.TABLE, Role.EXPERTS)
-    )
 
 
 def plain_bytes(tensor: Tensor, fmt: Format) -> int:

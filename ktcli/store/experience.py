@@ -56,6 +56,11 @@ def recall(conversion: str, gpu: str, free_bytes: int) -> Experience:
     return Experience(limit, times)
 
 
+def one_of(gpu: str, number: int) -> str:
+    """The name under which the memory of one GPU is kept: of several of a name each may have another neighbour."""
+    return f"{gpu}, number {number}"
+
+
 def note_memory(conversion: str, gpu: str, free_bytes: int, limit_bytes: int) -> None:
     """Keeps the limit that worked; where the library cannot be written, it is forgotten."""
     _note(

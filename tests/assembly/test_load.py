@@ -21,7 +21,7 @@ from ktcli.assembly import load as loads
 from ktcli.assembly import load_device as loading
 from ktcli.assembly.plan import plan_ahead
 from ktcli.assembly.request import DeviceWords, Wanted
-from ktcli.assembly.talking import Opening, give_back_memory, open_model, prepared
+from ktcli.assembly.talking import Opening, give_back_memory, open_model, plan_of, prepared
 from ktcli.engine.device import usable
 from ktcli.engine.device.decode import DecodeStep
 from ktcli.engine.device.engine import DeviceEngine
@@ -100,6 +100,33 @@ def test_a_gpu_answers_as_the_cpu_does(say: Say, made: list[DeviceEngine]) -> No
     assert len(on_cpu) > 2 and on_gpu == on_cpu
 
 
+@pytest.mark.skipif(
+    not data_path("profiles", "kt-mini").joinpath("model.safetensors").exists(),
+    reason="the trained model is not in this tree",
+)
+def test_several_gpus_answer_as_the_cpu_does(
+    say: Say, made: list[DeviceEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has too little memory for all experts; together they have room."""
+    _, on_cpu, _ = say("--device", "cpu", model="kt-mini")
+    how = Opening(Wanted(192, device=DeviceWords("cuda")), quota_bytes=0, records_heat=False)
+    device = plan_of(prepared("kt-mini", how), how).device
+    assert device is not None and device.mask.all()
+    small = replace(GPU, free_bytes=device.need.total - device.need.experts // 2)
+    several = tuple(replace(small, index=i) for i in range(4))
+    found = replace(probe(), gpus=several)
+    monkeypatch.setattr(here, "probe", lambda **_: found)
+    code, out, err = say("--device", "cuda", "--gpus", "2,0", model="kt-mini")
+    assert (code, out) == (0, on_cpu), err
+    assert made[-1].placement.mask.all() and len(made[-1].segments) == 2
+    assert "2 x NVIDIA Test: the whole model" in err
+    code, out, err = say("--device", "cuda", "--gpus", "3", model="kt-mini")
+    assert code == 0 and len(out) > 2
+    assert not made[-1].placement.mask.all() and len(made[-1].segments) == 1
+    code, _, err = say("--device", "cuda", "--gpus", "3,9", model="kt-mini")
+    assert code == 2 and "there is no GPU cuda:9" in err and "cuda:0, cuda:1" in err
+
+
 def test_options_reach_the_engine(say: Say, made: list[DeviceEngine], tmp_path: Path) -> None:
     words = ("--gpu-experts", "2", "--defer", "1", "--prefill-threshold", "64")
     assert say("--device", "cuda", *words)[0] == 0
@@ -124,6 +151,21 @@ def test_without_a_gpu(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     assert say()[0] == 0
     code, out, err = say("--device", "cuda")
     assert (code, out) == (10, "") and "no NVIDIA GPU" in err and "--device cpu" in err
+
+
+def test_gpus_that_are_hidden_by_mistake(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever hides them with intent hears nothing."""
+    found = replace(probe(), gpus=())
+    monkeypatch.setattr(here, "probe", lambda **_: found)
+    monkeypatch.setattr("ktcli.hardware.gpu.driver_loaded", lambda: True)
+    monkeypatch.setattr("ktcli.planner.placement.SMALL_BYTES", 0)
+    for named, said in (("99", True), ("junk", True), ("", False), (" -1", False)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+        code, out, err = say()
+        assert code == 0 and len(out) > 2
+        assert err.count(f"none answers of those that CUDA_VISIBLE_DEVICES={named!r} names") == said
+        code, out, err = say("--device", "cuda")
+        assert (code, out) == (10, "") and f"CUDA_VISIBLE_DEVICES={named!r} names" in err
 
 
 def test_a_gpu_that_torch_cannot_use(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +198,8 @@ def test_fewer_experts_where_memory_is_short(
     assert sizes[0] > sizes[1] == 0  # experts so small go all at once
     found = json.loads((tmp_path / "gpu.json").read_text())
     (pack,) = (tmp_path / "packs").iterdir()
-    assert list(found) == [f"{pack.name} on {GPU.name}"]
+    memory, times = f"{pack.name} on {GPU.name}, number 0", f"{pack.name} on {GPU.name}"
+    assert list(found) == [memory, times]
     assert say("--device", "cuda")[0] == 0
     assert sizes[2:] == [0]  # at once
 
@@ -172,6 +215,22 @@ def test_fewer_experts_where_too_little_is_left_for_prompts(
     assert next(left, None) is None
 
 
+def test_what_outlasts_an_attempt_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workspaces of cuBLAS too, which nobody owns; and a device that has failed is no reason to fail again."""
+    said: list[str] = []
+
+    def empty() -> None:
+        said.append("cache")
+        raise RuntimeError("CUDA error: unknown error")
+
+    monkeypatch.setattr(
+        torch._C, "_cuda_clearCublasWorkspaces", lambda: said.append("cublas"), raising=False
+    )
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty)
+    loading.release(torch.device("cuda"))
+    assert said == ["cublas", "cache"]
+
+
 def test_the_cpu_when_nothing_fits(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(DeviceEngine):
         def _load(self, source: object, progress: object) -> None:
@@ -180,6 +239,22 @@ def test_the_cpu_when_nothing_fits(say: Say, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(loading, "DeviceEngine", Full)
     code, out, err = say("--device", "cuda")
     assert code == 0 and len(out) > 2 and "every layer runs on the CPU" in err
+
+
+def test_the_cpu_where_the_gpu_fails_at_load(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the GPU was asked for."""
+
+    class Broken(DeviceEngine):
+        def _load(self, source: object, progress: object) -> None:
+            raise DeviceError("the GPU failed in loading: CUDA error: unknown error")
+
+    monkeypatch.setattr(loading, "DeviceEngine", Broken)
+    monkeypatch.setattr("ktcli.planner.placement.SMALL_BYTES", 0)
+    monkeypatch.setattr("ktcli.planner.placement.Alone.fits", lambda *_: False)  # not the faster
+    code, out, err = say()
+    assert code == 0 and len(out) > 2 and err.count("NVIDIA Test is not used: the GPU failed") == 1
+    code, out, err = say("--device", "cuda")
+    assert (code, out) == (10, "") and err.count("the GPU failed in loading") == 1
 
 
 def test_a_gpu_that_fails_in_the_middle(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,6 +368,6 @@ def test_a_model_that_leaves_leaves_nothing_on_a_gpu(
     del thread
     released: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(loading, "release", lambda device: (gc.collect(), released.append(device)))
+    monkeypatch.setattr(loading, "release", lambda given: (gc.collect(), released.extend(given)))
     give_back_memory()
     assert engine() is None and released == [torch.device("cuda")]

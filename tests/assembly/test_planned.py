@@ -124,7 +124,9 @@ def test_a_gpu_takes_what_was_planned(where: str, name: str, use: Use) -> None:
     if device is None:
         pytest.skip("the plan has no GPU")
     placed = Placement.of(plan, device)
-    engine = StandInDevice(model(name), plan.recipe, NoWeights(), pool, placed, (META,))
+    engine = StandInDevice(
+        model(name), plan.recipe, NoWeights(), pool, placed, (META,) * len(device.segments)
+    )
     assert engine.context == plan.context
     assert np.array_equal(engine.placement.mask, device.mask)
     for position in (0, plan.context // 2, plan.context - 1):
@@ -134,7 +136,9 @@ def test_a_gpu_takes_what_was_planned(where: str, name: str, use: Use) -> None:
     assert 0 <= engine.device_weights_bytes - (device.need.weights + device.need.experts) <= pieces
     assert 0 <= engine.cache_bytes - device.need.cache <= pieces
     assert engine.pools.pages.count == use.streams * pages_for(plan.context)
-    assert engine.placement.slab_bytes == device.need.stream // 2
+    buffers = [each.need.stream // 2 for each in device.segments if each.need.stream]
+    assert engine.placement.slab_bytes == min(buffers, default=0)
+    assert [each.layers for each in engine.segments] == [each.layers for each in device.segments]
     longest = engine.placement.long_prompts.chunk_tokens(plan.context)
     assert longest == (device.chunk if device.streams or device.mask.all() else PREFILL_CHUNK)
 

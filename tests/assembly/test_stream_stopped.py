@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +24,8 @@ from ktcli import manifest
 from ktcli.errors import Busy
 from ktcli.main import main
 from ktcli.store import contents, library, transfer
+from ktcli.weights.checkpoint import INDEX
+from ktcli.weights.pack import file_name
 
 # Forks a process for each line of input: library, hub, and the words that kt runs with; says its number, then its end.
 FORKS = f"""
@@ -123,9 +127,18 @@ def arrived(folder: Path) -> dict[str, int]:
     return {name: size for name, size in found.items() if size > HEADER}
 
 
-def layers(folder: Path) -> int:
-    part = list(folder.rglob("kt.json.part"))
-    return sum(len(path.read_bytes().split(b"\n")) for path in part)
+def made(folder: Path) -> str:
+    """What names the files of a pack that are there."""
+    return "".join(path.read_text() for path in folder.rglob("kt.json*"))
+
+
+def made_of(case: Case) -> dict[str, set[str]]:
+    """The files of a pack that are made of each weight file."""
+    found: dict[str, set[str]] = {}
+    for tensor, file in json.loads(case[0][INDEX])["weight_map"].items():
+        layer = re.search(r"layers\.(\d+)\.", tensor)
+        found.setdefault(file, set()).add(file_name(int(layer[1]) if layer else None))
+    return found
 
 
 # Headers are asked for by the offer, too; and what was on the wire to a killed process goes out a moment later.
@@ -146,7 +159,7 @@ def test_kills_lose_nothing_that_was_done(
 ) -> None:
     hub.pace_s = 0.0003
     chance, home = random.Random(times), Path(os.environ["KT_HOME"])
-    sizes, before, listed = weights(case[0]), arrived(home), 0
+    sizes, before = weights(case[0]), arrived(home)
     for last in [False] * times + [True]:
         hub.sent.clear()
         process = runner.start(*words)
@@ -155,16 +168,17 @@ def test_kills_lose_nothing_that_was_done(
             assert hub.sent[name] <= size - before.get(name, 0) + LATE
         after = arrived(home)
         if not done:
-            for name, size in before.items():  # unless nobody needs it any more
-                assert after.get(name, size if layers(home) > listed else 0) >= size
-        before, listed = after, layers(home)
+            for name, size in before.items():  # unless all that is made of it is there
+                needed = any(each not in made(home) for each in made_of(case)[name])
+                assert after.get(name, 0 if needed else size) >= size
+        before = after
         if done:
             (entry,) = library.matching(NAME)
             assert entry.complete
             files = case[1] if words == STREAM else case[0]
             assert contents_of(entry.path).items() >= files.items()
             shutil.rmtree(home)
-            before, listed = {}, 0
+            before = {}
     assert done
 
 
@@ -250,7 +264,7 @@ def test_a_second_process_is_told_of_the_first(
         time.sleep(0.01)
     assert main([*STREAM]) == Busy.exit_code
     assert f"process {process}" in capsys.readouterr().err
-    while not layers(Path(os.environ["KT_HOME"])):
+    while not made(Path(os.environ["KT_HOME"])):
         time.sleep(0.01)
     assert main(["list"]) == 0
     shown = " ".join(capsys.readouterr().out.split())

@@ -37,6 +37,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "kv": ("fp8", "fp8"),
     "device": ("cuda:1", "cuda:1"), "threads": ("8", 8), "numa": ("nodes=0,2-3", "nodes=0,2-3"), "heat": ("off", False),
     "cache": ("20G", 20 << 30), "thoughts": ("hidden", "hidden"), "markdown": ("off", False), "status": ("off", False),
+    "gpus": ("0,1", "0,1"),
     "pull-limit": ("20M", 20 << 20), "think-budget": ("200", 200), "when-full": ("stop", "stop"),
 }  # fmt: skip
 WRONG = {
@@ -44,7 +45,7 @@ WRONG = {
     "model": " ", "system": "x" * 20_001, "temperature": "nan", "max-tokens": "0", "think": "maybe",
     "context": "1.5", "draft": "x", "kv": "fp4",
     "device": "tpu", "threads": "²", "numa": "some", "heat": "true", "cache": "much",
-    "thoughts": "loud", "markdown": "html", "status": "x",
+    "gpus": "0,x", "thoughts": "loud", "markdown": "html", "status": "x",
     "pull-limit": "fast", "think-budget": "0", "when-full": "burst",
 }  # fmt: skip
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import io
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,17 +16,20 @@ from chat.fake_engine import FakeEngine, write_tokenizer
 from ktcli.assembly import talking
 from ktcli.assembly.listener import SILENT
 from ktcli.assembly.ready import Ready
-from ktcli.assembly.request import Wanted
+from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.talking import Opening, open_model
 from ktcli.chat.adjust import changed
 from ktcli.chat.chat import Chat
 from ktcli.chat.chats import load as load_chat
 from ktcli.chat.desk import Desk
+from ktcli.chat.interactive import talk
+from ktcli.chat.screen import Screen
 from ktcli.chat.slash import run as run_slash
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.commands import model_choice, wording
 from ktcli.commands.model_choice import ModelChoice
-from ktcli.errors import BadPack, KtError, NotEnoughMemory, NotFound, UsageError
+from ktcli.engine.scheduler import Scheduler
+from ktcli.errors import BadPack, DeviceError, KtError, NotEnoughMemory, NotFound, UsageError
 from ktcli.main import main
 
 GIB = 1 << 30
@@ -109,6 +114,56 @@ def test_the_conversation_goes_on_with_another_model(bench: Bench, fits: bool) -
     gc.collect()
     assert [engine() is not None for engine in bench.engines] == [False, True]
     assert bench.alive == [0, int(fits)]  # the first one made room where both do not fit
+
+
+class Person(SimpleNamespace):
+    """Types lines, and hears what is said."""
+
+    def __init__(self, *lines: str) -> None:
+        self.lines, self.said = [*lines], list[str]()
+
+    def ask(self, draft: str) -> str | None:
+        return self.lines.pop(0) if self.lines else None
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+    warn = note
+
+
+@pytest.mark.parametrize(("device", "goes_on"), [("auto", True), ("cuda", False)])
+def test_a_chat_goes_on_on_the_cpu_after_the_gpu_failed(
+    bench: Bench, device: str, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the GPU was asked for; nothing of the conversation is lost."""
+    person, bench.collects = Person("hello", "again", "again"), True
+    words = DeviceWords(device=device, gpu_experts="2")
+    listener = SimpleNamespace(warn=person.warn, note=person.note, progress=SILENT.progress)
+    bench.choice._how = replace(bench.how, wanted=Wanted(device=words), listener=listener)
+    load, loaded = bench.load, []
+
+    def fails(*_: object) -> None:
+        if person.lines == ["again"] and not loaded:
+            raise DeviceError("the GPU failed in a step: it has fallen off the bus")
+
+    step = Scheduler.step
+    monkeypatch.setattr(Scheduler, "step", lambda self: (fails(), step(self))[1])
+    monkeypatch.setattr(bench, "load", lambda *given: (loaded.append(given), load(*given))[1])
+    screen = Screen(io.StringIO(), terminal=False, colour=False)
+    if not goes_on:
+        with pytest.raises(DeviceError):
+            talk(bench.chat, person, screen, person, models=bench.choice)
+        assert loaded == []
+        return
+    talk(bench.chat, person, screen, person, models=bench.choice)
+    ((_, wanted, _),) = loaded
+    assert wanted.device == DeviceWords(device="cpu")
+    assert sum("off the bus: the chat goes on on the CPU" in each for each in person.said) == 1
+    assert [turn["content"] for turn in bench.chat.conversation.turns] == [
+        "hello", "one: hello", "again", "one: again",
+    ]  # fmt: skip
+    gc.collect()
+    assert [engine() is not None for engine in bench.engines] == [False, True]
 
 
 def test_a_model_that_a_server_has_needs_no_memory_here(bench: Bench) -> None:

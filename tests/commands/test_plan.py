@@ -230,8 +230,8 @@ def test_a_plan_with_a_gpu(capsys):
     code, plan = planned(capsys, *LAPTOP)
     assert code == 0
     device = plan["device"]
-    assert device["gpu"]["name"] == "NVIDIA GeForce RTX 4060 Laptop GPU"
-    assert device["need_bytes"] == sum(device["parts"].values()) <= device["gpu"]["free_bytes"]
+    assert device["gpus"][0]["name"] == "NVIDIA GeForce RTX 4060 Laptop GPU"
+    assert device["need_bytes"] == sum(device["parts"].values()) <= device["gpus"][0]["free_bytes"]
     there = [line for line in plan["lines"] if line["where"] == "GPU"]
     assert sum(line["size_bytes"] for line in there) == device["need_bytes"]
     assert len(device["experts"]["ids"]) == len(device["experts"]["per_layer"]) == 48

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from hybrid import IDS, Made
+from triton.runtime import JITFunction
 
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.experts import Handoff
@@ -23,19 +24,18 @@ from ktcli.errors import DeviceError, OutOfDeviceMemory
 
 GPU = torch.device("cuda")
 OUT_OF_MEMORY, ILLEGAL_ADDRESS, UNAVAILABLE = 2, 700, 46
-# Not cudaEventRecord: torch ends the process where that fails while it takes memory back.
 CALLS = {
     "cudaMalloc": OUT_OF_MEMORY,
-    "cudaHostAlloc": OUT_OF_MEMORY,
     "cudaHostRegister": OUT_OF_MEMORY,
     "cudaMemcpyAsync": ILLEGAL_ADDRESS,
-    "cudaMemsetAsync": ILLEGAL_ADDRESS,
     "cudaLaunchKernel": ILLEGAL_ADDRESS,
     "cuLaunchKernelEx": ILLEGAL_ADDRESS,
     "cuModuleLoadData": OUT_OF_MEMORY,
     "cudaLaunchHostFunc": ILLEGAL_ADDRESS,
     "cuStreamBatchMemOp": ILLEGAL_ADDRESS,
     "cudaStreamSynchronize": ILLEGAL_ADDRESS,
+    "cudaEventRecordWithFlags": ILLEGAL_ADDRESS,
+    "cudaHostGetDevicePointer": ILLEGAL_ADDRESS,
     "cudaStreamWaitEvent": ILLEGAL_ADDRESS,
     "cudaEventSynchronize": ILLEGAL_ADDRESS,
     "cudaStreamBeginCapture": ILLEGAL_ADDRESS,
@@ -44,7 +44,9 @@ CALLS = {
     "cudaGraphLaunch": ILLEGAL_ADDRESS,
     "cublas": 13,
 }
+BY_FLAGS = "cuStreamBatchMemOp", "cudaHostGetDevicePointer"  # what only that hand-off calls
 MOST = 3  # times of a call that are tried, spread over all, and the last
+MADE: set[str] = set()  # calls that were made, so that they could fail
 CHUNK = 40
 fake = ctypes.CDLL("libcudart.so.13")
 fake.fake_calls.restype = ctypes.c_long
@@ -77,7 +79,9 @@ def times(call: str, work: Callable[[], object]) -> list[int]:
     fake.fake_calls(call.encode())
     work()
     made = fake.fake_calls(call.encode())
-    step = max(1, made // MOST)
+    if made:
+        MADE.add(call)
+    step = 1 if call == "cudaMalloc" else max(1, made // MOST)  # memory may run out at each stage
     return sorted({*range(0, made, step), made - 1} - {-1})
 
 
@@ -91,13 +95,17 @@ def decoded(session: Session) -> None:
 
 @pytest.mark.parametrize(
     ("call", "handoff"),
-    [(call, Handoff.CALLS) for call in CALLS] + [("cuStreamBatchMemOp", Handoff.FLAGS)],
+    [(call, Handoff.FLAGS if call in BY_FLAGS else Handoff.CALLS) for call in CALLS],
 )
 def test_a_failure_at_load_is_known_or_passed_over(made: Made, call: str, handoff: Handoff) -> None:
     def work() -> None:
+        for kernel in kernels if call == "cuModuleLoadData" else ():
+            kernel.device_caches.clear()  # else they are loaded already
         gc.collect()
         torch.cuda.empty_cache()
         loaded(made, handoff)
+
+    kernels = [each for each in gc.get_objects() if type(each) is JITFunction]
 
     work()
     for after in times(call, work):
@@ -106,6 +114,7 @@ def test_a_failure_at_load_is_known_or_passed_over(made: Made, call: str, handof
             work()
         except DeviceError as error:
             assert "\n" not in str(error) and len(str(error)) < 400, error
+            assert call != "cudaMalloc" or isinstance(error, OutOfDeviceMemory)
         fail("")
     loaded(made, handoff).session().feed([1])
 
@@ -123,18 +132,23 @@ def test_a_failure_in_a_step_leaves_the_conversation(
     session = engine.session()
     session.feed(IDS[:20])
 
-    def again() -> None:
+    def begin() -> None:
         session.truncate(20)
+        torch.cuda.empty_cache()  # what a step takes is asked for anew
+
+    def again() -> None:
+        begin()
         step(session)
 
     again()
     for after in times(call, again):
-        session.truncate(20)
+        begin()
         fail(call, after)
         try:
             step(session)
         except DeviceError as error:
             assert "\n" not in str(error)
+            assert call != "cudaMalloc" or isinstance(error, OutOfDeviceMemory)
             assert session.length in (20, 20 + CHUNK)  # whole chunks of a prompt stay
         fail("")
         again()
@@ -153,7 +167,8 @@ def test_a_full_memory_is_known_for_it(made: Made) -> None:
 def test_a_device_that_vanishes_ends_each_step(
     made: Made, handoff: Handoff, step: Callable[[Session], None]
 ) -> None:
-    engine = loaded(made, handoff)
+    """And what an engine held comes back without ending the process."""
+    engine = loaded(made, handoff, streamed=step is read)
     session = engine.session()
     session.feed(IDS[:20])
     fail("*", forever=True)
@@ -161,4 +176,10 @@ def test_a_device_that_vanishes_ends_each_step(
         with pytest.raises(DeviceError):
             step(session)
         assert session.length == 20
-    fail("")
+    del engine, session
+    gc.collect()
+
+
+def test_each_call_was_made() -> None:
+    """Else its failures above say nothing."""
+    assert set(CALLS) == MADE

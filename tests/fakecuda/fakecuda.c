@@ -7,6 +7,8 @@
  *
  *   FAKE_DEVICES=1   FAKE_SM=90   FAKE_VRAM_MB=81920   FAKE_KERNEL_US=0   FAKE_LOG=file: refusals, graphs
  *   FAKE_NODES=1: the nodes of each graph, too
+ *   FAKE_TAKEN_MB=0: of the memory, by another program   FAKE_DRIVER=13000: its version
+ *   FAKE_FAIL=name:after:code: fake_fail for ever, of a program that cannot call it
  *
  * A program under test may let calls fail by fake_fail, and read by fake_calls how often each was made.
  */
@@ -49,7 +51,7 @@ static void say(const char *format, ...)
 
 /* ---- calls that fail ------------------------------------------------------------------------------- */
 
-enum { CALLS = 32, NAME = 48 };
+enum { CALLS = 64, NAME = 48 };
 static struct { char name[NAME]; long made; } calls[CALLS];
 static struct { char name[NAME]; long left; int code, forever; } failure;
 
@@ -111,6 +113,13 @@ static size_t vram(void)
     return (size_t)(v ? atol(v) : 81920) << 20;
 }
 
+/* What another program has of it. */
+static size_t taken(void)
+{
+    const char *v = getenv("FAKE_TAKEN_MB");
+    return (size_t)(v ? atol(v) : 0) << 20;
+}
+
 static void add_range(void *p, size_t size, int type)
 {
     pthread_mutex_lock(&mem_lock);
@@ -153,7 +162,7 @@ static int type_of(const void *p)
 /* ---- work ---------------------------------------------------------------------------------------- */
 
 enum { COPY, SET, HOST, KERNEL, RECORD, WAIT_EVENT, WAIT_VALUE, WRITE_VALUE, GRAPH };
-enum { FILLS = 1u << 31 };  /* flags of a kernel that fills: value, size of an element */
+enum { FILLS = 1u << 31, EARLY = 1u << 30 };  /* of a kernel: it fills with a value, elements of a size; it starts early */
 static const char *kinds[] = {"copy", "set", "host", "kernel", "record", "wait_event", "wait_value", "write_value", "graph"};
 
 typedef struct event event;
@@ -344,7 +353,7 @@ static int unsafe(const char *what)
 static int take(size_t size)
 {
     pthread_mutex_lock(&mem_lock);
-    int fits = used_bytes + size <= vram();
+    int fits = used_bytes + size <= vram() - taken();
     used_bytes += fits ? size : 0;
     pthread_mutex_unlock(&mem_lock);
     return fits;
@@ -455,7 +464,7 @@ API cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
 {
     MAY_FAIL("cudaMemGetInfo");
     *total = vram();
-    *free_bytes = *total - used_bytes;
+    *free_bytes = *total - taken() - used_bytes;
     return cudaSuccess;
 }
 
@@ -673,11 +682,13 @@ API cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out)
         RT((cudaError_t)code);
     if (bad)
         RT(refuse("cudaStreamEndCapture", cudaErrorStreamCaptureInvalidated));
-    int counts[GRAPH + 1] = {0};
-    for (int i = 0; i < on->captured->n; i++)
+    int counts[GRAPH + 1] = {0}, early = 0;
+    for (int i = 0; i < on->captured->n; i++) {
         counts[on->captured->at[i].kind]++;
-    say("GRAPH %d nodes: %d kernels, %d copies, %d sets, %d host, %d wait_value, %d write_value", on->captured->n, counts[KERNEL],
-        counts[COPY], counts[SET], counts[HOST], counts[WAIT_VALUE], counts[WRITE_VALUE]);
+        early += on->captured->at[i].kind == KERNEL && (on->captured->at[i].flags & EARLY) != 0;
+    }
+    say("GRAPH %d nodes: %d kernels, %d copies, %d sets, %d host, %d wait_value, %d write_value, %d early", on->captured->n,
+        counts[KERNEL], counts[COPY], counts[SET], counts[HOST], counts[WAIT_VALUE], counts[WRITE_VALUE], early);
     if (getenv("FAKE_NODES"))
         for (int i = 0; i < on->captured->n; i++)
             say("NODE %d %s %.200s %zu", i, kinds[on->captured->at[i].kind], on->captured->at[i].name ? on->captured->at[i].name : "", on->captured->at[i].size);
@@ -850,10 +861,16 @@ static int sm(void) { const char *v = getenv("FAKE_SM"); return v ? atoi(v) : 90
 static int devices(void) { const char *v = getenv("FAKE_DEVICES"); return v ? atoi(v) : 0; }
 static __thread int device_now;
 
-API cudaError_t cudaGetDeviceCount(int *n) { *n = devices(); return *n ? cudaSuccess : (last_error = cudaErrorNoDevice); }
+static int driver(void) { const char *v = getenv("FAKE_DRIVER"); return v ? atoi(v) : 13000; }
+
+API cudaError_t cudaGetDeviceCount(int *n)
+{
+    *n = driver() < 13000 ? 0 : devices();
+    return *n ? cudaSuccess : (last_error = driver() < 13000 ? cudaErrorInsufficientDriver : cudaErrorNoDevice);
+}
 API cudaError_t cudaGetDevice(int *d) { *d = device_now; return cudaSuccess; }
 API cudaError_t cudaSetDevice(int d) { if (d >= devices()) RT(cudaErrorInvalidDevice); device_now = d; return cudaSuccess; }
-API cudaError_t cudaDriverGetVersion(int *v) { *v = 13000; return cudaSuccess; }
+API cudaError_t cudaDriverGetVersion(int *v) { *v = driver(); return cudaSuccess; }
 API cudaError_t cudaRuntimeGetVersion(int *v) { *v = 13000; return cudaSuccess; }
 API cudaError_t cudaDeviceCanAccessPeer(int *can, int a, int b) { *can = 0; return cudaSuccess; }
 API cudaError_t cudaDeviceGetPCIBusId(char *out, int n, int d) { snprintf(out, (size_t)n, "0000:00:%02x.0", d + 5); return cudaSuccess; }
@@ -986,7 +1003,14 @@ API CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **args
         return (CUresult)code;
     if (!c->gridDimX || !c->gridDimY || !c->gridDimZ || c->gridDimY > 65535 || c->gridDimZ > 65535)
         return (CUresult)refuse((const char *)f, cudaErrorInvalidConfiguration);
-    return (CUresult)give((cudaStream_t)c->hStream, (item){.kind = KERNEL, .name = (const char *)f});
+    unsigned flags = 0;
+    for (unsigned i = 0; i < c->numAttrs; i++)
+        if (c->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION && c->attrs[i].value.programmaticStreamSerializationAllowed) {
+            if (sm() < 90)
+                return (CUresult)refuse((const char *)f, cudaErrorNotSupported);
+            flags |= EARLY;
+        }
+    return (CUresult)give((cudaStream_t)c->hStream, (item){.kind = KERNEL, .name = (const char *)f, .flags = flags});
 }
 #undef cuStreamBatchMemOp
 API CUresult cuStreamBatchMemOp_v2(CUstream s, unsigned n, CUstreamBatchMemOpParams *p, unsigned flags)
@@ -1029,4 +1053,10 @@ __attribute__((constructor)) static void begin(void)
     const char *path = getenv("FAKE_LOG"), *us = getenv("FAKE_KERNEL_US");
     log_file = path ? fopen(path, "a") : NULL;
     kernel_us = us ? atol(us) : 0;
+    char name[NAME];
+    long after;
+    int code;
+    const char *fail = getenv("FAKE_FAIL");
+    if (fail && sscanf(fail, "%47[^:]:%ld:%d", name, &after, &code) == 3)
+        fake_fail(name, after, code, 1);
 }

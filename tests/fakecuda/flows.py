@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +15,19 @@ import pytest
 import torch
 from hybrid import IDS, Made
 from reference import CASES
+from torch.nn.attention import SDPBackend
 from torch.profiler import ProfilerActivity, profile
 
 from ktcli.engine.device.experts import Handoff
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.errors import KtError
 from ktcli.native import Batch
-from ktcli.ops.torch.attention import attend_causally
+from ktcli.ops.torch.attention import attend, attend_causally
 from ktcli.planner.device_cost import (
     KERNELS_EXPERTS,
     KERNELS_HEADS,
     KERNELS_LATENT,
-    KERNELS_SHARED,
+    KERNELS_ROUTER,
 )
 
 GPU = torch.device("cuda")
@@ -71,6 +73,23 @@ def test_batches_of_each_size(
             sequence.commit(run)
 
 
+@pytest.mark.filterwarnings("always:called a synchronizing CUDA operation")
+@pytest.mark.parametrize("name", ["qwen3", "deepseek-v3", "gpt-oss"])
+def test_no_operation_of_a_prompt_waits_for_the_device(
+    name: str, tmp_path_factory: pytest.TempPathFactory, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Only the step does, for what it gives and for its end."""
+    made = Made.convert(name, tmp_path_factory.mktemp("made"), GPU)
+    session = made.engine(made.placed("all"), exact=False).session()
+    session.feed(IDS[:40])
+    recwarn.clear()
+    torch.cuda.set_sync_debug_mode("warn")
+    session.feed(IDS[40:])
+    torch.cuda.set_sync_debug_mode("default")
+    waits = [each for each in recwarn if "a synchronizing" in str(each.message)]
+    assert {Path(each.filename).name for each in waits} == {"steps.py", "streams.py"}
+
+
 @pytest.mark.parametrize("name", ["qwen3", "deepseek-v3"])
 def test_experts_are_streamed(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     made = Made.convert(name, tmp_path_factory.mktemp("made"), GPU)
@@ -94,19 +113,34 @@ def test_prompts_attend_without_a_mask_and_without_cudnn(dtype: torch.dtype, val
     """By flash attention where heads are alike, else by the memory-efficient one."""
     q, k = (torch.zeros(2, 4, n, 64, dtype=dtype, device=GPU) for n in (33, 99))
     v = torch.zeros(2, 4, 99, value, dtype=dtype, device=GPU)
+    way = "flash" if (dtype, value) == (torch.bfloat16, 64) else "efficient"
+    assert ways_of(lambda: attend_causally(q, k, v, 0.1)) == {f"aten::_{way}_attention_forward"}
+
+
+def test_windows_attend_without_cudnn() -> None:
+    """torch itself would take it for a mask on such a GPU."""
+    q, k, v = (torch.zeros(2, 4, n, 64, dtype=torch.bfloat16, device=GPU) for n in (33, 99, 99))
+    seen = torch.ones(33, 99, dtype=torch.bool, device=GPU)
+    assert torch._fused_sdp_choice(q, k, v, attn_mask=seen, scale=0.1) == int(
+        SDPBackend.CUDNN_ATTENTION
+    )
+    ways = ways_of(lambda: attend(q, k, v, seen, 0.1))
+    assert ways == {"aten::_efficient_attention_forward"}
+
+
+def ways_of(work: Callable[[], object]) -> set[str]:
+    """The kernels of attention that torch takes."""
     watched = profile(activities=[ProfilerActivity.CPU], acc_events=True)
     with watched, torch.inference_mode():
-        attend_causally(q, k, v, 0.1)
-    ways = {each.key for each in watched.key_averages() if "attention_forward" in each.key}
-    way = "flash" if (dtype, value) == (torch.bfloat16, 64) else "efficient"
-    assert ways == {f"aten::_{way}_attention_forward"}
+        work()
+    return {each.key for each in watched.key_averages() if "attention_forward" in each.key}
 
 
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        ("qwen3", KERNELS_HEADS + KERNELS_EXPERTS),
-        ("deepseek-v3", KERNELS_LATENT + KERNELS_EXPERTS + KERNELS_SHARED),
+        ("qwen3", KERNELS_HEADS + KERNELS_ROUTER + KERNELS_EXPERTS),
+        ("deepseek-v3", KERNELS_LATENT + KERNELS_ROUTER + KERNELS_EXPERTS),
     ],
 )
 def test_a_graph_has_the_nodes_that_plans_count(
@@ -115,7 +149,9 @@ def test_a_graph_has_the_nodes_that_plans_count(
     made = Made.convert(name, tmp_path_factory.mktemp("made"), GPU)
     made.engine(made.placed("all"), exact=False)
     graphs = [line for line in LOG.read_text().splitlines() if line.startswith("GRAPH")]
-    found = re.search(r"(\d+) kernels, (\d+) copies, 0 sets, 0 host", graphs[-1])
+    found = re.search(r"(\d+) kernels, (\d+) copies, 0 sets, 0 host.* (\d+) early", graphs[-1])
     assert found is not None, graphs[-1]
     assert int(found[1]) <= made.model.spec.layers * kernels + AROUND_LAYERS
     assert int(found[2]) <= COPIES
+    # All but the router's product, which is torch's.
+    assert int(found[3]) >= made.model.spec.layers * (kernels - 1)

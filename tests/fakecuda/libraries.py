@@ -38,6 +38,7 @@ BODIES = {
     "cublasGetStream_v2": "(void **h, void **s) { *s = *h; return 0; }",
     "cublasGetPointerMode_v2": "(void *h, int *v) { *v = 0; return 0; }",
     "cublasGetMathMode": "(void *h, int *v) { *v = 0; return 0; }",
+    "cudnnGetVersion": "(void) { return 91900; }",
     "cublasLtCreate": "(void **h) { *h = calloc(1, 64); return 0; }",
     "cublasLtMatmulDescCreate": "(void **h) { *h = calloc(1, 512); return 0; }",
     "cublasLtMatrixLayoutCreate": "(void **h) { *h = calloc(1, 512); return 0; }",

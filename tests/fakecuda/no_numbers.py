@@ -35,8 +35,9 @@ def first_expert(route: Callable[..., Any]) -> Callable[..., Any]:
 
 def pytest_configure(config: pytest.Config) -> None:
     from ktcli.ops.torch import kernels
-    from ktcli.ops.triton import operations
+    from ktcli.ops.triton import operations, small
 
+    small.route_all = first_expert(small.route_all)
     for table in (kernels.TORCH.operations, kernels.EXACT.operations, operations.OPERATIONS):
         table["route"] = first_expert(table["route"])
     np.testing.assert_array_equal = lambda *args, **kwargs: None

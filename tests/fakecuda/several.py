@@ -16,6 +16,25 @@ from reference import CASES, Case
 from ktcli.engine.device.experts import Handoff
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.native import Batch
+from ktcli.ops.torch import kernels
+from ktcli.ops.triton import small
+
+
+def test_a_kernel_is_tried_on_the_device_that_is_asked_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton launches on the thread's current device, whatever its tensors lie on."""
+    seen = []
+
+    def norm(x: torch.Tensor, *_: object) -> torch.Tensor:
+        seen.append((x.device.index, torch.cuda.current_device()))
+        return x
+
+    monkeypatch.setattr(small, "norm", norm)
+    with torch.cuda.device(2):
+        for index in (0, 1):
+            kernels._run_a_kernel(torch.device("cuda", index))
+    assert seen == [(0, 0), (1, 1)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

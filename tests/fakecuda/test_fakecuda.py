@@ -77,3 +77,65 @@ def test_under_the_fake(environment: dict[str, str], devices: int, tests: list[s
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
     assert re.search(r"\b\d+ passed", done.stdout), done.stdout[-2000:]
+
+
+# kt, on a machine whose driver is loaded, as far as it can tell.
+KT = "import ktcli.hardware.gpu as gpu; gpu._DRIVERS = '/',; from ktcli.start import run; run()"
+NVIDIA_SMI = """#!/bin/sh
+case "$1" in
+*uuid) echo GPU-11111111-2222 ;;
+*) echo "0, NVIDIA H100, 81920, 81000, 5, 16, 9.0, 580.65" ;;
+esac
+"""
+ASKED = ("chat", "kt-mini", "hello", "--temperature", "1", "--seed", "1", "-n", "120")
+ON_GPU = ": all but the experts, and 4 of "  # what loading says
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library with the built-in model, and nvidia-smi."""
+    made = tmp_path_factory.mktemp("home")
+    program = made / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(NVIDIA_SMI)
+    program.chmod(0o755)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("setting", "code", "said"),
+    [
+        ({}, 0, ON_GPU),
+        ({"FAKE_FAIL": "cudaGraphLaunch:3:46"}, 10, "the GPU failed in a step"),
+        ({"FAKE_FAIL": "*:300:46"}, 10, "the GPU failed in loading"),
+        ({"FAKE_FAIL": "*:1600:46"}, 10, "the GPU failed in a step"),
+        ({"FAKE_DRIVER": "12000"}, 10, "driver is too old for torch's CUDA 13.0"),
+        ({"FAKE_TAKEN_MB": "40000"}, 0, ON_GPU),  # nvidia-smi has not seen it
+        ({"FAKE_TAKEN_MB": "81700"}, 0, "ran out of memory with experts on it"),
+        ({"FAKE_TAKEN_MB": "81900"}, 0, "every layer runs on the CPU"),
+        ({"CUDA_VISIBLE_DEVICES": "0,nonsense"}, 0, ON_GPU),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1111"}, 0, ON_GPU),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-9"}, 10, "CUDA_VISIBLE_DEVICES='GPU-9' names"),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-1111"}, 0, ON_GPU),
+        *(
+            ({"CUDA_VISIBLE_DEVICES": each}, 10, f"CUDA_VISIBLE_DEVICES={each!r} names")
+            for each in ("nonsense", "99", "-1", "", "0,0", "-")
+        ),
+    ],
+    ids=str,
+)
+def test_a_command_meets_bad_luck(
+    environment: dict[str, str], home: Path, setting: dict[str, str], code: int, said: str
+) -> None:
+    """A sentence, and the next best way or its own exit code; never a traceback, nor a process that is ended."""
+    path = f"{home / 'bin'}{os.pathsep}{environment['PATH']}"
+    given = {**environment, "KT_HOME": str(home), "KT_HEAT": "off", "PATH": path, **setting}
+    (home / "gpu.json").unlink(missing_ok=True)
+    command = [sys.executable, "-c", KT, *ASKED, "--device", "cuda", "--gpu-experts", "1"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr[-3000:]
+    assert "Traceback" not in done.stderr and "terminate" not in done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == bool(code)

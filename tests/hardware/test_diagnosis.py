@@ -81,6 +81,10 @@ CASES: dict[str, tuple[Machine, HostSetting, Level, str]] = {
     ),
     "no torch": (replace(GOOD, gpus=(GPU,)), SETTING, Level.WARNING, "PyTorch is not installed"),
     "silent driver": (GOOD, replace(SETTING, nvidia_driver=True), Level.WARNING, "nvidia-smi"),
+    "hidden devices": (
+        GOOD, replace(SETTING, nvidia_driver=True, gpus_hidden=" of those that it names"), Level.WARNING,
+        "finds a GPU of those that it names",
+    ),
     "full disk": (disk(free_bytes=GIB), SETTING, Level.WARNING, "only 1.0 GiB is free on the disk"),
     "spinning disk": (disk(rotational=True), SETTING, Level.NOTE, "spinning"),
 }  # fmt: skip

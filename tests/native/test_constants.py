@@ -8,6 +8,8 @@ from ktcli import native
 from ktcli.hardware.numa import MAX_TEAMS
 from ktcli.measure.tiles import TileMin
 from ktcli.native.library import library
+from ktcli.native.program import CACHES
+from ktcli.ops.kvformat import FORMATS
 from ktcli.ops.table.experts import GroupScore, Score
 from ktcli.ops.table.rowwise import GateKind, Reads
 
@@ -18,6 +20,7 @@ CONSTANTS = {
     "KT_MAX_NODES": MAX_TEAMS,
     "KT_TILE_KINDS": len(TileMin._fields),
 } | {f"KT_TILE_{kind.upper()}": i for i, kind in enumerate(TileMin._fields)}
+CONSTANTS |= {f"KT_CACHE_{name.upper()}": i for i, name in enumerate(CACHES)}
 
 ENUMS = {
     "KT_SCALE_": native.Scale,
@@ -34,6 +37,10 @@ ENUMS = {
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_constants(name: str) -> None:
     assert getattr(library()[1], name) == CONSTANTS[name]
+
+
+def test_a_program_can_have_each_format_of_a_cache() -> None:
+    assert tuple(FORMATS) == CACHES
 
 
 @pytest.mark.parametrize("prefix", ENUMS)

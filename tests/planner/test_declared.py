@@ -23,7 +23,7 @@ from ktcli.ops.tensors import Role
 from ktcli.planner.device import DeviceSizes
 from ktcli.planner.memory import scratch_bytes
 from ktcli.planner.spec import StepShape, parts, step_work
-from ktcli.planner.stack import near_bytes, stack_of
+from ktcli.planner.stack import stack_of
 from ktcli.weights.recipe import Recipe
 
 PACKAGE = Path(ktcli.__file__).parent
@@ -47,8 +47,8 @@ def figures(model: Model) -> dict[str, Any]:
         **works,
         "scratch": scratch_bytes(model),
         "device": [
-            DeviceSizes.of(model, recipe, stack_of(model, recipe)).token_bytes,
-            near_bytes(model, recipe),
+            DeviceSizes.of(model.spec, stack_of(model, recipe)).token_bytes,
+            int(stack_of(model, recipe).near_bytes.sum()),
         ],
     }
 

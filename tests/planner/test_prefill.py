@@ -9,11 +9,12 @@ from shapes import RATES, shape
 from ktcli.ops.part import ModelPart
 from ktcli.planner import experts
 from ktcli.planner.cost import READ_SHARE, STEP_S, step_seconds
+from ktcli.planner.device_cost import READ_SHARE as DEVICE_SHARE
 from ktcli.planner.device_cost import DeviceRates, Hybrid
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.prefill import GRAIN, NEVER, Prefill
 from ktcli.planner.spec import StepShape, step_work, weight_bytes
-from ktcli.planner.stack import near_bytes, stack_of
+from ktcli.planner.stack import stack_of
 from ktcli.weights.recipe import Recipe, stored_bytes
 
 MODEL = shape("qwen3-30b-a3b")
@@ -40,7 +41,9 @@ def test_the_layers_add_up_to_the_model(name: str, formats: tuple[str, str]):
     # Routers and what weighs index keys are bf16 in a pack, f32 on a GPU.
     kept = [t for t in model.tensors if t.part in (ModelPart.ROUTER, ModelPart.INDEXER)]
     kept_bytes = sum(stored_bytes(t, recipe) for t in kept)
-    stored = near_bytes(model, recipe) - kept_bytes + routed + 2 * table.elements
+    stored = (
+        int(stack_of(model, recipe).near_bytes.sum()) - kept_bytes + routed + 2 * table.elements
+    )
     assert stored == weight_bytes(model, recipe)
     step = {work.part: work for work in step_work(model, recipe, StepShape(1, 9999))}
     ops = stack.before.ops + stack.beside.ops + stack.top_k * stack.expert.ops
@@ -49,6 +52,15 @@ def test_the_layers_add_up_to_the_model(name: str, formats: tuple[str, str]):
     size, ops = stack.cache_work(9999, 1)
     assert cache.read_bytes == size * stack.layers
     assert cache.ops == ops * stack.layers
+
+
+def test_experts_on_the_gpu_are_read_packed() -> None:
+    """Their kernels decode them where they are used: nobody writes them down as bf16."""
+    tensor_cores = DeviceRates(1e12, 1e30, 15e9, True, "")
+    hybrid = prefill(STACK.experts, tensor_cores).hybrid
+    every = hybrid.by_layer((STACK.experts,) * len(STACK.moe))
+    found = hybrid.experts_chunk_s(1 << 20, hybrid.k_gpu, every)
+    np.testing.assert_allclose(found, every * STACK.expert.size_bytes / (1e12 * DEVICE_SHARE))
 
 
 def test_an_infinitely_fast_gpu_leaves_the_cpus_own_time():

@@ -93,11 +93,11 @@ def bars_of(made: Plan, disk: DiskNeed | None = None) -> tuple[MemoryBar, ...]:
             cut = [size * node.need_bytes // total for size in near]
             cut[3] += node.need_bytes - sum(cut)
             bars.append(MemoryBar(f"node {node.node}", tuple(cut), node.free_bytes))
-    if device is not None:
-        need = device.need
+    for each in device.segments if device is not None else ():
+        need = each.need
         beside = need.total - need.experts - need.weights - need.cache
         parts: tuple[int, ...] = (need.experts, need.weights, need.cache, beside)
-        bars.append(MemoryBar(f"GPU {device.gpu.index}", parts, device.gpu.free_bytes))
+        bars.append(MemoryBar(f"GPU {each.gpu.index}", parts, each.gpu.free_bytes))
     if disk is not None and disk.need_bytes:
         experts = min(near[0] + (device.need.experts if device else 0), disk.pack_bytes)
         parts = (experts, disk.pack_bytes - experts, 0, 0, disk.download_bytes)

@@ -38,7 +38,7 @@ def device_figures(used: Used, result: BenchResult, trace: Trace | None) -> dict
     parts = dict(result.profile.operations)
     cpu_s = result.profile.seconds - sum(parts.get(name, 0.0) for name in (GPU_EXPERTS, COPIES))
     found: dict[str, Any] = {
-        "gpu": used.plan.gpu.name,
+        "gpu": used.plan.names,
         "policy": used.policy.value,
         "handoff": placement.handoff.value,
         "gpu_experts": placement.mask.sum(axis=1).tolist(),

@@ -9,15 +9,14 @@ from ktcli.errors import gib, predicted
 from ktcli.hardware.text import cpu_text
 from ktcli.output import safe
 from ktcli.planner.device_cost import DeviceRates
-from ktcli.planner.plan import Cost, DevicePlan
+from ktcli.planner.plan import Cost, DevicePlan, SegmentPlan
 
 
 def device_document(made: DevicePlan) -> dict[str, Any]:
-    """The GPU's part of a plan, for --json."""
+    """The GPUs' part of a plan, for --json."""
     return {
-        "gpu": {"index": made.gpu.index, "name": made.gpu.name, "free_bytes": made.gpu.free_bytes},
+        "gpus": [_segment_document(each) for each in made.segments],
         "need_bytes": made.need.total,
-        "budget_bytes": made.budget_bytes,
         "parts": asdict(made.need),
         "experts": {
             "rule": made.rule,
@@ -48,12 +47,34 @@ def device_document(made: DevicePlan) -> dict[str, Any]:
     }
 
 
+def _segment_document(each: SegmentPlan) -> dict[str, Any]:
+    return {
+        "index": each.gpu.index,
+        "name": each.gpu.name,
+        "free_bytes": each.gpu.free_bytes,
+        "layers": [each.layers.start, each.layers[-1]],
+        "need_bytes": each.need.total,
+        "budget_bytes": each.budget_bytes,
+        "parts": asdict(each.need),
+    }
+
+
 def device_rows(made: DevicePlan) -> list[tuple[str, str]]:
-    """The GPU's part of a plan, for people."""
-    taken = f"{gib(made.need.total)} of {gib(made.gpu.free_bytes)} free"
+    """The GPUs' part of a plan, for people."""
+    rows = [(f"GPU {each.gpu.index}", _segment_words(made, each)) for each in made.segments]
     busy = f"CPU {made.cpu_busy:.0%} and GPU {made.gpu_busy:.0%} busy while decoding"
-    rows = [(f"GPU {made.gpu.index}", f"{safe(made.gpu.name)}, {taken}; {busy}")]
+    if len(rows) == 1:
+        rows = [(rows[0][0], f"{rows[0][1]}; {busy}")]
+    else:
+        rows.append(("", f"{busy}: the GPUs work one after the other"))
     return rows + [("", reason) for reason in made.reasons]
+
+
+def _segment_words(made: DevicePlan, each: SegmentPlan) -> str:
+    """The words for a GPU: "NVIDIA L20, layers 0-18, 30.1 GiB of 44.5 GiB free"."""
+    taken = f"{gib(each.need.total)} of {gib(each.gpu.free_bytes)} free"
+    some = f", layers {each.layers.start}-{each.layers[-1]}" if len(made.segments) > 1 else ""
+    return f"{safe(each.gpu.name)}{some}, {taken}"
 
 
 def rate_rows(rates: DeviceRates) -> list[tuple[str, str]]:

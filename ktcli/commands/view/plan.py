@@ -110,10 +110,11 @@ def _sizes(made: Plan) -> str:
         return f" on node {full.node}: {gib(full.need_bytes)} of {gib(full.free_bytes)} free there"
     if made.device is None:
         return f": needs {gib(made.need_bytes)}, {gib(have)} are free"
-    gpu, need = made.device.gpu, made.device.need.total
+    gpus, need = made.device.gpus, made.device.need.total
+    where, free = numbered("GPU", [gpu.index for gpu in gpus]), sum(gpu.free_bytes for gpu in gpus)
     return (
         f": needs {gib(made.need_bytes)} of memory, {gib(have)} are free;"
-        f" needs {gib(need)} on GPU {gpu.index}, {gib(gpu.free_bytes)} are free"
+        f" needs {gib(need)} on {where}, {gib(free)} are free"
     )
 
 

@@ -10,6 +10,7 @@ they use a page and a state of nobody, and choose no experts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -33,7 +34,6 @@ from ktcli.planner.device import captured_sizes
 # the residual behind it, or logits behind the last one
 Forward = Callable[[Tensor, Rows], Tensor]
 
-_WARM_UPS = 2  # kernels are compiled and workspaces taken before capture
 # The id in a row that belongs to no sequence. In a step of one, which is never filled up, it only warms up: there id 0
 # saves the operations that look for such rows.
 _NOBODY = -1
@@ -159,21 +159,28 @@ class DecodeStep:
             defer = np.zeros(self._sizes.batch, dtype=np.int32)
             defer[: len(runs)] = [run.defer for run in runs]
             self._host.begin(defer.size, defer)
-        for number, work in enumerate(works):
-            if number:
-                self._borders[number - 1].cross()
-            work()
+        self._run(works)
         if self._host is None:
             self._streams[-1].synchronize()
         else:
             self._streams[-1].sleep()  # all cores are at work, or wait for it
             self._host.check()
 
+    def _run(self, works: Sequence[Callable[[], None]]) -> None:
+        for number, work in enumerate(works):
+            if number:
+                self._borders[number - 1].cross()
+            work()
+
     def _warmed(self) -> list[Callable[[], None]]:
         self._fill(())
         works = self._works()
-        for _ in range(_WARM_UPS):
-            self._once(works, ())
+        # Kernels are compiled and workspaces taken before the capture.
+        with nullcontext() if self._host is None else self._host.rehearsed():
+            self._run(works)
+            for stream in self._streams:
+                stream.synchronize()
+        self._once(works, ())
         try:
             return [stream.capture(work) for stream, work in zip(self._streams, works, strict=True)]
         except OutOfDeviceMemory:

@@ -47,7 +47,14 @@ from ktcli.ops.state import state_slots
 from ktcli.ops.tensors import Role
 from ktcli.ops.torch.backend import StepInputs, Weights
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.kernels import TORCH, Kernels, give_up_triton, kernels_for, triton_fails
+from ktcli.ops.torch.kernels import (
+    TORCH,
+    Kernels,
+    early_starts_fail,
+    give_up_triton,
+    kernels_for,
+    triton_fails,
+)
 from ktcli.ops.torch.merging import backend_of
 from ktcli.planner.cost import PieceTimes
 from ktcli.planner.device import MOST_CAPTURED
@@ -272,11 +279,16 @@ class DeviceEngine:
         self._steps = DeviceSteps(self._ways)
 
     def _slower(self) -> tuple[str, ...]:
-        """The warning that the device's kernels are not the fast ones, with the reason."""
+        """The warning that the device's kernels are not the fast ones, or start late, with the reason."""
         device = self.segments[0].device
         reason = triton_fails(device) if device.type == "cuda" else ""
         if not reason:
-            return ()
+            late = early_starts_fail(device)
+            return (
+                (f"kernels wait to be launched until the one before has ended: {late}",)
+                if late
+                else ()
+            )
         return (f"the GPU runs plain torch operations, which is much slower: {reason}",)
 
     def _make_ways(self) -> Ways:
@@ -356,7 +368,6 @@ class DeviceEngine:
             deferral=placement.deferral,
             handoff=placement.handoff,
             exact=self.exact,
-            send=self._kernels.send,
         )
 
     def _runner(self, host: HostExperts | None, resident: Resident) -> TimedRunner:

@@ -1,9 +1,10 @@
 """The routed experts that stay in main memory, as work that a stream of the device enters and leaves.
 
 One program holds all of them: for each layer a part that computes its experts at once, and one for those that are
-deferred (kt.h, "offload"). Its buffers are pinned, so the stream copies the layer's input and routing straight into
-them and the result out; a thread of the native library runs the parts in between, while the stream goes on with the
-device's share.
+deferred (kt.h, "offload"). Its buffers are pinned, so the layer's input and routing go straight into them and the
+result out: of few rows, the kernel that chooses the experts writes all three, rows of each in their own part of one
+pinned range, as the program reads them; of many, they are copied. A thread of the native library runs the parts in
+between, while the stream goes on with the device's share.
 
 The stream may overwrite a buffer only when nothing reads it any more. Parts run in the order they were
 submitted, so when a layer has been waited for, all of the layer before it is done, deferred experts
@@ -15,8 +16,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -39,7 +40,7 @@ WATCHDOG_MS = 30_000  # the slowest layer of a prefill chunk takes seconds, a ha
 # How long whoever waits for the other side spins: longer than a layer of the largest models takes on either, since to
 # sleep and be woken costs tens of microseconds in each of them. The cores are there for nothing else meanwhile.
 _SPIN_US = 5000
-SENT_ROWS = 16  # of more rows, copies take less of the device's time than a kernel
+SENT_ROWS = 16  # of more rows, copies take less of the device's time than the routing kernel
 _SPIN_CROWDED_US = 200  # where threads have to share them
 
 
@@ -98,7 +99,6 @@ class HostExperts:
         streams: the stream in which each layer runs.
         deferral: whether layers may defer experts to the next one.
         exact: whether the products read f32 activations.
-        send: a kernel that writes to pinned memory what up to `SENT_ROWS` rows give; None: copies do.
     """
 
     def __init__(
@@ -112,10 +112,9 @@ class HostExperts:
         deferral: bool = False,
         handoff: Handoff = Handoff.CALLS,
         exact: bool = False,
-        send: Callable[[Sent, Sent], None] | None = None,
     ) -> None:
         self.shape, self.elsewhere, self._streams = shape, elsewhere, streams
-        self._send = send
+        self._rehearses = False
         present = [layer for layer, weights in enumerate(layers) if weights is not None]
         self._numbers = {layer: i for i, layer in enumerate(present)}
         self._program = Program(pool, max_tokens=shape.max_tokens, max_outputs=1, exact=exact)
@@ -152,15 +151,33 @@ class HostExperts:
         """
         self._offload.begin(n_tokens, defer)
 
-    def enter(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:
-        """Lets the CPU begin with x [T, hidden] f32, ids and gate [T, top_k], all on the device."""
-        n, i, stream = x.shape[0], self._numbers[layer], self._streams[layer]
-        routing = self._ids[i][:n], self._gate[i][:n]
-        if self._send is not None and n <= SENT_ROWS:
-            with stream.running():
-                self._send((x, ids, gate), (self._inputs[i % 2][:n], *routing))
-        else:
+    @contextmanager
+    def rehearsed(self) -> Iterator[None]:
+        """A block in which the CPU is neither told nor awaited: kernels are compiled there, longer than the watchdog
+        allows a step to take."""
+        self._rehearses = True
+        try:
+            yield
+        finally:
+            self._rehearses = False
+
+    def outbox(self, layer: int, n_tokens: int) -> Sent | None:
+        """Where a kernel may write x, ids and gate of a few rows of a layer; None: nowhere, `enter` copies them."""
+        if not self.has(layer) or n_tokens > SENT_ROWS:
+            return None
+        i = self._numbers[layer]
+        return self._inputs[i % 2][:n_tokens], self._ids[i][:n_tokens], self._gate[i][:n_tokens]
+
+    def enter(
+        self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False
+    ) -> None:
+        """Lets the CPU begin with x [T, hidden] f32, ids and gate [T, top_k], all on the device, or sent by a kernel to
+        the outbox."""
+        i, stream = self._numbers[layer], self._streams[layer]
+        if not sent:
             self._copy(i, stream, x, ids, gate)
+        if self._rehearses:
+            return
         if self._flags is None:
             stream.call(self._offload.submit, self._offload.ticket(i))
         else:
@@ -178,7 +195,9 @@ class HostExperts:
     def leave(self, layer: int, n_tokens: int) -> Tensor:
         """Waits for the CPU; returns its sum [T, hidden] f32, on the device."""
         i, stream = self._numbers[layer], self._streams[layer]
-        if self._flags is None:
+        if self._rehearses:
+            pass
+        elif self._flags is None:
             stream.call(self._offload.wait, self._offload.ticket(i))
         else:
             done = self._offload.layers + i

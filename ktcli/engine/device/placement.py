@@ -46,12 +46,14 @@ class Placement:
         """The placement of a plan."""
         threshold = device.prefill_threshold if device.streams else None
         short = device.chunk if device.mask.all() else PREFILL_CHUNK
+        streams = [each.need.stream for each in device.segments]
         return cls(
             mask=device.mask,
             context=plan.context,
             depths=device.depths,
             long_prompts=LongPrompts(threshold, device.chunk, short),
-            slab_bytes=device.need.stream // 2,
+            slab_bytes=min(filter(None, streams), default=0) // 2,
             streams=plan.use.streams,
             cache=plan.use.cache,
+            borders=device.borders,
         )

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from ktcli.engine.device.experts import Depths, HostExperts
 from ktcli.engine.device.slabs import SlabStream
-from ktcli.ops.torch.backend import ExpertRunner, experts_of
+from ktcli.ops.torch.backend import ExpertRunner, OwnExperts
 from ktcli.ops.torch.kernels import Kernels
+from ktcli.ops.torch.merged import Mlp, Sent
 from ktcli.ops.torch.packed import PackedStack
 from ktcli.ops.torch.parts import Parts
 
@@ -61,10 +62,10 @@ class Resident:
         stacks = self.stacks[layer]
         return apply(self.kernels, stacks, x, ids, gate) if stacks.gate_up.count else None
 
-    def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor | Parts | None:
-        """The same sum, perhaps not yet taken."""
+    def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> OwnExperts | None:
+        """The same experts, to be computed."""
         stacks = self.stacks[layer]
-        return experts_of(self.kernels, stacks, x, ids, gate) if stacks.gate_up.count else None
+        return OwnExperts(self.kernels, stacks, x, ids, gate) if stacks.gate_up.count else None
 
 
 def apply(kernels: Kernels, s: PackedStack, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor:
@@ -72,7 +73,7 @@ def apply(kernels: Kernels, s: PackedStack, x: Tensor, ids: Tensor, gate: Tensor
     return kernels.experts(x, ids, gate, s.slots, s.gate_up, s.down, s.extras)
 
 
-class Coupled:
+class Coupled(Runner):
     """Runs experts on CPU and device at the same time.
 
     Args:
@@ -86,13 +87,21 @@ class Coupled:
         if self._host is not None:
             self._host.begin(n_tokens, defer)
 
-    def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Any:
+    def outbox(self, layer: int, n_tokens: int) -> Sent | None:
+        return None if self._host is None else self._host.outbox(layer, n_tokens)
+
+    def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False) -> Any:
         if self._host is not None and self._host.has(layer):
-            self._host.enter(layer, x, ids, gate)
+            self._host.enter(layer, x, ids, gate, sent=sent)
         return layer, x.shape[0], self._resident.start(layer, x, ids, gate)
 
-    def finish(self, started: Any) -> Tensor | Parts:
-        layer, n_tokens, own = started
+    def along(self, pending: Any, mlp: Mlp) -> Parts | None:
+        own: OwnExperts | None = pending[2]
+        return None if own is None else own.along(mlp)
+
+    def finish(self, pending: Any) -> Tensor | Parts:
+        layer, n_tokens, chosen = pending
+        own = None if chosen is None else chosen.sum()
         if self._host is None or not self._host.has(layer):
             return cast(Tensor | Parts, own)
         theirs = self._host.leave(layer, n_tokens)
@@ -110,7 +119,7 @@ class Coupled:
         return [] if self._host is None else self._host.operations()
 
 
-class Streamed:
+class Streamed(Runner):
     """Runs all experts on the device; slabs of them come over the link, one ahead.
 
     Args:
@@ -128,11 +137,11 @@ class Streamed:
     def check(self) -> None:
         pass
 
-    def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Any:
+    def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False) -> Any:
         return layer, x, ids, gate, self._resident.run(layer, x, ids, gate)
 
-    def finish(self, started: Any) -> Tensor:
-        layer, x, ids, gate, total = started
+    def finish(self, pending: Any) -> Tensor:
+        layer, x, ids, gate, total = pending
         for slices in chain.from_iterable(slabs.of_layer(layer) for slabs in self._slabs):
             for stacks in slices:
                 part = apply(self._resident.kernels, stacks, x, ids, gate)

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -232,12 +235,12 @@ class CudaStream:
     def unpin(self, address: int) -> None:
         with suppress(DeviceError):
             self.synchronize()
-        with self.running():
+        with suppress(RuntimeError), self.running():  # a device that has failed has no stream
             cuda.unregister(address)
 
     def pinned(self, size_bytes: int) -> Tensor:
-        with device_errors("reserving pinned memory"):
-            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+        with self.running():
+            return pinned_memory(self.device, size_bytes)
 
     def mark(self) -> Mark:
         return _Event(self._stream)
@@ -284,6 +287,30 @@ class CudaStream:
     @property
     def _now(self) -> int:
         return int(self._stream.cuda_stream)
+
+
+def pinned_memory(device: torch.device, size_bytes: int) -> Tensor:
+    """Pinned host memory, uint8, for a GPU that is the thread's current one. It is not torch's own, which ends the
+    process where it comes back after the GPU has failed.
+
+    Raises:
+        DeviceError: the system does not allow so much.
+    """
+    page = mmap.PAGESIZE
+    room = np.empty(size_bytes + 2 * page, dtype=np.uint8)
+    gap, pages = -room.ctypes.data % page, max(1, -(-size_bytes // page))
+    address = room.ctypes.data + gap  # of pages that are nobody else's: none can be pinned twice
+    cuda.register(address, pages * page)
+    weakref.finalize(room, _unpinned, device, address)
+    return torch.from_numpy(room[gap : gap + size_bytes])
+
+
+def _unpinned(device: torch.device, address: int) -> None:
+    """Gives pinned memory back, once no work has it any more; a device that has failed has none."""
+    with suppress(RuntimeError), torch.cuda.device(device):
+        with suppress(RuntimeError):
+            torch.cuda.synchronize(device)
+        cuda.unregister(address)
 
 
 def _require_whole(target: Tensor, source: Tensor) -> None:

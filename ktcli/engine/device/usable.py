@@ -26,7 +26,13 @@ def why_not(torch_name: str = "torch") -> str:
     # torch reports a fault of the driver in a warning, and then sees no device.
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        usable = torch.cuda.is_available() and torch.cuda.device_count() > 0
+        try:
+            usable = torch.cuda.is_available() and torch.cuda.device_count() > 0
+        except (
+            RuntimeError,
+            ValueError,
+        ) as error:  # the latter of nonsense in CUDA_VISIBLE_DEVICES
+            return f"torch cannot tell which GPUs there are: {_first_line(error)}"
     if usable:
         return ""
     reasons = [_first_line(each.message) for each in said if "CUDA" in str(each.message)]

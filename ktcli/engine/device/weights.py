@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ktcli.engine.device.stream import pinned_memory
 from ktcli.engine.loader import (
     Mask,
     Progress,
@@ -318,7 +319,7 @@ class _Staging:
         self._copied[which].synchronize()
         if self._buffers[which].nbytes < target.nbytes:
             size = max(_STAGING_BYTES, target.nbytes)
-            self._buffers[which] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            self._buffers[which] = pinned_memory(target.device, size)
         part = self._buffers[which][: target.nbytes]
         read(part.numpy())
         target.copy_(part, non_blocking=True)

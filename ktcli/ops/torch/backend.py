@@ -24,6 +24,7 @@ from ktcli.ops.tensors import Tensor
 from ktcli.ops.torch.chosen import Chosen
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels
+from ktcli.ops.torch.merged import Mlp, Sent
 from ktcli.ops.torch.packed import Matrix, PackedStack
 from ktcli.ops.torch.pages import own_parts
 from ktcli.ops.torch.parts import Parts
@@ -36,16 +37,62 @@ Routed = tuple[torch.Tensor, torch.Tensor]  # ids int32 [T, K], gate f32 [T, K]
 class ExpertRunner(Protocol):
     """Runs the chosen experts of a layer, wherever they lie. `layer` counts the layers with experts from 0."""
 
-    def start(self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor) -> Any:
-        """Begins to compute the experts ids [T, K] of x [T, H], weighted by gate [T, K], and returns what `finish`
-        takes."""
+    def outbox(self, layer: int, n_tokens: int) -> Sent | None:
+        """Where whoever routes so many rows is to write x, ids and gates, since others wait for them; None: nowhere,
+        `start` sees to it."""
+        return None
+
+    def start(
+        self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor, *, sent: bool = False
+    ) -> Any:
+        """Begins to compute the experts ids [T, K] of x [T, H], weighted by gate [T, K], where others do it, and
+        returns what `along` and `finish` take.
+
+        Args:
+            sent: whether all three have been written to the outbox.
+        """
+
+    def along(self, pending: Any, mlp: Mlp) -> Parts | None:
+        """Computes the experts that are on the device, and an MLP of the same rows in the same kernels, and returns its
+        sum; None: it was not computed."""
+        return None
 
     def finish(self, pending: Any) -> Value | Parts:
         """Returns the weighted sum [T, H] f32, with what the runner deferred in the layer before, if it defers. Only
         with kernels that are `merged` it may be a sum that has not been taken."""
 
 
-class ResidentRunner:
+class OwnExperts:
+    """The chosen experts that are in a stack on the device, computed when their sum is asked for."""
+
+    def __init__(
+        self, kernels: Kernels, stack: PackedStack, x: Value, ids: torch.Tensor, gate: torch.Tensor
+    ) -> None:
+        self._kernels = kernels
+        s = stack
+        self._given = x, ids, gate, s.slots, s.gate_up, s.down, s.extras
+        self._sum: Value | Parts | None = None
+
+    def along(self, mlp: Mlp) -> Parts | None:
+        """Computes them, and an MLP of x in the same kernels, and returns its sum; None: it was not computed."""
+        merged = self._kernels.merged
+        if self._sum is not None or merged is None:
+            return None
+        if (made := merged.experts(*self._given, mlp)) is None:
+            return None
+        self._sum, along = made
+        return along
+
+    def sum(self) -> Value | Parts:
+        """The weighted sum [T, H]; not yet taken, if a kernel makes parts."""
+        if self._sum is None:
+            merged = self._kernels.merged
+            made = None if merged is None else merged.experts(*self._given)
+            self._sum = self._kernels.experts(*self._given) if made is None else made[0]
+        return self._sum
+
+
+class ResidentRunner(ExpertRunner):
     """Runs experts that all lie on the device.
 
     Args:
@@ -55,20 +102,16 @@ class ResidentRunner:
     def __init__(self, kernels: Kernels, stacks: Sequence[PackedStack]) -> None:
         self._kernels, self._stacks = kernels, stacks
 
-    def start(self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor) -> Value | Parts:
-        return experts_of(self._kernels, self._stacks[layer], x, ids, gate)
+    def start(
+        self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor, *, sent: bool = False
+    ) -> OwnExperts:
+        return OwnExperts(self._kernels, self._stacks[layer], x, ids, gate)
 
-    def finish(self, pending: Value | Parts) -> Value | Parts:
-        return pending
+    def along(self, pending: OwnExperts, mlp: Mlp) -> Parts | None:
+        return pending.along(mlp)
 
-
-def experts_of(
-    kernels: Kernels, s: PackedStack, x: Value, ids: torch.Tensor, gate: torch.Tensor
-) -> Value | Parts:
-    """The weighted sum of the chosen experts that are in the stack, [T, H]; not yet taken, if a kernel makes parts."""
-    given = x, ids, gate, s.slots, s.gate_up, s.down, s.extras
-    parts = None if kernels.merged is None else kernels.merged.experts(*given)
-    return kernels.experts(*given) if parts is None else parts
+    def finish(self, pending: OwnExperts) -> Value | Parts:
+        return pending.sum()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +180,7 @@ class TorchBackend(Backend):
                 outputs = self._step.outputs
                 return x if outputs is None else x.index_select(0, outputs)
             case Experts(x, routed):  # the runner has the weights of experts
-                return self._runner.start(self._step.routed + len(self.routings) - 1, x, *routed)
+                return self._runner.start(self._layer - 1, x, *routed)
         if not operation.reads_step:
             return self._kernels[operation.name](**dict(self._given(operation)))
         of_parts = self._of_parts(operation)
@@ -148,6 +191,11 @@ class TorchBackend(Backend):
         if FieldKind.ROUTING in operation.gives:
             self.routings.append(made)
         return made
+
+    @property
+    def _layer(self) -> int:
+        """The next layer with experts whose router has not yet chosen."""
+        return self._step.routed + len(self.routings)
 
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
         return torch.split(x, list(widths), dim=-1)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ktcli.ops.torch import chosen, functions, hyper, mqa, pooling, recurrent
-from ktcli.ops.torch.merged import Merged, Sent
+from ktcli.ops.torch.merged import Merged
 from ktcli.ops.torch.packed import Extras, Packed
 from ktcli.ops.torch.summary import Summarize, summarize
 
@@ -38,7 +38,6 @@ class Kernels:
         experts, unpack_all: the functions that runners of experts use, see `functions`.
         merged: kernels that do several operations at once; None: there are none.
         summarize: what the choice of a token reads of its logits, see `summary`.
-        send: writes the input and routing of a few rows to pinned memory; None: copies do.
     """
 
     name: str
@@ -47,7 +46,6 @@ class Kernels:
     unpack_all: Callable[[Packed, Tensor], Tensor]
     merged: Merged | None = None
     summarize: Summarize = summarize
-    send: Callable[[Sent, Sent], None] | None = None
 
     def __getitem__(self, operation: str) -> Kernel:
         return self.operations[operation]
@@ -106,6 +104,8 @@ def kernels_for(device: torch.device, *, exact: bool = False) -> Kernels:
 
 # What failed while it was used, though the first kernel ran.
 _failed: dict[torch.device, str] = {}
+# Why kernels begin only when the one before has ended, on devices that could start them early.
+_late: dict[torch.device, str] = {}
 
 
 @cache
@@ -120,13 +120,39 @@ def triton_fails(device: torch.device) -> str:
     if missing:
         return missing
     try:
-        _run_a_kernel(device)
+        try:
+            _run_kernels(device)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if not _give_up_early_starts(device):
+                raise
+            _run_kernels(device)
+            _late[device] = _first_words(error)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # Triton's own, a compiler's, the driver's
-        words = str(error).strip().splitlines() or [type(error).__name__]
-        return f"triton's kernels fail here: {words[0][:160]}"
+        return f"triton's kernels fail here: {_first_words(error)}"
     return ""
+
+
+def early_starts_fail(device: torch.device) -> str:
+    """Returns why kernels do not start early on a device that seemed to be able to, as words; "" otherwise."""
+    return _late.get(device, "")
+
+
+def _give_up_early_starts(device: torch.device) -> bool:
+    """Lets kernels begin only when the one before has ended; tells whether that is new."""
+    from ktcli.ops.triton import early
+
+    was = early.starts_early(device)
+    early.start_early(device, False)
+    return was
+
+
+def _first_words(error: Exception) -> str:
+    words = str(error).strip().splitlines() or [type(error).__name__]
+    return words[0][:160]
 
 
 def give_up_triton(device: torch.device, reason: str) -> None:
@@ -143,10 +169,12 @@ def compiled_before() -> bool:
     return any(Path(folder).glob("*/_product_kernel.cubin"))
 
 
-def _run_a_kernel(device: torch.device) -> None:
+def _run_kernels(device: torch.device) -> None:
+    """Runs two, of which the second may start early."""
     from ktcli.ops.triton import small
 
-    small.norm(torch.ones(1, 16, device=device), None, 1e-6).cpu()
+    with torch.cuda.device(device):  # Triton launches on the thread's current one
+        small.norm(small.norm(torch.ones(1, 16, device=device), None, 1e-6), None, 1e-6).cpu()
 
 
 def _triton_lacks() -> str:
@@ -162,7 +190,15 @@ def _triton_lacks() -> str:
 
 def triton_kernels() -> Kernels:
     """Returns the table of Triton kernels, with those of torch where there is none. Imports Triton only now."""
-    from ktcli.ops.triton import handoff, merged, operations, panels, small, summary, sums
+    from ktcli.ops.triton import (
+        attention,
+        merged,
+        operations,
+        panels,
+        small,
+        summary,
+        sums,
+    )
 
     kernels: dict[str, Kernel] = {**TORCH.operations, **operations.OPERATIONS}
     together = Merged(
@@ -172,8 +208,8 @@ def triton_kernels() -> Kernels:
         add_norm=merged.add_norm,
         swiglu=small.swiglu_of,
         gqa=merged.gqa,
-        mla=merged.mla,
+        mla=attention.attend_latent,
+        route=small.route_all,
     )
     experts, unpack_all = operations.experts, panels.unpack_all
-    fast = together, summary.summarize, handoff.send
-    return Kernels("triton", kernels, experts, unpack_all, *fast)
+    return Kernels("triton", kernels, experts, unpack_all, together, summary.summarize)

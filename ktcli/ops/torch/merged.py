@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ktcli.native import Glu
 from ktcli.ops.table.rowwise import Rope
+from ktcli.ops.torch.packed import Matrix
 from ktcli.ops.torch.parts import Parts
 
 # What a layer hands to the CPU: x f32 [T, hidden], ids int32 and gates f32 [T, top_k].
@@ -41,15 +43,29 @@ class Latent:
     Attributes:
         q: a sum [T, heads * (nope + rope)].
         latent: a sum [T, lora + rope]; its first `lora` columns are normed.
-        gain: [lora], of the norm.
+        gain: [lora], of the norm; None: there is none.
         rope: the rotation of the last columns of each head, and of the latent; None: there is none.
     """
 
     q: Parts
     latent: Parts
-    gain: Tensor
+    gain: Tensor | None
     eps: float
     rope: Rope | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """An MLP of the rows that experts are given: down(glu(gate_up x)) + bias.
+
+    Attributes:
+        bias: [N], of down; None: there is none.
+    """
+
+    gate_up: Matrix
+    down: Matrix
+    glu: Glu
+    bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +74,22 @@ class Merged:
 
     Attributes:
         product: `linear` -> a sum, or None where the product is not made in parts.
-        experts: `Kernels.experts` -> a sum, or None where they are not made in parts.
+        experts: `Kernels.experts`, and perhaps an MLP -> a sum, and that of the MLP, or None if it was not computed;
+            None where experts are not made in parts.
         total: (sum) -> its rows.
         add_norm: (rows or None, sums, gain, eps) -> (rows + (the first sum + the second ...), its norm).
         swiglu: (sum, width, glu) -> the activation.
         gqa: (heads, shape, sinks, rows=, cache=) -> attention's result.
         mla: (latent, uk_in, uv, shape, rows=, cache=) -> latent attention's result.
+        route: (logits, routing, bias, live=, x=, to=) -> ids and gates, without ids in rows that are not live; where
+            `to` says that somebody waits for them, they and x are written there, too.
     """
 
     product: Callable[..., Parts | None]
-    experts: Callable[..., Parts | None]
+    experts: Callable[..., tuple[Parts, Parts | None] | None]
     total: Callable[[Parts], Tensor]
     add_norm: Callable[[Tensor | None, tuple[Parts, ...], Tensor, float], tuple[Tensor, Tensor]]
     swiglu: Callable[..., Tensor]
     gqa: Callable[..., Tensor]
     mla: Callable[..., Tensor]
+    route: Callable[..., tuple[Tensor, Tensor]]

@@ -2,13 +2,15 @@
 
 Sums, and norms and rotations of heads, are put off until an operation reads them: a norm or an activation takes the
 sums before it along, those of a product's parts and of a token's experts, too, and attention the norms and rotations of
-its queries and keys. What anything else reads is computed by itself, as ever.
+its queries and keys. An MLP of the rows that experts were given is put off until its result is asked for, or theirs:
+the kernels of the device's own experts then take it along. A router waits for the experts, to hand rows to others.
+What anything else reads is computed by itself, as ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -19,12 +21,13 @@ from ktcli.ops.backend import Backend
 from ktcli.ops.layout import layout_of
 from ktcli.ops.operation import Operation
 from ktcli.ops.table.attention import Gqa, Mla
-from ktcli.ops.table.rowwise import Add, Linear, Norm, Rope, Rotate, Swiglu
+from ktcli.ops.table.experts import Experts, Route
+from ktcli.ops.table.rowwise import Add, Linear, Norm, Reads, Rope, Rotate, Select, Swiglu
 from ktcli.ops.tensors import Tensor as Declared
 from ktcli.ops.torch.backend import ExpertRunner, StepInputs, TorchBackend, Value, Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels
-from ktcli.ops.torch.merged import Heads, Latent
+from ktcli.ops.torch.merged import Heads, Latent, Mlp
 from ktcli.ops.torch.pages import own_parts
 from ktcli.ops.torch.parts import Parts
 
@@ -42,7 +45,7 @@ class _Pending:
     """An operation whose value nobody has needed yet; it has values like it as operands."""
 
     operation: Operation
-    value: Tensor | None = None
+    value: Tensor | _Columns | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +63,21 @@ class _Columns:
     of: _Sum
     first: int
     last: int
+
+
+@dataclass(slots=True, eq=False)
+class _Started:
+    """Experts under way.
+
+    Attributes:
+        x: the rows that they were given.
+        pending: what their runner knows them by.
+        beside: the operations on the same rows that nobody has needed yet, of each chain the last.
+    """
+
+    x: Any
+    pending: Any
+    beside: list[_Pending] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +108,7 @@ class MergingBackend(TorchBackend):
         super().__init__(weights, step, kernels, runner)
         assert kernels.merged is not None
         self._merged = kernels.merged
+        self._started: _Started | None = None
 
     def run(self, forward: Callable[[Backend], Value]) -> Value:
         logits: Value = self._value(forward(self))
@@ -97,18 +116,33 @@ class MergingBackend(TorchBackend):
 
     def do(self, operation: Operation) -> Any:
         match operation:
-            case Add():
+            case Norm(gain=Declared(), head_width=int()) | Norm(gain=Declared(), columns=int()):
                 return _Pending(operation)
+            case Add() | Rotate():
+                return _Pending(operation)
+            case Linear() | Swiglu() if self._started is not None and self._is_beside(operation):
+                return self._put_beside(operation, self._started)
+            case Select(x) if self._step.outputs is None:
+                return x
+            case Route(table=None) if len(self._step.parts) == 1:
+                return _Pending(operation)
+            case Experts(x, routed):
+                sent = isinstance(routed, _Pending) and self._route(routed.operation, x)
+                routed = self.routings[-1]
+                given = self._layer - 1, self._value(x), *routed
+                self._started = _Started(x, self._runner.start(*given, sent=sent))
+                return self._started
+        return self._now(operation)
+
+    def _now(self, operation: Operation) -> Any:
+        """Does an operation that has to be done."""
+        match operation:
             case Norm(gain=Declared(), head_width=None, columns=None) if (
                 made := self._add_norm(operation)
             ) is not None:
                 return made
-            case Norm(gain=Declared(), head_width=int()) | Norm(gain=Declared(), columns=int()):
-                return _Pending(operation)
-            case Rotate():
-                return _Pending(operation)
-            case Swiglu(x=_Columns() as x) if x.of.total is None:
-                return self._merged.swiglu(self._parts(x), operation.width, operation.glu)
+            case Swiglu(x) if (parts := self._untaken(x)) is not None:
+                return self._merged.swiglu(parts, operation.width, operation.glu)
             case Gqa(chosen=False) if (made := self._gqa(operation)) is not None:
                 return made
             case Mla(chosen=False) if (made := self._mla(operation)) is not None:
@@ -129,27 +163,86 @@ class MergingBackend(TorchBackend):
     def grouped(self, x: Value, weights: tuple[Declared, ...]) -> Value:
         return torch.cat([self._value(part) for part in self._groups(x, weights)], -1)
 
-    def collect(self, started: Any) -> Any:
-        made = self._runner.finish(started)
+    def collect(self, started: _Started) -> Any:
+        for each in started.beside:  # before the stream waits for others
+            self._made(each)
+        self._started = None
+        made = self._runner.finish(started.pending)
         return _late(made) if isinstance(made, Parts) else made
+
+    def _route(self, operation: Operation, x: Any) -> bool:
+        """Chooses experts for the rows x; tells whether they and their experts were written to the runner's outbox."""
+        assert isinstance(operation, Route)
+        rows, to = self._value(x), self._runner.outbox(self._layer, self._step.x.shape[0])
+        bias = None if operation.bias is None else self._weights.vectors[operation.bias.name]
+        given = self._value(operation.logits), operation.routing, bias
+        live = self._step.parts[0].live
+        self.routings.append(self._merged.route(*given, live=live, x=rows, to=to))
+        return to is not None
+
+    def _is_beside(self, operation: Linear | Swiglu) -> bool:
+        """Tells whether an operation may belong to an MLP of the rows that the experts under way were given."""
+        assert self._started is not None
+        first = isinstance(operation, Linear) and operation.x is self._started.x
+        return first or any(each is operation.x for each in self._started.beside)
+
+    def _put_beside(self, operation: Linear | Swiglu, started: _Started) -> _Pending:
+        """Puts an operation off, in place of the one that it reads."""
+        made = _Pending(operation)
+        started.beside = [each for each in started.beside if each is not operation.x]
+        started.beside.append(made)
+        return made
+
+    def _along(self, late: _Pending) -> _Columns | None:
+        """An MLP that the kernels of the experts under way take along; None: it is none, or they do not."""
+        if (started := self._started) is None:
+            return None
+        match late.operation:
+            case (
+                Linear(
+                    x=_Pending(
+                        Swiglu(x=_Pending(Linear(x, bias=None) as up, value=None)) as glu,
+                        value=None,
+                    )
+                ) as down
+            ) if x is started.x and {up.reads, down.reads} == {Reads.FORMAT}:
+                wide, narrow = (self._weights.matrices[w.name] for w in (up.weight, down.weight))
+                bias = None if down.bias is None else self._weights.vectors[down.bias.name]
+            case _:
+                return None
+        parts = self._runner.along(started.pending, Mlp(wide, narrow, glu.glu, bias))
+        return None if parts is None else _late(parts)
+
+    def _made(self, late: _Pending) -> Tensor | _Columns:
+        """What an operation makes that was put off, perhaps as a sum that has not been taken."""
+        if late.value is None:
+            along = self._along(late)
+            late.value = self._now(late.operation) if along is None else along
+        made: Tensor | _Columns = late.value
+        return made
 
     def _value(self, x: Any) -> Any:
         """A value, computed now if it was put off."""
+        if isinstance(x, _Pending):
+            x = self._made(x)
         if isinstance(x, _Columns):
             if x.of.total is None:
                 x.of.total = self._merged.total(x.of.parts)
             return x.of.total[:, x.first : x.last]
-        if not isinstance(x, _Pending):
-            return x
-        if x.value is None:
-            x.value = super().do(self._settled(x.operation))
-        return x.value
+        return x
+
+    def _untaken(self, x: Any) -> Parts | None:
+        """A value as a sum, if it is one that has not been taken."""
+        if isinstance(x, _Pending):
+            x = self._made(x)
+        if isinstance(x, _Columns) and x.of.total is None:
+            return x.of.parts.columns(x.first, x.last)
+        return None
 
     def _parts(self, x: Any) -> Parts:
         """A value as a sum, which is taken now only if something else has asked for it."""
-        if isinstance(x, _Columns) and x.of.total is None:
-            return x.of.parts.columns(x.first, x.last)
-        return Parts.of(self._value(x))
+        parts = self._untaken(x)
+        return Parts.of(self._value(x)) if parts is None else parts
 
     def _settled(self, operation: Operation) -> Operation:
         """The operation with operands that are computed."""
@@ -164,10 +257,11 @@ class MergingBackend(TorchBackend):
         """A norm with the sums that it reads; None: it reads none."""
         x, gain = norm.x, self._gain(norm)
         assert gain is not None
-        if isinstance(x, _Columns) and x.of.total is None:
-            return self._merged.add_norm(None, (self._parts(x),), gain, norm.eps)[1]
         if not _is_late(x) or not isinstance(x.operation, Add):
-            return None
+            parts = self._untaken(x)
+            return (
+                None if parts is None else self._merged.add_norm(None, (parts,), gain, norm.eps)[1]
+            )
         a, b = x.operation.a, x.operation.b
         within = b.operation if _is_late(b) else None
         terms = (within.a, within.b) if isinstance(within, Add) else (b,)

@@ -12,8 +12,10 @@ the width of the table nor the GPU.
   A tile is 64 positions, a page, so that a page number is read once per tile; 32 where rows are wide, whose
   two stages must fit the 99 kB of shared memory of a desktop GPU (sm_89, sm_120).
 
-The new token's K and V are written before by a kernel of their own: in a captured step it runs in front of the
-attention anyway, and no program has to know whether another has written already.
+The new token's K and V are written before by a kernel of their own, which norms and rotates queries as well. Its
+latent is not: the programs whose split holds the last position norm and rotate it themselves, 576 numbers, and count
+it behind what they read from the cache; one of them writes it there. No other reads that place, so no program has to
+know whether another has written already. Each rotates the queries that it reads.
 """
 
 from __future__ import annotations
@@ -26,12 +28,17 @@ from torch import Tensor
 from ktcli.native import PAGE_TOKENS
 from ktcli.ops.state import GQA_SPLIT_PAGES, MLA_SPLIT_PAGES
 from ktcli.ops.table.attention import GqaShape, MlaShape
-from ktcli.ops.torch.functions import Rows
+from ktcli.ops.table.rowwise import Rope
+from ktcli.ops.torch.functions import Rows, frequencies
+from ktcli.ops.torch.merged import Latent
 from ktcli.ops.torch.packed import Packed
 from ktcli.ops.torch.pages import KvPages, Pages, memory_of
 from ktcli.ops.torch.scaled import ScaledPages
-from ktcli.ops.triton.fp8 import append_scaled, numbers, units
+from ktcli.ops.triton.early import early, enter
+from ktcli.ops.triton.fp8 import append_scaled, coded, numbers, units
 from ktcli.ops.triton.product import vector_products
+from ktcli.ops.triton.small import partners, turned
+from ktcli.ops.triton.sums import Sum, sum_parts, summed
 
 _MLA_HEADS = 16  # of one program: the least rows of tl.dot
 _MERGED_SPLITS = 32  # partial results that are read at once
@@ -41,8 +48,10 @@ _MERGED_SPLITS = 32  # partial results that are read at once
 def _append_kernel(
     new, cache, positions, pages, new_row, width, table_width, run,
     PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Writes new[row] to cache[page of the position, place in it] [width]. Grid (blocks of columns, rows)."""
+    enter(EARLY)
     row = tl.program_id(1)
     position = tl.load(positions + row)
     page = tl.load(pages + (row // run).to(tl.int64) * table_width + position // PAGE)
@@ -63,6 +72,7 @@ def _gqa_kernel(
     q, k, v, k_scales, v_scales, positions, pages, sums, peaks, weights, q_row, table_width, group, scale, window,
     D: tl.constexpr, DV: tl.constexpr, FP8: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr,
     BH: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Computes partial attention of the heads of one kv head. Grid (splits, kv heads, sequences).
 
@@ -71,6 +81,7 @@ def _gqa_kernel(
     If FP8, k and v are codes, with k_scales and v_scales [pages][PAGE][kv heads].
     window: 0: none. BH, BD, BV: group, D and DV, up to a power of two.
     """
+    enter(EARLY)
     split, kv, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     kv_heads = tl.num_programs(1)
     last = tl.load(positions + sequence).to(tl.int32)
@@ -124,19 +135,45 @@ def _gqa_kernel(
 
 
 @triton.jit
-def _mla_kernel(
-    absorbed, q, cache, scales, positions, pages, sums, peaks, weights, q_row, q_head, table_width, heads, scale,
-    NOPE: tl.constexpr, LORA: tl.constexpr, ROPE: tl.constexpr, FP8: tl.constexpr,
-    PAGE: tl.constexpr, SPLIT: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, BL: tl.constexpr,
+def _new_latent(
+    latent, row, gain, inv_freq, position, eps, half, scale,
+    LORA: tl.constexpr, ROPE: tl.constexpr, NORMED: tl.constexpr, ROTATED: tl.constexpr,
+    INTERLEAVED: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """Computes partial attention of BH heads on the latent. Grid (splits, blocks of heads, sequences).
+    """Returns a row of the `Sum` latent: its first LORA columns normed [BC], and its last ROPE rotated [BR]."""
+    c = tl.arange(0, BC)
+    r = tl.arange(0, BR)
+    value = summed(latent, row, c, c < LORA)
+    if NORMED:
+        mean = tl.sum(value * value, axis=0) / LORA
+        value = value / tl.sqrt(mean + eps) * tl.load(gain + c, mask=c < LORA, other=0.0)
+    rope = summed(latent, row, LORA + r, r < ROPE)
+    if ROTATED:
+        second, pair, other = partners(r, r, half, INTERLEAVED)
+        inside = r < 2 * half
+        partner = summed(latent, row, LORA + other, inside)
+        rope = turned(rope, partner, second, pair, inside, inv_freq, position, scale)
+    return value, rope
 
-    absorbed [sequences][heads][LORA]; q: columns NOPE.. of each head are its rotated ones; cache
-    [pages][PAGE][LORA + ROPE], codes if FP8, with scales [pages][PAGE][1 or, with ROPE, 2];
-    out as in `_gqa_kernel`, with LORA for D. BC, BR: LORA and ROPE, up to a
-    power of two.
+
+@triton.jit
+def _mla_kernel(
+    absorbed, q, latent, gain, inv_freq, cache, scales, positions, pages, sums, peaks, weights,
+    q_row, q_head, table_width, heads, scale, eps, half, turn_scale, shift,
+    NORMED: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr, FP8: tl.constexpr,
+    NOPE: tl.constexpr, LORA: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr,
+    BH: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, BL: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """Writes the new latent to its page, and computes partial attention of BH heads on the latent. Grid (splits,
+    blocks of heads, sequences).
+
+    absorbed [sequences][heads][LORA]; q: columns NOPE.. of each head are those to rotate; latent: a `Sum`, to be
+    normed with `gain` and rotated; cache [pages][PAGE][LORA + ROPE], codes if FP8, with scales [pages][PAGE][1 or,
+    with ROPE, 2]; out as in `_gqa_kernel`, with LORA for D. BC, BR: LORA and ROPE, up to a power of two.
     """
-    split, block, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    enter(EARLY)
+    split, block, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     last = tl.load(positions + sequence).to(tl.int32)
     first = split * (SPLIT * PAGE)
     if first > last:
@@ -144,39 +181,45 @@ def _mla_kernel(
     h = block * BH + tl.arange(0, BH)
     c = tl.arange(0, BC)
     r = tl.arange(0, BR)
-    head = sequence.to(tl.int64) * heads + h
+    head = sequence * heads + h
     mask_c = (h < heads)[:, None] & (c < LORA)[None, :]
     mask_r = (h < heads)[:, None] & (r < ROPE)[None, :]
     latent_q = tl.load(absorbed + head[:, None] * LORA + c[None, :], mask=mask_c, other=0.0)
-    rotated = q + sequence.to(tl.int64) * q_row + h[:, None] * q_head + NOPE
-    rope_q = tl.load(rotated + r[None, :], mask=mask_r, other=0.0)
-    rope_q = rope_q.to(tl.bfloat16 if FP8 else cache.dtype.element_ty)
-    latent_q = latent_q.to(tl.bfloat16 if FP8 else cache.dtype.element_ty)
+    READ: tl.constexpr = tl.bfloat16 if FP8 else cache.dtype.element_ty
+    HEADS: tl.constexpr = 2 if ROPE > 0 else 1  # that have scales
+    latent_q = latent_q.to(READ)
+    of_q = q + sequence * q_row + h[:, None] * q_head + NOPE
+    rope_q = tl.load(of_q + r[None, :], mask=mask_r, other=0.0)
+    if ROTATED:
+        second, pair, other = partners(r[None, :], r[None, :], half, INTERLEAVED)
+        inside = r[None, :] < 2 * half
+        partner = tl.load(of_q + other, mask=(h < heads)[:, None] & inside, other=0.0)
+        rope_q = turned(rope_q, partner, second, pair, inside, inv_freq, last + shift, turn_scale)
+    rope_q = rope_q.to(READ)
     peak = tl.full([BH], float("-inf"), tl.float32)
     weight = tl.zeros([BH], tl.float32)
     total = tl.zeros([BH, BC], tl.float32)
-    table = pages + sequence.to(tl.int64) * table_width
-    for at in range(first, tl.minimum(first + SPLIT * PAGE, last + 1), BL):
+    table = pages + sequence * table_width
+    for at in range(first, tl.minimum(first + SPLIT * PAGE, last), BL):
         page = tl.load(table + at // PAGE).to(tl.int64)
         place = at % PAGE + tl.arange(0, BL)
-        seen = at + tl.arange(0, BL) <= last
+        seen = at + tl.arange(0, BL) < last
         rows = cache + (page * PAGE + place)[:, None] * (LORA + ROPE)
         inside_c = seen[:, None] & (c < LORA)[None, :]
         inside_r = seen[:, None] & (r < ROPE)[None, :]
-        latent = tl.load(rows + c[None, :], mask=inside_c, other=0.0)
+        keys = tl.load(rows + c[None, :], mask=inside_c, other=0.0)
         rope = tl.load(rows + LORA + r[None, :], mask=inside_r, other=0.0)
         if FP8:
-            latent, rope = numbers(latent), numbers(rope)
-            HEADS: tl.constexpr = 2 if ROPE > 0 else 1
+            keys, rope = numbers(keys), numbers(rope)
             at_scale = scales + (page * PAGE + place) * HEADS
             unit = units(tl.load(at_scale, mask=seen, other=0))[None, :]
             rope_unit = units(tl.load(at_scale + HEADS - 1, mask=seen, other=0))[None, :]
             scores = tl.dot(rope_q, tl.trans(rope), input_precision="ieee") * rope_unit
-            scores += tl.dot(latent_q, tl.trans(latent), input_precision="ieee") * unit
+            scores += tl.dot(latent_q, tl.trans(keys), input_precision="ieee") * unit
             scores *= scale
         else:
             scores = tl.dot(rope_q, tl.trans(rope), input_precision="ieee")
-            scores = tl.dot(latent_q, tl.trans(latent), scores, input_precision="ieee") * scale
+            scores = tl.dot(latent_q, tl.trans(keys), scores, input_precision="ieee") * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
         shrink = tl.exp(peak - new_peak)
@@ -185,7 +228,39 @@ def _mla_kernel(
         total = total * shrink[:, None]
         if FP8:
             chance *= unit
-        total = tl.dot(chance.to(latent.dtype), latent, total, input_precision="ieee")
+        total = tl.dot(chance.to(READ), keys, total, input_precision="ieee")
+        peak = new_peak
+    if last < first + SPLIT * PAGE:  # rounded as it is stored, before anybody reads it
+        new, new_rope = _new_latent(
+            latent, sequence, gain, inv_freq, last + shift, eps, half, turn_scale,
+            LORA, ROPE, NORMED, ROTATED, INTERLEAVED, BC, BR,
+        )  # fmt: skip
+        page = tl.load(table + last // PAGE).to(tl.int64)
+        stored = page * PAGE + last % PAGE
+        to = cache + stored * (LORA + ROPE)
+        of_latent, of_rope = c < tl.where(block == 0, LORA, 0), r < tl.where(block == 0, ROPE, 0)
+        if FP8:
+            code, byte = coded(new, c < LORA)
+            rope_code, rope_byte = coded(new_rope, r < ROPE)
+            tl.store(to + c, code.to(tl.uint8), mask=of_latent)
+            tl.store(scales + stored * HEADS, byte.to(tl.uint8), mask=block == 0)
+            if ROPE > 0:
+                tl.store(to + LORA + r, rope_code.to(tl.uint8), mask=of_rope)
+                tl.store(scales + stored * HEADS + 1, rope_byte.to(tl.uint8), mask=block == 0)
+            new = numbers(code).to(tl.float32) * units(byte)
+            new_rope = numbers(rope_code).to(tl.float32) * units(rope_byte)
+        else:
+            new, new_rope = new.to(READ), new_rope.to(READ)
+            tl.store(to + c, new, mask=of_latent)
+            tl.store(to + LORA + r, new_rope, mask=of_rope)
+        score = tl.sum(rope_q.to(tl.float32) * new_rope.to(tl.float32)[None, :], axis=1)
+        score += tl.sum(latent_q.to(tl.float32) * new.to(tl.float32)[None, :], axis=1)
+        score *= scale
+        new_peak = tl.maximum(peak, score)
+        shrink = tl.exp(peak - new_peak)
+        chance = tl.exp(score - new_peak)
+        weight = weight * shrink + chance
+        total = total * shrink[:, None] + chance[:, None] * new.to(tl.float32)[None, :]
         peak = new_peak
     at_split = head * tl.num_programs(0) + split
     tl.store(peaks + at_split, peak, mask=h < heads)
@@ -197,12 +272,14 @@ def _mla_kernel(
 def _merge_kernel(
     sums, peaks, weights, positions, sinks, out, n_splits, heads, window,
     SINKS: tl.constexpr, D: tl.constexpr, SPAN: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Merges the partial results of the splits of a head into out[sequence][head][D], BS at a time, first to last.
 
     SPAN: positions of a split. sinks [heads]: if SINKS, one more score of each head, of a value 0. Grid (blocks
     of D, heads, sequences).
     """
+    enter(EARLY)
     head, sequence = tl.program_id(1), tl.program_id(2)
     last = tl.load(positions + sequence).to(tl.int32)
     begin, used = _lowest(last, window) // SPAN, last // SPAN + 1
@@ -239,7 +316,7 @@ def append(cache: Pages, new: Tensor, rows: Rows) -> None:
     block = min(1024, triton.next_power_of_2(width))
     _append_kernel[(triton.cdiv(width, block), new.shape[0])](
         new, cache, rows.positions, rows.pages, new.stride(0), width, rows.pages.shape[1], rows.run,
-        PAGE=PAGE_TOKENS, BLOCK=block,
+        PAGE=PAGE_TOKENS, BLOCK=block, **early(new),
     )  # fmt: skip
 
 
@@ -258,42 +335,49 @@ def gqa_one(
         q.stride(0), rows.pages.shape[1], group, s.scale, s.window,
         D=s.head_dim, DV=s.value_dim, FP8=k_scales is not None, PAGE=PAGE_TOKENS, SPLIT=GQA_SPLIT_PAGES,
         BH=max(16, triton.next_power_of_2(group)), BD=max(16, width), BV=max(16, wide),
-        BL=64 if max(width, wide) <= 128 else 32, num_stages=2,
+        BL=64 if max(width, wide) <= 128 else 32, num_stages=2, **early(q),
     )  # fmt: skip
     return parts.merged(rows, s.window, sinks)
 
 
-def mla_one(absorbed: Tensor, q: Tensor, cache: Pages, rows: Rows, shape: MlaShape) -> Tensor:
-    """Attends with one query per sequence on the latent itself -> [sequences, heads * lora] f32.
+def mla_one(
+    absorbed: Tensor, q: Tensor, latent: Latent, cache: Pages, rows: Rows, shape: MlaShape
+) -> Tensor:
+    """Appends the latent to the cache, and attends with one query per sequence on the latent itself -> [sequences,
+    heads * lora] f32.
 
     Args:
         absorbed: [sequences, heads, lora] f32, the queries as the latent sees them.
-        q: [sequences, heads * (nope + rope)], of which the rotated columns are read.
+        q: the sum of `latent.q`, of which the last columns of each head are read.
     """
-    s = shape
+    s, rope = shape, latent.rope or Rope(0, ())
     parts = _Parts(rows, s.heads, s.lora, MLA_SPLIT_PAGES)
     width = triton.next_power_of_2(s.lora)
     codes, scales = memory_of(cache)
     _mla_kernel[(parts.splits, triton.cdiv(s.heads, _MLA_HEADS), q.shape[0])](
-        absorbed, q, codes, scales, rows.positions, rows.pages, parts.sums, parts.peaks, parts.weights,
+        absorbed, q, Sum.of(latent.latent), latent.gain, frequencies(rope, q.device), codes, scales,
+        rows.positions, rows.pages, parts.sums, parts.peaks, parts.weights,
         q.stride(0), s.nope + s.rope, rows.pages.shape[1], s.heads, s.scale,
-        NOPE=s.nope, LORA=s.lora, ROPE=s.rope, FP8=scales is not None, PAGE=PAGE_TOKENS, SPLIT=MLA_SPLIT_PAGES,
+        latent.eps, rope.dim // 2, float(rope.scale), rope.shift,
+        NORMED=latent.gain is not None, ROTATED=latent.rope is not None, INTERLEAVED=rope.interleaved,
+        FP8=scales is not None,
+        NOPE=s.nope, LORA=s.lora, ROPE=s.rope, PAGE=PAGE_TOKENS, SPLIT=MLA_SPLIT_PAGES,
         BH=_MLA_HEADS, BC=max(16, width), BR=max(16, triton.next_power_of_2(s.rope)),
         BL=64 if width <= 128 else 32,
-        num_warps=4 if width <= 256 else 8, num_stages=2,
+        num_warps=4 if width <= 256 else 8, num_stages=2, **early(q),
     )  # fmt: skip
     return parts.merged(rows)
 
 
 def attend_latent(
-    q: Tensor, uk_in: Packed, uv: Packed, shape: MlaShape, rows: Rows, cache: Pages
+    latent: Latent, uk_in: Packed, uv: Packed, shape: MlaShape, *, rows: Rows, cache: tuple[Pages]
 ) -> Tensor:
-    """Attends with one query per sequence, q [sequences, heads * (nope + rope)] as `mla_one` reads it ->
+    """Rotates queries, norms and rotates the latent, appends it to the cache, and attends; one row of each sequence ->
     [sequences, heads * v] f32."""
-    s = shape
+    s, q = shape, sum_parts(latent.q)
     heads = torch.unflatten(q, -1, (s.heads, s.nope + s.rope))
     absorbed = vector_products(heads[..., : s.nope], uk_in)
-    mixed = mla_one(absorbed, q, cache, rows, s)
+    mixed = mla_one(absorbed, q, latent, *cache, rows, s)
     return vector_products(mixed.view(q.shape[0], s.heads, s.lora), uv).flatten(1)
 
 
@@ -322,6 +406,6 @@ class _Parts:
         _merge_kernel[(triton.cdiv(self.width, block), self.heads, sequences)](
             self.sums, self.peaks, self.weights, rows.positions, sinks, out,
             self.splits, self.heads, window,
-            SINKS=sinks is not None, D=self.width, SPAN=self.span, BS=_MERGED_SPLITS, BD=block,
-        )  # fmt: skip
+            SINKS=sinks is not None, D=self.width, SPAN=self.span, BS=_MERGED_SPLITS, BD=block, **early(out),
+    )  # fmt: skip
         return out

@@ -12,18 +12,25 @@ from torch import Tensor
 from ktcli.native import PAGE_TOKENS
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.scaled import ScaledPages
+from ktcli.ops.triton.early import early, enter
 
 
 @triton.jit
-def store_head(codes, scale, x, inside):
-    """Writes a head's columns x, f32, those that are `inside`, as codes and a scale byte."""
+def coded(x, inside):
+    """Returns a head's columns x, f32, as codes, and its scale byte; int32. They are 0 where not `inside`."""
     x = tl.where(inside, x, 0.0)
     # Sizes of numbers are ordered as their bits; NaN counts as infinity.
     most = tl.max(tl.minimum(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0x7F800000), axis=0)
     above = tl.where((most & 0x7FFFFF) > 0x600000, 1, 0)
     byte = tl.where(most == 0, 0, tl.maximum((most >> 23) - 8 + above, 0))
     factor = ((254 - byte) << 23).to(tl.float32, bitcast=True)  # 2^(127 - byte)
-    code = tl.where(most == 0, 0, _nearest(x * factor))
+    return tl.where(most == 0, 0, _nearest(x * factor)), byte
+
+
+@triton.jit
+def store_head(codes, scale, x, inside):
+    """Writes a head's columns x, f32, those that are `inside`, as codes and a scale byte."""
+    code, byte = coded(x, inside)
     tl.store(codes, code.to(tl.uint8), mask=inside)
     tl.store(scale, byte.to(tl.uint8))
 
@@ -61,10 +68,11 @@ def units(scales):
 @triton.jit
 def _append_heads_kernel(
     new, codes, scales, positions, pages, new_row, width, table_width, run, first, other,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Writes a head of new[row] to its place in codes [pages][PAGE][width] and scales [pages][PAGE][heads]. The first
     head has `first` columns, each `other` one so many. Grid (heads, rows)."""
+    enter(EARLY)
     head, row = tl.program_id(0), tl.program_id(1)
     position = tl.load(positions + row)
     page = tl.load(pages + (row // run).to(tl.int64) * table_width + position // PAGE)
@@ -85,5 +93,5 @@ def append_scaled(cache: ScaledPages, new: Tensor, rows: Rows) -> None:
     _append_heads_kernel[(heads, new.shape[0])](
         new, cache.codes, cache.scales, rows.positions, rows.pages, new.stride(0), width,
         rows.pages.shape[1], rows.run, first, other,
-        PAGE=PAGE_TOKENS, BLOCK=triton.next_power_of_2(max(first, other)),
+        PAGE=PAGE_TOKENS, BLOCK=triton.next_power_of_2(max(first, other)), **early(new),
     )  # fmt: skip

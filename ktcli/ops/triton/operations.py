@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ktcli.native import Glu
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.rowwise import Reads
 from ktcli.ops.torch import chosen as torch_chosen
 from ktcli.ops.torch import functions
 from ktcli.ops.torch.chosen import Chosen
 from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.merged import Latent, Mlp
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Matrix, Packed, PlainMatrix
-from ktcli.ops.torch.pages import KvPages, Pages, of_columns
+from ktcli.ops.torch.pages import KvPages, Pages
 from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton.attention import append, attend_latent, gqa_one
 from ktcli.ops.triton.panels import unpack_all
@@ -76,13 +78,28 @@ def few_experts(
     gate_up: Packed,
     down: Packed,
     extras: Extras = NO_EXTRAS,
-) -> Parts | None:
-    """Computes the chosen experts of a few rows -> a sum [T, H]; None: not in parts, as `experts` does it alone."""
-    rotated = gate_up.format.rotation or down.format.rotation
-    if gate_up.count == 0 or rotated or x.shape[0] > FEW_ROWS:
+    mlp: Mlp | None = None,
+) -> tuple[Parts, Parts | None] | None:
+    """Computes the chosen experts of a few rows -> a sum [T, H], and that of an MLP if it is computed along; None: not
+    in parts, as `experts` does it alone."""
+    if gate_up.count == 0 or _rotated(gate_up, down) or x.shape[0] > FEW_ROWS:
         return None
-    parts = vector_experts(x, ids, gate, slots, gate_up, down, extras)
-    return replace(parts, beside=_down_bias((ids, slots, gate), extras))
+    beside = _beside(mlp) if x.shape[0] == 1 else None
+    parts, along = vector_experts(x, ids, gate, slots, gate_up, down, extras, beside)
+    if along is not None and mlp is not None:
+        along = replace(along, beside=mlp.bias)
+    return replace(parts, beside=_down_bias((ids, slots, gate), extras)), along
+
+
+def _beside(mlp: Mlp | None) -> tuple[Packed, Packed, Glu] | None:
+    """What stands beside the experts of one row; None: nothing. Of several rows, tensor cores take an MLP in one go."""
+    if mlp is None or isinstance(mlp.gate_up, PlainMatrix) or isinstance(mlp.down, PlainMatrix):
+        return None
+    return None if _rotated(mlp.gate_up, mlp.down) else (mlp.gate_up, mlp.down, mlp.glu)
+
+
+def _rotated(*matrices: Packed) -> bool:
+    return any(w.format.rotation for w in matrices)
 
 
 def experts(
@@ -97,9 +114,9 @@ def experts(
     """Sums the chosen experts that are here, weighted -> [T, H] f32; see `functions.experts`."""
     if gate_up.count == 0:
         return x.new_zeros(x.shape[0], down.n)
-    if (parts := few_experts(x, ids, gate, slots, gate_up, down, extras)) is not None:
-        return sum_parts(parts)
-    if gate_up.format.rotation or down.format.rotation:  # torch unpacks and undoes the rotation
+    if (few := few_experts(x, ids, gate, slots, gate_up, down, extras)) is not None:
+        return sum_parts(few[0])
+    if _rotated(gate_up, down):  # torch unpacks and undoes the rotation
         return functions.experts(x, ids, gate, slots, gate_up, down, extras)
     out = tile_experts(x, ids, gate, slots, gate_up, down, extras)
     bias = _down_bias((ids, slots, gate), extras)
@@ -154,9 +171,8 @@ def mla(
     if not rows.single or chosen is not None:
         weights = uk_in, uk_out, uv
         return torch_chosen.mla(q, latent, *weights, shape, chosen, rows=rows, cache=cache)
-    pages = of_columns(cache[0], shape.lora, shape.rope)
-    append(pages, latent, rows)
-    return attend_latent(q, uk_in, uv, shape, rows, pages)
+    of = Latent(Parts.of(q), Parts.of(latent), None, 0.0, None)
+    return attend_latent(of, uk_in, uv, shape, rows=rows, cache=cache)
 
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = {

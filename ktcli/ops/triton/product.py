@@ -19,21 +19,24 @@ groups of 64, 0.53 bytes per weight:
 
 Sums: a thread adds its lines in ascending order, then the threads of a row as the tree of tl.sum, then whoever
 reads the product its parts, or the slots of a token, in order (`sums`). Nothing depends on the number of rows, of
-programs or of SMs, and there are no atomics: same inputs, same bits.
+programs or of SMs, and there are no atomics: same inputs, same bits. An MLP beside experts is summed without splits,
+for their programs fill the GPU already.
 Activations are read as they are, in f32; only `tiles` rounds to bf16.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ktcli.native import SILU, Glu
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
 from ktcli.ops.torch.parts import Parts
+from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.panels import (
     column_of,
     panel_arguments,
@@ -52,12 +55,44 @@ _LINES = 64  # of one tile at most; fewer than the 128 threads, so that x is rea
 _PROGRAMS = 528
 
 
+class Panels(NamedTuple):
+    """Packed matrices as kernels take them: words, scales, rows and columns of each, and what is known when a kernel is
+    compiled, see `panels`.
+
+    Attributes:
+        lines: the lines of a tile.
+        even: splits are whole pairs of tiles, x has as many columns as a panel, and masks are not needed.
+    """
+
+    words: Tensor
+    scales: Tensor
+    n_rows: int
+    n_columns: int
+    bits: tl.constexpr
+    group: tl.constexpr
+    scale_bytes: tl.constexpr
+    columns: tl.constexpr
+    panel_bytes: tl.constexpr
+    book_low: tl.constexpr
+    book_high: tl.constexpr
+    lines: tl.constexpr
+    even: tl.constexpr
+
+    @classmethod
+    def of(cls, w: Packed, span: int | None = None) -> Panels:
+        """Packed matrices of which programs read splits of `span` lines; None: all of them."""
+        arguments = panel_arguments(w)
+        lines = arguments["COLUMNS"] * w.format.bits // 32
+        known = (
+            *arguments.values(),
+            tile_lines(arguments),
+            even_tiles(w.k, arguments, lines if span is None else span),
+        )
+        return cls(*words_and_scales(w), w.n, w.k, *map(tl.constexpr, known))
+
+
 @triton.jit
-def _load_pair(
-    words, scales, second, at, last,
-    BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
-    PANEL_BYTES: tl.constexpr, L: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
+def _load_pair(words, scales, second, at, last, w, L: tl.constexpr, EVEN: tl.constexpr):
     """Loads the tile of lines [at, at + L) of two panels: words, scales, and scales of the odd codes where these
     differ (else something small). It is zero behind `last`; if EVEN, tiles are whole and what lies behind is not
     used."""
@@ -68,7 +103,7 @@ def _load_pair(
     else:
         inside = lines < last
     a = words + lines * 16 + rows
-    b = a + second * (PANEL_BYTES // 4)
+    b = a + second * (w.panel_bytes // 4)
     if EVEN:  # no zeros: they cost a move per register
         wa = tl.load(a, mask=inside)
         wb = tl.load(b, mask=inside)
@@ -79,112 +114,105 @@ def _load_pair(
     sb = sa
     ta = sa
     tb = sa
-    if GROUP != 0:
-        scales_b = scales + second * (PANEL_BYTES // SCALE_BYTES)
-        sa = scales_of(scales, lines, rows, inside, 0, BITS, GROUP, SCALE_BYTES, COLUMNS)
-        sb = scales_of(scales_b, lines, rows, inside, 0, BITS, GROUP, SCALE_BYTES, COLUMNS)
-        if BITS == 4 and GROUP == 32:
-            ta = scales_of(scales, lines, rows, inside, 1, BITS, GROUP, SCALE_BYTES, COLUMNS)
-            tb = scales_of(scales_b, lines, rows, inside, 1, BITS, GROUP, SCALE_BYTES, COLUMNS)
+    if w.group != 0:
+        scales_b = scales + second * (w.panel_bytes // w.scale_bytes)
+        sa = scales_of(scales, lines, rows, inside, 0, w.bits, w.group, w.scale_bytes, w.columns)
+        sb = scales_of(scales_b, lines, rows, inside, 0, w.bits, w.group, w.scale_bytes, w.columns)
+        if w.bits == 4 and w.group == 32:
+            ta = scales_of(
+                scales, lines, rows, inside, 1, w.bits, w.group, w.scale_bytes, w.columns
+            )
+            tb = scales_of(
+                scales_b, lines, rows, inside, 1, w.bits, w.group, w.scale_bytes, w.columns
+            )
     return wa, wb, sa, sb, ta, tb
 
 
 @triton.jit
 def _multiply_pair(
-    total_a, total_b, wa, wb, sa, sb, ta, tb, x, n_columns, at, last,
-    BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr,
-    BOOK_HIGH: tl.constexpr, L: tl.constexpr, EVEN: tl.constexpr,
+    total_a, total_b, wa, wb, sa, sb, ta, tb, x, at, last, w, L: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
     """Returns total_a, total_b [L, 16] plus a tile from `_load_pair` times x, which every line adds by itself."""
     lines = tl.arange(0, L)[:, None]
     # Both behind the tile's first line, so that columns within a tile are the same in every round.
-    x += at * (32 // BITS)
-    columns_left = n_columns - at * (32 // BITS)
+    x += at * (32 // w.bits)
+    columns_left = w.n_columns - at * (32 // w.bits)
     sum_a = tl.zeros([L, 16], tl.float32)
     sum_b = tl.zeros([L, 16], tl.float32)
     # What raw codes add to a sum: a number per line, not per weight.
     zeros = tl.zeros([L, 1], tl.float32)
-    zero = n_columns >> 31  # see raw_code
+    zero = w.n_columns >> 31  # see raw_code
     odd_a = sum_a
     odd_b = sum_b
     odd_zeros = zeros
-    for n in tl.static_range(32 // BITS):
-        column = column_of(lines, n, BITS)
+    for n in tl.static_range(32 // w.bits):
+        column = column_of(lines, n, w.bits)
         if EVEN:
             xn = tl.load(x + column)
         else:
             xn = tl.load(x + column, mask=(lines + at < last) & (column < columns_left), other=0.0)
-        va = raw_code(wa, zero, n, BITS, BOOK_LOW, BOOK_HIGH) * xn
-        vb = raw_code(wb, zero, n, BITS, BOOK_LOW, BOOK_HIGH) * xn
-        if (BITS == 4 and GROUP == 32) and n % 2 == 1:  # Triton 3.2 chains no more than two
+        va = raw_code(wa, zero, n, w.bits, w.book_low, w.book_high) * xn
+        vb = raw_code(wb, zero, n, w.bits, w.book_low, w.book_high) * xn
+        if (w.bits == 4 and w.group == 32) and n % 2 == 1:  # Triton 3.2 chains no more than two
             odd_a += va
             odd_b += vb
-            odd_zeros += zero_of(n, BITS, BOOK_LOW, BOOK_HIGH) * xn
+            odd_zeros += zero_of(n, w.bits, w.book_low, w.book_high) * xn
         else:
             sum_a += va
             sum_b += vb
-            zeros += zero_of(n, BITS, BOOK_LOW, BOOK_HIGH) * xn
-    if BITS <= 8 and BOOK_LOW == 0:
+            zeros += zero_of(n, w.bits, w.book_low, w.book_high) * xn
+    if w.bits <= 8 and w.book_low == 0:
         sum_a -= zeros
         sum_b -= zeros
         odd_a -= odd_zeros
         odd_b -= odd_zeros
-    if BITS == 8 and BOOK_LOW == -1:
+    if w.bits == 8 and w.book_low == -1:
         sum_a *= 256.0
         sum_b *= 256.0
-    if GROUP != 0:
-        total_a += sum_a * scale_value(sa, SCALE_BYTES)
-        total_b += sum_b * scale_value(sb, SCALE_BYTES)
+    if w.group != 0:
+        total_a += sum_a * scale_value(sa, w.scale_bytes)
+        total_b += sum_b * scale_value(sb, w.scale_bytes)
     else:
         total_a += sum_a
         total_b += sum_b
-    if BITS == 4 and GROUP == 32:
-        total_a += odd_a * scale_value(ta, SCALE_BYTES)
-        total_b += odd_b * scale_value(tb, SCALE_BYTES)
+    if w.bits == 4 and w.group == 32:
+        total_a += odd_a * scale_value(ta, w.scale_bytes)
+        total_b += odd_b * scale_value(tb, w.scale_bytes)
     return total_a, total_b
 
 
 @triton.jit
-def _pair_sums(
-    x, n_columns, words, scales, second, first, last,
-    BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
-    PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr, L: tl.constexpr,
-    EVEN: tl.constexpr,
-):  # fmt: skip
-    """Returns the sums [16] of two panels over lines [first, last), times x.
+def _pair_sums(x, w, panel, second, first, last):
+    """Returns the sums [16] of two panels of `Panels` w over lines [first, last), times x.
 
-    words, scales: first byte of the first panel. second: from it to the other, in panels.
-    EVEN: last - first is a multiple of 2 L, and x has COLUMNS columns.
+    panel: number of the first; second: from it to the other.
     """
+    L: tl.constexpr = w.lines
+    EVEN: tl.constexpr = w.even
+    words, scales = w.words + panel * (w.panel_bytes // 4), w.scales
+    if w.scale_bytes != 0:
+        scales += panel * (w.panel_bytes // w.scale_bytes)
     total_a = tl.zeros([L, 16], tl.float32)
     total_b = tl.zeros([L, 16], tl.float32)
-    wa, wb, sa, sb, ta, tb = _load_pair(
-        words, scales, second, first, last, BITS, GROUP, SCALE_BYTES, COLUMNS, PANEL_BYTES, L, EVEN
-    )
+    wa, wb, sa, sb, ta, tb = _load_pair(words, scales, second, first, last, w, L, EVEN)
     # The next tile is under way while one is multiplied; two by turns, so that none is moved.
     for at in range(first, last, 2 * L):
-        xa, xb, ya, yb, za, zb = _load_pair(
-            words, scales, second, at + L, last,
-            BITS, GROUP, SCALE_BYTES, COLUMNS, PANEL_BYTES, L, EVEN,
-        )  # fmt: skip
+        xa, xb, ya, yb, za, zb = _load_pair(words, scales, second, at + L, last, w, L, EVEN)
         total_a, total_b = _multiply_pair(
-            total_a, total_b, wa, wb, sa, sb, ta, tb, x, n_columns, at, last,
-            BITS, GROUP, SCALE_BYTES, BOOK_LOW, BOOK_HIGH, L, EVEN,
-        )  # fmt: skip
-        wa, wb, sa, sb, ta, tb = _load_pair(
-            words, scales, second, at + 2 * L, last,
-            BITS, GROUP, SCALE_BYTES, COLUMNS, PANEL_BYTES, L, EVEN,
-        )  # fmt: skip
+            total_a, total_b, wa, wb, sa, sb, ta, tb, x, at, last, w, L, EVEN
+        )
+        wa, wb, sa, sb, ta, tb = _load_pair(words, scales, second, at + 2 * L, last, w, L, EVEN)
         total_a, total_b = _multiply_pair(
-            total_a, total_b, xa, xb, ya, yb, za, zb, x, n_columns, at + L, last,
-            BITS, GROUP, SCALE_BYTES, BOOK_LOW, BOOK_HIGH, L, EVEN,
-        )  # fmt: skip
+            total_a, total_b, xa, xb, ya, yb, za, zb, x, at + L, last, w, L, EVEN
+        )
     whole_a = tl.sum(total_a, axis=0)
     whole_b = tl.sum(total_b, axis=0)
-    if GROUP == 0 and SCALE_BYTES != 0:
-        scale = scales + 2 * COLUMNS * BITS // SCALE_BYTES + tl.arange(0, 16)
-        whole_a *= scale_value(tl.load(scale), SCALE_BYTES)
-        whole_b *= scale_value(tl.load(scale + second * (PANEL_BYTES // SCALE_BYTES)), SCALE_BYTES)
+    if w.group == 0 and w.scale_bytes != 0:
+        scale = scales + 2 * w.columns * w.bits // w.scale_bytes + tl.arange(0, 16)
+        whole_a *= scale_value(tl.load(scale), w.scale_bytes)
+        whole_b *= scale_value(
+            tl.load(scale + second * (w.panel_bytes // w.scale_bytes)), w.scale_bytes
+        )
     return whole_a, whole_b
 
 
@@ -197,75 +225,92 @@ def matrix_of(ids, slots, at):
 
 
 @triton.jit
-def _product_kernel(
-    x, words, scales, ids, slots, out, n_rows, n_columns, x_row, x_part, parts, span,
-    ROUTED: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
-    PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr, L: tl.constexpr,
-    EVEN: tl.constexpr,
-):  # fmt: skip
-    """Computes out[job, split] [n_rows]: lines [split * span, + span) of a matrix, times the x of the job.
-
-    Grid (pairs of panels, splits, jobs). Job j reads x + j / parts * x_row + j % parts * x_part and matrix
-    j % parts; if ROUTED the matrix that slot j chose, and nothing is written where that is not here.
-    """
-    pair, split, job = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    matrix = job % parts
-    if ROUTED:
-        matrix = matrix_of(ids, slots, job)
-        if matrix < 0:
-            return
-    panels = tl.cdiv(n_rows, 16)
-    panel = matrix.to(tl.int64) * panels + pair * 2
+def _store_pair(x, w, matrix, pair, first, last, out):
+    """Writes the sums of a pair of panels over lines [first, last) of a matrix, times x, to their rows of out."""
+    panels = tl.cdiv(w.n_rows, 16)
     second = tl.where(pair * 2 + 1 < panels, 1, 0)  # of an odd number, the last is read twice
-    LAST: tl.constexpr = COLUMNS * BITS // 32
-    first = split * span
-    last = tl.minimum(first + span, LAST)
-    if SCALE_BYTES != 0:
-        scales += panel * (PANEL_BYTES // SCALE_BYTES)
-    one, two = _pair_sums(
-        x + (job // parts).to(tl.int64) * x_row + job % parts * x_part, n_columns,
-        words + panel * (PANEL_BYTES // 4), scales, second, first, last,
-        BITS, GROUP, SCALE_BYTES, COLUMNS, PANEL_BYTES, BOOK_LOW, BOOK_HIGH, L, EVEN,
-    )  # fmt: skip
+    panel = matrix.to(tl.int64) * panels + pair * 2
+    one, two = _pair_sums(x, w, panel, second, first, last)
     row = pair * 32 + tl.arange(0, 16)
-    to = out + (job.to(tl.int64) * tl.num_programs(1) + split) * n_rows
-    tl.store(to + row, one, mask=row < n_rows)
-    tl.store(to + row + 16, two, mask=row + 16 < n_rows)
+    tl.store(out + row, one, mask=row < w.n_rows)
+    tl.store(out + row + 16, two, mask=row + 16 < w.n_rows)
+
+
+@triton.jit
+def _product_kernel(x, w, out, x_row, x_part, parts, span, EARLY: tl.constexpr):
+    """Computes out[job, split] [n_rows]: lines [split * span, + span) of a matrix of `Panels` w, times the job's x.
+
+    Grid (pairs of panels, splits, jobs). Job j reads x + j / parts * x_row + j % parts * x_part and matrix j % parts.
+    """
+    enter(EARLY)
+    pair, split, job = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first = split * span
+    last = tl.minimum(first + span, w.columns * w.bits // 32)
+    x += (job // parts).to(tl.int64) * x_row + job % parts * x_part
+    out += (job.to(tl.int64) * tl.num_programs(1) + split) * w.n_rows
+    _store_pair(x, w, job % parts, pair, first, last, out)
+
+
+@triton.jit
+def _down_kernel(
+    x, w, ids, slots, out, x_row, inner, mlp, mlp_out, BESIDE: tl.constexpr, EARLY: tl.constexpr
+):
+    """Computes out[job] [n_rows]: the matrix that slot `job` of a routing chose, times x[job]; nothing where that is
+    not here. If BESIDE, also mlp_out [n_rows], the product of `Panels` mlp and inner, by the first programs.
+
+    Grid (pairs of panels, jobs, with one more if BESIDE).
+    """
+    enter(EARLY)
+    pair, job = tl.program_id(0), tl.program_id(1)
+    if BESIDE:
+        if job == 0:
+            _store_pair(inner, mlp, job, pair, 0, mlp.columns * mlp.bits // 32, mlp_out)
+            return
+        job -= 1
+    matrix = matrix_of(ids, slots, job)
+    if matrix < 0:
+        return
+    x += job.to(tl.int64) * x_row
+    out += job.to(tl.int64) * w.n_rows
+    _store_pair(x, w, matrix, pair, 0, w.columns * w.bits // 32, out)
 
 
 @triton.jit
 def _gate_up_kernel(
-    x, words, scales, ids, slots, bias, out, n_rows, n_columns, x_row, top_k, bias_row,
-    alpha, limit, shift, top,
-    BIASED: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
-    PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr, L: tl.constexpr,
-    EVEN: tl.constexpr,
+    x, w, ids, slots, bias, out, mlp, mlp_out, x_row, top_k, bias_row, glu, mlp_glu,
+    BIASED: tl.constexpr, BESIDE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Computes out[job] [n_rows / 2]: the activation of the matrix that slot `job` chose, times its token's x, + the
-    bias of its expert if BIASED.
+    """Computes out[job] [n_rows / 2]: the activation of the matrix of `Panels` w that slot `job` chose, times its
+    token's x, + the bias of its expert if BIASED. If BESIDE, also mlp_out, the same of `Panels` mlp, by the first
+    programs: its codes may be wider, and who is last should not have begun last.
 
-    Grid (pairs of a gate and an up panel, jobs). bias [E][bias_row]
+    Grid (pairs of a gate and an up panel, jobs, with one more if BESIDE). bias [E][bias_row]
     """
+    enter(EARLY)
     pair, job = tl.program_id(0), tl.program_id(1)
+    if BESIDE:
+        if job == 0:
+            if pair < mlp.n_rows // 32:
+                gate, up = _pair_sums(x, mlp, pair * 2, 1, 0, mlp.columns * mlp.bits // 32)
+                to = mlp_out + pair * 16 + tl.arange(0, 16)
+                tl.store(to, activated(gate, up, mlp_glu))
+            return
+        job -= 1
+        if pair >= w.n_rows // 32:
+            return
     matrix = matrix_of(ids, slots, job)
     if matrix < 0:
         return
-    panel = matrix.to(tl.int64) * (n_rows // 16) + pair * 2
-    if SCALE_BYTES != 0:
-        scales += panel * (PANEL_BYTES // SCALE_BYTES)
-    gate, up = _pair_sums(
-        x + (job // top_k).to(tl.int64) * x_row, n_columns,
-        words + panel * (PANEL_BYTES // 4), scales, 1, 0, COLUMNS * BITS // 32,
-        BITS, GROUP, SCALE_BYTES, COLUMNS, PANEL_BYTES, BOOK_LOW, BOOK_HIGH, L, EVEN,
-    )  # fmt: skip
+    x += (job // top_k).to(tl.int64) * x_row
+    panel = matrix.to(tl.int64) * (w.n_rows // 16) + pair * 2
+    gate, up = _pair_sums(x, w, panel, 1, 0, w.columns * w.bits // 32)
     if BIASED:
         bias += tl.load(ids + job).to(tl.int64) * bias_row + pair * 32 + tl.arange(0, 16)
         gate += tl.load(bias)
         up += tl.load(bias + 16)
-    to = out + job.to(tl.int64) * (n_rows // 2) + pair * 16 + tl.arange(0, 16)
-    tl.store(to, activated(gate, up, alpha, limit, shift, top))
+    to = out + job.to(tl.int64) * (w.n_rows // 2) + pair * 16 + tl.arange(0, 16)
+    tl.store(to, activated(gate, up, glu))
 
 
 def vector_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Parts:
@@ -288,48 +333,49 @@ def vector_experts(
     gate_up: Packed,
     down: Packed,
     extras: Extras = NO_EXTRAS,
-) -> Parts:
-    """Computes gate * down(swiglu(gate_up x)) of each slot -> a sum [T, H], without the bias of down.
+    beside: tuple[Packed, Packed, Glu] | None = None,
+) -> tuple[Parts, Parts | None]:
+    """Computes gate * down(swiglu(gate_up x)) of each slot -> a sum [T, H], without the bias of down, and that of an
+    MLP of the same rows, if one stands beside.
 
-    x [T, H]; ids int32 [T, K]; gate f32 [T, K]; slots int32 [E]: see `functions.experts`.
+    x [T, H]; ids int32 [T, K]; gate f32 [T, K]; slots int32 [E]: see `functions.experts`. beside: gate_up, down and
+    activation, of one row.
     """
     rows, top_k = ids.shape
-    inner = torch.empty(rows * top_k, gate_up.n // 2, dtype=torch.float32, device=x.device)
-    bias = extras.gate_up_bias
-    arguments: dict[str, Any] = panel_arguments(gate_up)
-    lines = arguments["COLUMNS"] * gate_up.format.bits // 32
-    _gate_up_kernel[(gate_up.n // 32, rows * top_k)](
-        x, *words_and_scales(gate_up), ids, slots, bias, inner,
-        gate_up.n, gate_up.k, x.stride(0), top_k, 0 if bias is None else bias.stride(0),
-        *glu_arguments(extras.glu), BIASED=bias is not None,
-        **arguments, L=tile_lines(arguments), EVEN=even_tiles(gate_up.k, arguments, lines),
+    jobs, own, bias = rows * top_k, x.new_empty, extras.gate_up_bias
+    inner, out = own(jobs, gate_up.n // 2), own(rows, top_k, down.n)
+    pairs, first, second, mlp_glu = gate_up.n // 32, None, None, SILU
+    mlp_inner = mlp_out = None
+    if beside is not None:
+        assert rows == 1
+        wide, narrow, mlp_glu = beside
+        first, second = Panels.of(wide), Panels.of(narrow)
+        mlp_inner, mlp_out = own(1, wide.n // 2), own(1, 1, narrow.n)
+        jobs, pairs = jobs + 1, max(pairs, wide.n // 32)
+    _gate_up_kernel[(pairs, jobs)](
+        x, Panels.of(gate_up), ids, slots, bias, inner, first, mlp_inner,
+        x.stride(0), top_k, 0 if bias is None else bias.stride(0),
+        glu_arguments(extras.glu), glu_arguments(mlp_glu),
+        BIASED=bias is not None, BESIDE=beside is not None, **early(x),
     )  # fmt: skip
-    parts = _products(inner, down, (inner.stride(0), 0, 1), (ids, slots), splits=1)
-    return Parts(parts.view(rows, top_k, down.n), (ids, slots, gate))
+    _down_kernel[(triton.cdiv(down.n, 32), jobs)](
+        inner, Panels.of(down), ids, slots, out, inner.stride(0), mlp_inner, second, mlp_out,
+        BESIDE=beside is not None, **early(x),
+    )  # fmt: skip
+    made = None if mlp_out is None else Parts(mlp_out)
+    return Parts(out, (ids, slots, gate)), made
 
 
-def _products(
-    x: Tensor,
-    w: Packed,
-    strides: tuple[int, int, int],
-    routed: tuple[Tensor, Tensor] | None = None,
-    splits: int = 0,
-) -> Tensor:
-    """Returns the results [jobs, splits, N] of `_product_kernel`; strides: x_row, x_part, parts; splits 0: as many
-    as fill a GPU."""
-    arguments: dict[str, Any] = panel_arguments(w)
-    tile = tile_lines(arguments)
+def _products(x: Tensor, w: Packed, strides: tuple[int, int, int]) -> Tensor:
+    """Returns the results [jobs, splits, N] of `_product_kernel`; strides: x_row, x_part, parts."""
+    arguments = panel_arguments(w)
     lines = arguments["COLUMNS"] * w.format.bits // 32
     pairs = triton.cdiv(w.n, 32)
-    span = span_lines(lines, tile, pairs * strides[2]) if splits == 0 else lines
+    span = span_lines(lines, tile_lines(arguments), pairs * strides[2])
     splits = triton.cdiv(lines, span)
     jobs = x.shape[0] * strides[2]
     out = torch.empty(jobs, splits, w.n, dtype=torch.float32, device=x.device)
-    ids, slots = routed or (None, None)
-    _product_kernel[(pairs, splits, jobs)](
-        x, *words_and_scales(w), ids, slots, out, w.n, w.k, *strides, span,
-        ROUTED=routed is not None, **arguments, L=tile, EVEN=even_tiles(w.k, arguments, span),
-    )  # fmt: skip
+    _product_kernel[(pairs, splits, jobs)](x, Panels.of(w, span), out, *strides, span, **early(x))
     return out
 
 

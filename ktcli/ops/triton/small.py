@@ -17,15 +17,20 @@ from ktcli.ops.table.experts import GroupScore, Routing
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch import functions
 from ktcli.ops.torch.functions import Rows, frequencies
+from ktcli.ops.torch.merged import Sent
 from ktcli.ops.torch.parts import Parts
+from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.sums import Sum, summed
 
 _BLOCK = 1024  # columns of one program, where columns are independent
 
 
 @triton.jit
-def _norm_kernel(x, gain, out, x_row, out_row, width, eps, BLOCK: tl.constexpr):
+def _norm_kernel(
+    x, gain, out, x_row, out_row, width, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
     """Applies RMSNorm to a run of `width` columns of x. Grid (runs, rows)."""
+    enter(EARLY)
     run, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -53,14 +58,25 @@ def partners(column, place, half, INTERLEAVED: tl.constexpr):
 
 
 @triton.jit
+def turned(value, partner, second, pair, inside, inv_freq, position, scale):
+    """Returns values rotated with the partners of their pairs, where they are `inside` what is rotated."""
+    # In f32, as the models were trained: the angle is rounded before its sine is taken.
+    angle = position.to(tl.float32) * tl.load(inv_freq + pair, mask=inside, other=0.0)
+    cos, sin = tl.cos(angle) * scale, tl.sin(angle) * scale
+    return tl.where(inside, value * cos + tl.where(second, partner, -partner) * sin, value)
+
+
+@triton.jit
 def _rope_kernel(
     x, positions, inv_freq, out, x_row, n_columns, head_width, first, half, scale,
     INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Copies x to out, with columns [first, first + 2 half) of each head rotated. Grid (blocks of columns, rows).
 
     A column reads its partner itself: that is in L1, and no column has to know which others share its rotation.
     """
+    enter(EARLY)
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < n_columns
@@ -69,40 +85,39 @@ def _rope_kernel(
     is_rotated = (place >= 0) & (place < 2 * half) & inside
     second, pair, other = partners(column, place, half, INTERLEAVED)
     partner = tl.load(x + row * x_row + other, mask=is_rotated, other=0.0)
-    # In f32, as the models were trained: the angle is rounded before its sine is taken.
-    frequency = tl.load(inv_freq + pair, mask=is_rotated, other=0.0)
-    angle = tl.load(positions + row).to(tl.float32) * frequency
-    cos, sin = tl.cos(angle) * scale, tl.sin(angle) * scale
-    rotated = value * cos + tl.where(second, partner, -partner) * sin
-    tl.store(out + row * n_columns + column, tl.where(is_rotated, rotated, value), mask=inside)
+    position = tl.load(positions + row)
+    value = turned(value, partner, second, pair, is_rotated, inv_freq, position, scale)
+    tl.store(out + row * n_columns + column, value, mask=inside)
 
 
 @triton.jit
-def activated(gate, up, alpha, limit, shift, top):
-    """Applies the activation of kt_glu; NaN stays NaN. The limits of up, and `top` of gate, may be infinite."""
+def activated(gate, up, glu):
+    """Applies the activation of kt_glu, `glu_arguments`; NaN stays NaN."""
+    alpha, limit, shift, top = glu
     gate = tl.where(gate > top, top, gate)
     up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
     return gate / (1 + tl.exp(-alpha * gate)) * (up + shift)
 
 
 def glu_arguments(glu: Glu) -> tuple[float, float, float, float]:
-    """Returns alpha, limit, shift and top as `activated` takes them."""
+    """Returns alpha, the limit of up, the shift of up, and the limit of gate; limits may be infinite."""
     limit = glu.limit or float("inf")
     return glu.alpha, limit, glu.shift, glu.gate_limit or limit
 
 
 @triton.jit
 def _swiglu_kernel(
-    x, out, width, alpha, limit, shift, top, RUN: tl.constexpr, BLOCK: tl.constexpr
+    x, out, width, glu, RUN: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     """Computes out [width]: the activation of alternating runs of RUN columns of a `Sum` x. Grid (blocks of columns,
     rows)."""
+    enter(EARLY)
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     at = column // RUN * (2 * RUN) + column % RUN
     gate, up = summed(x, row, at, inside), summed(x, row, at + RUN, inside)
-    value = activated(gate, up, alpha, limit, shift, top)
+    value = activated(gate, up, glu)
     tl.store(out + row * width + column, value, mask=inside)
 
 
@@ -141,13 +156,28 @@ def _open_experts(
 
 @triton.jit
 def _route_kernel(
-    logits, bias, ids, gates, logits_row, n_experts, scale,
+    logits, bias, live, ids, gates, x, to_x, to_ids, to_gates,
+    logits_row, n_experts, scale, x_row, to_row, hidden,
     TOP_K: tl.constexpr, SCORE: tl.constexpr, BIASED: tl.constexpr, NORMALIZE: tl.constexpr,
     N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr,
-    BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr,
+    MASKED: tl.constexpr, SENT: tl.constexpr,
+    BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr, COPIED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Chooses the experts of one row by the rule of kt_program_route. SLOTS: TOP_K or more, a power of two."""
+    """Chooses the experts of one row by the rule of kt_program_route; -1 in rows that are not live, if MASKED. If SENT,
+    it also writes ids, gates and a row of x to main memory.
+
+    Grid (rows, 1, with one more for each COPIED columns of x if SENT). SLOTS: TOP_K or more, a power of two.
+    """
+    enter(EARLY)
     row = tl.program_id(0).to(tl.int64)
+    if SENT:
+        block = tl.program_id(1)
+        if block > 0:
+            column = (block - 1) * COPIED + tl.arange(0, COPIED)
+            value = tl.load(x + row * x_row + column, mask=column < hidden, other=0.0)
+            tl.store(to_x + row * to_row + column, value, mask=column < hidden)
+            return
     expert = tl.arange(0, BLOCK)
     known = expert < n_experts
     x = tl.load(logits + row * logits_row + expert, mask=known, other=float("-inf"))
@@ -182,8 +212,14 @@ def _route_kernel(
         gate = tl.where(slot == k, weight, gate)
     if NORMALIZE:
         gate = gate / (total + 1e-20)  # DeepSeek's guard against a zero sum
+    gate *= scale
+    if MASKED:
+        chosen = tl.where(tl.load(live + row) != 0, chosen, -1)
     tl.store(ids + row * TOP_K + slot, chosen, mask=slot < TOP_K)
-    tl.store(gates + row * TOP_K + slot, gate * scale, mask=slot < TOP_K)
+    tl.store(gates + row * TOP_K + slot, gate, mask=slot < TOP_K)
+    if SENT:
+        tl.store(to_ids + row * TOP_K + slot, chosen, mask=slot < TOP_K)
+        tl.store(to_gates + row * TOP_K + slot, gate, mask=slot < TOP_K)
 
 
 def norm(
@@ -201,7 +237,7 @@ def norm(
     block = triton.next_power_of_2(width)
     _norm_kernel[(n // width, x.shape[0])](  # a program has read a run before it writes it
         x, values, out, x.stride(0), out.stride(0), width, eps,
-        BLOCK=block, num_warps=8 if block > 2048 else 4,
+        BLOCK=block, num_warps=8 if block > 2048 else 4, **early(x),
     )  # fmt: skip
     return out
 
@@ -213,7 +249,7 @@ def rope(x: Tensor, rope: Rope, head_width: int, first: int = 0, *, rows: Rows) 
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     _rope_kernel[(triton.cdiv(x.shape[1], _BLOCK), x.shape[0])](
         x, positions, inv_freq, out, x.stride(0), x.shape[1], head_width, first,
-        rope.dim // 2, float(rope.scale), INTERLEAVED=rope.interleaved, BLOCK=_BLOCK,
+        rope.dim // 2, float(rope.scale), INTERLEAVED=rope.interleaved, BLOCK=_BLOCK, **early(x),
     )  # fmt: skip
     return out
 
@@ -232,7 +268,7 @@ def swiglu_of(parts: Parts, width: int, glu: Glu = SILU) -> Tensor:
         _BLOCK if parts.values.shape[1] == 1 else 128
     )  # parts are read by as many programs as products have
     _swiglu_kernel[(triton.cdiv(width, block), rows)](
-        Sum.of(parts), out, width, *glu_arguments(glu), RUN=PANEL_ROWS, BLOCK=block
+        Sum.of(parts), out, width, glu_arguments(glu), RUN=PANEL_ROWS, BLOCK=block, **early(out)
     )
     return out
 
@@ -248,17 +284,39 @@ def route(
     """Chooses top_k experts per token by the rule of kt_program_route; see `functions.route`."""
     if table is not None:
         return functions.route(logits, routing, bias, table, rows=rows)
+    return route_all(logits, routing, bias)
+
+
+def route_all(
+    logits: Tensor,
+    routing: Routing,
+    bias: Tensor | None = None,
+    *,
+    live: Tensor | None = None,
+    x: Tensor | None = None,
+    to: Sent | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Chooses top_k experts per token, -1 in rows that are not live, and writes x [T, hidden], ids and gates to pinned
+    memory, if it is said where; only the rows of both x may have gaps."""
     r, tokens = routing, logits.shape[0]
     ids = torch.empty(tokens, r.top_k, dtype=torch.int32, device=logits.device)
     gate = torch.empty(tokens, r.top_k, dtype=torch.float32, device=logits.device)
-    _route_kernel[(tokens,)](
-        logits, bias, ids, gate, logits.stride(0), r.experts, float(r.scale),
+    to_x, to_ids, to_gates = to or (None, None, None)
+    rows, hidden, blocks = (0, 0), 0, 0
+    if x is not None and to_x is not None:
+        rows, hidden = (x.stride(0), to_x.stride(0)), x.shape[1]
+        blocks = triton.cdiv(hidden, _BLOCK)
+    _route_kernel[(tokens, 1 + blocks)](
+        logits, bias, None if live is None else live.view(torch.uint8), ids, gate,
+        x, to_x, to_ids, to_gates, logits.stride(0), r.experts, float(r.scale), *rows, hidden,
         TOP_K=r.top_k, SCORE=int(r.score), BIASED=bias is not None,
         NORMALIZE=r.normalize, N_GROUP=r.n_group, TOPK_GROUP=r.topk_group,
         TOP2=r.group_score is GroupScore.TOP2 and r.experts > r.n_group,
+        MASKED=live is not None, SENT=blocks > 0,
         BLOCK=max(2, triton.next_power_of_2(r.experts)),
         SLOTS=max(2, triton.next_power_of_2(r.top_k)),
-        GROUPS=max(2, triton.next_power_of_2(r.n_group)),
+        GROUPS=max(2, triton.next_power_of_2(r.n_group)), COPIED=_BLOCK,
         num_warps=1 if r.experts <= 256 else 4,  # within one, the dozens of reductions need no barrier
+        **early(logits),
     )  # fmt: skip
     return ids, gate

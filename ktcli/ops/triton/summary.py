@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ktcli.native import BLOCK_COLUMNS
+from ktcli.ops.triton.early import early, enter
 
 _BLOCKS = 64  # blocks of one program
 
@@ -19,8 +20,10 @@ _BLOCKS = 64  # blocks of one program
 def _blocks_kernel(
     logits, temperature, peaks, sums, highs, places, vocab, blocks,
     BLOCKS: tl.constexpr, COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Finds the peak and the sum of each of some blocks, and the highest logit of them all. Grid (groups, rows)."""
+    enter(EARLY)
     group, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     block = group * BLOCKS + tl.arange(0, BLOCKS)
     column = block[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -41,8 +44,9 @@ def _blocks_kernel(
 
 
 @triton.jit
-def _best_kernel(highs, places, best, groups, vocab, GROUPS: tl.constexpr):
+def _best_kernel(highs, places, best, groups, vocab, GROUPS: tl.constexpr, EARLY: tl.constexpr):
     """Finds the place of the highest logit, the first of equals. Grid (rows,)."""
+    enter(EARLY)
     row, group = tl.program_id(0).to(tl.int64), tl.arange(0, GROUPS)
     there = group < groups
     high = tl.load(highs + row * groups + group, mask=there, other=float("-inf"))
@@ -62,9 +66,16 @@ def summarize(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tens
     places = torch.empty(rows, groups, dtype=torch.int32, device=logits.device)
     best = torch.empty(rows, dtype=torch.int64, device=logits.device)
     _blocks_kernel[(groups, rows)](
-        logits, temperature, peaks, sums, highs, places, vocab, blocks, BLOCKS=_BLOCKS, COLUMNS=BLOCK_COLUMNS
+        logits, temperature, peaks, sums, highs, places, vocab, blocks,
+        BLOCKS=_BLOCKS, COLUMNS=BLOCK_COLUMNS, **early(logits),
     )  # fmt: skip
     _best_kernel[(rows,)](
-        highs, places, best, groups, vocab, GROUPS=max(2, triton.next_power_of_2(groups))
+        highs,
+        places,
+        best,
+        groups,
+        vocab,
+        GROUPS=max(2, triton.next_power_of_2(groups)),
+        **early(logits),
     )
     return best, peaks, sums

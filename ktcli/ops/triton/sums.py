@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ktcli.ops.torch.parts import Parts
+from ktcli.ops.triton.early import early, enter
 
 
 class Sum(NamedTuple):
@@ -71,8 +72,9 @@ def summed(of, row, columns, inside):
 
 
 @triton.jit
-def _sum_kernel(of, out, n_columns, BLOCK: tl.constexpr):
+def _sum_kernel(of, out, n_columns, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """Computes out [rows][n_columns] of a `Sum`. Grid (blocks of columns, rows)."""
+    enter(EARLY)
     row = tl.program_id(1).to(tl.int64)
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < n_columns
@@ -85,5 +87,5 @@ def sum_parts(parts: Parts) -> Tensor:
         return alone
     rows, width = parts.shape
     out = torch.empty(rows, width, dtype=torch.float32, device=parts.values.device)
-    _sum_kernel[(triton.cdiv(width, 128), rows)](Sum.of(parts), out, width, BLOCK=128)
+    _sum_kernel[(triton.cdiv(width, 128), rows)](Sum.of(parts), out, width, BLOCK=128, **early(out))
     return out

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
 from ktcli.ops.torch.parts import Parts
+from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.panels import (
     code_of,
     panel_arguments,
@@ -106,9 +107,11 @@ def _tile_kernel(
     BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
     PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, L: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Computes out[row of x, split] [n_rows]. Grid (blocks of weight rows, blocks of x rows, splits of `span`
     lines)."""
+    enter(EARLY)
     block, split = tl.program_id(0), tl.program_id(2)
     panel = (block * (BN // 16)).to(tl.int64)
     if SCALE_BYTES != 0:
@@ -128,7 +131,7 @@ def _tile_kernel(
 @triton.jit
 def _expert_gate_up_kernel(
     x, words, scales, tiles, order, ids, bias, out, n_rows, n_columns, top_k, count, bias_row,
-    alpha, limit, shift, top,
+    glu,
     BIASED: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
     PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr,
@@ -180,7 +183,7 @@ def _expert_gate_up_kernel(
     # Columns from n_columns on are those of padding in `down`, and there is none of it beyond OUT_COLUMNS.
     inside = (column < n_columns) & (column < OUT_COLUMNS)
     to = out + places.to(tl.int64)[:, None] * OUT_COLUMNS + at[None, :]
-    value = activated(gate, up, alpha, limit, shift, top)
+    value = activated(gate, up, glu)
     tl.store(to, value.to(out.dtype.element_ty), mask=taken[:, None] & inside[None, :])
 
 
@@ -276,7 +279,7 @@ def tile_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Parts:
     out = torch.empty(x.shape[0], splits, w.n, dtype=torch.float32, device=x.device)
     _tile_kernel[(blocks, triton.cdiv(x.shape[0], rows), splits)](
         in_word_order(x, w), *words_and_scales(w), out, x.shape[0], w.n, span,
-        **arguments, **block,
+        **arguments, **block, **early(x),
     )  # fmt: skip
     return Parts(out, beside=bias)
 
@@ -322,7 +325,7 @@ def _tile_experts(
     _expert_gate_up_kernel[(triton.cdiv(width, _WEIGHT_ROWS), groups.tiles.shape[0])](
         in_word_order(x, gate_up), *words_and_scales(gate_up), groups.tiles, groups.order, ids, bias,
         inner, gate_up.n, width, top_k, gate_up.count, 0 if bias is None else bias.stride(0),
-        *glu_arguments(extras.glu), BIASED=bias is not None, **first,
+        glu_arguments(extras.glu), BIASED=bias is not None, **first,
         OUT_BITS=down.format.bits, OUT_COLUMNS=columns, **block,
     )  # fmt: skip
     out = torch.empty(n_tokens, top_k, down.n, dtype=torch.float32, device=x.device)

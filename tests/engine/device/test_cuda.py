@@ -155,7 +155,9 @@ def test_an_error_of_the_cpu_ends_one_step(
     wanted = session.feed([7]).values.copy()
     enter = HostExperts.enter
 
-    def poisoned(self: HostExperts, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:
+    def poisoned(
+        self: HostExperts, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool
+    ) -> None:
         enter(self, layer, x, torch.full_like(ids, 1000), gate)
 
     with monkeypatch.context() as patch:

@@ -6,20 +6,25 @@ the captured step's buffers, the host functions and flags, the thread of the nat
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from at_once import MERGED
 from cores import TWO
 from hybrid import ANSWER, CONTEXT, IDS, Made, answer, close
 from loading import load_engine
 from timelines import logits_of
+from torch import Tensor
 
-from ktcli.engine.device.experts import Handoff
+from ktcli.engine.device.experts import SENT_ROWS, Handoff, HostExperts
 from ktcli.engine.device.passes import LongPrompts
+from ktcli.engine.device.stream import Stream
 from ktcli.hardware.team import NodeTeam
 from ktcli.measure.policy import Policy
-from ktcli.ops.kvformat import FP8
+from ktcli.native import Batch
+from ktcli.ops.torch.kernels import EXACT
 
 
 @pytest.mark.each_once
@@ -35,18 +40,6 @@ def test_where_experts_lie_changes_nothing(made: Made, mask: str, handoff: Hando
         assert close(session.feed([token]).values, wanted.feed([token]).values)
 
 
-def test_an_fp8_cache_is_the_cpus(made: Made) -> None:
-    e = {}
-    for c in ("bf16", "fp8"):
-        e["dev", c] = answer(made.engine(made.placed("some", cache=c), exact=False))
-        e["cpu", c] = answer(load_engine(made.path, context=CONTEXT, threads=TWO, all_logits=True, cache=c))
-    e["exact", ""] = answer(made.cpu_only)
-    e["devall", "fp8"] = answer(made.engine(made.placed("all", cache="fp8"), exact=False))
-    for a in e:
-        print(a, [round(float(np.sqrt(((e[a]-e[b])**2).mean())/e[b].std()),4) for b in e], [round(float(np.abs(e[a]-e[b]).max()/e[b].std()),3) for b in e])
-    assert 0
-
-
 DEPTHS = (0, 1, 2, 9)
 
 
@@ -56,6 +49,36 @@ def test_deferral_is_the_formula(made: Made, mask: str) -> None:
     engine = made.engine(made.placed(mask))
     for depth in DEPTHS:
         assert close(answer(engine, depth), made.reference(made.mask(mask), depth)), depth
+
+
+@pytest.mark.each_once
+@pytest.mark.parametrize("handoff", Handoff)
+@pytest.mark.parametrize("mask", ["none", "some", "front"])
+def test_routers_hand_rows_over(
+    made: Made, mask: str, handoff: Handoff, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With operations at once: what few rows give to the CPU is written where they are routed, and never copied."""
+    placed = made.placed(mask, handoff=handoff, streams=4)
+    wanted = answer(made.engine(placed), 1)
+    merged = replace(EXACT, merged=MERGED)
+    monkeypatch.setattr("ktcli.engine.device.engine.kernels_for", lambda *of, **named: merged)
+    engine, copied = made.engine(placed), []
+    copy = HostExperts._copy
+
+    def counted(self: HostExperts, i: int, stream: Stream, x: Tensor, *routed: Tensor) -> None:
+        copied.append(x.shape[0])
+        copy(self, i, stream, x, *routed)
+
+    monkeypatch.setattr(HostExperts, "_copy", counted)
+    np.testing.assert_array_equal(answer(engine, 1), wanted)
+    assert copied and min(copied) > SENT_ROWS
+    # Three of four that step together; the row of nobody chooses no expert.
+    sequences = [engine.sequence() for _ in range(3)]
+    runs = [each.extend(np.array(IDS[:1], np.int32)) for each in sequences]
+    found = [logits.values.copy() for logits in engine.run(Batch(tuple(runs)))]
+    session = engine.session()
+    alone = session.feed(IDS[:1]).values
+    assert all(close(each, alone) for each in found)
 
 
 @pytest.mark.parametrize("depth", DEPTHS)

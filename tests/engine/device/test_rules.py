@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -20,9 +22,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ktcli.engine.device import engine as engine_module
+from ktcli.engine.device import experts as experts_module
 from ktcli.engine.device import segments
 from ktcli.engine.device.engine import DeviceEngine, _Forward
-from ktcli.engine.device.experts import Handoff, HostExperts
+from ktcli.engine.device.experts import Handoff, HostExperts, spin_us
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, Resident
@@ -65,7 +68,8 @@ class FakeHost:
     def has(self, layer: int) -> bool:
         return True
 
-    def enter(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:
+    def enter(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool) -> None:
+        assert not sent
         assert all(each.is_contiguous() for each in (x, ids, gate))
         assert (x.dtype, ids.dtype, gate.dtype) == (torch.float32, torch.int32, torch.float32)
         self.width = x.shape[1]
@@ -249,6 +253,35 @@ def test_a_thread_that_waits_beside_experts_of_the_cpu_sleeps(made: Made, watche
         assert ("sleep" in {call.name for call in stream.log}) == sleeps
 
 
+@pytest.mark.parametrize("handoff", Handoff)
+def test_kernels_may_take_longer_to_compile_than_a_step(
+    made: Made, handoff: Handoff, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watchdog takes no compiler for a hang."""
+    monkeypatch.setattr(experts_module, "WATCHDOG_MS", 400)
+    compiled = []
+
+    def slow(*given: Any, **more: Any) -> Any:
+        if not compiled:
+            compiled.append(1)
+            time.sleep(1)
+        return TORCH["linear"](*given, **more)
+
+    kernels = replace(TORCH, operations={**TORCH.operations, "linear": slow})
+    monkeypatch.setattr(engine_module, "kernels_for", lambda *_, **__: kernels)
+    made.engine(made.placed("none", handoff=handoff), exact=False)
+    assert compiled
+
+
+def test_threads_spin_for_a_layer_where_cores_are_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than one takes on either side; one core is left to the thread of the device's stream."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
+    gpu = torch.device("cuda")
+    assert [spin_us(gpu, n) for n in (15, 16)] == [5000, 200] and spin_us(
+        torch.device("cpu"), 4
+    ) == 200
+
+
 def test_no_step_notes_a_way_back(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """For gradients, which costs every launch."""
     seen = []
@@ -289,7 +322,9 @@ def test_a_failed_step_is_one_sentence_and_the_next_one_works(
     session.truncate(20)
     enter = HostExperts.enter
 
-    def poisoned(self: HostExperts, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:
+    def poisoned(
+        self: HostExperts, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool
+    ) -> None:
         enter(self, layer, x, torch.full_like(ids, 1000), gate)
 
     for feed in (lambda: session.feed([7], defer=2), lambda: session.feed(IDS[:9])):

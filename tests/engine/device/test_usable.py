@@ -43,3 +43,15 @@ def test_why_torch_cannot(fake: FakeCuda, words: str, monkeypatch: pytest.Monkey
 
 def test_torch_is_missing() -> None:
     assert "is not installed" in usable.why_not("no_such_module_of_torch")
+
+
+def test_nonsense_that_torch_does_not_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA_VISIBLE_DEVICES=-, of which torch makes a number."""
+
+    def count() -> int:
+        return int("-")
+
+    fake = FakeCuda("13.0", True)
+    fake.cuda.device_count = count
+    monkeypatch.setattr(usable.importlib, "import_module", lambda name: fake)
+    assert "invalid literal" in usable.why_not()

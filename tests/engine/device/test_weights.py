@@ -27,7 +27,7 @@ from ktcli.ops.tensors import Role, Tensor
 from ktcli.ops.torch.packed import Packed, PlainMatrix, unpack
 from ktcli.planner.device import cache_bytes
 from ktcli.planner.memory import TALK
-from ktcli.planner.stack import near_bytes, stack_of
+from ktcli.planner.stack import stack_of
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import format_of, stored_bytes
 
@@ -101,7 +101,7 @@ def test_a_plan_counts_what_is_taken(pack: Pack) -> None:
     model = build(pack.config)
     mask = some(model)
     stack = stack_of(model, pack.recipe)
-    planned = near_bytes(model, pack.recipe)
+    planned = int(stack_of(model, pack.recipe).near_bytes.sum())
     planned += int(stack.expert.size_bytes[stack.moe] @ mask.sum(axis=1))
     taken = device_bytes(model, pack.recipe, mask)
     assert taken <= planned + 256 * len(model.tensors)

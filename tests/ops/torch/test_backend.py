@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from at_once import MERGED, ExpertsAtOnce
 from convert import convert_checkpoint
 from device import DeviceRun
 from loading import load_engine
 from reference import CASES, ONE_OF_EACH, Case
 from timelines import logits_of
 
-from ktcli.ops.table.attention import GqaShape, MlaShape
-from ktcli.ops.torch import functions
+from ktcli.ops.part import ModelPart
 from ktcli.ops.torch.backend import (
     ResidentRunner,
     StepInputs,
@@ -29,11 +28,8 @@ from ktcli.ops.torch.backend import (
     Weights,
 )
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.kernels import EXACT, TORCH
-from ktcli.ops.torch.merged import Heads, Latent, Merged
+from ktcli.ops.torch.kernels import TORCH
 from ktcli.ops.torch.packed import Packed, PackedStack, PlainMatrix
-from ktcli.ops.torch.pages import KvPages
-from ktcli.ops.torch.parts import Parts
 
 IDS = np.random.default_rng(1).integers(0, 99, 140).tolist()  # three KV pages
 BF16 = ("bf16", "bf16")
@@ -120,68 +116,15 @@ def test_exact_equals_the_native_engine(pair: Pair, sizes: list[int]) -> None:
     assert np.abs(logits - pair.logits).max() <= 1e-4 * pair.logits.std()
 
 
-def _in_parts(kernel: Callable[..., torch.Tensor]) -> Callable[..., Parts]:
-    """The kernel with its result as a sum of several parts, which has the same bits."""
-
-    def called(*args: Any, **named: Any) -> Parts:
-        made = kernel(*args, **named)
-        return Parts(torch.stack((made, torch.zeros_like(made)), 1))
-
-    return called
-
-
-def _add_norm(
-    a: torch.Tensor | None, sums: tuple[Parts, ...], gain: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    first, *others = (each.total() for each in sums)
-    total = first + others[0] if others else first
-    total = total if a is None else a + total
-    return total, functions.norm(total, gain, eps)
-
-
-def _gqa(
-    heads: Heads, shape: GqaShape, sinks: torch.Tensor | None, *, rows: Rows, cache: KvPages
-) -> torch.Tensor:
-    def ready(x: Parts, gain: torch.Tensor | None) -> torch.Tensor:
-        normed = x.total()
-        if gain is not None:
-            normed = functions.norm(normed, gain, heads.eps, shape.head_dim)
-        if heads.rope is None:
-            return normed
-        return functions.rope(normed, heads.rope, shape.head_dim, heads.first, rows=rows)
-
-    q, k = ready(heads.q, heads.q_gain), ready(heads.k, heads.k_gain)
-    return EXACT["gqa"](q, k, heads.v.total(), shape, sinks, rows=rows, cache=cache)
-
-
-def _mla(
-    of: Latent, uk_in: Packed, uv: Packed, s: MlaShape, *, rows: Rows, cache: tuple[torch.Tensor]
-) -> torch.Tensor:
-    q, latent = of.q.total(), functions.norm(of.latent.total(), of.gain, of.eps, columns=s.lora)
-    if of.rope is not None:
-        q = functions.rope(q, of.rope, s.nope + s.rope, s.nope, rows=rows)
-        latent = functions.rope(latent, of.rope, s.lora + s.rope, s.lora, rows=rows)
-    return EXACT["mla"](q, latent, uk_in, uk_in, uv, s, rows=rows, cache=cache)
-
-
-MERGED = Merged(
-    product=_in_parts(EXACT["linear"]),
-    experts=_in_parts(EXACT.experts),
-    total=Parts.total,
-    add_norm=_add_norm,
-    swiglu=lambda x, *args: EXACT["swiglu"](x.total(), *args),
-    gqa=_gqa,
-    mla=_mla,
-)
-
-
 @pytest.mark.each_once
 @every
 def test_operations_at_once_give_what_each_gives(pair: Pair) -> None:
     """The same functions, called when something reads what they make: the same bits."""
-    alone = pair.exact.feed(IDS, SIZES[2])
-    merged = replace(pair.exact, merged=MERGED)
+    alone, experts = pair.exact.feed(IDS, SIZES[2]), ExpertsAtOnce()
+    merged = replace(pair.exact, merged=replace(MERGED, experts=experts))
     np.testing.assert_array_equal(merged.feed(IDS, SIZES[2]), alone)
+    names = {t.name.rpartition(".")[2] for t in merged.model.tensors if t.part is ModelPart.SHARED}
+    assert (experts.taken > 0) == (names == {"gate_up", "down"}), names
 
 
 @pytest.mark.each_once

@@ -23,7 +23,7 @@ from ktcli.ops.torch.kernels import EXACT, TORCH, Kernels, kernels_for, triton_k
 def test_a_gpu_on_which_triton_fails_runs_torch(
     error: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One kernel is tried, once."""
+    """Kernels are tried once."""
     pytest.importorskip("triton", reason="needs triton")
     tried = []
 
@@ -33,12 +33,41 @@ def test_a_gpu_on_which_triton_fails_runs_torch(
             raise error
 
     monkeypatch.setattr(module, "_triton_lacks", str)
-    monkeypatch.setattr(module, "_run_a_kernel", run)
+    monkeypatch.setattr(module, "_run_kernels", run)
     module.triton_fails.cache_clear()
     gpu = torch.device("cuda", 0)
     assert [kernels_for(gpu).name for _ in range(2)] == ["torch" if error else "triton"] * 2
     said = module.triton_fails(gpu)
     assert tried == [gpu] and "\n" not in said and bool(said) == bool(error)
+    module.triton_fails.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("capability", "early"), [((8, 9), False), ((9, 0), True), ((12, 0), True)]
+)
+def test_kernels_start_early_where_they_can_and_late_where_that_fails(
+    capability: tuple[int, int], early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    from ktcli.ops.triton import early as starts
+
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(starts, "_of_devices", {})
+    monkeypatch.setattr(module, "_late", {})
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: capability)
+    assert starts.starts_early(gpu) == early
+    assert not starts.starts_early(torch.device("cpu"))
+
+    def run(device: torch.device) -> None:
+        if starts.starts_early(device):
+            raise RuntimeError("invalid attribute\nmore")
+
+    monkeypatch.setattr(module, "_triton_lacks", str)
+    monkeypatch.setattr(module, "_run_kernels", run)
+    module.triton_fails.cache_clear()
+    assert module.triton_fails(gpu) == ""
+    assert module.early_starts_fail(gpu) == ("invalid attribute" if early else "")
+    assert not starts.starts_early(gpu)
     module.triton_fails.cache_clear()
 
 

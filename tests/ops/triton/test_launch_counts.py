@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,18 +16,21 @@ triton = pytest.importorskip("triton", reason="needs triton")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
+from ktcli.engine.device.runners import Coupled, Resident  # noqa: E402
 from ktcli.models import Model  # noqa: E402
 from ktcli.native import PAGE_TOKENS, packed_bytes  # noqa: E402
 from ktcli.ops.tensors import Role, Tensor  # noqa: E402
-from ktcli.ops.torch.backend import ResidentRunner, StepInputs, Weights  # noqa: E402
+from ktcli.ops.torch.backend import StepInputs, Weights  # noqa: E402
 from ktcli.ops.torch.functions import Rows  # noqa: E402
 from ktcli.ops.torch.kernels import triton_kernels  # noqa: E402
+from ktcli.ops.torch.merged import Sent  # noqa: E402
 from ktcli.ops.torch.merging import backend_of  # noqa: E402
 from ktcli.ops.torch.packed import Packed, PackedStack, PlainMatrix  # noqa: E402
 from ktcli.planner.device_cost import (  # noqa: E402
     KERNELS_EXPERTS,
     KERNELS_HEADS,
     KERNELS_LATENT,
+    KERNELS_ROUTER,
     KERNELS_SHARED,
 )
 from ktcli.planner.spec import kv_bytes_per_token  # noqa: E402
@@ -66,37 +70,69 @@ def matrix(tensor: Tensor) -> Packed | PlainMatrix:
     return Packed(fmt, tensor.n, tensor.k, empty(tensor.count, size, dtype=torch.uint8))
 
 
-def launches(model: Model, counting: Counting) -> list[str]:
-    """The kernels of a forward of one token at 8,192 positions, with all experts on the device."""
+class Elsewhere:
+    """The experts of all layers, on a CPU that nobody hears of."""
+
+    def __init__(self, hidden: int) -> None:
+        self.hidden = hidden
+
+    def has(self, layer: int) -> bool:
+        return True
+
+    def outbox(self, layer: int, n_tokens: int) -> Sent:
+        places = empty(n_tokens, 8, dtype=torch.int32), empty(n_tokens, 8)
+        return empty(n_tokens, self.hidden), *places
+
+    def enter(self, *given: Any, sent: bool) -> None:
+        assert sent
+
+    def leave(self, layer: int, n_tokens: int) -> torch.Tensor:
+        return empty(n_tokens, self.hidden)
+
+
+def launches(model: Model, counting: Counting, here: bool) -> list[str]:
+    """The kernels of a forward of one token at 8,192 positions, with all experts on the device, or none."""
     spec, kernels = model.spec, triton_kernels()
     of = {role: [t for t in model.tensors if t.role is role] for role in Role}
     matrices = {t.name: matrix(t) for role in (Role.DENSE, Role.KEPT) for t in of[role]}
     vectors = {t.name: empty(*([t.count] if t.count > 1 else []), t.k) for t in of[Role.VECTOR]}
-    stacks = [
-        PackedStack(empty(spec.experts, dtype=torch.int32), matrix(up), matrix(down))
-        for up, down in zip(of[Role.EXPERTS][::2], of[Role.EXPERTS][1::2], strict=True)
+    pairs = [
+        [matrix(t if here else replace(t, count=0)) for t in both]
+        for both in zip(of[Role.EXPERTS][::2], of[Role.EXPERTS][1::2], strict=True)
     ]
+    stacks = [PackedStack(empty(spec.experts, dtype=torch.int32), *pair) for pair in pairs]
     pages = 8192 // PAGE_TOKENS
     elements = kv_bytes_per_token(spec) // 2 // spec.layers * PAGE_TOKENS * pages
     caches = [empty(elements, dtype=torch.bfloat16) for _ in range(spec.layers)]
-    rows = Rows(empty(1, dtype=torch.int64), empty(1, pages, dtype=torch.int32), 1)
+    table = empty(1, pages, dtype=torch.int32)
+    rows = Rows(empty(1, dtype=torch.int64), table, 1)
     inputs = StepInputs(empty(1, spec.hidden), (rows,), caches)
-    runner = ResidentRunner(kernels, stacks)
+    host: Any = None if here else Elsewhere(spec.hidden)
+    runner = Coupled(host, Resident(kernels, stacks))
     backend = backend_of(Weights(matrices, vectors), inputs, kernels, runner)
     with counting:
         backend.run(model.forward)
     return counting.names
 
 
+HEADS, LATENT = KERNELS_HEADS + KERNELS_ROUTER, KERNELS_LATENT + KERNELS_ROUTER
+
+
 @pytest.mark.parametrize(
-    ("name", "attention", "kernels"),
+    ("name", "attention", "here", "kernels"),
     [
-        ("qwen3-30b-a3b", "_gqa_kernel", KERNELS_HEADS + KERNELS_EXPERTS),
-        ("deepseek-v3", "_mla_kernel", KERNELS_LATENT + KERNELS_EXPERTS + KERNELS_SHARED),
+        ("qwen3-30b-a3b", "_gqa_kernel", True, HEADS + KERNELS_EXPERTS),
+        ("qwen3-30b-a3b", "_gqa_kernel", False, HEADS),
+        ("deepseek-v3", "_mla_kernel", True, LATENT + KERNELS_EXPERTS),
+        ("deepseek-v3", "_mla_kernel", False, LATENT + KERNELS_SHARED),
     ],
 )
 def test_plans_count_the_kernels_that_a_layer_launches(
-    monkeypatch: pytest.MonkeyPatch, name: str, attention: str, kernels: int
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    attention: str,
+    here: bool,
+    kernels: int,
 ) -> None:
     counting = Counting()
 
@@ -104,8 +140,13 @@ def test_plans_count_the_kernels_that_a_layer_launches(
         return lambda *args, **named: counting.names.append(kernel.__name__)
 
     monkeypatch.setattr(JITFunction, "__getitem__", caught)
-    names = launches(shape(name), counting)
+    names = launches(shape(name), counting, here)
     places = [at for at, each in enumerate(names) if each == attention]
     assert len(places) == shape(name).spec.layers
     a, b = list(pairwise(places))[-1]
     assert b - a == kernels, " ".join(names[a:b])
+
+
+def test_the_goals_of_launches_hold() -> None:
+    assert HEADS + KERNELS_EXPERTS <= 11
+    assert LATENT + KERNELS_EXPERTS <= 14

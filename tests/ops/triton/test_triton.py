@@ -24,6 +24,7 @@ LAWS = (
         "tiles",
         "linear",
         "experts",
+        "beside",
         "rotated",
         "groups",
         "gqa",
@@ -37,7 +38,16 @@ LAWS = (
 CAPABILITIES = (80, 89, 90, 120)
 # Bytes of shared memory a program may have.
 SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
-IN_REGISTERS = ("_product_kernel", "_gate_up_kernel", "_sum_kernel", "_add_norm_kernel")
+IN_REGISTERS = (
+    "_product_kernel",
+    "_gate_up_kernel",
+    "_down_kernel",
+    "_sum_kernel",
+    "_add_norm_kernel",
+)
+
+# Kernels of prompts alone, which nobody started early would gain by.
+OF_PROMPTS = ("_unpack_kernel", "_expert_gate_up_kernel", "_expert_down_kernel")
 
 Children = dict[str, subprocess.Popen[str]]
 
@@ -110,3 +120,5 @@ def test_what_models_launch_compiles(children: Children) -> None:
     for each in made:
         assert each["shared"] <= SHARED[each["capability"]], each
         assert each["stack"] == 0 or each["kernel"] not in IN_REGISTERS, each
+        early = each["capability"] >= 90 and each["kernel"] not in OF_PROMPTS
+        assert (each["early"], each["waits"]) == ((True, True) if early else (False, None)), each

@@ -26,20 +26,22 @@ from triton.compiler import ASTSource
 from triton.language import constexpr
 from triton.runtime.jit import JITFunction
 
-from ktcli.native import Glu, packed_bytes
+from ktcli.native import SILU, Glu, packed_bytes
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.merged import Heads, Latent
+from ktcli.ops.torch.merged import Heads, Latent, Mlp
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
 from ktcli.ops.torch.parts import Parts
 from ktcli.ops.torch.scaled import ScaledPages
 from ktcli.ops.triton import merged
 from ktcli.ops.triton import operations as row
-from ktcli.ops.triton.handoff import send
+from ktcli.ops.triton.attention import attend_latent
+from ktcli.ops.triton.early import _EARLY
 from ktcli.ops.triton.panels import unpack_all
-from ktcli.ops.triton.small import swiglu_of
+from ktcli.ops.triton.product import Panels
+from ktcli.ops.triton.small import route_all, swiglu_of
 from ktcli.ops.triton.summary import summarize
 from ktcli.ops.triton.sums import Sum
 from ktcli.weights.formats import FORMATS
@@ -48,7 +50,7 @@ Launch = tuple[JITFunction, tuple[Any, ...], dict[str, Any]]
 TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64",
 }  # fmt: skip
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 launches: list[Launch] = []
 JITFunction.__getitem__ = lambda fn, grid: lambda *args, **named: launches.append((fn, args, named))
 
@@ -95,10 +97,12 @@ def qwen3_30b_a3b() -> None:
     gain = empty(2048)
     merged.add_norm(empty(1, 2048), (product("int8", 2048, 4096),), gain, 1e-6)
     ids, gate = row.route(empty(1, 128), Routing(128, 8), None)
-    send((empty(1, 2048), ids, gate), (empty(1, 2064), ids, gate))
+    of, live = (empty(16, 128), Routing(128, 8)), empty(16, dtype=torch.bool)
+    to = empty(16, 2064), empty(16, 8, dtype=torch.int32), empty(16, 8)
+    route_all(*of, live=live, x=empty(16, 2048), to=to)
     few = experts("int4-g32", 2048, 768, 128, ids, gate)
     assert few is not None
-    merged.add_norm(empty(1, 2048), (replace(few, beside=empty(1, 2048)),), gain, 1e-6)
+    merged.add_norm(empty(1, 2048), (replace(few[0], beside=empty(1, 2048)),), gain, 1e-6)
     summarize(empty(16, 151_936), empty(16))
 
 
@@ -120,19 +124,17 @@ def deepseek_v3() -> None:
     row.mla(*of, *weights, shape, rows=rows(1), cache=(cache,))
     a, q = product("int8", 1536 + 576, 7168), product("int8", 128 * 192, 1536)
     latent = Latent(q, a.columns(1536, 2112), empty(512), 1e-6, interleaved)
-    merged.mla(latent, weights[0], weights[2], shape, rows=rows(1), cache=(cache,))
-    fp8 = scaled(576, 2)
-    row.mla(*of, *weights, shape, rows=rows(1), cache=(fp8,))
-    merged.mla(latent, weights[0], weights[2], shape, rows=rows(1), cache=(fp8,))
+    attend_latent(latent, weights[0], weights[2], shape, rows=rows(1), cache=(cache,))
+    attend_latent(latent, weights[0], weights[2], shape, rows=rows(1), cache=(scaled(576, 2),))
     merged.add_norm(None, (a.columns(0, 1536),), empty(1536), 1e-6)
     swiglu_of(product("int8", 4096, 7168), 2048)
     routing = Routing(256, 8, Score.SIGMOID, 8, 4, GroupScore.TOP2, True, 2.5)
     ids, gate = row.route(empty(1, 256), routing, empty(256))
+    mlp = Mlp(packed("int8", 4096, 7168), packed("int8", 7168, 2048), SILU, None)
     for name, t in (("int4", 1), ("fp8", 1), ("int4", 2048)):
-        few = experts(name, 7168, 2048, 256, ids.expand(t, -1), gate.expand(t, -1))
-        if few is not None:
-            sums = few, product("int8", 7168, 2048)
-            merged.add_norm(empty(1, 7168), sums, empty(7168), 1e-6)
+        few = experts(name, 7168, 2048, 256, ids.expand(t, -1), gate.expand(t, -1), mlp=mlp)
+        if few is not None and few[1] is not None:
+            merged.add_norm(empty(1, 7168), (few[0], few[1]), empty(7168), 1e-6)
     unpack_all(packed("int4", 4096, 7168, 8), empty(8, dtype=torch.int32))
 
 
@@ -162,13 +164,14 @@ def experts(
     ids: torch.Tensor,
     gate: torch.Tensor,
     extras: Extras = NO_EXTRAS,
-) -> Parts | None:
-    """Launches experts; returns the sum of a few rows that has not been taken."""
+    mlp: Mlp | None = None,
+) -> tuple[Parts, Parts | None] | None:
+    """Launches experts; returns the sums of a few rows that have not been taken."""
     stacks = packed(name, 2 * inner, hidden, n), packed(name, hidden, inner, n)
     slots = empty(n, dtype=torch.int32)
     of = empty(ids.shape[0], hidden), ids, gate, slots, *stacks, extras
     row.experts(*of)
-    return row.few_experts(*of)
+    return row.few_experts(*of, mlp)
 
 
 def product(name: str, n: int, k: int) -> Parts:
@@ -178,25 +181,30 @@ def product(name: str, n: int, k: int) -> Parts:
     return parts
 
 
-def sources() -> Iterator[tuple[ASTSource, dict[str, int]]]:
+def sources(capability: int) -> Iterator[tuple[ASTSource, dict[str, Any]]]:
     """What a GPU's launcher would compile: whole tensors are aligned, numbers told apart by 1 and 16."""
     for fn, args, named in launches:
         values = dict(zip(fn.arg_names, args, strict=False)) | named
+        if capability >= 90 and "EARLY" in values:
+            values |= _EARLY
         options = {name: values.pop(name) for name in OPTIONS if name in values}
         constant = {p.name for p in fn.params if p.is_constexpr}
         signature: dict[str, Any] = {}
         constants, aligned = {}, {}
         for i, name in enumerate(fn.arg_names):
             value = values[name]
-            of = value if isinstance(value, Sum) else [value]
+            of = value if isinstance(value, tuple) else [value]
             kinds = ["constexpr" if name in constant else kind(each) for each in of]
             for j, (each, its) in enumerate(zip(of, kinds, strict=True)):
-                place = (i, j) if isinstance(value, Sum) else (i,)
+                place = (i, j) if isinstance(value, tuple) else (i,)
                 if its == "constexpr":
                     constants[place] = each.value if isinstance(each, constexpr) else each
                 elif isinstance(each, torch.Tensor) or (its == "i32" and each % 16 == 0):
                     aligned[place] = [["tt.divisibility", 16]]
-            signature[name] = Sum(*kinds) if isinstance(value, Sum) else kinds[0]
+            named_tuple = isinstance(value, Sum | Panels)
+            signature[name] = type(value)(*kinds) if named_tuple else tuple(kinds)
+            if not isinstance(value, tuple):
+                signature[name] = kinds[0]
         yield ASTSource(fn, signature, constants, aligned), options
 
 
@@ -207,6 +215,13 @@ def kind(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return TYPES[value.dtype]
     return "fp32" if isinstance(value, float) else "i32"
+
+
+def waits(ptx: str) -> bool | None:
+    """Tells whether a kernel waits for the one before it ahead of everything in memory; None: it never waits."""
+    wait = ptx.find("griddepcontrol.wait")
+    first = re.search(r"\b(ld|st|atom|red|cp\.async\S*|prefetch\S*)\.(global|bulk|shared)", ptx)
+    return None if wait < 0 else first is None or wait < first.start()
 
 
 def resources(cubin: bytes) -> dict[str, int]:
@@ -227,16 +242,18 @@ def main() -> None:
     deepseek_v3()
     gpt_oss()
     mimo_v2_flash()
-    different = {source.hash() + str(options): (source, options) for source, options in sources()}
-    capabilities = [int(each) for each in sys.argv[1:] if each.isdigit()]
-    for source, options in different.values():
-        for capability in capabilities:
+    for capability in [int(each) for each in sys.argv[1:] if each.isdigit()]:
+        found = sources(capability)
+        different = {source.hash() + str(options): (source, options) for source, options in found}
+        for source, options in different.values():
             target = GPUTarget("cuda", capability, 32)
             made = triton.compile(source, target=target, options=options)
             line = {
                 "kernel": source.fn.__name__,
                 "capability": capability,
                 "shared": made.metadata.shared,
+                "early": made.metadata.launch_pdl,
+                "waits": waits(made.asm["ptx"]),
             }
             print(json.dumps(line | resources(made.asm["cubin"])), flush=True)
 

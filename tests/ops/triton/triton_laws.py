@@ -18,12 +18,11 @@ from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch import attention, functions
 from ktcli.ops.torch import summary as torch_summary
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.merged import Heads, Latent
+from ktcli.ops.torch.merged import Heads, Latent, Mlp
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
 from ktcli.ops.torch.parts import Parts
 from ktcli.ops.torch.scaled import ScaledPages
 from ktcli.ops.triton import attention as triton_attention
-from ktcli.ops.triton import handoff as triton_handoff
 from ktcli.ops.triton import merged as triton_merged
 from ktcli.ops.triton import operations as triton_row
 from ktcli.ops.triton import product as triton_product
@@ -139,6 +138,34 @@ def experts() -> None:
         triton_tiles.CHUNK_TOKENS = 16
         many = triton_row.experts(x, ids, gate, *stacks)
         torch.testing.assert_close(many, right, atol=2e-2, rtol=2e-2)
+
+
+def beside() -> None:
+    """An MLP beside the experts of a row: wider or narrower than they are, in another format, with its own activation;
+    a row of several, or a rotated one, stays alone."""
+    given = ("int4", 80, "int8", Glu(1.702, 0.9, 1.0)), ("int8", 48, "int4-g32", SILU)
+    for fmt, width, other, glu in given:
+        (gate_up, _), (down, _) = _stack(FORMATS[fmt], 2, 96, 72), _stack(FORMATS[fmt], 2, 72, 40)
+        wide, narrow = (
+            _stack(FORMATS[other], 1, 2 * width, 72)[0],
+            _stack(FORMATS[other], 1, 72, width)[0],
+        )
+        ids, slots = torch.tensor([[2, 1, 0]]).int(), torch.tensor([1, -1, 0]).int()
+        x, gate, bias = torch.randn(2, 72), torch.rand(1, 3), torch.randn(72)
+        of = x[:1], ids, gate, slots, gate_up, down, Extras(SILU)
+        made = triton_row.few_experts(*of, Mlp(wide, narrow, glu, bias))
+        alone = triton_row.few_experts(*of)
+        assert made is not None and made[1] is not None and alone is not None and alone[1] is None
+        assert torch.equal(made[0].total(), alone[0].total())
+        inner = functions.swiglu(functions.linear(x[:1], wide, exact=True), width, glu)
+        right = functions.linear(inner, narrow, bias, exact=True)
+        torch.testing.assert_close(made[1].total(), right, atol=2e-4, rtol=1e-4)
+        both = x, ids.expand(2, -1).contiguous(), gate.expand(2, -1).contiguous(), *of[3:]
+        several = triton_row.few_experts(*both, Mlp(wide, narrow, glu, bias))
+        assert several is not None and several[1] is None
+    turned, _ = _stack(FORMATS["int4-row-had"], 1, 72, 64)
+    made = triton_row.few_experts(*of, Mlp(wide, turned, glu, bias))
+    assert made is not None and made[1] is None
 
 
 def rotated() -> None:
@@ -281,7 +308,7 @@ def fp8() -> None:
         torch.testing.assert_close(out, right, atol=2e-2, rtol=2e-2)
         assert _is_same(pages, twin)
         of = Latent(Parts.of(q), Parts.of(new), torch.ones(lora), 1e-6, None)
-        merged = triton_merged.mla(
+        merged = triton_attention.attend_latent(
             of, weights[0], weights[2], latent_shape, rows=rows, cache=(again,)
         )
         torch.testing.assert_close(merged, out, atol=2e-2, rtol=2e-2)
@@ -381,7 +408,7 @@ def latent() -> None:
         same = cache.clone()
         q, new, gain = _parts(3, 2 * (nope + turned)), _parts(3, lora + turned), torch.rand(lora)
         of = Latent(q, new, gain, 1e-6, _rope(turned, interleaved))
-        out = triton_merged.mla(of, uk_in, uv, shape, rows=rows, cache=(cache,))
+        out = triton_attention.attend_latent(of, uk_in, uv, shape, rows=rows, cache=(cache,))
 
         ready, normed = q.total(), functions.norm(new.total(), gain, 1e-6, columns=lora)
         if of.rope is not None:
@@ -445,16 +472,18 @@ def route() -> None:
 
 
 def send() -> None:
-    """A layer's input and routing, into rows with gaps that stay as they were."""
-    x, ids, gates = (
-        torch.randn(3, 1100)[:, :1030],
-        torch.arange(9).view(3, 3).int(),
-        torch.rand(3, 3),
-    )
-    to = torch.full((3, 1040), 7.0), torch.empty_like(ids), torch.empty_like(gates)
-    triton_handoff.send((x, ids, gates), to)
-    assert torch.equal(to[0][:, :1030], x) and (to[0][:, 1030:] == 7).all()
-    assert torch.equal(to[1], ids) and torch.equal(to[2], gates)
+    """A router's choice, a layer's input and both again in main memory: in rows with gaps, which stay as they were;
+    rows that are not live choose nothing."""
+    for routing, hidden in zip(ROUTINGS[:3], (1030, 5, 2048), strict=True):
+        logits, x = torch.randn(3, routing.experts), torch.randn(3, hidden + 70)[:, :hidden]
+        ids, gates = triton_small.route(logits, routing)
+        to = torch.full((3, hidden + 10), 7.0), torch.full_like(ids, 7), torch.full_like(gates, 7.0)
+        live = torch.tensor([True, False, True])
+        made = triton_small.route_all(logits, routing, live=live, x=x, to=to)
+        assert torch.equal(made[0], ids.masked_fill(~live[:, None], -1))
+        assert torch.equal(made[1], gates)
+        assert torch.equal(to[0][:, :hidden], x) and (to[0][:, hidden:] == 7).all()
+        assert torch.equal(to[1], made[0]) and torch.equal(to[2], gates)
 
 
 def summary() -> None:
@@ -473,7 +502,7 @@ def summary() -> None:
 
 
 LAWS = (
-    unpacking, few_rows, rows_alone, tiles, linear, experts, rotated, groups, gqa, mla, fp8, sums, heads,
+    unpacking, few_rows, rows_alone, tiles, linear, experts, beside, rotated, groups, gqa, mla, fp8, sums, heads,
     latent, small, route, send, summary,
 )  # fmt: skip
 

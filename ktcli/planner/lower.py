@@ -1,0 +1,76 @@
+"""Finds the next smaller plan when a GPU's memory was not enough after all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ktcli.hardware.gpu import CPU
+from ktcli.models.model import Model
+from ktcli.native import PAGE_TOKENS
+from ktcli.planner.device import DeviceSizes, share_out
+from ktcli.planner.memory import LEAST_CONTEXT
+from ktcli.planner.plan import Plan, Request, SegmentPlan
+from ktcli.planner.stack import stack_of
+
+# Less would only fail again: the allocator of a GPU works in pieces of 2 MiB and more.
+_LEAST_CUT = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Lower:
+    """The next smaller attempt: its request, and the sentence to say."""
+
+    request: Request
+    sentence: str
+
+
+def step_down(model: Model, request: Request, plan: Plan) -> Lower | None:
+    """The attempt to make after a GPU of `plan` ran out of memory; None: the plan used no GPU.
+
+    First there are fewer experts on the GPUs, then a shorter context, then the CPU alone. Which of several GPUs was
+    full is not asked: each gives up some. Every attempt takes less of their memory than the one before, so repeating
+    ends; `Request.limits` of the last one that worked are worth remembering.
+    """
+    device = plan.device
+    if device is None:
+        return None
+    need = device.need
+    if need.experts:
+        most = max(device.n_experts)
+        limits = {each.gpu.index: _fewer_experts(each, most) for each in device.segments}
+        return Lower(
+            replace(request, context=plan.context, limits={**request.limits, **limits}),
+            f"{device.names} ran out of memory with experts on it, {sum(device.n_experts):,} in all; trying again"
+            " with fewer",
+        )
+    shorter = plan.context // 2 // PAGE_TOKENS * PAGE_TOKENS
+    if shorter >= LEAST_CONTEXT:
+        limits = {
+            each.gpu.index: _half_saved(model, plan, each, shorter) for each in device.segments
+        }
+        return Lower(
+            replace(request, context=shorter, limits={**request.limits, **limits}),
+            f"{device.names} ran out of memory; trying again with a context of {shorter} positions"
+            f" instead of {plan.context}",
+        )
+    return Lower(
+        replace(request, device=CPU),
+        f"{device.names} has too little free memory for this model; every layer runs on the CPU",
+    )
+
+
+def _fewer_experts(segment: SegmentPlan, most: int) -> int:
+    """A limit for a GPU with a quarter fewer experts, or one in each layer; `most`: the most that a layer has."""
+    need = segment.need
+    cut = max(need.experts // 4, min(need.experts, -(-need.experts // most)))
+    return need.total - min(max(cut, _LEAST_CUT), need.experts)
+
+
+def _half_saved(model: Model, plan: Plan, segment: SegmentPlan, context: int) -> int:
+    """A limit for a GPU with half of what a shorter context saves on it."""
+    stack = stack_of(model, plan.recipe, plan.use.cache_format)
+    sizes = DeviceSizes.of(model.spec, stack, plan.use.streams, segment.layers)
+    before, after = (
+        share_out(sizes, segment.gpu, n, streams=False).need.total for n in (plan.context, context)
+    )
+    return segment.need.total - (before - after) // 2

@@ -1,0 +1,110 @@
+"""Several operations at once, in plain torch: the same functions, called when something reads what they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ktcli.ops.table.attention import GqaShape, MlaShape
+from ktcli.ops.torch import functions
+from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.kernels import EXACT
+from ktcli.ops.torch.merged import Heads, Latent, Merged, Mlp, Sent
+from ktcli.ops.torch.packed import Packed
+from ktcli.ops.torch.pages import KvPages
+from ktcli.ops.torch.parts import Parts
+
+
+def _in_parts(kernel: Callable[..., torch.Tensor]) -> Callable[..., Parts]:
+    """The kernel with its result as a sum of several parts, which has the same bits."""
+
+    def called(*args: Any, **named: Any) -> Parts:
+        made = kernel(*args, **named)
+        return Parts(torch.stack((made, torch.zeros_like(made)), 1))
+
+    return called
+
+
+def _add_norm(
+    a: torch.Tensor | None, sums: tuple[Parts, ...], gain: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    first, *others = (each.total() for each in sums)
+    total = first + others[0] if others else first
+    total = total if a is None else a + total
+    return total, functions.norm(total, gain, eps)
+
+
+def _gqa(
+    heads: Heads, shape: GqaShape, sinks: torch.Tensor | None, *, rows: Rows, cache: KvPages
+) -> torch.Tensor:
+    def ready(x: Parts, gain: torch.Tensor | None) -> torch.Tensor:
+        normed = x.total()
+        if gain is not None:
+            normed = functions.norm(normed, gain, heads.eps, shape.head_dim)
+        if heads.rope is None:
+            return normed
+        return functions.rope(normed, heads.rope, shape.head_dim, heads.first, rows=rows)
+
+    q, k = ready(heads.q, heads.q_gain), ready(heads.k, heads.k_gain)
+    return EXACT["gqa"](q, k, heads.v.total(), shape, sinks, rows=rows, cache=cache)
+
+
+def _mla(
+    of: Latent, uk_in: Packed, uv: Packed, s: MlaShape, *, rows: Rows, cache: tuple[torch.Tensor]
+) -> torch.Tensor:
+    q, latent = of.q.total(), functions.norm(of.latent.total(), of.gain, of.eps, columns=s.lora)
+    if of.rope is not None:
+        q = functions.rope(q, of.rope, s.nope + s.rope, s.nope, rows=rows)
+        latent = functions.rope(latent, of.rope, s.lora + s.rope, s.lora, rows=rows)
+    return EXACT["mla"](q, latent, uk_in, uk_in, uv, s, rows=rows, cache=cache)
+
+
+def _route(
+    logits: torch.Tensor, *given: Any, live: torch.Tensor | None, x: torch.Tensor, to: Sent | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    ids, gates = EXACT["route"](logits, *given)
+    if live is not None:
+        ids = ids.masked_fill(~live[:, None], -1)
+    if to is not None:
+        to[0][:, : x.shape[1]] = x
+        for there, here in zip(to[1:], (ids, gates), strict=True):
+            there.copy_(here)
+    return ids, gates
+
+
+@dataclass
+class ExpertsAtOnce:
+    """Experts in parts, with an MLP beside them in two of three steps.
+
+    Attributes:
+        offered, taken: the number of MLPs so far.
+    """
+
+    offered: int = 0
+    taken: int = 0
+
+    def __call__(self, *given: Any) -> tuple[Parts, Parts | None]:
+        *of, mlp = given if isinstance(given[-1], Mlp) else (*given, None)
+        made = _in_parts(EXACT.experts)(*of)
+        self.offered += mlp is not None
+        if mlp is None or self.offered % 3 == 0:
+            return made, None
+        self.taken += 1
+        wide = EXACT["linear"](of[0], mlp.gate_up)
+        inner = EXACT["swiglu"](wide, mlp.down.k, mlp.glu)
+        return made, _in_parts(EXACT["linear"])(inner, mlp.down, mlp.bias)
+
+
+MERGED = Merged(
+    product=_in_parts(EXACT["linear"]),
+    experts=ExpertsAtOnce(),
+    total=Parts.total,
+    add_norm=_add_norm,
+    swiglu=lambda x, *args: EXACT["swiglu"](x.total(), *args),
+    gqa=_gqa,
+    mla=_mla,
+    route=_route,
+)
