@@ -16,6 +16,7 @@ from ktcli.engine.loader import PackSource
 from ktcli.engine.pagetable import pages_for
 from ktcli.models import Model, build
 from ktcli.native import PAGE_TOKENS, Pool
+from ktcli.ops.kvformat import BF16, F32_CACHE
 from ktcli.ops.torch.backend import ResidentRunner, StepInputs
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import kernels_for
@@ -61,7 +62,11 @@ class DeviceRun:
             model, pack.recipe, PackSource(pack, Pool(1)), mask, (CPU,) * model.spec.layers
         )
         cache = DeviceCache(
-            model.spec, pages, (CPU,) * model.spec.layers, slots=2 * pages, exact=exact
+            model.spec,
+            pages,
+            (CPU,) * model.spec.layers,
+            slots=2 * pages,
+            fmt=F32_CACHE if exact else BF16,
         )
         for layer in (*cache.layers, *cache.states):
             layer.fill_(float("nan"))  # what was not written must not matter

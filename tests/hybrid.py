@@ -27,6 +27,7 @@ from ktcli.measure.baselines import OnCpu, engine_under
 from ktcli.measure.policy import Policy
 from ktcli.models import Model, build
 from ktcli.native import Pool, Team
+from ktcli.ops.kvformat import F32_CACHE
 from ktcli.ops.torch.backend import ExpertRunner, ResidentRunner, StepInputs, TorchBackend
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT
@@ -119,7 +120,7 @@ class Made:
     def read(self) -> DeviceCache:
         """A cache in which IDS were read without deferral."""
         cache = DeviceCache(
-            self.model.spec, pages_for(CONTEXT), (CPU,) * self.model.spec.layers, exact=True
+            self.model.spec, pages_for(CONTEXT), (CPU,) * self.model.spec.layers, fmt=F32_CACHE
         )
         self._step(cache, IDS, 0, ResidentRunner(EXACT, self.everything.stacks))
         return cache

@@ -32,6 +32,7 @@ from ktcli.measure.evaluate import EvalCase, score, windows
 from ktcli.measure.intervals import interval
 from ktcli.models import build
 from ktcli.native import Pool
+from ktcli.ops.kvformat import F32_CACHE
 from ktcli.ops.passes import defer_experts
 from ktcli.ops.recording import Recording
 from ktcli.ops.table.experts import Carry
@@ -102,7 +103,7 @@ def by_formula(path: Path, ids: NDArray[np.int64]) -> NDArray[np.float32]:
     loaded = load_device(
         model, pack.recipe, PackSource(pack, Pool(1)), everything, (CPU,) * model.spec.layers
     )
-    cache = DeviceCache(model.spec, pages_for(len(ids)), (CPU,) * model.spec.layers, exact=True)
+    cache = DeviceCache(model.spec, pages_for(len(ids)), (CPU,) * model.spec.layers, fmt=F32_CACHE)
     table = torch.tensor([cache.pages.take(pages_for(len(ids)))], dtype=torch.int32)
     where = Rows(torch.arange(len(ids)), table, len(ids))
     inputs = StepInputs(loaded.embedding[torch.from_numpy(ids)].float(), (where,), cache.layers)

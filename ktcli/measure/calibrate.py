@@ -25,6 +25,7 @@ from ktcli.engine.loader import PackSource, expert_rows
 from ktcli.engine.pagetable import pages_for
 from ktcli.models import Model, build
 from ktcli.native import Pool
+from ktcli.ops.kvformat import F32_CACHE
 from ktcli.ops.operation import Operation
 from ktcli.ops.table.rowwise import Linear
 from ktcli.ops.tensors import Role, Tensor
@@ -136,7 +137,7 @@ def calibrate(
         length, pages = len(read[0]), pages_for(len(read[0]))
         count = len(read)
         cache = DeviceCache(
-            model.spec, pages * count, (device,) * model.spec.layers, slots=2 * count, exact=True
+            model.spec, pages * count, (device,) * model.spec.layers, slots=2 * count, fmt=F32_CACHE
         )
         table = torch.tensor([cache.pages.take(pages) for _ in read], dtype=torch.int32)
         slots = torch.arange(2 * count).view(2, count) if cache.states else None

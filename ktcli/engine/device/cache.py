@@ -18,11 +18,13 @@ from ktcli.engine.device.stream import Stream
 from ktcli.engine.pages import PagePool, StatePool
 from ktcli.models import Spec
 from ktcli.native import PAGE_TOKENS
+from ktcli.ops.kvformat import BF16, CacheFormat
 from ktcli.ops.layout import layout_of
 from ktcli.ops.recording import Recording
 from ktcli.ops.state import SNAPSHOTS, state_slots
 from ktcli.ops.tensors import ceil_to
 
+_DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, "fp8": torch.uint8}
 _ALIGNMENT = 256  # bytes; layers begin at multiples of it
 
 
@@ -34,9 +36,10 @@ class DeviceCache:
         devices: the device of each layer.
         windows: the number of window pages; 0: the layers with a window have their part of the other pages.
         slots: the number of states that they can have together, snapshots included; None: those of one sequence.
-        exact: whether elements are f32 instead of bf16.
+        fmt: the number format of what is cached.
     Attributes:
-        layers: a flat tensor for each layer, 64 * position_elements elements per page, or window page.
+        layers: a flat tensor for each layer, 64 * position_elements elements per page, or window page;
+            bytes, of codes and scales, if the format has scales.
         windowed: the layers whose part is one of a window page.
         states: a tensor for each layer, f32 [slots + 1, sequence_elements]; () if no layer keeps any.
         scratch, window_scratch, scratch_slot: one page of each kind and one slot more, for rows of a step that belong
@@ -55,16 +58,16 @@ class DeviceCache:
         *,
         windows: int = 0,
         slots: int | None = None,
-        exact: bool = False,
+        fmt: CacheFormat = BF16,
     ) -> None:
-        dtype = torch.float32 if exact else torch.bfloat16
+        dtype = _DTYPES[fmt.name]
         self.windowed = frozenset(
             i for i, state in enumerate(spec.states) if windows and state.windowed
         )
         self._counts = [
             (windows if i in self.windowed else pages) + 1 for i in range(len(spec.states))
         ]
-        each = [PAGE_TOKENS * state.position_elements for state in spec.states]
+        each = [PAGE_TOKENS * state.position_bytes(fmt) // dtype.itemsize for state in spec.states]
         sizes = [count * size for count, size in zip(self._counts, each, strict=True)]
         rows = [ceil_to(size, _ALIGNMENT // dtype.itemsize) for size in sizes]
         memory = _zeros(rows, devices, dtype)
@@ -116,16 +119,23 @@ class PageCopy:
                 part[to].copy_(part[of])
 
 
-def cached_parts(recording: Recording, layers: int) -> list[list[int]]:
-    """The elements of a position in each part of each layer's pages, as the operations have cut them."""
+def cached_parts(recording: Recording, layers: int, fmt: CacheFormat = BF16) -> list[list[int]]:
+    """The elements of a position in each part of each layer's pages, as the operations have cut them, and the scales of
+    each part if the format has any."""
+    scales: list[list[int]] = [[] for _ in range(layers)]
     cuts: list[set[int]] = [{0} for _ in range(layers)]
     for each in recording.records:
         name = layout_of(type(each.operation)).pages
         if name:
             cached = each.operation.cached
             ends = accumulate((cached.before, *cached.parts, cached.behind))
-            cuts[getattr(each.operation, name)].update(ends)
-    return [[b - a for a, b in pairwise(sorted(each))] for each in cuts]
+            layer = getattr(each.operation, name)
+            cuts[layer].update(ends)
+            scales[layer] = list(cached.heads) if fmt.scale_bytes else []
+    return [
+        [b - a for a, b in pairwise(sorted(ends))] + own
+        for ends, own in zip(cuts, scales, strict=True)
+    ]
 
 
 def _zeros(

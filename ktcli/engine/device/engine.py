@@ -41,7 +41,7 @@ from ktcli.engine.states import before_tail
 from ktcli.errors import KernelFails
 from ktcli.models import Model, Spec
 from ktcli.native import Batch, Pool
-from ktcli.ops.kvformat import BF16, F32_CACHE, CacheFormat
+from ktcli.ops.kvformat import F32_CACHE, FORMATS, CacheFormat
 from ktcli.ops.recording import record
 from ktcli.ops.state import state_slots
 from ktcli.ops.tensors import Role
@@ -99,7 +99,7 @@ class DeviceEngine:
             self._load(source, progress)
             self._prepare()
         cache = self._cache
-        widths = cached_parts(record(model.forward), self.spec.layers)
+        widths = cached_parts(record(model.forward), self.spec.layers, self.cache_format)
         parts = cache.parts(widths)
         self.memory = DeviceMemory(parts, cache.states, self._paging)
         self.pools = Pools(
@@ -125,13 +125,14 @@ class DeviceEngine:
         return {
             **facts_of(self.model, self.recipe, weights),
             "exact": self.exact,
+            "cache": self.cache_format.name,
             "kernels": self._kernels.name,
             "device": _names(self.segments),
         }
 
     @property
     def cache_format(self) -> CacheFormat:
-        return F32_CACHE if self.exact else BF16
+        return F32_CACHE if self.exact else FORMATS[self.placement.cache]
 
     def depth_at(self, position: int) -> int:
         """The number of experts that the token at `position` may defer."""
@@ -224,7 +225,7 @@ class DeviceEngine:
             devices,
             windows=use.window_pages(self.spec, self.context, chunk),
             slots=state_slots(use.streams),
-            exact=self.exact,
+            fmt=self.cache_format,
         )
         self._on_device: DeviceModel = load_device(
             self.model, self.recipe, source, mask, devices, first

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ktcli.engine.device.experts import Handoff
 from ktcli.engine.device.passes import LongPrompts
+from ktcli.ops.kvformat import BF16
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import DevicePlan, Plan
 
@@ -24,6 +25,7 @@ class Placement:
             from 0.
         slab_bytes: the bytes of each of two buffers through which experts come to the device.
         deferral: whether experts may be deferred at all, so that depths can change.
+        cache: the number format of the cache, where activations are not exact.
         borders: the first layer of each device but the first.
         streams: the sequences that can have the whole context, and be decoded, at the same time.
     """
@@ -36,6 +38,7 @@ class Placement:
     handoff: Handoff = Handoff.CALLS
     deferral: bool = True
     streams: int = 1
+    cache: str = BF16.name
     borders: tuple[int, ...] = ()
 
     @classmethod
@@ -50,4 +53,5 @@ class Placement:
             long_prompts=LongPrompts(threshold, device.chunk, short),
             slab_bytes=device.need.stream // 2,
             streams=plan.use.streams,
+            cache=plan.use.cache,
         )

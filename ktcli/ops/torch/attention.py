@@ -18,7 +18,7 @@ from ktcli.native import PAGE_TOKENS
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.torch.functions import Rows, product, read_type, rounded
 from ktcli.ops.torch.packed import Packed, unpack_whole
-from ktcli.ops.torch.pages import KvPages, append, append_heads, held_by
+from ktcli.ops.torch.pages import KvPages, Pages, append, append_heads, held_at, held_by, of_columns
 
 # Queries of a long run that attend at once: bounds the mask, [queries, cached positions].
 _BLOCK_QUERIES = 1024
@@ -48,7 +48,7 @@ def gqa(
         [T, heads * V] f32.
     """
     s = shape
-    cache = append_heads(cache, k, v, rows, s.kv_heads)
+    append_heads(cache, k, v, rows)
     query = torch.unflatten(q, -1, (s.kv_heads, s.heads // s.kv_heads, s.head_dim))
     if rows.single:
         return _gqa_one(rounded(query, exact), cache, rows, s, sinks)
@@ -56,7 +56,10 @@ def gqa(
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
         table, positions = _reached(table, rows.positions[of], s.window, rows.start)
-        keys, values = (held_by(pages, table, positions) for pages in cache)  # [L, kv, D]
+        keys, values = (
+            torch.unflatten(held_by(pages, table, positions), -1, (s.kv_heads, -1))
+            for pages in cache
+        )  # [L, kv, D]
         heads = query[of].permute(1, 2, 0, 3)  # [kv, group, run, D]
         if sinks is not None:
             heads, keys, values = _sunk(heads, keys, values, sinks / s.scale)
@@ -73,7 +76,7 @@ def _gqa_one(
 ) -> Tensor:
     """Attends with one query per sequence, [S, kv, group, D], over its whole page table."""
     keys, values = (
-        pages[rows.pages.long()].flatten(1, 2).float() for pages in cache
+        torch.unflatten(held_at(pages, rows.pages), -1, (s.kv_heads, -1)) for pages in cache
     )  # [S, L, kv, D]
     seen = seen_by(rows, s.window)  # [S, L]
     scores = torch.einsum("skgd,slkd->skgl", query, keys) * s.scale
@@ -93,7 +96,7 @@ def mla(
     shape: MlaShape,
     *,
     rows: Rows,
-    cache: tuple[Tensor],
+    cache: tuple[Pages],
     exact: bool = False,
 ) -> Tensor:
     """Appends the latent to the cache, then attends causally.
@@ -105,11 +108,11 @@ def mla(
     Returns:
         [T, heads * v] f32. One row per sequence is computed absorbed; for longer runs keys and values are expanded.
     """
-    (pages,), weights = cache, (uk_in, uk_out, uv)
+    pages, weights = of_columns(cache[0], shape.lora, shape.rope), (uk_in, uk_out, uv)
     append(pages, latent, rows)
     query = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
     if rows.single:
-        held = pages[rows.pages.long()].flatten(1, 2).float()  # [S, L, lora + rope]
+        held = held_at(pages, rows.pages)  # [S, L, lora + rope]
         return absorb(query, held, seen_by(rows), weights, shape, exact)
     out = torch.empty(q.shape[0], shape.heads, shape.v, dtype=torch.float32, device=q.device)
     for i, table in enumerate(rows.pages):

@@ -7,6 +7,7 @@ Longer runs mask what was not chosen.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,10 +22,12 @@ from ktcli.ops.torch.functions import Rows, rounded
 from ktcli.ops.torch.packed import Packed
 from ktcli.ops.torch.pages import (
     KvPages,
+    Pages,
     append,
     append_heads,
     append_windows,
     held_by,
+    plain,
     window_rows,
 )
 
@@ -159,13 +162,14 @@ def mla(
     chosen: Chosen | None = None,
     *,
     rows: Rows,
-    cache: tuple[Tensor],
+    cache: tuple[Pages],
     exact: bool = False,
 ) -> Tensor:
     """Appends the latent to the cache, then attends to the chosen positions, or to all; see `attention.mla`."""
-    (pages,), weights = cache, (uk_in, uk_out, uv)
+    weights = uk_in, uk_out, uv
     if chosen is None:
         return attention.mla(q, latent, *weights, shape, rows=rows, cache=cache, exact=exact)
+    pages = plain(cache[0])
     append(pages, latent, rows)
     query = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
     if rows.single:
@@ -208,14 +212,17 @@ def gqa(
         return attention.gqa(q, k, v, shape, sinks, rows=rows, cache=cache, exact=exact)
     assert sinks is None and not shape.window, "no family has both"
     s = shape
-    cache = append_heads(cache, k, v, rows, s.kv_heads)
+    append_heads(cache, k, v, rows)
+    by_head = [torch.unflatten(plain(pages), -1, (s.kv_heads, -1)) for pages in cache]
     query = torch.unflatten(q, -1, (s.kv_heads, s.heads // s.kv_heads, s.head_dim))
     if rows.single:
-        return _gqa_one(rounded(query, exact), cache, chosen, rows, s)
+        return _gqa_one(rounded(query, exact), by_head, chosen, rows, s)
     out = torch.empty(len(q), s.heads * s.value_dim, dtype=torch.float32, device=q.device)
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
-        keys, values = (held_by(pages, table, rows.positions[of]) for pages in cache)  # [L, kv, D]
+        keys, values = (
+            held_by(pages, table, rows.positions[of]) for pages in by_head
+        )  # [L, kv, D]
         spread = (s.kv_heads, s.heads // s.kv_heads, -1, -1)
         keys, values = (each.transpose(0, 1)[:, None].expand(spread) for each in (keys, values))
         places = torch.arange(keys.shape[2], device=q.device)
@@ -228,7 +235,9 @@ def gqa(
     return out
 
 
-def _gqa_one(query: Tensor, cache: KvPages, chosen: Chosen, rows: Rows, s: GqaShape) -> Tensor:
+def _gqa_one(
+    query: Tensor, cache: Sequence[Tensor], chosen: Chosen, rows: Rows, s: GqaShape
+) -> Tensor:
     """Attends with one query per sequence, [S, kv, group, D], over the pages of its chosen blocks."""
     each = torch.arange(chosen.block // PAGE_TOKENS, device=query.device)
     pages = (chosen.places[..., None] * each.shape[0] + each).flatten(2)  # [S, kv, P]

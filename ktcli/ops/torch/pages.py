@@ -1,7 +1,8 @@
 """Finds where rows lie in the pages of a layer's cache: parts, places, and rows of windows.
 
 A layer's cache is flat memory of all its pages, divided into parts, each of all pages at once, one behind the other. An
-operation has parts of its own (`Operation.cached`).
+operation has parts of its own (`Operation.cached`). In an fp8 cache the flat memory is bytes: the codes of the parts,
+and behind them the scale bytes of each part (`scaled`).
 """
 
 from __future__ import annotations
@@ -12,20 +13,28 @@ from torch import Tensor
 from ktcli.native import PAGE_TOKENS
 from ktcli.ops.operation import Cached
 from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.scaled import ScaledPages
 
-KvPages = tuple[Tensor, Tensor]  # of keys and values, [pages, 64, heads * columns], or by head
+Pages = Tensor | ScaledPages  # [pages, 64, elements]
+KvPages = tuple[Pages, Pages]  # of keys and values
 
 
-def own_parts(flat: Tensor, cached: Cached) -> tuple[Tensor, ...]:
+def own_parts(flat: Tensor, cached: Cached) -> tuple[Pages, ...]:
     """Returns an operation's own parts of a layer's cache, each [pages, 64, elements]."""
-    widths = (cached.before, *cached.parts, cached.behind)
+    if flat.dtype == torch.uint8:
+        assert not cached.before and not cached.behind, "no layer that chooses has an fp8 cache"
+        own = _parts(flat, (*cached.parts, *cached.heads))
+        return tuple(map(ScaledPages, own[: len(cached.parts)], own[len(cached.parts) :]))
+    return _parts(flat, (cached.before, *cached.parts, cached.behind))[1:-1]
+
+
+def _parts(flat: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Divides flat memory of pages into parts [pages, 64, width]."""
     pages = flat.shape[0] // (PAGE_TOKENS * max(1, sum(widths)))
     parts = torch.split(
         flat[: pages * PAGE_TOKENS * sum(widths)], [pages * PAGE_TOKENS * n for n in widths]
     )
-    return tuple(part.view(pages, PAGE_TOKENS, n) for part, n in zip(parts, widths, strict=True))[
-        1:-1
-    ]
+    return tuple(part.view(pages, PAGE_TOKENS, n) for part, n in zip(parts, widths, strict=True))
 
 
 def window_rows(part: Tensor, dim: int, every: int) -> Tensor:
@@ -35,19 +44,46 @@ def window_rows(part: Tensor, dim: int, every: int) -> Tensor:
     return torch.unflatten(part.flatten(1)[:, : rows * dim], 1, (rows, dim))
 
 
-def append_heads(cache: KvPages, k: Tensor, v: Tensor, rows: Rows, heads: int) -> KvPages:
-    """Writes k and v [T, heads * …] to their places, and returns the pages by head, [pages, 64, heads, …]."""
+def append_heads(cache: KvPages, k: Tensor, v: Tensor, rows: Rows) -> None:
+    """Writes k and v [T, heads * …] to their places."""
     for pages, new in zip(cache, (k, v), strict=True):
         append(pages, new, rows)
-    keys, values = (torch.unflatten(pages, -1, (heads, -1)) for pages in cache)
-    return keys, values
 
 
-def append(pages: Tensor, new: Tensor, rows: Rows) -> None:
+def append(pages: Pages, new: Tensor, rows: Rows) -> None:
     """Writes the rows `new` [T, …] to their places in pages [pages, 64, …]."""
     table = rows.pages.repeat_interleave(rows.run, 0) if rows.run > 1 else rows.pages
     page = table.gather(1, (rows.positions // PAGE_TOKENS)[:, None])[:, 0].long()
-    pages[page, rows.positions % PAGE_TOKENS] = new.to(pages.dtype)
+    place = rows.positions % PAGE_TOKENS
+    if isinstance(pages, ScaledPages):
+        pages.write(page, place, new)
+    else:
+        pages[page, place] = new.to(pages.dtype)
+
+
+def plain(pages: Pages) -> Tensor:
+    """Returns pages that are plain numbers: layers that choose have no others."""
+    assert isinstance(pages, Tensor)
+    return pages
+
+
+def of_columns(pages: Pages, *widths: int) -> Pages:
+    """Returns pages of heads that have so many columns each, and scales of their own if there are any."""
+    if isinstance(pages, Tensor):
+        return pages
+    return pages.of_heads(*(width for width in widths if width))
+
+
+def memory_of(pages: Pages) -> tuple[Tensor, Tensor | None]:
+    """Returns the memory of pages: their numbers or codes, and their scales, if they have any."""
+    return (pages, None) if isinstance(pages, Tensor) else (pages.codes, pages.scales)
+
+
+def held_at(pages: Pages, table: Tensor) -> Tensor:
+    """Returns what the pages of page tables [S, P] hold, f32 [S, L, elements]."""
+    if isinstance(pages, ScaledPages):
+        return pages.at(table.long(), torch.float32).flatten(1, 2)
+    return pages[table.long()].flatten(1, 2).float()
 
 
 def append_windows(cache: Tensor, new: Tensor, rows: Rows, every: int) -> None:
@@ -73,9 +109,10 @@ def windows_at(cache: Tensor, table: Tensor, numbers: Tensor, every: int) -> Ten
     return cache[page, last % PAGE_TOKENS // every].float()
 
 
-def held_by(pages: Tensor, table: Tensor, positions: Tensor) -> Tensor:
-    """Returns what a sequence's pages hold by position, [L, …]; zero behind the last of `positions`, where a page
-    may hold anything."""
-    held = pages[table.long()].flatten(0, 1)
+def held_by(pages: Pages, table: Tensor, positions: Tensor) -> Tensor:
+    """Returns what a sequence's pages hold by position, [L, elements]; zero behind the last of `positions`, where a
+    page may hold anything."""
+    own = table.long()
+    held = (pages.at(own) if isinstance(pages, ScaledPages) else pages[own]).flatten(0, 1)
     behind = torch.arange(held.shape[0], device=held.device) > positions[-1]
     return held.masked_fill_(behind.view(-1, *[1] * (held.dim() - 1)), 0.0)

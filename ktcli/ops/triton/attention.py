@@ -28,7 +28,9 @@ from ktcli.ops.state import GQA_SPLIT_PAGES, MLA_SPLIT_PAGES
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.packed import Packed
-from ktcli.ops.torch.pages import KvPages
+from ktcli.ops.torch.pages import KvPages, Pages, memory_of
+from ktcli.ops.torch.scaled import ScaledPages
+from ktcli.ops.triton.fp8 import append_scaled, numbers, units
 from ktcli.ops.triton.product import vector_products
 
 _MLA_HEADS = 16  # of one program: the least rows of tl.dot
@@ -58,14 +60,15 @@ def _lowest(last, window):
 
 @triton.jit
 def _gqa_kernel(
-    q, k, v, positions, pages, sums, peaks, weights, q_row, table_width, group, scale, window,
-    D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr,
+    q, k, v, k_scales, v_scales, positions, pages, sums, peaks, weights, q_row, table_width, group, scale, window,
+    D: tl.constexpr, DV: tl.constexpr, FP8: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr,
     BH: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
     """Computes partial attention of the heads of one kv head. Grid (splits, kv heads, sequences).
 
     q [sequences][kv heads * group * D]; k [pages][PAGE][kv heads][D]; v [pages][PAGE][kv heads][DV]; out: peaks
     and weights [sequences][heads][splits], sums [sequences][heads][splits][DV], for splits that hold a position.
+    If FP8, k and v are codes, with k_scales and v_scales [pages][PAGE][kv heads].
     window: 0: none. BH, BD, BV: group, D and DV, up to a power of two.
     """
     split, kv, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -80,7 +83,7 @@ def _gqa_kernel(
     row = q + sequence.to(tl.int64) * q_row + kv * group * D
     mask_q = (h < group)[:, None] & (d < D)[None, :]
     query = tl.load(row + h[:, None] * D + d[None, :], mask=mask_q, other=0.0)
-    query = query.to(k.dtype.element_ty)
+    query = query.to(tl.bfloat16 if FP8 else k.dtype.element_ty)
     peak = tl.full([BH], float("-inf"), tl.float32)
     weight = tl.zeros([BH], tl.float32)
     total = tl.zeros([BH, BV], tl.float32)
@@ -92,18 +95,25 @@ def _gqa_kernel(
         place = at % PAGE + tl.arange(0, BL)
         position = at + tl.arange(0, BL)
         seen = (position <= last) & (position >= low)
-        rows = ((page * PAGE + place) * kv_heads + kv)[:, None]
+        in_cache = (page * PAGE + place) * kv_heads + kv
+        rows = in_cache[:, None]
         of_keys, of_values = seen[:, None] & (d < D)[None, :], seen[:, None] & (c < DV)[None, :]
         keys = tl.load(k + rows * D + d[None, :], mask=of_keys, other=0.0)  # [BL, BD]
         values = tl.load(v + rows * DV + c[None, :], mask=of_values, other=0.0)  # [BL, BV]
+        if FP8:
+            keys, values = numbers(keys), numbers(values)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+        if FP8:
+            scores *= units(tl.load(k_scales + in_cache, mask=seen, other=0))[None, :]
         scores = tl.where(seen[None, :], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
         shrink = tl.exp(peak - new_peak)
         chance = tl.exp(scores - new_peak[:, None])
         weight = weight * shrink + tl.sum(chance, axis=1)
         total = total * shrink[:, None]
-        total = tl.dot(chance.to(v.dtype.element_ty), values, total, input_precision="ieee")
+        if FP8:
+            chance *= units(tl.load(v_scales + in_cache, mask=seen, other=0))[None, :]
+        total = tl.dot(chance.to(values.dtype), values, total, input_precision="ieee")
         peak = new_peak
     head = (sequence * kv_heads + kv).to(tl.int64) * group + h
     at_split = head * tl.num_programs(0) + split
@@ -115,14 +125,15 @@ def _gqa_kernel(
 
 @triton.jit
 def _mla_kernel(
-    absorbed, q, cache, positions, pages, sums, peaks, weights, q_row, q_head, table_width, heads, scale,
-    NOPE: tl.constexpr, LORA: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr,
-    BH: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, BL: tl.constexpr,
+    absorbed, q, cache, scales, positions, pages, sums, peaks, weights, q_row, q_head, table_width, heads, scale,
+    NOPE: tl.constexpr, LORA: tl.constexpr, ROPE: tl.constexpr, FP8: tl.constexpr,
+    PAGE: tl.constexpr, SPLIT: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
     """Computes partial attention of BH heads on the latent. Grid (splits, blocks of heads, sequences).
 
     absorbed [sequences][heads][LORA]; q: columns NOPE.. of each head are its rotated ones; cache
-    [pages][PAGE][LORA + ROPE]; out as in `_gqa_kernel`, with LORA for D. BC, BR: LORA and ROPE, up to a
+    [pages][PAGE][LORA + ROPE], codes if FP8, with scales [pages][PAGE][1 or, with ROPE, 2];
+    out as in `_gqa_kernel`, with LORA for D. BC, BR: LORA and ROPE, up to a
     power of two.
     """
     split, block, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -138,8 +149,9 @@ def _mla_kernel(
     mask_r = (h < heads)[:, None] & (r < ROPE)[None, :]
     latent_q = tl.load(absorbed + head[:, None] * LORA + c[None, :], mask=mask_c, other=0.0)
     rotated = q + sequence.to(tl.int64) * q_row + h[:, None] * q_head + NOPE
-    rope_q = tl.load(rotated + r[None, :], mask=mask_r, other=0.0).to(cache.dtype.element_ty)
-    latent_q = latent_q.to(cache.dtype.element_ty)
+    rope_q = tl.load(rotated + r[None, :], mask=mask_r, other=0.0)
+    rope_q = rope_q.to(tl.bfloat16 if FP8 else cache.dtype.element_ty)
+    latent_q = latent_q.to(tl.bfloat16 if FP8 else cache.dtype.element_ty)
     peak = tl.full([BH], float("-inf"), tl.float32)
     weight = tl.zeros([BH], tl.float32)
     total = tl.zeros([BH, BC], tl.float32)
@@ -153,15 +165,27 @@ def _mla_kernel(
         inside_r = seen[:, None] & (r < ROPE)[None, :]
         latent = tl.load(rows + c[None, :], mask=inside_c, other=0.0)
         rope = tl.load(rows + LORA + r[None, :], mask=inside_r, other=0.0)
-        scores = tl.dot(rope_q, tl.trans(rope), input_precision="ieee")
-        scores = tl.dot(latent_q, tl.trans(latent), scores, input_precision="ieee") * scale
+        if FP8:
+            latent, rope = numbers(latent), numbers(rope)
+            HEADS: tl.constexpr = 2 if ROPE > 0 else 1
+            at_scale = scales + (page * PAGE + place) * HEADS
+            unit = units(tl.load(at_scale, mask=seen, other=0))[None, :]
+            rope_unit = units(tl.load(at_scale + HEADS - 1, mask=seen, other=0))[None, :]
+            scores = tl.dot(rope_q, tl.trans(rope), input_precision="ieee") * rope_unit
+            scores += tl.dot(latent_q, tl.trans(latent), input_precision="ieee") * unit
+            scores *= scale
+        else:
+            scores = tl.dot(rope_q, tl.trans(rope), input_precision="ieee")
+            scores = tl.dot(latent_q, tl.trans(latent), scores, input_precision="ieee") * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
         shrink = tl.exp(peak - new_peak)
         chance = tl.exp(scores - new_peak[:, None])
         weight = weight * shrink + tl.sum(chance, axis=1)
         total = total * shrink[:, None]
-        total = tl.dot(chance.to(cache.dtype.element_ty), latent, total, input_precision="ieee")
+        if FP8:
+            chance *= unit
+        total = tl.dot(chance.to(latent.dtype), latent, total, input_precision="ieee")
         peak = new_peak
     at_split = head * tl.num_programs(0) + split
     tl.store(peaks + at_split, peak, mask=h < heads)
@@ -207,8 +231,10 @@ def _merge_kernel(
     tl.store(to, total / weight, mask=d < D)
 
 
-def append(cache: Tensor, new: Tensor, rows: Rows) -> None:
+def append(cache: Pages, new: Tensor, rows: Rows) -> None:
     """Writes the rows `new` [T, width] to their places in cache [pages, 64, width…]."""
+    if isinstance(cache, ScaledPages):
+        return append_scaled(cache, new, rows)
     width = new.shape[1]
     block = min(1024, triton.next_power_of_2(width))
     _append_kernel[(triton.cdiv(width, block), new.shape[0])](
@@ -225,18 +251,19 @@ def gqa_one(
     s = shape
     group = s.heads // s.kv_heads
     parts = _Parts(rows, s.heads, s.value_dim, GQA_SPLIT_PAGES)
+    (keys, k_scales), (values, v_scales) = map(memory_of, cache)
     width, wide = triton.next_power_of_2(s.head_dim), triton.next_power_of_2(s.value_dim)
     _gqa_kernel[(parts.splits, s.kv_heads, q.shape[0])](
-        q, *cache, rows.positions, rows.pages, parts.sums, parts.peaks, parts.weights,
+        q, keys, values, k_scales, v_scales, rows.positions, rows.pages, parts.sums, parts.peaks, parts.weights,
         q.stride(0), rows.pages.shape[1], group, s.scale, s.window,
-        D=s.head_dim, DV=s.value_dim, PAGE=PAGE_TOKENS, SPLIT=GQA_SPLIT_PAGES,
+        D=s.head_dim, DV=s.value_dim, FP8=k_scales is not None, PAGE=PAGE_TOKENS, SPLIT=GQA_SPLIT_PAGES,
         BH=max(16, triton.next_power_of_2(group)), BD=max(16, width), BV=max(16, wide),
         BL=64 if max(width, wide) <= 128 else 32, num_stages=2,
     )  # fmt: skip
     return parts.merged(rows, s.window, sinks)
 
 
-def mla_one(absorbed: Tensor, q: Tensor, cache: Tensor, rows: Rows, shape: MlaShape) -> Tensor:
+def mla_one(absorbed: Tensor, q: Tensor, cache: Pages, rows: Rows, shape: MlaShape) -> Tensor:
     """Attends with one query per sequence on the latent itself -> [sequences, heads * lora] f32.
 
     Args:
@@ -246,10 +273,11 @@ def mla_one(absorbed: Tensor, q: Tensor, cache: Tensor, rows: Rows, shape: MlaSh
     s = shape
     parts = _Parts(rows, s.heads, s.lora, MLA_SPLIT_PAGES)
     width = triton.next_power_of_2(s.lora)
+    codes, scales = memory_of(cache)
     _mla_kernel[(parts.splits, triton.cdiv(s.heads, _MLA_HEADS), q.shape[0])](
-        absorbed, q, cache, rows.positions, rows.pages, parts.sums, parts.peaks, parts.weights,
+        absorbed, q, codes, scales, rows.positions, rows.pages, parts.sums, parts.peaks, parts.weights,
         q.stride(0), s.nope + s.rope, rows.pages.shape[1], s.heads, s.scale,
-        NOPE=s.nope, LORA=s.lora, ROPE=s.rope, PAGE=PAGE_TOKENS, SPLIT=MLA_SPLIT_PAGES,
+        NOPE=s.nope, LORA=s.lora, ROPE=s.rope, FP8=scales is not None, PAGE=PAGE_TOKENS, SPLIT=MLA_SPLIT_PAGES,
         BH=_MLA_HEADS, BC=max(16, width), BR=max(16, triton.next_power_of_2(s.rope)),
         BL=64 if width <= 128 else 32,
         num_warps=4 if width <= 256 else 8, num_stages=2,
@@ -258,7 +286,7 @@ def mla_one(absorbed: Tensor, q: Tensor, cache: Tensor, rows: Rows, shape: MlaSh
 
 
 def attend_latent(
-    q: Tensor, uk_in: Packed, uv: Packed, shape: MlaShape, rows: Rows, cache: Tensor
+    q: Tensor, uk_in: Packed, uv: Packed, shape: MlaShape, rows: Rows, cache: Pages
 ) -> Tensor:
     """Attends with one query per sequence, q [sequences, heads * (nope + rope)] as `mla_one` reads it ->
     [sequences, heads * v] f32."""

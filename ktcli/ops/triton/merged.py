@@ -16,9 +16,11 @@ from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch.functions import Rows, frequencies
 from ktcli.ops.torch.merged import Heads, Latent
 from ktcli.ops.torch.packed import Packed
-from ktcli.ops.torch.pages import KvPages
+from ktcli.ops.torch.pages import KvPages, Pages, memory_of
 from ktcli.ops.torch.parts import Parts
+from ktcli.ops.torch.scaled import ScaledPages
 from ktcli.ops.triton.attention import attend_latent, gqa_one
+from ktcli.ops.triton.fp8 import store_head
 from ktcli.ops.triton.small import partners
 from ktcli.ops.triton.sums import Sum, summed
 
@@ -82,14 +84,15 @@ def _ready(
 
 @triton.jit
 def _heads_kernel(
-    q, k, v, q_gain, k_gain, inv_freq, positions, pages, out, keys, values,
+    q, k, v, q_gain, k_gain, inv_freq, positions, pages, out, keys, values, k_scales, v_scales,
     table_width, heads, kv_heads, eps, first, half, scale, shift,
     D: tl.constexpr, DV: tl.constexpr, NORMED: tl.constexpr, ROTATED: tl.constexpr,
-    INTERLEAVED: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    INTERLEAVED: tl.constexpr, FP8: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Makes queries ready in out [rows][heads][D], and keys and values in their pages. Grid (heads + 2 kv_heads, rows).
 
-    q, k, v: each a `Sum`; keys [pages][PAGE][kv_heads][D]; values [pages][PAGE][kv_heads][DV].
+    q, k, v: each a `Sum`; keys [pages][PAGE][kv_heads][D]; values [pages][PAGE][kv_heads][DV]; codes if FP8,
+    with scales [pages][PAGE][kv_heads].
     """
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -109,22 +112,29 @@ def _heads_kernel(
             D, NORMED, ROTATED, INTERLEAVED, BLOCK,
         )  # fmt: skip
         to = keys + (place + number) * D + column
-        tl.store(to, ready.to(keys.dtype.element_ty), mask=column < D)
+        if FP8:
+            store_head(to, k_scales + place + number, ready, column < D)
+        else:
+            tl.store(to, ready.to(keys.dtype.element_ty), mask=column < D)
     else:
         number = head - heads - kv_heads
         value = summed(v, row, number * DV + column, column < DV)
         to = values + (place + number) * DV + column
-        tl.store(to, value.to(values.dtype.element_ty), mask=column < DV)
+        if FP8:
+            store_head(to, v_scales + place + number, value, column < DV)
+        else:
+            tl.store(to, value.to(values.dtype.element_ty), mask=column < DV)
 
 
 @triton.jit
 def _latent_kernel(
-    q, latent, gain, inv_freq, positions, pages, out, cache, table_width, heads, eps, half, scale, shift,
+    q, latent, gain, inv_freq, positions, pages, out, cache, scales, table_width, heads, eps, half, scale, shift,
     NOPE: tl.constexpr, LORA: tl.constexpr, ROPE: tl.constexpr, ROTATED: tl.constexpr,
-    INTERLEAVED: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_LATENT: tl.constexpr,
+    INTERLEAVED: tl.constexpr, FP8: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_LATENT: tl.constexpr,
 ):  # fmt: skip
     """Makes queries ready in out [rows][heads][NOPE + ROPE], and the latent in its page of cache
-    [pages][PAGE][LORA + ROPE]; both come as a `Sum`. Grid (heads + 1, rows)."""
+    [pages][PAGE][LORA + ROPE], codes if FP8, with scales [pages][PAGE][1 or, with ROPE, 2];
+    both come as a `Sum`. Grid (heads + 1, rows)."""
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     position = tl.load(positions + row)
     if head < heads:
@@ -143,8 +153,15 @@ def _latent_kernel(
         )  # fmt: skip
         column = tl.arange(0, BLOCK_LATENT)
         page = tl.load(pages + row * table_width + position // PAGE).to(tl.int64)
-        to = cache + (page * PAGE + position % PAGE) * WIDTH + column
-        tl.store(to, ready.to(cache.dtype.element_ty), mask=column < WIDTH)
+        place = page * PAGE + position % PAGE
+        to = cache + place * WIDTH + column
+        if FP8:
+            at_scale = scales + place * (2 if ROPE > 0 else 1)
+            store_head(to, at_scale, ready, column < LORA)
+            if ROPE > 0:
+                store_head(to, at_scale + 1, ready, (column >= LORA) & (column < WIDTH))
+        else:
+            tl.store(to, ready.to(cache.dtype.element_ty), mask=column < WIDTH)
 
 
 def add_norm(
@@ -171,20 +188,21 @@ def gqa(
     ready = torch.empty(
         sequences, s.heads * s.head_dim, dtype=torch.float32, device=rows.pages.device
     )
+    (keys, k_scales), (values, v_scales) = map(memory_of, cache)
     _heads_kernel[(s.heads + 2 * s.kv_heads, sequences)](
         Sum.of(heads.q), Sum.of(heads.k), Sum.of(heads.v),
         heads.q_gain, heads.k_gain, frequencies(rope, ready.device), rows.positions, rows.pages,
-        ready, *cache, rows.pages.shape[1], s.heads, s.kv_heads,
+        ready, keys, values, k_scales, v_scales, rows.pages.shape[1], s.heads, s.kv_heads,
         heads.eps, heads.first, rope.dim // 2, float(rope.scale), rope.shift,
         D=s.head_dim, DV=s.value_dim, NORMED=heads.q_gain is not None, ROTATED=heads.rope is not None,
-        INTERLEAVED=rope.interleaved, PAGE=PAGE_TOKENS,
+        INTERLEAVED=rope.interleaved, FP8=k_scales is not None, PAGE=PAGE_TOKENS,
         BLOCK=triton.next_power_of_2(max(s.head_dim, s.value_dim)), num_warps=1,
     )  # fmt: skip
     return gqa_one(ready, cache, rows, s, sinks)
 
 
 def mla(
-    latent: Latent, uk_in: Packed, uv: Packed, shape: MlaShape, *, rows: Rows, cache: tuple[Tensor]
+    latent: Latent, uk_in: Packed, uv: Packed, shape: MlaShape, *, rows: Rows, cache: tuple[Pages]
 ) -> Tensor:
     """Rotates queries, norms and rotates the latent, appends it to the cache, and attends; one row of each sequence."""
     s, rope, sequences = shape, latent.rope or Rope(0, ()), latent.q.shape[0]
@@ -193,10 +211,10 @@ def mla(
     )
     _latent_kernel[(s.heads + 1, sequences)](
         Sum.of(latent.q), Sum.of(latent.latent),
-        latent.gain, frequencies(rope, ready.device), rows.positions, rows.pages, ready, *cache,
+        latent.gain, frequencies(rope, ready.device), rows.positions, rows.pages, ready, *memory_of(cache[0]),
         rows.pages.shape[1], s.heads, latent.eps, rope.dim // 2, float(rope.scale), rope.shift,
         NOPE=s.nope, LORA=s.lora, ROPE=s.rope, ROTATED=latent.rope is not None,
-        INTERLEAVED=rope.interleaved, PAGE=PAGE_TOKENS,
+        INTERLEAVED=rope.interleaved, FP8=isinstance(cache[0], ScaledPages), PAGE=PAGE_TOKENS,
         BLOCK=triton.next_power_of_2(s.nope + s.rope),
         BLOCK_LATENT=triton.next_power_of_2(s.lora + s.rope), num_warps=4,
     )  # fmt: skip

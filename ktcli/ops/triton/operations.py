@@ -21,7 +21,7 @@ from ktcli.ops.torch import functions
 from ktcli.ops.torch.chosen import Chosen
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Matrix, Packed, PlainMatrix
-from ktcli.ops.torch.pages import KvPages
+from ktcli.ops.torch.pages import KvPages, Pages, of_columns
 from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton.attention import append, attend_latent, gqa_one
 from ktcli.ops.triton.panels import unpack_all
@@ -147,14 +147,14 @@ def mla(
     chosen: Chosen | None = None,
     *,
     rows: Rows,
-    cache: tuple[Tensor],
+    cache: tuple[Pages],
 ) -> Tensor:
     """Appends the latent to the cache, then attends causally; runs of more than one row, and chosen positions, in
     torch."""
     if not rows.single or chosen is not None:
         weights = uk_in, uk_out, uv
         return torch_chosen.mla(q, latent, *weights, shape, chosen, rows=rows, cache=cache)
-    (pages,) = cache
+    pages = of_columns(cache[0], shape.lora, shape.rope)
     append(pages, latent, rows)
     return attend_latent(q, uk_in, uv, shape, rows, pages)
 

@@ -9,6 +9,7 @@ from shapes import shape
 from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts
 from ktcli.engine.device.stream import HostStream
 from ktcli.errors import NotEnoughMemory
+from ktcli.ops.kvformat import BF16, F32_CACHE, FP8, CacheFormat
 from ktcli.ops.operation import Cached
 from ktcli.ops.recording import record
 from ktcli.ops.torch.pages import own_parts
@@ -41,16 +42,16 @@ def test_a_copied_page_is_the_same_in_every_layer() -> None:
         assert (part[1:3] == i + 1).all() and not part[0].any() and not part[3].any()
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_each_layer_has_its_own_zeroed_part_of_every_page(exact: bool) -> None:
-    cache = DeviceCache(SPEC, 3, (CPU,) * SPEC.layers, exact=exact)
-    item = 4 if exact else 2
-    assert cache.pages.each_bytes == 64 * SPEC.position_elements * item
+@pytest.mark.parametrize("fmt", [BF16, F32_CACHE, FP8])
+def test_each_layer_has_its_own_zeroed_part_of_every_page(fmt: CacheFormat) -> None:
+    cache = DeviceCache(SPEC, 3, (CPU,) * SPEC.layers, fmt=fmt)
+    state, item = SPEC.states[0], fmt.element_bytes
+    assert cache.pages.each_bytes == 64 * SPEC.layers * state.position_bytes(fmt)
     assert len(cache.layers) == SPEC.layers
     assert cache.size_bytes >= 4 * cache.pages.each_bytes
     for layer in cache.layers:
         assert (
-            layer.shape == (4 * 64 * SPEC.states[0].position_elements,)
+            layer.shape == (4 * 64 * state.position_bytes(fmt) // item,)
             and layer.element_size() == item
         )
         assert layer.is_contiguous() and not layer.any() and layer.data_ptr() % 64 == 0

@@ -20,7 +20,19 @@ pytest.importorskip("triton", reason="needs triton")
 HERE = Path(__file__).parent
 LAWS = (
     ("few_rows", "rows_alone", "unpacking", "small", "route", "send", "summary"),
-    ("tiles", "linear", "experts", "rotated", "groups", "gqa", "mla", "sums", "heads", "latent"),
+    (
+        "tiles",
+        "linear",
+        "experts",
+        "rotated",
+        "groups",
+        "gqa",
+        "mla",
+        "fp8",
+        "sums",
+        "heads",
+        "latent",
+    ),
 )
 CAPABILITIES = (80, 89, 90, 120)
 # Bytes of shared memory a program may have.

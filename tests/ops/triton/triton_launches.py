@@ -34,6 +34,7 @@ from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.merged import Heads, Latent
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
 from ktcli.ops.torch.parts import Parts
+from ktcli.ops.torch.scaled import ScaledPages
 from ktcli.ops.triton import merged
 from ktcli.ops.triton import operations as row
 from ktcli.ops.triton.handoff import send
@@ -61,6 +62,12 @@ def packed(name: str, n: int, k: int, count: int = 1) -> Packed:
     return Packed(fmt, n, k, empty(count, packed_bytes(fmt, n, k), dtype=torch.uint8))
 
 
+def scaled(width: int, heads: int) -> ScaledPages:
+    """Pages of an fp8 cache."""
+    codes = empty(600, 64, width, dtype=torch.uint8)
+    return ScaledPages(codes, empty(600, 64, heads, dtype=torch.uint8))
+
+
 def rows(sequences: int) -> Rows:
     return Rows(
         empty(sequences, dtype=torch.int64), empty(sequences, 512, dtype=torch.int32), 1
@@ -82,6 +89,9 @@ def qwen3_30b_a3b() -> None:
     q, k, v = (qkv.columns(*of) for of in ((0, 4096), (4096, 4608), (4608, 5120)))
     heads = Heads(q, k, v, empty(128), empty(128), 1e-6, Rope(128, (0.0,) * 64), 0)
     merged.gqa(heads, shape, None, rows=rows(1), cache=(pages, pages))
+    fp8 = scaled(4 * 128, 4), scaled(4 * 128, 4)
+    row.gqa(*of, shape, rows=rows(1), cache=fp8)
+    merged.gqa(heads, shape, None, rows=rows(1), cache=fp8)
     gain = empty(2048)
     merged.add_norm(empty(1, 2048), (product("int8", 2048, 4096),), gain, 1e-6)
     ids, gate = row.route(empty(1, 128), Routing(128, 8), None)
@@ -111,6 +121,9 @@ def deepseek_v3() -> None:
     a, q = product("int8", 1536 + 576, 7168), product("int8", 128 * 192, 1536)
     latent = Latent(q, a.columns(1536, 2112), empty(512), 1e-6, interleaved)
     merged.mla(latent, weights[0], weights[2], shape, rows=rows(1), cache=(cache,))
+    fp8 = scaled(576, 2)
+    row.mla(*of, *weights, shape, rows=rows(1), cache=(fp8,))
+    merged.mla(latent, weights[0], weights[2], shape, rows=rows(1), cache=(fp8,))
     merged.add_norm(None, (a.columns(0, 1536),), empty(1536), 1e-6)
     swiglu_of(product("int8", 4096, 7168), 2048)
     routing = Routing(256, 8, Score.SIGMOID, 8, 4, GroupScore.TOP2, True, 2.5)

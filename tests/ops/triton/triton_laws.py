@@ -21,6 +21,7 @@ from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.merged import Heads, Latent
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
 from ktcli.ops.torch.parts import Parts
+from ktcli.ops.torch.scaled import ScaledPages
 from ktcli.ops.triton import attention as triton_attention
 from ktcli.ops.triton import handoff as triton_handoff
 from ktcli.ops.triton import merged as triton_merged
@@ -227,6 +228,65 @@ def mla() -> None:
         assert torch.equal(cache.view(torch.int16), same.view(torch.int16))
 
 
+def _scaled(rows: Rows, width: int, heads: int) -> ScaledPages:
+    """Pages of an fp8 cache with something up to each position, and NaN behind it."""
+    codes = torch.full((20, 64, width), 0x7F, dtype=torch.uint8)
+    scales = torch.full((20, 64, heads), 255, dtype=torch.uint8)
+    for position, table in zip(rows.positions.tolist(), rows.pages, strict=True):
+        for at in range(position):
+            place = table[at // 64], at % 64
+            codes[place] = torch.randint(0, 256, (width,)).where(torch.rand(width) < 0.9, 5) & 0xF7
+            scales[place] = torch.randint(118, 122, (heads,))
+    return ScaledPages(codes, scales)
+
+
+def _twin(pages: ScaledPages) -> ScaledPages:
+    return ScaledPages(pages.codes.clone(), pages.scales.clone())
+
+
+def _is_same(a: ScaledPages, b: ScaledPages) -> bool:
+    return torch.equal(a.codes, b.codes) and torch.equal(a.scales, b.scales)
+
+
+def fp8() -> None:
+    """An fp8 cache: heads are written as torch writes them, bit by bit, and attended to."""
+    for width, wide, window in ((64, 0, 0), (80, 48, 70), (8, 40, 0)):
+        shape, rows = GqaShape(4, 2, width, width**-0.5, window, v=wide), _rows(5)
+        cache = _scaled(rows, 2 * width, 2), _scaled(rows, 2 * shape.value_dim, 2)
+        same = _twin(cache[0]), _twin(cache[1])
+        q, k = (
+            torch.randn(3, 4 * width),
+            torch.randn(3, 2 * width) * torch.tensor([[1e-30], [0], [99.0]]),
+        )
+        v = torch.randn(3, 2 * shape.value_dim)
+        k[2, 0], v[0, 0] = 1e-39, 1e-6
+        out = triton_row.gqa(q, k, v, shape, rows=rows, cache=cache)
+        right = attention.gqa(q, k, v, shape, rows=rows, cache=same)
+        torch.testing.assert_close(out, right, atol=2e-2, rtol=2e-2)
+        assert all(map(_is_same, cache, same))
+        of = Heads(*map(Parts.of, (q, k, v)), None, None, 0.0, None, 0)
+        merged = triton_merged.gqa(of, shape, None, rows=rows, cache=same)
+        assert torch.equal(merged, out) and all(map(_is_same, cache, same))
+    for nope, turned, v_width, lora in ((16, 16, 16, 32), (24, 8, 8, 96), (24, 0, 16, 40)):
+        latent_shape = MlaShape(2, nope, turned, v_width, lora, (nope + turned) ** -0.5)
+        sizes = (lora, nope), (nope, lora), (v_width, lora)
+        weights = tuple(_stack(FORMATS["int8"], 2, n, k)[0] for n, k in sizes)
+        rows = _rows(5)
+        pages = _scaled(rows, lora + turned, latent_shape.cached_heads)
+        twin, again = _twin(pages), _twin(pages)
+        q, new = torch.randn(3, 2 * (nope + turned)), torch.randn(3, lora + turned) * 7
+        normed = functions.norm(new, torch.ones(lora), 1e-6, columns=lora)
+        out = triton_row.mla(q, normed, *weights, latent_shape, rows=rows, cache=(pages,))
+        right = attention.mla(q, normed, *weights, latent_shape, rows=rows, cache=(twin,))
+        torch.testing.assert_close(out, right, atol=2e-2, rtol=2e-2)
+        assert _is_same(pages, twin)
+        of = Latent(Parts.of(q), Parts.of(new), torch.ones(lora), 1e-6, None)
+        merged = triton_merged.mla(
+            of, weights[0], weights[2], latent_shape, rows=rows, cache=(again,)
+        )
+        torch.testing.assert_close(merged, out, atol=2e-2, rtol=2e-2)
+
+
 def _parts(rows: int, width: int) -> Parts:
     """The sum of some columns of three parts and a bias."""
     return Parts(torch.randn(rows, 3, width + 9), None, torch.randn(width + 9)).columns(
@@ -413,7 +473,7 @@ def summary() -> None:
 
 
 LAWS = (
-    unpacking, few_rows, rows_alone, tiles, linear, experts, rotated, groups, gqa, mla, sums, heads,
+    unpacking, few_rows, rows_alone, tiles, linear, experts, rotated, groups, gqa, mla, fp8, sums, heads,
     latent, small, route, send, summary,
 )  # fmt: skip
 
