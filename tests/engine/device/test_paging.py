@@ -77,6 +77,23 @@ def test_nobody_else_reads_the_pages_of_a_device(model: Made, tmp_path: Path) ->
             assert store.flush()
 
 
+def test_a_page_of_an_fp8_cache_is_stored_with_its_scales(model: Made) -> None:
+    if model.model.spec.chooses:
+        pytest.skip("it cannot have an fp8 cache")
+    engine = model.engine(model.placed("some", cache="fp8"), exact=False)
+    answered(engine)
+    memory, spec = engine.memory, model.model.spec
+    elements = spec.position_elements - (spec.window_elements if engine.pools.windows else 0)
+    heads = spec.position_heads - (spec.window_heads if engine.pools.windows else 0)
+    assert memory.page_bytes == 64 * (elements + heads)
+    for number in range(engine.pools.pages.count):
+        before = memory.saved_page(number)
+        memory.restore_page(number, np.full_like(before, 7))
+        assert (memory.saved_page(number) == 7).all()
+        memory.restore_page(number, before)
+        assert (memory.saved_page(number) == before).all()
+
+
 def test_a_page_is_saved_and_restored_whole(model: Made) -> None:
     engine = model.engine(model.placed("all"))
     memory, pools = engine.memory, engine.pools
