@@ -227,7 +227,7 @@ def test_what_outlasts_an_attempt_is_given_back(monkeypatch: pytest.MonkeyPatch)
         torch._C, "_cuda_clearCublasWorkspaces", lambda: said.append("cublas"), raising=False
     )
     monkeypatch.setattr(torch.cuda, "empty_cache", empty)
-    loading.release(torch.device("cuda"))
+    loading.release([torch.device("cuda")])
     assert said == ["cublas", "cache"]
 
 
