@@ -141,6 +141,7 @@ class Wish:
         defer: depth of deferral.
         threshold: tokens from which a prompt's experts are streamed; None: never.
         answers: that go on at the same time.
+        cache: the number format of the cache.
     """
 
     name: str
@@ -151,6 +152,7 @@ class Wish:
     handoff: Handoff = Handoff.CALLS
     threshold: int | None = None
     answers: int = 1
+    cache: str = "bf16"
 
 
 def tiny(name: str) -> dict[str, Any]:
@@ -190,6 +192,7 @@ def device_engine(place: Place, wish: Wish) -> DeviceEngine:
         long_prompts=LongPrompts(wish.threshold, 4096),
         handoff=wish.handoff,
         streams=wish.answers,
+        cache=wish.cache,
     )
     known = Known(place.ceilings.rates(), place.rates, placed.mask)
     on_cpu = Forecast.of(model, Recipe(), known).is_faster_on_cpu

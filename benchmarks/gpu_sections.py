@@ -53,6 +53,7 @@ from ktcli.weights.recipe import Recipe
 Row = dict[str, Any]
 FAMILIES = ("qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3", "kimi-k2")
 _AFTER = 128  # tokens in the cache before a run of decode
+_LONG = 32_768  # positions, where the cache is as much to read as the weights
 _TOP_KERNELS = 12
 
 
@@ -235,6 +236,28 @@ def _decode_row(place: Place, engine: DeviceEngine, yardstick: DeviceCeilings) -
         "noisy": found.measured.noisy,
         **_seen(engine),
     }
+
+
+def caches(place: Place) -> Iterator[Row]:
+    """Decode at the end of a long context, with each number format of the cache; all experts on the GPU."""
+    context = 256 if place.scale.smoke else _LONG
+    for cache in ("bf16", "fp8"):
+        engine = device_engine(place, Wish(QWEN, 1.0, context=context, cache=cache))
+        yardstick = yardstick_of(place, engine)
+        job = Job(Phase.DECODE, place.scale.tokens, engine.context - place.scale.tokens - 1)
+        found = run(engine, job, yardstick, pairs=place.scale.pairs)
+        yield {
+            "work": "cache",
+            "cache": engine.cache_format.name,
+            "layers": engine.spec.layers,
+            "context": job.context,
+            "tok_s": found.tok_s,
+            "predicted_tok_s": job.n_tokens / found.predicted_s,
+            "percent_of_ceiling": 100 * found.measured.share,
+            "noisy": found.measured.noisy,
+        }
+        del engine, yardstick
+        free(place)
 
 
 def _seen(engine: DeviceEngine) -> Row:
@@ -436,6 +459,7 @@ SECTIONS: dict[str, Callable[[Place], Iterator[Row]]] = {
     "decode qwen3-30b-a3b": lambda place: decode(place, QWEN),
     "decode deepseek-v3-shaped": lambda place: decode(place, DEEPSEEK),
     "answers at once": answers,
+    "caches": caches,
     "plans": plans,
     "policies": policies,
     "handoffs of a real step": handoffs,

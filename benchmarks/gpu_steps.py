@@ -124,6 +124,7 @@ STEPS: tuple[Step, ...] = (
     _hybrid("prefill", 260, "prefill"),
     _tests("rows", 270, "tests/ops/torch", 10, 280),
     _hybrid("answers", 200, "answers at once"),
+    _hybrid("caches", 120, "caches"),
     _hybrid("plans", 300, "plans"),
     _hybrid("steps", 120, "handoffs of a real step"),
     Step(

@@ -40,6 +40,7 @@ def test_every_section_runs(script, tmp_path, monkeypatch):
     assert {"decode", "deferral", "kernels"} == {row["work"] for row in decode}
     batches = [row["batch"] for row in sections["answers at once"]["rows"]]
     assert batches == [1, 3] * 2
+    assert [row["cache"] for row in sections["caches"]["rows"]] == ["bf16", "fp8"]
     assert {row["way"] for row in sections["prefill"]["rows"]} == {
         "streamed", "CPU experts", "CPU alone"
     }  # fmt: skip

@@ -176,6 +176,7 @@ class DeviceCeilings:
             placement.mask,
             chunk=placement.long_prompts.chunk,
             stream_experts=placement.slab_bytes // expert if expert else 0,
+            gpus=1 + len(placement.borders),
             cache=engine.cache_format,
         )
         return Forecast.of(engine.model, engine.recipe, known)

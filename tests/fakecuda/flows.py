@@ -57,6 +57,28 @@ def test_each_kind_of_layer_is_captured(
     assert session.length == 76
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gpt-oss", "deepseek-v3"])
+def test_an_fp8_cache_is_captured(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With as many kernels as another, and its pages copied and stored."""
+    made = Made.convert(name, tmp_path_factory.mktemp("made"), GPU)
+    counts = []
+    for cache in ("bf16", "fp8"):
+        engine = made.engine(made.placed("some", streams=2, cache=cache), exact=False)
+        assert not [each for each in engine.warnings if "anew" in each or "plain torch" in each]
+        graphs = [line for line in LOG.read_text().splitlines() if line.startswith("GRAPH")]
+        counts.append(re.search(r"\d+ kernels", graphs[-1]))
+        session = engine.session()
+        session.feed(IDS[:70])
+        for token in IDS[70:76]:
+            session.feed([token], defer=1)
+        sequences = [engine.sequence() for _ in range(2)]
+        runs = [each.extend(np.array([3], np.int32)) for each in sequences]
+        assert len(engine.run(Batch(tuple(runs)))) == 2
+        engine.memory.restore_page(0, engine.memory.saved_page(0))
+    one, other = (found and found[0] for found in counts)
+    assert one is not None and one == other
+
+
 @pytest.mark.parametrize("handoff", Handoff)
 @pytest.mark.parametrize("mask", ["none", "some", "all"])
 @pytest.mark.parametrize("name", ["qwen3", "deepseek-v3"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -28,6 +29,7 @@ from ktcli.engine.logits import Logits
 from ktcli.engine.sequence import Sequence
 from ktcli.errors import OutOfDeviceMemory
 from ktcli.native import Batch, Run
+from ktcli.ops.kvformat import FP8
 from ktcli.ops.torch.kernels import Kernel
 
 LINES = 4
@@ -167,6 +169,14 @@ def test_who_else_is_in_a_captured_step_changes_no_bit(engine: DeviceEngine) -> 
         wanted = go_on(engine, [a, b, c, d])[0]
         np.testing.assert_array_equal(go_on(engine, [a, d, c, b], (50, 4, 5, 6))[0], wanted)
         np.testing.assert_array_equal(go_on(engine, [a, b, c], (50, 7, 3))[0], wanted)
+
+
+@pytest.mark.parametrize("name", ["qwen3", pytest.param("deepseek-v3", marks=pytest.mark.thorough)])
+def test_nor_with_an_fp8_cache(name: str, tmp_path: Path) -> None:
+    made = Made.convert(name, tmp_path)
+    engine = made.engine(made.placed("some", streams=LINES, cache="fp8"), exact=False)
+    assert engine.cache_format == FP8
+    test_who_else_is_in_a_captured_step_changes_no_bit(engine)
 
 
 def test_rows_of_nobody_leave_no_trace(engine: DeviceEngine) -> None:

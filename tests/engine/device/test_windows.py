@@ -106,24 +106,28 @@ class Two:
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "cache"),
     [
-        "gpt-oss",
-        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("mimo-v2-flash", "mistral")),
+        ("gpt-oss", "f32"),
+        pytest.param("gpt-oss", "fp8", marks=pytest.mark.thorough),
+        *(
+            pytest.param(name, "f32", marks=pytest.mark.thorough)
+            for name in ("mimo-v2-flash", "mistral")
+        ),
     ],
 )
 def test_no_bit_depends_on_where_positions_lie(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Made.convert(name, tmp_path)
     long = LongPrompts(100, 128, PAGE_TOKENS)  # both ways of prompts
-    placed = made.placed("some", context=CONTEXT, long_prompts=long, streams=3)
+    placed = made.placed("some", context=CONTEXT, long_prompts=long, streams=3, cache=cache)
     with monkeypatch.context() as patched:
         patched.setattr(LayerState, "windowed", False)
-        whole = made.engine(placed)
+        whole = made.engine(placed, exact=cache == "f32")
     monkeypatch.setattr(memory, "PREFILL_CHUNK", PAGE_TOKENS)
     monkeypatch.setattr(memory, "_WINDOWS_KEPT", 0)
-    engine, again = made.engine(placed), made.engine(placed)
+    engine, again = (made.engine(placed, exact=cache == "f32") for _ in range(2))
     windows = engine.pools.windows
     assert windows is not None and whole.pools.windows is None
     assert windows.pool.count < pages_for(TEXT.size)
