@@ -33,8 +33,8 @@ def test_a_kernel_is_tried_on_the_device_that_is_asked_about(
     monkeypatch.setattr(small, "norm", norm)
     with torch.cuda.device(2):
         for index in (0, 1):
-            kernels._run_a_kernel(torch.device("cuda", index))
-    assert seen == [(0, 0), (1, 1)]
+            kernels._run_kernels(torch.device("cuda", index))
+    assert set(seen) == {(0, 0), (1, 1)}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

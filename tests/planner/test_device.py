@@ -77,8 +77,8 @@ DECISIONS = {
     ("cloud-h200-128gb", "kimi-k2"): (False, 93, 1, 1088),
     ("server-8xl20-1tb", QWEN): (True, 128, 0, NEVER),
     ("server-8xl20-1tb", "deepseek-v2-lite"): (True, 64, 0, NEVER),
-    ("server-8xl20-1tb", "deepseek-v3"): (True, 92, 3, 1728),
-    ("server-8xl20-1tb", "kimi-k2"): (True, 211, 1, 1088),
+    ("server-8xl20-1tb", "deepseek-v3"): (True, 118, 2, NEVER),
+    ("server-8xl20-1tb", "kimi-k2"): (True, 211, 1, 3200),
 }
 
 
