@@ -33,9 +33,9 @@ class DeviceWords:
     prefill_threshold: str | None = None
 
     def of_gpu(self) -> tuple[str, ...]:
-        """The given options that mean something only with a GPU."""
+        """The given options that mean something only with a GPU. One that says which may be used, and may come from a
+        setting, is kept to by using none."""
         said = {
-            "--gpus": self.gpus,
             "--gpu-experts": self.gpu_experts,
             "--prefill-threshold": self.prefill_threshold,
         }
