@@ -55,6 +55,7 @@ FAMILIES = ("qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3", "kimi-k2")
 _AFTER = 128  # tokens in the cache before a run of decode
 _LONG = 32_768  # positions, where the cache is as much to read as the weights
 _TOP_KERNELS = 12
+_PINNING_S = 120  # then the rest stays unpinned, and is gathered
 
 
 # --- the same logits --------------------------------------------------------------------------------
@@ -336,16 +337,31 @@ def _kernels(engine: DeviceEngine, trace: Trace) -> Row:
 
 
 def prefill(place: Place) -> Iterator[Row]:
-    """Prompts of several lengths: streamed through the GPU, with the CPU's experts, on the CPU alone."""
+    """Prompts of several lengths: streamed through the GPU, gathered first and from where the experts lie, with the
+    CPU's experts, on the CPU alone."""
     context = min(2 * max(place.scale.prompts), model_of(place, QWEN).spec.context)
     for threshold in (0, None):
         engine = device_engine(place, Wish(QWEN, context=context, threshold=threshold))
-        way = "CPU experts" if threshold is None else "streamed"
-        yield from _prompts(place, engine, yardstick_of(place, engine), way)
+        yardstick, way = yardstick_of(place, engine), "CPU experts"
+        if threshold is not None:
+            engine.pinned.wanted = False
+            yield from _prompts(place, engine, yardstick, "streamed, gathered first")
+            yield _pinned(engine)
+            way = "streamed"
+        yield from _prompts(place, engine, yardstick, way)
         del engine
         free(place)
     alone = cpu_engine(place, QWEN, context)
     yield from _prompts(place, alone, place.ceilings, "CPU alone")
+
+
+def _pinned(engine: DeviceEngine) -> Row:
+    """Pins the experts where they lie; how long that takes, rests between blocks included."""
+    start, engine.pinned.wanted = time.perf_counter(), True
+    engine.pinned.begin()
+    engine.pinned.finished.wait(_PINNING_S)
+    seconds = time.perf_counter() - start
+    return {"work": "pinning", "gb": engine.pinned.size_bytes / 1e9, "seconds": seconds}
 
 
 def _prompts(place: Place, engine: Engine, yardstick: Yardstick, way: str) -> Iterator[Row]:

@@ -121,7 +121,7 @@ STEPS: tuple[Step, ...] = (
     _hybrid("logits", 150, "logits"),
     _hybrid("handoff", 60, "handoff"),
     _tests("laws", 280, "tests/ops/triton", 1, 280),
-    _hybrid("prefill", 260, "prefill"),
+    _hybrid("prefill", 320, "prefill"),
     _tests("rows", 270, "tests/ops/torch", 10, 280),
     _hybrid("answers", 200, "answers at once"),
     _hybrid("caches", 120, "caches"),

@@ -41,9 +41,11 @@ def test_every_section_runs(script, tmp_path, monkeypatch):
     batches = [row["batch"] for row in sections["answers at once"]["rows"]]
     assert batches == [1, 3] * 2
     assert [row["cache"] for row in sections["caches"]["rows"]] == ["bf16", "fp8"]
-    assert {row["way"] for row in sections["prefill"]["rows"]} == {
-        "streamed", "CPU experts", "CPU alone"
+    prompts = sections["prefill"]["rows"]
+    assert {row["way"] for row in prompts if row["work"] == "prefill"} == {
+        "streamed, gathered first", "streamed", "CPU experts", "CPU alone"
     }  # fmt: skip
+    assert [row["gb"] > 0 for row in prompts if row["work"] == "pinning"] == [True]
     assert len({row.get("policy") for row in sections["policies"]["rows"]} - {None}) == 4
 
 

@@ -116,9 +116,12 @@ def test_no_operation_of_a_prompt_waits_for_the_device(
 def test_experts_are_streamed(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     made = Made.convert(name, tmp_path_factory.mktemp("made"), GPU)
     placed = made.placed(long_prompts=LongPrompts(0, 40), slab_bytes=1 << 14)
-    session = made.engine(placed, exact=False).session()
+    engine = made.engine(placed, exact=False)
+    session = engine.session()
     session.feed(IDS)
     session.feed([1])
+    assert engine.pinned.finished.wait(60) and engine.pinned.size_bytes
+    engine.session().feed(IDS)  # copies the experts from where they lie
 
 
 def test_an_error_of_the_cpu_is_a_sentence(tmp_path_factory: pytest.TempPathFactory) -> None:

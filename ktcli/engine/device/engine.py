@@ -23,10 +23,11 @@ from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts
 from ktcli.engine.device.decode import DecodeStep, DecodeSteps, Sizes
 from ktcli.engine.device.experts import ExpertShape, HostExperts, LayerWeights
 from ktcli.engine.device.paging import DeviceMemory, DevicePages
+from ktcli.engine.device.pinnedweights import PinnedWeights
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, Resident, Runner, Streamed, TimedRunner
 from ktcli.engine.device.segments import Segment, layer_devices, running, segments_of
-from ktcli.engine.device.slabs import SlabStream, slabs_of
+from ktcli.engine.device.slabs import SlabStream, slabs_of, spans_of
 from ktcli.engine.device.steps import DeviceSteps, Ways
 from ktcli.engine.device.stream import device_errors, device_name
 from ktcli.engine.device.weights import DeviceModel, load_device
@@ -71,6 +72,7 @@ class DeviceEngine:
         placement: the placement that it follows.
         memory: its pages and states, from which they can be stored.
         segments: its layers in sequence over devices.
+        pinned: the experts in main memory, as far as they are pinned.
 
     Args:
         devices: the devices, for which the placement has borders.
@@ -246,6 +248,7 @@ class DeviceEngine:
         pairs = zip(slices[::2], slices[1::2], self._on_device.stacks, strict=True)
         found = [LayerWeights(gate_up, down, stack.extras) for gate_up, down, stack in pairs]
         self._layers = [None if mask[i].all() else each for i, each in enumerate(found)]
+        self.pinned = self._pinned_weights()
         biases = sum(layer.extras.bias_bytes for layer in self._layers if layer)  # copied back
         self._host_bytes = loaded.size_bytes + biases
         self._chosen = [
@@ -382,8 +385,15 @@ class DeviceEngine:
         streams = []
         for each in self.segments:
             own = [slab for slab in slabs if slab.layer in each.routed]
-            streams.append(SlabStream(own, self.pool, each.stream, each.copies, self.spec.experts))
+            beside = self.pool, each.stream, each.copies
+            streams.append(SlabStream(own, *beside, self.spec.experts, self.pinned))
         return Streamed(streams, resident)
+
+    def _pinned_weights(self) -> PinnedWeights:
+        """The experts in main memory, which long prompts let be pinned."""
+        here = zip(self._layers, ~self.placement.mask, strict=True)
+        spans = [span for layer, ids in here if layer for span in spans_of(layer, ids)]
+        return PinnedWeights(spans, self._layers, [each.copies for each in self.segments])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Experts on their way from main memory to the device: slabs through a double buffer.
 
-A slab is as many experts of one layer as its buffer holds. While the device computes with one slab, the
-next is on the link and the one after it is being gathered in pinned memory. The order of slabs is known
-beforehand, over all layers, so that the link never waits for a router.
+A slab is as many experts of one layer as its buffer holds. While the device computes with one slab, the next is on the
+link, from where its experts lie if that is pinned; else the one after it is being gathered in pinned memory. The order
+of slabs is known beforehand, over all layers, so that the link never waits for a router.
 
 Experts lie in main memory as the nodes' slices, cut by width. A slice is an expert of its own, only narrower, and the
 slices' results are added up; so nothing is put together again on the way.
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ktcli.engine.device.experts import LayerWeights
+from ktcli.engine.device.pinnedweights import PinnedWeights
 from ktcli.engine.device.stream import Mark, Stream
 from ktcli.engine.loader import runs_of
 from ktcli.native import Pool, Weight, packed_bytes
@@ -47,17 +48,20 @@ class Slab:
     def gather(self, memory: Tensor, pool: Pool) -> None:
         """Copies the experts to host memory, one stack behind the other, with all threads of the pool."""
         assert memory.nbytes >= self.size_bytes
-        pieces: list[tuple[int, int, int]] = []
+        to = memory.data_ptr()
+        pool.copy([(to + first, source, size) for first, source, size in self.pieces()])
+
+    def pieces(self) -> Iterator[tuple[int, int, int]]:
+        """Yields the experts in the order in which they are copied: the first byte of some in the slab, their address
+        in main memory, and their bytes."""
         for weight, first, _ in self._places():
             size = _matrix_bytes(weight)
             for run in runs_of(self.experts):
-                source = weight.address + run.start * size
-                pieces.append((memory.data_ptr() + first, source, len(run) * size))
+                yield first, weight.address + run.start * size, len(run) * size
                 first += len(run) * size
-        pool.copy(pieces)
 
     def stacks(self, memory: Tensor, slots: Tensor) -> list[PackedStack]:
-        """The stacks in memory that `gather` filled: one pair for each slice."""
+        """The stacks in memory that holds the pieces: one pair for each slice."""
         packed = []
         for weight, first, _ in self._places():
             size = _matrix_bytes(weight)
@@ -85,6 +89,13 @@ class Slab:
                 at += size
 
 
+def spans_of(layer: LayerWeights, experts: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Yields where the chosen experts [E] of a layer lie in main memory: first byte, and the one behind the last."""
+    ids = tuple(np.flatnonzero(experts).tolist())
+    for _, address, size in Slab(0, layer, ids).pieces():
+        yield address, address + size
+
+
 def slabs_of(
     layers: Sequence[LayerWeights | None], wanted: NDArray[np.bool_], size_bytes: int
 ) -> tuple[Slab, ...]:
@@ -106,12 +117,19 @@ class SlabStream:
         compute: the stream in which the slabs are used.
         copies: a second stream of the same device.
         experts: the number of experts of a layer.
+        pinned: the weights that may be copied from where they lie.
     """
 
     def __init__(
-        self, slabs: Sequence[Slab], pool: Pool, compute: Stream, copies: Stream, experts: int
+        self,
+        slabs: Sequence[Slab],
+        pool: Pool,
+        compute: Stream,
+        copies: Stream,
+        experts: int,
+        pinned: PinnedWeights,
     ) -> None:
-        self._slabs, self._pool = slabs, pool
+        self._slabs, self._pool, self._pinned = slabs, pool, pinned
         self._compute, self._copies = compute, copies
         size = max((slab.size_bytes for slab in slabs), default=0)
         self._device = [torch.empty(size, dtype=torch.uint8, device=compute.device) for _ in "ab"]
@@ -125,6 +143,7 @@ class SlabStream:
         """Starts the copies of the first two slabs; all will be taken once more. The compute stream is idle."""
         self._copies.synchronize()  # a step that was broken off may have left a copy without its mark
         self._loaded = self._taken = 0
+        self._pinned.begin()
         self._load()
         self._load()
 
@@ -142,20 +161,35 @@ class SlabStream:
             self._load()
 
     def _load(self) -> None:
-        """Gathers the next slab in pinned memory, and starts its copy."""
+        """Starts the copies of the next slab."""
         if self._loaded == len(self._slabs):
             return
         which, slab = self._loaded % 2, self._slabs[self._loaded]
-        copied, used = self._copied[which], self._used[which]
-        if copied is not None:
-            copied.wait()  # the slab that was staged here before is on the device by now
-        slab.gather(self._staged[which], self._pool)
-        if used is not None:
+        sources = self._where_they_lie(slab) or self._gathered(slab, which)
+        if (used := self._used[which]) is not None:
             self._copies.after(used)
-        size = slab.size_bytes
-        self._copies.copy(self._device[which][:size], self._staged[which][:size])
+        for first, source in sources:
+            self._copies.copy(self._device[which][first : first + source.nbytes], source)
         self._copied[which] = self._copies.mark()
         self._loaded += 1
+
+    def _where_they_lie(self, slab: Slab) -> list[tuple[int, Tensor]]:
+        """The first byte of each piece in the slab, and the piece in main memory; none if not all are pinned."""
+        found = []
+        for first, address, size in slab.pieces():
+            if (sources := self._pinned.sources(address, size)) is None:
+                return []
+            for source in sources:
+                found.append((first, source))
+                first += source.nbytes
+        return found
+
+    def _gathered(self, slab: Slab, which: int) -> list[tuple[int, Tensor]]:
+        """The slab as one piece, gathered in a pinned buffer."""
+        if (copied := self._copied[which]) is not None:
+            copied.wait()  # the slab that was staged here before is on the device by now
+        slab.gather(self._staged[which], self._pool)
+        return [(0, self._staged[which][: slab.size_bytes])]
 
 
 def _matrix_bytes(weight: Weight) -> int:
