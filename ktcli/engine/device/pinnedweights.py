@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from operator import itemgetter
 
 import numpy as np
@@ -99,17 +99,32 @@ def _pin(
     finished: threading.Event,
 ) -> None:
     """Pins block after block until all are, one cannot be, or it is told to stop."""
-    for number, (first, last) in enumerate(blocks):
-        start = time.monotonic()
-        try:
-            stream.pin(first, last - first)
-        except (DeviceError, RuntimeError) as error:  # the latter of a device that has failed
-            _LOG.info("weights after %d of %d blocks stay unpinned: %s", number, len(blocks), error)
-            break
-        pinned[number] = 1
-        if stop.wait(time.monotonic() - start):
-            break
+    done = 0
+    try:
+        with _set_aside(stream):
+            for done, (first, last) in enumerate(blocks):
+                start = time.monotonic()
+                stream.pin(first, last - first)
+                pinned[done] = 1
+                if stop.wait(time.monotonic() - start):
+                    break
+    except (DeviceError, RuntimeError) as error:  # the latter of a device that has failed
+        _LOG.info("weights from block %d of %d on stay unpinned: %s", done, len(blocks), error)
     finished.set()
+
+
+@contextmanager
+def _set_aside(stream: Stream) -> Iterator[None]:
+    """Pins a block that nobody uses, while others are pinned: where that reaches a limit of the system, as on WSL, it
+    is then left for what steps pin later."""
+    page = mmap.PAGESIZE
+    memory = np.empty(_BLOCK_BYTES + page, np.uint8)
+    first = -(-memory.ctypes.data // page) * page
+    stream.pin(first, _BLOCK_BYTES)
+    try:
+        yield
+    finally:
+        stream.unpin(first)
 
 
 def _ended(thread: threading.Thread, stop: threading.Event) -> None:

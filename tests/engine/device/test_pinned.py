@@ -77,8 +77,10 @@ def test_bytes_are_given_in_pieces_that_were_pinned_at_once() -> None:
 
 
 def test_what_cannot_be_pinned_is_not_given() -> None:
-    stream = Recorded(most=2)
+    """What was set aside is free again, for those who pin later."""
+    stream = Recorded(most=3)
     weights, base = pinned(np.zeros(40 * PAGE, np.uint8), [(0, 16 * PAGE)], stream)
+    assert len(stream.spans) == 2
     assert weights.size_bytes == 8 * PAGE and weights.sources(base, 8 * PAGE) is not None
     assert weights.sources(base + 7 * PAGE, 2 * PAGE) is None
 
