@@ -30,6 +30,7 @@ LAWS = (
         "gqa",
         "mla",
         "fp8",
+        "fp8_written",
         "sums",
         "heads",
         "latent",

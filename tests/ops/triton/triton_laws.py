@@ -12,6 +12,7 @@ import torch
 from triton_interpreter import ON_GPU  # before triton
 
 from ktcli.native import SILU, Format, Glu, Scale
+from ktcli.ops import kvformat
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import Rope
@@ -275,22 +276,50 @@ def _is_same(a: ScaledPages, b: ScaledPages) -> bool:
     return torch.equal(a.codes, b.codes) and torch.equal(a.scales, b.scales)
 
 
+def _meant(pages: ScaledPages, rows: Rows, sequence: int, *widths: int) -> torch.Tensor:
+    """What a sequence's heads, which have so many columns each, hold up to its position by the oracle, f64."""
+    table, end = rows.pages[sequence].long(), int(rows.positions[sequence]) + 1
+    codes = pages.codes[table].flatten(0, 1)[:end].cpu().numpy()
+    scales = pages.scales[table].flatten(0, 1)[:end].cpu().numpy()
+    heads = np.split(codes, np.cumsum(widths)[:-1], 1)
+    meant = [kvformat.decode(each, scales[:, i]) for i, each in enumerate(heads)]
+    return torch.from_numpy(np.concatenate(meant, 1)).to(pages.codes.device).double()
+
+
+def _attends(
+    out: torch.Tensor, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int = 0
+) -> None:
+    """One query, [D] of bf16 numbers and scaled: out is what f64 says, but for weights that are rounded to bf16."""
+    scores = keys @ q.double()
+    if window:
+        scores[:-window] = float("-inf")
+    weights = scores.softmax(0)
+    error = (out.double() - weights @ values).abs()
+    assert (error <= BF16 / 2 * (weights @ values.abs()) * 1.01).all()
+
+
 def fp8() -> None:
-    """An fp8 cache: heads are written as torch writes them, bit by bit, and attended to."""
+    """An fp8 cache: heads are written as torch writes them, bit by bit, and attended to as what they mean."""
     for width, wide, window in ((64, 0, 0), (80, 48, 70), (8, 40, 0)):
         shape, rows = GqaShape(4, 2, width, width**-0.5, window, v=wide), _rows(5)
         cache = _scaled(rows, 2 * width, 2), _scaled(rows, 2 * shape.value_dim, 2)
         same = _twin(cache[0]), _twin(cache[1])
         q, k = (
-            torch.randn(3, 4 * width),
+            torch.randn(3, 4 * width).bfloat16().float(),
             torch.randn(3, 2 * width) * torch.tensor([[1e-30], [0], [99.0]]),
         )
         v = torch.randn(3, 2 * shape.value_dim)
         k[2, 0], v[0, 0] = 1e-39, 1e-6
         out = triton_row.gqa(q, k, v, shape, rows=rows, cache=cache)
-        right = attention.gqa(q, k, v, shape, rows=rows, cache=same)
-        torch.testing.assert_close(out, right, atol=2e-2, rtol=2e-2)
+        attention.gqa(q, k, v, shape, rows=rows, cache=same)
         assert all(map(_is_same, cache, same))
+        for i, head in product(range(3), range(4)):
+            keys, values = (
+                _meant(pages, rows, i, n, n).chunk(2, 1)[head // 2]
+                for pages, n in zip(cache, (width, shape.value_dim), strict=True)
+            )
+            asked = q[i].double().view(4, width)[head] * shape.scale
+            _attends(out[i].view(4, -1)[head], asked, keys, values, window)
         of = Heads(*map(Parts.of, (q, k, v)), None, None, 0.0, None, 0)
         merged = triton_merged.gqa(of, shape, None, rows=rows, cache=same)
         assert torch.equal(merged, out) and all(map(_is_same, cache, same))
@@ -300,7 +329,7 @@ def fp8() -> None:
         weights = tuple(_stack(FORMATS["int8"], 2, n, k)[0] for n, k in sizes)
         rows = _rows(5)
         pages = _scaled(rows, lora + turned, latent_shape.cached_heads)
-        twin, again = _twin(pages), _twin(pages)
+        twin, again, last = _twin(pages), _twin(pages), _twin(pages)
         q, new = torch.randn(3, 2 * (nope + turned)), torch.randn(3, lora + turned) * 7
         normed = functions.norm(new, torch.ones(lora), 1e-6, columns=lora)
         out = triton_row.mla(q, normed, *weights, latent_shape, rows=rows, cache=(pages,))
@@ -312,6 +341,98 @@ def fp8() -> None:
             of, weights[0], weights[2], latent_shape, rows=rows, cache=(again,)
         )
         torch.testing.assert_close(merged, out, atol=2e-2, rtol=2e-2)
+        asked, q = (x.bfloat16().float() for x in (torch.randn(3, 2, lora), q))
+        mixed = triton_attention.mla_one(asked, q, of, last, rows, latent_shape)
+        for i, head in product(range(3), range(2)):
+            keys = _meant(last, rows, i, *(n for n in (lora, turned) if n))
+            whole = torch.cat((asked[i, head], q[i].view(2, -1)[head, nope:])).double()
+            found = mixed[i].view(2, lora)[head]
+            _attends(found, whole * latent_shape.scale, keys, keys[:, :lora])
+
+
+class Written:
+    """Counts the codes that kernels wrote otherwise than the oracle encodes what torch computed in f32.
+
+    Norm and rotation may differ in their last bits, and so may a code, but only where a number is halfway between two.
+    """
+
+    def __init__(self) -> None:
+        self.codes = self.others = 0
+
+    def see(
+        self, pages: ScaledPages, rows: Rows, heads: tuple[torch.Tensor, ...], *, exact: bool
+    ) -> None:
+        """Looks at the last place of each sequence; `heads` [T, columns] each stand there. exact: no code differs."""
+        place = rows.pages.gather(1, rows.positions[:, None] // 64)[:, 0].long()
+        at = place, rows.positions % 64
+        found = pages.codes[at].cpu().numpy()
+        scales = pages.scales[at].cpu().numpy()
+        ends = np.cumsum([head.shape[1] for head in heads])
+        assert ends[-1] == found.shape[1] and len(heads) == scales.shape[1]
+        for i, codes in enumerate(np.split(found, ends[:-1], 1)):
+            x = heads[i].cpu().numpy()
+            right, scale = kvformat.encode(x)
+            assert (scales[:, i] == scale).all(), (scales[:, i], scale)
+            differ = codes != right
+            assert not (exact and differ.any()), (codes[differ], right[differ])
+            there, wanted = (np.abs(kvformat.decode(c, scale) - x) for c in (codes, right))
+            slack = 2.0**-20 * np.abs(x).max(1, keepdims=True)
+            assert (np.abs(there - wanted) <= slack)[differ].all()
+            self.codes, self.others = self.codes + codes.size, self.others + int(differ.sum())
+
+
+def _exactly(width: int, power: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A row of three whose norm is exact, in any order: of eight numbers one is 5 and seven are 1, times a power of
+    two, which makes their mean square 4 times one of four; and a gain. Normed they are often halves between codes."""
+    signs = torch.randint(0, 2, (3, width)) * 2.0 - 1
+    sizes = torch.tensor([5.0] + [1.0] * 7).repeat(width // 8)[torch.randperm(width)]
+    return signs * sizes * 2.0**power, torch.randint(1, 64, (width,)) / 32.0
+
+
+def fp8_written() -> None:
+    """An fp8 cache holds what the oracle encodes, byte for byte, of heads and latents that kernels norm and rotate."""
+    written, parts = Written(), Parts.of
+    rows = Rows(torch.tensor([70, 0, 127]), torch.randperm(20)[:6].view(3, 2).int(), 1)
+    still = Rope(8, (0.0,) * 4, 2.0)  # turns by no angle, and doubles
+    for width, wide, dim, first, interleaved in ((64, 0, 64, 0, False), (80, 48, 32, 16, True)):
+        shape = GqaShape(2, 2, width, width**-0.5, v=wide)
+        cache = _scaled(rows, 2 * width, 2), _scaled(rows, 2 * shape.value_dim, 2)
+        q, k, v = (_parts(3, n) for n in (2 * width, 2 * width, 2 * shape.value_dim))
+        gain = torch.rand(width)
+        of = Heads(q, k, v, gain, gain, 0.01, _rope(dim, interleaved), first)
+        triton_merged.gqa(of, shape, None, rows=rows, cache=cache)
+        written.see(cache[0], rows, _ready(k, gain, of, rows).chunk(2, 1), exact=False)
+        written.see(cache[1], rows, v.total().chunk(2, 1), exact=False)
+        if not ON_GPU:  # where quotients and roots are not exact
+            (a, gain), (b, _) = _exactly(width, 12), _exactly(width, 20)
+            of = Heads(q, parts(torch.cat((a, b), 1)), v, gain, gain, 1e-6, still, 8)
+            triton_merged.gqa(of, shape, None, rows=rows, cache=cache)
+            ready = a / 2.0**13 * gain, b / 2.0**21 * gain
+            for each in ready:
+                each[:, 8:16] *= 2.0
+            written.see(cache[0], rows, ready, exact=True)
+    for turned, lora, interleaved in ((16, 32, True), (8, 96, False), (0, 40, False)):
+        shape, cut = MlaShape(1, 8, turned, 8, lora, 0.2), [n for n in (lora, turned) if n]
+        pages = _scaled(rows, lora + turned, shape.cached_heads)
+        absorbed, q = torch.randn(3, 1, lora), torch.randn(3, 8 + turned)
+        new, gain = _parts(3, lora + turned), torch.rand(lora)
+        of = Latent(parts(q), new, gain, 0.01, _rope(turned, interleaved))
+        triton_attention.mla_one(absorbed, q, of, pages, rows, shape)
+        made = functions.norm(new.total(), gain, 0.01, columns=lora)
+        if of.rope is not None:
+            made = functions.rope(made, of.rope, lora + turned, lora, rows=rows)
+        written.see(pages, rows, made.split(cut, 1), exact=False)
+        if not ON_GPU:
+            x, gain = _exactly(lora, 12)
+            tail = torch.randint(-448, 449, (3, turned)) / 2.0
+            of = Latent(
+                parts(q), parts(torch.cat((x, tail), 1)), gain, 1e-6, still if turned else None
+            )
+            triton_attention.mla_one(absorbed, q, of, pages, rows, shape)
+            tail[:, :8] *= 2.0
+            made = torch.cat((x / 2.0**13 * gain, tail), 1)
+            written.see(pages, rows, made.split(cut, 1), exact=True)
+    assert written.codes > 2000 and written.others <= written.codes // 1000
 
 
 def _parts(rows: int, width: int) -> Parts:
@@ -502,8 +623,8 @@ def summary() -> None:
 
 
 LAWS = (
-    unpacking, few_rows, rows_alone, tiles, linear, experts, beside, rotated, groups, gqa, mla, fp8, sums, heads,
-    latent, small, route, send, summary,
+    unpacking, few_rows, rows_alone, tiles, linear, experts, beside, rotated, groups, gqa, mla, fp8, fp8_written,
+    sums, heads, latent, small, route, send, summary,
 )  # fmt: skip
 
 if __name__ == "__main__":
