@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from at_once import MERGED
 from cores import TWO
-from hybrid import ANSWER, CONTEXT, IDS, F32Array, Made, answer, close
+from hybrid import ANSWER, CONTEXT, IDS, Made, answer, close
 from loading import load_engine
 from timelines import logits_of
 from torch import Tensor
@@ -24,7 +24,6 @@ from ktcli.engine.device.stream import Stream
 from ktcli.hardware.team import NodeTeam
 from ktcli.measure.policy import Policy
 from ktcli.native import Batch
-from ktcli.ops.kvformat import FP8
 from ktcli.ops.torch.kernels import EXACT
 
 
@@ -39,24 +38,6 @@ def test_where_experts_lie_changes_nothing(made: Made, mask: str, handoff: Hando
     assert close(logits_of(session, IDS), logits_of(wanted, IDS))
     for token in ANSWER:
         assert close(session.feed([token]).values, wanted.feed([token]).values)
-
-
-def _error(a: F32Array, b: F32Array) -> float:
-    """The median over positions of the distance of logits, since a router may decide otherwise at some."""
-    return float(np.median(np.sqrt(((a - b) ** 2).mean(axis=1))) / b.std())
-
-
-def test_an_fp8_cache_is_the_cpus(made: Made) -> None:
-    """Both round to the same codes, but for what bf16 and f32 products before them make otherwise."""
-    on_device, plain = (
-        made.engine(made.placed("some", cache=cache), exact=False) for cache in ("fp8", "bf16")
-    )
-    assert on_device.cache_format == FP8
-    assert 2 * on_device.memory.page_bytes > plain.memory.page_bytes > on_device.memory.page_bytes
-    cpu = load_engine(made.path, context=CONTEXT, threads=TWO, all_logits=True, cache="fp8")
-    found = logits_of(on_device.session(), IDS)
-    assert _error(found, logits_of(cpu.session(), IDS)) < 0.12
-    assert not np.array_equal(found, logits_of(plain.session(), IDS))
 
 
 DEPTHS = (0, 1, 2, 9)

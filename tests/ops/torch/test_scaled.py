@@ -8,9 +8,14 @@ import torch
 
 from ktcli.ops import kvformat
 from ktcli.ops.operation import Cached
+from ktcli.ops.table.attention import GqaShape, MlaShape
+from ktcli.ops.torch import attention
 from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.packed import Packed
 from ktcli.ops.torch.pages import append, held_at, held_by, own_parts
 from ktcli.ops.torch.scaled import ScaledPages, decode, encode
+from ktcli.weights import oracle
+from ktcli.weights.formats import FORMATS
 
 
 def _heads(spread: int) -> np.ndarray:
@@ -49,3 +54,71 @@ def test_rows_are_read_as_they_were_written(widths: tuple[int, ...]) -> None:
     assert not found[:62].any() and not found[65:].any()
     assert (held_at(pages, rows.pages)[0] == found.float()).all()
     assert not flat[64 * 8 : 2 * 64 * 8].any()  # page 1 is nobody's
+
+
+STEP = Rows(torch.tensor([130, 0]), torch.tensor([[4, 0, 2], [3, 1, 5]], dtype=torch.int32), 1)
+
+
+def _held(pages: ScaledPages, sequence: int, *widths: int) -> np.ndarray:
+    """What the heads of a sequence mean by the oracle, f64, up to its position."""
+    table, end = STEP.pages[sequence].long(), int(STEP.positions[sequence]) + 1
+    codes, scales = (x[table].flatten(0, 1)[:end].numpy() for x in (pages.codes, pages.scales))
+    heads = np.split(codes, np.cumsum(widths)[:-1], 1)
+    meant = [kvformat.decode(each, scales[:, i]) for i, each in enumerate(heads)]
+    return np.concatenate(meant, 1).astype(np.float64)
+
+
+def _pages(width: int, heads: int) -> ScaledPages:
+    """Any codes but NaN, with scales of their own."""
+    codes = torch.randint(0, 256, (6, 64, width), dtype=torch.uint8) & 0xF7
+    return ScaledPages(codes, torch.randint(118, 123, (6, 64, heads), dtype=torch.uint8))
+
+
+def _mixed(q: np.ndarray, keys: np.ndarray, values: np.ndarray, window: int = 0) -> np.ndarray:
+    """Attention of a query that is scaled, and sum |weight value|, [2, V] f64."""
+    scores = keys @ q
+    if window:
+        scores[:-window] = -np.inf
+    weights = np.exp(scores - scores.max())
+    weights /= weights.sum()
+    return np.stack([weights @ values, weights @ np.abs(values)])
+
+
+@pytest.mark.parametrize("window", [0, 70])
+def test_heads_are_attended_to_as_f64_says(window: int) -> None:
+    shape = GqaShape(4, 2, 24, 0.2, window, v=16)
+    cache = _pages(2 * 24, 2), _pages(2 * 16, 2)
+    q, k, v = (torch.randn(2, n) for n in (4 * 24, 2 * 24, 2 * 16))
+    out = attention.gqa(q, k, v, shape, rows=STEP, cache=cache, exact=True)
+    for i in range(2):
+        keys, values = _held(cache[0], i, 24, 24), _held(cache[1], i, 16, 16)
+        for head, query in enumerate(q[i].double().view(4, 24).numpy() * shape.scale):
+            kv = head // 2
+            own = keys[:, 24 * kv : 24 * (kv + 1)], values[:, 16 * kv : 16 * (kv + 1)]
+            right, size = _mixed(query, *own, window)
+            assert (np.abs(out[i].view(4, 16)[head].numpy() - right) <= 1e-5 * size).all()
+
+
+@pytest.mark.parametrize("turned", [8, 0])
+def test_latents_are_attended_to_as_f64_says(turned: int) -> None:
+    shape, draw = MlaShape(2, 8, turned, 8, 32, 0.2), np.random.default_rng(1)
+    means = [draw.standard_normal((2, n, k)).astype(np.float32) for n, k in ((32, 8), (8, 32))]
+    uk_in, uv = (
+        Packed(
+            FORMATS["f32"],
+            *w.shape[1:],
+            torch.from_numpy(np.stack([oracle.pack(FORMATS["f32"], x) for x in w])),
+        )
+        for w in means
+    )
+    pages = _pages(32 + turned, shape.cached_heads)
+    q, new = torch.randn(2, 2 * (8 + turned)), torch.randn(2, 32 + turned)
+    out = attention.mla(q, new, uk_in, uk_in, uv, shape, rows=STEP, cache=(pages,), exact=True)
+    for i in range(2):
+        keys = _held(pages, i, *(n for n in (32, turned) if n))
+        for head, query in enumerate(q[i].double().view(2, -1).numpy() * shape.scale):
+            through, back = (w[head].astype(np.float64) for w in means)
+            asked = np.concatenate([through @ query[:8], query[8:]])
+            mixed, size = _mixed(asked, keys, keys[:, :32])
+            error = np.abs(out[i].view(2, 8)[head].numpy() - back @ mixed)
+            assert (error <= 1e-5 * (np.abs(back) @ size)).all()
