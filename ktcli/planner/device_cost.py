@@ -31,7 +31,7 @@ TILE_SHARE = (
 ATTENTION_SHARE = 0.30  # of the bf16 peak, over the cache
 LINK_SHARE = 0.80  # of the link on paper, from pinned memory
 KERNEL_S = 2.5e-6  # one small kernel inside a graph
-# Kernels of a layer's decode step of one answer, counted by tests/ops/triton/test_launch_counts.py.
+# Kernels of a layer's decode step of up to 16 answers, counted by tests/ops/triton/test_launch_counts.py.
 KERNELS_HEADS = 7  # attention by heads, and both norms
 KERNELS_LATENT = 10  # the same with latent attention
 KERNELS_ROUTER = 2

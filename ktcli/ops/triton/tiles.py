@@ -9,9 +9,12 @@ them share the rows, 64 each of a chunk of 2048, and unpacking all would cost fo
 stay here at any length, grouped by expert.
 
 The order of columns within a sum is free, so codes are not brought into theirs: all first codes of a tile's
-words make one operand, all second codes the next. The activations follow them: `in_word_order` writes
-x [R, K] as [R][n][line], where code n of a word of `line` is multiplied with [n][line]; widest loads again, no
-masks on columns. Weights are rounded to bf16 after scaling, as unpacking rounds them; sums are f32.
+words make one operand, all second codes the next. The activations follow them, in one of two ways with the same
+bits. Up to DIRECT_ROWS rows, where launches count, a program loads rows as they are, 4 columns at a time, rounds them
+and takes them apart in registers (`_operands`). Of more, and of rows that many experts read, `in_word_order` first
+writes x [R, K] as bf16 [R][n][line], where code n of a word of `line` is multiplied with [n][line]: two kernels of
+torch, but half the bytes from L2, of which a program reads 4 per row and column in f32, and 64 of weights in int8.
+Weights are rounded to bf16 after scaling, as unpacking rounds them; sums are f32.
 Nothing depends on how many rows there are, except the bits of a tile's shape (16, 32 or 64 rows).
 """
 
@@ -30,6 +33,7 @@ from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.panels import (
     code_of,
+    column_of,
     panel_arguments,
     scale_value,
     scales_of,
@@ -39,6 +43,7 @@ from ktcli.ops.triton.small import activated, glu_arguments
 from ktcli.ops.triton.sums import sum_parts
 
 TILE_ROWS = 64  # up to this many rows of x, a product is made here
+DIRECT_ROWS = 16  # up to this many, x is read as it is: one kernel for each product of a step
 # Tokens of `tile_experts` at once: [2048 * K, H] f32 of partial results are 0.5 GB for DeepSeek-V3.
 CHUNK_TOKENS = 2048
 _WEIGHT_ROWS = 64  # of a matrix, for one program
@@ -47,54 +52,74 @@ _PROGRAMS = 264  # wanted: 2 per SM; see `product`
 
 
 @triton.jit
+def _operands(
+    of, lines, taken, x_columns, HALF: tl.constexpr, RUN: tl.constexpr, DTYPE: tl.constexpr,
+    BITS: tl.constexpr, BT: tl.constexpr, L: tl.constexpr,
+):  # fmt: skip
+    """Returns what RUN codes of the words of `lines` are multiplied with, [BT, L] each: neighbours in the rows at `of`
+    [BT], rounded to nearest even; 0 from x_columns on and where not taken. HALF: of 4 bits, even (0) or odd codes."""
+    columns = column_of(lines, HALF, BITS)[None, :, None] + tl.arange(0, RUN)[None, None, :]
+    inside = taken[:, None, None] & (columns < x_columns)
+    run = tl.load(of[:, None, None] + columns, mask=inside, other=0.0).to(DTYPE)
+    if RUN == 1:
+        return (tl.reshape(run, (BT, L)),)
+    elif RUN == 2:
+        return tl.split(run)
+    else:
+        even, odd = tl.split(tl.reshape(run, (BT, L, 2, 2)))
+        first, third = tl.split(even)
+        second, fourth = tl.split(odd)
+        return first, second, third, fourth
+
+
+@triton.jit
 def _tile_sums(
-    x, x_rows, taken, words, scales, panels, first, last,
-    STEP: tl.constexpr,
+    x, x_row, x_columns, x_rows, taken, words, scales, panels, first, last,
+    STEP: tl.constexpr, ORDERED: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
     PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
     """Returns sums [BT, BN] over lines [first, last): rows x_rows [BT] of x, where taken, times BN / 16 panels.
 
-    x: in word order. words, scales: first byte of the first panel; the next is STEP panels on; `panels` of
-    them, at most, are there. first and last are multiples of L, or the last line.
+    x: rows of x_columns, x_row apart; if ORDERED in word order and of `operand_type`. words, scales: first byte of the
+    first panel; the next is STEP panels on; `panels` of them, at most, are there. first and last are multiples of L, or
+    the last line.
     """
     LINES: tl.constexpr = COLUMNS * BITS // 32
+    HALVES: tl.constexpr = 2 if BITS == 4 else 1  # of the codes of a word: even and odd ones
+    RUN: tl.constexpr = 32 // BITS // HALVES
+    DTYPE: tl.constexpr = tl.float32 if BITS == 32 else tl.bfloat16  # see operand_type
     r = tl.arange(0, BN)[None, :]
     here = r // 16 < panels
     step = r // 16 * STEP
-    of = x + x_rows.to(tl.int64)[:, None] * (LINES * (32 // BITS))
+    of = x + x_rows.to(tl.int64) * x_row
     sums = tl.zeros([BT, BN], tl.float32)
     for at in range(first, last, L):
         lines = at + tl.arange(0, L)
         inside = (lines < LINES)[:, None] & here
         at_words = step * (PANEL_BYTES // 4) + lines[:, None] * 16 + r % 16
         w = tl.load(words + at_words, mask=inside, other=0)
-        if GROUP != 0:
-            at_scales = step * (PANEL_BYTES // SCALE_BYTES) + r % 16
-            raw = scales_of(
-                scales, lines[:, None], at_scales, inside, 0, BITS, GROUP, SCALE_BYTES, COLUMNS
-            )
-            even = scale_value(raw, SCALE_BYTES)
-            odd = even
-            if BITS == 4 and GROUP == 32:
+        for half in tl.static_range(HALVES):
+            if GROUP != 0 and (half == 0 or GROUP == 32):
+                at_scales = step * (PANEL_BYTES // SCALE_BYTES) + r % 16
                 raw = scales_of(
-                    scales, lines[:, None], at_scales, inside, 1, BITS, GROUP, SCALE_BYTES, COLUMNS
-                )
-                odd = scale_value(raw, SCALE_BYTES)
-        for n in tl.static_range(32 // BITS):
-            value = code_of(w, n, BITS, BOOK_LOW, BOOK_HIGH)
-            if GROUP != 0:
-                if n % 2 == 0:
-                    value *= even
+                    scales, lines[:, None], at_scales, inside, half, BITS, GROUP, SCALE_BYTES, COLUMNS
+                )  # fmt: skip
+                scale = scale_value(raw, SCALE_BYTES)
+            if not ORDERED:
+                own = _operands(of, lines, taken, x_columns, half, RUN, DTYPE, BITS, BT, L)
+            for number in tl.static_range(RUN):
+                value = code_of(w, number * HALVES + half, BITS, BOOK_LOW, BOOK_HIGH)
+                if GROUP != 0:
+                    value *= scale
+                if ORDERED:
+                    at_x = (number * HALVES + half) * LINES + lines
+                    there = taken[:, None] & (lines < LINES)[None, :]
+                    xn = tl.load(of[:, None] + at_x[None, :], mask=there, other=0.0)
                 else:
-                    value *= odd
-            xn = tl.load(
-                of + (n * LINES + lines)[None, :],
-                mask=taken[:, None] & (lines < LINES)[None, :],
-                other=0.0,
-            )
-            sums = tl.dot(xn, value.to(x.dtype.element_ty), sums, input_precision="ieee")
+                    xn = own[number]
+                sums = tl.dot(xn, value.to(DTYPE), sums, input_precision="ieee")
     if GROUP == 0 and SCALE_BYTES != 0:
         scale = scales + 2 * COLUMNS * BITS // SCALE_BYTES + step * (PANEL_BYTES // SCALE_BYTES)
         sums *= scale_value(tl.load(scale + r % 16, mask=here, other=0), SCALE_BYTES)
@@ -103,14 +128,15 @@ def _tile_sums(
 
 @triton.jit
 def _tile_kernel(
-    x, words, scales, out, n_jobs, n_rows, span,
+    x, words, scales, out, x_row, x_columns, n_jobs, n_rows, span,
+    ORDERED: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
     PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, L: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Computes out[row of x, split] [n_rows]. Grid (blocks of weight rows, blocks of x rows, splits of `span`
-    lines)."""
+    """Computes out[row of x, split] [n_rows]; for x see `_tile_sums`. Grid (blocks of weight rows, blocks of x rows,
+    splits of `span` lines)."""
     enter(EARLY)
     block, split = tl.program_id(0), tl.program_id(2)
     panel = (block * (BN // 16)).to(tl.int64)
@@ -119,8 +145,9 @@ def _tile_kernel(
     x_rows = tl.program_id(1) * BT + tl.arange(0, BT)
     first = split * span
     sums = _tile_sums(
-        x, x_rows, x_rows < n_jobs, words + panel * (PANEL_BYTES // 4), scales,
-        tl.cdiv(n_rows, 16) - block * (BN // 16), first, tl.minimum(first + span, COLUMNS * BITS // 32), 1,
+        x, x_row, x_columns, x_rows, x_rows < n_jobs, words + panel * (PANEL_BYTES // 4), scales,
+        tl.cdiv(n_rows, 16) - block * (BN // 16), first, tl.minimum(first + span, COLUMNS * BITS // 32),
+        1, ORDERED,
         BITS, GROUP, SCALE_BYTES, COLUMNS, PANEL_BYTES, BOOK_LOW, BOOK_HIGH, BT, BN, L,
     )  # fmt: skip
     rows = block * BN + tl.arange(0, BN)
@@ -160,11 +187,13 @@ def _expert_gate_up_kernel(
         scales_up = scales + PANEL_BYTES // SCALE_BYTES
     panels = n_columns // 16 - block * (BN // 16)
     gate = _tile_sums(
-        x, tokens, taken, words, scales, panels, 0, COLUMNS * BITS // 32, 2,
+        x, COLUMNS, COLUMNS, tokens, taken, words, scales, panels, 0, COLUMNS * BITS // 32,
+        2, True,
         BITS, GROUP, SCALE_BYTES, COLUMNS, PANEL_BYTES, BOOK_LOW, BOOK_HIGH, BT, BN, L,
     )  # fmt: skip
     up = _tile_sums(
-        x, tokens, taken, words_up, scales_up, panels, 0, COLUMNS * BITS // 32, 2,
+        x, COLUMNS, COLUMNS, tokens, taken, words_up, scales_up, panels, 0, COLUMNS * BITS // 32,
+        2, True,
         BITS, GROUP, SCALE_BYTES, COLUMNS, PANEL_BYTES, BOOK_LOW, BOOK_HIGH, BT, BN, L,
     )  # fmt: skip
     column = block * BN + tl.arange(0, BN)
@@ -206,8 +235,9 @@ def _expert_down_kernel(
     if SCALE_BYTES != 0:
         scales += panel * (PANEL_BYTES // SCALE_BYTES)
     sums = _tile_sums(
-        x, places, taken, words + panel * (PANEL_BYTES // 4), scales,
-        tl.cdiv(n_rows, 16) - block * (BN // 16), 0, COLUMNS * BITS // 32, 1,
+        x, COLUMNS, COLUMNS, places, taken, words + panel * (PANEL_BYTES // 4), scales,
+        tl.cdiv(n_rows, 16) - block * (BN // 16), 0, COLUMNS * BITS // 32,
+        1, True,
         BITS, GROUP, SCALE_BYTES, COLUMNS, PANEL_BYTES, BOOK_LOW, BOOK_HIGH, BT, BN, L,
     )  # fmt: skip
     slot = tl.load(order + places, mask=taken, other=0)
@@ -277,9 +307,12 @@ def tile_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Parts:
     rows = tile_rows(x.shape[0])
     block = tile_block(rows)
     out = torch.empty(x.shape[0], splits, w.n, dtype=torch.float32, device=x.device)
+    ordered = x.shape[0] > DIRECT_ROWS
+    if ordered:
+        x = in_word_order(x, w)
     _tile_kernel[(blocks, triton.cdiv(x.shape[0], rows), splits)](
-        in_word_order(x, w), *words_and_scales(w), out, x.shape[0], w.n, span,
-        **arguments, **block, **early(x),
+        x, *words_and_scales(w), out, x.stride(0), x.shape[1], x.shape[0], w.n, span,
+        ORDERED=ordered, **arguments, **block, **early(x),
     )  # fmt: skip
     return Parts(out, beside=bias)
 
@@ -342,7 +375,8 @@ def tile_rows(rows: int) -> int:
 
 
 def tile_block(rows: int) -> dict[str, int]:
-    """Returns the shape of a program with tiles of `rows` rows: at most 45 kB of shared memory, and no spills.
+    """Returns the shape of a program with tiles of `rows` rows: 64 kB of shared memory, 80 for int4 in groups
+    of 32 with f32 scales; nothing spills but, by 24 bytes, nl4 in groups of 32.
 
     L is the depth of one tl.dot. With 16 rows weights alone are waited for: one tile more is under way.
     """

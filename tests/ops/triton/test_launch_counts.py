@@ -90,8 +90,9 @@ class Elsewhere:
         return empty(n_tokens, self.hidden)
 
 
-def launches(model: Model, counting: Counting, here: bool) -> list[str]:
-    """The kernels of a forward of one token at 8,192 positions, with all experts on the device, or none."""
+def launches(model: Model, counting: Counting, here: bool, answers: int = 1) -> list[str]:
+    """The kernels of a forward of one token of each of some answers at 8,192 positions, with all experts on the device,
+    or none."""
     spec, kernels = model.spec, triton_kernels()
     of = {role: [t for t in model.tensors if t.role is role] for role in Role}
     matrices = {t.name: matrix(t) for role in (Role.DENSE, Role.KEPT) for t in of[role]}
@@ -104,9 +105,9 @@ def launches(model: Model, counting: Counting, here: bool) -> list[str]:
     pages = 8192 // PAGE_TOKENS
     elements = kv_bytes_per_token(spec) // 2 // spec.layers * PAGE_TOKENS * pages
     caches = [empty(elements, dtype=torch.bfloat16) for _ in range(spec.layers)]
-    table = empty(1, pages, dtype=torch.int32)
-    rows = Rows(empty(1, dtype=torch.int64), table, 1)
-    inputs = StepInputs(empty(1, spec.hidden), (rows,), caches)
+    table = empty(answers, pages, dtype=torch.int32)
+    rows = Rows(empty(answers, dtype=torch.int64), table, 1)
+    inputs = StepInputs(empty(answers, spec.hidden), (rows,), caches)
     host: Any = None if here else Elsewhere(spec.hidden)
     runner = Coupled(host, Resident(kernels, stacks))
     backend = backend_of(Weights(matrices, vectors), inputs, kernels, runner)
@@ -116,6 +117,23 @@ def launches(model: Model, counting: Counting, here: bool) -> list[str]:
 
 
 HEADS, LATENT = KERNELS_HEADS + KERNELS_ROUTER, KERNELS_LATENT + KERNELS_ROUTER
+
+
+def kernels_of_a_layer(
+    monkeypatch: pytest.MonkeyPatch, name: str, attention: str, here: bool, answers: int = 1
+) -> list[str]:
+    """The kernels from the attention of the last layer but one to that of the last."""
+    counting = Counting()
+
+    def caught(kernel: JITFunction, grid: Any) -> Callable[..., None]:
+        return lambda *args, **named: counting.names.append(kernel.__name__)
+
+    monkeypatch.setattr(JITFunction, "__getitem__", caught)
+    names = launches(shape(name), counting, here, answers)
+    places = [at for at, each in enumerate(names) if each == attention]
+    assert len(places) == shape(name).spec.layers
+    a, b = list(pairwise(places))[-1]
+    return names[a:b]
 
 
 @pytest.mark.parametrize(
@@ -134,17 +152,31 @@ def test_plans_count_the_kernels_that_a_layer_launches(
     here: bool,
     kernels: int,
 ) -> None:
-    counting = Counting()
+    names = kernels_of_a_layer(monkeypatch, name, attention, here)
+    assert len(names) == kernels, " ".join(names)
 
-    def caught(kernel: JITFunction, grid: Any) -> Callable[..., None]:
-        return lambda *args, **named: counting.names.append(kernel.__name__)
 
-    monkeypatch.setattr(JITFunction, "__getitem__", caught)
-    names = launches(shape(name), counting, here)
-    places = [at for at, each in enumerate(names) if each == attention]
-    assert len(places) == shape(name).spec.layers
-    a, b = list(pairwise(places))[-1]
-    assert b - a == kernels, " ".join(names[a:b])
+@pytest.mark.parametrize("answers", [2, 4, 16])
+@pytest.mark.parametrize(
+    ("name", "attention", "here", "kernels"),
+    [
+        ("qwen3-30b-a3b", "_gqa_kernel", True, HEADS + KERNELS_EXPERTS),
+        ("qwen3-30b-a3b", "_gqa_kernel", False, HEADS),
+        ("deepseek-v3", "_mla_kernel", True, LATENT + KERNELS_EXPERTS + KERNELS_SHARED),
+        ("deepseek-v3", "_mla_kernel", False, LATENT + KERNELS_SHARED),
+    ],
+)
+def test_plans_count_the_kernels_of_a_layer_for_several_answers(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    attention: str,
+    here: bool,
+    kernels: int,
+    answers: int,
+) -> None:
+    """As many as for one; but the experts of several take the shared one not along."""
+    names = kernels_of_a_layer(monkeypatch, name, attention, here, answers)
+    assert len(names) == kernels, " ".join(names)
 
 
 def test_the_goals_of_launches_hold() -> None:

@@ -22,6 +22,7 @@ LAWS = (
     ("few_rows", "rows_alone", "unpacking", "small", "route", "send", "summary"),
     (
         "tiles",
+        "tiles_of_few",
         "linear",
         "experts",
         "beside",
@@ -43,6 +44,7 @@ IN_REGISTERS = (
     "_product_kernel",
     "_gate_up_kernel",
     "_down_kernel",
+    "_tile_kernel",
     "_sum_kernel",
     "_add_norm_kernel",
 )

@@ -78,8 +78,8 @@ def rows(sequences: int) -> Rows:
 
 def qwen3_30b_a3b() -> None:
     """Grouped-query attention; softmax routing."""
-    for t in (1, 4):
-        row.linear(empty(t, 2048), packed("int8", 5120, 2048), None)
+    for t, name in ((1, "int8"), (4, "int8"), (4, "int4-g32"), (16, "bf16"), (64, "int8")):
+        row.linear(empty(t, 2048), packed(name, 5120, 2048), None)
     row.norm(empty(1, 4096), empty(128), 1e-6)
     row.norm(empty(1, 2048), empty(2048), 1e-6)
     row.rope(empty(1, 4096), Rope(128, (0.0,) * 64), 128, rows=rows(1))

@@ -110,6 +110,22 @@ def tiles() -> None:
         _close(out, rounded.float(), matrix.float(), 1e-4)
 
 
+def tiles_of_few() -> None:
+    """Rows that are read as they are, columns of wider ones: the bits of rows that torch rounds and brings in order,
+    ties and what bf16 does not hold among them."""
+    few = triton_tiles.DIRECT_ROWS
+    for i, fmt in enumerate(EVERY):
+        n, k, t = ((50, 200, 3), (40, 331, 16), (34, 256, 2))[i % 3]
+        w, _ = _stack(fmt, 1, n, k)
+        x = torch.randn(t, k + 9)[:, 5 : k + 5]
+        x[:, ::5] = 1 + torch.randint(0, 9, (t, 1)) * 2.0**-8  # halfway between two numbers
+        x[0, :3] = torch.tensor([1e-40, -0.0, 3e30])
+        made = []
+        for triton_tiles.DIRECT_ROWS in (few, 0):
+            made.append(sum_parts(triton_tiles.tile_product(x, w)))
+        assert torch.equal(*made), fmt.name
+
+
 def linear() -> None:
     """Any number of rows comes to the right kernel; a matrix is un-packed whole or in blocks."""
     w, means = _stack(FORMATS["int4"], 1, 40, 128)
@@ -623,8 +639,8 @@ def summary() -> None:
 
 
 LAWS = (
-    unpacking, few_rows, rows_alone, tiles, linear, experts, beside, rotated, groups, gqa, mla, fp8, fp8_written,
-    sums, heads, latent, small, route, send, summary,
+    unpacking, few_rows, rows_alone, tiles, tiles_of_few, linear, experts, beside, rotated, groups, gqa, mla, fp8,
+    fp8_written, sums, heads, latent, small, route, send, summary,
 )  # fmt: skip
 
 if __name__ == "__main__":
