@@ -19,6 +19,7 @@ from reference import case_named, write_checkpoint
 from ktcli.engine import Engine
 from ktcli.engine.device.cache import DeviceCache
 from ktcli.engine.device.engine import DeviceEngine
+from ktcli.engine.device.fallbacks import NONE_YET, Lessons
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.weights import DeviceModel, load_device
 from ktcli.engine.loader import PackSource
@@ -91,12 +92,14 @@ class Made:
         teams: Sequence[Team] = (),
         policy: Policy = Policy.KT,
         on_cpu: OnCpu | None = None,
+        lessons: Lessons = NONE_YET,
     ) -> DeviceEngine:
         threads = sum(team.threads for team in teams) or TWO
         pool = Pool(threads, isa="portable" if exact else None, teams=teams)
         source, recipe = PackSource(self.pack, pool), self.pack.recipe
         given = (self.model, recipe, source, pool, placement, self.devices)
-        return engine_under(policy, *given, on_cpu=on_cpu, max_outputs=512, exact=exact)
+        more = {"max_outputs": 512, "exact": exact, "lessons": lessons}
+        return engine_under(policy, *given, on_cpu=on_cpu, **more)
 
     def placed(self, mask: str = "some", **others: object) -> Placement:
         return replace(Placement(self.mask(mask), CONTEXT, slab_bytes=1 << 14), **others)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,22 +120,24 @@ def _with_device(
     ready: Ready, pack: Pack, planner: Planner, plan: Plan, listener: Listener
 ) -> tuple[Plan, DeviceEngine | None]:
     """Loads an engine with a GPU; returns the plan it follows, and None as the engine if the GPU is too small."""
+    from ktcli.assembly.lessons import lessons_of
     from ktcli.assembly.load_device import Attempt, load_as_planned
 
     assert plan.device is not None
+    conversion = places.conversion_name(ready.pack)
     with listener.progress(f"Loading {ready.name}") as bar:
         attempt = Attempt(
             pack,
             planner,
             say=listener.warn,
             note=listener.note,
+            lessons=partial(lessons_of, conversion),
             progress=lambda done, total: bar.update(done=done, total=total),
         )
         loaded = load_as_planned(attempt, plan, torch_device)
     device = loaded.plan.device
     if loaded.engine is None or device is None:
         return loaded.plan, None
-    conversion = places.conversion_name(ready.pack)
     if loaded.lowered:
         for each in device.segments:
             where = experience.one_of(each.gpu.name, each.gpu.index)

@@ -11,11 +11,13 @@ import torch
 
 from ktcli.assembly.planner import Planner
 from ktcli.engine.device.engine import DeviceEngine
+from ktcli.engine.device.fallbacks import Lessons
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.stream import device_errors
 from ktcli.engine.loader import PackSource, Progress
 from ktcli.errors import DeviceError, OutOfDeviceMemory
 from ktcli.hardware.gpu import AUTO, CPU
+from ktcli.hardware.machine import Gpu
 from ktcli.measure.layer_times import layer_times
 from ktcli.ops.torch.kernels import compiled_before
 from ktcli.planner.deferral import Times
@@ -31,12 +33,14 @@ class Attempt:
     Attributes:
         say: called with a sentence for every step down.
         note: called with a sentence when something takes long.
+        lessons: finds what is known to fail on the GPUs that an attempt uses.
     """
 
     pack: Pack
     planner: Planner
     say: Callable[[str], object]
     note: Callable[[str], object]
+    lessons: Callable[[Sequence[Gpu]], Lessons]
     progress: Progress | None = None
 
 
@@ -152,6 +156,7 @@ def _try(
             devices,
             max_outputs=plan.use.streams,
             progress=attempt.progress,
+            lessons=attempt.lessons(planned.gpus),
         )
         with device_errors("loading"):
             return engine if _has_room(devices, planned) else None

@@ -1,4 +1,5 @@
-"""Measures this machine, so that plans made for it from now on count with what it reaches."""
+"""Measures this machine, so that plans made for it from now on count with what it reaches, and what failed on its GPUs
+is tried again."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ from ktcli.errors import DeviceError
 from ktcli.hardware.amx import ROW
 from ktcli.hardware.machine import Gpu, Machine
 from ktcli.measure import rates, tiles
+from ktcli.store import experience
 
 
 def measure_machine(machine: Machine, threads: int, listener: Listener = SILENT) -> Machine:
-    """Measures what the CPU and the GPUs reach and keeps it for later commands; returns the machine with its rates.
+    """Measures what the CPU and the GPUs reach and keeps it for later commands, and forgets which faster ways failed;
+    returns the machine with its rates.
 
     Args:
         threads: the threads of the teams that a command would start now.
@@ -23,6 +26,7 @@ def measure_machine(machine: Machine, threads: int, listener: Listener = SILENT)
         KtError: the library folder cannot be written.
     """
     listener.note("Measuring for a few seconds; other work on this machine falsifies the result.")
+    experience.forget_failures()
     cpu = machine.cpu
     if tiles.look(cpu, threads).measurable:
         listener.note("  tiles against vectors …")

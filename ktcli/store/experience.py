@@ -1,8 +1,9 @@
 """Remembers what running a model taught about this machine: memory that it really got on a GPU, times of a layer, the
-speed at which it reads prompts.
+speed at which it reads prompts, faster ways that fail.
 
 It is kept per conversion (`places.conversion_name`) and GPU or CPU, so that the next start counts with it. The memory
-counts only as long as no more is free than was free then: whoever had taken it may have gone.
+counts only as long as no more is free than was free then: whoever had taken it may have gone. A way that failed counts
+only with the versions of everything that it failed with, until `forget_failures`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 from ktcli import config, smallfiles
@@ -22,6 +25,8 @@ _MOST_BYTES = 1 << 60  # of a GPU's memory
 _MORE = 1.02  # free memory wavers by some megabytes
 _MOST_TOK_S = 1e9
 _SAME = 0.1  # a speed that differs by less is not worth another write
+_FAILED = "failed"  # the field of ways that fail
+_MOST_REASON = 400  # letters
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +100,70 @@ def note_prompt_rate(conversion: str, cpu: str, tok_s: float) -> None:
         _note(_CPU, _key(conversion, cpu), "prompt_tok_s", tok_s)
 
 
+def recall_failures(conversion: str, gpu: str, versions: str) -> tuple[dict[str, str], str]:
+    """Reads the ways that failed with these versions, each with the reason, and the date on which the last was found;
+    ({}, ""): none is known to fail.
+
+    Args:
+        versions: everything that may change what fails, as a text.
+    """
+    entry = _read(_GPU).get(_key(conversion, gpu))
+    match entry.get(_FAILED) if isinstance(entry, dict) else None:
+        case {"with": str(found), "on": str(day), "why": dict(why)} if found == versions:
+            sound = {
+                way: reason
+                for way, reason in why.items()
+                if isinstance(reason, str) and reason == _plain(reason)
+            }
+            return (sound, day) if sound and _is_date(day) else ({}, "")
+    return {}, ""
+
+
+def note_failures(conversion: str, gpu: str, versions: str, why: Mapping[str, str]) -> None:
+    """Keeps all ways that fail with these versions, instead of those known before."""
+    plain = {way: _plain(reason) for way, reason in why.items() if reason}
+    found = {"with": versions, "on": date.today().isoformat(), "why": plain}
+    _note(_GPU, _key(conversion, gpu), _FAILED, found)
+
+
+def forget_failures() -> None:
+    """Forgets every way that failed, so that the next start tries it again."""
+    if any(isinstance(entry, dict) and _FAILED in entry for entry in _read(_GPU).values()):
+        _change(_GPU, lambda known: {key: _without_failures(each) for key, each in known.items()})
+
+
+def _without_failures(entry: Any) -> Any:
+    if not isinstance(entry, dict):
+        return entry
+    return {field: value for field, value in entry.items() if field != _FAILED}
+
+
+def _plain(reason: str) -> str:
+    """A reason as one line of a bounded length, without what steers a terminal."""
+    return "".join(c if c.isprintable() else " " for c in reason[:_MOST_REASON])
+
+
+def _is_date(day: str) -> bool:
+    try:
+        return date.fromisoformat(day).isoformat() == day
+    except ValueError:
+        return False
+
+
 def _note(name: str, key: str, field: str, value: Any) -> None:
+    def noted(known: dict[str, Any]) -> dict[str, Any]:
+        before = known.get(key)
+        return {**known, key: {**(before if isinstance(before, dict) else {}), field: value}}
+
+    _change(name, noted)
+
+
+def _change(name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Writes a file anew, if the library can be written."""
     path = config.home() / name
     lock = smallfiles.lock(path.with_suffix(".lock"), "noting measured figures", wait_s=1.0)
     with contextlib.suppress(KtError, OSError), lock:
-        known = _read(name)
-        before = known.get(key)
-        fresh = {**(before if isinstance(before, dict) else {}), field: value}
-        smallfiles.write(path, json.dumps({**known, key: fresh}, indent=1) + "\n")
+        smallfiles.write(path, json.dumps(change(_read(name)), indent=1) + "\n")
 
 
 def _key(conversion: str, where: str) -> str:

@@ -25,6 +25,7 @@ from ktcli.assembly.talking import Opening, give_back_memory, open_model, plan_o
 from ktcli.engine.device import usable
 from ktcli.engine.device.decode import DecodeStep
 from ktcli.engine.device.engine import DeviceEngine
+from ktcli.engine.device.stream import HostStream
 from ktcli.engine.request import Finished, GenerationRequest
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.errors import DeviceError, OutOfDeviceMemory
@@ -34,6 +35,7 @@ from ktcli.main import main
 from ktcli.models import build
 from ktcli.resources import data_path
 from ktcli.server.enginethread import EngineThread
+from ktcli.store import experience
 from ktcli.weights.recipe import Recipe
 
 GPU = Gpu(0, "NVIDIA Test", 8 << 30, 8 << 30, 16e9, "9.0", "580.1", 1e12, 1e14)
@@ -229,6 +231,47 @@ def test_what_outlasts_an_attempt_is_given_back(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "empty_cache", empty)
     loading.release([torch.device("cuda")])
     assert said == ["cublas", "cache"]
+
+
+def test_a_way_that_failed_is_not_tried_by_the_next_start(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until somebody measures, or the driver is another one."""
+    tried: list[int] = []
+
+    def refuse(*_: object) -> None:
+        tried.append(1)
+        raise DeviceError("the GPU failed in capturing a decode step: not permitted")
+
+    monkeypatch.setattr(HostStream, "capture", refuse)
+    answers = []
+    for known in (False, True, True):
+        code, out, err = say("--device", "cuda")
+        answers.append(out)
+        assert code == 0 and err.count("not permitted: every step is launched anew") == 1, err
+        assert err.count("after kt doctor --measure the next start tries again") == known, err
+        assert len(tried) == 1
+    assert answers == answers[:1] * 3
+    found = replace(probe(), gpus=(replace(GPU, driver="581.0"),))
+    monkeypatch.setattr(here, "probe", lambda **_: found)
+    assert "found on" not in say("--device", "cuda")[2] and len(tried) == 2
+    experience.forget_failures()  # as kt doctor --measure does
+    assert "found on" not in say("--device", "cuda")[2] and len(tried) == 3
+
+
+def test_a_gpu_that_failed_is_tried_by_the_next_start(
+    say: Say, made: list[DeviceEngine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It may have been busy."""
+
+    def broken(*_: object) -> None:
+        raise DeviceError("the GPU failed in loading: CUDA error: unknown error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceEngine, "_load", broken)
+        assert say("--device", "cuda")[0] == 10
+    assert not (tmp_path / "gpu.json").exists() and made == []
+    assert say("--device", "cuda")[0] == 0 and len(made) == 1
 
 
 def test_the_cpu_when_nothing_fits(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:

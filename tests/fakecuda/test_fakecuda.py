@@ -102,6 +102,28 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def asked(environment: dict[str, str], home: Path) -> subprocess.CompletedProcess[str]:
+    """A question on the command line, with this library."""
+    path = f"{home / 'bin'}{os.pathsep}{environment['PATH']}"
+    given = {**environment, "KT_HOME": str(home), "KT_HEAT": "off", "PATH": path}
+    command = [sys.executable, "-c", KT, *ASKED, "--device", "cuda", "--gpu-experts", "1"]
+    return subprocess.run(
+        command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+
+
+def test_a_refused_capture_is_known_at_the_next_start(
+    environment: dict[str, str], home: Path
+) -> None:
+    (home / "gpu.json").unlink(missing_ok=True)
+    refused = asked({**environment, "FAKE_FAIL": "cudaStreamBeginCapture:0:900"}, home)
+    again = asked(environment, home)
+    for done, known in ((refused, False), (again, True)):
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stderr.count("every step is launched anew") == 1
+        assert ("after kt doctor --measure" in done.stderr) == known
+
+
 @pytest.mark.parametrize(
     ("setting", "code", "said"),
     [
@@ -128,13 +150,8 @@ def test_a_command_meets_bad_luck(
     environment: dict[str, str], home: Path, setting: dict[str, str], code: int, said: str
 ) -> None:
     """A sentence, and the next best way or its own exit code; never a traceback, nor a process that is ended."""
-    path = f"{home / 'bin'}{os.pathsep}{environment['PATH']}"
-    given = {**environment, "KT_HOME": str(home), "KT_HEAT": "off", "PATH": path, **setting}
     (home / "gpu.json").unlink(missing_ok=True)
-    command = [sys.executable, "-c", KT, *ASKED, "--device", "cuda", "--gpu-experts", "1"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    done = asked({**environment, **setting}, home)
     assert (done.returncode, said in done.stderr) == (code, True), done.stderr[-3000:]
     assert "Traceback" not in done.stderr and "terminate" not in done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

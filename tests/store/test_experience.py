@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,51 @@ def test_a_damaged_speed_is_none(
     assert experience.recall_prompt_rate("m", "c") is None
     experience.note_prompt_rate("m", "c", 200.0)
     assert experience.recall_prompt_rate("m", "c") == 200.0
+
+
+def test_a_way_that_failed_is_remembered_for_these_versions_of_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    why = lambda *of: experience.recall_failures(*of)[0]  # noqa: E731
+    assert experience.recall_failures("m", "g", "v1") == ({}, "")
+    experience.forget_failures()
+    assert list(tmp_path.iterdir()) == []  # nothing to forget, nothing written
+    experience.note_memory("m", "g", 1000, 700)
+    experience.note_failures("m", "g", "v1", {"graphs": "no\nway\x1b[2J", "early": ""})
+    assert experience.recall_failures("m", "g", "v1") == (
+        {"graphs": "no way [2J"},
+        date.today().isoformat(),
+    )
+    assert [why(*of) for of in (("m", "g", "v2"), ("n", "g", "v1"), ("m", "h", "v1"))] == [{}] * 3
+    experience.note_failures("m", "g", "v2", {"kernels": "x" * 999})
+    assert (why("m", "g", "v1"), why("m", "g", "v2")) == ({}, {"kernels": "x" * 400})
+    experience.forget_failures()
+    assert why("m", "g", "v2") == {}
+    assert experience.recall("m", "g", 1000).limit_bytes == 700
+
+
+NOTES = [
+    "3", "[]", "null", '{"failed": 7}', '{"failed": {"with": "v", "on": "2026-11-24"}}',
+    '{"failed": {"with": "v", "on": "today", "why": {"graphs": "no"}}}',
+    '{"failed": {"with": "v", "on": "20261124", "why": {"graphs": "no"}}}',
+    '{"failed": {"with": "v", "on": 5, "why": {"graphs": "no"}}}',
+    '{"failed": {"with": ["v"], "on": "2026-11-24", "why": {"graphs": "no"}}}',
+    '{"failed": {"with": "v", "on": "2026-11-24", "why": ["graphs"]}}',
+    '{"failed": {"with": "v", "on": "2026-11-24", "why": {"graphs": 1, "early": null}}}',
+    '{"failed": {"with": "v", "on": "2026-11-24", "why": {"graphs": "\\u001b[2J"}}}',
+    '{"failed": {"with": "v", "on": "2026-11-24", "why": {"graphs": "@"}}}'.replace("@", "x" * 401),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("note", NOTES)
+def test_a_damaged_failure_is_none(
+    note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    (tmp_path / "gpu.json").write_text(f'{{"other": 3, "m on g": {note}}}')
+    assert experience.recall_failures("m", "g", "v") == ({}, "")
+    experience.forget_failures()
+    assert experience.recall_failures("m", "g", "v") == ({}, "")
+    experience.note_failures("m", "g", "v", {"graphs": "no"})
+    assert experience.recall_failures("m", "g", "v")[0] == {"graphs": "no"}

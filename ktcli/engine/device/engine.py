@@ -22,6 +22,7 @@ from ktcli.engine.contract import depth_at
 from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts
 from ktcli.engine.device.decode import DecodeStep, DecodeSteps, Sizes
 from ktcli.engine.device.experts import ExpertShape, HostExperts, LayerWeights
+from ktcli.engine.device.fallbacks import NONE_YET, Failures, Lessons
 from ktcli.engine.device.paging import DeviceMemory, DevicePages
 from ktcli.engine.device.pinnedweights import PinnedWeights
 from ktcli.engine.device.placement import Placement
@@ -52,8 +53,9 @@ from ktcli.ops.torch.kernels import (
     TORCH,
     Kernels,
     early_starts_fail,
-    give_up_triton,
+    kernels_fail,
     kernels_for,
+    start_late,
     triton_fails,
 )
 from ktcli.ops.torch.merging import backend_of
@@ -78,6 +80,7 @@ class DeviceEngine:
         devices: the devices, for which the placement has borders.
         max_outputs: the number of rows of a chunk that can give logits.
         exact: whether activations and cache are f32, to compare with a reference.
+        lessons: what is known to fail on the devices, and who is told of more.
     """
 
     def __init__(
@@ -92,8 +95,11 @@ class DeviceEngine:
         max_outputs: int = 1,
         exact: bool = False,
         progress: Progress | None = None,
+        lessons: Lessons = NONE_YET,
     ) -> None:
-        self.exact = exact
+        self.exact, self._lessons, self._kept = exact, lessons, lessons.known
+        # Why steps are not captured; a list, for what makes them refers to no engine.
+        self._refused = [lessons.known.graphs] if lessons.known.graphs else []
         self.model = model = model.at(placement.context)
         self.recipe, self.pool, self.placement = recipe, pool, placement
         self.spec: Spec = model.spec
@@ -107,6 +113,7 @@ class DeviceEngine:
         with device_errors("loading"), running(self._streams):
             self._load(source, progress)
             self._prepare()
+            self._warn()
         cache = self._cache
         widths = cached_parts(record(model.forward), self.spec.layers, self.cache_format)
         parts = cache.parts(widths)
@@ -165,20 +172,24 @@ class DeviceEngine:
     def run(self, batch: Batch) -> list[Logits]:
         """The logits of each output row, see `Engine`.
 
-        Where a kernel fails that no step used before, the batch runs again without such kernels.
+        Where a kernel fails that no step used before, the batch runs again without such kernels. What failed since the
+        last batch is said, and kept when this one has run without it.
 
         Raises:
             DeviceError: the device failed.
             KtError: the CPU's share failed.
         """
         try:
-            return self._steps.run(batch)
+            logits = self._steps.run(batch)
         except KernelFails as error:
-            said = len(self.warnings)
             self._prepare(error)
-        for warning in self.warnings[said:]:
-            _LOG.warning("%s", warning)
-        return self._steps.run(batch)
+            self._say()
+            logits = self._steps.run(batch)
+        if self.failures != self._kept:
+            self._say()
+            self._kept = self.failures
+            self._lessons.keep(self._kept)
+        return logits
 
     def forget_choices(self) -> None:
         """Resets the counts of chosen experts, after steps that only measure."""
@@ -225,7 +236,7 @@ class DeviceEngine:
     def _load(self, source: TensorSource, progress: Progress | None) -> None:
         mask, devices = self.placement.mask, layer_devices(self.segments)
         first, then = _one_count(progress, self.model, self.recipe)
-        self._kernels: Kernels = kernels_for(devices[0], exact=self.exact)
+        self._kernels: Kernels = self._choose_kernels(devices)
         # Before a byte is read: where memory is short, that is found out at once.
         use, chunk = Use(streams=self.placement.streams), self.placement.long_prompts.longest
         self._cache = DeviceCache(
@@ -242,7 +253,7 @@ class DeviceEngine:
         loaded = load(
             self.model, self.recipe, source, self.pool, then, skip=mask, only=Role.EXPERTS
         )
-        self.warnings = (*self._slower(), *refusals(self.pool, loaded.unbound))
+        self.warnings = tuple(refusals(self.pool, loaded.unbound))
         # In each layer gate_up comes before down.
         slices = [each for each in loaded.by_name.values() if isinstance(each, tuple)]
         pairs = zip(slices[::2], slices[1::2], self._on_device.stacks, strict=True)
@@ -264,7 +275,6 @@ class DeviceEngine:
         Raises:
             DeviceError: the device failed; so did plain operations.
         """
-        device = self.segments[0].device
         with device_errors("loading"), running(self._streams):
             if failed is None:
                 try:
@@ -275,24 +285,41 @@ class DeviceEngine:
             if failed is not None:
                 if self._kernels is TORCH:
                     raise failed
-                give_up_triton(device, str(failed))
-                self._kernels = kernels_for(device)
-                self.warnings += self._slower()
+                self._kernels, self._kernels_fail = TORCH, str(failed)
                 self._ways = self._make_ways()
         self._steps = DeviceSteps(self._ways)
 
-    def _slower(self) -> tuple[str, ...]:
-        """The warning that the device's kernels are not the fast ones, or start late, with the reason."""
-        device = self.segments[0].device
-        reason = triton_fails(device) if device.type == "cuda" else ""
-        if not reason:
-            late = early_starts_fail(device)
-            return (
-                (f"kernels wait to be launched until the one before has ended: {late}",)
-                if late
-                else ()
-            )
-        return (f"the GPU runs plain torch operations, which is much slower: {reason}",)
+    def _choose_kernels(self, devices: Several[torch.device]) -> Kernels:
+        """Returns the fastest kernels that are not known to fail; the first one is tried."""
+        known, self._lacks, self._kernels_fail = self._lessons.known, "", ""
+        if self.exact:
+            return kernels_for(devices[0], exact=True)
+        if known.kernels:
+            self._kernels_fail = known.kernels
+            return TORCH
+        for device in dict.fromkeys(devices) if known.early else ():
+            start_late(device, known.early)
+        if devices[0].type == "cuda":
+            self._lacks, self._kernels_fail = triton_fails(devices[0]), kernels_fail(devices[0])
+        return kernels_for(devices[0])
+
+    @property
+    def failures(self) -> Failures:
+        """The faster ways that are known to fail here, from the start or by now."""
+        early = self._lessons.known.early or early_starts_fail(self.segments[0].device)
+        return Failures(self._kernels_fail, early, self._refused[0] if self._refused else "")
+
+    def _warn(self) -> tuple[str, ...]:
+        """Adds the warnings of what fails that are new, and returns them."""
+        said = self._lessons.sentences(self.failures, self._lacks)
+        new = tuple(each for each in said if each not in self.warnings)
+        self.warnings += new
+        return new
+
+    def _say(self) -> None:
+        """Says what fails since the last time."""
+        for warning in self._warn():
+            _LOG.warning("%s", warning)
 
     def _make_ways(self) -> Ways:
         placement = self.placement
@@ -338,8 +365,7 @@ class DeviceEngine:
         def decode(forward: _Forward) -> Callable[[Tensor, Rows], Tensor]:
             return lambda x, rows: forward(x, (rows,), None, runner)
 
-        own = [decode(each) for each in forwards]
-        refused: list[str] = []
+        own, refused = [decode(each) for each in forwards], self._refused
 
         def make(n: int) -> DecodeStep:
             sizes = Sizes(n, pages, vocab, cache.scratch, slot, window)
@@ -351,9 +377,6 @@ class DeviceEngine:
             return step
 
         steps = DecodeSteps(make, self.placement.streams)
-        self.warnings += tuple(
-            f"{each}: every step is launched anew, which is slower" for each in refused
-        )
         self.forget_choices()
         return steps
 

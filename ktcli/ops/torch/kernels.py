@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -102,7 +103,7 @@ def kernels_for(device: torch.device, *, exact: bool = False) -> Kernels:
     return triton_kernels() if device.type == "cuda" and not triton_fails(device) else TORCH
 
 
-# What failed while it was used, though the first kernel ran.
+# Why the first kernel failed on a device, where nothing was seen that the system lacks.
 _failed: dict[torch.device, str] = {}
 # Why kernels begin only when the one before has ended, on devices that could start them early.
 _late: dict[torch.device, str] = {}
@@ -116,8 +117,7 @@ def triton_fails(device: torch.device) -> str:
     Raises:
         torch.OutOfMemoryError: the device's memory is full.
     """
-    missing = _failed.get(device) or _triton_lacks()
-    if missing:
+    if missing := _triton_lacks():
         return missing
     try:
         try:
@@ -132,8 +132,24 @@ def triton_fails(device: torch.device) -> str:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # Triton's own, a compiler's, the driver's
-        return f"triton's kernels fail here: {_first_words(error)}"
+        reason = f"triton's kernels fail here: {_first_words(error)}"
+        # A full disk, or a header that is not installed: that may change with no version of anything.
+        if not isinstance(error, OSError | subprocess.SubprocessError):
+            _failed[device] = reason
+        return reason
     return ""
+
+
+def kernels_fail(device: torch.device) -> str:
+    """Returns why the first kernel failed on a device, as `triton_fails`, where that lasts as long as the versions of
+    everything; "" otherwise."""
+    return _failed.get(device, "") if triton_fails(device) else ""
+
+
+def start_late(device: torch.device, reason: str) -> None:
+    """Lets kernels begin only when the one before has ended, for a reason that was found earlier."""
+    if not _triton_lacks() and _give_up_early_starts(device):
+        _late[device] = reason
 
 
 def early_starts_fail(device: torch.device) -> str:
@@ -153,12 +169,6 @@ def _give_up_early_starts(device: torch.device) -> bool:
 def _first_words(error: Exception) -> str:
     words = str(error).strip().splitlines() or [type(error).__name__]
     return words[0][:160]
-
-
-def give_up_triton(device: torch.device, reason: str) -> None:
-    """Notes that Triton kernels fail on a device after all, as a clause."""
-    _failed[device] = reason
-    triton_fails.cache_clear()
 
 
 def compiled_before() -> bool:

@@ -26,6 +26,7 @@ from ktcli.engine.device import experts as experts_module
 from ktcli.engine.device import segments
 from ktcli.engine.device.engine import DeviceEngine, _Forward
 from ktcli.engine.device.experts import Handoff, HostExperts, spin_us
+from ktcli.engine.device.fallbacks import Failures, Lessons
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, Resident
@@ -199,13 +200,38 @@ def test_a_step_that_is_not_captured_runs_anew(made: Made, monkeypatch: pytest.M
         raise DeviceError("the GPU failed in capturing a decode step: not permitted")
 
     monkeypatch.setattr(HostStream, "capture", refuse)
-    engine = made.engine(made.placed(streams=2))
+    kept: list[Failures] = []
+    engine = made.engine(made.placed(streams=2), lessons=Lessons(keep=kept.append))
     (warning,) = engine.warnings
     assert "not permitted" in warning and "slower" in warning
     np.testing.assert_array_equal(answer(engine), wanted)
     two = [engine.sequence().extend(np.array([7], np.int32)) for _ in range(2)]
     assert len(engine.run(Batch(tuple(two)))) == 2
     assert len(asked) == 1  # the answer is remembered
+    assert kept == [Failures(graphs="the GPU failed in capturing a decode step: not permitted")]
+    again = made.engine(made.placed(), lessons=Lessons(kept[0], "2026-11-24", kept.append))
+    np.testing.assert_array_equal(answer(again), wanted)
+    (known,) = again.warnings
+    assert known.startswith(warning) and "2026-11-24; after kt doctor --measure" in known
+    assert len(asked) == 1 and len(kept) == 1
+
+
+def test_a_larger_step_that_is_not_captured_is_said_once(
+    made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is made when it is first needed, long after the load."""
+    engine, kept = made.engine(made.placed(streams=2)), []
+    engine._lessons = Lessons(keep=kept.append)
+
+    def refuse(*_: object) -> None:
+        raise DeviceError("the GPU failed in capturing a decode step: not permitted")
+
+    monkeypatch.setattr(HostStream, "capture", refuse)
+    for _ in range(2):
+        two = [engine.sequence().extend(np.array([7], np.int32)) for _ in range(2)]
+        assert len(engine.run(Batch(tuple(two)))) == 2
+    assert [each.message for each in caplog.records] == list(engine.warnings)
+    assert len(kept) == len(engine.warnings) == 1
 
 
 @pytest.mark.parametrize("when", ["load", "prompt"])
@@ -224,22 +250,23 @@ def test_a_kernel_that_fails_later_is_done_without(
         raise error("out of resource: shared memory, Required: 300000")
 
     fast = replace(TORCH, name="triton", operations={**TORCH.operations, "linear": broken})
-    given_up: list[str] = []
-    monkeypatch.setattr(engine_module, "kernels_for", lambda *_, **__: TORCH if given_up else fast)
-    monkeypatch.setattr(engine_module, "give_up_triton", lambda _, why: given_up.append(why))
-    monkeypatch.setattr(
-        DeviceEngine, "_slower", lambda _: (f"slower: {given_up[0]}",) if given_up else ()
-    )
-    engine = made.engine(made.placed(), exact=False)
+    monkeypatch.setattr(engine_module, "kernels_for", lambda *_, **__: fast)
+    kept: list[Failures] = []
+    engine = made.engine(made.placed(), exact=False, lessons=Lessons(keep=kept.append))
+    assert kept == []  # not before a step ran without it
     np.testing.assert_array_equal(answer(engine), wanted)
-    assert len(given_up) == 1 and "300000" in given_up[0]
-    assert engine.warnings == (f"slower: {given_up[0]}",)
-    assert [each.message for each in caplog.records] == (
-        [f"slower: {given_up[0]}"] if when == "prompt" else []
-    )
+    (warning,), (failures,) = engine.warnings, kept
+    assert "300000" in failures.kernels and failures == Failures(kernels=failures.kernels)
+    assert failures.kernels in warning and "much slower" in warning and "found on" not in warning
+    assert [each.message for each in caplog.records] == ([warning] if when == "prompt" else [])
     before = len(calls)
     answer(engine)
-    assert len(calls) == before
+    again = made.engine(made.placed(), exact=False, lessons=Lessons(failures, "2026-11-24"))
+    np.testing.assert_array_equal(answer(again), wanted)
+    assert len(calls) == before and len(kept) == 1
+    assert again.warnings == (
+        f"{warning} (found on 2026-11-24; after kt doctor --measure the next start tries again)",
+    )
 
 
 def test_a_thread_that_waits_beside_experts_of_the_cpu_sleeps(made: Made, watched) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from convert import convert_checkpoint
 from device import CPU
 from reference import case_named, write_checkpoint
+from torch.profiler import ProfilerActivity, profile
 
 from ktcli.engine import loader
 from ktcli.engine.arenas import aligned
@@ -23,13 +26,14 @@ from ktcli.engine.pagetable import pages_for
 from ktcli.hardware.team import NodeTeam
 from ktcli.models import Model, build
 from ktcli.native import Pool, packed_bytes
+from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.ops.torch.packed import Packed, PlainMatrix, unpack
 from ktcli.planner.device import cache_bytes
 from ktcli.planner.memory import TALK
 from ktcli.planner.stack import stack_of
 from ktcli.weights.pack import Pack
-from ktcli.weights.recipe import format_of, stored_bytes
+from ktcli.weights.recipe import Recipe, format_of, stored_bytes
 
 
 @pytest.fixture(scope="module", params=[("qwen3", "bf16"), ("deepseek-v3", "int8")], ids="-".join)
@@ -140,6 +144,40 @@ def test_the_device_has_the_packs_bytes(
     for stack, row in zip(loaded.stacks, mask, strict=True):
         expected = [int(row[:e].sum()) if here else -1 for e, here in enumerate(row)]
         assert stack.slots.tolist() == expected
+
+
+class Nothing:
+    """A source that leaves memory as it is."""
+
+    identity = ""
+
+    def fill(self, tensor, target, memory, offset=0) -> None:
+        pass
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """The most bytes that torch held at once of what `work` allocated."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        work()
+    found = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(found, key=lambda event: event.start_ns())]
+    return max(accumulate(changes))
+
+
+@pytest.mark.parametrize("rows", [1 << 12, 1 << 13])
+def test_plain_matrices_are_unpacked_in_small_pieces(rows: int) -> None:
+    """Beside a card that is full: with 80 MiB, whatever the size of the matrix, where pieces of 64 MiB took 320."""
+    part = weights._Part(
+        Tensor("head", rows, 1 << 12, Role.DENSE, (), part=ModelPart.HEAD),
+        Recipe.named("int4", "bf16").dense,
+        (0,),
+        torch.bfloat16,
+    )
+    target = torch.empty(part.shape, dtype=part.dtype)
+    assert target.nbytes >= 2 * weights._STAGING_BYTES
+    filler = weights._Filler(Nothing(), target.nbytes, None)
+    peak = peak_of(lambda: filler.fill(part, target))
+    assert weights._STAGING_BYTES < peak <= 5.1 * weights._STAGING_BYTES <= 82 << 20, peak
 
 
 def test_each_needed_byte_is_read_once_and_counted(pack: Pack) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from inspect import signature
 from pathlib import Path
 
@@ -68,6 +69,51 @@ def test_kernels_start_early_where_they_can_and_late_where_that_fails(
     assert module.triton_fails(gpu) == ""
     assert module.early_starts_fail(gpu) == ("invalid attribute" if early else "")
     assert not starts.starts_early(gpu)
+    module.triton_fails.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("error", "lasts"),
+    [
+        (RuntimeError("invalid device function"), True),
+        (OSError("No space left on device"), False),
+        (subprocess.CalledProcessError(1, "gcc"), False),  # Python.h is not installed
+    ],
+)
+def test_what_the_system_lacks_is_no_failure_of_the_kernels(
+    error: Exception, lasts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="needs triton")
+
+    def run(device: torch.device) -> None:
+        raise error
+
+    monkeypatch.setattr(module, "_failed", {})
+    monkeypatch.setattr(module, "_triton_lacks", str)
+    monkeypatch.setattr(module, "_run_kernels", run)
+    monkeypatch.setattr(module, "_give_up_early_starts", lambda _: False)
+    module.triton_fails.cache_clear()
+    gpu = torch.device("cuda", 0)
+    assert module.triton_fails(gpu)
+    assert bool(module.kernels_fail(gpu)) == lasts
+    module.triton_fails.cache_clear()
+
+
+def test_a_gpu_that_is_known_to_start_kernels_late_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("triton", reason="needs triton")
+    from ktcli.ops.triton import early as starts
+
+    gpu, tried = torch.device("cuda", 0), []
+    monkeypatch.setattr(starts, "_of_devices", {0: True})
+    monkeypatch.setattr(module, "_late", {})
+    monkeypatch.setattr(module, "_triton_lacks", str)
+    monkeypatch.setattr(module, "_run_kernels", lambda d: tried.append(starts.starts_early(d)))
+    module.triton_fails.cache_clear()
+    module.start_late(gpu, "invalid attribute")
+    assert module.triton_fails(gpu) == "" and tried == [False]
+    assert module.early_starts_fail(gpu) == "invalid attribute"
     module.triton_fails.cache_clear()
 
 

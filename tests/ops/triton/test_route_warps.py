@@ -1,0 +1,54 @@
+"""Routing of up to 256 experts is one warp, whose dozens of reductions need no barrier of a block."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="needs triton")
+
+HERE = Path(__file__).parent
+# triton_launches catches launches in the whole process, which therefore is one of its own.
+SCRIPT = """
+import json
+import triton
+from triton.backends.compiler import GPUTarget
+from triton_launches import empty, launches, sources
+from ktcli.ops.table.experts import GroupScore, Routing, Score
+from ktcli.ops.triton.small import route_all
+
+for routing in (
+    Routing(128, 8),
+    Routing(256, 8, Score.SIGMOID, 8, 4, GroupScore.TOP2, True, 2.5),
+    Routing(512, 10),
+):
+    launches.clear()
+    route_all(empty(1, routing.experts), routing, empty(routing.experts))
+    ((source, options),) = sources(90)
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    print(json.dumps([routing.experts, options["num_warps"], "bar.sync" in ptx]))
+"""
+
+
+def test_routing_of_few_experts_needs_no_barrier(tmp_path: Path) -> None:
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parents[2]))),
+        "TRITON_CACHE_DIR": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    # The last shows that barriers are seen where there are some.
+    assert found == [[128, 1, False], [256, 1, False], [512, 4, True]]
