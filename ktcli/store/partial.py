@@ -60,10 +60,13 @@ class PartialFile:
         self.bytes_path = folder / f"{located.name}.part"
         self.counters_path = folder / f"{located.name}.done"
         self._chunk = chunk_bytes
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held while descriptors are opened or closed
         self._descriptors: tuple[int, int] | None = None
         self._unflushed = 0  # bytes
         self._done, self._flushed = self._read_counters()
+        # Held by whoever puts bytes into a chunk: a whole file that is sent where a range was asked for brings other
+        # connections' chunks, too, and what is counted, and perhaps verified, must not be written again.
+        self._writing = [threading.Lock() for _ in self._done]
         self._first_open = 0  # no chunk before it is open
         self.url = located.url
         self.single = threading.Lock()  # held by whoever gets the file as one stream
@@ -101,16 +104,22 @@ class PartialFile:
         new, view = 0, memoryview(data)
         while view:
             chunk = offset // self._chunk
-            start, end = self.missing(chunk)
             piece = view[: (chunk + 1) * self._chunk - offset]
-            skipped = min(len(piece), max(0, start - offset))
-            fresh = piece[skipped : skipped + max(0, end - offset - skipped)]
-            if fresh and offset + skipped == start:
-                self._put(chunk, start, fresh)
-                new += len(fresh)
+            with self._writing[chunk]:
+                new += self._continue(chunk, offset, piece)
             offset += len(piece)
             view = view[len(piece) :]
         return new
+
+    def _continue(self, chunk: int, offset: int, piece: memoryview) -> int:
+        """Puts what a piece of a chunk has beyond those bytes that are there; returns how many these were."""
+        start, end = self.missing(chunk)
+        skipped = min(len(piece), max(0, start - offset))
+        fresh = piece[skipped : skipped + max(0, end - offset - skipped)]
+        if not fresh or offset + skipped != start:
+            return 0
+        self._put(chunk, start, fresh)
+        return len(fresh)
 
     def open(self) -> int:
         """Returns the descriptor of the bytes, for reading and writing; it is made if need be."""

@@ -3,6 +3,7 @@ run goes on; and little is fetched twice."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +242,32 @@ def test_a_file_without_a_hash_is_never_continued(tmp_path: Path) -> None:
     file.write(0, DATA[:1000])
     file.close()
     assert PartialFile(about, tmp_path, CHUNK).arrived_bytes == 0
+
+
+def test_bytes_that_two_connections_bring_are_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slower one, in the middle of a write, and one whose bytes are damaged."""
+    file = PartialFile(Located(NAME, SIZE, "", sha256="0" * 64), tmp_path, CHUNK)
+    descriptor, pwrite = file.open(), os.pwrite
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(to: int, data: bytes, offset: int) -> int:
+        if to == descriptor and not begun.is_set():
+            begun.set()
+            assert goes_on.wait(30)
+        return pwrite(to, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(file.write, 0, DATA[:1000])
+        assert begun.wait(30)
+        second = pool.submit(file.write, 0, bytes(1000))
+        with contextlib.suppress(TimeoutError):
+            second.result(0.1)  # it would be done by now if it did not wait
+        goes_on.set()
+        assert (first.result(), second.result()) == (1000, 0)
+    assert file.arrived_bytes == 1000 and file.bytes_path.read_bytes() == DATA[:1000]
 
 
 def test_a_link_in_place_of_a_partial_file_is_not_followed(hub: Hub, tmp_path: Path) -> None:
