@@ -79,12 +79,14 @@ def pull(
             f"{reference.text} names no repository",
             hint="write org/repo, or a short name (kt list --all)",
         )
-    present = library.find(reference.name, EntryKind.CHECKPOINT)
-    if present is not None:
-        return present
     folder = places.checkpoint_path(reference.name)
+    present = library.find(reference.name, EntryKind.CHECKPOINT)
+    if present is not None and not is_begun(reference.name):
+        return present
     with smallfiles.lock(places.lock_path(reference.name), f"pulling {reference.name}"):
         present = library.find(reference.name, EntryKind.CHECKPOINT)
+        if present is not None and present.path == folder:
+            _clear(folder)  # a pull that was killed at its very end has not
         if present is not None:
             return present
         if snapshot is None:
@@ -374,10 +376,15 @@ def _record(snapshot: Snapshot, files: tuple[RemoteFile, ...], log: _HashLog) ->
         records.append(FileRecord(file.name, (folder / file.name).stat().st_size, sha256))
     found = Manifest(tuple(records), snapshot.hub, snapshot.repository, snapshot.revision)
     smallfiles.write(folder / manifest.CHECKPOINT, found.encode())
-    (folder / scan.PULLING).unlink(missing_ok=True)
+    _clear(folder)
+
+
+def _clear(folder: Path) -> None:
+    """Removes what only a pull needed, last the file that says that it has not ended."""
     for left in (SCRATCH, *_OF_CLIENTS):
         path = folder / left
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+    (folder / scan.PULLING).unlink(missing_ok=True)

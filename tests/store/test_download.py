@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from ktcli import manifest, smallfiles
 from ktcli.errors import BadCheckpoint, Busy, HubError, NotEnoughDisk, NotFound, UsageError
 from ktcli.main import main
 from ktcli.store import contents, download, integrity, library, places, scan
-from ktcli.store.download import pull, wanted
+from ktcli.store.download import SCRATCH, pull, wanted
 from ktcli.store.entry import Entry
 from ktcli.store.hubs import RemoteFile, Snapshot
 from ktcli.store.places import EntryKind
@@ -79,6 +80,23 @@ TAKEN = {
     "model-00001-of-00002.safetensors",
     "model-00002-of-00002.safetensors",
 }
+
+
+def test_a_pull_that_was_killed_while_it_cleared_up_is_cleared_up_after(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            get("org/tiny")
+    path = library.resolve("org/tiny", EntryKind.CHECKPOINT).path
+    assert (path / SCRATCH).is_dir()
+    hub.requests.clear()
+    assert get("org/tiny").complete and not hub.requests
+    assert not [each for each in path.iterdir() if each.is_dir() or each.name == scan.PULLING]
 
 
 @pytest.mark.parametrize("prefix", ["", "hf:", "ms:"])
