@@ -17,7 +17,8 @@ is what to do next, a command where there is one. `ktcli.main` turns them into t
     ├── ContextFull
     ├── NativeError
     └── DeviceError
-        └── OutOfDeviceMemory
+        ├── OutOfDeviceMemory
+        └── KernelFails
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import Self
 
 
 class ExitCode(IntEnum):
@@ -194,6 +196,10 @@ class DeviceError(KtError):
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint or "--device cpu runs without the GPU")
+
+    def bare(self) -> Self:
+        """The same error without a traceback, which would keep the engine that failed in memory."""
+        return type(self)(str(self), hint=self.hint)
 
 
 class OutOfDeviceMemory(DeviceError):

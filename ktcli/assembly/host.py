@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING
 
 from ktcli import config
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.errors import DeviceError
 from ktcli.hardware.cpu import read_cpu
-from ktcli.hardware.gpu import AUTO, hidden, hidden_by_mistake
+from ktcli.hardware.gpu import AUTO, CPU, hidden, hidden_by_mistake
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.numa import OFF, Numa, asked_numa
 from ktcli.hardware.probe import SYSTEM_ROOT, probe
@@ -20,6 +21,20 @@ from ktcli.planner.host import Host, host_of
 
 if TYPE_CHECKING:
     import torch
+
+
+# Whether a GPU failed in this process, which is all that torch needs to be of no more use on any of them.
+_left = threading.Event()
+
+
+def leave_gpus() -> None:
+    """Makes this process use GPUs only where one is asked for: what has failed fails again until kt is started anew."""
+    _left.set()
+
+
+def where_now(asked: str) -> str:
+    """Returns the device that is asked for; the CPU where the choice is free and the GPUs were left."""
+    return CPU if asked == AUTO and _left.is_set() else asked
 
 
 def machine_here(*, gpus: bool = True) -> Machine:

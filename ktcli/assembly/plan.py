@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ktcli.assembly.auto import chosen, kept_by
-from ktcli.assembly.host import machine_here, usable
+from ktcli.assembly.host import machine_here, usable, where_now
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.planner import host_for, informed
 from ktcli.assembly.request import Wanted
@@ -29,7 +29,7 @@ def plan_ahead(model: Model, recipe: Recipe, wanted: Wanted, listener: Listener 
         DeviceError: a GPU was asked for, and there is none or it cannot be used.
         NotEnoughMemory: a GPU was asked for that cannot hold what must lie on it.
     """
-    machine, where = machine_here(), wanted.where
+    machine, where = machine_here(), where_now(wanted.where)
     if where not in (AUTO, CPU):
         usable(machine, where, listener)
     host = host_for(machine, wanted, torch=where != CPU and torch_installed())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ktcli.assembly.host import host_here, machine_here, usable
+from ktcli.assembly.host import host_here, machine_here, usable, where_now
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.request import Wanted
 from ktcli.errors import gib, predicted
@@ -68,7 +68,7 @@ def planner_of(
         UsageError: an option does not fit this model or machine.
         DeviceError: a GPU was asked for, and there is none or it cannot be used.
     """
-    where = wanted.where
+    where = where_now(wanted.where)
     if where == AUTO and is_small(model, recipe):
         where = CPU  # before torch is asked, which takes seconds
     machine = machine_here(gpus=where != CPU)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ktcli.assembly.host import leave_gpus
 from ktcli.assembly.kvpages import stored_pages
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.load import load
@@ -17,7 +18,8 @@ from ktcli.assembly.ready import Ready, at_hand
 from ktcli.assembly.request import Wanted
 from ktcli.chat.speaker import Speaker
 from ktcli.chat.voice import Voice, read_voice
-from ktcli.errors import DeviceError
+from ktcli.errors import DeviceError, OutOfDeviceMemory
+from ktcli.hardware.gpu import AUTO
 from ktcli.models import build
 from ktcli.planner.plan import Plan
 from ktcli.store import heat, library
@@ -131,6 +133,23 @@ def prepared(name: str, how: Opening) -> Ready:
     from ktcli.assembly.prepare import prepare  # loading what pulls and converts takes a moment
 
     return prepare(name, how.wanted, read_voice, listener=how.listener)
+
+
+def after_failure(error: DeviceError, how: Opening) -> str:
+    """Says where a model goes on whose GPU failed, once it is closed and opened again in the same way.
+
+    Where the memory of the GPU was full that is the same GPU with what is free now; otherwise it is the CPU, also for
+    all other models that this process opens without being asked for a GPU.
+
+    Returns:
+        A few words for people: "on the CPU"; empty: nowhere, for the GPU was asked for.
+    """
+    if isinstance(error, OutOfDeviceMemory):
+        return "with the memory of the GPU that is free now"
+    if how.wanted.where != AUTO:
+        return ""
+    leave_gpus()
+    return "on the CPU"
 
 
 def plan_of(ready: Ready, how: Opening) -> Plan:

@@ -10,6 +10,7 @@ from ktcli.chat.attachments import Attachment
 from ktcli.chat.chat import Chat
 from ktcli.chat.keeper import Keeper
 from ktcli.chat.screen import Screen
+from ktcli.errors import DeviceError
 
 
 class Models(Protocol):
@@ -25,8 +26,12 @@ class Models(Protocol):
             KtError: that cannot be; the chat goes on with the one it has.
         """
 
-    def leave_gpu(self, reason: str) -> bool:
-        """Lets the chat go on on the CPU after the GPU failed; tells whether it does.
+    def outlives(self, error: DeviceError) -> bool:
+        """Tells whether the chat can go on after its GPU failed; the person hears how."""
+
+    def recover(self) -> None:
+        """Loads the model again after its GPU failed. Nobody holds the error any more, whose traceback would keep the
+        memory of the engine that failed.
 
         Raises:
             KtError: that cannot be.

@@ -94,15 +94,19 @@ def talk(
             if not line.strip():
                 desk.editing = None
                 continue
+            failed = False
             try:
                 _take(desk, line, screen, person, remarks)
             except DeviceError as error:
-                if models is None or not models.leave_gpu(str(error)):
+                if models is None or not models.outlives(error):
                     raise
+                failed = True
             except KtError as error:
                 person.error(error)
             except KeyboardInterrupt:  # pressed again before the first was looked at
                 person.note(ENDS[Finish.CANCELLED])
+            if failed and models is not None:
+                models.recover()
 
 
 def _take(desk: Desk, line: str, screen: Screen, person: Person, remarks: Remarks) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Protocol
 
 from ktcli.assembly.planner import verdict
 from ktcli.assembly.ready import Ready
-from ktcli.assembly.request import DeviceWords
 from ktcli.assembly.talking import (
     Opening,
+    after_failure,
     give_back_memory,
     open_model,
     plan_of,
@@ -23,7 +22,6 @@ from ktcli.chat.settings import Settings, carried
 from ktcli.chat.voice import Voice
 from ktcli.commands.wording import lasting_name
 from ktcli.errors import DeviceError, KtError, UsageError
-from ktcli.hardware.gpu import AUTO, CPU
 from ktcli.store import library
 
 
@@ -107,8 +105,15 @@ class ModelChoice:
         said = f"{speaker.name}, {place}," if place else speaker.name
         self._how.listener.note(f"{said} answers from here on")
 
-    def leave_gpu(self, reason: str) -> bool:
-        """See `Models`. It does not where the GPU was asked for, or a server has the model.
+    def outlives(self, error: DeviceError) -> bool:
+        """See `Models`. It does not where the GPU was asked for, or a server has the model."""
+        where = "" if self._open.place else after_failure(error, self._how)
+        if where:
+            self._how.listener.warn(f"{error}: the chat goes on {where}; ask again")
+        return bool(where)
+
+    def recover(self) -> None:
+        """See `Models`.
 
         Raises:
             KtError: main memory is too small for that.
@@ -118,12 +123,6 @@ class ModelChoice:
             self._open.speaker.model.asked,
             self._chat.settings,
         )
-        wanted = self._how.wanted
-        if wanted.where != AUTO or self._open.place:
-            return False
-        self._how.listener.warn(f"{reason}: the chat goes on on the CPU; ask again")
-        device = DeviceWords(device=CPU, defer=wanted.device.defer)
-        self._how = replace(self._how, wanted=replace(wanted, device=device))
         for leaving in (self._chat.leave, self._open.close):
             with suppress(DeviceError):  # what it computed is lost
                 leaving()
@@ -131,7 +130,6 @@ class ModelChoice:
         give_back_memory()
         self._open = open_model(back, again, self._how)
         self._chat.go_to(self._open.speaker, settings)
-        return True
 
     def close(self) -> None:
         """Gives the open model back; the chat can ask nothing more."""

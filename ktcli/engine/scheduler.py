@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,7 +29,7 @@ from ktcli.engine.sampler import Sampler
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.step_part import StepPart
 from ktcli.engine.waiting import Turns, require_room
-from ktcli.errors import ContextFull, KtError, UsageError
+from ktcli.errors import ContextFull, DeviceError, KtError, UsageError
 from ktcli.native import PAGE_TOKENS
 from ktcli.native.batch import Batch, Run
 from ktcli.native.choosing import Chooser
@@ -405,9 +406,10 @@ class Scheduler:
         self, each: Active, finish: Finish, events: list[Event], error: Exception | None = None
     ) -> None:
         """Ends a request; what it held is free."""
-        if not each.kept:
-            each.sequence.close()
         (self._active if each in self._active else self._waiting).remove(each)
+        if not each.kept:
+            with suppress(DeviceError):  # one that failed has nothing to give back
+                each.sequence.close()
         if finish is Finish.CANCELLED and each.finish is not None:
             finish = each.finish  # all its tokens were out already
         each.answer.finish = finish

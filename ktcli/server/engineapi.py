@@ -43,10 +43,10 @@ from ktcli.server.enginewire import (
 )
 from ktcli.server.guard import NOTED, is_owner
 from ktcli.server.house import House, house_of
+from ktcli.server.loaded import Lease
 from ktcli.server.metrics import Metrics
 from ktcli.server.model import ServedModel
 from ktcli.server.refusal import Refusal
-from ktcli.server.residency import Lease
 from ktcli.server.source import ModelSource
 
 _MOST_DRAWN = 1 << 62

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ktcli.engine import Engine
 from ktcli.engine.request import Answer, Event, Finish, Finished, GenerationRequest
 from ktcli.engine.sampler import Sampler
 from ktcli.engine.scheduler import Limits, Scheduler
-from ktcli.errors import Busy, KtError
+from ktcli.errors import Busy, DeviceError, KtError
 from ktcli.server.timelines import Timelines
 
 Hear = Callable[[Event], None]
 # After which a scheduler that could do nothing is asked again: nobody says that a constraint is compiled or an answer
 # cancelled. It lasts no longer than compiling does.
 _STALLED_S = 0.002
+_AGAIN = "ask again in a moment"
 
 
 class EngineThread:
@@ -27,6 +28,7 @@ class EngineThread:
     Attributes:
         scheduler: what it runs; others may look at its counts.
         last_work_s: the time of the last step, `time.monotonic`.
+        failure: why no step can be made any more: the GPU failed; None: nothing has.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class EngineThread:
     ) -> None:
         self.scheduler = Scheduler(engine, limits)
         self.last_work_s = time.monotonic()
+        self.failure: DeviceError | None = None
         self._after_step = after_step
         self._hearers: dict[Answer, Hear] = {}
         self._timelines = Timelines(engine)
@@ -61,12 +64,14 @@ class EngineThread:
             goes_on: whether it is the rest of an answer whose last event is being heard, see `Scheduler.submit`: it may
                 end while the thread ends.
         Raises:
-            Busy: the thread ends, and takes nothing any more.
+            Busy: the thread ends, or the GPU has failed; it takes nothing any more.
             QueueFull, ContextFull, UsageError: see `Scheduler.submit`.
         """
         with self._work:
             if self._ends_s is not None and not goes_on:
                 raise Busy("the server is about to end", hint="ask again when it is back")
+            if self.failure is not None:
+                raise Busy(str(self.failure), hint=_AGAIN)
             sequence = self._timelines.take(conversation)
             try:
                 answer = self.scheduler.submit(
@@ -103,17 +108,29 @@ class EngineThread:
         self._timelines.close()
 
     def _step(self) -> list[Event]:
-        """The events of a step; one that fails in a way that nobody foresaw ends all answers."""
+        """The events of a step; all answers end where one fails in a way that nobody foresaw, or the GPU does."""
+        events: list[Event] = []
         try:
-            return self.scheduler.step()
+            events = self.scheduler.step()
+            failure: Exception | None = _device_failure(events)
         except Exception as error:
-            ended = self.scheduler.close()
-            said = error if isinstance(error, KtError) else KtError(f"the engine failed: {error}")
-            return [
-                Finished(event.answer, Finish.FAILED, said)
-                for event in ended
-                if isinstance(event, Finished)
-            ]
+            failure = error
+        return events if failure is None else self._all_ended(failure, events)
+
+    def _all_ended(self, error: Exception, events: Sequence[Event]) -> list[Event]:
+        """Ends all answers for a reason; returns the events of the last step, and those with which answers end."""
+        said = error if isinstance(error, KtError) else KtError(f"the engine failed: {error}")
+        if isinstance(error, DeviceError):  # whose hint is about the command line of a server
+            said = DeviceError(str(error), hint=_AGAIN)
+        before = [each for each in events if not _of_device(each)]
+        ended = {each.answer for each in before if isinstance(each, Finished)}
+        with self._work:
+            if isinstance(error, DeviceError):
+                self.failure = error.bare()
+            self.scheduler.close()
+            # Among them those that a step ended before it raised an error, which nobody heard of.
+            left = [answer for answer in self._hearers if answer not in ended]
+        return [*before, *(Finished(answer, Finish.FAILED, said) for answer in left)]
 
     def _tell(self, events: list[Event]) -> None:
         self.last_work_s = time.monotonic()
@@ -128,3 +145,15 @@ class EngineThread:
         for hear, event in heard:
             hear(event)
         self._after_step()
+
+
+def _of_device(event: Event) -> bool:
+    """Tells whether an answer has ended because a GPU failed."""
+    return isinstance(event, Finished) and isinstance(event.error, DeviceError)
+
+
+def _device_failure(events: Sequence[Event]) -> Exception | None:
+    """The failure of a GPU that ended answers; None: there was none."""
+    return next(
+        (each.error for each in events if isinstance(each, Finished) and _of_device(each)), None
+    )

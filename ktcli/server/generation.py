@@ -32,9 +32,9 @@ from ktcli.engine.request import (
 )
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import ContextFull
+from ktcli.server.loaded import Lease
 from ktcli.server.metrics import Metrics
 from ktcli.server.prompts import EncodedPrompt
-from ktcli.server.residency import Lease
 
 STOPS_MOST = 16
 CHOICES_MOST = 16

@@ -21,11 +21,12 @@ from ktcli.server.constraining import submitted
 from ktcli.server.generation import Generation, Wish
 from ktcli.server.jobs import Jobs
 from ktcli.server.librarian import Librarian
+from ktcli.server.loaded import Lease
 from ktcli.server.metrics import Metrics
 from ktcli.server.model import ServedModel
 from ktcli.server.prompts import EncodedPrompt, PromptMaker
 from ktcli.server.refusal import Refusal, about
-from ktcli.server.residency import Lease, Residency
+from ktcli.server.residency import Residency
 from ktcli.server.source import ModelFacts, ModelSource
 
 T = TypeVar("T")
@@ -98,6 +99,15 @@ class House:
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.residency)
+
+    @property
+    def state(self) -> str:
+        """How the server's own model is: "loading" at first and after its GPU failed, "failed" where it could not be
+        loaded again, else "ok"."""
+        own = self.catalogue.own
+        if not self.begun or self.residency.recovering(own):
+            return "loading"
+        return "ok" if self.residency.unrecovered(own) is None else "failed"
 
     async def named(self, name: str) -> ModelSource:
         """The model that a request names: one of the library, or the server's own, since programs name models that

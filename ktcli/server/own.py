@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from ktcli.server.body import body_of
 from ktcli.server.house import caller_of, house_of
+from ktcli.server.loaded import LoadedModel
 from ktcli.server.neighbours import LoadedStatus, Status
 from ktcli.server.refusal import Refusal
-from ktcli.server.residency import LoadedModel
 
 
 class TextToCut(msgspec.Struct):
@@ -34,12 +34,11 @@ class IdsToRead(msgspec.Struct):
 
 
 async def health(request: Request) -> Response:
-    """Says that the server lives, and what it does; 503 while it loads its first model."""
+    """Says that the server lives, and what it does; 503 while its own model is loaded, or could not be loaded again."""
     house = house_of(request)
     running, waiting = house.residency.counts()
-    status = "ok" if house.begun else "loading"
-    said = {"status": status, "running": running, "waiting": waiting}
-    return _json(said, 200 if house.begun else 503)
+    said = {"status": house.state, "running": running, "waiting": waiting}
+    return _json(said, 200 if house.state == "ok" else 503)
 
 
 async def server(request: Request) -> Response:
@@ -51,7 +50,7 @@ async def server(request: Request) -> Response:
     context = next((each.context for each in loaded if each.name == own.name), 0)
     aliases, address = list(house.rules.aliases), house.rules.address
     said = Status(own.name, aliases, address, context, running, waiting, house.since, loaded)
-    return _json(said if house.begun else msgspec.structs.replace(said, loading=True))
+    return _json(msgspec.structs.replace(said, loading=house.state == "loading"))
 
 
 def _of_loaded(loaded: LoadedModel) -> LoadedStatus:

@@ -10,6 +10,7 @@ from ktcli.errors import (
     BadCheckpoint,
     Busy,
     ContextFull,
+    DeviceError,
     KtError,
     NotEnoughMemory,
     NotFound,
@@ -38,6 +39,7 @@ _STATUS: tuple[tuple[type[Exception], int, str | None], ...] = (
     (NotFound, 404, "model_not_found"),
     (UsageError, 400, "unsupported_value"),
     (BadCheckpoint, 400, "template_error"),
+    (DeviceError, 503, "device_failed"),
 )
 
 

@@ -4,7 +4,8 @@ One task, the housekeeper, does all loading and closing, one thing at a time and
 model's texts are read on the main thread, which alone can stop a template. A request gets a lease of its model. Where
 that is not in memory the request waits its turn: who waits longest is served first. If its model does not fit beside
 those that are there, the one that nobody has used for longest is closed; while all are used, new requests for them wait
-behind it, or it would wait for ever.
+behind it, or it would wait for ever. A model whose GPU failed is given to nobody any more; once those who used it know
+that, it is closed and loaded again, where that can be.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
 from typing import NamedTuple, TypeVar
 
 from ktcli.assembly.beside import HeldMemory, MemoryFit
@@ -25,89 +25,16 @@ from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.talking import give_back_memory
 from ktcli.engine.scheduler import Limits
 from ktcli.engine.waiting import require_room
-from ktcli.errors import Busy
+from ktcli.errors import Busy, DeviceError
 from ktcli.hardware.memory import resident_bytes
 from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.server.jobs import Jobs
+from ktcli.server.loaded import Lease, LoadedModel
 from ktcli.server.model import ServedModel
 from ktcli.server.refusal import Refusal
-from ktcli.server.source import FOREVER, ModelFacts, ModelSource, Opened
+from ktcli.server.source import FOREVER, ModelSource
 
 T = TypeVar("T")
-
-
-@dataclass(eq=False, slots=True)
-class LoadedModel:
-    """A model that is in memory.
-
-    Attributes:
-        facts: of its files, which may have been removed since.
-        keep_s: the seconds that it stays there when nobody uses it.
-        leases: how many use it.
-        used_s: when the last of them ended, `time.monotonic`.
-    """
-
-    source: ModelSource
-    model: ServedModel
-    opened: Opened
-    fit: MemoryFit
-    facts: ModelFacts
-    keep_s: float
-    changed: asyncio.Event
-    leases: int = 0
-    used_s: float = field(default_factory=time.monotonic)
-
-    @property
-    def due_s(self) -> float:
-        """When it is to be closed if nobody uses it until then, `time.monotonic`."""
-        return self.used_s + self.keep_s
-
-    @property
-    def expires(self) -> int | None:
-        """When that is, or would be if it were used last at this moment, seconds since 1970; None: never."""
-        if self.keep_s == FOREVER:
-            return None
-        left = self.keep_s if self.leases else self.due_s - time.monotonic()
-        return int(time.time() + left)
-
-
-class Lease:
-    """Keeps a model in memory until it is released; in a `with` statement until its end. For the event loop."""
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        self._loaded: LoadedModel | None = loaded
-        self.model = loaded.model
-        loaded.leases += 1
-
-    def again(self) -> Lease:
-        """Returns a further lease of the same model, which has an end of its own.
-
-        Raises:
-            ValueError: this one has ended.
-        """
-        if self._loaded is None:
-            raise ValueError("the lease has ended")
-        return Lease(self._loaded)
-
-    def release(self) -> None:
-        """Ends the lease; a second call does nothing."""
-        loaded, self._loaded = self._loaded, None
-        if loaded is not None:
-            loaded.leases -= 1
-            if not loaded.leases:
-                loaded.used_s = time.monotonic()
-                loaded.changed.set()
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
 
 
 class Counts(NamedTuple):
@@ -133,13 +60,23 @@ class Residency:
         jobs: for the main thread.
         limits: of each model; as many requests as may wait for one may wait for models to be loaded.
         listener: hears of models that come and go, and what goes wrong.
+        lost: called when the GPU failed that was asked for: no model can be loaded any more.
     Attributes:
         failure: why no model was ever in memory; None: one was, or is still to be loaded.
     """
 
-    def __init__(self, jobs: Jobs, limits: Limits, listener: Listener = SILENT) -> None:
+    def __init__(
+        self,
+        jobs: Jobs,
+        limits: Limits,
+        listener: Listener = SILENT,
+        lost: Callable[[DeviceError], object] = lambda error: None,
+    ) -> None:
         self.failure: Exception | None = None
-        self._jobs, self._limits, self._listener = jobs, limits, listener
+        self._jobs, self._limits, self._listener, self._lost = jobs, limits, listener, lost
+        # Models that are loaded again after their GPU failed, and why that could not be.
+        self._recovering: dict[str, asyncio.Task[None]] = {}
+        self._unrecovered: dict[str, Exception] = {}
         self._loaded: dict[str, LoadedModel] = {}
         self._waiters: deque[_Waiter] = deque()
         self._changed = asyncio.Event()
@@ -171,6 +108,15 @@ class Residency:
         """A model, if it is in memory."""
         return self._loaded.get(source.key)
 
+    def recovering(self, source: ModelSource) -> bool:
+        """Tells whether a model's GPU failed, and it is about to be loaded again."""
+        loaded = self.find(source)
+        return source.key in self._recovering or (loaded is not None and loaded.failure is not None)
+
+    def unrecovered(self, source: ModelSource) -> Exception | None:
+        """Returns why a model whose GPU failed could not be loaded again; None: it could, or nothing failed."""
+        return self._unrecovered.get(source.key)
+
     async def lease(self, source: ModelSource, keep_s: float | None = None) -> Lease:
         """Returns a lease of a model, when it is in memory.
 
@@ -182,7 +128,7 @@ class Residency:
         """
         if self._stopping:
             raise _ending()
-        loaded = self._loaded.get(source.key)
+        loaded = self._usable(source)
         if loaded is not None and not self._held_up:
             return _lease(loaded, keep_s)
         require_room(len(self._waiters), self._limits.waiting)
@@ -222,7 +168,7 @@ class Residency:
     async def close(self) -> None:
         """Closes all models; answers in progress are cancelled."""
         self.stop()
-        await self._housekeeper
+        await asyncio.gather(self._housekeeper, *self._recovering.values())
         try:
             for loaded in self.loaded:
                 await self._close(loaded)
@@ -235,7 +181,9 @@ class Residency:
         """Loads what is waited for, and closes what nobody uses any more."""
         while not self._stopping:
             self._changed.clear()
-            if not (await self._serve_first() or await self._close_due()):
+            if not (
+                await self._close_failed() or await self._serve_first() or await self._close_due()
+            ):
                 await self._wait()
 
     async def _wait(self) -> None:
@@ -258,7 +206,7 @@ class Residency:
         if waiter.source.key in self._loaded:
             self._held_up = ""
             self._hand_out()
-            return True
+            return waiter.lease.done()  # or the model has failed, and some still use it
         try:
             return await self._bring(waiter.source)
         except Exception as error:
@@ -295,6 +243,7 @@ class Residency:
         opened = await self._beside(lambda: source.open(voice, fit, lambda: self._stopping))
         model = ServedModel(opened.speaker, self._limits)
         self._has_loaded = True
+        self._unrecovered.pop(source.key, None)
         self._loaded[source.key] = LoadedModel(
             source, model, opened, fit, facts, source.keep_s, self._changed
         )
@@ -304,16 +253,16 @@ class Residency:
         """Takes a model out of memory."""
         del self._loaded[loaded.source.key]
         model, opened = loaded.model, loaded.opened
-        try:
-            await self._beside(model.close)
-            await self._beside(opened.close)
-        except Exception as error:  # the model has to go all the same
-            self._listener.warn(
-                f"{model.name} was closed with an error: {error or type(error).__name__}"
-            )
-        finally:
-            opened.forget()
-            model.forget()
+        failed = loaded.failure is not None
+        for close in (model.close, opened.close):
+            try:
+                await self._beside(close)
+            except Exception as error:  # the model has to go all the same
+                if not (failed and isinstance(error, DeviceError)):  # which was said
+                    said = error or type(error).__name__
+                    self._listener.warn(f"{model.name} was closed with an error: {said}")
+        opened.forget()
+        model.forget()
         if not self._stopping:
             await self._beside(give_back_memory)
 
@@ -327,10 +276,44 @@ class Residency:
                 await self._close(each)
         return bool(due)
 
+    async def _close_failed(self) -> bool:
+        """Closes the models whose GPU failed, once nobody uses them; returns whether there were any."""
+        failed = [each for each in self.loaded if each.failure is not None and not each.leases]
+        for each in failed:
+            await self._recover(each)
+        return bool(failed)
+
+    async def _recover(self, loaded: LoadedModel) -> None:
+        """Closes a model whose GPU failed, and has it loaded again where that can be."""
+        source, error = loaded.source, loaded.failure
+        assert error is not None
+        where = source.after_failure(error)
+        if where:
+            self._listener.warn(f"{error}: {source.name} is loaded again, {where}")
+            again = asyncio.create_task(self._again(source, loaded.keep_s))
+            self._recovering[source.key] = again
+        await self._close(loaded)
+        if not where:
+            self._lost(error)
+
+    async def _again(self, source: ModelSource, keep_s: float) -> None:
+        """Loads a model again, before anybody asks for it."""
+        try:
+            (await self.lease(source, keep_s)).release()
+        except Exception as error:  # everybody who asks for the model is told, too
+            self._unrecovered[source.key] = error
+        finally:
+            del self._recovering[source.key]
+
+    def _usable(self, source: ModelSource) -> LoadedModel | None:
+        """A model, if it is in memory and answers."""
+        loaded = self._loaded.get(source.key)
+        return None if loaded is None or loaded.failure is not None else loaded
+
     def _hand_out(self) -> None:
         """Gives their leases to all whose model is in memory."""
         for waiter in self._waiters:
-            loaded = self._loaded.get(waiter.source.key)
+            loaded = self._usable(waiter.source)
             if loaded is not None and not waiter.lease.done():
                 waiter.lease.set_result(_lease(loaded, waiter.keep_s))
 

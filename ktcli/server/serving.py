@@ -23,6 +23,7 @@ from ktcli.assembly.request import Wanted
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.chat.voice import read_voice
 from ktcli.engine.scheduler import Limits
+from ktcli.errors import DeviceError
 from ktcli.server.app import application
 from ktcli.server.catalogue import Catalogue, Shelf
 from ktcli.server.house import House, Rules
@@ -104,6 +105,11 @@ class Serving:
             with contextlib.suppress(RuntimeError):  # it has ended
                 loop.call_soon_threadsafe(self._wake)
 
+    def _give_up(self, error: DeviceError) -> None:
+        """Ends the server: the GPU failed that was asked for, and only a new process can use it again."""
+        self._error = error
+        self.stop()
+
     def _wake(self) -> None:
         """Lets everything that waits see that the server is to end."""
         if self._server is not None:
@@ -142,7 +148,7 @@ class Serving:
         for _ in range(FILE_THREADS):  # all begin now, so that requests leave no threads behind
             files.submit(time.sleep, 0.01)
         self._loop.set_default_executor(files)
-        residency = Residency(self._jobs, service.limits, service.listener)
+        residency = Residency(self._jobs, service.limits, service.listener, self._give_up)
         catalogue = Catalogue(service.own, service.rules.aliases, service.library)
         self.house = House(
             residency,

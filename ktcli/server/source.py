@@ -12,11 +12,11 @@ from typing import Protocol
 from ktcli.assembly.beside import HeldMemory, MemoryFit, fit_beside
 from ktcli.assembly.listener import Bar, Listener
 from ktcli.assembly.ready import Ready
-from ktcli.assembly.talking import Opening, open_voiced
+from ktcli.assembly.talking import Opening, after_failure, open_voiced
 from ktcli.chat.speaker import Speaker
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.chat.voice import Voice, read_voice
-from ktcli.errors import Busy, NotFound
+from ktcli.errors import Busy, DeviceError, NotFound
 from ktcli.manifest import PACK
 from ktcli.models import build
 from ktcli.store import library
@@ -85,6 +85,9 @@ class ModelSource(Protocol):
             KtError: its files are damaged, or an option does not fit it.
         """
 
+    def after_failure(self, error: DeviceError) -> str:
+        """Says where it goes on after its GPU failed, for people; empty: nowhere. See `talking.after_failure`."""
+
     def read_tokenizer(self) -> Tokenizer:
         """Reads its tokenizer, which may take seconds; on any thread.
 
@@ -145,6 +148,9 @@ class StoredModel:
             context = min(wanted.context, self.facts().context)
             how = replace(how, wanted=replace(wanted, context=context))
         return fit_beside(self.ready, how, held)
+
+    def after_failure(self, error: DeviceError) -> str:
+        return after_failure(error, self.how)
 
     def read_tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.ready.pack)

@@ -13,11 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from chat.fake_engine import write_tokenizer
-from reference import CASES, write_checkpoint
+from assembly.fake_gpu import GPU, give_gpu, make_checkpoint, prefer_gpu
 
 from ktcli.assembly import host as here
-from ktcli.assembly import load as loads
 from ktcli.assembly import load_device as loading
 from ktcli.assembly.plan import plan_ahead
 from ktcli.assembly.request import DeviceWords, Wanted
@@ -29,7 +27,6 @@ from ktcli.engine.device.stream import HostStream
 from ktcli.engine.request import Finished, GenerationRequest
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.errors import DeviceError, OutOfDeviceMemory
-from ktcli.hardware.machine import Gpu
 from ktcli.hardware.probe import probe
 from ktcli.main import main
 from ktcli.models import build
@@ -38,17 +35,12 @@ from ktcli.server.enginethread import EngineThread
 from ktcli.store import experience
 from ktcli.weights.recipe import Recipe
 
-GPU = Gpu(0, "NVIDIA Test", 8 << 30, 8 << 30, 16e9, "9.0", "580.1", 1e12, 1e14)
 Say = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    small = next(case for case in CASES if case.name == "qwen3")
-    case = replace(small, values={**small.values, "vocab_size": 320})
-    folder = write_checkpoint(case, tmp_path_factory.mktemp("random") / "model")
-    write_tokenizer(folder)
-    return folder
+    return make_checkpoint(tmp_path_factory.mktemp("random"))
 
 
 @pytest.fixture
@@ -60,11 +52,7 @@ def say(
 ) -> Say:
     """`kt chat` with a model on a machine with a GPU."""
     monkeypatch.setenv("KT_HOME", str(tmp_path))
-    found = replace(probe(), gpus=(GPU,))
-    monkeypatch.setattr(here, "probe", lambda **_: found)
-    monkeypatch.setattr("ktcli.hardware.probe.probe", lambda: found)
-    monkeypatch.setattr(usable, "why_not", lambda: "")
-    monkeypatch.setattr(loads, "torch_device", lambda index: torch.device("cpu"))
+    give_gpu(monkeypatch)
 
     def run(*words: str, model: str = str(checkpoint)) -> tuple[int, str, str]:
         code = main(["chat", model, "hi", "--greedy", "-n", "8", "-c", "192", *words])
@@ -292,8 +280,7 @@ def test_the_cpu_where_the_gpu_fails_at_load(say: Say, monkeypatch: pytest.Monke
             raise DeviceError("the GPU failed in loading: CUDA error: unknown error")
 
     monkeypatch.setattr(loading, "DeviceEngine", Broken)
-    monkeypatch.setattr("ktcli.planner.placement.SMALL_BYTES", 0)
-    monkeypatch.setattr("ktcli.planner.placement.Alone.fits", lambda *_: False)  # not the faster
+    prefer_gpu(monkeypatch)
     code, out, err = say()
     assert code == 0 and len(out) > 2 and err.count("NVIDIA Test is not used: the GPU failed") == 1
     code, out, err = say("--device", "cuda")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from chat.fake_engine import FakeEngine, write_tokenizer
 
-from ktcli.assembly import talking
+from ktcli.assembly import host, talking
 from ktcli.assembly.listener import SILENT
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import DeviceWords, Wanted
@@ -29,7 +30,15 @@ from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.commands import model_choice, wording
 from ktcli.commands.model_choice import ModelChoice
 from ktcli.engine.scheduler import Scheduler
-from ktcli.errors import BadPack, DeviceError, KtError, NotEnoughMemory, NotFound, UsageError
+from ktcli.errors import (
+    BadPack,
+    DeviceError,
+    KtError,
+    NotEnoughMemory,
+    NotFound,
+    OutOfDeviceMemory,
+    UsageError,
+)
 from ktcli.main import main
 
 GIB = 1 << 30
@@ -131,11 +140,20 @@ class Person(SimpleNamespace):
     warn = note
 
 
-@pytest.mark.parametrize(("device", "goes_on"), [("auto", True), ("cuda", False)])
-def test_a_chat_goes_on_on_the_cpu_after_the_gpu_failed(
-    bench: Bench, device: str, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("device", "kind", "where"),
+    [
+        ("auto", DeviceError, "on the CPU"),
+        ("cuda", DeviceError, ""),
+        ("auto", OutOfDeviceMemory, "with the memory of the GPU that is free now"),
+        ("cuda", OutOfDeviceMemory, "with the memory of the GPU that is free now"),
+    ],
+)
+def test_a_chat_goes_on_after_the_gpu_failed(
+    bench: Bench, device: str, kind: type[DeviceError], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless the GPU was asked for; nothing of the conversation is lost."""
+    """Unless the GPU was asked for and is gone; nothing of the conversation is lost."""
+    monkeypatch.setattr(host, "_left", threading.Event())
     person, bench.collects = Person("hello", "again", "again"), True
     words = DeviceWords(device=device, gpu_experts="2")
     listener = SimpleNamespace(warn=person.warn, note=person.note, progress=SILENT.progress)
@@ -144,26 +162,32 @@ def test_a_chat_goes_on_on_the_cpu_after_the_gpu_failed(
 
     def fails(*_: object) -> None:
         if person.lines == ["again"] and not loaded:
-            raise DeviceError("the GPU failed in a step: it has fallen off the bus")
+            raise kind("the GPU failed in a step")
 
     step = Scheduler.step
     monkeypatch.setattr(Scheduler, "step", lambda self: (fails(), step(self))[1])
     monkeypatch.setattr(bench, "load", lambda *given: (loaded.append(given), load(*given))[1])
     screen = Screen(io.StringIO(), terminal=False, colour=False)
-    if not goes_on:
+    if not where:
         with pytest.raises(DeviceError):
             talk(bench.chat, person, screen, person, models=bench.choice)
-        assert loaded == []
+        assert loaded == [] and host.where_now("auto") == "auto"
         return
     talk(bench.chat, person, screen, person, models=bench.choice)
     ((_, wanted, _),) = loaded
-    assert wanted.device == DeviceWords(device="cpu")
-    assert sum("off the bus: the chat goes on on the CPU" in each for each in person.said) == 1
+    assert wanted.device == words
+    assert host.where_now("auto") == ("cpu" if kind is DeviceError else "auto")
+    assert (
+        sum(
+            f"the GPU failed in a step: the chat goes on {where}; ask again" in each
+            for each in person.said
+        )
+        == 1
+    )
     assert [turn["content"] for turn in bench.chat.conversation.turns] == [
         "hello", "one: hello", "again", "one: again",
     ]  # fmt: skip
-    gc.collect()
-    assert [engine() is not None for engine in bench.engines] == [False, True]
+    assert bench.alive == [0, 0]  # there is room for one of them only
 
 
 def test_a_model_that_a_server_has_needs_no_memory_here(bench: Bench) -> None:

@@ -25,6 +25,7 @@ from ktcli.engine.request import (
 )
 from ktcli.engine.sampler import Sampler, SamplingSettings
 from ktcli.engine.scheduler import Limits, Scheduler
+from ktcli.engine.sequence import Sequence
 from ktcli.errors import ContextFull, DeviceError, QueueFull, UsageError
 from ktcli.native import Batch
 from tests.engine.toy import STOP, Oracle, ToyEngine
@@ -331,6 +332,22 @@ def test_a_failed_step_fails_its_requests_and_no_others() -> None:
     assert isinstance(failed, Finished) and failed.finish is Finish.FAILED
     assert isinstance(failed.error, DeviceError)
     assert second.ids == alone(second.request)[0]
+
+
+def test_requests_end_though_a_device_that_failed_takes_nothing_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lost(self: Sequence) -> None:
+        raise DeviceError("the GPU failed in copying pages")
+
+    engine = ToyEngine()
+    scheduler = serving(engine, active=2)
+    answers = [scheduler.submit(GenerationRequest([i], GREEDY, max_tokens=3)) for i in (5, 6)]
+    monkeypatch.setattr(Sequence, "close", lost)
+    engine.error = DeviceError("the GPU has gone")
+    ended = [event for event in drain(scheduler) if isinstance(event, Finished)]
+    assert [event.answer for event in ended] == answers
+    assert all(str(event.error) == "the GPU has gone" for event in ended)
 
 
 def test_an_interrupted_step_counts_for_nothing() -> None:

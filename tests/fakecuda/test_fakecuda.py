@@ -9,11 +9,14 @@ import os
 import platform
 import re
 import shutil
+import socket
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
+import requests
 from fakecuda import libraries
 
 HERE = Path(__file__).parent
@@ -156,3 +159,65 @@ def test_a_command_meets_bad_luck(
     assert "Traceback" not in done.stderr and "terminate" not in done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == bool(code)
+
+
+# A server whose GPU vanishes when a line comes.
+SERVER = """
+import ctypes, sys, threading
+import ktcli.hardware.gpu as gpu
+import ktcli.planner.placement as placement
+from ktcli.start import run
+
+def vanish():
+    sys.stdin.readline()
+    ctypes.CDLL("libcudart.so.13").fake_fail(b"*", 0, 46, 1)
+
+gpu._DRIVERS = "/",
+placement.SMALL_BYTES, placement.Alone.fits = 0, lambda *_: False  # the GPU is used without being asked for
+threading.Thread(target=vanish, daemon=True).start()
+run()
+"""
+
+
+def answer(port: int) -> tuple[int, str]:
+    """The status and the text of an answer."""
+    question = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 40}
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
+    found = requests.post(url, json=question, timeout=TIMEOUT_S)
+    return found.status_code, found.text
+
+
+@pytest.mark.parametrize("options", [[], ["--device", "cuda"]], ids=["auto", "cuda"])
+def test_a_server_whose_gpu_vanishes(
+    environment: dict[str, str], home: Path, options: list[str]
+) -> None:
+    """It goes on on the CPU, or ends with the reason where the GPU was asked for."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    path = f"{home / 'bin'}{os.pathsep}{environment['PATH']}"
+    given = {**environment, "KT_HOME": str(home), "KT_HEAT": "off", "PATH": path}
+    words = ["serve", "kt-mini", "--port", str(port), "--gpu-experts", "1", *options]
+    command = [sys.executable, "-c", SERVER, *words]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=given, text=True, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as server:
+        assert server.stdin is not None and server.stderr is not None
+        said = list(takewhile(lambda line: not line.startswith("serving"), server.stderr))
+        try:
+            assert answer(port)[0] == 200 and any(ON_GPU in line for line in said), said
+            server.stdin.write("\n")
+            server.stdin.flush()
+            status, text = answer(port)
+            while status == 200:  # the line has not come yet
+                status, text = answer(port)
+            assert status == 503 and "the GPU failed in a step" in text
+            if not options:
+                assert answer(port)[0] == 200
+        finally:
+            if not options:
+                server.terminate()
+            rest = server.stderr.read()
+    assert server.returncode == (10 if options else 0), rest
+    assert ("kt-mini is loaded again, on the CPU" in rest) == (not options)
+    assert rest.count("error: the GPU failed in a step") == bool(options)
+    assert "Traceback" not in rest and "terminate called" not in rest

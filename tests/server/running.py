@@ -15,6 +15,7 @@ from typing import Any
 from chat.fake_engine import END, TEMPLATE, FakeEngine, write_tokenizer
 from server.sources import ScriptedModel
 
+from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.request import Wanted
 from ktcli.chat.speaker import Speaker
 from ktcli.chat.tokenizer import load_tokenizer
@@ -98,6 +99,7 @@ def serving_models(
     begun: bool = True,
     library: Callable[[], Shelf] | None = None,
     log: Callable[[dict[str, Any]], None] = lambda entry: None,
+    listener: Listener = SILENT,
 ) -> Iterator[Running]:
     """Serves a library of models, the first of which is the server's own, while the context lasts.
 
@@ -117,6 +119,7 @@ def serving_models(
         library or (lambda: shelf),
         Wanted(),
         limits or Limits(),
+        listener=listener,
         log=log,
         ready=ready.set,
     )

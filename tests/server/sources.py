@@ -10,7 +10,7 @@ from ktcli.assembly.beside import HeldMemory, MemoryFit
 from ktcli.chat.speaker import Speaker
 from ktcli.chat.tokenizer import Tokenizer
 from ktcli.chat.voice import Voice
-from ktcli.errors import KtError
+from ktcli.errors import DeviceError, KtError
 from ktcli.server.source import FOREVER, ModelFacts
 
 
@@ -44,6 +44,7 @@ class ScriptedModel:
         gate: what loading it waits for; a stopped load does not.
         closing: what closing it waits for.
         reading: what reading its tokenizer waits for.
+        goes_on: where it goes on after its GPU failed.
     """
 
     speaker: Speaker
@@ -55,6 +56,7 @@ class ScriptedModel:
     gate: threading.Event = field(default_factory=threading.Event)
     closing: threading.Event = field(default_factory=threading.Event)
     reading: threading.Event = field(default_factory=threading.Event)
+    goes_on: str = "on the CPU"
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -79,6 +81,10 @@ class ScriptedModel:
         return MemoryFit(
             self.need_bytes, self.need_bytes, free, self.memory_bytes, self.need_bytes <= free
         )
+
+    def after_failure(self, error: DeviceError) -> str:
+        self.log.append(f"{self.name} failed")
+        return self.goes_on
 
     def read_tokenizer(self) -> Tokenizer:
         assert self.reading.wait(20)
