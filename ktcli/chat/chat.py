@@ -8,10 +8,9 @@ earlier turn differently (without its thoughts, say) as much as is common is reu
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from ktcli.chat.compaction import DROP_SHARE, SUM_UP, SUMMARY_SHARE, older_turns
@@ -19,13 +18,14 @@ from ktcli.chat.control import Marked
 from ktcli.chat.conversation import Conversation, Omission, Saved, Spoken, Turn, remember
 from ktcli.chat.partner import Held, HeldIds, Partner
 from ktcli.chat.pieces import Added, AnswerPiece
+from ktcli.chat.reply import Reply
 from ktcli.chat.reuse import Loss, Timeline, common, lost
 from ktcli.chat.settings import Settings
 from ktcli.chat.snapshots import snapshot_positions
 from ktcli.chat.speaker import longer_context
 from ktcli.chat.splice import Splicer
 from ktcli.chat.transcript import Transcript
-from ktcli.chat.worktimes import ChatTotals, Clocks, Lap
+from ktcli.chat.worktimes import ChatTotals
 from ktcli.engine.drafting import NO_DRAFTS, DraftWish
 from ktcli.engine.request import (
     Answer,
@@ -33,7 +33,6 @@ from ktcli.engine.request import (
     Finished,
     GenerationRequest,
     PromptRead,
-    Stats,
     Token,
 )
 from ktcli.engine.sampler import Sampler
@@ -44,48 +43,6 @@ if TYPE_CHECKING:
 
 # progress(tokens of the prompt that are read, tokens in all)
 Progress = Callable[[int, int], None]
-
-
-@dataclass(slots=True)
-class Reply:
-    """The answer to one question, final when its pieces are through.
-
-    Attributes:
-        text: the text that the conversation remembers: thoughts between marks are part of it, as templates
-            cut them out themselves; thoughts in channels are not.
-        at: the characters of the rendered conversation before it.
-        thought_cut: whether its thought was ended because it had spent its budget.
-        clocks: the engine's clocks before the prompt was read, before the first token, and at the end.
-        dropped: the oldest turns that the model read before and, for want of room, not for this answer.
-        timeline: what the model read for it; None before that is known.
-    """
-
-    text: str = ""
-    ids: list[int] = field(default_factory=list)
-    parts: list[Stats] = field(default_factory=lambda: [Stats()])
-    thought_cut: bool = False
-    finish: Finish = Finish.CANCELLED
-    at: int = 0
-    clocks: list[Clocks] = field(default_factory=list)
-    dropped: int = 0
-    timeline: Timeline | None = None
-
-    @property
-    def stats(self) -> Stats:
-        """Its counts and times; those of an answer that is being made grow."""
-        return functools.reduce(Stats.going_on, self.parts)
-
-    @property
-    def laps(self) -> tuple[Lap, Lap] | None:
-        """Where the time went, of the prompt and of the answer; None: it was stopped before its first token."""
-        if len(self.clocks) < 3:
-            return None
-        stats = self.stats
-        first, second, last = self.clocks
-        return (
-            Lap.between(first, second, stats.prompt_s, stats.prompt_choosing_s),
-            Lap.between(second, last, stats.eval_s, stats.choosing_s),
-        )
 
 
 class Chat:

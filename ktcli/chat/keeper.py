@@ -21,10 +21,11 @@ from types import FrameType
 from typing import Any
 
 from ktcli.chat import chats, log
-from ktcli.chat.chat import Chat, Reply
+from ktcli.chat.chat import Chat
 from ktcli.chat.conversation import NOTHING_OMITTED, Identity, Omission, Saved, Turn
 from ktcli.chat.log import Log
 from ktcli.chat.replay import Record
+from ktcli.chat.reply import Reply
 from ktcli.chat.reuse import Timeline, common, depth_runs
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import Busy, KtError

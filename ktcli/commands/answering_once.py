@@ -14,8 +14,9 @@ from ktcli.errors import ContextFull
 from ktcli.output import Mode, out
 
 if TYPE_CHECKING:
-    from ktcli.chat.chat import Chat, Reply
+    from ktcli.chat.chat import Chat
     from ktcli.chat.keeper import Keeper
+    from ktcli.chat.reply import Reply
     from ktcli.chat.screen import Screen
 
 
