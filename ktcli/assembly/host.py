@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from ktcli import config
@@ -25,11 +27,19 @@ if TYPE_CHECKING:
 
 # Whether a GPU failed in this process, which is all that torch needs to be of no more use on any of them.
 _left = threading.Event()
+_full_s = [-math.inf]  # when the memory of a GPU was full last, `time.monotonic`
+_AGAIN_S = 3600.0
 
 
 def leave_gpus() -> None:
     """Makes this process use GPUs only where one is asked for: what has failed fails again until kt is started anew."""
     _left.set()
+
+
+def is_full_again() -> bool:
+    """Tells whether the memory of a GPU was full before, within an hour; called each time that it is."""
+    before, _full_s[0] = _full_s[0], time.monotonic()
+    return _full_s[0] - before < _AGAIN_S
 
 
 def where_now(asked: str) -> str:

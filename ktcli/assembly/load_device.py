@@ -127,8 +127,8 @@ def release(devices: Sequence[torch.device]) -> None:
     """Give back what a failed attempt still holds of the devices' memory."""
     gc.collect()  # the error's frames held tensors in cycles
     if any(device.type == "cuda" for device in devices):
-        torch._C._cuda_clearCublasWorkspaces()  # which outlast whatever asked for them
         with suppress(RuntimeError):  # one that has failed takes nothing back
+            torch._C._cuda_clearCublasWorkspaces()  # which outlast whatever asked for them
             torch.cuda.empty_cache()
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ktcli.assembly.host import leave_gpus
+from ktcli.assembly.host import is_full_again, leave_gpus
 from ktcli.assembly.kvpages import stored_pages
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.load import load
@@ -138,13 +138,13 @@ def prepared(name: str, how: Opening) -> Ready:
 def after_failure(error: DeviceError, how: Opening) -> str:
     """Says where a model goes on whose GPU failed, once it is closed and opened again in the same way.
 
-    Where the memory of the GPU was full that is the same GPU with what is free now; otherwise it is the CPU, also for
-    all other models that this process opens without being asked for a GPU.
+    Where the memory of the GPU was full, for the first time in a while, that is the same GPU with what is free now;
+    otherwise it is the CPU, also for all other models that this process opens without being asked for a GPU.
 
     Returns:
         A few words for people: "on the CPU"; empty: nowhere, for the GPU was asked for.
     """
-    if isinstance(error, OutOfDeviceMemory):
+    if isinstance(error, OutOfDeviceMemory) and not is_full_again():
         return "with the memory of the GPU that is free now"
     if how.wanted.where != AUTO:
         return ""

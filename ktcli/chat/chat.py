@@ -54,6 +54,7 @@ class Chat:
         spoken: the answers as they were generated, by where they are in the rendered conversation.
         timeline: what the model read and said last; None before the first answer.
         heard: called after each token of an answer.
+        left: whether it has no model: it was left, and another one could not be loaded.
         totals: what loading and all answers took.
         form: what the text of every answer must be, behind its thoughts; None: anything.
     """
@@ -75,7 +76,7 @@ class Chat:
         self.settings = settings or speaker.voice.settings
 
     def _begin(self, speaker: Partner) -> None:
-        self.speaker = speaker
+        self.speaker, self.left = speaker, False
         self.totals.loading_s += speaker.loading_s
         self._talk = speaker.talk(self._draft)
         self._closing = weakref.finalize(self, self.sequence.close)
@@ -83,6 +84,7 @@ class Chat:
 
     def leave(self) -> None:
         """Gives up the model and all that its engine holds of the conversation; only `go_to` may follow."""
+        self.left = True
         self._closing()
         del self.speaker, self._talk, self._splicer
         # Ids mean nothing to another model.

@@ -105,7 +105,7 @@ class Keeper:
             self._leave()
 
     def _write(self, *, sync: bool) -> None:
-        if self._as_loaded is not None and self._as_loaded == self._state():
+        if self._chat.left or (self._as_loaded is not None and self._as_loaded == self._state()):
             return
         self._as_loaded = None
         if self._log is None and not self._chat.conversation.turns and not self._begins:

@@ -133,6 +133,8 @@ class ModelChoice:
 
     def close(self) -> None:
         """Gives the open model back; the chat can ask nothing more."""
+        if self._chat.left:
+            return  # what was open is closed
         if self._open.keeps_pages:
             self._chat.sequence.keep()  # the end of the last answer
         self._open.close()

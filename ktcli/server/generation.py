@@ -31,7 +31,7 @@ from ktcli.engine.request import (
     Token,
 )
 from ktcli.engine.sampler import SamplingSettings
-from ktcli.errors import ContextFull
+from ktcli.errors import Busy, ContextFull
 from ktcli.server.loaded import Lease
 from ktcli.server.metrics import Metrics
 from ktcli.server.prompts import EncodedPrompt
@@ -133,6 +133,7 @@ class Generation:
         self._cancelled = False
         self.answers: list[_ChoiceAnswer] = []
         self._open = wish.choices
+        self._others_wait = wish.choices > 1
         self._begin(0)
         self._lease = lease.again()
 
@@ -193,7 +194,8 @@ class Generation:
             self._open -= 1
             self._close(news)
         # Once the prompt is read its pages are there for the other answers.
-        if len(self.answers) == 1 < self.wish.choices and not isinstance(news, PromptProgress):
+        if self._others_wait and not isinstance(news, PromptProgress):
+            self._others_wait = False
             self._begin_others(news)
         if not self._open:
             self._lease.release()
@@ -331,6 +333,8 @@ class _ChoiceAnswer:
                 answer = thread.submit(rest, self.hear, said.sampler, goes_on=True)
             except ContextFull:
                 return Finish.CONTEXT
+            except Busy:  # the GPU has failed meanwhile
+                return Finish.FAILED
             self._put_in = closing
             self._parts.append(answer)
         for id in closing:

@@ -40,6 +40,11 @@ class LoadedModel:
         return self.model.thread.failure
 
     @property
+    def is_idle(self) -> bool:
+        """Tells whether it answers, and nobody uses it."""
+        return not self.leases and self.failure is None
+
+    @property
     def due_s(self) -> float:
         """When it is to be closed if nobody uses it until then, `time.monotonic`."""
         return self.used_s + self.keep_s

@@ -57,7 +57,7 @@ class Status(msgspec.Struct):
         running, waiting: requests of all models.
         since: when it began, seconds since 1970.
         models: those in memory.
-        loading: whether it loads its first model.
+        loading: whether it loads that model, at first or after its GPU failed.
     """
 
     model: str = ""

@@ -74,8 +74,9 @@ class Residency:
     ) -> None:
         self.failure: Exception | None = None
         self._jobs, self._limits, self._listener, self._lost = jobs, limits, listener, lost
-        # Models that are loaded again after their GPU failed, and why that could not be.
+        # Models that are loaded again after their GPU failed, how long they stay then, and why that could not be.
         self._recovering: dict[str, asyncio.Task[None]] = {}
+        self._kept_s: dict[str, float] = {}
         self._unrecovered: dict[str, Exception] = {}
         self._loaded: dict[str, LoadedModel] = {}
         self._waiters: deque[_Waiter] = deque()
@@ -110,8 +111,7 @@ class Residency:
 
     def recovering(self, source: ModelSource) -> bool:
         """Tells whether a model's GPU failed, and it is about to be loaded again."""
-        loaded = self.find(source)
-        return source.key in self._recovering or (loaded is not None and loaded.failure is not None)
+        return source.key in self._recovering or self._has_failed(source)
 
     def unrecovered(self, source: ModelSource) -> Exception | None:
         """Returns why a model whose GPU failed could not be loaded again; None: it could, or nothing failed."""
@@ -126,12 +126,16 @@ class Residency:
             QueueFull: too many wait already. Busy: the server is about to end.
             Refusal: it cannot be loaded.
         """
-        if self._stopping:
-            raise _ending()
         loaded = self._usable(source)
-        if loaded is not None and not self._held_up:
+        if loaded is not None and not self._held_up and not self._stopping:
             return _lease(loaded, keep_s)
         require_room(len(self._waiters), self._limits.waiting)
+        return await self._wait_for(source, keep_s)
+
+    async def _wait_for(self, source: ModelSource, keep_s: float | None) -> Lease:
+        """Returns a lease of a model, however many wait already; raises as `lease`."""
+        if self._stopping:
+            raise _ending()
         waiter = _Waiter(source, keep_s, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         self._changed.set()
@@ -153,6 +157,8 @@ class Residency:
 
     def drop(self, source: ModelSource) -> None:
         """Lets a model go as soon as nobody uses it."""
+        if source.key in self._kept_s:
+            self._kept_s[source.key] = 0.0
         if (loaded := self._loaded.get(source.key)) is not None:
             loaded.keep_s = 0.0
             self._changed.set()
@@ -194,19 +200,21 @@ class Residency:
                 await self._changed.wait()
 
     def _idle(self) -> list[LoadedModel]:
-        """The models that nobody uses."""
-        return [each for each in self._loaded.values() if not each.leases]
+        """The models that answer and that nobody uses."""
+        return [each for each in self._loaded.values() if each.is_idle]
 
     async def _serve_first(self) -> bool:
         """Serves who waits longest, and everybody else who can be; returns whether anything was done."""
-        waiter = next((each for each in self._waiters if not each.lease.done()), None)
+        waiting = (each for each in self._waiters if not each.lease.done())
+        # Those of a model that failed, and that somebody still uses, keep nobody else waiting.
+        waiter = next((each for each in waiting if not self._has_failed(each.source)), None)
         if waiter is None:
             self._held_up = ""
             return False
         if waiter.source.key in self._loaded:
             self._held_up = ""
             self._hand_out()
-            return waiter.lease.done()  # or the model has failed, and some still use it
+            return True
         try:
             return await self._bring(waiter.source)
         except Exception as error:
@@ -244,14 +252,16 @@ class Residency:
         model = ServedModel(opened.speaker, self._limits)
         self._has_loaded = True
         self._unrecovered.pop(source.key, None)
+        keep_s = self._kept_s.pop(source.key, source.keep_s)
         self._loaded[source.key] = LoadedModel(
-            source, model, opened, fit, facts, source.keep_s, self._changed
+            source, model, opened, fit, facts, keep_s, self._changed
         )
         self._hand_out()
 
     async def _close(self, loaded: LoadedModel) -> None:
         """Takes a model out of memory."""
         del self._loaded[loaded.source.key]
+        self._held_up = ""  # there is more room
         model, opened = loaded.model, loaded.opened
         failed = loaded.failure is not None
         for close in (model.close, opened.close):
@@ -269,9 +279,9 @@ class Residency:
     async def _close_due(self) -> bool:
         """Closes the models whose time is over; returns whether there were any."""
         now = time.monotonic()
-        due = [each for each in self.loaded if not each.leases and each.due_s <= now]
+        due = [each for each in self._idle() if each.due_s <= now]
         for each in due:
-            if not each.leases:
+            if each.is_idle:
                 self._listener.note(f"{each.model.name} leaves the memory: nobody used it")
                 await self._close(each)
         return bool(due)
@@ -289,21 +299,29 @@ class Residency:
         assert error is not None
         where = source.after_failure(error)
         if where:
-            self._listener.warn(f"{error}: {source.name} is loaded again, {where}")
-            again = asyncio.create_task(self._again(source, loaded.keep_s))
-            self._recovering[source.key] = again
-        await self._close(loaded)
-        if not where:
+            self._listener.warn(f"{error}: {source.name} goes on {where}")
+        else:
+            self._unrecovered[source.key] = error
+            self.stop()
             self._lost(error)
+        if where and loaded.keep_s and not self._stopping:
+            self._kept_s[source.key] = loaded.keep_s
+            self._recovering[source.key] = asyncio.create_task(self._again(source))
+        await self._close(loaded)
 
-    async def _again(self, source: ModelSource, keep_s: float) -> None:
+    async def _again(self, source: ModelSource) -> None:
         """Loads a model again, before anybody asks for it."""
         try:
-            (await self.lease(source, keep_s)).release()
+            (await self._wait_for(source, None)).release()
         except Exception as error:  # everybody who asks for the model is told, too
             self._unrecovered[source.key] = error
         finally:
+            self._kept_s.pop(source.key, None)
             del self._recovering[source.key]
+
+    def _has_failed(self, source: ModelSource) -> bool:
+        """Tells whether a model in memory answers nothing any more."""
+        return source.key in self._loaded and self._usable(source) is None
 
     def _usable(self, source: ModelSource) -> LoadedModel | None:
         """A model, if it is in memory and answers."""

@@ -107,8 +107,9 @@ class Serving:
 
     def _give_up(self, error: DeviceError) -> None:
         """Ends the server: the GPU failed that was asked for, and only a new process can use it again."""
-        self._error = error
-        self.stop()
+        if not self._stopping:
+            self._error = error
+            self.stop()
 
     def _wake(self) -> None:
         """Lets everything that waits see that the server is to end."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
+import math
 import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from chat.fake_engine import FakeEngine, write_tokenizer
@@ -29,6 +32,7 @@ from ktcli.chat.slash import run as run_slash
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.commands import model_choice, wording
 from ktcli.commands.model_choice import ModelChoice
+from ktcli.engine.request import Event
 from ktcli.engine.scheduler import Scheduler
 from ktcli.errors import (
     BadPack,
@@ -154,6 +158,7 @@ def test_a_chat_goes_on_after_the_gpu_failed(
 ) -> None:
     """Unless the GPU was asked for and is gone; nothing of the conversation is lost."""
     monkeypatch.setattr(host, "_left", threading.Event())
+    monkeypatch.setattr(host, "_full_s", [-math.inf])
     person, bench.collects = Person("hello", "again", "again"), True
     words = DeviceWords(device=device, gpu_experts="2")
     listener = SimpleNamespace(warn=person.warn, note=person.note, progress=SILENT.progress)
@@ -188,6 +193,55 @@ def test_a_chat_goes_on_after_the_gpu_failed(
         "hello", "one: hello", "again", "one: again",
     ]  # fmt: skip
     assert bench.alive == [0, 0]  # there is room for one of them only
+
+
+def test_the_reason_is_said_where_the_cpu_cannot_hold_the_model_and_what_was_said_is_kept(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_left", threading.Event())
+    person = Person("hello", "again")
+    wanted = Wanted(device=DeviceWords())
+    listener = SimpleNamespace(warn=person.warn, note=person.note, progress=SILENT.progress)
+    bench.choice._how = replace(bench.how, wanted=wanted, listener=listener)
+
+    def loads(*given: Any) -> FakeEngine:
+        raise NotEnoughMemory("one", 5 * GIB, GIB)
+
+    def fails(scheduler: Scheduler) -> list[Event]:
+        if not person.lines:
+            monkeypatch.setattr(bench, "load", loads)
+            raise DeviceError("the GPU failed in a step")
+        return step(scheduler)
+
+    step = Scheduler.step
+    monkeypatch.setattr(Scheduler, "step", fails)
+    screen = Screen(io.StringIO(), terminal=False, colour=False)
+    with (
+        pytest.raises(NotEnoughMemory, match=r"needs 5\.0 GiB"),
+        contextlib.closing(bench.choice),
+    ):
+        talk(bench.chat, person, screen, person, models=bench.choice)
+    (path,) = (bench.folder / "home" / "chats").glob("*.jsonl")
+    assert [turn["content"] for turn in load_chat(path).conversation.turns] == [
+        "hello",
+        "one: hello",
+    ]
+
+
+def test_a_gpu_whose_memory_is_full_again_soon_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_left", threading.Event())
+    monkeypatch.setattr(host, "_full_s", [-math.inf])
+    now = [0.0]
+    monkeypatch.setattr(host.time, "monotonic", lambda: now[0])
+    full = OutOfDeviceMemory("full")
+    how = Opening(Wanted(device=DeviceWords()), 0, False)
+    asked_for = replace(how, wanted=Wanted(device=DeviceWords("cuda")))
+    free, found = "with the memory of the GPU that is free now", []
+    for seconds in (0, 4000, 3599):
+        now[0] += seconds
+        found.append(talking.after_failure(full, how))
+    assert found == [free, free, "on the CPU"] and host.where_now("auto") == "cpu"
+    assert host.where_now("cuda") == "cuda" and talking.after_failure(full, asked_for) == ""
 
 
 def test_a_model_that_a_server_has_needs_no_memory_here(bench: Bench) -> None:

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ktcli.chat.speaker import Speaker
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.chat.voice import read_voice
 from ktcli.engine.scheduler import Limits
+from ktcli.errors import KtError
 from ktcli.server.catalogue import Shelf
 from ktcli.server.house import Rules
 from ktcli.server.listening import tcp_socket
@@ -33,11 +34,16 @@ Script = Callable[[str], str | list[int]]
 
 @dataclass
 class Running:
-    """A server that runs."""
+    """A server that runs.
+
+    Attributes:
+        errors: with which it has ended by itself; whoever expects any takes them.
+    """
 
     port: int
     engine: FakeEngine
     serving: Serving | None = None
+    errors: list[KtError] = field(default_factory=list)
 
     @property
     def residency(self) -> Residency:
@@ -124,18 +130,27 @@ def serving_models(
         ready=ready.set,
     )
     serving = Serving(service)
-    thread = threading.Thread(target=serving.run)
+    own = models[0]
+    engine = own.speaker.engine if isinstance(own, ScriptedModel) else None
+    made = Running(port, engine, serving)  # type: ignore[arg-type]
+
+    def run() -> None:
+        try:
+            serving.run()
+        except KtError as error:
+            made.errors.append(error)
+
+    thread = threading.Thread(target=run)
     thread.start()
     try:
         assert not begun or ready.wait(10)
-        own = models[0]
-        engine = own.speaker.engine if isinstance(own, ScriptedModel) else None
-        yield Running(port, engine, serving)  # type: ignore[arg-type]
+        yield made
     finally:
         serving.stop()
         thread.join(20)
         listening.close()
         assert not thread.is_alive()
+    assert not made.errors
 
 
 @contextmanager

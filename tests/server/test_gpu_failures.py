@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +19,11 @@ from assembly.fake_gpu import give_gpu, make_checkpoint, prefer_gpu
 from chat.fake_engine import FakeEngine
 from server.running import Running, scripted, serving_models
 from server.sources import ScriptedModel, ScriptedOpened
-from server.test_residency import heard, said
+from server.test_residency import Main, heard, said
 from server.test_serving import ask, send, until
 
 from ktcli.assembly import host, talking
-from ktcli.assembly.beside import MemoryFit
+from ktcli.assembly.beside import HeldMemory, MemoryFit
 from ktcli.assembly.listener import SILENT
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.talking import Opening, prepared
@@ -37,8 +39,8 @@ from ktcli.hardware.gpu import AUTO, CPU
 from ktcli.native import PAGE_TOKENS, Batch
 from ktcli.server import residency
 from ktcli.server.enginethread import EngineThread
-from ktcli.server.listening import tcp_socket
-from ktcli.server.serving import Service, Serving
+from ktcli.server.jobs import Jobs
+from ktcli.server.residency import Residency
 from ktcli.server.source import FOREVER, StoredModel
 
 LONG = "x" * 3000
@@ -81,13 +83,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residency, "give_back_memory", lambda: None)
 
 
-def library(one: Speaker, names: str = "ab") -> list[OnGpu]:
+def library(one: Speaker, names: str = "ab", room: int = 2) -> list[OnGpu]:
     log: list[str] = []
 
     def made(name: str) -> OnGpu:
         script = lambda question: LONG if question == "long" else f"{name} heard {question}"  # noqa: E731
         engine: Any = FragileEngine(one.voice.tokenizer, script, streams=8)
-        return OnGpu(replace(one, name=name, engine=engine), memory_bytes=2, log=log)
+        return OnGpu(replace(one, name=name, engine=engine), memory_bytes=room, log=log)
 
     return [made(name) for name in names]
 
@@ -126,7 +128,7 @@ def test_who_was_answered_hears_it_and_the_next_is_answered_again(one: Speaker) 
         until(lambda: state(server) == (200, "ok"))
         assert server.leases == 0 and server.loaded == ["a"]
     assert model.log == ["load a", "a failed", "close a", "load a", "close a"]
-    assert warned == [f"{REASON}: a is loaded again, on the CPU"]
+    assert warned == [f"{REASON}: a goes on on the CPU"]
 
 
 def test_a_model_is_loaded_again_before_anybody_asks(one: Speaker) -> None:
@@ -175,29 +177,115 @@ def test_a_model_that_the_cpu_cannot_hold_is_refused_and_comes_back_when_it_can(
 
 
 def test_a_server_that_was_told_to_use_the_gpu_ends_with_the_reason(one: Speaker) -> None:
-    (model,) = library(one, "a")
+    (model,), warned = library(one, "a"), list[str]()
     model.goes_on = ""
-    errors: list[BaseException] = []
-    with tcp_socket("127.0.0.1", 0) as listening:
-        ready = threading.Event()
-        serving = Serving(Service(model, [listening], ready=ready.set))
-
-        def run() -> None:
-            try:
-                serving.run()
-            except DeviceError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        assert ready.wait(10)
-        server = Running(listening.getsockname()[1], model.engine, serving)
+    model.closing.clear()
+    with serving_models([model], listener=listener(warned)) as server:
         model.engine.broken = True
         answer = ask(server, "x")
         assert answer.status_code == 503 and REASON in answer.json()["error"]["message"]
-        thread.join(20)
-    assert [str(each) for each in errors] == [REASON]
-    assert model.log == ["load a", "a failed", "close a"]
+        until(lambda: model.log[-1] == "a failed")
+        assert server.serving is not None and not server.serving._server.force_exit  # type: ignore[union-attr]
+        model.closing.set()
+        until(lambda: len(server.errors) == 1)
+        assert str(server.errors.pop()) == REASON
+    assert warned == [] and model.log == ["load a", "a failed", "close a"]
+
+
+def test_who_waited_for_the_room_of_a_model_that_fails_is_answered(one: Speaker) -> None:
+    own, other = library(one, room=1)
+    with serving_models([own, other]) as server:
+        long = send(server, "long", model="a", stream=True)
+        until(lambda: server.residency.counts() == (1, 0))
+        waits = send(server, "x", model="b")
+        until(lambda: server.residency.counts() == (1, 1))
+        own.engine.broken = True
+        heard(long, REASON.encode())
+        heard(waits, b"b heard x")
+        until(lambda: state(server) == (200, "ok"))
+        assert server.loaded == ["a"] and said(ask(server, "x")) == "a heard x"
+    assert own.log[:6] == ["load a", "a failed", "close a", "load b", "close b", "load a"]
+
+
+@pytest.mark.parametrize("goes_on", ["on the CPU", ""])
+def test_a_model_that_fails_while_another_is_planned_is_not_taken_for_an_idle_one(
+    one: Speaker, monkeypatch: pytest.MonkeyPatch, goes_on: str
+) -> None:
+    own, other = library(one, room=1)
+    own.goes_on = goes_on
+    planning, planned, fit = threading.Event(), threading.Event(), OnGpu.fit
+
+    def slow(self: OnGpu, held: HeldMemory) -> MemoryFit:
+        if self is other and not planned.is_set():
+            planning.set()
+            assert planned.wait(20)
+        return fit(self, held)
+
+    monkeypatch.setattr(OnGpu, "fit", slow)
+    with serving_models([own, other]) as server:
+        waits = send(server, "x", model="b")
+        assert planning.wait(20)
+        own.engine.broken = True
+        assert ask(server, "x", model="a").status_code == 503
+        until(lambda: server.leases == 0)
+        planned.set()
+        assert heard(waits, b"b heard x" if goes_on else b"about to end")
+        if not goes_on:
+            until(lambda: len(server.errors) == 1)
+            assert str(server.errors.pop()) == REASON
+    assert own.log[:3] == ["load a", "a failed", "close a"]
+
+
+def test_a_model_stays_as_long_as_was_said(one: Speaker) -> None:
+    """By the one before, or by those who wait for it."""
+    own, other = library(one)
+    with serving_models([own, other]) as server:
+
+        def asked(keep_s: int) -> requests.Response:
+            body = {"model": "b", "prompt": "x", "keep_alive": keep_s, "stream": False}
+            return requests.post(f"{server.url}/api/generate", json=body, timeout=9)
+
+        def fail(keep_s: int) -> None:
+            other.engine.broken = True
+            assert asked(keep_s).status_code == 503
+
+        def kept() -> list[float]:
+            return [each.keep_s for each in server.residency.loaded if each.source is other]
+
+        assert asked(50).ok and kept() == [50]
+        fail(100)
+        until(lambda: own.log[-2:] == ["close b", "load b"] and kept() == [100])
+        other.gate.clear()
+        fail(100)
+        with ThreadPoolExecutor(1) as others:
+            answer = others.submit(asked, 7)
+            until(lambda: server.residency.counts().waiting == 2)
+            other.gate.set()
+            assert answer.result().ok and kept() == [7]
+        fail(0)
+        until(lambda: server.loaded == ["a"] and own.log[-1] == "close b")
+        time.sleep(0.05)
+        assert own.log[-2:] == ["b failed", "close b"]
+
+
+def test_who_wants_another_model_does_not_wait_for_those_who_use_one_that_failed(
+    one: Speaker,
+) -> None:
+    own, other = library(one)
+
+    async def run(jobs: Jobs) -> None:
+        house = Residency(jobs, Limits())
+        used = await house.lease(own)
+        used.model.thread.failure = DeviceError(REASON)
+        again = asyncio.create_task(house.lease(own))
+        (await asyncio.wait_for(house.lease(other), 5)).release()
+        assert not again.done()
+        used.release()
+        (await asyncio.wait_for(again, 5)).release()
+        await house.close()
+
+    with Main() as jobs:
+        asyncio.run(run(jobs))
 
 
 def test_an_error_at_the_end_of_a_failed_model_is_said_unless_the_gpu_is_the_reason(
@@ -216,7 +304,7 @@ def test_an_error_at_the_end_of_a_failed_model_is_said_unless_the_gpu_is_the_rea
             assert ask(server, "x").status_code == 503
             until(lambda: state(server) == (200, "ok"))
         monkeypatch.undo()
-    again = f"{REASON}: a is loaded again, on the CPU"
+    again = f"{REASON}: a goes on on the CPU"
     assert warned == [again, again, "a was closed with an error: the disk is full"]
 
 

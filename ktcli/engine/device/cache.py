@@ -14,7 +14,7 @@ from itertools import accumulate, groupby, pairwise
 import torch
 
 from ktcli.engine.device.segments import by_device
-from ktcli.engine.device.stream import Stream
+from ktcli.engine.device.stream import Stream, device_errors
 from ktcli.engine.pages import PagePool, StatePool
 from ktcli.models import Spec
 from ktcli.native import PAGE_TOKENS
@@ -114,9 +114,15 @@ class PageCopy:
         self._parts, self._streams = parts, by_device(streams)
 
     def __call__(self, of: int, to: int) -> None:
-        for part in self._parts:
-            with self._streams[part.device].running():
-                part[to].copy_(part[of])
+        """Copies page `of` to page `to`.
+
+        Raises:
+            DeviceError: the device failed.
+        """
+        with device_errors("copying pages"):
+            for part in self._parts:
+                with self._streams[part.device].running():
+                    part[to].copy_(part[of])
 
 
 def cached_parts(recording: Recording, layers: int, fmt: CacheFormat = BF16) -> list[list[int]]:

@@ -8,7 +8,7 @@ from shapes import shape
 
 from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts
 from ktcli.engine.device.stream import HostStream
-from ktcli.errors import NotEnoughMemory
+from ktcli.errors import DeviceError, NotEnoughMemory
 from ktcli.ops.kvformat import BF16, F32_CACHE, FP8, CacheFormat
 from ktcli.ops.operation import Cached
 from ktcli.ops.recording import record
@@ -40,6 +40,26 @@ def test_a_copied_page_is_the_same_in_every_layer() -> None:
     PageCopy(cache.parts(widths), [HostStream()])(1, 2)
     for i, part in enumerate(parts):
         assert (part[1:3] == i + 1).all() and not part[0].any() and not part[3].any()
+
+
+def test_a_device_that_fails_in_copying_a_page_is_known_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Outside of any step: a conversation goes on with pages that others hold, too."""
+
+    def lost(self: HostStream) -> None:
+        raise RuntimeError(
+            "CUDA error: unspecified launch failure\nCompile with TORCH_USE_CUDA_DSA"
+        )
+
+    cache = DeviceCache(SPEC, 3, (CPU,) * SPEC.layers)
+    copy = PageCopy(cache.parts(cached_parts(record(MODEL.forward), SPEC.layers)), [HostStream()])
+    monkeypatch.setattr(HostStream, "running", lost)
+    with pytest.raises(
+        DeviceError, match="failed in copying pages: CUDA error: unspecified"
+    ) as found:
+        copy(1, 2)
+    assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize("fmt", [BF16, F32_CACHE, FP8])
