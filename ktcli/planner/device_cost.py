@@ -36,7 +36,7 @@ KERNEL_S = 2.5e-6  # one small kernel inside a graph
 KERNELS_HEADS = 7  # attention by heads, and both norms
 KERNELS_LATENT = 10  # the same with latent attention
 KERNELS_ROUTER = 1  # its product with the choice of experts
-ROUTER_BYTES = 16 << 20  # read by all rows together: the product of more is a kernel by itself
+ROUTER_BYTES = 16 << 20  # read by several rows together: the product of more is a kernel by itself
 KERNELS_EXPERTS = 2  # experts on the GPU; of one token they take the shared one along
 KERNELS_SHARED = 3  # a shared expert by itself, or the MLP of a layer without experts
 HANDOFF_S = 10e-6  # the host function that sends, and the one that waits: each
@@ -50,7 +50,7 @@ MEASURED_AT = 512  # positions in the cache when T_g is measured
 def router_kernels(n_tokens: int, experts: int, hidden: int) -> int:
     """The kernels of a layer's router and its choice, in a step of so many rows."""
     read = n_tokens * F32_BYTES * experts * hidden
-    return KERNELS_ROUTER + (read > ROUTER_BYTES)
+    return KERNELS_ROUTER + (n_tokens > 1 and read > ROUTER_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

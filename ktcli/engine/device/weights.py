@@ -190,9 +190,8 @@ def _matrix(part: _Part, data: torch.Tensor, fmt: Format) -> Matrix:
     if part.dtype is torch.uint8:
         return Packed(fmt, part.tensor.n, part.tensor.k, data)
     tickets = None
-    if (
-        part.tensor.part is ModelPart.ROUTER
-    ):  # ready when they are here: streams do not wait for one another
+    if part.tensor.part is ModelPart.ROUTER:
+        # A copy from pageable memory has ended when it returns: whichever stream runs the steps sees zeros.
         tickets = torch.zeros(ROUTED_ROWS, dtype=torch.int32).to(data.device)
     return PlainMatrix(data, tickets)
 

@@ -192,6 +192,7 @@ class MergingBackend(TorchBackend):
         return to is not None
 
     def _is_router(self, product: Linear) -> bool:
+        """Tells whether a product may be taken along by the choice of experts."""
         weight = self._weights.matrices[product.weight.name]
         return isinstance(weight, PlainMatrix) and weight.tickets is not None
 

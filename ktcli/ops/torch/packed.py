@@ -19,8 +19,8 @@ from ktcli.ops.tensors import ceil_to
 _LINES = {32: 1, 16: 2, 8: 4, 4: 4}  # bits -> columns of one code line (`g` of kt.h)
 _ALIGNMENT = 64  # bytes; a panel is padded to a multiple
 SCALE_TYPES = {Scale.F32: torch.float32, Scale.BF16: torch.bfloat16, Scale.E8M0: torch.uint8}
-ROUTED_ROWS = 16  # of a step, that a router's kernel takes at most
 _BYTES = {Codes.INTEGER: torch.int8, Codes.E4M3: torch.float8_e4m3fn}
+ROUTED_ROWS = 16  # the rows of a step that a router's kernel takes at most
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ _COLUMNS = 1024  # of a tile
 # another has been used, which makes two to five round trips to memory of one.
 _REGISTERS = 255
 _PROGRAMS = 528  # of a row at most, four for each of 132 SMs; constant, so that bits do not depend on the GPU
-# Each row reads the weights by itself, all but the first from L2: 3 us at its 5.5 TB/s, about what the second kernel
-# costs. A product of more reads them once for all rows.
+# By several rows, each of which reads the weights by itself, all but the first from L2: 3 us at its 5.5 TB/s, about what
+# a second kernel costs, whose product reads them once for all rows.
 _READ_BYTES = 16 << 20
 
 
@@ -131,7 +131,7 @@ def choose(
     r, rows = routing, x.shape[0]
     if not isinstance(weight, PlainMatrix) or (tickets := weight.tickets) is None:
         return None
-    if rows > tickets.shape[0] or rows * weight.data.nbytes > _READ_BYTES:
+    if rows > tickets.shape[0] or (rows > 1 and rows * weight.data.nbytes > _READ_BYTES):
         return None
     to_x, to_ids, to_gates = to or (None, None, None)
     strides, width = (0, 0), 0
