@@ -42,8 +42,8 @@ _COLUMNS = 1024  # of a tile
 # another has been used, which makes two to five round trips to memory of one.
 _REGISTERS = 255
 _PROGRAMS = 528  # of a row at most, four for each of 132 SMs; constant, so that bits do not depend on the GPU
-# By several rows, each of which reads the weights by itself, all but the first from L2: 3 us at its 5.5 TB/s, about what
-# a second kernel costs, whose product reads them once for all rows.
+# By several rows, each of which reads the weights by itself, all but the first from L2: 3 us at its 5.5 TB/s, about
+# what a second kernel costs, whose product reads them once for all rows.
 _READ_BYTES = 16 << 20
 
 
