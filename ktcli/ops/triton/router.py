@@ -16,8 +16,8 @@ The arithmetic behind the shape, for an H100 (132 SMs, 3.35 TB/s; 18 kB per SM a
   8 kB, 1024 columns of two experts. 512 of deepseek-v3 have 31 kB per SM on the way, 128 of qwen3-30b-a3b all that
   there is, one on each SM. More would draw more tickets, which a counter gives out one after the other.
   Warps. One warp chooses, too: its dozens of reductions are shuffles without a barrier, as in `small`. 512 experts take
-  it 2200 instructions instead of the 980 of four warps, which meet at 63 barriers: about the same. Of the two barriers
-  here, which Triton puts around a ticket, one warp does not wait.
+  it 2200 instructions instead of the 980 of four warps, which meet at 63 barriers: about the same. For the one or two
+  barriers that Triton puts at a ticket, one warp does not wait.
   Registers. 185 to 217 per thread up to 512 experts (sm_80 to sm_120, ptxas of Triton 3.9), nothing is spilled, and the
   24 loads of a tile stand in front of its first sum.
   Gain. A ticket is a round trip to L2, about 1 us. A second kernel is 1 to 2 us, and torch's product, which neither

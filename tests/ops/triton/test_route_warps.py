@@ -1,5 +1,5 @@
 """Routing of up to 256 experts is one warp, whose dozens of reductions need no barrier of a block. So is a router with
-its choice, of any number of experts."""
+its choice, of any number of experts; and who writes a program's sums draws its ticket."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 # triton_launches catches launches in the whole process, which therefore is one of its own.
 SCRIPT = """
 import json
+import re
 import triton
 from triton.backends.compiler import GPUTarget
 from triton_launches import empty, launches, router, sources
@@ -35,6 +36,8 @@ for routing in (
     for source, options in sources(90):
         ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
         found += [options["num_warps"], ptx.count("bar.sync")]
+    before, ticket, _ = re.split(r"(@%p\\d+) atom\\.global\\.gpu\\.acq_rel", ptx)
+    found.append(re.findall(r"(@%p\\d+) st\\.global", before)[-2:] == [ticket] * 2)
     print(json.dumps(found))
 """
 
@@ -58,4 +61,5 @@ def test_routing_of_few_experts_needs_no_barrier(tmp_path: Path) -> None:
     alone, together = ([each[at] for each in found] for at in (2, 4))
     # The last shows that barriers are seen where there are some.
     assert alone[:2] == [0, 0] and alone[2] > 20
-    assert max(together) <= 4  # around the ticket
+    assert max(together) <= 4  # at the ticket
+    assert all(each[5] for each in found)
