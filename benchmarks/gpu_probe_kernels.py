@@ -16,11 +16,13 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 from ktcli.native import PAGE_TOKENS
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.experts import GroupScore, Routing, Score
-from ktcli.ops.table.rowwise import Rope
+from ktcli.ops.table.rowwise import Reads, Rope
+from ktcli.ops.torch import functions
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.merged import Latent
+from ktcli.ops.torch.packed import ROUTED_ROWS, PlainMatrix
 from ktcli.ops.torch.parts import Parts
-from ktcli.ops.triton import attention, early, product, small
+from ktcli.ops.triton import attention, early, product, router, small
 from ktcli.ops.triton.product import vector_experts, vector_product
 from ktcli.ops.triton.summary import summarize
 from ktcli.ops.triton.tiles import tile_experts
@@ -250,6 +252,41 @@ def _small(probe: Probe) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "torch add", lambda: x + x
 
 
+def routers(probe: Probe) -> Any:
+    """Microseconds of a layer's router with its choice as one kernel, and as a product of torch and a kernel, in turn
+    over the weights of many layers; None: that is no kernel."""
+    deep = Routing(256, 8, Score.SIGMOID, 8, 4, GroupScore.TOP2, True, 2.5)
+    found: dict[str, Any] = {}
+    for name, full, hidden in (("128", Routing(128, 8), 2048), ("256 in groups", deep, 7168)):
+        routing = full if probe.on_gpu else Routing(8, 2)
+        layers, bias = probe.size(64, 2), probe.random(routing.experts)
+        data = probe.random(layers, routing.experts, probe.size(hidden, 64))
+        tickets = probe.zeros(layers, ROUTED_ROWS, dtype=torch.int32)
+        weights = [PlainMatrix(*of) for of in zip(data, tickets, strict=True)]
+        for rows in (1, 2, 4, 16):
+            x = probe.random(rows, data.shape[2])
+            ways = partial(_routed_at_once, x, routing, bias), partial(_routed, x, routing, bias)
+            took: dict[str, float | None] = {"one": None, "two": None}
+            for way, work in zip(took, ways, strict=True):
+                if work(weights[0]) is not None:
+                    took[way] = probe.device_us(partial(_each, work, weights)) / layers
+            found[f"{name}, {rows} rows"] = took
+    return found
+
+
+def _each(work: Callable[[Any], Any], things: Sequence[Any]) -> None:
+    for thing in things:
+        work(thing)
+
+
+def _routed_at_once(x: Any, routing: Routing, bias: Any, weight: PlainMatrix) -> Any:
+    return router.choose(x, weight, None, routing, bias)
+
+
+def _routed(x: Any, routing: Routing, bias: Any, weight: PlainMatrix) -> Any:
+    return small.route(functions.linear(x, weight, None, Reads.F32), routing, bias)
+
+
 def early_starts(probe: Probe) -> Any:
     """Microseconds of a kernel in a chain of small ones, each of which reads what the one before wrote: started when
     that has ended, and early where the GPU can."""
@@ -285,5 +322,6 @@ CHECKS = _named(
     experts_of_one_row,
     experts_of_a_prompt,
     small_kernels,
+    routers,
     early_starts,
 )

@@ -13,7 +13,7 @@ from ktcli.ops.torch import functions
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT
 from ktcli.ops.torch.merged import Heads, Latent, Merged, Mlp, Sent
-from ktcli.ops.torch.packed import Packed
+from ktcli.ops.torch.packed import Packed, PlainMatrix
 from ktcli.ops.torch.pages import KvPages
 from ktcli.ops.torch.parts import Parts
 
@@ -76,6 +76,33 @@ def _route(
 
 
 @dataclass
+class RoutersAtOnce:
+    """Routers of up to three rows with their choice.
+
+    Attributes:
+        taken: the number so far.
+    """
+
+    taken: int = 0
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: PlainMatrix,
+        logit_bias: torch.Tensor | None,
+        *given: Any,
+        live: torch.Tensor | None,
+        sent: torch.Tensor,
+        to: Sent | None,
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if x.shape[0] > 3:
+            return None
+        self.taken += 1
+        logits = EXACT["linear"](x, weight, logit_bias)
+        return _route(logits, *given, live=live, x=sent, to=to)
+
+
+@dataclass
 class ExpertsAtOnce:
     """Experts in parts, with an MLP beside them in two of three steps.
 
@@ -107,4 +134,5 @@ MERGED = Merged(
     gqa=_gqa,
     mla=_mla,
     route=_route,
+    router=RoutersAtOnce(),
 )

@@ -17,7 +17,7 @@ PROBE = ROOT / "benchmarks" / "gpu_probe.py"
 @pytest.mark.thorough
 def test_every_check_runs(tmp_path: Path) -> None:
     """In Triton's interpreter, which a process decides on before it imports it."""
-    for which, names in ((), 17), (("--memory-operations",), 3):
+    for which, names in ((), 18), (("--memory-operations",), 3):
         out = tmp_path / "probe.json"
         command = [sys.executable, PROBE, out, "--smoke", *which]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -21,6 +21,7 @@ from ktcli.planner.experts import Hits, touched
 from ktcli.planner.simulate import Layer
 from ktcli.planner.spec import PartWork, Unit
 from ktcli.planner.stack import F64Array, Load, ModelLoads
+from ktcli.weights.recipe import F32_BYTES
 
 # All of these are assumed, not yet measured on a GPU.
 READ_SHARE = 0.70  # of the bandwidth, at decode: the aim of the kernels
@@ -34,7 +35,8 @@ KERNEL_S = 2.5e-6  # one small kernel inside a graph
 # Kernels of a layer's decode step of up to 16 answers, counted by tests/ops/triton/test_launch_counts.py.
 KERNELS_HEADS = 7  # attention by heads, and both norms
 KERNELS_LATENT = 10  # the same with latent attention
-KERNELS_ROUTER = 2
+KERNELS_ROUTER = 1  # its product with the choice of experts
+ROUTER_BYTES = 16 << 20  # read by several rows together: the product of more is a kernel by itself
 KERNELS_EXPERTS = 2  # experts on the GPU; of one token they take the shared one along
 KERNELS_SHARED = 3  # a shared expert by itself, or the MLP of a layer without experts
 HANDOFF_S = 10e-6  # the host function that sends, and the one that waits: each
@@ -43,6 +45,12 @@ BORDER_S = 15e-6  # of a residual from one GPU to the next, through main memory
 PREFILL_LAUNCH_S = 10e-6  # of one kernel without a graph, from Python
 LINK_BPS = 15.75e9  # of an unknown link: PCIe 3.0 x16
 MEASURED_AT = 512  # positions in the cache when T_g is measured
+
+
+def router_kernels(n_tokens: int, experts: int, hidden: int) -> int:
+    """The kernels of a layer's router and its choice, in a step of so many rows."""
+    read = n_tokens * F32_BYTES * experts * hidden
+    return KERNELS_ROUTER + (n_tokens > 1 and read > ROUTER_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +147,8 @@ class Hybrid:
         here = self.by_layer(self.resident) > 0
         alone = (stack.beside.size_bytes > 0.0) & ~(here & (n_tokens == 1))
         attention = np.where(latent, KERNELS_LATENT, KERNELS_HEADS).astype(np.float64)
-        return attention + KERNELS_ROUTER * routed, KERNELS_EXPERTS * here + KERNELS_SHARED * alone
+        router = router_kernels(n_tokens, stack.experts, stack.hidden)
+        return attention + router * routed, KERNELS_EXPERTS * here + KERNELS_SHARED * alone
 
     # --- decode -----------------------------------------------------------------------------------
 

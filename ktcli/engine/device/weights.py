@@ -24,9 +24,18 @@ from ktcli.engine.loader import (
 )
 from ktcli.models import Model
 from ktcli.native import PANEL_ROWS, Format, Weight, packed_bytes
+from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role, Tensor, ceil_to
 from ktcli.ops.torch.backend import Weights
-from ktcli.ops.torch.packed import Extras, Matrix, Packed, PackedStack, PlainMatrix, unpack
+from ktcli.ops.torch.packed import (
+    ROUTED_ROWS,
+    Extras,
+    Matrix,
+    Packed,
+    PackedStack,
+    PlainMatrix,
+    unpack,
+)
 from ktcli.planner.stack import plain_bytes
 from ktcli.weights.recipe import Recipe, format_of, is_in_f32, stored_bytes
 
@@ -180,7 +189,11 @@ def _dtype(tensor: Tensor, fmt: Format | None) -> torch.dtype:
 def _matrix(part: _Part, data: torch.Tensor, fmt: Format) -> Matrix:
     if part.dtype is torch.uint8:
         return Packed(fmt, part.tensor.n, part.tensor.k, data)
-    return PlainMatrix(data)
+    tickets = None
+    if part.tensor.part is ModelPart.ROUTER:
+        # A copy from pageable memory has ended when it returns: whichever stream runs the steps sees zeros.
+        tickets = torch.zeros(ROUTED_ROWS, dtype=torch.int32).to(data.device)
+    return PlainMatrix(data, tickets)
 
 
 def _stacks(

@@ -205,6 +205,7 @@ def triton_kernels() -> Kernels:
         merged,
         operations,
         panels,
+        router,
         small,
         summary,
         sums,
@@ -220,6 +221,7 @@ def triton_kernels() -> Kernels:
         gqa=merged.gqa,
         mla=attention.attend_latent,
         route=small.route_all,
+        router=router.choose,
     )
     experts, unpack_all = operations.experts, panels.unpack_all
     return Kernels("triton", kernels, experts, unpack_all, together, summary.summarize)

@@ -3,7 +3,8 @@
 Sums, and norms and rotations of heads, are put off until an operation reads them: a norm or an activation takes the
 sums before it along, those of a product's parts and of a token's experts, too, and attention the norms and rotations of
 its queries and keys. An MLP of the rows that experts were given is put off until its result is asked for, or theirs:
-the kernels of the device's own experts then take it along. A router waits for the experts, to hand rows to others.
+the kernels of the device's own experts then take it along. A router waits for the experts, to hand rows to others, and
+its product for the choice, if nothing stands between them.
 What anything else reads is computed by itself, as ever.
 """
 
@@ -28,6 +29,7 @@ from ktcli.ops.torch.backend import ExpertRunner, StepInputs, TorchBackend, Valu
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels
 from ktcli.ops.torch.merged import Heads, Latent, Mlp
+from ktcli.ops.torch.packed import PlainMatrix
 from ktcli.ops.torch.pages import own_parts
 from ktcli.ops.torch.parts import Parts
 
@@ -120,6 +122,8 @@ class MergingBackend(TorchBackend):
                 return _Pending(operation)
             case Add() | Rotate():
                 return _Pending(operation)
+            case Linear(reads=Reads.F32) if self._is_router(operation):
+                return _Pending(operation)
             case Linear() | Swiglu() if self._started is not None and self._is_beside(operation):
                 return self._put_beside(operation, self._started)
             case Select(x) if self._step.outputs is None:
@@ -175,10 +179,22 @@ class MergingBackend(TorchBackend):
         assert isinstance(operation, Route)
         rows, to = self._value(x), self._runner.outbox(self._layer, self._step.x.shape[0])
         bias = None if operation.bias is None else self._weights.vectors[operation.bias.name]
-        given = self._value(operation.logits), operation.routing, bias
-        live = self._step.parts[0].live
-        self.routings.append(self._merged.route(*given, live=live, x=rows, to=to))
+        how, live = (operation.routing, bias), self._step.parts[0].live
+        routed = None
+        if _is_late(operation.logits) and isinstance(operation.logits.operation, Linear):
+            product = dict(self._given(self._settled(operation.logits.operation)))
+            of = product["x"], product["weight"], product["bias"]
+            routed = self._merged.router(*of, *how, live=live, sent=rows, to=to)
+        if routed is None:
+            logits = self._value(operation.logits)
+            routed = self._merged.route(logits, *how, live=live, x=rows, to=to)
+        self.routings.append(routed)
         return to is not None
+
+    def _is_router(self, product: Linear) -> bool:
+        """Tells whether a product may be taken along by the choice of experts."""
+        weight = self._weights.matrices[product.weight.name]
+        return isinstance(weight, PlainMatrix) and weight.tickets is not None
 
     def _is_beside(self, operation: Linear | Swiglu) -> bool:
         """Tells whether an operation may belong to an MLP of the rows that the experts under way were given."""

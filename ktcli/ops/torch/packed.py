@@ -20,6 +20,7 @@ _LINES = {32: 1, 16: 2, 8: 4, 4: 4}  # bits -> columns of one code line (`g` of 
 _ALIGNMENT = 64  # bytes; a panel is padded to a multiple
 SCALE_TYPES = {Scale.F32: torch.float32, Scale.BF16: torch.bfloat16, Scale.E8M0: torch.uint8}
 _BYTES = {Codes.INTEGER: torch.int8, Codes.E4M3: torch.float8_e4m3fn}
+ROUTED_ROWS = 16  # the rows of a step that a router's kernel takes at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,14 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class PlainMatrix:
-    """A matrix as plain rows: data [n, k] bf16 or f32, contiguous."""
+    """A matrix as plain rows: data [n, k] bf16 or f32, contiguous.
+
+    Attributes:
+        tickets: int32 [ROUTED_ROWS], the counters of a router's kernel, 0 between two; None: it is no router's.
+    """
 
     data: Tensor
+    tickets: Tensor | None = None
 
     @property
     def n(self) -> int:

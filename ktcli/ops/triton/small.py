@@ -155,32 +155,16 @@ def _open_experts(
 
 
 @triton.jit
-def _route_kernel(
-    logits, bias, live, ids, gates, x, to_x, to_ids, to_gates,
-    logits_row, n_experts, scale, x_row, to_row, hidden,
+def choice(
+    x, bias, n_experts, scale,
     TOP_K: tl.constexpr, SCORE: tl.constexpr, BIASED: tl.constexpr, NORMALIZE: tl.constexpr,
     N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr,
-    MASKED: tl.constexpr, SENT: tl.constexpr,
-    BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr, COPIED: tl.constexpr,
-    EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Chooses the experts of one row by the rule of kt_program_route; -1 in rows that are not live, if MASKED. If SENT,
-    it also writes ids, gates and a row of x to main memory.
-
-    Grid (rows, 1, with one more for each COPIED columns of x if SENT). SLOTS: TOP_K or more, a power of two.
-    """
-    enter(EARLY)
-    row = tl.program_id(0).to(tl.int64)
-    if SENT:
-        block = tl.program_id(1)
-        if block > 0:
-            column = (block - 1) * COPIED + tl.arange(0, COPIED)
-            value = tl.load(x + row * x_row + column, mask=column < hidden, other=0.0)
-            tl.store(to_x + row * to_row + column, value, mask=column < hidden)
-            return
+    """Returns the experts and gates [SLOTS] of a row by the rule of kt_program_route, of which the first TOP_K count.
+    x: its logits [BLOCK], -inf from `n_experts` on."""
     expert = tl.arange(0, BLOCK)
     known = expert < n_experts
-    x = tl.load(logits + row * logits_row + expert, mask=known, other=float("-inf"))
     if SCORE == 1:
         score = 1 / (1 + tl.exp(-x))
     elif SCORE == 2:  # log(1 + e^x), which is x where e^-x no longer counts
@@ -213,8 +197,43 @@ def _route_kernel(
     if NORMALIZE:
         gate = gate / (total + 1e-20)  # DeepSeek's guard against a zero sum
     gate *= scale
+    return chosen, gate
+
+
+@triton.jit
+def _route_kernel(
+    logits, bias, live, ids, gates, x, to_x, to_ids, to_gates,
+    logits_row, n_experts, scale, x_row, to_row, hidden,
+    TOP_K: tl.constexpr, SCORE: tl.constexpr, BIASED: tl.constexpr, NORMALIZE: tl.constexpr,
+    N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr,
+    MASKED: tl.constexpr, SENT: tl.constexpr,
+    BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr, COPIED: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """Chooses the experts of one row by the rule of kt_program_route; -1 in rows that are not live, if MASKED. If SENT,
+    it also writes ids, gates and a row of x to main memory.
+
+    Grid (rows, 1, with one more for each COPIED columns of x if SENT). SLOTS: TOP_K or more, a power of two.
+    """
+    enter(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    if SENT:
+        block = tl.program_id(1)
+        if block > 0:
+            column = (block - 1) * COPIED + tl.arange(0, COPIED)
+            value = tl.load(x + row * x_row + column, mask=column < hidden, other=0.0)
+            tl.store(to_x + row * to_row + column, value, mask=column < hidden)
+            return
+    expert = tl.arange(0, BLOCK)
+    known = expert < n_experts
+    x = tl.load(logits + row * logits_row + expert, mask=known, other=float("-inf"))
+    chosen, gate = choice(
+        x, bias, n_experts, scale,
+        TOP_K, SCORE, BIASED, NORMALIZE, N_GROUP, TOPK_GROUP, TOP2, BLOCK, SLOTS, GROUPS,
+    )  # fmt: skip
     if MASKED:
         chosen = tl.where(tl.load(live + row) != 0, chosen, -1)
+    slot = tl.arange(0, SLOTS)
     tl.store(ids + row * TOP_K + slot, chosen, mask=slot < TOP_K)
     tl.store(gates + row * TOP_K + slot, gate, mask=slot < TOP_K)
     if SENT:

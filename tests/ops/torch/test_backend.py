@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from at_once import MERGED, ExpertsAtOnce
+from at_once import MERGED, ExpertsAtOnce, RoutersAtOnce
 from convert import convert_checkpoint
 from device import DeviceRun
 from loading import load_engine
@@ -120,11 +120,17 @@ def test_exact_equals_the_native_engine(pair: Pair, sizes: list[int]) -> None:
 @every
 def test_operations_at_once_give_what_each_gives(pair: Pair) -> None:
     """The same functions, called when something reads what they make: the same bits."""
-    alone, experts = pair.exact.feed(IDS, SIZES[2]), ExpertsAtOnce()
-    merged = replace(pair.exact, merged=replace(MERGED, experts=experts))
+    alone, experts, routers = pair.exact.feed(IDS, SIZES[2]), ExpertsAtOnce(), RoutersAtOnce()
+    merged = replace(pair.exact, merged=replace(MERGED, experts=experts, router=routers))
     np.testing.assert_array_equal(merged.feed(IDS, SIZES[2]), alone)
     names = {t.name.rpartition(".")[2] for t in merged.model.tensors if t.part is ModelPart.SHARED}
     assert (experts.taken > 0) == (names == {"gate_up", "down"}), names
+    # All but those whose product has a column for a gate, too, and those that choose by a table.
+    by_table = {t.layer for t in merged.model.tensors if t.name.endswith(".router_table")}
+    count = merged.model.spec.experts
+    of = [t for t in merged.model.tensors if t.part is ModelPart.ROUTER and t.n == count]
+    singles = len(IDS) - SIZES[2][0]
+    assert routers.taken == singles * sum(t.layer not in by_table for t in of)
 
 
 @pytest.mark.each_once

@@ -19,19 +19,26 @@ from triton.runtime.jit import JITFunction  # noqa: E402
 from ktcli.engine.device.runners import Coupled, Resident  # noqa: E402
 from ktcli.models import Model  # noqa: E402
 from ktcli.native import PAGE_TOKENS, packed_bytes  # noqa: E402
+from ktcli.ops.part import ModelPart  # noqa: E402
 from ktcli.ops.tensors import Role, Tensor  # noqa: E402
 from ktcli.ops.torch.backend import StepInputs, Weights  # noqa: E402
 from ktcli.ops.torch.functions import Rows  # noqa: E402
 from ktcli.ops.torch.kernels import triton_kernels  # noqa: E402
 from ktcli.ops.torch.merged import Sent  # noqa: E402
 from ktcli.ops.torch.merging import backend_of  # noqa: E402
-from ktcli.ops.torch.packed import Packed, PackedStack, PlainMatrix  # noqa: E402
+from ktcli.ops.torch.packed import (  # noqa: E402
+    ROUTED_ROWS,
+    Packed,
+    PackedStack,
+    PlainMatrix,
+)
 from ktcli.planner.device_cost import (  # noqa: E402
     KERNELS_EXPERTS,
     KERNELS_HEADS,
     KERNELS_LATENT,
     KERNELS_ROUTER,
     KERNELS_SHARED,
+    router_kernels,
 )
 from ktcli.planner.spec import kv_bytes_per_token  # noqa: E402
 from ktcli.weights.recipe import Recipe, format_of  # noqa: E402
@@ -64,7 +71,9 @@ class Counting(TorchDispatchMode):
 
 def matrix(tensor: Tensor) -> Packed | PlainMatrix:
     if tensor.role is Role.KEPT and tensor.count == 1:
-        return PlainMatrix(empty(tensor.n, tensor.k))
+        routes = tensor.part is ModelPart.ROUTER
+        tickets = empty(ROUTED_ROWS, dtype=torch.int32) if routes else None
+        return PlainMatrix(empty(tensor.n, tensor.k), tickets)
     fmt = format_of(tensor, RECIPE)
     size = packed_bytes(fmt, tensor.n, tensor.k)
     return Packed(fmt, tensor.n, tensor.k, empty(tensor.count, size, dtype=torch.uint8))
@@ -174,11 +183,17 @@ def test_plans_count_the_kernels_of_a_layer_for_several_answers(
     kernels: int,
     answers: int,
 ) -> None:
-    """As many as for one; but the experts of several take the shared one not along."""
+    """As many as for one; but the experts of several take the shared one not along, nor do the choices of many a large
+    router's product."""
     names = kernels_of_a_layer(monkeypatch, name, attention, here, answers)
+    spec = shape(name).spec
+    kernels += router_kernels(answers, spec.experts, spec.hidden) - KERNELS_ROUTER
     assert len(names) == kernels, " ".join(names)
 
 
 def test_the_goals_of_launches_hold() -> None:
-    assert HEADS + KERNELS_EXPERTS <= 11
-    assert LATENT + KERNELS_EXPERTS <= 14
+    assert HEADS + KERNELS_EXPERTS <= 10
+    assert LATENT + KERNELS_EXPERTS <= 13
+    assert router_kernels(16, 128, 2048) == router_kernels(2, 256, 7168) == 1
+    assert router_kernels(1, 1024, 8192) == 1
+    assert router_kernels(3, 256, 7168) == 2

@@ -1,4 +1,5 @@
-"""Routing of up to 256 experts is one warp, whose dozens of reductions need no barrier of a block."""
+"""Routing of up to 256 experts is one warp, whose dozens of reductions need no barrier of a block. So is a router with
+its choice, of any number of experts; and who writes a program's sums draws its ticket."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ HERE = Path(__file__).parent
 # triton_launches catches launches in the whole process, which therefore is one of its own.
 SCRIPT = """
 import json
+import re
 import triton
 from triton.backends.compiler import GPUTarget
-from triton_launches import empty, launches, sources
+from triton_launches import empty, launches, router, sources
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.triton.small import route_all
 
@@ -29,9 +31,14 @@ for routing in (
 ):
     launches.clear()
     route_all(empty(1, routing.experts), routing, empty(routing.experts))
-    ((source, options),) = sources(90)
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-    print(json.dumps([routing.experts, options["num_warps"], "bar.sync" in ptx]))
+    router(1, 2048, routing, empty(routing.experts))
+    found = [routing.experts]
+    for source, options in sources(90):
+        ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+        found += [options["num_warps"], ptx.count("bar.sync")]
+    before, ticket, _ = re.split(r"(@%p\\d+) atom\\.global\\.gpu\\.acq_rel", ptx)
+    found.append(re.findall(r"(@%p\\d+) st\\.global", before)[-2:] == [ticket] * 2)
+    print(json.dumps(found))
 """
 
 
@@ -50,5 +57,9 @@ def test_routing_of_few_experts_needs_no_barrier(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each[:2] + each[3:4] for each in found] == [[128, 1, 1], [256, 1, 1], [512, 4, 1]]
+    alone, together = ([each[at] for each in found] for at in (2, 4))
     # The last shows that barriers are seen where there are some.
-    assert found == [[128, 1, False], [256, 1, False], [512, 4, True]]
+    assert alone[:2] == [0, 0] and alone[2] > 20
+    assert max(together) <= 4  # at the ticket
+    assert all(each[5] for each in found)

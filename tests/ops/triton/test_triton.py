@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="needs triton")
 
 HERE = Path(__file__).parent
 LAWS = (
-    ("few_rows", "rows_alone", "unpacking", "small", "route", "send", "summary"),
+    ("few_rows", "rows_alone", "unpacking", "small", "route", "send", "router", "summary"),
     (
         "tiles",
         "tiles_of_few",
@@ -47,6 +47,7 @@ IN_REGISTERS = (
     "_tile_kernel",
     "_sum_kernel",
     "_add_norm_kernel",
+    "_router_kernel",
 )
 
 # Kernels of prompts alone, which nobody started early would gain by.

@@ -8,6 +8,8 @@ neither races nor what a GPU makes of unaligned addresses.
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 os.environ["TRITON_INTERPRET"] = "0" if "--gpu" in sys.argv else "1"
 os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"  # named, since leaving it open is warned of
@@ -21,6 +23,20 @@ ON_GPU = "--gpu" in sys.argv
 
 _builder = inner.InterpreterBuilder
 _cast, _dot = _builder.cast_impl, _builder.create_dot
+
+
+@contextmanager
+def backwards() -> Iterator[None]:
+    """Runs the programs of kernels in the reverse order, where it is the interpreter that orders them."""
+    usual = _builder.set_grid_idx
+
+    def reversed_index(self, *place):
+        last = (n - 1 - at for n, at in zip(self.grid_dim, place, strict=True))
+        usual(self, *last)
+
+    _builder.set_grid_idx = reversed_index
+    yield
+    _builder.set_grid_idx = usual
 
 
 def _bits(values: np.ndarray) -> np.ndarray:

@@ -31,8 +31,8 @@ from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.merged import Heads, Latent, Mlp
-from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
+from ktcli.ops.torch.merged import Heads, Latent, Mlp, Sent
+from ktcli.ops.torch.packed import NO_EXTRAS, ROUTED_ROWS, Extras, Packed, PlainMatrix
 from ktcli.ops.torch.parts import Parts
 from ktcli.ops.torch.scaled import ScaledPages
 from ktcli.ops.triton import merged
@@ -41,6 +41,7 @@ from ktcli.ops.triton.attention import attend_latent
 from ktcli.ops.triton.early import _EARLY
 from ktcli.ops.triton.panels import unpack_all
 from ktcli.ops.triton.product import Panels
+from ktcli.ops.triton.router import choose
 from ktcli.ops.triton.small import route_all, swiglu_of
 from ktcli.ops.triton.summary import summarize
 from ktcli.ops.triton.sums import Sum
@@ -50,7 +51,7 @@ Launch = tuple[JITFunction, tuple[Any, ...], dict[str, Any]]
 TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64",
 }  # fmt: skip
-OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 launches: list[Launch] = []
 JITFunction.__getitem__ = lambda fn, grid: lambda *args, **named: launches.append((fn, args, named))
 
@@ -100,6 +101,8 @@ def qwen3_30b_a3b() -> None:
     of, live = (empty(16, 128), Routing(128, 8)), empty(16, dtype=torch.bool)
     to = empty(16, 2064), empty(16, 8, dtype=torch.int32), empty(16, 8)
     route_all(*of, live=live, x=empty(16, 2048), to=to)
+    router(16, 2048, Routing(128, 8), live=live, to=to)
+    router(1, 2048, Routing(128, 8), to=None)
     few = experts("int4-g32", 2048, 768, 128, ids, gate)
     assert few is not None
     merged.add_norm(empty(1, 2048), (replace(few[0], beside=empty(1, 2048)),), gain, 1e-6)
@@ -130,6 +133,8 @@ def deepseek_v3() -> None:
     swiglu_of(product("int8", 4096, 7168), 2048)
     routing = Routing(256, 8, Score.SIGMOID, 8, 4, GroupScore.TOP2, True, 2.5)
     ids, gate = row.route(empty(1, 256), routing, empty(256))
+    to = empty(1, 7184), empty(1, 8, dtype=torch.int32), empty(1, 8)
+    router(1, 7168, routing, empty(256), to=to)
     mlp = Mlp(packed("int8", 4096, 7168), packed("int8", 7168, 2048), SILU, None)
     for name, t in (("int4", 1), ("fp8", 1), ("int4", 2048)):
         few = experts(name, 7168, 2048, 256, ids.expand(t, -1), gate.expand(t, -1), mlp=mlp)
@@ -172,6 +177,20 @@ def experts(
     of = empty(ids.shape[0], hidden), ids, gate, slots, *stacks, extras
     row.experts(*of)
     return row.few_experts(*of, mlp)
+
+
+def router(
+    t: int,
+    hidden: int,
+    routing: Routing,
+    bias: torch.Tensor | None = None,
+    live: torch.Tensor | None = None,
+    to: Sent | None = None,
+) -> None:
+    """Launches a router with its choice."""
+    n, x = routing.experts, empty(t, hidden)
+    weight = PlainMatrix(empty(n, hidden), empty(ROUTED_ROWS, dtype=torch.int32))
+    assert choose(x, weight, None, routing, bias, live=live, sent=x, to=to) is not None
 
 
 def product(name: str, n: int, k: int) -> Parts:

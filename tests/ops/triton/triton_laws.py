@@ -9,24 +9,25 @@ from itertools import product
 
 import numpy as np
 import torch
-from triton_interpreter import ON_GPU  # before triton
+from triton_interpreter import ON_GPU, backwards  # before triton
 
 from ktcli.native import SILU, Format, Glu, Scale
 from ktcli.ops import kvformat
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.experts import GroupScore, Routing, Score
-from ktcli.ops.table.rowwise import Rope
+from ktcli.ops.table.rowwise import Reads, Rope
 from ktcli.ops.torch import attention, functions
 from ktcli.ops.torch import summary as torch_summary
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.merged import Heads, Latent, Mlp
-from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
+from ktcli.ops.torch.packed import NO_EXTRAS, ROUTED_ROWS, Extras, Packed, PlainMatrix
 from ktcli.ops.torch.parts import Parts
 from ktcli.ops.torch.scaled import ScaledPages
 from ktcli.ops.triton import attention as triton_attention
 from ktcli.ops.triton import merged as triton_merged
 from ktcli.ops.triton import operations as triton_row
 from ktcli.ops.triton import product as triton_product
+from ktcli.ops.triton import router as triton_router
 from ktcli.ops.triton import small as triton_small
 from ktcli.ops.triton import summary as triton_summary
 from ktcli.ops.triton import tiles as triton_tiles
@@ -623,6 +624,76 @@ def send() -> None:
         assert torch.equal(to[1], made[0]) and torch.equal(to[2], gates)
 
 
+def router() -> None:
+    """A router's product with its choice is the product and then the choice: the same ids and weights, where a sum has
+    the same bits in any order, and where the logits of random numbers lie apart; with rows and experts of any number,
+    both biases, rows that are not live, and rows that are sent. Whichever program comes last chooses, and counters are
+    0 again."""
+    tickets = torch.zeros(ROUTED_ROWS, dtype=torch.int32)
+    for number, (routing, rows, hidden, dtype) in enumerate(
+        (
+            (ROUTINGS[0], 3, 1030, torch.float32),
+            (ROUTINGS[1], 1, 500, torch.float32),
+            (ROUTINGS[2], 1, 40, torch.bfloat16),
+            (ROUTINGS[3], 16, 1100, torch.bfloat16),
+            (Routing(32, 6, Score.SQRT_SOFTPLUS, scale=1.5), 1, 1024, torch.float32),
+            (ROUTINGS[5], 7, 64, torch.float32),
+            (ROUTINGS[6], 1, 2100, torch.float32),  # splits of two tiles
+            (Routing(8, 2, Score.SIGMOID, normalize=False), 16, 1536, torch.float32),
+        )
+    ):
+        e = routing.experts
+        x = torch.randint(-3, 4, (rows, hidden + 6)).float()[:, :hidden]
+        w = (torch.randint(-2, 3, (e, hidden)) / 64).to(dtype)
+        shift = torch.randint(-3, 4, (e,)).float() if number % 2 else None
+        bias = None if routing.score is Score.SOFTMAX else torch.randn(e)
+        live = torch.arange(rows) % 3 != 1 if number % 3 else None
+        _routes(x, PlainMatrix(w, tickets), shift, routing, bias, live)
+        if number % 2:
+            with backwards():
+                _routes(x, PlainMatrix(w, tickets), shift, routing, bias, live)
+        if e > 60:  # the interpreter takes its time
+            continue
+        levels = torch.linspace(-4, 4, e)[torch.randperm(e)]
+        way = torch.randn(hidden)
+        x, w = (1 + torch.rand(rows, 1)) * way, levels[:, None] * way / (way @ way)
+        _routes(x, PlainMatrix(w, tickets), None, routing, None, live)
+    x = torch.zeros(ROUTED_ROWS + 1, 64)
+    for w in (PlainMatrix(torch.zeros(8, 64)), PlainMatrix(torch.zeros(8, 64), tickets)):
+        assert triton_router.choose(x, w, None, Routing(8, 2)) is None
+    wide = PlainMatrix(torch.zeros(256, 7168), tickets)  # is read by two rows, not by three
+    assert triton_router.choose(torch.zeros(3, 7168), wide, None, Routing(256, 8)) is None
+
+
+def _routes(
+    x: torch.Tensor,
+    w: PlainMatrix,
+    shift: torch.Tensor | None,
+    routing: Routing,
+    bias: torch.Tensor | None,
+    live: torch.Tensor | None,
+) -> None:
+    logits = functions.linear(x, w, shift, Reads.F32)
+    ids, gates = functions.route(logits, routing, bias)
+    ids = ids if live is None else ids.masked_fill(~live[:, None], -1)
+    rows, sent = x.shape[0], torch.randn(x.shape[0], 1100)[:, :1030]
+    to = torch.full((rows, 1040), 7.0), torch.full_like(ids, 7), torch.full_like(gates, 7.0)
+    there = None if shift is None else to
+    of = x, w, shift, routing, bias
+    several = [  # on a GPU each finds the counters as the one before is just leaving them
+        triton_router.choose(*of, live=live, sent=sent, to=there)
+        for _ in range(200 if ON_GPU else 1)
+    ]
+    for made in several:
+        assert made is not None and torch.equal(made[0], ids), routing
+        torch.testing.assert_close(made[1], gates)
+        assert torch.equal(made[1], several[0][1])
+    assert w.tickets is not None and not w.tickets.any()
+    if there is not None:
+        assert torch.equal(to[0][:, :1030], sent) and (to[0][:, 1030:] == 7).all()
+        assert torch.equal(to[1], ids) and torch.equal(to[2], several[0][1])
+
+
 def summary() -> None:
     """The best, peaks and sums of the torch row: ties, infinite logits and NaN, ends that fill no block."""
     for vocab in (99, 64 * 64 * 2 + 3):
@@ -640,7 +711,8 @@ def summary() -> None:
 
 LAWS = (
     unpacking, few_rows, rows_alone, tiles, tiles_of_few, linear, experts, beside, rotated, groups, gqa, mla, fp8,
-    fp8_written, sums, heads, latent, small, route, send, summary,
+    fp8_written, sums, heads, latent, small, route, send, router,
+    summary,
 )  # fmt: skip
 
 if __name__ == "__main__":
