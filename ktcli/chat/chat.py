@@ -84,9 +84,9 @@ class Chat:
 
     def leave(self) -> None:
         """Gives up the model and all that its engine holds of the conversation; only `go_to` may follow."""
-        self.left = True
         self._closing()
         del self.speaker, self._talk, self._splicer
+        self.left = True
         # Ids mean nothing to another model.
         self.spoken, self.timeline, self._before = [], None, None
 

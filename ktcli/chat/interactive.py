@@ -102,8 +102,12 @@ def talk(
                     raise
                 failed = True
             except KtError as error:
+                if desk.chat.left:  # no model is there to go on with
+                    raise
                 person.error(error)
             except KeyboardInterrupt:  # pressed again before the first was looked at
+                if desk.chat.left:
+                    raise
                 person.note(ENDS[Finish.CANCELLED])
             if failed and models is not None:
                 models.recover()

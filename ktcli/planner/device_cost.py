@@ -36,6 +36,7 @@ KERNEL_S = 2.5e-6  # one small kernel inside a graph
 KERNELS_HEADS = 7  # attention by heads, and both norms
 KERNELS_LATENT = 10  # the same with latent attention
 KERNELS_ROUTER = 1  # its product with the choice of experts
+MOST_ROUTED = 16  # rows that its kernel takes
 ROUTER_BYTES = 16 << 20  # read by several rows together: the product of more is a kernel by itself
 KERNELS_EXPERTS = 2  # experts on the GPU; of one token they take the shared one along
 KERNELS_SHARED = 3  # a shared expert by itself, or the MLP of a layer without experts
@@ -47,10 +48,15 @@ LINK_BPS = 15.75e9  # of an unknown link: PCIe 3.0 x16
 MEASURED_AT = 512  # positions in the cache when T_g is measured
 
 
-def router_kernels(n_tokens: int, experts: int, hidden: int) -> int:
-    """The kernels of a layer's router and its choice, in a step of so many rows."""
+def router_kernels(n_tokens: int, experts: int, hidden: int, *, is_split: bool = False) -> int:
+    """The kernels of a layer's router and its choice, in a step of so many rows.
+
+    Args:
+        is_split: whether not all of its product are logits of experts.
+    """
     read = n_tokens * F32_BYTES * experts * hidden
-    return KERNELS_ROUTER + (n_tokens > 1 and read > ROUTER_BYTES)
+    many = n_tokens > 1 and read > ROUTER_BYTES
+    return KERNELS_ROUTER + (is_split or many or n_tokens > MOST_ROUTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +153,8 @@ class Hybrid:
         here = self.by_layer(self.resident) > 0
         alone = (stack.beside.size_bytes > 0.0) & ~(here & (n_tokens == 1))
         attention = np.where(latent, KERNELS_LATENT, KERNELS_HEADS).astype(np.float64)
-        router = router_kernels(n_tokens, stack.experts, stack.hidden)
+        is_split = stack.router_rows > stack.experts
+        router = router_kernels(n_tokens, stack.experts, stack.hidden, is_split=is_split)
         return attention + router * routed, KERNELS_EXPERTS * here + KERNELS_SHARED * alone
 
     # --- decode -----------------------------------------------------------------------------------

@@ -206,7 +206,7 @@ class Generation:
         """Begins the other answers, unless the first one says that there will be none."""
         ended = (Finish.FAILED, Finish.CANCELLED)
         if self._cancelled or (isinstance(news, Ended) and news.finish in ended):
-            self._open = 0 if isinstance(news, Ended) else self._open
+            self._open = 0 if isinstance(news, Ended) else 1
             return
         for choice in range(1, self.wish.choices):
             try:

@@ -228,6 +228,24 @@ def test_the_reason_is_said_where_the_cpu_cannot_hold_the_model_and_what_was_sai
     ]
 
 
+def test_a_chat_ends_with_the_reason_where_neither_model_can_be_loaded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.fits = False
+    person = Person("hello", "/model two", "and?")
+
+    def loads(*given: Any) -> FakeEngine:
+        raise BadPack("it is damaged")
+
+    def begin(desk: Desk) -> None:
+        monkeypatch.setattr(bench, "load", loads)
+
+    screen = Screen(io.StringIO(), terminal=False, colour=False)
+    with pytest.raises(BadPack, match="is damaged"), contextlib.closing(bench.choice):
+        talk(bench.chat, person, screen, person, models=bench.choice, begin=begin)
+    assert person.lines == ["and?"]
+
+
 def test_a_gpu_whose_memory_is_full_again_soon_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_left", threading.Event())
     monkeypatch.setattr(host, "_full_s", [-math.inf])

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,13 +16,16 @@ from typing import Any
 
 import pytest
 import requests
+from chat.fake_engine import FakeEngine
 from server.running import Running, running, scripted
 
 from ktcli.commands import serve_sockets
+from ktcli.engine.logits import Logits
 from ktcli.engine.request import Finish, Finished, GenerationRequest
 from ktcli.engine.scheduler import Limits
 from ktcli.errors import Busy, KtError, NotFound, UsageError
 from ktcli.main import main
+from ktcli.native import Batch
 from ktcli.server import answering, guard, listening
 from ktcli.server.background import log_path
 from ktcli.server.enginethread import EngineThread
@@ -459,3 +463,24 @@ def test_a_server_in_another_container_is_not_ended_from_here(tmp_path: Path) ->
     """The kernel says 0 where it has no name for the process here."""
     with pytest.raises(KtError, match="another container"):
         stop(Neighbour(tmp_path / "1.sock", 0, None, None))
+
+
+def test_who_leaves_in_the_step_of_the_first_token_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although several answers were asked for, and the others wait for that token."""
+    run, left = FakeEngine.run, threading.Event()
+    with running(scripted(tmp_path, script)) as server:
+
+        def leaving(engine: FakeEngine, batch: Batch) -> list[Logits]:
+            rows = run(engine, batch)
+            if rows and not left.is_set():
+                left.set()
+                assert server.serving is not None and server.serving.house is not None
+                (generation,) = server.serving.house.answering.values()
+                generation.cancel()
+            return rows
+
+        monkeypatch.setattr(FakeEngine, "run", leaving)
+        assert ask(server, "long", n=3).ok and left.is_set()
+        until(lambda: server.leases == 0)

@@ -196,4 +196,5 @@ def test_the_goals_of_launches_hold() -> None:
     assert LATENT + KERNELS_EXPERTS <= 13
     assert router_kernels(16, 128, 2048) == router_kernels(2, 256, 7168) == 1
     assert router_kernels(1, 1024, 8192) == 1
+    assert router_kernels(17, 8, 64) == router_kernels(1, 8, 64, is_split=True) == 2
     assert router_kernels(3, 256, 7168) == 2
