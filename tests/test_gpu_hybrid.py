@@ -49,6 +49,7 @@ def test_every_section_runs(script, tmp_path, monkeypatch):
     assert len({row.get("policy") for row in sections["policies"]["rows"]} - {None}) == 4
 
 
+@pytest.mark.thorough
 def test_a_section_that_fails_is_recorded_and_the_rest_goes_on(script, tmp_path, monkeypatch):
     def failing(place):
         yield {"work": "half"}

@@ -112,6 +112,7 @@ def by_formula(path: Path, ids: NDArray[np.int64]) -> NDArray[np.float32]:
     return np.asarray(logits.numpy())
 
 
+@pytest.mark.thorough
 def test_deferred_is_not_dropped(load: Load, pack: Path, request: pytest.FixtureRequest) -> None:
     """Deferral of 3 of 8 at every position costs at most 0.7 of what dropping them does."""
     reading = read_with(pack, read_passage(None), TOKENS)

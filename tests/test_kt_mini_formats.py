@@ -72,6 +72,7 @@ def write_outliers(folder: Path) -> tuple[Path, Path]:
     return variant, per_row
 
 
+@pytest.mark.thorough
 def test_int8_costs_nothing(tmp_path: Path) -> None:
     """Neither of the experts alone nor of all weights; the interval of the latter is wider than the gate is."""
     lost = extra_loss(MINI, tmp_path, ["int8/bf16", "int8/int8"])

@@ -55,6 +55,7 @@ def test_kernels_are_compared_with_the_peak_of_tiles(amx: Amx, tmp_path: Path) -
     assert not [*tmp_path.iterdir()], "under KT_ISA nothing is kept"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("least", "tiles"), [(8, True), (9, False)])
 def test_the_variable_says_from_how_many_tokens(
     amx: Amx, least: int, tiles: bool, tmp_path: Path

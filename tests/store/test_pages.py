@@ -62,6 +62,7 @@ def test_a_new_process_reads_what_was_written_and_nothing_is_written_twice(
     assert path.stat().st_size <= 1.05 * len(parts) * (PAGE_BYTES + 5 * 64) + 200 * len(parts)
 
 
+@pytest.mark.thorough
 def test_bytes_written_are_hardly_more_than_those_of_the_pages(folder: PageFolder) -> None:
     size, parts = 200_000, conversation("a", 100)
     store = opened(folder)
@@ -297,6 +298,7 @@ def test_a_clock_that_goes_back_does_not_change_the_order(
     assert read(fresh, conversation("first", 8), size) < 8
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wrong_s", [-(2**62), 2**62])
 def test_a_file_of_an_absurd_time_goes_first_and_stops_nothing(
     folder: PageFolder, wrong_s: int

@@ -42,6 +42,7 @@ for routing in (
 """
 
 
+@pytest.mark.thorough
 def test_routing_of_few_experts_needs_no_barrier(tmp_path: Path) -> None:
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parents[2]))),

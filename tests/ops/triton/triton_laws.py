@@ -635,7 +635,7 @@ def router() -> None:
             (ROUTINGS[0], 3, 1030, torch.float32),
             (ROUTINGS[1], 1, 500, torch.float32),
             (ROUTINGS[2], 1, 40, torch.bfloat16),
-            (ROUTINGS[3], 16, 1100, torch.bfloat16),
+            (ROUTINGS[3], 5, 1100, torch.bfloat16),
             (Routing(32, 6, Score.SQRT_SOFTPLUS, scale=1.5), 1, 1024, torch.float32),
             (ROUTINGS[5], 7, 64, torch.float32),
             (ROUTINGS[6], 1, 2100, torch.float32),  # splits of two tiles
@@ -649,7 +649,7 @@ def router() -> None:
         bias = None if routing.score is Score.SOFTMAX else torch.randn(e)
         live = torch.arange(rows) % 3 != 1 if number % 3 else None
         _routes(x, PlainMatrix(w, tickets), shift, routing, bias, live)
-        if number % 2:
+        if number in (3, 5):
             with backwards():
                 _routes(x, PlainMatrix(w, tickets), shift, routing, bias, live)
         if e > 60:  # the interpreter takes its time
