@@ -297,6 +297,7 @@ def test_attack_is_one_sentence(source: str) -> None:
     assert grown < 120 << 10
 
 
+@pytest.mark.thorough
 def test_attacks_end_in_other_threads_too() -> None:
     said: list[str] = []
 

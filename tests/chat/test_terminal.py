@@ -145,6 +145,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(terminal: Terminal) -> None:
     assert terminal.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_window_may_be_resized_while_an_answer_is_made(tmp_path: Path) -> None:
     """The line below it fits each time, and no word is broken."""
     terminal = Terminal(

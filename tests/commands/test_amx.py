@@ -41,6 +41,7 @@ def test_doctor_says_that_all_conditions_hold(amx: Amx, forced: str, tmp_path: P
         assert said["tile_min"] == {"int4": 2, "int8": 2, "bf16": 2}
 
 
+@pytest.mark.thorough
 def test_kernels_are_compared_with_the_peak_of_tiles(amx: Amx, tmp_path: Path) -> None:
     found, stderr = kt(amx, tmp_path, *KERNEL, "--isa", "amx")
     rows = found["results"]

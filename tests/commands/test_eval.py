@@ -97,6 +97,7 @@ def test_a_model_against_itself_is_the_same(capsys: Capture) -> None:
     assert pair["same_top_token"]["mean"] == 1.0
 
 
+@pytest.mark.thorough
 def test_dense_formats_with_dashes(capsys: Capture, home: Path) -> None:
     """Named after the model and in a list: --formats takes a name that is a format as that, and a model's as a pair."""
     pair = f"{MINI}@int4-g128-int4-g32-f32"
@@ -127,6 +128,7 @@ def test_with_more_before_it_a_token_is_likelier(capsys: Capture, tmp_path: Path
     assert more["results"][0]["nll"]["high"] < alone["results"][0]["nll"]["low"]
 
 
+@pytest.mark.thorough
 def test_what_does_not_fit_together_is_measured_one_after_the_other(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -201,6 +201,7 @@ def test_a_limit_holds_for_its_gpu():
     assert need[1] <= 10 * GIB < need[0]
 
 
+@pytest.mark.thorough
 def test_every_step_down_takes_less_and_the_last_is_the_cpu():
     request = Request(device="cuda")
     made, seen = place(model(LARGE), host(TWO), request), 0

@@ -108,6 +108,7 @@ def test_files_and_folders_are_for_their_owner_only(folder: PageFolder) -> None:
 # --- damage -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_each_flipped_byte_of_a_small_file_is_a_miss_or_changes_nothing(folder: PageFolder) -> None:
     parts = conversation("a", 2, states=2)
     path = stored(folder, parts, 32)

@@ -80,6 +80,7 @@ def peak(tmp_path: Path, layers: int) -> tuple[int, int]:
     return int(done.stdout), layer
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_model(tmp_path: Path):
     few, layer = peak(tmp_path, 4)
     many, _ = peak(tmp_path, 8)
