@@ -34,7 +34,7 @@ class IdsToRead(msgspec.Struct):
 
 
 async def health(request: Request) -> Response:
-    """Says that the server lives, and what it does; 503 while its own model is being loaded, or cannot be again."""
+    """Says that the server lives, and what it does; 503 while its own model is being loaded, or could not be again."""
     house = house_of(request)
     running, waiting = house.residency.counts()
     said = {"status": house.state, "running": running, "waiting": waiting}
