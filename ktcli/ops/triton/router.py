@@ -35,7 +35,7 @@ from ktcli.ops.table.experts import GroupScore, Routing
 from ktcli.ops.torch.merged import Sent
 from ktcli.ops.torch.packed import Matrix, PlainMatrix
 from ktcli.ops.triton.early import early, enter
-from ktcli.ops.triton.small import choice
+from ktcli.ops.triton.small import choice, write_choice
 
 _COLUMNS = 1024  # of a tile
 # Of a thread, at most: all that there are. Left to itself, ptxas saves registers and loads a part of a tile when
@@ -105,14 +105,7 @@ def _router_kernel(
         tl.where(known, logits, float("-inf")), bias, n_experts, scale,
         TOP_K, SCORE, BIASED, NORMALIZE, N_GROUP, TOPK_GROUP, TOP2, BLOCK, SLOTS, GROUPS,
     )  # fmt: skip
-    if MASKED:
-        chosen = tl.where(tl.load(live + row) != 0, chosen, -1)
-    slot = tl.arange(0, SLOTS)
-    tl.store(ids + row * TOP_K + slot, chosen, mask=slot < TOP_K)
-    tl.store(gates + row * TOP_K + slot, gate, mask=slot < TOP_K)
-    if SENT:
-        tl.store(to_ids + row * TOP_K + slot, chosen, mask=slot < TOP_K)
-        tl.store(to_gates + row * TOP_K + slot, gate, mask=slot < TOP_K)
+    write_choice(chosen, gate, row, live, ids, gates, to_ids, to_gates, TOP_K, MASKED, SENT, SLOTS)
 
 
 def choose(

@@ -201,6 +201,22 @@ def choice(
 
 
 @triton.jit
+def write_choice(
+    chosen, gate, row, live, ids, gates, to_ids, to_gates,
+    TOP_K: tl.constexpr, MASKED: tl.constexpr, SENT: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Writes the experts and gates of a row, -1 if it is not live and MASKED; to main memory, too, if SENT."""
+    if MASKED:
+        chosen = tl.where(tl.load(live + row) != 0, chosen, -1)
+    slot = tl.arange(0, SLOTS)
+    tl.store(ids + row * TOP_K + slot, chosen, mask=slot < TOP_K)
+    tl.store(gates + row * TOP_K + slot, gate, mask=slot < TOP_K)
+    if SENT:
+        tl.store(to_ids + row * TOP_K + slot, chosen, mask=slot < TOP_K)
+        tl.store(to_gates + row * TOP_K + slot, gate, mask=slot < TOP_K)
+
+
+@triton.jit
 def _route_kernel(
     logits, bias, live, ids, gates, x, to_x, to_ids, to_gates,
     logits_row, n_experts, scale, x_row, to_row, hidden,
@@ -231,14 +247,7 @@ def _route_kernel(
         x, bias, n_experts, scale,
         TOP_K, SCORE, BIASED, NORMALIZE, N_GROUP, TOPK_GROUP, TOP2, BLOCK, SLOTS, GROUPS,
     )  # fmt: skip
-    if MASKED:
-        chosen = tl.where(tl.load(live + row) != 0, chosen, -1)
-    slot = tl.arange(0, SLOTS)
-    tl.store(ids + row * TOP_K + slot, chosen, mask=slot < TOP_K)
-    tl.store(gates + row * TOP_K + slot, gate, mask=slot < TOP_K)
-    if SENT:
-        tl.store(to_ids + row * TOP_K + slot, chosen, mask=slot < TOP_K)
-        tl.store(to_gates + row * TOP_K + slot, gate, mask=slot < TOP_K)
+    write_choice(chosen, gate, row, live, ids, gates, to_ids, to_gates, TOP_K, MASKED, SENT, SLOTS)
 
 
 def norm(
