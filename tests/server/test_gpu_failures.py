@@ -19,7 +19,7 @@ from assembly.fake_gpu import give_gpu, make_checkpoint, prefer_gpu
 from chat.fake_engine import FakeEngine
 from server.running import Running, scripted, serving_models
 from server.sources import ScriptedModel, ScriptedOpened
-from server.test_residency import Main, heard, said
+from server.test_residency import Main, heard, library_of, said
 from server.test_serving import ask, send, until
 
 from ktcli.assembly import host, talking
@@ -43,7 +43,6 @@ from ktcli.server.jobs import Jobs
 from ktcli.server.residency import Residency
 from ktcli.server.source import FOREVER, StoredModel
 
-LONG = "x" * 3000
 REASON = "the GPU failed in a step: it has fallen off the bus"
 
 
@@ -84,14 +83,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def library(one: Speaker, names: str = "ab", room: int = 2) -> list[OnGpu]:
-    log: list[str] = []
-
-    def made(name: str) -> OnGpu:
-        script = lambda question: LONG if question == "long" else f"{name} heard {question}"  # noqa: E731
-        engine: Any = FragileEngine(one.voice.tokenizer, script, streams=8)
-        return OnGpu(replace(one, name=name, engine=engine), memory_bytes=room, log=log)
-
-    return [made(name) for name in names]
+    return library_of(OnGpu, FragileEngine, one, room, names)
 
 
 def listener(said: list[str]) -> Any:

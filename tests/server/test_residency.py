@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import requests
@@ -35,6 +35,7 @@ from ktcli.server.residency import Residency
 from ktcli.server.serving import Service, Serving
 from ktcli.server.source import FOREVER, ModelFacts
 
+Model = TypeVar("Model", bound=ScriptedModel)
 LONG = "x" * 3000  # an answer that goes on until it is cancelled
 
 
@@ -51,15 +52,22 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def library(one: Speaker, room: int, names: str = "abc") -> list[ScriptedModel]:
     """Models that say who they are, in a memory with room for some."""
+    return library_of(ScriptedModel, FakeEngine, one, room, names)
+
+
+def library_of(
+    kind: type[Model], engine_kind: type[FakeEngine], one: Speaker, room: int, names: str
+) -> list[Model]:
+    """The same of any kind of model and engine."""
     log: list[str] = []
 
-    def made(name: str) -> ScriptedModel:
+    def made(name: str) -> Model:
         def script(question: str) -> str:
             return LONG if question == "long" else f"{name} heard {question}"
 
-        engine: Any = FakeEngine(one.voice.tokenizer, script, streams=8)
+        engine: Any = engine_kind(one.voice.tokenizer, script, streams=8)
         speaker = replace(one, name=name, engine=engine)
-        return ScriptedModel(speaker, memory_bytes=room, log=log)
+        return kind(speaker, memory_bytes=room, log=log)
 
     return [made(name) for name in names]
 
