@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 Command = tuple[str, ...]
 _KT = ("{python}", "-m", "ktcli")
-_PYTEST = ("{python}", "-m", "pytest", "-p", "no:cacheprovider", "--tb=short")
+# pytest-benchmark, which the machine has, warns beside xdist, and warnings are errors.
+_PLUGINS = ("-p", "no:cacheprovider", "-p", "no:benchmark")
+_PYTEST = ("{python}", "-m", "pytest", *_PLUGINS, "--tb=short")
 _USUAL = 0.55  # of its limit
 _ASKED = ("chat", "kt-mini", "What is a mixture of experts?", "--greedy", "-n", "40")
 
@@ -94,6 +96,7 @@ _GPU_FACTS: tuple[Command, ...] = (
     ("nvidia-smi", "topo", "-m"),
     ("numactl", "-H"),
 )
+_ON_CPU = ("--device", "cpu")  # else they would take the GPU
 _KERNEL = (*_KT, "bench", "kernel", "--shape", "A", "--json")
 
 STEPS: tuple[Step, ...] = (
@@ -131,10 +134,10 @@ STEPS: tuple[Step, ...] = (
         "cpu",
         260,
         (
-            (*_KT, "bench", "decode", "qwen3-30b-a3b", "--layers", "8", "--json"),
-            (*_KT, "bench", "prefill", "qwen3-30b-a3b", "--layers", "8", "--json"),
+            (*_KT, "bench", "decode", "qwen3-30b-a3b", "--layers", "8", *_ON_CPU, "--json"),
+            (*_KT, "bench", "prefill", "qwen3-30b-a3b", "--layers", "8", *_ON_CPU, "--json"),
             (*_KERNEL, "--work", "decode"),
-            (*_KT, "bench", "decode", "deepseek-v2-lite", "--layers", "6", "--json"),
+            (*_KT, "bench", "decode", "deepseek-v2-lite", "--layers", "6", *_ON_CPU, "--json"),
         ),
     ),
     _hybrid("deepseek", 430, "decode deepseek-v3-shaped"),

@@ -211,15 +211,16 @@ def test_memory_that_runs_out_at_load_is_known_for_it(there: Made, small_memory:
 
 
 def test_memory_that_runs_out_in_a_prompt_ends_one_step(made: Made, there: Made) -> None:
-    session, wanted = there.engine(there.placed()).session(), made.cpu_only.session()
+    engine, wanted = there.engine(there.placed()), made.cpu_only.session()
+    session, stream = engine.session(), engine.segments[0].stream
     try:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1e-7)
-        # What the allocator still holds may do for a while: it is taken first.
+        # What the allocator still holds may do for a while: it is taken first, in the stream that would get it.
         held = []
         for size in (1 << 19, 1 << 16, 1 << 13, 1 << 9):  # the smallest of the model's fit nowhere
-            with pytest.raises(torch.OutOfMemoryError):
+            with pytest.raises(torch.OutOfMemoryError), stream.running():
                 while True:
                     held.append(torch.empty(size, dtype=torch.uint8, device=GPU))
         with pytest.raises(OutOfDeviceMemory):
