@@ -149,7 +149,7 @@ class Wish:
     defer: int = 0
     context: int = 512
     policy: Policy = Policy.KT
-    handoff: Handoff = Handoff.CALLS
+    handoff: Handoff | None = None
     threshold: int | None = None
     answers: int = 1
     cache: str = "bf16"

@@ -34,7 +34,7 @@ class DeviceSetting:
 
     devices: Sequence[torch.device]
     policy: Policy = Policy.KT
-    handoff: Handoff = Handoff.CALLS
+    handoff: Handoff | None = None
     pack: Pack | None = None
 
 

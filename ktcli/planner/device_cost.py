@@ -23,15 +23,16 @@ from ktcli.planner.spec import PartWork, Unit
 from ktcli.planner.stack import F64Array, Load, ModelLoads
 from ktcli.weights.recipe import F32_BYTES
 
-# All of these are assumed, not yet measured on a GPU.
+# Measured where a comment says so, on one H200 beside 16 cores (benchmarks/results/2026-11-26-gpu-nvidia-h200.json);
+# all others are assumed.
 READ_SHARE = 0.70  # of the bandwidth, at decode: the aim of the kernels
 GEMM_SHARE = 0.50  # of the bf16 peak, at prefill
-TILE_SHARE = (
-    0.15  # the same of experts, whose tiles are decoded in registers again for every block of rows
-)
+# The same of experts, whose tiles are decoded in registers again for every block of rows; that bounds large GPUs:
+# measured, 46 of 836 TFLOP/s.
+TILE_SHARE, TILE_OPS = 0.15, 46e12
 ATTENTION_SHARE = 0.30  # of the bf16 peak, over the cache
 LINK_SHARE = 0.80  # of the link on paper, from pinned memory
-KERNEL_S = 2.5e-6  # one small kernel inside a graph
+KERNEL_S = 4.5e-6  # one small kernel inside a graph: measured, 2.86 ms for 48 layers of 10.5 that read 25 MB each
 # Kernels of a layer's decode step of up to 16 answers, counted by tests/ops/triton/test_launch_counts.py.
 KERNELS_HEADS = 7  # attention by heads, and both norms
 KERNELS_LATENT = 10  # the same with latent attention
@@ -40,7 +41,7 @@ MOST_ROUTED = 16  # rows that its kernel takes
 ROUTER_BYTES = 16 << 20  # read by several rows together: the product of more is a kernel by itself
 KERNELS_EXPERTS = 2  # experts on the GPU; of one token they take the shared one along
 KERNELS_SHARED = 3  # a shared expert by itself, or the MLP of a layer without experts
-HANDOFF_S = 10e-6  # the host function that sends, and the one that waits: each
+HANDOFF_S = 25e-6  # to the CPU's experts, and back: each; measured, what a step of 48 layers took beyond both
 LAUNCH_S = 20e-6  # of one graph
 BORDER_S = 15e-6  # of a residual from one GPU to the next, through main memory
 PREFILL_LAUNCH_S = 10e-6  # of one kernel without a graph, from Python
@@ -278,7 +279,7 @@ class Hybrid:
         weights are read, decoded where they are used, and multiplied."""
         rates, expert = self.device, self.stack.expert
         passed = touched(experts, hits, n_tokens) * expert.size_bytes
-        computing = n_tokens * hits * expert.ops / (rates.bf16_ops * TILE_SHARE)
+        computing = n_tokens * hits * expert.ops / min(rates.bf16_ops * TILE_SHARE, TILE_OPS)
         return np.maximum(passed / (rates.read_bps * READ_SHARE), computing)
 
     def _products(self, load: Load, n_tokens: int) -> F64Array:

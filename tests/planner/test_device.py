@@ -55,7 +55,7 @@ def used(made: Plan) -> DevicePlan:
 
 # machine, model: fits, the fewest experts on GPUs of a layer (None: the CPU alone), depth, least threshold
 DECISIONS = {
-    ("laptop-8gb-gpu", QWEN): (True, 28, 3, 576),
+    ("laptop-8gb-gpu", QWEN): (True, 28, 4, 576),
     ("laptop-8gb-gpu", "deepseek-v2-lite"): (True, 26, 1, 576),
     ("laptop-8gb-gpu", "deepseek-v3"): (False, None, 0, NEVER),
     ("laptop-8gb-gpu", "kimi-k2"): (False, None, 0, NEVER),
@@ -78,7 +78,7 @@ DECISIONS = {
     ("server-8xl20-1tb", QWEN): (True, 128, 0, NEVER),
     ("server-8xl20-1tb", "deepseek-v2-lite"): (True, 64, 0, NEVER),
     ("server-8xl20-1tb", "deepseek-v3"): (True, 118, 2, NEVER),
-    ("server-8xl20-1tb", "kimi-k2"): (True, 211, 1, 3200),
+    ("server-8xl20-1tb", "kimi-k2"): (True, 136, 3, 3584),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 from shapes import RATES, shape
 
 from ktcli.ops.part import ModelPart
-from ktcli.planner import experts
+from ktcli.planner import device_cost, experts
 from ktcli.planner.cost import READ_SHARE, STEP_S, step_seconds
 from ktcli.planner.device_cost import READ_SHARE as DEVICE_SHARE
 from ktcli.planner.device_cost import DeviceRates, Hybrid
@@ -54,8 +54,9 @@ def test_the_layers_add_up_to_the_model(name: str, formats: tuple[str, str]):
     assert cache.ops == ops * stack.layers
 
 
-def test_experts_on_the_gpu_are_read_packed() -> None:
+def test_experts_on_the_gpu_are_read_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their kernels decode them where they are used: nobody writes them down as bf16."""
+    monkeypatch.setattr(device_cost, "TILE_OPS", 1e30)
     tensor_cores = DeviceRates(1e12, 1e30, 15e9, True, "")
     hybrid = prefill(STACK.experts, tensor_cores).hybrid
     every = hybrid.by_layer((STACK.experts,) * len(STACK.moe))

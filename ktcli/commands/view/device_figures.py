@@ -34,13 +34,13 @@ def device_figures(used: Used, result: BenchResult, trace: Trace | None) -> dict
     Args:
         trace: the trace of one decode step; None: none was taken.
     """
-    placement = used.engine.placement
+    placement, host = used.engine.placement, used.engine.host
     parts = dict(result.profile.operations)
     cpu_s = result.profile.seconds - sum(parts.get(name, 0.0) for name in (GPU_EXPERTS, COPIES))
     found: dict[str, Any] = {
         "gpu": used.plan.names,
         "policy": used.policy.value,
-        "handoff": placement.handoff.value,
+        "handoff": host.handoff.value if host else None,
         "gpu_experts": placement.mask.sum(axis=1).tolist(),
         "rule": used.plan.rule,
         "hit_percent": 100 * hit_rate(result.chosen, placement.mask),

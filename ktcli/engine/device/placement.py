@@ -26,6 +26,7 @@ class Placement:
         slab_bytes: the bytes of each of two buffers through which experts come to the device.
         deferral: whether experts may be deferred at all, so that depths can change.
         cache: the number format of the cache, where activations are not exact.
+        handoff: the way to the CPU's experts and back; None: the fastest that works here.
         borders: the first layer of each device but the first.
         streams: the sequences that can have the whole context, and be decoded, at the same time.
     """
@@ -35,7 +36,7 @@ class Placement:
     depths: tuple[tuple[int, int], ...] = ((0, 0),)
     long_prompts: LongPrompts = field(default_factory=lambda: LongPrompts(None, 4096))
     slab_bytes: int = 256 << 20
-    handoff: Handoff = Handoff.CALLS
+    handoff: Handoff | None = None
     deferral: bool = True
     streams: int = 1
     cache: str = BF16.name
