@@ -423,13 +423,8 @@ class Chat:
         return "".join(piece.text for piece in pieces if not piece.thought).strip()
 
     def _rendered(self, messages: list[Turn]) -> Marked:
-        voice = self.speaker.voice
-        return voice.control.render(
-            lambda messages, more: voice.template.render(messages, **more),
-            messages,
-            self._settings.variables,
-            self.speaker.engine.context,
-        )
+        context = self.speaker.engine.context
+        return self.speaker.voice.rendered(messages, self._settings.variables, context)
 
     def _snapshots(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """The positions of the prompt at which a state should be kept, where layers keep any."""

@@ -24,6 +24,10 @@ Message = Mapping[str, Any]
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
+class ConversationRefused(BadCheckpoint):
+    """A template does not take a conversation; it may take another one."""
+
+
 class ChatTemplate:
     """A compiled template, with the special tokens it may name.
 
@@ -83,15 +87,18 @@ class ChatTemplate:
         if isinstance(error, (TemplateTimeout, RecursionError, MemoryError)):
             return self._bad("was stopped: it runs too long")
         if isinstance(error, UndefinedError):
-            return self._bad(f"failed: {said}")
+            return self._refused(f"failed: {said}")
         if type(error) is TemplateError:  # its own raise_exception
-            return self._bad(f"refuses this conversation: {said}")
+            return self._refused(f"refuses this conversation: {said}")
         if isinstance(error, AttributeError) or not said:
-            return self._bad("failed: it uses a value in a way that the value does not have")
-        return self._bad(f"failed: {said}")
+            return self._refused("failed: it uses a value in a way that the value does not have")
+        return self._refused(f"failed: {said}")
 
     def _bad(self, what: str) -> BadCheckpoint:
         return BadCheckpoint(f"the chat template of {self.name} {what}")
+
+    def _refused(self, what: str) -> BadCheckpoint:
+        return ConversationRefused(f"the chat template of {self.name} {what}")
 
 
 def _copied(value: Any) -> Any:

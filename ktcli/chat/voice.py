@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ktcli.chat.answers.answers import Answers
 from ktcli.chat.answers.template import FieldRole, read_template
 from ktcli.chat.calls.styles import CallStyle, style_of
+from ktcli.chat.capabilities import Capabilities
 from ktcli.chat.channels import Channels
-from ktcli.chat.control import ControlTokens
+from ktcli.chat.control import ControlTokens, Marked
 from ktcli.chat.files import read_json
+from ktcli.chat.history import continued, normalized, spelled_out
 from ktcli.chat.settings import Settings, read_settings, read_stop_ids
 from ktcli.chat.stream import ANSWER
-from ktcli.chat.template import ChatTemplate, load_template
+from ktcli.chat.template import ChatTemplate, ConversationRefused, load_template
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -28,6 +32,7 @@ class Voice:
         answers: how its own template reads its answers; None: it has none that can be used.
         calls: the way in which the model calls tools; None: none is known that calls can be held to.
         unused: why its template for answers is not used; empty: it is, or there is none.
+        can: what its chat template can do.
     """
 
     tokenizer: Tokenizer
@@ -38,6 +43,41 @@ class Voice:
     answers: Answers | None = None
     calls: CallStyle | None = None
     unused: str = ""
+    can: Capabilities = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "can", Capabilities(self.template))
+
+    def rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        context: int,
+        *,
+        continues: bool = False,
+    ) -> Marked:
+        """Returns a conversation as text, in a form that the template takes, see `history`.
+
+        Args:
+            context: tokens that the model can hold; a text that is far longer is not looked at closely.
+            continues: whether the answer goes on behind the last message, which is the model's.
+        Raises:
+            BadCheckpoint: the template refuses even its plainest form.
+        """
+
+        def render(messages: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> Marked:
+            return self.control.render(
+                lambda said, told: self.template.render(said, **told), messages, more, context
+            )
+
+        said, given = normalized(messages, variables, self.can)
+        try:
+            return continued(said, given, render) if continues else render(said, given)
+        except ConversationRefused:
+            plain = spelled_out(said)
+            if plain == said:
+                raise
+            return continued(plain, given, render) if continues else render(plain, given)
 
     @property
     def may_think(self) -> bool:

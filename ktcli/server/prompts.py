@@ -34,11 +34,13 @@ class Asked:
         messages: as OpenAI's API has them, but with texts as contents.
         variables: further variables of the chat template, `tools` among them.
         caller: whose conversation it is; only their own answers are recalled.
+        continues: whether the answer goes on behind the last message, which is the model's.
     """
 
     messages: Sequence[Mapping[str, Any]]
     variables: Mapping[str, Any] = field(default_factory=dict)
     caller: str = ""
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class PromptMaker:
             ContextFull: it does not fit. BadCheckpoint: the template refuses it.
         """
         context = self._speaker.engine.context
-        rendered = self._rendered(asked.messages, asked.variables)
+        rendered = self._rendered(asked.messages, asked.variables, continues=asked.continues)
         spoken = self._recalled(rendered.text, asked.caller)
         ids = self._splicer.ids(rendered, spoken, context)
         if ids is None or len(ids) >= context:
@@ -139,15 +141,14 @@ class PromptMaker:
         return found
 
     def _rendered(
-        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        continues: bool = False,
     ) -> Marked:
-        voice = self._speaker.voice
-        return voice.control.render(
-            lambda said, more: voice.template.render(said, **more),
-            messages,
-            variables,
-            self._speaker.engine.context,
-        )
+        context = self._speaker.engine.context
+        return self._speaker.voice.rendered(messages, variables, context, continues=continues)
 
     def _marks(self, ids: Sequence[int], asked: Asked, spoken: Sequence[Spoken]) -> tuple[int, ...]:
         """The positions at which a state should be kept, where layers keep any."""

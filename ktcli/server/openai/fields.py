@@ -5,8 +5,6 @@ Fields that are not here are ignored; a field with a value that cannot be used i
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +15,7 @@ from ktcli.chat.grammar.form import Form
 from ktcli.chat.grammar.whole import Shape
 from ktcli.chat.settings import Settings, override
 from ktcli.engine.sampler import SamplingSettings
+from ktcli.server.contents import last_question, text_of
 from ktcli.server.generation import CHOICES_MOST, STOPS_MOST, Wish
 from ktcli.server.prompts import Asked
 from ktcli.server.refusal import Refusal, about
@@ -166,6 +165,8 @@ class ChatBody(Sampled):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
     def chat_wish(self, settings: Settings) -> Wish:
         """See `wish`."""
@@ -192,11 +193,34 @@ class ChatBody(Sampled):
         """
         if not self.messages:
             raise Refusal(400, "there are no messages", "messages", "unsupported_value")
-        messages = [plain_message(each, f"messages[{at}]") for at, each in enumerate(self.messages)]
+        last = last_question([each.get("role") for each in self.messages])
+        messages = [
+            plain_message(each, f"messages[{at}]", asked=at == last)
+            for at, each in enumerate(self.messages)
+        ]
         variables = {**settings.variables, **self._variables()}
         if self.offered:
             variables["tools"] = self.offered
-        return Asked(messages, variables, caller)
+        if self.add_generation_prompt is False:
+            variables["add_generation_prompt"] = False
+        return Asked(messages, variables, caller, continues=self._continues(messages))
+
+    def _continues(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Tells whether the answer goes on behind the last message.
+
+        Raises:
+            Refusal: it cannot.
+        """
+        field = "continue_final_message"
+        if not self.continue_final_message:
+            return False
+        if self.add_generation_prompt:
+            said = f"{field} and add_generation_prompt contradict each other"
+            raise Refusal(400, said, field, "unsupported_value")
+        if messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls"):
+            said = f"{field} needs a text of the assistant as the last message"
+            raise Refusal(400, said, field, "unsupported_value")
+        return True
 
     @property
     def offered(self) -> list[dict[str, Any]]:
@@ -318,22 +342,23 @@ def few_tools(tools: Sequence[Any]) -> None:
     _few("tools", len(tools), TOOLS_MOST)
 
 
-def plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A message as chat templates take it: its text in one piece, arguments of calls as objects.
+def plain_message(
+    message: Mapping[str, Any], where: str, *, asked: bool = False
+) -> dict[str, Any]:
+    """A message with its text in one piece and calls that name their functions.
 
     Args:
         where: the field that it is.
+        asked: whether it is the last question.
     Raises:
-        Refusal: it has no role, or parts that are no text.
+        Refusal: it has no role, or is the last question and has parts that are no text.
     """
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise Refusal(400, f"{where} has no role", f"{where}.role", "unsupported_value")
     found = dict(message)
     found["role"] = "system" if role == "developer" else role
-    found["content"] = _text(message.get("content"), f"{where}.content")
-    if found["content"] is None:
-        found["content"] = ""
+    found["content"] = text_of(message.get("content"), f"{where}.content", asked=asked)
     if found.get("tool_calls"):
         found["tool_calls"] = _calls(found["tool_calls"], f"{where}.tool_calls")
     if found.get("reasoning") is not None and found.get("reasoning_content") is None:
@@ -341,28 +366,8 @@ def plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     return found
 
 
-def _text(content: Any, where: str) -> str | None:
-    if content is None or isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise Refusal(400, f"{where} is no text", where, "unsupported_value")
-    parts = []
-    for at, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text", "refusal") or not isinstance(
-            text, str
-        ):
-            raise Refusal(
-                400, f"{where}[{at}] is of the type {str(kind)[:40]!r}, only text can be read",
-                f"{where}[{at}].type", "unsupported_value",
-            )  # fmt: skip
-        parts.append(text)
-    return "".join(parts)
-
-
 def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Calls of tools, their arguments as objects where they are JSON: that is what templates write anew."""
+    """Calls of tools, each of which names a function."""
     if not isinstance(calls, list):
         raise Refusal(400, f"{where} is no list", where, "unsupported_value")
     found = []
@@ -370,11 +375,7 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise Refusal(400, f"{where}[{at}] names no function", where, "unsupported_value")
-        arguments = function.get("arguments", {})
-        if isinstance(arguments, str):
-            with contextlib.suppress(ValueError):  # the model wrote it so
-                arguments = json.loads(arguments or "{}")
-        found.append({**call, "function": {**function, "arguments": arguments}})
+        found.append({**call, "function": {"arguments": {}, **function}})
     return found
 
 

@@ -1,0 +1,338 @@
+"""Brings a conversation into the form that a model's chat template takes, whatever form its client sent it in.
+
+Clients send back what servers of other models gave them: ids of another form, arguments that are no objects, system
+texts in the middle. A template that refuses one of these would refuse every later turn as well, and one that leaves it
+out would do so in silence. What a template can do is known (capabilities.py); only what it cannot is changed, so that
+a conversation that it takes is rendered as it came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from ktcli.chat.capabilities import CallForm, Capabilities, IdForm
+from ktcli.chat.control import Marked
+
+Message = dict[str, Any]
+
+_ROLES = {"developer": "system", "function": "tool"}  # other names of a role
+_NINE = re.compile(r"[A-Za-z0-9]{9}")
+_GAP = "\n\n"  # between texts that become one
+_NO_QUESTION = "…"  # before an answer that comes first, where there has to be a question
+_SPOKEN = ("user", "assistant")
+_END = "\ufdd0"  # of what the model is to go on with; Unicode says that no text has it
+
+
+def normalized(
+    messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], can: Capabilities
+) -> tuple[list[Message], dict[str, Any]]:
+    """Returns the messages and variables of a chat template in a form that it takes, with all their texts.
+
+    Args:
+        messages: as OpenAI's API has them, but with texts as contents; arguments of calls may be texts or objects.
+        variables: further variables of the template, `tools` among them.
+    """
+    found = [_cleaned(message) for message in messages]
+    found = _with_systems(found, can)
+    if any(map(_is_about_calls, found)):
+        form = can.calls
+        found = list(_as_words(found) if form is None else _with_calls(found, form))
+    found = _with_turns(found, can)
+    given = dict(variables)
+    if given.get("tools") and not all(map(_is_whole_tool, given["tools"])) and not can.sparse_tools:
+        given["tools"] = [_whole_tool(tool) for tool in given["tools"]]
+    return found, given
+
+
+def spelled_out(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Returns a conversation in the plainest form: questions and answers that alternate, all else as words of them."""
+    found = list(_as_words([_cleaned(message) for message in messages]))
+    plain = [each if each["role"] in _SPOKEN else {**each, "role": "user"} for each in found]
+    if plain and plain[0]["role"] == "assistant":
+        plain.insert(0, {"role": "user", "content": _NO_QUESTION})
+    return _merged([{"role": each["role"], "content": each["content"]} for each in plain])
+
+
+def continued(
+    messages: Sequence[Message],
+    variables: Mapping[str, Any],
+    render: Callable[[Sequence[Message], Mapping[str, Any]], Marked],
+) -> Marked:
+    """Renders a conversation up to the end of its last message, which the model is to go on with."""
+    *before, last = messages
+    open_turn = {**last, "content": f"{last['content']}{_END}"}
+    more = {**variables, "add_generation_prompt": False}
+    found = render([*before, open_turn], more)
+    text, end, _ = found.marked.rpartition(_END)
+    if end:
+        return Marked(text, found.mark)
+    begun = render(before, variables)  # a template that leaves its last answer out, say
+    return Marked(begun.marked + last["content"], begun.mark)
+
+
+# --- all messages -----------------------------------------------------------------------------------
+
+
+def _cleaned(message: Mapping[str, Any]) -> Message:
+    found = dict(message)
+    found["role"] = _ROLES.get(found["role"], found["role"])
+    if found.get("content") is None:
+        found["content"] = ""
+    if not found.get("tool_calls"):
+        found.pop("tool_calls", None)
+    return found
+
+
+def _is_about_calls(message: Message) -> bool:
+    return message["role"] == "tool" or "tool_calls" in message
+
+
+def _joined(*texts: str) -> str:
+    return _GAP.join(text for text in texts if text)
+
+
+# --- system texts -----------------------------------------------------------------------------------
+
+
+def _with_systems(messages: list[Message], can: Capabilities) -> list[Message]:
+    """Makes the system texts at the beginning one; what the template does not render becomes part of the next
+    question."""
+    first = next(
+        (at for at, each in enumerate(messages) if each["role"] != "system"), len(messages)
+    )
+    opening, rest = messages[:first], messages[first:]
+    if len(opening) > 1:
+        text = _joined(*(each["content"] for each in opening))
+        opening = [{**opening[0], "content": text}]
+    later = any(each["role"] == "system" for each in rest)
+    if opening and not can.system:
+        return _asked_with([*opening, *rest])
+    return [*opening, *(_asked_with(rest) if later and not can.later_system else rest)]
+
+
+def _asked_with(messages: list[Message]) -> list[Message]:
+    """Puts system texts before the next question; behind the last one they are questions themselves."""
+    found: list[Message] = []
+    waiting = ""
+    for each in messages:
+        if each["role"] == "system":
+            waiting = _joined(waiting, each["content"])
+        elif each["role"] == "user" and waiting:
+            found.append({**each, "content": _joined(waiting, each["content"])})
+            waiting = ""
+        else:
+            found.append(each)
+    return [*found, {"role": "user", "content": waiting}] if waiting else found
+
+
+# --- turns ------------------------------------------------------------------------------------------
+
+
+def _with_turns(messages: list[Message], can: Capabilities) -> list[Message]:
+    """Makes roles alternate, and a question come first, where the template wants that."""
+    spoken = [each for each in messages if each["role"] != "system"]
+    if any(map(_are_alike, *zip(*pairwise(messages), strict=True)) if len(messages) > 1 else ()):
+        messages = messages if can.repeated_roles else _merged(messages)
+    if spoken and spoken[0]["role"] == "assistant" and not can.answer_first:
+        at = messages.index(spoken[0])
+        messages = [*messages[:at], {"role": "user", "content": _NO_QUESTION}, *messages[at:]]
+    return messages
+
+
+def _are_alike(before: Message, behind: Message) -> bool:
+    return before["role"] == behind["role"] and before["role"] in _SPOKEN
+
+
+def _merged(messages: Sequence[Message]) -> list[Message]:
+    """Makes turns of one role that follow each other one turn; what calls is not followed by a text of its own."""
+    found: list[Message] = []
+    for each in messages:
+        if found and _are_alike(found[-1], each) and "tool_calls" not in found[-1]:
+            text = _joined(found[-1]["content"] or "", each["content"] or "")
+            found[-1] = {**found[-1], **each, "content": text}
+        else:
+            found.append(each)
+    return found
+
+
+# --- calls ------------------------------------------------------------------------------------------
+
+
+def _with_calls(messages: Sequence[Message], form: CallForm) -> Iterator[Message]:
+    """Yields messages whose calls and results have the template's form."""
+    names = _Ids(form.ids)
+    known = [_answered(each, names) if _is_about_calls(each) else each for each in messages]
+    for at, each in enumerate(known):
+        if "tool_calls" not in each:
+            if each["role"] != "tool" or not _was_taken(known, at, form):
+                yield each
+            continue
+        calls = [_formed(call, form) for call in each["tool_calls"]]
+        text, thought = each["content"], each.get("reasoning_content") or each.get("thinking")
+        if text and thought and not form.with_text:
+            yield {"role": "assistant", "content": text}
+            text = ""
+        whole = {**each, "content": text or form.content, "tool_calls": calls}
+        if form.several or len(calls) == 1:
+            yield whole
+        else:
+            yield from _one_by_one(whole, _results_behind(known, at), form)
+
+
+def _results_behind(messages: Sequence[Message], at: int) -> list[Message]:
+    """The results that follow a message directly."""
+    found = []
+    for each in messages[at + 1 :]:
+        if each["role"] != "tool":
+            break
+        found.append(each)
+    return found
+
+
+def _was_taken(messages: Sequence[Message], at: int, form: CallForm) -> bool:
+    """Tells whether a result was yielded beside its call already, for one call comes at a time."""
+    while at > 0 and messages[at]["role"] == "tool":
+        at -= 1
+    return not form.several and len(messages[at].get("tool_calls", ())) > 1
+
+
+def _one_by_one(whole: Message, results: list[Message], form: CallForm) -> Iterator[Message]:
+    """Yields each call of a message with its results, one after the other."""
+    left = list(results)
+    for number, call in enumerate(whole["tool_calls"]):
+        own = [each for each in left if each.get("tool_call_id") == call.get("id")]
+        left = [each for each in left if each not in own]
+        alone = {"role": "assistant", "content": form.content, "tool_calls": [call]}
+        yield {**whole, "tool_calls": [call]} if number == 0 else alone
+        yield from own
+    yield from left
+
+
+class _Ids:
+    """Gives calls and their results ids of a template's form, the same for both."""
+
+    def __init__(self, form: IdForm) -> None:
+        self._form, self._count = form, 0
+        self._open: deque[tuple[str, str, str]] = deque()  # id as sent, id as rendered, name
+        self._known: dict[str, str] = {}
+
+    def of_call(self, call: Mapping[str, Any]) -> str | None:
+        """Returns the id of the next call; None: it has none and needs none."""
+        name = str(call["function"].get("name"))
+        sent = call.get("id")
+        found = self._made(sent if isinstance(sent, str) else "", name)
+        self._count += 1
+        self._open.append((sent or "", found or "", name))
+        if sent and found:
+            self._known[sent] = found
+        return found
+
+    def of_result(self, message: Mapping[str, Any]) -> str | None:
+        """Returns the id of a result: that of its call, else of the earliest call that has no result yet."""
+        sent, name = message.get("tool_call_id"), message.get("name") or message.get("tool_name")
+        if isinstance(sent, str) and sent in self._known:
+            self._close(sent)
+            return self._known[sent]
+        if isinstance(sent, str) and sent and self._form in (IdForm.UNSEEN, IdForm.ANY):
+            return sent
+        if not self._open:
+            return self._made(sent if isinstance(sent, str) else "", str(name or "tool"))
+        own = next((each for each in self._open if each[2] == name), self._open[0])
+        self._open.remove(own)
+        return own[1] or None
+
+    def _close(self, sent: str) -> None:
+        self._open = deque(each for each in self._open if each[0] != sent)
+
+    def _made(self, sent: str, name: str) -> str | None:
+        if self._form is IdForm.NAMED:
+            return f"functions.{name}:{self._count}"
+        if self._form is IdForm.NINE:
+            if _NINE.fullmatch(sent):
+                return sent
+            return hashlib.sha256((sent or f"call {self._count}").encode()).hexdigest()[:9]
+        if sent or self._form is IdForm.UNSEEN:
+            return sent or None
+        return f"call_{self._count}"
+
+
+def _answered(message: Message, ids: _Ids) -> Message:
+    """A message whose calls, or whose result, have ids of the template's form."""
+    if message["role"] == "tool":
+        id = ids.of_result(message)
+        return {**message, "tool_call_id": id} if id is not None else message
+    calls = []
+    for call in message["tool_calls"]:
+        id = ids.of_call(call)
+        calls.append({**call, "id": id} if id is not None else call)
+    return {**message, "tool_calls": calls}
+
+
+def _formed(call: Mapping[str, Any], form: CallForm) -> Message:
+    function = call["function"]
+    given = function.get("arguments")
+    arguments = _text_of(given) if form.as_text else _object_of(given)
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def _object_of(arguments: Any) -> dict[str, Any]:
+    """The arguments as an object; what is none is the value of one pair, so that the model sees what it wrote."""
+    if isinstance(arguments, Mapping):
+        return dict(arguments)
+    if isinstance(arguments, str):
+        try:
+            found = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            return {"arguments": arguments}
+        if isinstance(found, dict):
+            return found
+        return {} if found is None else {"arguments": arguments}
+    return {} if arguments is None else {"arguments": _text_of(arguments)}
+
+
+def _text_of(arguments: Any) -> str:
+    if isinstance(arguments, str):
+        return "{}" if arguments.strip() in ("", "null") else arguments
+    return "{}" if arguments is None else json.dumps(arguments, ensure_ascii=False)
+
+
+def _as_words(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yields messages in which calls and results are words of answers and questions, for templates that know none."""
+    for each in messages:
+        if each["role"] == "tool":
+            text = f"<tool_response>\n{each['content']}\n</tool_response>"
+            yield {"role": "user", "content": text}
+        elif "tool_calls" in each:
+            said = [f"<tool_call>\n{_call_text(call)}\n</tool_call>" for call in each["tool_calls"]]
+            rest = {key: value for key, value in each.items() if key != "tool_calls"}
+            yield {**rest, "content": "\n".join(filter(None, (each["content"], *said)))}
+        else:
+            yield each
+
+
+def _call_text(call: Mapping[str, Any]) -> str:
+    function = call["function"]
+    said = {"name": function.get("name"), "arguments": _object_of(function.get("arguments"))}
+    return json.dumps(said, ensure_ascii=False)
+
+
+# --- tools ------------------------------------------------------------------------------------------
+
+
+def _is_whole_tool(tool: Mapping[str, Any]) -> bool:
+    function = tool.get("function", {})
+    return function.get("description") is not None and function.get("parameters") is not None
+
+
+def _whole_tool(tool: Mapping[str, Any]) -> Message:
+    """A tool with the fields that a template takes for granted."""
+    function = tool.get("function", {})
+    whole = {**function, "description": function.get("description") or ""}
+    whole["parameters"] = function.get("parameters") or {"type": "object", "properties": {}}
+    return {**tool, "function": whole}
