@@ -117,9 +117,7 @@ class Capabilities:
         for form in forms:
             if (found := self._called(form)) is not None:
                 form = replace(form, ids=self._ids(form, found))
-                return replace(
-                    form, with_text=self._with_text(form), several=self._several(form)
-                )
+                return replace(form, with_text=self._with_text(form), several=self._several(form))
         return None
 
     # -- asking --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TypeVar
 
 import msgspec
@@ -18,6 +19,13 @@ _BLOCK_BYTES = 1 << 20
 _STEPS = np.zeros(256, np.int8)
 _STEPS[list(b"[{")] = 1
 _STEPS[list(b"]}")] = -1
+
+_BACKSLASH = b"\0\1"  # in the place of an escaped one: no JSON text has these bytes
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_HIGH_ALONE, _LOW_ALONE = (
+    re.compile(_HIGH + b"(?!%b)" % _LOW),
+    re.compile(b"(?<!%b)%b" % (_HIGH, _LOW)),
+)
 
 
 async def body_of(request: Request, kind: type[T]) -> T:
@@ -35,13 +43,31 @@ async def body_of(request: Request, kind: type[T]) -> T:
         said = f"the request is nested {deep} deep, {DEPTH_MOST} is the most"
         raise Refusal(400, said, "", "nested_too_deep")
     try:
-        return msgspec.json.decode(data, type=kind)
+        return _decoded(data, kind)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$")
         field = where.rstrip("`").lstrip(".")
         raise Refusal(400, f"{field or 'the request'}: {what}", field, "invalid_type") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refusal(400, f"the request is no JSON: {error}", "", "invalid_json") from error
+
+
+def _decoded(data: bytes, kind: type[T]) -> T:
+    """Decodes a body; one that has halves of surrogate pairs, which JavaScript makes where it cuts a text, is decoded
+    with U+FFFD in their places."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        if isinstance(error, msgspec.ValidationError) or (whole := whole_pairs(data)) == data:
+            raise
+        return msgspec.json.decode(whole, type=kind)
+
+
+def whole_pairs(data: bytes) -> bytes:
+    """A JSON text with U+FFFD for each escaped half of a surrogate pair that has no other half beside it."""
+    plain = data.replace(rb"\\", _BACKSLASH)  # else the second one would seem to begin an escape
+    plain = _HIGH_ALONE.sub(rb"\\ufffd", plain)
+    return _LOW_ALONE.sub(rb"\\ufffd", plain).replace(_BACKSLASH, rb"\\")
 
 
 def depth(data: bytes) -> int:

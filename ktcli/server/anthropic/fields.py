@@ -11,6 +11,7 @@ import msgspec
 from ktcli.chat.grammar.form import Form
 from ktcli.chat.grammar.whole import Shape
 from ktcli.chat.settings import Settings
+from ktcli.server.contents import text_of
 from ktcli.server.generation import Wish
 from ktcli.server.openai.fields import Sampled, few_tools, require_parameters
 from ktcli.server.prompts import Asked
@@ -76,15 +77,18 @@ class MessagesBody(msgspec.Struct):
             raise _refusal("messages", "there are no messages")
         system = _system(self.system)
         messages = [{"role": "system", "content": system}] if system else []
+        last = _last_question(self.messages)
         for at, message in enumerate(self.messages):
-            messages += _plain(message, f"messages[{at}]")
+            messages += _plain(message, f"messages[{at}]", asked=at == last)
+        ends = messages[-1] if messages else {"role": "user"}
+        continues = ends["role"] == "assistant" and "tool_calls" not in ends
         variables = dict(settings.variables)
         if self.thinking is not None and self.thinking.type in ("enabled", "disabled"):
             thinks = self.thinking.type == "enabled"
             variables |= replace(settings, thinking=thinks).variables
         if offered := self.offered:
             variables["tools"] = offered
-        return Asked(messages, variables, caller)
+        return Asked(messages, variables, caller, continues=continues)
 
     @property
     def offered(self) -> list[dict[str, Any]]:
@@ -158,23 +162,32 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _system(said: str | Sequence[Mapping[str, Any]] | None) -> str:
-    """The system text, without lines that change with each request.
+def _last_question(messages: Sequence[Mapping[str, Any]]) -> int:
+    """The place of the last message in which the user says something, not only tools; -1: there is none."""
 
-    Raises:
-        Refusal: a part of it is no text.
-    """
+    def asks(message: Mapping[str, Any]) -> bool:
+        content = message.get("content")
+        blocks = content if isinstance(content, list) else [content]
+        results = (isinstance(each, dict) and each.get("type") == "tool_result" for each in blocks)
+        return message.get("role") == "user" and not all(results)
+
+    return max((at for at, each in enumerate(messages) if asks(each)), default=-1)
+
+
+def _system(said: str | Sequence[Mapping[str, Any]] | None) -> str:
+    """The system text, without lines that change with each request."""
     parts = [said] if isinstance(said, str) else []
     if not isinstance(said, str):
-        for at, each in enumerate(said or ()):
-            if each.get("type", "text") != "text":
-                raise _refusal(f"system[{at}].type", f"system[{at}].type can be text")
-            parts.append(_text(each, "text", f"system[{at}]"))
+        parts = [text_of([each], f"system[{at}]") for at, each in enumerate(said or ())]
     return "\n".join(part for part in parts if part and not part.startswith(_VOLATILE))
 
 
-def _plain(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
-    """The messages that one of Anthropic's is: results of tools are messages of their own."""
+def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> Iterator[dict[str, Any]]:
+    """The messages that one of Anthropic's is: results of tools are messages of their own.
+
+    Args:
+        asked: whether it is the last question.
+    """
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise _refusal(f"{where}.role", f"{where}.role is {str(role)[:40]!r}")
@@ -199,11 +212,10 @@ def _plain(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
             yield {
                 "role": "tool",
                 "tool_call_id": _text(block, "tool_use_id", inner),
-                "content": _result(block.get("content"), inner),
+                "content": text_of(block.get("content"), f"{inner}.content", gap="\n"),
             }
-        elif kind not in _IGNORED:
-            said = f"{inner} is of the type {str(kind)[:40]!r}, only text and tools can be read"
-            raise _refusal(f"{inner}.type", said)
+        elif kind not in _IGNORED and (text := text_of([block], inner, asked=asked)):
+            texts.append(text)
     if texts or thoughts or calls:
         found: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
         if thoughts:
@@ -215,10 +227,7 @@ def _plain(message: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
 
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The call of a tool that a block is."""
-    arguments = block.get("input")
-    if arguments is not None and not isinstance(arguments, dict):
-        raise _refusal(f"{where}.input", f"{where}.input is no object")
-    function = {"name": _text(block, "name", where), "arguments": arguments or {}}
+    function = {"name": _text(block, "name", where), "arguments": block.get("input")}
     return {"id": _text(block, "id", where), "type": "function", "function": function}
 
 
@@ -227,16 +236,6 @@ def _text(block: Mapping[str, Any], name: str, where: str) -> str:
     if not isinstance(value, str):
         raise _refusal(f"{where}.{name}", f"{where}.{name} is no text")
     return value
-
-
-def _result(content: Any, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" for part in content
-    ):
-        return "\n".join(str(part.get("text", "")) for part in content)
-    raise _refusal(f"{where}.content", f"{where}.content has parts that are no text")
 
 
 def _refusal(field: str, message: str) -> Refusal:

@@ -11,6 +11,7 @@ import msgspec
 from ktcli.chat.grammar.form import Form
 from ktcli.chat.grammar.whole import Shape
 from ktcli.chat.settings import Settings
+from ktcli.server.contents import last_question, unseen
 from ktcli.server.generation import Wish
 from ktcli.server.keepalive import keep_seconds
 from ktcli.server.openai.fields import Sampled, functions, plain_message
@@ -116,7 +117,11 @@ class OllamaChatBody(OllamaBody):
         Raises:
             Refusal: a message is of no use.
         """
-        messages = [_plain(each, f"messages[{at}]") for at, each in enumerate(self.messages)]
+        last = last_question([each.get("role") for each in self.messages])
+        messages = [
+            _plain(each, f"messages[{at}]", asked=at == last)
+            for at, each in enumerate(self.messages)
+        ]
         variables = self.variables(settings)
         if tools := functions(self.tools):
             variables = {**variables, "tools": tools}
@@ -146,12 +151,14 @@ class GenerateBody(OllamaBody):
         return Asked(messages, self.variables(settings), caller)
 
 
-def _plain(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    if message.get("images"):
-        raise Refusal(
-            400, f"{where}.images is not supported", f"{where}.images", "unsupported_value"
-        )
+def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> dict[str, Any]:
+    images = message.get("images")
+    if images and asked:
+        said = f"{where}.images has an image; this model reads text only"
+        raise Refusal(400, said, f"{where}.images", "unsupported_value")
     found = plain_message(message, where)
+    if isinstance(images, list):
+        found["content"] = "\n".join([*(unseen("an image") for _ in images), found["content"]])
     if found.get("thinking") is not None:
         found["reasoning_content"] = found["thinking"]
     return found

@@ -342,9 +342,7 @@ def few_tools(tools: Sequence[Any]) -> None:
     _few("tools", len(tools), TOOLS_MOST)
 
 
-def plain_message(
-    message: Mapping[str, Any], where: str, *, asked: bool = False
-) -> dict[str, Any]:
+def plain_message(message: Mapping[str, Any], where: str, *, asked: bool = False) -> dict[str, Any]:
     """A message with its text in one piece and calls that name their functions.
 
     Args:

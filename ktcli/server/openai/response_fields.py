@@ -15,6 +15,7 @@ import msgspec
 from ktcli.chat.grammar.form import Form
 from ktcli.chat.grammar.whole import Shape
 from ktcli.chat.settings import Settings
+from ktcli.server.contents import last_question
 from ktcli.server.generation import Wish
 from ktcli.server.openai.fields import (
     LOGPROBS_MOST,
@@ -110,7 +111,7 @@ class ResponseBody(Sampled):
         variables |= self.chat_template_kwargs or {}
         if offered := self.offered:
             variables["tools"] = offered
-        return Asked(_one_system_text(messages), variables, caller)
+        return Asked(messages, variables, caller)
 
     @property
     def offered(self) -> list[dict[str, Any]]:
@@ -183,21 +184,25 @@ _OF_FUNCTION = ("name", "description", "parameters", "strict")
 
 
 def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
-    """The messages that items are; what a model said in one go is one of them."""
+    """The messages that items are; what a model said in one go is one of them. Items that say nothing to a model, of
+    tools that servers run themselves, are left out."""
     said: Message = {}
+    last = last_question([each.get("role") for each in items])
     for at, item in enumerate(items):
         where, kind = f"input[{at}]", item.get("type", "message")
         if kind == "reasoning":
             fresh: Message = {"reasoning_content": _thoughts(item)}
-        elif kind == "function_call":
+        elif kind in _CALLS and "call_id" in item:
             fresh = {"tool_calls": [_call(item, where)]}
         elif kind == "message" and item.get("role") == "assistant":
             fresh = plain_message(item, where)
-        else:
+        elif (other := _other(item, kind, where, asked=at == last)) is not None:
             if said:
                 yield _whole(said)
             said = {}
-            yield _other(item, kind, where)
+            yield other
+            continue
+        else:
             continue
         if said and _begins_anew(said, fresh):
             yield _whole(said)
@@ -226,24 +231,35 @@ def _whole(said: Message) -> Message:
 _OF_ANSWER = ("content", "reasoning_content", "tool_calls")
 
 
-def _other(item: Mapping[str, Any], kind: Any, where: str) -> Message:
-    """The message that an item of the client is.
+def _other(item: Mapping[str, Any], kind: Any, where: str, *, asked: bool) -> Message | None:
+    """The message that an item of the client is; None: it is none.
 
+    Args:
+        asked: whether it is the last question.
     Raises:
-        Refusal: it is of no use.
+        Refusal: it stands for something that this server does not have.
     """
-    if kind == "message":
-        found = plain_message(item, where)
+    if kind == "message" and "role" in item:
+        found = plain_message(item, where, asked=asked)
         return {"role": found["role"], "content": found["content"]}
-    if kind != "function_call_output":
-        words = f"{where} is of the type {str(kind)[:40]!r}, which cannot be read here"
-        raise _refusal(f"{where}.type", words)
-    output = plain_message({"role": "tool", "content": item.get("output")}, f"{where}.output")
-    return {**output, "tool_call_id": _named(item, "call_id", where)}
+    if kind == "item_reference":
+        words = f"{where} refers to an item that this server does not have; send the item itself"
+        raise _refusal(f"{where}.id", words)
+    if str(kind).endswith("_output") and "output" in item and "call_id" in item:
+        output = plain_message({"role": "tool", "content": item["output"]}, f"{where}.output")
+        return {**output, "tool_call_id": _named(item, "call_id", where)}
+    return None
+
+
+# What a model wrote to call something; a custom tool takes a text.
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 
 
 def _call(item: Mapping[str, Any], where: str) -> dict[str, Any]:
-    function = {"name": _named(item, "name", where), "arguments": item.get("arguments", "{}")}
+    said = item.get(_CALLS[item["type"]], "{}")
+    if item["type"] == "custom_tool_call":
+        said = {"input": said}
+    function = {"name": _named(item, "name", where), "arguments": said}
     call = {"id": _named(item, "call_id", where), "type": "function", "function": function}
     message = plain_message({"role": "assistant", "tool_calls": [call]}, where)
     found: dict[str, Any] = message["tool_calls"][0]
@@ -269,15 +285,6 @@ def _thoughts(item: Mapping[str, Any]) -> str:
         if found := "\n\n".join(text for text in texts if isinstance(text, str)):
             return found
     return ""
-
-
-def _one_system_text(messages: list[Message]) -> list[Message]:
-    """Messages whose system texts at the beginning are one: many templates know no second one."""
-    first = next(
-        (at for at, each in enumerate(messages) if each["role"] != "system"), len(messages)
-    )
-    text = "\n\n".join(each["content"] for each in messages[:first])
-    return [*([{"role": "system", "content": text}] if text else []), *messages[first:]]
 
 
 def _refusal(field: str, message: str) -> Refusal:
