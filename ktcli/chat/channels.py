@@ -17,8 +17,7 @@ from ktcli.chat.stream import Detokenizer
 from ktcli.chat.tokenizer import Tokenizer
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
-FINAL = "final"
-
+FINAL, _COMMENTARY, _RECIPIENT = "final", "commentary", "to="
 
 _TOOL = re.compile(r"to=functions\.([^\s<]+)")
 
@@ -34,9 +33,12 @@ class Channels:
         self._marks = {tokenizer.id_of(mark): mark for mark in (START, CHANNEL, MESSAGE, END)}
         self._tokenizer = tokenizer
         self._calls = calls
-        self._head: list[int] = []  # ids of the head of the message
+        self._head: list[list[int]] = [
+            []
+        ]  # ids of the parts of the message's head, between its marks
         self._tool = ""  # that it calls
         self._channel: list[int] = []  # ids of the name of its channel
+        self._gap = ""  # before the next text, if one was said already
         self._state = START  # the mark that was read last
         self._detokenizer = Detokenizer(tokenizer)
 
@@ -48,9 +50,12 @@ class Channels:
 
     @property
     def thought(self) -> bool:
-        """Tells whether the current message is for others than the reader."""
+        """Tells whether the current message is for others than the reader. What is said before a call, in the channel
+        of calls but to no tool, is for the reader."""
         head = self._tokenizer.decode(self._channel).split()
-        return not self._tool and bool(head) and head[0] != FINAL
+        if self._tool or not head or head[0] == FINAL:
+            return False
+        return head[0] != _COMMENTARY or _RECIPIENT in self._head_text()
 
     @property
     def thinks(self) -> bool:
@@ -64,15 +69,22 @@ class Channels:
             if self._state == CHANNEL:
                 self._channel.append(id)
             if self._state != MESSAGE:
-                self._head.append(id)
-            return self.thought, self._detokenizer.feed(id) if self._state == MESSAGE else ""
-        thought, text = self.thought, self._detokenizer.finish() + self._end_of_call()
+                self._head[-1].append(id)
+                return self.thought, ""
+            return self._said(self._detokenizer.feed(id))
+        is_call = bool(self._tool)
+        thought, text = self._said(self._detokenizer.finish())
+        text += self._end_of_call()
         if mark == END and thought:
             text += "\n\n"
+        elif mark == END and self._state == MESSAGE and not is_call:
+            self._gap = "\n\n"
         if mark in (START, CHANNEL):
             self._channel = []
         if mark == START:
             self._head = []
+        if mark in (START, CHANNEL):
+            self._head.append([])
         if mark == MESSAGE and (found := self._called()):
             self._tool = found
             thought, text = False, f"{IN_CHANNELS.begin}{found}{IN_CHANNELS.name_end}"
@@ -81,8 +93,19 @@ class Channels:
 
     def _called(self) -> str:
         """The tool that the head of the message names; empty: none, or nobody wants to know."""
-        found = _TOOL.search(self._tokenizer.decode(self._head)) if self._calls else None
+        found = _TOOL.search(self._head_text()) if self._calls else None
         return found[1] if found else ""
+
+    def _head_text(self) -> str:
+        """The head of the message; its marks, which end every word, are blanks."""
+        return " ".join(self._tokenizer.decode(part) for part in self._head)
+
+    def _said(self, text: str) -> tuple[bool, str]:
+        """A piece of the current message, apart from what was said before."""
+        thought = self.thought
+        if text and not thought and not self._tool:
+            text, self._gap = self._gap + text, ""
+        return thought, text
 
     def _end_of_call(self) -> str:
         ended, self._tool = self._tool, ""
@@ -90,5 +113,5 @@ class Channels:
 
     def finish(self) -> tuple[bool, str]:
         """The piece that was held back."""
-        thought = self.thought
-        return thought, self._detokenizer.finish() + self._end_of_call()
+        thought, text = self._said(self._detokenizer.finish())
+        return thought, text + self._end_of_call()

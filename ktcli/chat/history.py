@@ -103,9 +103,7 @@ def _joined(*texts: str) -> str:
 def _with_systems(messages: list[Message], can: Capabilities) -> list[Message]:
     """Makes the system texts at the beginning one; what the template does not render becomes part of the next
     question."""
-    first = next(
-        (at for at, each in enumerate(messages) if each["role"] != "system"), len(messages)
-    )
+    first = _opening(messages)
     opening, rest = messages[:first], messages[first:]
     if len(opening) > 1:
         text = _joined(*(each["content"] for each in opening))
@@ -114,6 +112,12 @@ def _with_systems(messages: list[Message], can: Capabilities) -> list[Message]:
     if opening and not can.system:
         return _asked_with([*opening, *rest])
     return [*opening, *(_asked_with(rest) if later and not can.later_system else rest)]
+
+
+def _opening(messages: Sequence[Message]) -> int:
+    """The number of system texts at the beginning."""
+    places = (at for at, each in enumerate(messages) if each["role"] != "system")
+    return next(places, len(messages))
 
 
 def _asked_with(messages: list[Message]) -> list[Message]:
@@ -136,12 +140,13 @@ def _asked_with(messages: list[Message]) -> list[Message]:
 
 def _with_turns(messages: list[Message], can: Capabilities) -> list[Message]:
     """Makes roles alternate, and a question come first, where the template wants that."""
-    spoken = [each for each in messages if each["role"] != "system"]
-    if any(map(_are_alike, *zip(*pairwise(messages), strict=True)) if len(messages) > 1 else ()):
-        messages = messages if can.repeated_roles else _merged(messages)
-    if spoken and spoken[0]["role"] == "assistant" and not can.answer_first:
-        at = messages.index(spoken[0])
-        messages = [*messages[:at], {"role": "user", "content": _NO_QUESTION}, *messages[at:]]
+    alike = any(_are_alike(before, behind) for before, behind in pairwise(messages))
+    if alike and not can.repeated_roles:
+        messages = _merged(messages)
+    first = _opening(messages)
+    if messages[first:] and messages[first]["role"] == "assistant" and not can.answer_first:
+        question = {"role": "user", "content": _NO_QUESTION}
+        messages = [*messages[:first], question, *messages[first:]]
     return messages
 
 

@@ -196,6 +196,11 @@ class Thinking:
             yield self.inside, rest[: len(rest) - keep]
         self._held = rest[len(rest) - keep :]
 
+    def leave(self) -> Iterator[tuple[bool, str]]:
+        """Ends a thought that was not closed; yields the text that was held back."""
+        yield from self.finish()
+        self._over, self.inside = self._over or self.once, False
+
     def finish(self) -> Iterator[tuple[bool, str]]:
         """Yields the text that was held back."""
         if self._held:

@@ -77,9 +77,10 @@ class Transcript:
             self._reading = _InChannels(tokenizer, stops, calls=calls is not None)
         else:
             marks = {} if calls is None else _special_marks(tokenizer, calls)
+            opens = () if calls is None else calls.opens
             inside = prompt.rstrip().endswith(THINK)
             thinking = Thinking(inside=inside, once=once)
-            self._reading = _BetweenMarks(tokenizer, stops, thinking, marks)
+            self._reading = _BetweenMarks(tokenizer, stops, thinking, marks, opens)
         self._tokenizer, self._budget = tokenizer, budget
         self._added: deque[Added] = deque()
 
@@ -98,6 +99,11 @@ class Transcript:
     def calls(self) -> int:
         """The calls of tools so far, where a template reads the answer."""
         return self._reading.calls
+
+    @property
+    def thinks(self) -> bool:
+        """Tells whether what comes next belongs to a thought."""
+        return self._reading.thinks
 
     @property
     def stopped(self) -> str:
@@ -131,9 +137,10 @@ class _BetweenMarks:
         stops: Sequence[str],
         thinking: Thinking,
         marks: Mapping[int, str],
+        opens: Sequence[str],
     ) -> None:
         self.stops = StopStrings(stops)
-        self._marks = marks
+        self._marks, self._opens = marks, opens
         self._detokenizer = Detokenizer(tokenizer)
         self._thinking = thinking
 
@@ -145,7 +152,10 @@ class _BetweenMarks:
         mark = self._marks.get(id)
         whole = self._detokenizer.feed(id) if mark is None else self._detokenizer.finish() + mark
         text = self.stops.feed(whole)
-        shown = self._thinking.feed(text) if text else ()
+        shown: Iterable[tuple[bool, str]] = ()
+        if mark is not None and self.thinks and any(each.startswith(mark) for each in self._opens):
+            shown = tuple(self._thinking.leave())  # nobody thinks a token that begins a call
+        shown = (*shown, *self._thinking.feed(text)) if text else shown
         if self.stops.stopped:
             shown = (*shown, *self._thinking.finish())
         return Added(text, _pieces(shown))

@@ -9,7 +9,7 @@ from typing import Any
 
 from ktcli.chat.answers.answers import Answers
 from ktcli.chat.answers.template import FieldRole, read_template
-from ktcli.chat.calls.styles import CallStyle, style_of
+from ktcli.chat.calls.styles import GENERIC, CallStyle, style_of
 from ktcli.chat.capabilities import Capabilities
 from ktcli.chat.channels import Channels
 from ktcli.chat.control import ControlTokens, Marked
@@ -30,7 +30,8 @@ class Voice:
         stop_ids: the ids of tokens that end an answer.
         settings: the model's own settings.
         answers: how its own template reads its answers; None: it has none that can be used.
-        calls: the way in which the model calls tools; None: none is known that calls can be held to.
+        calls: the way in which the model calls tools; None: its own template for answers has one that calls cannot be
+            held to.
         unused: why its template for answers is not used; empty: it is, or there is none.
         can: what its chat template can do.
     """
@@ -90,7 +91,7 @@ class Voice:
     def may_call(self) -> bool:
         """Tells whether calls of tools can be read in the model's answers."""
         read = self.answers is not None and self.answers.template.field(FieldRole.CALLS) is not None
-        return read or self.calls is not None
+        return read or self.calls not in (None, GENERIC)
 
     @property
     def thinks(self) -> bool:
@@ -131,12 +132,12 @@ def _with_answers(voice: Voice, folder: Path) -> Voice:
     found = read_json(path).get("response_template") if path.is_file() else None
     # Whoever speaks in channels is read by token, which is more exact.
     if found is None or Channels.known_to(voice.tokenizer):
-        return replace(voice, calls=known)
+        return replace(voice, calls=known or GENERIC)
     try:
         template = read_template(found)
         if template.field(FieldRole.CALLS) is None and known is not None:
             raise ValueError("it has no field 'tool_calls', and the model calls tools")
     except ValueError as error:
-        return replace(voice, calls=known, unused=str(error))
+        return replace(voice, calls=known or GENERIC, unused=str(error))
     answers = Answers.of(template, voice.tokenizer, voice.stop_ids, known)
     return replace(voice, answers=answers, calls=answers.style)

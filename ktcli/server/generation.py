@@ -264,6 +264,7 @@ class _ChoiceAnswer:
         if style is not None and wish.tools is not None:
             self._reader = CallReader(style, wish.tools)
         self._marks = ThoughtMarks()
+        self._thought = ""  # the last one, as long as it is not closed, where calls are looked for
         self._parts: list[Answer] = []  # where its thought was ended there are two
         self._put_in: list[int] = []  # between them: the ids that ended it
         self._cancelled = False
@@ -359,9 +360,12 @@ class _ChoiceAnswer:
                 if cannot is None:
                     return
                 finish = cannot
+            thinks = self._transcript.thinks
             rest = self._pieces(self._transcript.finish())
             if self._reader is not None:
                 rest += self._read(self._reader.finish())
+                if thinks and not self._reader.calls:
+                    rest += self._read(self._reader.whole_calls_in(self._thought))
             if rest:
                 tell(Said(self._index, None, rest))
             stopped = self._transcript.stopped
@@ -378,6 +382,7 @@ class _ChoiceAnswer:
             return pieces
         found: list[AnswerPiece | CallEvent] = []
         for piece in pieces:
+            self._thought = self._thought + piece.text if piece.thought else ""
             found += [piece] if piece.thought else self._read(self._reader.feed(piece.text))
         return tuple(found)
 

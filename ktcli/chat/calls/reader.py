@@ -23,6 +23,8 @@ _HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 NAME_PATTERN = re.compile(r"[^\s<>{}\"]+")
+_FENCE_BEGUN = re.compile(r"`{0,2}|```(?:j|js|jso|json)?\s*")
+_FENCE = re.compile(r"\s*```(?:json)?\s*(?=[\[{])")  # before a call that is an object
 _INDEX = re.compile(r":\d+$")  # Kimi's calls are functions.NAME:INDEX
 
 
@@ -40,6 +42,7 @@ class CallReader:
         self._blank = ""  # at the end of a text, which a call may follow
         self._begun = False  # whether the answer has a letter
         self._in_section = False
+        self._behind_call = False  # whether nothing was said since a call
         self._state: Callable[[], bool] = self._outside
         self._out: list[Read] = []
         self.calls = 0
@@ -68,6 +71,14 @@ class CallReader:
         found, self._out = self._out, []
         return found
 
+    def whole_calls_in(self, text: str) -> list[Read]:
+        """The calls that are whole in a text, without what stands around them."""
+        reader = CallReader(self._style, self._tools)
+        found = reader.feed(text)
+        whole = {each.number for each in found if isinstance(each, CallEnds)}
+        self.calls = len(whole)
+        return [each for each in found if not isinstance(each, str) and each.number in whole]
+
     # --- between calls ------------------------------------------------------------------------
 
     def _outside(self) -> bool:
@@ -75,9 +86,11 @@ class CallReader:
         if style.bare and not self._begun and (object_ := _object_in(self._blank + self._text)):
             self._blank, self._text = object_
             return self._open(self._object)
-        marks = [style.begin]
-        if style.section[0]:
-            marks.append(style.section[1] if self._in_section else style.section[0])
+        marks, sections = [style.begin], (style.section, style.misspelt)
+        if self._in_section or self._behind_call:  # models close sections that they never opened
+            marks += [closing for _, closing in sections if closing]
+        if not self._in_section:
+            marks += [opening for opening, _ in sections if opening]
         before, mark = self._upto(*marks)
         if not self._in_section:
             self._say(before)
@@ -87,7 +100,11 @@ class CallReader:
             self._raw = mark
             kind = self._object if style.arguments is Arguments.OBJECT else self._name
             return self._open(kind)
-        self._in_section = mark == style.section[0] and not self._in_section
+        if mark in (style.section[1], style.misspelt[1]) and not self._in_section:
+            if not self._behind_call:  # something was said meanwhile
+                self._say(mark)
+            return True
+        self._in_section = not self._in_section
         return True
 
     def _open(self, state: Callable[[], bool]) -> bool:
@@ -100,7 +117,7 @@ class CallReader:
         said = whole.rstrip()
         self._blank = whole[len(said) :]
         if said:
-            self._begun = True
+            self._begun, self._behind_call = True, False
             self._out.append(said)
 
     # --- a call ------------------------------------------------------------------------------
@@ -128,12 +145,12 @@ class CallReader:
         self._out.append(self._blank + self._raw + self._text[:chars])
         self._text = self._text[chars:]
         self._raw = self._blank = ""
-        self._begun, self._state = True, self._outside
+        self._begun, self._state, self._behind_call = True, self._outside, False
         return True
 
     def _begin(self, name: str, given: str = "") -> None:
         self._raw = self._blank = ""
-        self._begun = True
+        self._begun = self._behind_call = True
         self._tool, self._empty = name, True
         self._out.append(CallBegins(self.calls, name, given))
 
@@ -230,7 +247,11 @@ class CallReader:
             self._begin(name)
             self._text = body[head.end() :]
             return self._open(self._in_json)
+        if self._raw == style.begin and (fence := _FENCE.match(self._text)):
+            self._text = self._text[fence.end() :]
         stripped = self._text.lstrip()
+        if self._raw == style.begin and style.end and _FENCE_BEGUN.fullmatch(stripped):
+            return False  # it may be the beginning of a fence
         if not self._json._depth and stripped and stripped[0] not in "{[,":
             return self._no_call(0)
         n = self._json.take(self._text)
@@ -299,8 +320,9 @@ class _Value:
 
 
 def _first(text: str, marks: list[str]) -> tuple[int, str] | None:
-    """The place of the first of some marks, the longest of those that begin there."""
-    places = [(text.find(mark), -len(mark), mark) for mark in marks]
+    """The place of the first of some marks, the longest of those that begin there; either kind of quotation marks will
+    do."""
+    places = [(text.find(spelt), -len(mark), mark) for mark in marks for spelt in _spellings(mark)]
     found = min((each for each in places if each[0] >= 0), default=None)
     return None if found is None else (found[0], found[2])
 
@@ -313,7 +335,13 @@ def _object_in(text: str) -> tuple[str, str] | None:
 
 def _kept(text: str, marks: tuple[str, ...] | list[str]) -> int:
     """The letters at the end of a text that may begin a mark."""
-    return max((overlap(text, mark) for mark in marks if mark), default=0)
+    spelt = (each for mark in marks if mark for each in _spellings(mark))
+    return max((overlap(text, each) for each in spelt), default=0)
+
+
+def _spellings(mark: str) -> tuple[str, ...]:
+    """A mark with the quotation marks of its style, and with the others."""
+    return (mark, mark.replace('"', "'")) if '"' in mark else (mark,)
 
 
 def _text_of(literal: str) -> str:
@@ -338,6 +366,8 @@ def _calls_in(text: str) -> list[tuple[str, str]] | None:
         if not isinstance(row, dict) or not isinstance(name, str):
             return None
         arguments = row.get("arguments", row.get("parameters", {}))
+        if arguments is None or arguments == "":
+            arguments = {}
         said = (
             arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         )

@@ -29,6 +29,7 @@ class CallStyle:
         end: the one that closes it; empty: it ends with its arguments.
         name_end: the mark behind the name; empty: the name ends where the first key begins.
         section: the marks around all calls of an answer; between them only calls mean something.
+        misspelt: other marks that models write in the place of those of the section.
         key: the marks around a key.
         value: the marks around a value; the first may be empty.
         prefix: what stands before the name and is no part of it.
@@ -54,6 +55,12 @@ class CallStyle:
     indexed: bool = False
     typed: bool = False
     tagged: bool = False
+    misspelt: tuple[str, str] = ("", "")
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        """The marks with which calls begin."""
+        return tuple(mark for mark in (self.begin, self.section[0], self.misspelt[0]) if mark)
 
     def value_end(self, key: str) -> str:
         """The mark behind the value of a key."""
@@ -78,6 +85,7 @@ STYLES = (
         "kimi-k2", ("<|tool_call_argument_begin|>",), Arguments.JSON,
         "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>",
         ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"), prefix="functions.", indexed=True,
+        misspelt=("<|tool_call_section_begin|>", "<|tool_call_section_end|>"),
     ),
     CallStyle(
         "deepseek-v4", ("｜DSML｜", "tool_calls>"), Arguments.PAIRS,
@@ -140,6 +148,10 @@ STYLES = (
     CallStyle("qwen3", ("<tool_call>",), Arguments.OBJECT, "<tool_call>", "</tool_call>"),
     CallStyle("llama-3", ("ipython",), Arguments.OBJECT, "<|python_tag|>", bare=True),
 )  # fmt: skip
+
+
+# Of models whose templates know no calls: what others write most.
+GENERIC = CallStyle("generic", (), Arguments.OBJECT, "<tool_call>", "</tool_call>")
 
 
 def style_of(template: str) -> CallStyle | None:

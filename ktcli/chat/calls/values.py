@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,5 +111,23 @@ def _is_one_of(value: Any, types: set[str]) -> bool:
 def _loosely(text: str, types: set[str]) -> Any:
     """What Python's words mean where JSON's were due; the text itself if nothing."""
     words = {"True": True, "False": False, "None": None}
-    is_word = text in words and ("boolean" in types or "null" in types)
-    return words[text] if is_word else text
+    if text in words and ("boolean" in types or "null" in types):
+        return words[text]
+    if (
+        text[:1] not in _BRACKETS
+        or not types & set(_BRACKETS[text[0]])
+        or len(text) > _LITERAL_CHARS
+    ):
+        return text
+    try:
+        with warnings.catch_warnings():  # about escapes that Python does not know
+            warnings.simplefilter("ignore")
+            found = ast.literal_eval(text)
+        json.dumps(found)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+    return list(found) if isinstance(found, tuple) else found
+
+
+_LITERAL_CHARS = 1 << 16  # of a list or an object that is parsed as Python
+_BRACKETS = {"[": ("array",), "(": ("array",), "{": ("object",)}
