@@ -136,3 +136,47 @@ def test_tools_that_cannot_be_offered(client: OpenAI, body: dict[str, Any], fiel
     with pytest.raises(BadRequestError) as caught:
         client.post("/chat/completions", body={"messages": asked("x"), **body}, cast_to=object)
     assert caught.value.param == field
+
+
+# Answers of models that do not keep to their documentation: kind, whether the prompt opens a thought, the answer, the
+# number of calls, the text.
+_KIMI = MODELS["kimi-k2"][2].partition("I look.")[2]
+UNTIDY = {
+    "thought not closed before calls": ("kimi-k2", True, f"I look.{_KIMI}", 2, ""),
+    "thought not closed, marks are text": ("qwen3", True, f"I look.\n{_CALL}", 1, ""),
+    "a call quoted in a closed thought": ("qwen3", True, f"Not {_CALL}\n</think>\n\nNo.", 0, "No."),
+    "a call cut off in a thought": ("qwen3", True, f"I look.\n{_CALL[:40]}", 0, ""),
+    "the recipient before the channel": (
+        "gpt-oss", False,
+        f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.get_weather<|channel|>commentary json"
+        f"<|message|>{_J}<|call|>",
+        1, "",
+    ),
+    "words for the user before a call": (
+        "gpt-oss", False,
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather"
+        f" json<|message|>{_J}<|call|>",
+        1, "I look.",
+    ),
+    "words for the user before others": (
+        "gpt-oss", False,
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>Rain.<|call|>",
+        0, "I look.\n\nRain.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNTIDY)
+def test_nothing_of_an_untidy_answer_is_lost(case: str, tmp_path: Any) -> None:
+    kind, thinks, said, calls, text = UNTIDY[case]
+    tells, more, _, end = MODELS[kind]
+    template = f"{{# {tells} #}}{TEMPLATE.replace('<|end|>', end)}"
+    if thinks:
+        template = template.replace("<|assistant|>{% endif %}", "<|assistant|><think>\n{% endif %}")
+    speaker = scripted(tmp_path, lambda question: said, template=template, more=more, end=end)
+    with running(speaker) as server, OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+        answer = client.chat.completions.create(model="fake", messages=asked("x"), tools=TOOLS)
+    message = answer.choices[0].message
+    found = [json.loads(call.function.arguments) for call in message.tool_calls or []]  # type: ignore[union-attr]
+    assert found == [ARGUMENTS] * calls and (message.content or "") == text
+    assert answer.choices[0].finish_reason == ("tool_calls" if calls else "stop")

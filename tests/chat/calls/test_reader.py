@@ -247,3 +247,61 @@ def test_what_a_template_renders_is_read_back(name: str) -> None:
     rendered = rendered.removeprefix("<|start_header_id|>assistant<|end_header_id|>\n\n")
     _, calls = read(style.name, list(rendered.replace("<|eot_id|>", "")))
     assert calls == [("get_weather", PARIS)]
+
+
+# Calls as models write them where they are not quite as documented: the text, the calls, what is left to say.
+_PAIR = "<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>"
+NEARLY = {
+    "a section closed that was never opened": (
+        "qwen3-coder", f"Look.\n{_PAIR}\n</tool_call>", "Look.", [("get_weather", ONE)],
+    ),
+    "a closing mark of its own stays": ("qwen3-coder", "a </tool_call> b", "a </tool_call> b", []),
+    "a section misspelt": (
+        "kimi-k2",
+        "<|tool_call_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+        f"{_J[1]}<|tool_call_end|><|tool_call_section_end|>",
+        "", [("get_weather", ONE)],
+    ),
+    "in a fence": (
+        "qwen3",
+        f'<tool_call>\n```json\n{{"name": "get_weather", "arguments": {_J[1]}}}\n```\n</tool_call>',
+        "", [("get_weather", ONE)],
+    ),
+    "in a fence without a name": (
+        "qwen3",
+        f'<tool_call>\n```\n{{"arguments": {_J[1]}, "name": "get_weather"}}\n```\n</tool_call>Done',
+        "Done", [("get_weather", ONE)],
+    ),
+    "no arguments": (
+        "qwen3", '<tool_call>{"name": "get_weather", "arguments": null}</tool_call>',
+        "", [("get_weather", {})],
+    ),
+    "other quotation marks": (
+        "minimax-m2",
+        "<minimax:tool_call>\n<invoke name='get_weather'>\n<parameter name='city'>Rome</parameter>\n</invoke>\n"
+        "</minimax:tool_call>",
+        "", [("get_weather", ONE)],
+    ),
+    "Python's literals": (
+        "qwen3-coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=exact>\nTrue\n</parameter>\n<parameter=at>\n{'hour': (1, 2)}\n"
+        "</parameter>\n<parameter=city>\n['a']\n</parameter>\n</function>\n</tool_call>",
+        "", [("get_weather", {"exact": True, "at": {"hour": [1, 2]}, "city": "['a']"})],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NEARLY)
+def test_calls_nearly_as_documented_are_read(case: str) -> None:
+    style, answer, text, calls = NEARLY[case]
+    for size in (len(answer), 3, 1):
+        pieces = [answer[at : at + size] for at in range(0, len(answer), size)]
+        assert read(style, pieces) == (text, calls)
+
+
+def test_whole_calls_in_a_text_are_found_without_what_stands_around_them() -> None:
+    reader = CallReader(BY_NAME["qwen3"], TOOLS)
+    call = f'<tool_call>{{"name": "get_weather", "arguments": {_J[1]}}}</tool_call>'
+    found = reader.whole_calls_in(f"I could {call} now, or <tool_call>{{cut")
+    assert [type(each) for each in found] == [CallBegins, CallArguments, CallEnds]
+    assert reader.calls == 1

@@ -1,0 +1,119 @@
+"""What clients send beside texts: a sentence in its place in the history, a refusal by name in the last question."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ktcli.chat.settings import Settings
+from ktcli.server.anthropic.fields import MessagesBody
+from ktcli.server.body import whole_pairs
+from ktcli.server.contents import text_of, unseen
+from ktcli.server.ollama.fields import OllamaChatBody
+from ktcli.server.openai.fields import ChatBody
+from ktcli.server.openai.response_fields import ResponseBody
+from ktcli.server.refusal import Refusal
+
+IMAGE = unseen("an image")
+PICTURES: dict[str, dict[str, Any]] = {
+    "openai": {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
+    "responses": {"type": "input_image", "image_url": "data:image/png;base64,AA"},
+    "anthropic": {"type": "image", "source": {"type": "base64", "data": "AA"}},
+}
+NEXT = {"role": "user", "content": "Next"}
+
+
+def texts(api: str, messages: list[Any]) -> list[str]:
+    """The contents of a conversation as the template gets them."""
+    body: Any = {
+        "openai": lambda: ChatBody(messages=messages),
+        "responses": lambda: ResponseBody(input=messages),
+        "anthropic": lambda: MessagesBody(messages=messages),
+        "ollama": lambda: OllamaChatBody(messages=messages),
+    }[api]()
+    return [each["content"] for each in body.asked(Settings(), "").messages]
+
+
+@pytest.mark.parametrize("api", PICTURES)
+def test_a_picture_is_refused_once_and_then_a_sentence(api: str) -> None:
+    asked = {"role": "user", "content": [{"type": "text", "text": "See "}, PICTURES[api]]}
+    if api == "responses":
+        asked["content"][0]["type"] = "input_text"  # type: ignore[index]
+    with pytest.raises(Refusal, match="is an image; this model reads text only"):
+        texts(api, [asked])
+    found = texts(api, [asked, {"role": "assistant", "content": "Seen"}, NEXT])
+    assert "See" in found[0] and IMAGE in found[0] and found[-1] == "Next"
+
+
+def test_pictures_of_ollama_and_of_tools() -> None:
+    asked = {"role": "user", "content": "See", "images": ["AA", "BB"]}
+    with pytest.raises(Refusal, match=r"messages\[0\]\.images"):
+        texts("ollama", [asked])
+    assert texts("ollama", [asked, NEXT]) == [f"{IMAGE}\n{IMAGE}\nSee", "Next"]
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "t",
+        "content": [PICTURES["anthropic"], {"type": "text", "text": "Drawn"}],
+    }
+    found = texts("anthropic", [NEXT, {"role": "user", "content": [result]}])
+    assert found == ["Next", f"{IMAGE}\nDrawn"]
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        ({"type": "document", "source": {"type": "text", "data": "Long"}, "title": "T"}, "T\nLong"),
+        ({"type": "document", "source": {"type": "base64", "data": "AA"}}, unseen("a document")),
+        ({"type": "search_result", "source": "u", "title": "t", "content": [{"text": "Long"}]}, "t\nu\nLong"),
+        ({"type": "input_audio", "input_audio": {}}, unseen("a recording")),
+        ({"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}, ""),
+        ({"type": "new_kind", "text": "Words"}, "Words"),
+        ("Words", "Words"),
+    ],
+)  # fmt: skip
+def test_blocks_become_text(block: Any, text: str) -> None:
+    assert text_of([block], "content") == text
+
+
+def test_items_of_responses_that_say_nothing_to_a_model_are_left_out() -> None:
+    items = [
+        {"type": "additional_tools", "role": "developer", "tools": []},
+        NEXT,
+        {"type": "web_search_call", "id": "w", "status": "completed"},
+        {"type": "compaction", "encrypted_content": "x"},
+        {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "Done"},
+    ]
+    body = ResponseBody(input=items).asked(Settings(), "")
+    assert [each["role"] for each in body.messages] == ["user", "assistant", "tool"]
+    function = body.messages[1]["tool_calls"][0]["function"]
+    assert function == {"name": "patch", "arguments": {"input": "*** Begin"}}
+    with pytest.raises(Refusal, match="does not have; send the item itself"):
+        ResponseBody(input=[NEXT, {"type": "item_reference", "id": "msg_1"}]).asked(Settings(), "")
+
+
+def test_an_open_answer_is_gone_on_with_as_each_api_says() -> None:
+    said = [NEXT, {"role": "assistant", "content": "I am"}]
+    assert MessagesBody(messages=said).asked(Settings(), "").continues
+    assert not ChatBody(messages=said).asked(Settings(), "").continues
+    assert ChatBody(messages=said, continue_final_message=True).asked(Settings(), "").continues
+    with pytest.raises(Refusal, match="contradict each other"):
+        both = ChatBody(messages=said, continue_final_message=True, add_generation_prompt=True)
+        both.asked(Settings(), "")
+    with pytest.raises(Refusal, match="as the last message"):
+        ChatBody(messages=[NEXT], continue_final_message=True).asked(Settings(), "")
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (rb'"cut \ud83d here"', "cut \ufffd here"),
+        (rb'"\ud83d\ude00 cut \uDE00"', "\U0001f600 cut \ufffd"),
+        (rb'"\ud83d\ud83d\ude00"', "\ufffd\U0001f600"),
+        (rb'"\\ud83d \\\ud83d"', "\\ud83d \\\ufffd"),
+    ],
+)
+def test_halves_of_surrogate_pairs_are_replaced(sent: bytes, read: str) -> None:
+    assert json.loads(whole_pairs(sent)) == read
