@@ -5,8 +5,6 @@ Fields that are not here are ignored; a field with a value that cannot be used i
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,8 +14,10 @@ import msgspec
 from ktcli.chat.grammar.form import Form
 from ktcli.chat.grammar.whole import Shape
 from ktcli.chat.settings import Settings, override
+from ktcli.chat.template import is_reserved
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.server.generation import CHOICES_MOST, STOPS_MOST, Wish
+from ktcli.server.openai.message import plain_message
 from ktcli.server.prompts import Asked
 from ktcli.server.refusal import Refusal, about
 from ktcli.server.shapes import GUIDES, ToolChoice, form_of_format, form_of_guides, with_tools
@@ -26,6 +26,7 @@ LOGPROBS_MOST = 20
 STOP_CHARS_MOST = 1000
 SALT_CHARS_MOST = 256
 TOOLS_MOST = 256
+BIASES_MOST = 1024
 _OWN_NAMES: Mapping[str, str] = {}
 _NUMBERS = (
     "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed"
@@ -91,6 +92,7 @@ class Sampled(msgspec.Struct):
                     value = max(0, value)  # -1 is off, too
                 with about(names.get(name, name)):
                     found = override(found, **{name: value})
+        _few("logit_bias", len(self.logit_bias or ()), BIASES_MOST)
         with about("logit_bias"):
             return replace(found, logit_bias=_biases(self.logit_bias))
 
@@ -228,7 +230,10 @@ class ChatBody(Sampled):
         return ToolChoice(required=True, name=name, several=False)
 
     def _variables(self) -> dict[str, Any]:
-        return {**effort_variables(self.reasoning_effort), **(self.chat_template_kwargs or {})}
+        return {
+            **effort_variables(self.reasoning_effort),
+            **own_variables(self.chat_template_kwargs),
+        }
 
 
 class TextBody(Sampled):
@@ -282,6 +287,19 @@ def effort_variables(effort: str | None) -> dict[str, Any]:
     return {**about, "reasoning_effort": effort if thinks else "low"}
 
 
+def own_variables(said: dict[str, Any] | None) -> dict[str, Any]:
+    """The variables that a client gives the chat template.
+
+    Raises:
+        Refusal: one of them is the renderer's.
+    """
+    for name in said or ():
+        if is_reserved(name):
+            words = f"chat_template_kwargs cannot have {name[:60]!r}, which the server sets itself"
+            raise Refusal(400, words, "chat_template_kwargs", "unsupported_value")
+    return said or {}
+
+
 def functions(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """The tools of a request, each of which names a function.
 
@@ -316,66 +334,6 @@ def require_parameters(schema: Any, field: str) -> None:
 def few_tools(tools: Sequence[Any]) -> None:
     """Refuses more tools than a request can have."""
     _few("tools", len(tools), TOOLS_MOST)
-
-
-def plain_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A message as chat templates take it: its text in one piece, arguments of calls as objects.
-
-    Args:
-        where: the field that it is.
-    Raises:
-        Refusal: it has no role, or parts that are no text.
-    """
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise Refusal(400, f"{where} has no role", f"{where}.role", "unsupported_value")
-    found = dict(message)
-    found["role"] = "system" if role == "developer" else role
-    found["content"] = _text(message.get("content"), f"{where}.content")
-    if found["content"] is None:
-        found["content"] = ""
-    if found.get("tool_calls"):
-        found["tool_calls"] = _calls(found["tool_calls"], f"{where}.tool_calls")
-    if found.get("reasoning") is not None and found.get("reasoning_content") is None:
-        found["reasoning_content"] = found["reasoning"]
-    return found
-
-
-def _text(content: Any, where: str) -> str | None:
-    if content is None or isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise Refusal(400, f"{where} is no text", where, "unsupported_value")
-    parts = []
-    for at, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text", "refusal") or not isinstance(
-            text, str
-        ):
-            raise Refusal(
-                400, f"{where}[{at}] is of the type {str(kind)[:40]!r}, only text can be read",
-                f"{where}[{at}].type", "unsupported_value",
-            )  # fmt: skip
-        parts.append(text)
-    return "".join(parts)
-
-
-def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Calls of tools, their arguments as objects where they are JSON: that is what templates write anew."""
-    if not isinstance(calls, list):
-        raise Refusal(400, f"{where} is no list", where, "unsupported_value")
-    found = []
-    for at, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Refusal(400, f"{where}[{at}] names no function", where, "unsupported_value")
-        arguments = function.get("arguments", {})
-        if isinstance(arguments, str):
-            with contextlib.suppress(ValueError):  # the model wrote it so
-                arguments = json.loads(arguments or "{}")
-        found.append({**call, "function": {**function, "arguments": arguments}})
-    return found
 
 
 def _structured(said: Mapping[str, Any] | None) -> Form | None:
