@@ -26,6 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     # Errors in the command line itself come before the option is read.
     out.mode = Mode.JSON if "--json" in options else Mode.HUMAN
     out.says_yes = False
+    out.logs_json = "--log-json" in options
     try:
         return _invoke(list(arguments))
     except KtError as error:

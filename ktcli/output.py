@@ -18,6 +18,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from textwrap import wrap
@@ -236,6 +237,7 @@ class Output:
     def __init__(self) -> None:
         self.mode = Mode.HUMAN
         self.says_yes = False  # whether the command line has --yes
+        self.logs_json = False  # whether everything on stderr is for programs
 
     # --- results: stdout ----------------------------------------------------------------------
 
@@ -246,9 +248,7 @@ class Output:
             exact: whether `text` is for programs: no line of it is broken, on a terminal neither.
         """
         if self.mode is Mode.JSON:
-            text = json.dumps(document, indent=2, ensure_ascii=False, default=_plain)
-            # Names may hold what is no text or what a terminal obeys.
-            sys.stdout.write(_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
+            sys.stdout.write(_document(document, indent=2) + "\n")
         else:
             words = text if isinstance(text, str) else text()
             if words:
@@ -285,8 +285,16 @@ class Output:
 
     def note(self, text: str) -> None:
         """Prints what is happening, for people only."""
-        if self.mode is Mode.HUMAN:
-            _say(sys.stderr, _folded(visible(text), _columns(sys.stderr)))
+        if self.mode is not Mode.HUMAN:
+            return
+        if self.logs_json:
+            self.record({"level": "info", "message": text})
+            return
+        _say(sys.stderr, _folded(visible(text), _columns(sys.stderr)))
+
+    def record(self, entry: dict[str, Any]) -> None:
+        """Writes a line of JSON to a log for programs, with the time."""
+        _say(sys.stderr, _document({"time": round(time.time(), 3), **entry}))
 
     def warn(self, text: str, *, hint: str = "") -> None:
         """Prints something the user should know although the command goes on."""
@@ -317,9 +325,14 @@ class Output:
         Args:
             done: the units that an earlier run did already; they do not count for the rate.
         """
-        return Progress(title, total, unit, self.mode is Mode.HUMAN and sys.stderr.isatty(), done)
+        shows = self.mode is Mode.HUMAN and not self.logs_json and sys.stderr.isatty()
+        return Progress(title, total, unit, shows, done)
 
     def _tell(self, word: str, style: str, sentence: str, hint: str) -> None:
+        if self.logs_json:
+            more = {"hint": hint} if hint else {}
+            self.record({"level": word.rstrip(":"), "message": sentence, **more})
+            return
         width = _columns(sys.stderr)
         said = _folded(f"{word} {sentence}", width, "  ").removeprefix(word)
         _say(sys.stderr, self.style(word, style, sys.stderr) + said)
@@ -436,6 +449,12 @@ def _fitted(text: str, width: int | None) -> str:
 def _say(stream: TextIO, text: str) -> None:
     stream.write(text + "\n")
     stream.flush()
+
+
+def _document(document: Any, indent: int | None = None) -> str:
+    """JSON in which nothing is left that is no text or that a terminal obeys."""
+    text = json.dumps(document, indent=indent, ensure_ascii=False, default=_plain)
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _plain(value: object) -> object:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,14 +69,27 @@ class Marked:
 
     def parts(self, cuts: Sequence[int]) -> list[Marked]:
         """The parts of the text between the characters `cuts` of it, ascending; the last one is its rest."""
-        places: Sequence[int] = range(len(self.marked))
-        if self.mark and self.mark in self.marked:
-            places = [i for i, c in enumerate(self.marked) if c != self.mark]
-        ends = [places[n] if n < len(places) else len(self.marked) for n in cuts]
+        ends = self._places(cuts)
         return [
             Marked(self.marked[first:last], self.mark)
             for first, last in zip(ends, [*ends[1:], len(self.marked)], strict=True)
         ]
+
+    def _places(self, cuts: Sequence[int]) -> list[int]:
+        """The places in the text with marks of characters of the text without them, ascending; behind marks there."""
+        if not (self.mark and self.mark in self.marked):
+            return [min(cut, len(self.marked)) for cut in cuts]
+        found, plain, at = [], 0, 0
+        wanted = iter(cuts)
+        cut = next(wanted, None)
+        for piece in self.marked.split(self.mark):
+            while cut is not None and cut < plain + len(piece):
+                found.append(at + cut - plain)
+                cut = next(wanted, None)
+            if cut is None:
+                break
+            plain, at = plain + len(piece), at + len(piece) + 1
+        return found + [len(self.marked)] * (len(cuts) - len(found))
 
 
 class ControlTokens:
@@ -133,6 +146,10 @@ class ControlTokens:
         mark = self._mark(text)
         return self.encode(Marked(self._everywhere.marked(text, mark), mark))
 
+    def places(self, text: str) -> Iterator[int]:
+        """Yields the places of a text where a control word begins."""
+        return self._everywhere.places(text)
+
     def exceeds(self, rendered: Marked, most: int) -> bool:
         """Returns whether a rendered conversation surely has more than `most` tokens; it is not encoded whole."""
         mark = rendered.mark
@@ -146,7 +163,7 @@ class ControlTokens:
         Raises:
             UsageError: the texts hold every character that could be one.
         """
-        texts = list(_texts(values))
+        texts = _texts(values)
         free = (
             mark
             for mark, escaped in _MARKS.items()
@@ -211,7 +228,7 @@ def _each(value: Any, put: Callable[[str], str], *, own: bool = False) -> Any:
     """
     if isinstance(value, str):
         return put(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):
         return {
             str(key) if own and str(key) in _FIELDS else put(str(key)): (
                 part if own and _is_own(key, part) else _each(part, put, own=own)
@@ -227,14 +244,17 @@ def _is_own(key: Any, value: Any) -> bool:
     return isinstance(value, str) and value in _OWN_VALUES.get(str(key), ())
 
 
-def _texts(value: Any) -> Iterable[str]:
-    """Yields every text in nested plain values."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, part in value.items():
-            yield str(key)
-            yield from _texts(part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _texts(part)
+def _texts(value: Any) -> list[str]:
+    """Returns every text in nested plain values, in any order."""
+    found: list[str] = []
+    todo = [value]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, str):
+            found.append(part)
+        elif isinstance(part, (dict, Mapping)):
+            found += map(str, part)
+            todo += part.values()
+        elif isinstance(part, (list, tuple)):
+            todo += part
+    return found

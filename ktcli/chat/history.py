@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +26,7 @@ _NINE = re.compile(r"[A-Za-z0-9]{9}")
 _GAP = "\n\n"  # between texts that become one
 _NO_QUESTION = "…"  # before an answer that comes first, where there has to be a question
 _SPOKEN = ("user", "assistant")
+_DEPTH_MOST = 64  # of arguments of calls
 _END = "\ufdd0"  # of what the model is to go on with; Unicode says that no text has it
 
 
@@ -295,10 +296,24 @@ def _object_of(arguments: Any) -> dict[str, Any]:
             found = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
             return {"arguments": arguments}
-        if isinstance(found, dict):
+        if isinstance(found, dict) and not _is_deep(found):
             return found
         return {} if found is None else {"arguments": arguments}
     return {} if arguments is None else {"arguments": _text_of(arguments)}
+
+
+def _is_deep(value: Any) -> bool:
+    """Tells whether a value is nested deeper than any template would write."""
+    level = [value]
+    for _ in range(_DEPTH_MOST):
+        level = [part for each in level for part in _parts(each)]
+    return bool(level)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _text_of(arguments: Any) -> str:

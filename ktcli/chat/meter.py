@@ -28,6 +28,7 @@ STRING = 4 << 20  # characters of one string, or of one list when written out
 TEXT = 16 << 20  # characters made in one render
 PER_ITEM = 24  # characters charged for a number, a bracket, a comma
 
+_TOO_MUCH = "it repeats or nests values too much"
 _PRINTABLE = (str, int, float, type(None), list, tuple, dict, Undefined)
 
 
@@ -70,22 +71,27 @@ class Meter:
         A list that holds one list twice, and so on for forty levels, is small in memory and endless
         to print or compare: so the tree is walked, not the graph.
         """
-        items = chars = 0
-        todo: list[tuple[Any, int]] = [(value, 0)]
-        while todo:
-            part, depth = todo.pop()
-            if to_print and not isinstance(part, _PRINTABLE):
-                raise SecurityError("it prints something that is not text")
-            chars += len(part) if isinstance(part, str) else PER_ITEM
+        items = chars = depth = 0
+        level = [value]
+        while level:
             inside: list[Any] = []
-            if isinstance(part, Mapping):
-                inside = [*part.keys(), *part.values()]
-            elif isinstance(part, (list, tuple)):
-                inside = list(part)
-            items += len(inside)
-            if items > self.items or chars > self.string or depth > MAX_NESTING:
-                raise SecurityError("it repeats or nests values too much")
-            todo.extend((item, depth + 1) for item in inside)
+            for part in level:
+                if type(part) is str:  # most are
+                    chars += len(part)
+                    continue
+                if to_print and not isinstance(part, _PRINTABLE):
+                    raise SecurityError("it prints something that is not text")
+                chars += len(part) if isinstance(part, str) else PER_ITEM
+                if isinstance(part, (dict, Mapping)):
+                    inside += part.keys()
+                    inside += part.values()
+                elif isinstance(part, (list, tuple)):
+                    inside += part
+                if items + len(inside) > self.items:
+                    raise SecurityError(_TOO_MUCH)
+            if chars > self.string or depth > MAX_NESTING:
+                raise SecurityError(_TOO_MUCH)
+            items, level, depth = items + len(inside), inside, depth + 1
         if items:
             self.step(items)
         return chars

@@ -80,6 +80,10 @@ _TESTS = (
 ).split()
 
 
+# The functions that templates may call.
+GLOBALS = frozenset({"dict", "namespace", "raise_exception", "range", "strftime_now"})
+
+
 class TemplateTimeout(BaseException):
     """Raised when the timer fires. It is no Exception: nothing on the way may swallow it."""
 

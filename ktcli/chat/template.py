@@ -15,17 +15,24 @@ from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError,
 
 from ktcli.chat.files import read_json, read_text
 from ktcli.chat.meter import Meter
-from ktcli.chat.sandbox import MAX_TEMPLATE_CHARS, Sandbox, TemplateTimeout, time_limit
+from ktcli.chat.sandbox import GLOBALS, MAX_TEMPLATE_CHARS, Sandbox, TemplateTimeout, time_limit
 from ktcli.errors import BadCheckpoint
 
 # Role and content; an answer that calls tools has `tool_calls` and perhaps no content.
 Message = Mapping[str, Any]
+# What `render` itself tells a template, beside the special tokens.
+_OWN_NAMES = frozenset({"messages", "add_generation_prompt", "tools", "self", *GLOBALS})
 # Names of a message's reasoning, as transformers knows them; the first is what most templates read.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ConversationRefused(BadCheckpoint):
     """A template does not take a conversation; it may take another one."""
+
+
+def is_reserved(name: str) -> bool:
+    """Returns whether a variable is one that no client may set, since the renderer does."""
+    return name in _OWN_NAMES or name.endswith("_token")
 
 
 class ChatTemplate:
@@ -69,7 +76,11 @@ class ChatTemplate:
             with time_limit():
                 return "".join(
                     self._template.generate(
-                        messages=plain, add_generation_prompt=add_generation_prompt, **given
+                        {
+                            **given,
+                            "messages": plain,
+                            "add_generation_prompt": add_generation_prompt,
+                        }
                     )
                 )
         except (Exception, TemplateTimeout) as error:
@@ -107,12 +118,12 @@ def _copied(value: Any) -> Any:
     Raises:
         TypeError: there is one.
     """
-    if isinstance(value, Mapping):
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, (dict, Mapping)):
         return {str(key): _copied(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_copied(part) for part in value]
-    if value is None or isinstance(value, (str, int, float)):
-        return value
     raise TypeError(f"a chat template is given a {type(value).__name__}")
 
 
@@ -130,12 +141,19 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 def _size(value: Any) -> tuple[int, int]:
     """The numbers of items and characters of nested plain values."""
-    if isinstance(value, Mapping):
-        value = (*value.keys(), *value.values())
-    if not isinstance(value, (list, tuple)):
-        return 1, len(value) if isinstance(value, str) else 1
-    sizes = [_size(part) for part in value]
-    return len(value) + sum(n for n, _ in sizes), sum(chars for _, chars in sizes)
+    items = chars = 0
+    todo = [value]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, str):
+            items, chars = items + 1, chars + len(part)
+        elif isinstance(part, (dict, list, tuple)):
+            inside = (*part, *part.values()) if isinstance(part, dict) else part
+            items += len(inside)
+            todo.extend(inside)
+        else:
+            items, chars = items + 1, chars + 1
+    return items, chars
 
 
 def find_template(folder: Path, *, name: str) -> str:

@@ -26,7 +26,7 @@ MAX_BYTES = 60_000_000  # published ones reach 33 MB
 MAX_COMMAS = 3_000_000  # published ones have 1.3 million; a merge of two bytes takes 500 in memory
 MAX_LISTS = 1_500_000  # lists and objects; published ones have 530,000, most of them merges
 MAX_TOKEN_CHARS = 64  # that a text of many tokens may have for each of them
-WHOLE_BYTES = 1 << 20  # of a text that is cut into tokens without counting first whether it fits
+WHOLE_BYTES = 1 << 18  # of a text that is cut into tokens without counting first whether it fits
 SLICE_CHARS = 1 << 16  # of a long text, when only its length in tokens is asked for
 LEAST_SLICE_CHARS = 1 << 12  # with which SLACK weighs little
 SLACK = 16  # tokens by which cutting a text there may change their number
@@ -129,7 +129,7 @@ class Tokenizer:
             encode: returns the ids of a slice of the text.
         """
         size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
-        if size <= min(8 * most, WHOLE_BYTES):
+        if size <= min(4 * most, WHOLE_BYTES):
             return False
         if len(text) > MAX_TOKEN_CHARS * most:
             return True

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
+import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,7 +31,7 @@ from ktcli.commands.wording import lasting_name
 from ktcli.errors import UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
-from ktcli.output import out
+from ktcli.output import out, safe
 from ktcli.store.entry import BUILTIN
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def serve(
         _in_background(here, prepared(model, how).name, port)
         return
     ports = (port, OLLAMA_PORT) if ollama else (port,)
-    with sockets_at(host, ports) as listening, owners_socket(port) as owners:
+    with _libraries_heard(), sockets_at(host, ports) as listening, owners_socket(port) as owners:
         own = StoredModel(prepared(model, how), lasting_name(model), how, own_s)
         said = f"serving {own.name} at {rules.address}"
 
@@ -201,7 +202,7 @@ def serve(
             supervisor.ready(said)
 
         def log(entry: dict[str, Any]) -> None:
-            (_log_as_json if log_json else _log)(entry)
+            (out.record if log_json else _log)(entry)
             shorten(log_path(port))
 
         others, limits = LibraryReader(own, how, others_s), Limits(active=parallel)
@@ -272,7 +273,20 @@ def _log(entry: dict[str, Any]) -> None:
     out.note(f"{time.strftime('%H:%M:%S')} {said} in {entry['seconds']:.2f} s{tokens}")
 
 
-def _log_as_json(entry: dict[str, Any]) -> None:
-    """Writes a line about a request for programs."""
-    sys.stderr.write(json.dumps({"time": round(time.time(), 3), **entry}) + "\n")
-    sys.stderr.flush()
+class _LibraryLog(logging.Handler):
+    """Says what the libraries of a server log as everything else is said, without tracebacks."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        more = "" if error is None else f" ({type(error).__name__}: {error})"
+        out.warn(safe(f"{record.getMessage()}{more}"[:500]))
+
+
+@contextmanager
+def _libraries_heard() -> Iterator[None]:
+    handler, root = _LibraryLog(logging.WARNING), logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)

@@ -7,6 +7,7 @@ The child is the same command without `--background`. It tells by the protocol o
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -90,7 +91,7 @@ def start(words: Sequence[str], port: int, progress: Progress) -> Started:
         except BaseException:
             _end(child)
             raise
-    lines = _lines_from(path, began)
+    lines = [each for line in _lines_from(path, began) for each in _said(line)]
     if said is None:
         raise _not_started(child.returncode, lines, path)
     child.returncode = 0  # nobody here waits for it any more
@@ -236,3 +237,16 @@ def _not_started(code: int, lines: list[str], log: Path) -> NotStarted:
     codes = {int(each): each for each in ExitCode if each is not ExitCode.OK}
     made.exit_code = codes.get(code, ExitCode.FAILED)
     return made
+
+
+def _said(line: str) -> list[str]:
+    """The lines for people that a line of a log is, which is JSON in a log for programs."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return [line]
+    if not isinstance(found, dict) or "message" not in found:
+        return [line]
+    level, hint = found.get("level"), found.get("hint")
+    word = "" if level == "info" else f"{level}: "
+    return [f"{word}{found['message']}", *([f"  {hint}"] if hint else [])]

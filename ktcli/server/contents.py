@@ -85,7 +85,7 @@ def _inner_text(block: Mapping[str, Any], where: str) -> str | None:
     if kind == "search_result":
         found = text_of(block.get("content"), f"{where}.content", gap="\n")
     elif kind == "document" and isinstance(source, Mapping) and source.get("type") == "text":
-        found = source.get("data") if isinstance(source.get("data"), str) else ""
+        found = text_of(source.get("data"), f"{where}.source.data")
     elif kind == "document" and isinstance(source, Mapping) and source.get("type") == "content":
         found = text_of(source.get("content"), f"{where}.source.content", gap="\n")
     else:

@@ -9,21 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import time
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 from ktcli.server.answering import App, Receive, Scope, Send
+from ktcli.server.bodies import PLACE, Bodies, Place
+from ktcli.server.body import BODY
 from ktcli.server.house import Rules
 from ktcli.server.page.files import PATHS
 from ktcli.server.refusal import Refusal
 
-BODY_BYTES = 32 << 20
+BODY_BYTES = 16 << 20
 BODY_S = 30.0  # in which a body must be there
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 OPEN_PATHS = PATHS | {"/health"}  # that need no key
+PORT_MOST = 65535
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # which change nothing
+_HOST = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[0-9A-Za-z._-]+))(?::(?P<port>[0-9]{1,5}))?"
+)
 
 Refuse = Callable[[str, Refusal], tuple[bytes, dict[str, str]]]
 Log = Callable[[dict[str, Any]], None]
@@ -40,6 +47,7 @@ class Guard:
 
     def __init__(self, app: App, rules: Rules, refuse: Refuse, log: Log) -> None:
         self._app, self._rules, self._refuse, self._log = app, rules, refuse, log
+        self._bodies = Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,40 +62,53 @@ class Guard:
             await send(message)
 
         try:
-            with suppress(Exception):  # starlette had it answered and told, and still raises it
+            with suppress(Exception), self._bodies.place() as place:
+                scope[PLACE] = (
+                    place  # starlette had errors answered and told, and still raises them
+                )
                 await self._answer(scope, receive, send_and_note)
         finally:
-            client = (scope.get("client") or ("local",))[0]
-            seconds = round(time.monotonic() - began_s, 4)
-            about = {"client": client, "method": scope["method"], "path": scope["path"][:200]}
-            self._log({**about, **noted, "seconds": seconds})
+            about = {"method": scope["method"], "path": _plain(scope["path"][:200]), **noted}
+            self._tell(scope.get("client"), about, began_s)
+
+    def malformed(self, client: tuple[str, int] | None) -> None:
+        """Logs that what a client sent was no request."""
+        self._tell(client, {"method": "?", "path": "?", "status": 400}, time.monotonic())
+
+    def _tell(self, client: tuple[str, int] | None, about: dict[str, Any], began_s: float) -> None:
+        seconds = round(time.monotonic() - began_s, 4)
+        self._log({"client": (client or ("local",))[0], **about, "seconds": seconds})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             headers = _headers(scope)
             self._check(scope, headers)
-            body = await _body(receive, headers)
-        except Refusal as refusal:
-            await self._send(scope, refusal, send)
+            scope[BODY] = await _body(receive, headers, scope[PLACE])
+        except Refusal as error:
+            refusal = error.with_traceback(None)  # which holds what was received
+        else:
+            if scope[BODY] is not None:
+                await self._app(scope, receive, send)
             return
-        if body is not None:
-            await self._app(scope, _Replay(body, receive), send)
+        await self._send(scope, refusal, send)
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> None:
         """Raises: Refusal."""
         rules, path = self._rules, scope["path"]
+        host = _name(headers)
         if is_owner(scope):
             return
-        host = _name(headers.get("host", ""))
         if rules.hosts and host not in rules.hosts:
             raise Refusal(
                 403, f"this server is not asked by the name {host[:100]!r}", "", "bad_host"
             )
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        if origin is not None and origin.partition("://")[2] != headers.get("host"):
             raise Refusal(
                 403, f"pages of {origin[:100]!r} may not ask this server", "", "bad_origin"
             )
+        if scope["method"] not in _SAFE and headers.get("sec-fetch-site") == "cross-site":
+            raise Refusal(403, "pages of another site may not ask this server", "", "bad_origin")
         if rules.key and path not in OPEN_PATHS and not _shows(headers, rules.key):
             raise Refusal(401, "the key is missing or wrong", "", "invalid_api_key")
 
@@ -100,25 +121,11 @@ class Guard:
         await send({"type": "http.response.body", "body": body})
 
 
-class _Replay:
-    """Gives a body that was read already, and then what the client does next."""
-
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._body: bytes | None = body
-        self._receive = receive
-
-    async def __call__(self) -> MutableMapping[str, Any]:
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
-        return await self._receive()
-
-
-async def _body(receive: Receive, headers: dict[str, str]) -> bytes | None:
+async def _body(receive: Receive, headers: dict[str, str], place: Place) -> bytes | None:
     """The whole body; None: the client has gone.
 
     Raises:
-        Refusal: it is too large or too slow.
+        Refusal: it is too large or too slow, or there is no room for it now.
     """
     said = headers.get("content-length", "")
     if said.isdecimal() and int(said[:12]) > BODY_BYTES:
@@ -134,6 +141,7 @@ async def _body(receive: Receive, headers: dict[str, str]) -> bytes | None:
                 size += len(parts[-1])
                 if size > BODY_BYTES:
                     raise _too_large()
+                place.grow(size)
                 if not message.get("more_body"):
                     return b"".join(parts)
     except TimeoutError as error:
@@ -159,9 +167,30 @@ def _headers(scope: Scope) -> dict[str, str]:
     return found
 
 
-def _name(host: str) -> str:
-    """The name in a Host header, without the port."""
-    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0].lower()
+def _name(headers: dict[str, str]) -> str:
+    """The name by which a server is asked, without the port; empty: HTTP/1.0 needs none.
+
+    Raises:
+        Refusal: the header is malformed, or so is what says where the body ends.
+    """
+    if "content-length" in headers and "transfer-encoding" in headers:
+        said = "Content-Length and Transfer-Encoding contradict each other"
+        raise Refusal(400, said, "", "bad_request")
+    host = headers.get("host")
+    if host is None:
+        return ""
+    found = _HOST.fullmatch(host)
+    if found is None or int(found["port"] or 0) > PORT_MOST:
+        raise Refusal(400, f"the Host header {host[:100]!r} is malformed", "", "bad_host")
+    return (found["v6"] or found["name"]).lower()
+
+
+def _plain(text: str) -> str:
+    """A text on one line, in which a log's reader obeys nothing: what is not printable is escaped."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode()
+        for each in text
+    )
 
 
 def _shows(headers: dict[str, str], key: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ktcli.errors import Busy, KtError, UsageError
+from ktcli.server.guard import Guard
 from ktcli.server.neighbours import connected, short_name
 
 HEAD_S = (
@@ -41,6 +42,12 @@ class Connection(H11Protocol):
             self._forget()
         elif self._deadline is None:
             self._wait_for_head()  # the next request has begun
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what is no request, and logs who sent it."""
+        if isinstance(self.app, Guard):
+            self.app.malformed(self.client)
+        super().send_400_response(msg)
 
     @property
     def _in_request(self) -> bool:

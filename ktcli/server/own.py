@@ -14,7 +14,7 @@ from ktcli.server.body import body_of
 from ktcli.server.house import caller_of, house_of
 from ktcli.server.loaded import LoadedModel
 from ktcli.server.neighbours import LoadedStatus, Status
-from ktcli.server.refusal import Refusal
+from ktcli.server.refusal import Refusal, about
 
 
 class TextToCut(msgspec.Struct):
@@ -79,27 +79,18 @@ async def tokenize(request: Request) -> Response:
     body, house = await body_of(request, TextToCut), house_of(request)
     text = body.content or body.prompt
     with await house.lease(body.model) as lease:
-        voice, context = lease.model.voice, lease.model.speaker.engine.context
-        cut = voice.tokenizer.encode if body.parse_special else voice.control.encode_text
-        ids = await asyncio.wrap_future(house.jobs.ask(lambda: cut(text)))
+        prompts, context = lease.model.prompts, lease.model.speaker.engine.context
+        cut = lambda: prompts.ids_of(text, special=body.parse_special)  # noqa: E731
+        ids = await asyncio.wrap_future(house.jobs.ask(cut))
     return _json({"tokens": ids, "count": len(ids), "max_model_len": context})
 
 
 async def detokenize(request: Request) -> Response:
     """The text of ids."""
     body, house = await body_of(request, IdsToRead), house_of(request)
-    with await house.lease(body.model) as lease:
-        vocab, tokenizer = lease.model.speaker.engine.spec.vocab, lease.model.voice.tokenizer
-    if bad := next((id for id in body.tokens if not 0 <= id < vocab), None):
-        raise Refusal(
-            400,
-            f"token id {bad} is outside the vocabulary of {vocab}",
-            "tokens",
-            "unsupported_value",
-        )
-    text = await asyncio.wrap_future(
-        house.jobs.ask(lambda: tokenizer.decode(body.tokens, special=True))
-    )
+    with await house.lease(body.model) as lease, about("tokens"):
+        prompts = lease.model.prompts
+        text = await asyncio.wrap_future(house.jobs.ask(lambda: prompts.text_of(body.tokens)))
     return _json({"content": text, "prompt": text})
 
 

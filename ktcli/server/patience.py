@@ -17,6 +17,8 @@ import msgspec
 from starlette.requests import Request
 
 from ktcli.server.answering import ALIVE_S, App, Receive, Scope, Send, send_body, send_start
+from ktcli.server.bodies import PLACE
+from ktcli.server.body import BODY
 from ktcli.server.refusal import Refusal
 
 SILENT_S = 3.0  # that a stream is waited for before it begins without its answers
@@ -76,7 +78,6 @@ class _WaitingReply:
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._request.body()
         making = asyncio.ensure_future(self._handler(self._request))
         gone = asyncio.create_task(_gone(receive))
         try:
@@ -88,6 +89,12 @@ class _WaitingReply:
                 await asyncio.wait({making})
         if not making.cancelled():
             await self._answer(making, scope, receive, send)
+
+    def _forget_body(self) -> None:
+        """Lets go of the body: from here on an answer is sent, which may take hours."""
+        scope = self._request.scope
+        scope[BODY] = b""
+        scope[PLACE].release()
 
     async def _wait(
         self, making: asyncio.Future[App], gone: asyncio.Task[None], send: Send
@@ -103,7 +110,7 @@ class _WaitingReply:
         if not await passes(SILENT_S):
             return
         style = self._style
-        if style is None or not await self._streams(style):
+        if style is None or not self._streams(style):
             await passes(None)
             return
         with contextlib.suppress(TimeoutError):  # the client takes nothing any more
@@ -113,10 +120,10 @@ class _WaitingReply:
             while await passes(ALIVE_S):
                 await send_body(send, style.alive)
 
-    async def _streams(self, style: StreamStyle) -> bool:
+    def _streams(self, style: StreamStyle) -> bool:
         """Tells whether the request asks for a stream."""
         try:
-            asked = msgspec.json.decode(await self._request.body(), type=_StreamWish).stream
+            asked = msgspec.json.decode(self._request.scope[BODY], type=_StreamWish).stream
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return False
         return style.unless if asked is None else asked
@@ -125,6 +132,7 @@ class _WaitingReply:
         self, making: asyncio.Future[App], scope: Scope, receive: Receive, send: Send
     ) -> None:
         if not self._begun:
+            self._forget_body()
             await making.result()(scope, receive, send)
             return
         style = self._style
@@ -133,9 +141,10 @@ class _WaitingReply:
         if isinstance(error, Exception):
             refusal = self._refuse(self._request, error)
             with contextlib.suppress(TimeoutError):
-                failed = style.failed(await self._request.body(), refusal)
+                failed = style.failed(self._request.scope[BODY], refusal)
                 await send_body(send, failed, more=False)
             return
+        self._forget_body()
         await making.result()(scope, receive, _without_start(send))
 
 

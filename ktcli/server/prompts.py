@@ -12,7 +12,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ktcli.chat.control import Marked
@@ -20,7 +20,8 @@ from ktcli.chat.conversation import Spoken
 from ktcli.chat.snapshots import snapshot_positions
 from ktcli.chat.speaker import Speaker
 from ktcli.chat.splice import Splicer
-from ktcli.errors import ContextFull, UsageError
+from ktcli.errors import UsageError
+from ktcli.server.inputsize import MARKED_WORK_MOST, measured, require_room, too_long
 
 MOST_ANSWERS = 1024  # that are remembered
 MOST_CHARS = 16 << 20  # of the text of these
@@ -73,15 +74,19 @@ class PromptMaker:
         """The prompt of a conversation.
 
         Raises:
-            ContextFull: it does not fit. BadCheckpoint: the template refuses it.
+            ContextFull: it does not fit, or would take too long. BadCheckpoint: the template refuses it.
         """
         context = self._speaker.engine.context
+        control = self._speaker.voice.control
+        messages, work = measured(asked.messages, asked.variables, control, context)
+        asked = replace(asked, messages=messages)
         rendered = self._rendered(asked.messages, asked.variables, continues=asked.continues)
         spoken = self._recalled(rendered.text, asked.caller)
         ids = self._splicer.ids(rendered, spoken, context)
-        if ids is None or len(ids) >= context:
-            raise _too_long(ids, context)
-        return EncodedPrompt(rendered.text, ids, self._marks(ids, asked, spoken), asked.caller)
+        self._require_room(ids)
+        assert ids is not None
+        marks = self._marks(ids, asked, spoken) if work <= MARKED_WORK_MOST else ()
+        return EncodedPrompt(rendered.text, ids, marks, asked.caller)
 
     def of_text(self, text: str, caller: str = "") -> EncodedPrompt:
         """The prompt that goes on with a text outside any turn; words of it become no control tokens.
@@ -89,27 +94,52 @@ class PromptMaker:
         Raises:
             ContextFull: it does not fit. UsageError: it is empty.
         """
-        control, context = self._speaker.voice.control, self._speaker.engine.context
         if not text:
             raise UsageError("the prompt is empty")
-        too_long = control.exceeds(Marked(text), context)
-        ids = None if too_long else control.encode_text(text)
-        if ids is None or len(ids) >= context:
-            raise _too_long(ids, context)
+        ids = self.ids_of(text)
+        self._require_room(ids)
         return EncodedPrompt(text, ids, (), caller)
+
+    def ids_of(self, text: str, *, special: bool = False) -> list[int]:
+        """The ids of a text that the context could hold.
+
+        Args:
+            special: whether words of it become control tokens.
+        Raises:
+            ContextFull: it could not.
+        """
+        voice, context = self._speaker.voice, self._speaker.engine.context
+        require_room([text], voice.control, context)
+        return voice.tokenizer.encode(text) if special else voice.control.encode_text(text)
 
     def of_ids(self, ids: Sequence[int], caller: str = "") -> EncodedPrompt:
         """The prompt of ids that the client cut itself.
 
         Raises:
-            UsageError: one of them is outside the vocabulary.
+            ContextFull: they do not fit. UsageError: one of them is outside the vocabulary.
         """
-        vocab = self._speaker.engine.spec.vocab
-        if bad := next((id for id in ids if not 0 <= id < vocab), None):
+        self._require_room(ids)
+        return EncodedPrompt(self.text_of(ids), ids, (), caller)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text of ids that the context could hold.
+
+        Raises:
+            ContextFull: it could not. UsageError: one of them is outside the vocabulary.
+        """
+        engine = self._speaker.engine
+        if len(ids) > engine.context:
+            raise too_long(len(ids), engine.context)
+        vocab = engine.spec.vocab
+        if (bad := next((id for id in ids if not 0 <= id < vocab), None)) is not None:
             raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")
-        return EncodedPrompt(
-            self._speaker.voice.tokenizer.decode(ids, special=True), ids, (), caller
-        )
+        return self._speaker.voice.tokenizer.decode(ids, special=True)
+
+    def _require_room(self, ids: Sequence[int] | None) -> None:
+        """Raises: ContextFull: ids leave no room for an answer; None: there are surely too many."""
+        context = self._speaker.engine.context
+        if ids is None or len(ids) >= context:
+            raise too_long(None if ids is None else len(ids), context)
 
     def remember(self, prompt: EncodedPrompt, text: str, ids: Sequence[int]) -> None:
         """Remembers an answer for the prompts that go on behind it."""
@@ -180,11 +210,3 @@ def _of_answer(before: hashlib._Hash, text: str) -> bytes:
     made.update(b"\xff")  # no part of any text
     made.update(_bytes(text))
     return made.digest()
-
-
-def _too_long(ids: Sequence[int] | None, context: int) -> ContextFull:
-    tokens = f"{len(ids):,}" if ids else f"more than {context:,}"
-    return ContextFull(
-        f"the conversation has {tokens} tokens and the context holds {context:,}, so there is no room for an answer",
-        hint="send a shorter conversation, or start kt serve with a larger --context",
-    )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from server.running import Running, running, scripted
 
 from ktcli.server import body
-from ktcli.server.body import DEPTH_MOST, depth
+from ktcli.server.body import DEPTH_MOST, shape_of
 
 VALUES = st.recursive(
     st.none() | st.integers() | st.text(alphabet='a"\\[]{}é', max_size=6),
@@ -33,6 +33,14 @@ def depth_of(value: Any) -> int:
     return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
 
 
+def values_of(value: Any) -> int:
+    """The plain way, as far as commas tell: empty ones and the first value count as their brackets."""
+    if not isinstance(value, dict | list):
+        return 0
+    inner = list(value.values()) if isinstance(value, dict) else value
+    return max(1, len(inner)) + sum(map(values_of, inner))
+
+
 @given(VALUES, st.integers(0, 100), st.booleans())
 def test_the_depth_of_a_text_is_that_of_its_value(value: Any, more: int, ascii: bool) -> None:
     for _ in range(more):
@@ -40,7 +48,9 @@ def test_the_depth_of_a_text_is_that_of_its_value(value: Any, more: int, ascii: 
     data = json.dumps(value, ensure_ascii=ascii).encode()
     exact = depth_of(value)
     brackets = data.count(b"[") + data.count(b"{")
-    assert depth(data) == exact or exact <= depth(data) == brackets <= DEPTH_MOST
+    shape = shape_of(data)
+    assert shape.depth == exact or exact <= shape.depth == brackets <= DEPTH_MOST
+    assert shape.values >= values_of(value)
 
 
 @given(st.lists(st.text('a"\\[]', max_size=9), min_size=70, max_size=90))
@@ -50,7 +60,8 @@ def test_a_text_that_is_cut_into_blocks_is_as_deep(texts: list[str]) -> None:
     for size in (1, 7, 64):
         body._BLOCK_BYTES = size
         try:
-            assert depth(data) == 2
+            shape = shape_of(data)
+            assert shape.depth == 2 and shape.values == 2 * len(texts)
         finally:
             body._BLOCK_BYTES = blocks
 

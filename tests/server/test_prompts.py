@@ -105,3 +105,32 @@ def test_thoughts_lose_their_marks_however_they_are_cut(
         del whole[:n]
     assert said[True] == without_marks(thought)
     assert said[False] == answer.lstrip("\n")
+
+
+CALLING = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}"
+    "{% endfor %}{% endfor %}<|assistant|>"
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [('{"a":[1]}', '{"a": [1]}'), ("{", '"{"'), ("", "{}"), ("[" * 65 + "]" * 65, '"[[')],
+)
+def test_arguments_of_calls_are_objects_where_they_are_json(
+    tmp_path: Path, arguments: str, read: str
+) -> None:
+    maker = PromptMaker(speaker(tmp_path, template=CALLING))
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    made = maker.of_messages(Asked([{"role": "assistant", "content": "", "tool_calls": [call]}]))
+    assert made.text.startswith(read)
+
+
+def test_a_conversation_has_no_more_messages_than_the_context_has_tokens(tmp_path: Path) -> None:
+    maker = PromptMaker(speaker(tmp_path, context=256))
+    with pytest.raises(
+        ContextFull, match="257 messages; with a context of 256 tokens it can have 256"
+    ):
+        maker.of_messages(Asked([{"role": "user", "content": ""}] * 257))
+    with pytest.raises(ContextFull, match="256"):  # that many are looked at
+        maker.of_messages(Asked([{"role": "user", "content": ""}] * 256))

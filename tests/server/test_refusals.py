@@ -34,6 +34,7 @@ def _tool(parameters: Any) -> dict[str, Any]:
 TOO_MANY = ["x"] * 17
 TOO_LONG = "x" * 1001
 LARGE = {"type": "object", "description": "x" * (256 << 10)}
+OWN_NAMES = ("messages", "self", "add_generation_prompt", "tools", "bos_token", "raise_exception")
 # What the parameters of a tool cannot be.
 NO_OBJECTS: tuple[Any, ...] = ("x", 7, [], True, {"type": "string"}, {"type": ["object"]})
 # Each field that cannot be used, with a value. The names are as errors have them.
@@ -53,6 +54,14 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
     (CHAT, "repetition_penalty", {"repetition_penalty": -5}),
     (CHAT, "logit_bias", {"logit_bias": {"1": 101}}),
     *((path, "logit_bias", {"logit_bias": {"99999": 1}}) for path in (CHAT, TEXT, RESPONSE)),
+    (CHAT, "logit_bias", {"logit_bias": {str(id): 1 for id in range(1025)}}),
+    (RESPONSE, "metadata", {"metadata": {str(at): "" for at in range(17)}}),
+    (RESPONSE, "metadata", {"metadata": {"x": "x" * 513}}),
+    *(
+        (path, "chat_template_kwargs", {"chat_template_kwargs": {name: "x"}})
+        for path in (CHAT, RESPONSE)
+        for name in OWN_NAMES
+    ),
     (CHAT, "thinking_token_budget", {"thinking_token_budget": -1}),
     (CHAT, "thinking_token_budget", {"thinking_token_budget": 1.5}),
     (CHAT, "top_logprobs", {"logprobs": True, "top_logprobs": 21}),

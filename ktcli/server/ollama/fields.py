@@ -14,7 +14,8 @@ from ktcli.chat.settings import Settings
 from ktcli.server.contents import last_question, unseen
 from ktcli.server.generation import Wish
 from ktcli.server.keepalive import keep_seconds
-from ktcli.server.openai.fields import Sampled, functions, plain_message
+from ktcli.server.openai.fields import Sampled, functions
+from ktcli.server.openai.message import plain_message
 from ktcli.server.prompts import Asked
 from ktcli.server.refusal import Refusal, about
 from ktcli.server.shapes import ToolChoice, with_tools

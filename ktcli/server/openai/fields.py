@@ -14,9 +14,11 @@ import msgspec
 from ktcli.chat.grammar.form import Form
 from ktcli.chat.grammar.whole import Shape
 from ktcli.chat.settings import Settings, override
+from ktcli.chat.template import is_reserved
 from ktcli.engine.sampler import SamplingSettings
-from ktcli.server.contents import last_question, text_of
+from ktcli.server.contents import last_question
 from ktcli.server.generation import CHOICES_MOST, STOPS_MOST, Wish
+from ktcli.server.openai.message import plain_message
 from ktcli.server.prompts import Asked
 from ktcli.server.refusal import Refusal, about
 from ktcli.server.shapes import GUIDES, ToolChoice, form_of_format, form_of_guides, with_tools
@@ -25,6 +27,7 @@ LOGPROBS_MOST = 20
 STOP_CHARS_MOST = 1000
 SALT_CHARS_MOST = 256
 TOOLS_MOST = 256
+BIASES_MOST = 1024
 _OWN_NAMES: Mapping[str, str] = {}
 _NUMBERS = (
     "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed"
@@ -90,6 +93,7 @@ class Sampled(msgspec.Struct):
                     value = max(0, value)  # -1 is off, too
                 with about(names.get(name, name)):
                     found = override(found, **{name: value})
+        _few("logit_bias", len(self.logit_bias or ()), BIASES_MOST)
         with about("logit_bias"):
             return replace(found, logit_bias=_biases(self.logit_bias))
 
@@ -252,7 +256,10 @@ class ChatBody(Sampled):
         return ToolChoice(required=True, name=name, several=False)
 
     def _variables(self) -> dict[str, Any]:
-        return {**effort_variables(self.reasoning_effort), **(self.chat_template_kwargs or {})}
+        return {
+            **effort_variables(self.reasoning_effort),
+            **own_variables(self.chat_template_kwargs),
+        }
 
 
 class TextBody(Sampled):
@@ -306,6 +313,19 @@ def effort_variables(effort: str | None) -> dict[str, Any]:
     return {**about, "reasoning_effort": effort if thinks else "low"}
 
 
+def own_variables(said: dict[str, Any] | None) -> dict[str, Any]:
+    """The variables that a client gives the chat template.
+
+    Raises:
+        Refusal: one of them is the renderer's.
+    """
+    for name in said or ():
+        if is_reserved(name):
+            words = f"chat_template_kwargs cannot have {name[:60]!r}, which the server sets itself"
+            raise Refusal(400, words, "chat_template_kwargs", "unsupported_value")
+    return said or {}
+
+
 def functions(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """The tools of a request, each of which names a function.
 
@@ -340,41 +360,6 @@ def require_parameters(schema: Any, field: str) -> None:
 def few_tools(tools: Sequence[Any]) -> None:
     """Refuses more tools than a request can have."""
     _few("tools", len(tools), TOOLS_MOST)
-
-
-def plain_message(message: Mapping[str, Any], where: str, *, asked: bool = False) -> dict[str, Any]:
-    """A message with its text in one piece and calls that name their functions.
-
-    Args:
-        where: the field that it is.
-        asked: whether it is the last question.
-    Raises:
-        Refusal: it has no role, or is the last question and has parts that are no text.
-    """
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise Refusal(400, f"{where} has no role", f"{where}.role", "unsupported_value")
-    found = dict(message)
-    found["role"] = "system" if role == "developer" else role
-    found["content"] = text_of(message.get("content"), f"{where}.content", asked=asked)
-    if found.get("tool_calls"):
-        found["tool_calls"] = _calls(found["tool_calls"], f"{where}.tool_calls")
-    if found.get("reasoning") is not None and found.get("reasoning_content") is None:
-        found["reasoning_content"] = found["reasoning"]
-    return found
-
-
-def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Calls of tools, each of which names a function."""
-    if not isinstance(calls, list):
-        raise Refusal(400, f"{where} is no list", where, "unsupported_value")
-    found = []
-    for at, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Refusal(400, f"{where}[{at}] names no function", where, "unsupported_value")
-        found.append({**call, "function": {"arguments": {}, **function}})
-    return found
 
 
 def _structured(said: Mapping[str, Any] | None) -> Form | None:

@@ -22,13 +22,15 @@ from ktcli.server.openai.fields import (
     Sampled,
     effort_variables,
     few_tools,
-    plain_message,
+    own_variables,
     require_parameters,
 )
+from ktcli.server.openai.message import plain_message
 from ktcli.server.prompts import Asked
 from ktcli.server.refusal import Refusal, about
 from ktcli.server.shapes import ToolChoice, with_tools
 
+METADATA_MOST, METADATA_NAME_CHARS, METADATA_CHARS = 16, 64, 512
 WITH_LOGPROBS = "message.output_text.logprobs"
 Message = dict[str, Any]
 
@@ -75,6 +77,7 @@ class ResponseBody(Sampled):
     def response_wish(self, settings: Settings) -> Wish:
         """See `wish`."""
         self._refuse_what_needs_a_store()
+        require_metadata(self.metadata or {})
         if not 0 <= (self.top_logprobs or 0) <= LOGPROBS_MOST:
             raise _refusal("top_logprobs", f"top_logprobs can be 0 to {LOGPROBS_MOST}")
         if (most := self.max_output_tokens) is not None and most < 1:
@@ -108,7 +111,7 @@ class ResponseBody(Sampled):
         variables = {**settings.variables}
         if self.reasoning is not None:
             variables |= effort_variables(self.reasoning.effort)
-        variables |= self.chat_template_kwargs or {}
+        variables |= own_variables(self.chat_template_kwargs)
         if offered := self.offered:
             variables["tools"] = offered
         return Asked(messages, variables, caller)
@@ -178,6 +181,21 @@ class ResponseBody(Sampled):
             raise _refusal("background", "background: this server keeps no responses")
         if self.truncation not in (None, "disabled"):
             raise _refusal("truncation", "truncation can be disabled")
+
+
+def require_metadata(said: Mapping[str, Any]) -> None:
+    """Refuses metadata with more than OpenAI's API allows: each response repeats them.
+
+    Raises:
+        Refusal: they have.
+    """
+    if len(said) > METADATA_MOST:
+        words = f"metadata has {len(said):,} entries, it can have {METADATA_MOST}"
+        raise _refusal("metadata", words)
+    for name, value in said.items():
+        if len(name) > METADATA_NAME_CHARS or len(str(value)) > METADATA_CHARS:
+            words = f"metadata can have names of {METADATA_NAME_CHARS} and values of {METADATA_CHARS} characters"
+            raise _refusal("metadata", words)
 
 
 _OF_FUNCTION = ("name", "description", "parameters", "strict")

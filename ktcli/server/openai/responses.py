@@ -146,5 +146,6 @@ STREAM = StreamStyle(EVENTS, ALIVE, failed_early)
 def _failed_stream(body: ResponseBody, model: str, refusal: Refusal) -> bytes:
     """A stream that only says why there is no answer."""
     stream, document = EventStream(), response_document(body, model)
+    document |= {"instructions": None, "tools": []}  # which may be what was too long
     begins = stream.event("response.created", response=document)
     return begins + stream.event("response.failed", response={**document, **failure(refusal)})
