@@ -174,7 +174,7 @@ def _added(rows: Any, growth: int, refuse: Callable[[str], BadCheckpoint]) -> No
         size = len(content) if isinstance(content, str) else 0
         if size > MAX_ADDED_WORD_CHARS:
             raise refuse(f"adds a token of more than {MAX_ADDED_WORD_CHARS} characters")
-        if size and not is_text(content):
+        if isinstance(content, str) and not is_text(content):
             raise refuse(f"adds the token {content!r}, which is not Unicode text")
         chars += size * (1 if row.get("normalized") is False else growth) if size else 0
     if chars > MAX_ADDED_CHARS:

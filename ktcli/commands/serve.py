@@ -30,7 +30,7 @@ from ktcli.commands.wording import lasting_name
 from ktcli.errors import UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
-from ktcli.output import out
+from ktcli.output import out, safe
 from ktcli.store.entry import BUILTIN
 
 if TYPE_CHECKING:
@@ -269,6 +269,7 @@ def _log(entry: dict[str, Any]) -> None:
         cached = f" ({entry['cached_tokens']:,} cached)" if entry["cached_tokens"] else ""
         tokens = f", {entry['prompt_tokens']:,} tokens{cached} in, {entry['tokens']:,} out"
     said = f"{entry['client']} {entry['method']} {entry['path']} {entry['status']}"
+    said = safe(said)  # a path may hold an end of a line
     out.note(f"{time.strftime('%H:%M:%S')} {said} in {entry['seconds']:.2f} s{tokens}")
 
 

@@ -95,7 +95,7 @@ def _endpoint_of(variable: str) -> str | None:
             f"{variable} is {said[:100]!r}, which is no address of a server",
             hint=f"unset {variable}, or write an address that begins with https://",
         )
-    return said
+    return said.rstrip("/") if said else None
 
 
 def _modelscope_endpoint() -> str | None:

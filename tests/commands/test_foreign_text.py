@@ -13,11 +13,12 @@ from commands.test_output import OBEYED
 from gguf_cases import CASES
 from gguf_models import write_gguf
 from packs import pretend_pack
-from store.fake_hub import serve
+from store.fake_hub import serve as serve_hub
 
 import ktcli
 from ktcli import manifest
 from ktcli.chat.log import line_of
+from ktcli.commands import serve
 from ktcli.main import main
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.store import places
@@ -94,7 +95,7 @@ def test_no_command_passes_it_on(
 def test_a_hub_says_nothing_to_the_terminal(
     home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serve() as hub:
+    with serve_hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("KT_DEBUG", "1")  # tracebacks say it, too
         hub.repositories["org/tiny"] = {
@@ -118,6 +119,19 @@ def test_the_stack_of_an_error_is_shown_and_not_obeyed(
     assert main(["show", f"./{EVIL}"]) == 3
     said = capsys.readouterr().err
     assert "Traceback" in said and not OBEYED & set(said)
+
+
+def test_a_request_is_one_line_of_the_log(capsys: Capture) -> None:
+    entry = {
+        "client": "::1",
+        "method": "GET",
+        "path": f"/\n12:00:00 ::1 GET / {EVIL}",
+        "status": 404,
+        "seconds": 0.0,
+    }
+    serve._log(entry)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and not OBEYED & set(said)
 
 
 # --- the exceptions, all of them --------------------------------------------------------------------

@@ -125,6 +125,11 @@ def test_a_commit_that_is_none_is_not_kept(hub: Hub, commit: str) -> None:
     assert record is not None and record.revision == ""
 
 
+def test_a_slash_behind_a_mirror_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://mirror.example/hf//")
+    assert HuggingFace().endpoint == "http://mirror.example/hf"
+
+
 def test_what_a_hub_calls_by_no_name_is_no_file(hub: Hub) -> None:
     files = [
         {"rfilename": name, "size": len(data)}
