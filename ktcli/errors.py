@@ -23,6 +23,7 @@ is what to do next, a command where there is one. `ktcli.main` turns them into t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -68,6 +69,22 @@ def gib(size_bytes: int | float) -> str:
     return f"{value:.1f} GiB"
 
 
+LONGEST_WORD, LONGEST_SENTENCE = 400, 2000  # characters of what is said; a person reads no more
+_LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
+
+
+def shortened(text: str) -> str:
+    """Returns a sentence without the middle of long words (paths, what a hub or a file says), and of itself if it is
+    long even so."""
+    words = _LONG_WORD.sub(lambda found: _without_middle(found[0], LONGEST_WORD), text)
+    return _without_middle(words, LONGEST_SENTENCE)
+
+
+def _without_middle(text: str, most: int) -> str:
+    end = most // 3
+    return text if len(text) <= most else f"{text[: most - end - 1]}…{text[-end:]}"
+
+
 def predicted(tok_s: float) -> str:
     """A predicted speed for people, with the two digits that a prediction has: '1.6', '16', '160', '5,300'."""
     digits = float(f"{tok_s:.2g}")
@@ -78,14 +95,14 @@ class KtError(Exception):
     """The base of every error that kt reports in one sentence.
 
     Args:
-        message: one sentence, with the offending values.
+        message: one sentence, with the offending values; long ones are shortened.
         hint: the advice what to do next; shown on its own line.
     """
 
     exit_code: ExitCode = ExitCode.FAILED
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
+        super().__init__(shortened(message))
         self.hint = hint
 
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 
 from ktcli.errors import ExitCode, KtError
-from ktcli.output import Mode, out
+from ktcli.output import Mode, out, visible
 
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # by a disk
 
@@ -85,7 +85,7 @@ def _fail(error: KtError, cause: BaseException | None = None) -> int:
     if os.environ.get("KT_DEBUG"):
         import traceback
 
-        traceback.print_exception(cause or error)
+        sys.stderr.write(visible("".join(traceback.format_exception(cause or error))))
     with contextlib.suppress(OSError):  # nobody listens: the exit code says it all the same
         out.error(error)
     return error.exit_code

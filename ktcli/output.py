@@ -3,8 +3,8 @@
 Results go to stdout, everything else (notes, warnings, errors, progress) to stderr. There are three
 modes: *human*; *json*, where stdout carries exactly one document; *quiet*, where only results and
 errors are printed. Colour and progress bars appear only on a terminal. Nothing printed here is ever
-read as markup, and control characters in foreign text (file names, repository ids) are made
-visible.
+read as markup, and whatever a terminal obeys (an escape sequence in a file name, a hub's answer) is made
+visible, in results too: only `exact=True` sends bytes to a program as they are, and to a terminal never.
 
     out.result(document, text)     the answer of a command: a dict for --json, a string for people
     out.note("converting layer 3") stderr, people only
@@ -24,7 +24,7 @@ from enum import Enum
 from textwrap import wrap
 from typing import Any, TextIO
 
-from ktcli.errors import KtError, UsageError
+from ktcli.errors import KtError, UsageError, shortened
 
 
 class Mode(Enum):
@@ -35,16 +35,19 @@ class Mode(Enum):
     QUIET = "quiet"
 
 
-# Characters that JSON leaves as they are: DEL, the C1 controls, and lone surrogates, which no encoding can write.
-_UNSAFE = re.compile("[\x7f-\x9f\ud800-\udfff]")
-# Control characters but newline and tab, characters that reverse the direction of text, and lone surrogates.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# DEL, the C1 controls, characters that reverse the direction of text, and lone surrogates, which no encoding can
+# write: JSON leaves them as they are.
+_BEYOND_ASCII = "\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+_UNSAFE = re.compile(f"[{_BEYOND_ASCII}]")
+_CONTROL = re.compile(f"[\x00-\x08\x0b-\x1f{_BEYOND_ASCII}]")  # all but newline and tab
 _LEAST_ROOM = 24  # columns that a broken cell needs to be read
 _BAR_COLUMNS = 72  # a narrower terminal has no room for the amounts beside a bar
 _USUAL_COLUMNS = 80  # of a terminal that does not say
 _MOST_DIGITS = 6
 _INDENT = 4  # of a cell on lines of its own
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+# What `Output.style` writes; nothing else that begins with an escape character is meant for the terminal.
+_STYLED = re.compile(f"(\x1b\\[(?:{'|'.join(_STYLES.values())})m[^\x1b]*\x1b\\[0m)")
 
 
 def safe(text: object) -> str:
@@ -245,22 +248,19 @@ class Output:
         """Prints the answer of a command: `document` with --json, else `text` (or what it returns).
 
         Args:
-            exact: whether `text` is for programs: no line of it is broken, on a terminal neither.
+            exact: whether `text` is for programs: none of its lines is broken, and where it goes to no terminal
+                nothing of it is made visible either.
         """
         if self.mode is Mode.JSON:
             sys.stdout.write(_document(document, indent=2) + "\n")
         else:
             words = text if isinstance(text, str) else text()
+            if not exact or sys.stdout.isatty():
+                words = self._obeyed_styles(words)
             if words:
                 words = words if exact else _fitted(words, self.width)
                 sys.stdout.write(words.rstrip("\n") + "\n")
         sys.stdout.flush()
-
-    def stream(self, text: str) -> None:
-        """Prints a piece of an answer exactly as it is; nothing with --json."""
-        if self.mode is not Mode.JSON:
-            sys.stdout.write(text)
-            sys.stdout.flush()
 
     @property
     def width(self) -> int | None:
@@ -290,7 +290,7 @@ class Output:
         if self.logs_json:
             self.record({"level": "info", "message": text})
             return
-        _say(sys.stderr, _folded(visible(text), _columns(sys.stderr)))
+        _say(sys.stderr, _folded(visible(shortened(text)), _columns(sys.stderr)))
 
     def record(self, entry: dict[str, Any]) -> None:
         """Writes a line of JSON to a log for programs, with the time."""
@@ -298,7 +298,7 @@ class Output:
 
     def warn(self, text: str, *, hint: str = "") -> None:
         """Prints something the user should know although the command goes on."""
-        self._tell("warning:", "yellow", visible(text), hint)
+        self._tell("warning:", "yellow", visible(shortened(text)), hint)
 
     def error(self, error: KtError) -> None:
         """Prints an error and what to do next; with --json also a document on stdout."""
@@ -337,7 +337,7 @@ class Output:
         said = _folded(f"{word} {sentence}", width, "  ").removeprefix(word)
         _say(sys.stderr, self.style(word, style, sys.stderr) + said)
         if hint:
-            _say(sys.stderr, _folded(f"  {visible(hint)}", width, "  "))
+            _say(sys.stderr, _folded(f"  {visible(shortened(hint))}", width, "  "))
 
     # --- questions ----------------------------------------------------------------------------
 
@@ -395,12 +395,20 @@ class Output:
     def style(self, text: str, style: str, stream: TextIO | None = None) -> str:
         """Returns `text` in a style, where `stream` (stdout) is a terminal that wants colour."""
         target = sys.stdout if stream is None else stream
-        wanted = (
-            target.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        )
-        return (
-            f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if wanted and self.mode is Mode.HUMAN else text
-        )
+        return f"\x1b[{_STYLES[style]}m{visible(text)}\x1b[0m" if self._colours(target) else text
+
+    def _colours(self, stream: TextIO) -> bool:
+        """Tells whether a stream is a terminal that wants colour."""
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        return stream.isatty() and not plain and self.mode is Mode.HUMAN
+
+    def _obeyed_styles(self, text: str) -> str:
+        """Returns a text in which a terminal obeys nothing but what `style` writes, if it wants colour."""
+        if not self._colours(sys.stdout):
+            return visible(text)
+        parts = _STYLED.split(text)
+        parts[::2] = map(visible, parts[::2])
+        return "".join(parts)
 
 
 def _columns(stream: TextIO) -> int | None:

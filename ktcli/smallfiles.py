@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import stat
 import time
 from collections.abc import Iterator
@@ -26,7 +27,9 @@ MAX_NESTING = (
 )
 MAX_LISTS = 2_000_000  # lists and objects of a JSON file, which take 80 to 230 bytes each in memory
 SUFFIX = ".tmp"  # ends the name of a file that is being written
+_UNFINISHED = re.compile(rf"(.+)\.([0-9]{{1,10}}){re.escape(SUFFIX)}", re.ASCII)
 _RETRY_S = 0.05
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _BLOCK = 1 << 20
 _MOST_LOCK_BYTES, _MOST_DIGITS = 1000, 20  # that are read of a lock, and of a size in it
 
@@ -119,16 +122,21 @@ def _nests_beyond(value: object, limit: int) -> bool:
 # --- writing ----------------------------------------------------------------------------------------
 
 
-def write(path: Path, data: bytes | str | memoryview, mode: int = 0o644) -> None:
+def write(
+    path: Path, data: bytes | str | memoryview, mode: int = 0o644, *, tidies: bool = True
+) -> None:
     """Write a file as a whole or not at all: beside its name, flushed to the disk, renamed.
 
     Args:
         mode: the permissions of a new file, less those that the umask takes away.
+        tidies: whether what killed processes left of this file is removed; the whole folder is listed for that.
     Raises:
         OSError: the system refuses; what `path` held before is still there.
     """
     beside = path.with_name(f"{path.name}.{os.getpid()}{SUFFIX}")
     try:
+        if tidies:
+            _tidy(path)
         _put(beside, data, os.O_CREAT | os.O_TRUNC, mode)
         os.rename(beside, path)
         sync_folder(path.parent)
@@ -136,6 +144,23 @@ def write(path: Path, data: bytes | str | memoryview, mode: int = 0o644) -> None
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
+
+
+def meant_name(name: str) -> str:
+    """The name that a file was to get which `write` had begun, as its own name says; empty: it is none of these."""
+    found = _UNFINISHED.fullmatch(name)
+    return found[1] if found else ""
+
+
+def _tidy(path: Path) -> None:
+    """Removes what processes left that were killed while they wrote a file."""
+    with contextlib.suppress(
+        OSError
+    ):  # a folder that cannot be read may be one that can be written
+        for name in os.listdir(path.parent):
+            found = _UNFINISHED.fullmatch(name)
+            if found and found[1] == path.name and not Path("/proc", found[2]).exists():
+                path.with_name(name).unlink(missing_ok=True)
 
 
 def make_folder(path: Path, variable: str = "KT_HOME", example: str = "~/kt") -> Path:
@@ -211,7 +236,9 @@ class Holder:
 
 
 @contextlib.contextmanager
-def lock(path: Path, what: str, *, wait_s: float = 0.0, mode: int = 0o644) -> Iterator[None]:
+def lock(
+    path: Path, what: str, *, wait_s: float = 0.0, mode: int = 0o644, frees: bool = False
+) -> Iterator[None]:
     """Hold `path` as an exclusive lock; the kernel drops it if this process dies.
 
     Args:
@@ -219,6 +246,8 @@ def lock(path: Path, what: str, *, wait_s: float = 0.0, mode: int = 0o644) -> It
         what: what is being done, for the sentence of `Busy`: "pulling qwen3-30b-a3b".
         wait_s: the seconds to try before giving up.
         mode: the permissions of the lock file.
+        frees: whether it is held to free space, which a full disk must not prevent: it is held there all the same,
+            and nobody can read by whom.
     Raises:
         Busy: another process holds it; the sentence says which.
         KtError: the file cannot be made.
@@ -226,14 +255,7 @@ def lock(path: Path, what: str, *, wait_s: float = 0.0, mode: int = 0o644) -> It
     make_folder(path.parent)
     descriptor = _acquire(path, what, time.monotonic() + max(wait_s, _RETRY_S), mode)
     try:
-        try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()} {what}\n".encode("utf-8", "replace"), 0)
-        except OSError as error:
-            raise KtError(
-                f"cannot write the lock file {path}: {error.strerror}",
-                hint="free some space there; kt list shows what models take",
-            ) from error
+        _sign(descriptor, path, what, frees)
         yield
     finally:
         try:
@@ -242,6 +264,19 @@ def lock(path: Path, what: str, *, wait_s: float = 0.0, mode: int = 0o644) -> It
                 path.unlink(missing_ok=True)
         finally:
             os.close(descriptor)
+
+
+def _sign(descriptor: int, path: Path, what: str, frees: bool) -> None:
+    """Writes into a lock who holds it, and for what."""
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()} {what}\n".encode("utf-8", "replace"), 0)
+    except OSError as error:
+        if not (frees and error.errno in _NO_ROOM):
+            raise KtError(
+                f"cannot write the lock file {path}: {error.strerror}",
+                hint="free some space there; kt list shows what models take",
+            ) from error
 
 
 def expect(path: Path, total_bytes: int) -> None:

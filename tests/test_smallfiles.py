@@ -136,6 +136,24 @@ def test_a_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == []
 
 
+def test_what_killed_writers_left_goes_with_the_next_write(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    alive = os.getppid()
+    stay = [
+        "a.tmp",
+        "a.b.tmp",
+        f"b.{dead.pid}.tmp",
+        f"a.{alive}.tmp",
+        f"a.{dead.pid}",
+        f"a.x.{dead.pid}.tmp",
+    ]
+    for name in (*stay, f"a.{dead.pid}.tmp", f"a.{dead.pid}0000.tmp"):
+        (tmp_path / name).write_text("begun")
+    smallfiles.write(tmp_path / "a", "whole")
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(["a", *stay])
+
+
 def test_a_lock_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -144,6 +162,10 @@ def test_a_lock_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     refused = pytest.raises(KtError, match=r"lock file .*x\.lock: No space left")
     with refused, smallfiles.lock(tmp_path / "x.lock", "pulling x"):
         pass
+    held = smallfiles.lock(tmp_path / "x.lock", "removing x", frees=True)
+    with held, pytest.raises(Busy, match="another process"):
+        smallfiles.lock(tmp_path / "x.lock", "removing x", frees=True).__enter__()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_lock_is_no_link(tmp_path: Path) -> None:

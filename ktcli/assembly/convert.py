@@ -91,14 +91,17 @@ def _held(entry: Entry, target: Path, what: str) -> Iterator[None]:
 
 
 def pack_folder(entry: Entry, recipe: Recipe) -> Path:
-    """The folder of its conversion, in the library; models from outside it are told apart by place and age."""
+    """The folder of its conversion, in the library; models from outside it are told apart by place, age and a sample of
+    their bytes."""
     return places.pack_path(_pack_name(entry), recipe.experts_name, recipe.dense.name)
 
 
 def _pack_name(entry: Entry) -> str:
     if entry.in_library or entry.name == BUILTIN:
         return entry.name
-    return places.local_name(entry.path, str(newest_ns(entry.path)))
+    file = gguf_at(entry.path)
+    sample = contents.sample(contents.weights(entry.path) if file is None else contents.parts(file))
+    return places.local_name(entry.path, f"{newest_ns(entry.path)} {sample}")
 
 
 def conversions_outside(entry: Entry) -> list[Entry]:

@@ -46,7 +46,7 @@ def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine:
         pack = Pack.open(ready.pack)
         planner = planner_of(build(pack.config), pack.recipe, wanted, ready.pack, listener)
         plan = planner.place()
-        usage.note(places.conversion_name(ready.pack))
+        _note_use(ready.pack, listener)
         engine: Engine | None = None
         if plan.device is not None:
             plan, engine = _with_device(ready, pack, planner, plan, listener)
@@ -60,6 +60,17 @@ def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine:
     for warning in engine.warnings:
         listener.warn(warning)
     return engine
+
+
+def _note_use(pack: Path, listener: Listener) -> None:
+    """Notes that a conversion is used, and warns where its weights are others than at its first use: sizes and times
+    tell nothing of files that were copied over them, and all of their bytes would take minutes."""
+    sample = contents.sample(contents.weights(pack))
+    if not usage.note(places.conversion_name(pack), library.identity(pack), sample):
+        listener.warn(
+            f"the weights in {pack} have changed since they were first used; "
+            f"kt verify {pack} compares every byte with its hash"
+        )
 
 
 def load_pack(

@@ -157,6 +157,11 @@ def _part(found: Any, part: str, refuse: Callable[[str], BadCheckpoint]) -> _Ste
     return _Steps(steps, growth)
 
 
+def is_text(letters: str) -> bool:
+    """Returns whether a string has no lone surrogate, which JSON can hold and the library cannot."""
+    return letters.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in letters)
+
+
 def _added(rows: Any, growth: int, refuse: Callable[[str], BadCheckpoint]) -> None:
     """Examines the added tokens: the library makes one automaton of all of their letters."""
     if not isinstance(rows, list):
@@ -169,6 +174,8 @@ def _added(rows: Any, growth: int, refuse: Callable[[str], BadCheckpoint]) -> No
         size = len(content) if isinstance(content, str) else 0
         if size > MAX_ADDED_WORD_CHARS:
             raise refuse(f"adds a token of more than {MAX_ADDED_WORD_CHARS} characters")
+        if isinstance(content, str) and not is_text(content):
+            raise refuse(f"adds the token {content!r}, which is not Unicode text")
         chars += size * (1 if row.get("normalized") is False else growth) if size else 0
     if chars > MAX_ADDED_CHARS:
         raise refuse(f"adds tokens of {chars:,} characters together, more than {MAX_ADDED_CHARS:,}")

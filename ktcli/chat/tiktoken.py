@@ -12,6 +12,7 @@ import binascii
 from pathlib import Path
 from typing import Any
 
+from ktcli.chat.components import is_text
 from ktcli.chat.files import read_bytes, read_json
 from ktcli.errors import BadCheckpoint
 from ktcli.weights.gguf.words import KIMI
@@ -61,6 +62,9 @@ def document(path: Path, config: Path) -> str:
     )
     tokenizer.decoder = decoders.ByteLevel()
     names = _special_names(settings, len(ranks), reserved)
+    for text, _ in names:
+        if not is_text(text):
+            raise BadCheckpoint(f"{config} adds the token {text!r}, which is not Unicode text")
     tokenizer.add_tokens(
         [AddedToken(text, special=special, normalized=False) for text, special in names]
     )

@@ -17,7 +17,7 @@ from ktcli.chat.document import markdown_of, text_of
 from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.commands.view.times import age
 from ktcli.errors import ExitCode, UsageError
-from ktcli.output import out, safe, visible
+from ktcli.output import out, safe
 
 BEGINS = 48  # characters of the first question in a list
 CHOICES = 10  # chats to choose from
@@ -70,7 +70,7 @@ def show(chat: ChatArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     """
     path = chats.find(chat)
     saved = chats.load(path)
-    out.result(_document(path, saved), lambda: visible(_as_text(saved)))
+    out.result(_document(path, saved), lambda: _as_text(saved))
 
 
 @app.command()
@@ -151,8 +151,7 @@ def export(
         raise UsageError(f"there is no format {form[:40]!r}", hint=f"kt knows {', '.join(_FORMS)}")
     path = chats.find(chat)
     text = _FORMS[form](chats.load(path))
-    shown = visible(text) if sys.stdout.isatty() else text
-    out.result({"name": path.stem, "format": form, "text": text}, shown, exact=True)
+    out.result({"name": path.stem, "format": form, "text": text}, text, exact=True)
 
 
 @app.command()

@@ -72,7 +72,7 @@ def get(name: NameArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
         _ = said.value  # a variable that makes no sense is an error
     setting = said.setting
     out.note(f"{setting.help} It can be {setting.domain.allowed}. Default: {setting.default}.")
-    out.result(_document(said), said.text or said.setting.default)
+    out.result(_document(said), said.text or said.setting.default, exact=True)
 
 
 @app.command("set")
@@ -144,7 +144,7 @@ def show_path(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
       cat "$(kt config path)"
     """
     path = settingsfile.path()
-    out.result({"file": str(path), "exists": path.exists()}, safe(path))
+    out.result({"file": str(path), "exists": path.exists()}, str(path), exact=True)
 
 
 _ALSO = {"library": "home"}  # other names of settings

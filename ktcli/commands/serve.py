@@ -270,6 +270,7 @@ def _log(entry: dict[str, Any]) -> None:
         cached = f" ({entry['cached_tokens']:,} cached)" if entry["cached_tokens"] else ""
         tokens = f", {entry['prompt_tokens']:,} tokens{cached} in, {entry['tokens']:,} out"
     said = f"{entry['client']} {entry['method']} {entry['path']} {entry['status']}"
+    said = safe(said)  # a path may hold an end of a line
     out.note(f"{time.strftime('%H:%M:%S')} {said} in {entry['seconds']:.2f} s{tokens}")
 
 

@@ -69,7 +69,8 @@ class Disposal:
         pages_freed = sum(PageFolder.of_library().remove(each.name) for each in self.pages())
         freed, removed, stayed = pages_freed, list[str](), list[str]()
         for entry in self.entries:
-            with smallfiles.lock(places.lock_path(entry.name), f"removing {entry.label}"):
+            what = f"removing {entry.label}"
+            with smallfiles.lock(places.lock_path(entry.name), what, frees=True):
                 if not entry.complete and _was_completed(entry):
                     stayed.append(entry.label)
                     continue

@@ -86,9 +86,10 @@ def path_of(model: str) -> Path:
     return _folder() / f"{model}.json"
 
 
-def lock() -> AbstractContextManager[None]:
-    """The lock that whoever changes maps holds."""
-    return smallfiles.lock(_folder() / ".lock", "changing the heat map of a model", wait_s=WAIT_S)
+def lock(*, frees: bool = False) -> AbstractContextManager[None]:
+    """The lock that whoever changes maps holds; `frees`: to remove one."""
+    what = "changing the heat map of a model"
+    return smallfiles.lock(_folder() / ".lock", what, wait_s=WAIT_S, frees=frees)
 
 
 def _folder() -> Path:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ktcli.errors import Gated, HubError, KtError, NotFound, UsageError
-from ktcli.store import catalog
+from ktcli.store import catalog, tokens
 from ktcli.store.partial import Located
 from ktcli.store.profile import HUBS
 
@@ -64,6 +64,20 @@ class Hub(Protocol):
         """The file as the hub's own client keeps it on this machine; None: it does not."""
 
 
+_COMMIT = re.compile(
+    r"[0-9a-f]{7,64}"
+)  # what is anything else goes into no address and onto no screen
+
+
+def _listed(name: object, size: object, sha256: object, blob: object = None) -> list[RemoteFile]:
+    """The file that a row of a hub's list is; none where it has no name, which nobody could ask for."""
+    if not isinstance(name, str) or not name:
+        return []
+    size_bytes = size if isinstance(size, int) and size > 0 else 0
+    hashes = (str(each) if each else "" for each in (sha256, blob))
+    return [RemoteFile(name, size_bytes, *hashes)]
+
+
 def hub_named(name: str) -> Hub:
     """The hub of this short name: "hf" or "ms"."""
     return ModelScope() if name == "ms" else HuggingFace()
@@ -81,7 +95,7 @@ def _endpoint_of(variable: str) -> str | None:
             f"{variable} is {said[:100]!r}, which is no address of a server",
             hint=f"unset {variable}, or write an address that begins with https://",
         )
-    return said
+    return said.rstrip("/") if said else None
 
 
 def _modelscope_endpoint() -> str | None:
@@ -118,15 +132,16 @@ class HuggingFace:
             files = []
             for sibling in info.siblings or ():
                 lfs: Any = sibling.lfs
-                sha256 = getattr(lfs, "sha256", "") or ""
                 blob = (
-                    "" if lfs else sibling.blob_id or ""
+                    None if lfs else sibling.blob_id
                 )  # of a large file only its pointer is a blob
-                files.append(RemoteFile(sibling.rfilename, sibling.size or 0, sha256, blob))
+                sha256 = getattr(lfs, "sha256", None)
+                files += _listed(sibling.rfilename, sibling.size, sha256, blob)
             tags = [tag for tag in info.tags or () if tag.startswith("license:")]
             named = tags[0].removeprefix("license:")[:60] if tags else ""
-            commit = info.sha or revision
-            return Snapshot("hf", repository, commit, tuple(files), named, bool(info.gated))
+            license_ = named if named.isprintable() else ""
+            commit = info.sha if info.sha and _COMMIT.fullmatch(info.sha) else revision
+            return Snapshot("hf", repository, commit, tuple(files), license_, bool(info.gated))
 
     def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
         with asking("hf", snapshot.repository, snapshot.revision):
@@ -190,14 +205,13 @@ class ModelScope:
             api = HubApi(endpoint=self.endpoint)
             for row in api.get_model_files(repository, revision=revision, recursive=True):
                 if row.get("Type", "blob") != "tree":
-                    hashed = str(row.get("Sha256") or "")
-                    yield RemoteFile(str(row["Path"]), int(row.get("Size") or 0), hashed)
+                    yield from _listed(row.get("Path"), row.get("Size"), row.get("Sha256"))
             return
         for file in Below(endpoint=self.endpoint).list_repo_files(
             repository, "model", revision=revision
         ):
             if not file.is_dir:
-                yield RemoteFile(file.path, file.size, file.sha256 or "")
+                yield from _listed(file.path, file.size, file.sha256)
 
     def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
         with asking("ms", snapshot.repository, snapshot.revision):
@@ -240,6 +254,8 @@ def asking(hub: str, repository: str, revision: str) -> Iterator[None]:
 
     A progress bar of ours that is already shown keeps the stream it began with.
     """
+    if hub == "ms":  # its clients reach it by `requests`, with the token as a cookie
+        tokens.hold()
     with (
         explained(hub, repository, revision),
         contextlib.redirect_stderr(io.StringIO()),

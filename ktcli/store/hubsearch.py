@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ktcli.errors import HubError, NotFound, UsageError
+from ktcli.store import tokens
 from ktcli.store.hubs import HuggingFace, ModelScope, RemoteFile, Snapshot, asking, hub_named
 from ktcli.store.partial import Located
 from ktcli.store.profile import HUBS
@@ -140,6 +141,7 @@ def _config_place(hit: Hit) -> Located:
 def _read(hit: Hit, place: Located, most_bytes: int) -> FoundConfig:
     import requests
 
+    tokens.hold()
     try:
         with requests.get(
             place.url, headers=dict(place.headers), stream=True, timeout=(_CONNECT_S, _READ_S)

@@ -165,11 +165,13 @@ class PageFolder:
         if not path.exists():
             smallfiles.write(path, json.dumps(document, indent=1) + "\n", _FILE_MODE)
 
-    def lock(self, wait_s: float = _LOCK_WAIT_S) -> AbstractContextManager[None]:
-        """The lock that whoever changes the folder holds."""
-        return smallfiles.lock(
-            self.path / _LOCK, "writing KV pages", wait_s=wait_s, mode=_FILE_MODE
-        )
+    def lock(
+        self, wait_s: float = _LOCK_WAIT_S, *, frees: bool = False
+    ) -> AbstractContextManager[None]:
+        """The lock that whoever changes the folder holds; `frees`: to remove something."""
+        what = "removing KV pages" if frees else "writing KV pages"
+        path = self.path / _LOCK
+        return smallfiles.lock(path, what, wait_s=wait_s, mode=_FILE_MODE, frees=frees)
 
     # --- files --------------------------------------------------------------------------------------
 
@@ -203,7 +205,7 @@ class PageFolder:
             OSError: the system refuses; nothing is left of it.
         """
         path = folder / f"{secrets.token_hex(12)}{SUFFIX}"
-        smallfiles.write(path, image.data, _FILE_MODE)
+        smallfiles.write(path, image.data, _FILE_MODE, tidies=False)
         return path
 
     def use(self, paths: list[Path]) -> None:
@@ -261,8 +263,9 @@ class PageFolder:
     def _remove_unfinished(self) -> None:
         """Removes what writers left that were killed."""
         for path in self.path.glob(f"*/*{smallfiles.SUFFIX}"):
-            with contextlib.suppress(OSError):
-                path.unlink()
+            if _is_unfinished(path.name):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def quota(self, given: int | None) -> int:
         """The most bytes that it may hold: what was given, or a share of the disk, as if it held none yet."""
@@ -300,7 +303,7 @@ class PageFolder:
         if not self.path.is_dir():
             return 0
         freed = 0
-        with self.lock():
+        with self.lock(frees=True):
             try:
                 for item in sorted(self.path.iterdir()):
                     if name not in (None, item.name) or not _is_removable(item.name):
@@ -330,7 +333,13 @@ class PageFolder:
 
 
 def _is_removable(name: str) -> bool:
-    return name == _MARK or name.endswith(smallfiles.SUFFIX) or _SPACE.fullmatch(name) is not None
+    return name == _MARK or _is_unfinished(name) or _SPACE.fullmatch(name) is not None
+
+
+def _is_unfinished(name: str) -> bool:
+    """Returns whether a writer left this that was killed."""
+    meant = smallfiles.meant_name(name)
+    return meant in (_MARK, _ABOUT) or meant.endswith(SUFFIX)
 
 
 def _remove_folder(path: Path) -> None:

@@ -62,7 +62,7 @@ def forget(model: str) -> bool:
     path = heat.path_of(model)
     try:
         if known := path.is_file():
-            with heat.lock():  # whoever writes maps looks for a pack first
+            with heat.lock(frees=True):  # whoever writes maps looks for a pack first
                 path.unlink(missing_ok=True)
     except OSError as error:
         raise KtError(f"cannot remove {path}: {error.strerror}") from error

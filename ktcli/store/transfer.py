@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ktcli.errors import HubError
+from ktcli.store import tokens
 from ktcli.store.partial import CHUNK_BYTES, Located, PartialFile
 
 CONNECTIONS = 8
@@ -159,6 +160,7 @@ class Transfer:
     def _work(self) -> None:
         import requests
 
+        tokens.hold()
         with requests.Session() as session:
             while (found := self._next()) is not None:
                 self._fetch(session, *found)
@@ -222,7 +224,7 @@ class Transfer:
     ) -> Any:
         """The answer to a request for a range of a file, or for all of it; the address is kept for the next one."""
         headers = {"Accept-Encoding": "identity"}
-        if _host(url) == _host(file.located.url):  # a token goes to nobody else
+        if tokens.is_same_server(url, file.located.url):  # a token goes to nobody else
             headers |= dict(file.located.headers)
         if range_ is not None:
             headers["Range"] = f"bytes={range_[0]}-{range_[1] - 1}"

@@ -1,6 +1,6 @@
-"""Remembers when each conversion was last used: the time of an empty file of its name.
+"""Remembers when each conversion was last used, the time of a file of its name, and in it how its weights looked.
 
-    KT_HOME/used/NAME@EXPERTS-DENSE
+    KT_HOME/used/NAME@EXPERTS-DENSE     the identity of its manifest and a sample of its weights, in one line
 
 The times of the conversion's own files do not tell: reading them for a backup or a check is no use, and most
 disks are mounted so that they do not keep the time of a reading.
@@ -12,16 +12,31 @@ import contextlib
 import os
 from pathlib import Path
 
-from ktcli import config
+from ktcli import config, smallfiles
+
+_MOST_BYTES = 200  # of a line
 
 
-def note(conversion: str) -> None:
-    """Notes that a conversion (`places.conversion_name`) is used now; a library that cannot be written forgets it."""
-    path = _path(conversion)
+def note(conversion: str, identity: str, sample: str) -> bool:
+    """Notes that a conversion (`places.conversion_name`) is used now; a library that cannot be written forgets it.
+
+    Args:
+        identity: of its manifest.
+        sample: of its weights.
+    Returns:
+        Whether its weights look as when they were first used under this manifest.
+    """
+    path, line = _path(conversion), f"{identity} {sample}"
+    known = ""
+    with contextlib.suppress(OSError):
+        known = smallfiles.read_bounded(path, _MOST_BYTES).decode("ascii", "replace")
+    others = known.startswith(f"{identity} ") and known != line
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        if known != line and not others:
+            smallfiles.write(path, line)
         os.utime(path)
+    return not others
 
 
 def last_used_s(conversion: str) -> float | None:

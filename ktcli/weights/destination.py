@@ -7,6 +7,7 @@ that was killed goes on at the first file that is not listed.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -51,17 +52,21 @@ class Destination:
         if not self.path.is_dir():
             raise UsageError(f"{self.path} is not a folder", hint=hint)
         names = {path.name for path in self.path.iterdir()}
-        begun = {
-            name for name in names if name.startswith(PART) and name.endswith(smallfiles.SUFFIX)
-        }
+        begun = {name for name in names if smallfiles.meant_name(name) == PART}
         if names - begun - {LOCK, STREAM} and not names & {MANIFEST, PART}:
             raise UsageError(f"{self.path} is not empty and is no conversion of kt's", hint=hint)
 
     @property
     def leftovers(self) -> list[Path]:
         """The files that only an unfinished conversion has, or one that was killed while it tidied up."""
-        begun = self.path.glob(f"*{smallfiles.SUFFIX}")
-        return [each for each in (*begun, self.path / PART, self.path / LOCK) if each.exists()]
+        begun = {f"{file.name}{smallfiles.SUFFIX}" for file in self.plan.files} | {PART, LOCK}
+        small = {PART, MANIFEST, *(record.name for record in self.plan.manifest.extras)}
+        names = os.listdir(self.path) if self.path.is_dir() else ()
+        return [
+            self.path / name
+            for name in sorted(names)
+            if name in begun or smallfiles.meant_name(name) in small
+        ]
 
     def complete(self) -> Manifest | None:
         """The manifest of a pack that is already there; None: there is none.

@@ -336,6 +336,25 @@ def test_malformed_ranks_are_one_sentence(tmp_path: Path, content: bytes) -> Non
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["tokenizer.json", "tiktoken.model"])
+def test_an_added_token_that_is_no_text_is_one_sentence(tmp_path: Path, kind: str) -> None:
+    """JSON can hold half of a surrogate pair."""
+    rank_file(tmp_path)
+    name = "tokenizer_config.json"
+    if kind == "tokenizer.json":
+        name = kind
+        write_tokenizer(tmp_path)
+    document = json.loads((tmp_path / name).read_text())
+    odd = {"id": 601, "content": "<\ud800>", "special": True}
+    if kind == "tokenizer.json":
+        document["added_tokens"].append(odd)
+    else:
+        document["added_tokens_decoder"]["601"] = odd
+    (tmp_path / name).write_text(json.dumps(document))
+    with pytest.raises(BadCheckpoint, match=rf"{name} adds the token '<\\ud800>', which is not"):
+        load_tokenizer(tmp_path)
+
+
 def test_an_unknown_class_is_not_run(tmp_path: Path) -> None:
     rank_file(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Evil", "auto_map": {}}')

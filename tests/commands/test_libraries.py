@@ -93,7 +93,7 @@ def test_nothing_in_them_is_changed(
         assert "Traceback" not in said.err
         assert state(shared) == before, line
     pack = library.resolve("kimi-k2").path
-    usage.note(places.conversion_name(pack))
+    usage.note(places.conversion_name(pack), "manifest", "weights")
     assert heat.add(pack, Heat(np.ones((3, 8), np.int64), 1))
     assert state(shared) == before
     assert usage.last_used_s("kimi-k2@int4-int8") is not None

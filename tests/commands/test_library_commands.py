@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -18,7 +19,8 @@ from weights.fake_checkpoint import QWEN3, random_checkpoint
 from ktcli import manifest, native, smallfiles
 from ktcli.main import main
 from ktcli.manifest import FileRecord, Manifest
-from ktcli.store import integrity, places
+from ktcli.store import heat, integrity, places
+from ktcli.store.pagefolder import PageFolder
 
 Capture = pytest.CaptureFixture[str]
 
@@ -249,9 +251,9 @@ def test_rm_leaves_what_was_completed_meanwhile(
     folder = add("kimi-k2", complete=False)
     lock = smallfiles.lock
 
-    def completed(*arguments: Any) -> Any:
+    def completed(*arguments: Any, **named: Any) -> Any:
         (folder / manifest.CHECKPOINT).write_bytes(Manifest(()).encode())
-        return lock(*arguments)
+        return lock(*arguments, **named)
 
     monkeypatch.setattr(smallfiles, "lock", completed)
     assert document(["rm", "--partial", "--yes"], capsys)["removed"] == []
@@ -569,3 +571,21 @@ def test_a_bad_name_is_a_sentence(command: str, name: str, capsys: Capture) -> N
     assert code in (2, 3), said.err
     assert said.err.startswith("error: ")
     assert "Traceback" not in said.err
+
+
+def test_rm_frees_a_full_disk(home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs no byte there: not for its lock, nor for those of heat maps and KV pages."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder, heat_map, pages = add("tiny"), heat.path_of("tiny"), PageFolder.of_library()
+    for each in (heat_map.parent, pages.path):
+        each.mkdir()
+    heat_map.write_text("{}")
+    for call in ("write", "pwrite"):
+        monkeypatch.setattr(os, call, full)
+    assert main(["rm", "-y", "tiny"]) == 0
+    assert "Removed tiny" in capsys.readouterr().out
+    assert not folder.exists() and not heat_map.exists()
+    assert pages.remove() == 0

@@ -99,7 +99,7 @@ def test_a_lock_that_says_no_size_is_a_lock(tmp_path: Path, size: str) -> None:
 def test_last_use_goes_with_the_conversion(home: Path, capsys: Capture) -> None:
     pack = pretend_pack(places.pack_path("tiny", "int4", "int8"))
     assert models(capsys)["tiny@int4-int8"]["last_used_s"] is None
-    usage.note(pack.name)
+    usage.note(pack.name, "manifest", "weights")
     os.utime(home / "used" / pack.name, (0, 1e9))
     assert models(capsys)["tiny@int4-int8"]["last_used_s"] == 1e9
     said(["rm", "tiny", "--yes"], capsys)

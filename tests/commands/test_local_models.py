@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,42 @@ def test_a_folder_finds_the_packs_made_from_it(model: Path, pack: Path, capsys: 
     (pack / "kt.json").unlink()
     assert main(["list"]) == 0
     assert f"interrupted; continue with: kt convert {model}@int4-int8" in capsys.readouterr().out
+
+
+def replaced(path: Path, at: int) -> None:
+    """Changes the bytes of a file from a place on; its size and its times stay."""
+    status, data = path.stat(), path.read_bytes()
+    path.write_bytes(data[:at] + bytes(byte ^ 1 for byte in data[at:]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_other_weights_of_the_same_size_and_time_are_another_model(
+    model: Path, pack: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(model, copy)
+    assert main(["convert", str(copy), "--quiet"]) == 0
+    assert converted(str(copy)) is not None
+    weights = copy / "model.safetensors"
+    replaced(weights, weights.stat().st_size // 2)
+    assert converted(str(copy)) is None
+
+
+def test_weights_that_were_replaced_under_a_conversion_are_told_of(
+    pack: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "ids").write_text("[1, 2]")
+    words = ["logits", str(pack), "--ids", str(tmp_path / "ids"), "--out", str(tmp_path / "out")]
+    for _ in range(2):
+        assert main(words) == 0
+        assert "have changed" not in capsys.readouterr().err
+    layer = pack / "layer-00001.safetensors"
+    replaced(layer, layer.stat().st_size // 2)
+    for _ in range(2):
+        main(words)
+        said = capsys.readouterr().err
+        assert "have changed since they were first used" in said and f"kt verify {pack}" in said
+    assert main(["verify", str(pack)]) == 5
 
 
 def test_a_damaged_layer_is_made_again_from_the_folder(

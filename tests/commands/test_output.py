@@ -10,12 +10,20 @@ import pty
 import re
 import sys
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ktcli.errors import KtError, UsageError, predicted
+from ktcli.errors import (
+    LONGEST_SENTENCE,
+    LONGEST_WORD,
+    KtError,
+    UsageError,
+    predicted,
+    shortened,
+)
 from ktcli.output import Mode, Output, safe, table, visible
 
 Capture = pytest.CaptureFixture[str]
@@ -42,7 +50,6 @@ def test_people_get_text_and_scripts_a_document(capsys: Capture) -> None:
         {"path": Path("/x"), "n": np.int64(3), "c": Colour.RED, "s": {2, 1}, "ü": "…"}, "never"
     )
     out.note("never")
-    out.stream("never")
     said = capsys.readouterr()
     assert json.loads(said.out) == {"path": "/x", "n": 3, "c": "red", "s": [1, 2], "ü": "…"}
     assert said.err == ""
@@ -54,13 +61,48 @@ def test_quiet_keeps_results_and_warnings(capsys: Capture) -> None:
     out.note("never")
     out.warn("careful", hint="do this")
     out.result({}, lambda: "one")
-    out.stream("two")
-    assert capsys.readouterr() == ("one\ntwo", "warning: careful\n  do this\n")
+    assert capsys.readouterr() == ("one\n", "warning: careful\n  do this\n")
 
 
-def test_model_text_is_not_markup(capsys: Capture) -> None:
-    Output().stream("[bold]no[/bold] :smile: \x00")
-    assert capsys.readouterr().out == "[bold]no[/bold] :smile: \x00"
+# Everything that a terminal obeys: C0 but newline and tab, DEL, C1, and what turns the direction of text.
+OBEYED = {chr(code) for code in (*range(32), *range(0x7F, 0xA0))} - {"\n", "\t"}
+OBEYED |= set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+FOREIGN = "[b]no[/b] " + "".join(sorted(OBEYED)) + "\x1b]52;c;ZXZpbA==\x07 \x1b[31mred"
+
+
+def test_results_are_escaped_unless_a_program_is_to_have_them(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Output()
+    out.result({}, FOREIGN)
+    out.result({}, lambda: FOREIGN)
+    assert not OBEYED & set(capsys.readouterr().out)
+    out.result({}, FOREIGN, exact=True)
+    assert capsys.readouterr().out == FOREIGN + "\n"
+    out.mode = Mode.JSON
+    out.result({"text": FOREIGN}, "never")
+    said = capsys.readouterr().out
+    assert not OBEYED & set(said) and json.loads(said) == {"text": FOREIGN}
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_terminal_obeys_styles_of_results_and_nothing_else(
+    exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    out = Output()
+    out.result({}, f"{FOREIGN} {out.style('good ' + FOREIGN, 'green')} {FOREIGN}", exact=exact)
+    said = terminal.getvalue()
+    assert said.count("\x1b") == 2
+    before, _, rest = said.partition("\x1b[32mgood ")
+    styled, _, after = rest.partition("\x1b[0m")
+    assert before and styled and after and not OBEYED & set(before + styled + after)
+    monkeypatch.setenv("NO_COLOR", "1")
+    out.result({}, "\x1b[32mgreen\x1b[0m", exact=exact)
+    assert terminal.getvalue().endswith("\\x1b[32mgreen\\x1b[0m\n")
 
 
 @pytest.mark.parametrize(
@@ -89,6 +131,26 @@ def test_a_terminal_obeys_nothing_foreign(mode: Mode, capsys: Capture) -> None:
     assert not set("\x1b\x9b\udcff") & set(said.out + said.err)
     if mode is Mode.JSON:
         assert json.loads(said.out)["error"]["message"] == evil
+
+
+def test_long_values_are_shortened_wherever_they_are_said(capsys: Capture) -> None:
+    word = "/".join(["folder"] * 1000)
+    assert str(KtError(f"cannot read {word}: it is not there")).endswith("older: it is not there")
+    for long in (word, "a word and " * 1000):
+        out = Output()
+        error = KtError(f"cannot read {long}")
+        error.hint = f"look at {long}"
+        said = f"look at {long}"
+        for tell in (
+            partial(out.note, said),
+            partial(out.warn, said),
+            partial(out.warn, "x", hint=said),
+        ):
+            tell()
+            assert 300 < len(capsys.readouterr().err) < LONGEST_SENTENCE + 20
+        out.error(error)
+        assert len(capsys.readouterr().err) < 2 * LONGEST_SENTENCE + 20
+    assert shortened("x" * LONGEST_WORD) == "x" * LONGEST_WORD
 
 
 def test_notes_keep_their_lines_and_letters() -> None:

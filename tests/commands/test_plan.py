@@ -154,7 +154,10 @@ def test_a_full_node_is_shown(home: Path, capsys, monkeypatch: pytest.MonkeyPatc
     assert "--numa off fits" in shown
     assert main(["plan", "qwen3-30b-a3b", "--machine", path, "--numa", "off"]) == 0
     capsys.readouterr()
-    monkeypatch.setattr(out, "style", lambda text, style: f"\x1b[31m{text}\x1b[0m")
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     main(["plan", "qwen3-30b-a3b", "--machine", path])
     lines = capsys.readouterr().out.splitlines()
     assert [line[:5] for line in lines if "too little" in line] == ["\x1b[31m"]

@@ -70,6 +70,8 @@ class Hub:
         self.pace_s = 0.0  # between pieces of 8 KiB, of every answer: what was sent has arrived
         self.elsewhere = False  # large files are sent by another host, as by a CDN
         self.facts: dict[str, Any] = {}  # what else the hub says of every repository: gated, tags
+        self.secrets: list[str] = []  # of all requests: what their clients prove with who they are
+        self.moved_to = ""  # another server's address: everything is redirected there
         self.seen: list[dict[str, str]] = []  # the headers of each request for a file's bytes
 
     def fetched(self, name: str) -> int:
@@ -128,6 +130,12 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         path, query = unquote(url.path), parse_qs(url.query)
         self.hub.requests.append(f"{self.command} {path}")
+        self.hub.secrets += [
+            self.headers[name] for name in ("Authorization", "Cookie") if name in self.headers
+        ]
+        if self.hub.moved_to:
+            self._send(302, b"", body, {"Location": self.hub.moved_to + self.path})
+            return
         if self.hub.status:
             headers = {"X-Error-Code": self.hub.error_code} if self.hub.error_code else {}
             self._send(self.hub.status, b'{"error": "as the test wants"}', body, headers)

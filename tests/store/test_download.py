@@ -21,9 +21,11 @@ from ktcli.main import main
 from ktcli.store import contents, download, integrity, library, places, scan
 from ktcli.store.download import SCRATCH, pull, wanted
 from ktcli.store.entry import Entry
-from ktcli.store.hubs import RemoteFile, Snapshot
+from ktcli.store.hubs import HuggingFace, RemoteFile, Snapshot
+from ktcli.store.hubsearch import Hit, read_configs, search_hub
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse
+from ktcli.store.tokens import is_same_server
 
 WEIGHTS = bytes(range(256)) * 4096 * 2  # 2 MiB
 
@@ -114,6 +116,61 @@ def test_a_pull_takes_the_data_and_records_it(hub: Hub, prefix: str) -> None:
     assert record.revision == (COMMIT if prefix != "ms:" else "master")
     assert entry.complete
     assert entry.kind is EntryKind.CHECKPOINT
+
+
+@pytest.mark.parametrize("commit", ["\x1b]52;c;ZXZpbA==\x07", "../../x", "g" * 40, "", "F" * 40])
+def test_a_commit_that_is_none_is_not_kept(hub: Hub, commit: str) -> None:
+    hub.facts = {"sha": commit}
+    record = manifest.read(get("org/tiny").path / manifest.CHECKPOINT)
+    assert record is not None and record.revision == ""
+
+
+def test_a_slash_behind_a_mirror_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://mirror.example/hf//")
+    assert HuggingFace().endpoint == "http://mirror.example/hf"
+
+
+def test_what_a_hub_calls_by_no_name_is_no_file(hub: Hub) -> None:
+    files = [
+        {"rfilename": name, "size": len(data)}
+        for name, data in hub.repositories["org/tiny"].items()
+    ]
+    odd = [
+        {"rfilename": None, "size": 3},
+        {"rfilename": 7},
+        {"rfilename": "LICENSE.b", "size": "9"},
+    ]
+    hub.facts = {"siblings": [*odd, {"rfilename": ""}, *files], "tags": ["license:\x1b[31mred"]}
+    found = HuggingFace().look("org/tiny", "")
+    assert len(found.files) == len(files) + 1 and found.license == ""
+    assert get("org/tiny").complete
+
+
+@pytest.mark.parametrize("prefix", ["hf", "ms"])
+def test_a_token_stays_with_its_server(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    """Not with its host alone: whoever listens at another port is somebody else."""
+    for name in ("HF_TOKEN", "MODELSCOPE_API_TOKEN"):
+        monkeypatch.setenv(name, "hf_secret")
+    hub.repositories["org/tiny"] = {
+        name: data for name, data in hub.repositories["org/tiny"].items() if name in TAKEN
+    }
+    with serve() as other:
+        other.repositories = hub.repositories
+        hub.moved_to = other.url
+        assert get(f"{prefix}:org/tiny").complete
+        search_hub(prefix, "tiny", 3)
+        list(read_configs([Hit(prefix, "org/tiny")], 1000))
+        assert any("hf_secret" in each for each in hub.secrets)
+        assert other.requests and not other.secrets
+
+
+def test_servers_are_told_apart_by_scheme_host_and_port() -> None:
+    assert is_same_server("https://a.b/x", "https://a.b:443/y?z")
+    for other in ("http://a.b", "https://a.b:444", "https://b.b", "https://a.b:x", "a.b"):
+        assert not is_same_server("https://a.b", other)
+    assert not is_same_server("https://a.b:x", "https://a.b:x")
 
 
 def test_a_second_pull_asks_nobody(hub: Hub) -> None:

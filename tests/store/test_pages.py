@@ -370,7 +370,7 @@ def test_what_cannot_be_written_is_said_once_and_harms_nobody(
     said: list[str] = []
     store = opened(folder, said)
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(smallfiles, "write", refuse)
@@ -380,6 +380,20 @@ def test_what_cannot_be_written_is_said_once_and_harms_nobody(
     assert read(store, parts) == 3
     store.close()
     assert len(said) == bool(words) and all(words in each for each in said)
+
+
+def test_unfinished_pages_go_and_other_files_stay(folder: PageFolder) -> None:
+    space = folder.path / ("0" * 32 + "-cpu")
+    space.mkdir(parents=True)
+    for each in (folder.path, space):
+        for name in ("notes.tmp", "notes.1.tmp", "about.json.1.tmp", f"{'a' * 24}.pages.1.tmp"):
+            (each / name).write_text("")
+    with folder.lock():
+        folder.keep_within(1 << 20, 0)
+    assert sorted(os.listdir(space)) == ["notes.1.tmp", "notes.tmp"]
+    folder.remove("none")
+    folder.remove()
+    assert sorted(os.listdir(folder.path)) == ["notes.1.tmp", "notes.tmp"]
 
 
 def test_a_full_disk_leaves_no_part_of_a_file(folder: PageFolder) -> None:

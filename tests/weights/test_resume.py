@@ -259,6 +259,24 @@ def test_a_folder_of_somebody_else_is_left(source: Path, tmp_path: Path, name: s
         convert(source, source, FAST, POOL)
 
 
+def test_only_our_own_unfinished_files_are_removed(
+    source: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    out = tmp_path / "p"
+    convert(source, out, FAST, POOL)
+    mine = {"notes.tmp": b"mine", "outer.safetensors.1.tmp": b"mine", "x.kt.json.1.tmp": b"mine"}
+    ours = (
+        "outer.safetensors.tmp",
+        "kt.json.9999999.tmp",
+        "kt.json.part.9999999.tmp",
+        "config.json.9999999.tmp",
+    )
+    for name, data in {**mine, **dict.fromkeys(ours, b"begun")}.items():
+        (out / name).write_bytes(data)
+    convert(source, out, FAST, POOL)
+    assert tree(out) == whole | mine
+
+
 @pytest.mark.parametrize(
     "damage",
     [
