@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 EXIT_INTERRUPTED = 130  # ExitCode.INTERRUPTED, before anything can be imported
+EXIT_NO_ROOM = 4  # ExitCode.NO_ROOM
 # Imports make a hundred thousand objects that all stay; the interpreter would look for dead cycles among them at
 # every 700th, which takes a tenth of the time until the first answer. So it does not look before there are more.
 _GARBAGE_THRESHOLD = 150_000
@@ -50,6 +51,8 @@ def run() -> None:
         program()
     except KeyboardInterrupt:  # outside of what `main` guards
         _leave()
+    except MemoryError:  # not even for an error's words
+        _end(b"error: the system has no memory left\n", EXIT_NO_ROOM)
     finally:
         try:
             if mine:
@@ -61,10 +64,14 @@ def run() -> None:
 
 
 def _leave(number: int = 0, frame: FrameType | None = None) -> NoReturn:
+    _end(b"error: interrupted\n", EXIT_INTERRUPTED)
+
+
+def _end(said: bytes, code: int) -> NoReturn:
     try:
-        os.write(2, b"error: interrupted\n")
+        os.write(2, said)
     finally:
-        os._exit(EXIT_INTERRUPTED)
+        os._exit(code)
 
 
 def _interrupt_again(ignored: sys.UnraisableHookArgs) -> None:

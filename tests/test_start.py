@@ -221,3 +221,56 @@ def test_characters_are_escaped_where_an_encoding_lacks_them() -> None:
             timeout=60,
         )
         assert (done.stdout, done.stderr.startswith(b"a")) == (expected, True)
+
+
+# Everything that a command prints goes on, or it ends with a sentence: what a library cannot say is said before.
+SMALL = [
+    (60, "list", 0),
+    (100, "plan kt-mini", 4),
+    (100, "doctor", 4),
+    (100, "chats", 4),
+    (150, "eval kt-mini", 4),
+    (150, "convert kt-mini", 4),
+    (150, "chat kt-mini hi", 4),
+    (150, "serve kt-mini", 4),
+]
+MORE = [
+    "doctor",
+    "plan kt-mini",
+    "show kt-mini",
+    "chats",
+    "convert kt-mini",
+    "eval kt-mini",
+    "chat kt-mini hi -n 2",
+]
+
+
+@pytest.mark.parametrize(
+    ("mib", "line", "code"),
+    [
+        *SMALL,
+        *(
+            pytest.param(mib, line, None, marks=pytest.mark.thorough)
+            for mib in (100, 160, 200, 256, 300, 400)
+            for line in MORE
+        ),
+    ],
+)
+def test_little_address_space_is_told_in_a_sentence(
+    mib: int, line: str, code: int | None, home: Path
+) -> None:
+    shell = f"ulimit -v {mib << 10}; exec {sys.executable} -m ktcli {line}"
+    done = subprocess.run(
+        ["bash", "-c", shell],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "KT_HOME": str(home)},
+        timeout=300,
+    )
+    assert done.returncode in ((0, 4) if code is None else (code,)), done.stderr
+    assert "Traceback" not in done.stderr
+    if done.returncode:
+        assert (
+            done.stderr.startswith("error: ") and "ulimit -v" in done.stderr
+        ) or "memory" in done.stderr

@@ -79,7 +79,9 @@ def private_run_folder() -> Path:
         return folder
     if state.st_uid not in (me, 0) or state.st_mode & _OTHERS_WRITE:
         whose = (
-            f"belongs to user {state.st_uid}" if state.st_uid not in (me, 0) else "can be written by others"
+            f"belongs to user {state.st_uid}"
+            if state.st_uid not in (me, 0)
+            else "can be written by others"
         )
         raise KtError(
             f"{folder} {whose}, who could pretend to be a server there",
