@@ -7,6 +7,7 @@ is what to do next, a command where there is one. `ktcli.main` turns them into t
     ├── UsageError
     ├── NotFound
     ├── NotEnoughMemory
+    ├── NoMemoryLeft
     ├── NotEnoughDisk
     ├── BadCheckpoint
     │   └── BadPack
@@ -142,6 +143,15 @@ class NotEnoughMemory(KtError):
             hint=hint
             or "try a shorter --context or a smaller format, for example: kt convert NAME --experts int4",
         )
+
+
+class NoMemoryLeft(KtError):
+    """The system gives this process no more memory, whatever was planned."""
+
+    exit_code = ExitCode.NO_ROOM
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint or "kt plan MODEL shows what a model needs")
 
 
 class NotEnoughDisk(KtError):

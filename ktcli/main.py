@@ -10,13 +10,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import sys
 import threading
 from collections.abc import Sequence
 
-from ktcli.errors import ExitCode, KtError
+from ktcli.errors import ExitCode, KtError, NoMemoryLeft, gib
 from ktcli.output import Mode, out, visible
 
+# How the linker, C libraries and the interpreter say that there is no memory for code or for another thread.
+_NO_MEMORY = ("failed to map", "cannot allocate", "Cannot allocate", "can't start new thread")
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # by a disk
 
 
@@ -38,12 +41,8 @@ def main(arguments: Sequence[str]) -> int:
         # The reader is gone: keep the interpreter from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.OK
-    except MemoryError:
-        return _fail(
-            KtError("the system has no memory left", hint="kt plan MODEL shows what a model needs")
-        )
     except Exception as error:
-        return _internal(error)
+        return _fail(_no_memory(), error) if _lacks_memory(error) else _internal(error)
     finally:
         _remember()
 
@@ -74,9 +73,11 @@ def _remember() -> None:
     """Notes where the library is, so that it is missed when its disk is not mounted."""
     if "ktcli.config" not in sys.modules:  # nobody asked for it
         return
-    from ktcli import config, homes
-
-    with contextlib.suppress(KtError, OSError):
+    try:
+        from ktcli import config, homes
+    except (ImportError, MemoryError):  # there is no memory for it
+        return
+    with contextlib.suppress(KtError, OSError, MemoryError):
         homes.remember(config.home())
 
 
@@ -89,6 +90,27 @@ def _fail(error: KtError, cause: BaseException | None = None) -> int:
     with contextlib.suppress(OSError):  # nobody listens: the exit code says it all the same
         out.error(error)
     return error.exit_code
+
+
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Returns whether an exception, or the one that it came from, is how the system says that there is no memory."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, ImportError | RuntimeError):
+        said = str(error)
+        return any(words in said for words in _NO_MEMORY) or _lacks_memory(error.__cause__)
+    return isinstance(error, MemoryError)
+
+
+def _no_memory() -> KtError:
+    """The error of a system that has no memory left for this process."""
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if most == resource.RLIM_INFINITY:
+        return NoMemoryLeft("the system has no memory left")
+    return NoMemoryLeft(
+        f"{gib(most)} of memory, which ulimit -v allows, do not suffice for this",
+        hint="allow more: ulimit -v unlimited; kt plan MODEL shows what a model needs",
+    )
 
 
 def _internal(error: Exception) -> int:

@@ -33,6 +33,7 @@ LEVELS = [
         "settings",
         "settingsfile",
         "smallfiles",
+        "threads",
     },
     {"ops"},
     {"layers"},

@@ -1,5 +1,6 @@
 """The program from its first line to its last: Ctrl-C while it is still being loaded, and streams that are closed."""
 
+import json
 import os
 import subprocess
 import sys
@@ -51,6 +52,67 @@ def test_ctrl_c_before_it_is_handled() -> None:
         [sys.executable, "-c", PRESSED_AT_ONCE], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+
+
+# Presses Ctrl-C at a moment of a command's run: at the n-th call or return of a function; 0: never, and their number is
+# told at the end. One process makes the children, as nothing of kt is loaded in it.
+PRESSED_AT = """
+import atexit, os, sys
+def child(n):
+    seen = 0
+    def note(frame, event, arg):
+        nonlocal seen
+        seen += 1
+        if seen == n:
+            sys.setprofile(None)
+            os.kill(os.getpid(), 2)
+    if not n:
+        atexit.register(lambda: os.write(told[1], str(seen).encode()))
+    sys.argv[0] = "kt"
+    os.dup2(told[1], 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.setprofile(note)
+    from ktcli.start import run
+    run()
+def ended(n):
+    global told
+    told = os.pipe()
+    if not (process := os.fork()):
+        child(n)
+    os.close(told[1])
+    said = b"".join(iter(lambda: os.read(told[0], 1 << 16), b"")).decode()
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), said
+moments = int(sys.argv.pop(1))
+_, calls = ended(0)
+for each in range(1, moments + 1):
+    print(ended(1 + int(calls) * each // (moments + 1)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("moments", "command"),
+    [(8, "--version"), pytest.param(40, "names", marks=pytest.mark.thorough)],
+)
+def test_ctrl_c_at_any_moment(moments: int, command: str, home: Path) -> None:
+    """Imports, the command, and the interpreter's end: never a traceback, always the same end."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRESSED_AT, str(moments), command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "KT_HOME": str(home)},
+        timeout=300,
+    )
+    assert done.stdout.splitlines() == [str((130, "error: interrupted\n"))] * moments, done.stderr
+
+
+def test_nothing_is_imported_before_ctrl_c_is_handled() -> None:
+    """What the interpreter imports by itself is out of reach; `run` adds as good as nothing to that."""
+    code = (
+        "import io, os, sys; before = set(sys.modules); import ktcli.start;"
+        "print(*set(sys.modules) - before - set(sys.builtin_module_names))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert set(done.stdout.split()) == {"ktcli", "ktcli.start"}
 
 
 # Prints how often the interpreter looks for dead cycles while a command runs.
@@ -114,3 +176,101 @@ def test_closed_and_full_streams(line: str, code: int, out: str, err: str, home:
     )
     said = [line for line in done.stderr.splitlines(True) if not line.startswith(" ")]
     assert (done.returncode, done.stdout, "".join(said)) == (code, out, err)
+
+
+@pytest.mark.parametrize("encoding", ["ascii:surrogateescape"])
+def test_characters_that_streams_cannot_write_end_nothing(encoding: str, home: Path) -> None:
+    """They are written as JSON and Python write them; and what cannot be read is no end either."""
+    chat = [sys.executable, "-m", "ktcli", "chat", "kt-mini", "-n", "2", "--json"]
+    said = []
+    for environment in ({"PYTHONIOENCODING": encoding}, {"PYTHONUTF8": "1"}):
+        done = subprocess.run(
+            [*chat, "--seed", "1", "ä 漢 \U0001f600", "--system", "ü"],
+            input="größer".encode(),
+            capture_output=True,
+            env={**os.environ, "KT_HOME": str(home), **environment},
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout.decode("utf-8" if "PYTHONUTF8" in environment else "latin-1"))
+    documents = [json.loads(each) for each in said]
+    assert [each.keys() for each in documents] == [documents[1].keys()] * 2
+
+
+# Writes characters of every kind to both streams.
+WRITES = """
+import sys
+from ktcli import start
+start._write_any_character()
+for stream in (sys.stdout, sys.stderr):
+    stream.write("a\\xe4\\u6f22\\U0001f600\\udc80")
+"""
+
+
+def test_characters_are_escaped_where_an_encoding_lacks_them() -> None:
+    for encoding, expected in {
+        "ascii": b"a\\u00e4\\u6f22\\ud83d\\ude00\\udc80",
+        "latin-1": b"a\xe4\\u6f22\\ud83d\\ude00\\udc80",
+        "utf-8": "a\xe4漢\U0001f600\\udc80".encode(),
+        "ascii:replace": b"a????",
+    }.items():
+        done = subprocess.run(
+            [sys.executable, "-c", WRITES],
+            capture_output=True,
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+            timeout=60,
+        )
+        assert (done.stdout, done.stderr.startswith(b"a")) == (expected, True)
+
+
+# Everything that a command prints goes on, or it ends with a sentence: what a library cannot say is said before.
+SMALL = [
+    (60, "list", 0),
+    (100, "plan kt-mini", 4),
+    (100, "doctor", 4),
+    (100, "chats", 4),
+    (150, "eval kt-mini", 4),
+    (150, "convert kt-mini", 4),
+    (150, "chat kt-mini hi", 4),
+    (150, "serve kt-mini", 4),
+]
+MORE = [
+    "doctor",
+    "plan kt-mini",
+    "show kt-mini",
+    "chats",
+    "convert kt-mini",
+    "eval kt-mini",
+    "chat kt-mini hi -n 2",
+]
+
+
+@pytest.mark.parametrize(
+    ("mib", "line", "code"),
+    [
+        *SMALL,
+        *(
+            pytest.param(mib, line, None, marks=pytest.mark.thorough)
+            for mib in (100, 160, 200, 256, 300, 400)
+            for line in MORE
+        ),
+    ],
+)
+def test_little_address_space_is_told_in_a_sentence(
+    mib: int, line: str, code: int | None, home: Path
+) -> None:
+    shell = f"ulimit -v {mib << 10}; exec {sys.executable} -m ktcli {line}"
+    done = subprocess.run(
+        ["bash", "-c", shell],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "KT_HOME": str(home)},
+        timeout=300,
+    )
+    assert done.returncode in ((0, 4) if code is None else (code,)), done.stderr
+    assert "Traceback" not in done.stderr
+    if done.returncode:
+        assert (
+            done.stderr.startswith("error: ") and "ulimit -v" in done.stderr
+        ) or "memory" in done.stderr

@@ -221,6 +221,7 @@ _PR_SET_PDEATHSIG = 1
 def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     _limit(resource.RLIMIT_AS, MEMORY_BYTES)
     _limit(resource.RLIMIT_CORE, 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that started it may block all
     if TIED in sys.argv:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     codec: LibraryCodec | None = None

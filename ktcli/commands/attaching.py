@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -72,7 +73,7 @@ class Attaching:
             asked: the name that finds the model again.
             hear: called with its texts.
         """
-        if not self.wanted or not server_sockets():
+        if not self.wanted or not _sockets():
             return None
         from ktcli.chat.voice import read_voice
         from ktcli.server.attached import AttachedModel, find
@@ -99,6 +100,15 @@ class Attaching:
             _say_why_not(served, f"its context there has {facts.context:,} tokens")
             return None
         return AttachedModel(ready, served, facts, voice, asked)
+
+
+def _sockets() -> list[Path]:
+    """The sockets of servers; none where others could have put them."""
+    try:
+        return server_sockets()
+    except KtError as error:
+        out.warn(f"no server is used: {error}", hint=error.hint)
+        return []
 
 
 def _say_why_not(served: ServerPlace, why: str) -> None:

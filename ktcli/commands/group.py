@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from typer.core import TyperGroup
 from ktcli import __version__
 from ktcli.commands import front, help
 from ktcli.commands.table import COMMANDS, CONTEXT, load, trusted
-from ktcli.errors import ExitCode, UsageError
+from ktcli.errors import ExitCode, NoMemoryLeft, UsageError, gib
 from ktcli.output import out
 
 # What other programs for models call a command of kt.
@@ -38,10 +39,26 @@ class Commands(TyperGroup):
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             raise UsageError(f"there is no command {name!r}", hint=_nearest(name))
+        if name in COMMANDS and not {"-h", "--help"} & set(args):
+            _require(name, COMMANDS[name].least_bytes)
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(front.page(help.columns()) + "\n")
+
+
+def _require(name: str, least_bytes: int) -> None:
+    """Refuses a command whose libraries would end the process for want of address space.
+
+    Raises:
+        NoMemoryLeft: a limit of this process allows less.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if most != resource.RLIM_INFINITY and most < least_bytes:
+        raise NoMemoryLeft(
+            f"kt {name} needs {gib(least_bytes)} of address space, and ulimit -v allows {gib(most)}",
+            hint="allow more: ulimit -v unlimited",
+        )
 
 
 def _nearest(name: str) -> str:

@@ -26,38 +26,66 @@ class Row:
     summary: str = ""  # the first line of the function's docstring; empty: hidden from the help
     heading: str = ""
     optional: tuple[str, ...] = ()  # options whose value may be left out; it is then empty
+    least_bytes: int = 0  # with less address space its libraries end the process without an error
 
+
+# Measured with limits of the address space from 60 MiB on, in steps of 50: numpy alone ends the process at 100 MiB,
+# tokenizers and llguidance do at 150.
+_ARRAYS, _ENGINE = 160 << 20, 256 << 20
 
 # In the order in which somebody new meets them.
 COMMANDS: dict[str, Row] = {
-    "chat": Row("ktcli.commands.chat:chat", "Talk to a model.", "Start", ("--resume",)),
+    "chat": Row(
+        "ktcli.commands.chat:chat", "Talk to a model.", "Start", ("--resume",), least_bytes=_ENGINE
+    ),
     "serve": Row(
         "ktcli.commands.serve:serve",
         "Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's API.",
         "Start",
+        least_bytes=_ENGINE,
     ),
     "ps": Row("ktcli.commands.servers:ps", "List the servers of this library that run.", "Start"),
     "stop": Row("ktcli.commands.servers:stop", "End servers of this library.", "Start"),
-    "doctor": Row("ktcli.commands.doctor:doctor", "Show what this machine is and can do.", "Start"),
+    "doctor": Row(
+        "ktcli.commands.doctor:doctor",
+        "Show what this machine is and can do.",
+        "Start",
+        least_bytes=_ARRAYS,
+    ),
     "plan": Row(
         "ktcli.commands.plan:plan",
         "Show what runs here; of one model where it goes and how fast.",
         "Start",
+        least_bytes=_ARRAYS,
     ),
     "search": Row(
-        "ktcli.commands.search:search", "Find models by words, here and on the hubs.", "Models"
+        "ktcli.commands.search:search",
+        "Find models by words, here and on the hubs.",
+        "Models",
+        least_bytes=_ARRAYS,
     ),
-    "pull": Row("ktcli.commands.pull:pull", "Download a model into the library.", "Models"),
+    "pull": Row(
+        "ktcli.commands.pull:pull",
+        "Download a model into the library.",
+        "Models",
+        least_bytes=_ARRAYS,
+    ),
     "convert": Row(
         "ktcli.commands.convert:convert",
         "Convert a checkpoint into the files that kt runs.",
         "Models",
+        least_bytes=_ENGINE,
     ),
     "list": Row("ktcli.commands.list:list_models", "List the models in the library.", "Models"),
     "alias": Row(
         "ktcli.commands.alias:alias", "Give a model a name of your own, or list these.", "Models"
     ),
-    "show": Row("ktcli.commands.show:show", "Show what a model is and what it needs.", "Models"),
+    "show": Row(
+        "ktcli.commands.show:show",
+        "Show what a model is and what it needs.",
+        "Models",
+        least_bytes=_ARRAYS,
+    ),
     "verify": Row(
         "ktcli.commands.verify:verify", "Check a model's files against their hashes.", "Models"
     ),
@@ -80,18 +108,28 @@ COMMANDS: dict[str, Row] = {
         "Models",
     ),
     "cache": Row(
-        "ktcli.commands.cache:app", "Show, check and remove the KV pages on disk.", "Models"
+        "ktcli.commands.cache:app",
+        "Show, check and remove the KV pages on disk.",
+        "Models",
+        least_bytes=_ARRAYS,
     ),
     "chats": Row(
         "ktcli.commands.chats:app",
         "List the conversations that chats kept, and change them.",
         "Chats",
+        least_bytes=_ARRAYS,
     ),
     "bench": Row(
-        "ktcli.commands.bench:app", "Measure speed, without a download if need be.", "Measure"
+        "ktcli.commands.bench:app",
+        "Measure speed, without a download if need be.",
+        "Measure",
+        least_bytes=_ENGINE,
     ),
     "eval": Row(
-        "ktcli.commands.eval:evaluate", "Measure how well a model predicts a text.", "Measure"
+        "ktcli.commands.eval:evaluate",
+        "Measure how well a model predicts a text.",
+        "Measure",
+        least_bytes=_ENGINE,
     ),
     "config": Row("ktcli.commands.config:app", "Show and change the settings.", "Shell"),
     "completion": Row(
@@ -99,7 +137,7 @@ COMMANDS: dict[str, Row] = {
         "Install completion of commands, options and names for a shell.",
         "Shell",
     ),
-    "logits": Row("ktcli.commands.logits:logits"),
+    "logits": Row("ktcli.commands.logits:logits", least_bytes=_ENGINE),
     "names": Row("ktcli.commands.names:names"),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from queue import SimpleQueue
 
 from ktcli.errors import KtError
 from ktcli.measure.endpoint import Endpoint, Prompted, StreamedAnswer
+from ktcli.threads import Daemon
 
 # Frequent words, of which tokenizers know each with the blank before it as one token.
 _WORDS = (
@@ -86,9 +86,9 @@ class _Driver:
     def drive(self, traffic: Traffic, draw: random.Random) -> Driven:
         most = min(len(self._prompts), traffic.at_once or MOST_AT_ONCE)
         for _ in range(most):  # daemons, so that Ctrl-C need not wait for answers
-            threading.Thread(target=self._send, daemon=True).start()
+            Daemon(self._send, name="kt-send").start()
         began_s = time.perf_counter()
-        sender = threading.Thread(target=self._arrive, args=(traffic.rate, draw, most), daemon=True)
+        sender = Daemon(self._arrive, traffic.rate, draw, most, name="kt-arrive")
         sender.start()
         found: dict[int, StreamedAnswer] = {}
         while len(found) < len(self._prompts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from enum import IntEnum
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli import config
-from ktcli.errors import BadCheckpoint, NativeError
+from ktcli.errors import BadCheckpoint, KtError, NativeError, NoMemoryLeft
 from ktcli.native.library import (
     BLOCK_COLUMNS,
     ERROR_BYTES,
@@ -65,6 +66,13 @@ class Axis(IntEnum):
 _MEMORY_BITS = 64
 
 
+def _not_made(reason: str) -> KtError:
+    """The error of a pool that could not be made; where the system refuses threads, the library is not wrong."""
+    if reason.endswith((os.strerror(errno.EAGAIN), os.strerror(errno.ENOMEM))):
+        return NoMemoryLeft(reason, hint="ulimit -v and ulimit -u show what this process may have")
+    return NativeError(reason, hint="kt doctor -v shows what this machine can run")
+
+
 class Pool:
     """Pinned teams of threads, one per node, and the row of kernels they run.
 
@@ -108,9 +116,7 @@ class Pool:
         error = ffi.new(f"char[{ERROR_BYTES}]")
         handle = lib.kt_pool_create(options, error, ERROR_BYTES)
         if handle == ffi.NULL:
-            raise NativeError(
-                ffi.string(error).decode(), hint="kt doctor -v shows what this machine can run"
-            )
+            raise _not_made(ffi.string(error).decode())
         self._ffi, self._lib = ffi, lib
         self.handle = ffi.gc(handle, lib.kt_pool_free)
         self.isa: str = ffi.string(lib.kt_pool_isa(handle)).decode()

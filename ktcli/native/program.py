@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.errors import KtError, NativeError, NotEnoughMemory
+from ktcli.errors import KtError, NativeError, NoMemoryLeft
 from ktcli.native.batch import Batch, Run
 from ktcli.native.library import ERROR_BYTES, Arena, library, require
 from ktcli.native.operands import View
@@ -127,7 +127,7 @@ class Program:
         size = self._ffi.new("size_t *")
         result = self._lib.kt_program_finish(self.handle, size)
         if result == self._lib.KT_ERR_MEMORY:
-            raise NotEnoughMemory("the program's buffers", int(size[0]), 0)
+            raise NoMemoryLeft("the system gives no memory for the buffers of a step")
         self._check(result)
         return int(size[0])
 

@@ -12,6 +12,7 @@ from ktcli.engine.sampler import Sampler
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.errors import Busy, DeviceError, KtError
 from ktcli.server.timelines import Timelines
+from ktcli.threads import Daemon
 
 Hear = Callable[[Event], None]
 # After which a scheduler that could do nothing is asked again: nobody says that a constraint is compiled or an answer
@@ -44,7 +45,7 @@ class EngineThread:
         self._ends_s: float | None = (
             None  # until when answers may go on; None: nobody has closed it
         )
-        self._thread = threading.Thread(target=self._run, name="kt-engine", daemon=True)
+        self._thread = Daemon(self._run, name="kt-engine")
         self._thread.start()
 
     def submit(

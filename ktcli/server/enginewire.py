@@ -6,6 +6,8 @@ lives. Only the server's owner can send them, see `engineapi`.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from ktcli.chat.grammar.form import Form
@@ -14,6 +16,7 @@ from ktcli.engine.request import Stats
 from ktcli.engine.sampler import SamplingSettings
 
 PATH = "/engine"
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class LoadableEngine(msgspec.Struct, tag="loadable"):
@@ -35,9 +38,9 @@ class EngineFacts(msgspec.Struct, tag="loaded"):
 
     model: str
     pack: str
-    context: int
-    model_context: int
-    vocab: int
+    context: _Count
+    model_context: _Count
+    vocab: _Count
     recurrent: bool
     drafts: bool
 
@@ -105,9 +108,9 @@ class NextId(msgspec.Struct, tag="chosen"):
         depths: with the first id, see `Answer.depths`.
     """
 
-    id: int
+    id: _Count
     stats: Stats
-    defer: int = 0
+    defer: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
     clocks: list[Clock] = []
     depths: bytes = b""
 

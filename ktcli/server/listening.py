@@ -15,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ktcli.errors import Busy, KtError, UsageError
 from ktcli.server.guard import Guard
 from ktcli.server.neighbours import connected, short_name
+from ktcli.store.places import private_run_folder
 
 HEAD_S = (
     15.0  # in which a request's headers must be there, from the first byte or the connection on
@@ -103,6 +104,7 @@ def unix_socket(path: Path) -> socket.socket:
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_run_folder()
         if _answers(path):
             raise Busy(
                 f"a server of this library runs already at this port (its socket is {path})",

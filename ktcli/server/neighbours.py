@@ -1,21 +1,24 @@
 """Finds the servers of this library that run on this machine, by the sockets in its folder, and ends them.
 
 What a server says of itself is asked through its socket. Whose process it is, the kernel knows: who listens at a
-socket is told to whoever connects, so no file with a process id can be wrong.
+socket is told to whoever connects, so no file with a process id can be wrong, and nothing is said to a process of
+another user.
 """
 
 from __future__ import annotations
 
 import contextlib
-import http.client
+import errno
 import os
 import select
 import signal
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -27,7 +30,11 @@ from ktcli.store.places import run_folder, server_sockets
 ANSWER_S = 2.0  # in which a server answers; one that still pulls its model does not
 END_S = 30.0  # in which a server that was told to stop has ended; its answers may take 10 of them
 _MOST_BYTES = 1 << 16
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
+_CREDENTIALS = struct.Struct("iII")  # process, user, group
+# What a server says may be wrong in any way; beyond these bounds it counts as not said.
+_Text = Annotated[str, msgspec.Meta(max_length=4096)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+_Second = Annotated[int, msgspec.Meta(ge=0, le=253_000_000_000)]  # until the year 9987
 
 
 class LoadedStatus(msgspec.Struct):
@@ -39,13 +46,13 @@ class LoadedStatus(msgspec.Struct):
         expires: when it is closed if nobody uses it; None: never.
     """
 
-    name: str = ""
-    context: int = 0
-    memory_bytes: int = 0
-    running: int = 0
-    waiting: int = 0
-    since: int = 0
-    expires: int | None = None
+    name: _Text = ""
+    context: _Count = 0
+    memory_bytes: _Count = 0
+    running: _Count = 0
+    waiting: _Count = 0
+    since: _Second = 0
+    expires: _Second | None = None
 
 
 class Status(msgspec.Struct):
@@ -60,13 +67,13 @@ class Status(msgspec.Struct):
         loading: whether it loads that model, at first or after its GPU failed.
     """
 
-    model: str = ""
-    aliases: list[str] = []
-    address: str = ""
-    context: int = 0
-    running: int = 0
-    waiting: int = 0
-    since: int = 0
+    model: _Text = ""
+    aliases: list[_Text] = []
+    address: _Text = ""
+    context: _Count = 0
+    running: _Count = 0
+    waiting: _Count = 0
+    since: _Second = 0
     models: list[LoadedStatus] = []
     loading: bool = False
 
@@ -104,11 +111,15 @@ def socket_path(port: int) -> Path:
 
 
 def neighbours() -> list[Neighbour]:
-    """The servers of this library that run, by their ports."""
+    """The servers of this library that run, by their ports.
+
+    Raises:
+        KtError: others may write in the folder of its sockets.
+    """
     found = []
     for path in server_sockets():
         with contextlib.suppress(OSError), connected(path) as connection:
-            pid = _listener(connection)
+            pid, _ = _listener(connection)
             found.append(
                 Neighbour(path, pid, resident_bytes(SYSTEM_ROOT, pid), status_of(connection))
             )
@@ -117,14 +128,26 @@ def neighbours() -> list[Neighbour]:
 
 def status_of(connection: socket.socket) -> Status | None:
     """What the server at the other end of a connection says of itself; None: nothing in time."""
-    asked = http.client.HTTPConnection("localhost")
-    asked.sock = connection
     try:
-        asked.request("GET", "/server")
-        data = asked.getresponse().read(_MOST_BYTES)
-        return msgspec.json.decode(data, type=Status)
-    except (OSError, http.client.HTTPException, msgspec.DecodeError):
+        return msgspec.json.decode(_body_of(connection, b"/server"), type=Status)
+    except (OSError, msgspec.DecodeError):
         return None
+
+
+def _body_of(connection: socket.socket, path: bytes) -> bytes:
+    """The body of the answer to a GET; HTTP/1.0 ends it with the connection.
+
+    Raises:
+        OSError: it is not whole within `ANSWER_S`, or too long.
+    """
+    until = time.monotonic() + ANSWER_S
+    connection.sendall(b"GET %s HTTP/1.0\r\nHost: localhost\r\n\r\n" % path)
+    data = b""
+    while came := connection.recv(1 << 16):
+        data += came
+        if len(data) > _MOST_BYTES or time.monotonic() > until:
+            raise TimeoutError
+    return data.partition(b"\r\n\r\n")[2]
 
 
 def stop(server: Neighbour) -> None:
@@ -162,12 +185,15 @@ def connected(path: Path) -> Iterator[socket.socket]:
     """A connection to the socket at `path`, however long that is: the system takes 107 bytes.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: nobody listens there, or another user's process, to which nothing is to be said.
     """
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as made:
         made.settimeout(ANSWER_S)
         with short_name(path) as name:
             made.connect(name)
+        _, user = _listener(made)
+        if user not in (os.geteuid(), 0):
+            raise PermissionError(errno.EPERM, f"a process of user {user} listens there", str(path))
         yield made
 
 
@@ -185,7 +211,8 @@ def short_name(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def _listener(connection: socket.socket) -> int:
-    """The process that listens where a connection leads."""
+def _listener(connection: socket.socket) -> tuple[int, int]:
+    """The process that listens where a connection leads, and its user."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(raw)[0])
+    process, user, _ = _CREDENTIALS.unpack(raw)
+    return process, user

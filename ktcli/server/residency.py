@@ -15,7 +15,6 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -33,6 +32,7 @@ from ktcli.server.loaded import Lease, LoadedModel
 from ktcli.server.model import ServedModel
 from ktcli.server.refusal import Refusal
 from ktcli.server.source import FOREVER, ModelSource
+from ktcli.threads import Threads
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class Residency:
         self._loaded: dict[str, LoadedModel] = {}
         self._waiters: deque[_Waiter] = deque()
         self._changed = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, "kt-models")
+        self._thread = Threads(1, "kt-models")
         self._empty_bytes = _resident_bytes()
         # The model of the first who waits, where leases of others keep it out; empty: nothing does.
         self._held_up = ""

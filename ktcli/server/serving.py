@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +31,7 @@ from ktcli.server.librarian import Librarian
 from ktcli.server.listening import IDLE_S, Connection
 from ktcli.server.residency import Residency
 from ktcli.server.source import ModelSource
+from ktcli.threads import Daemon, Threads
 
 _TICK_S = 1.0
 FILE_THREADS = 2  # for what would hold the loop up: the library is read, large bodies are looked at
@@ -86,7 +86,7 @@ class Serving:
         Raises:
             KtError: the model cannot be loaded.
         """
-        thread = threading.Thread(target=self._in_loop, name="kt-http", daemon=True)
+        thread = Daemon(self._in_loop, name="kt-http")
         with self._signals():
             thread.start()
             self._jobs.run()
@@ -145,7 +145,7 @@ class Serving:
     async def _serve(self) -> None:
         service = self._service
         self._loop = asyncio.get_running_loop()
-        files = ThreadPoolExecutor(FILE_THREADS, "kt-files")
+        files = Threads(FILE_THREADS, "kt-files")
         for _ in range(FILE_THREADS):  # all begin now, so that requests leave no threads behind
             files.submit(time.sleep, 0.01)
         self._loop.set_default_executor(files)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ktcli.store.partial import Located, PartialFile
 from ktcli.store.transfer import Arrived, Transfer, open_chunks
+from ktcli.threads import Daemon
 
 POLL_S = 0.1
 
@@ -52,7 +53,7 @@ class BoundedTransfer(Transfer):
             except BaseException as error:  # raised again by `wait_for`
                 self._error = error
 
-        self._thread = threading.Thread(target=run, name="kt-stream", daemon=True)
+        self._thread = Daemon(run, name="kt-stream")
         self._thread.start()
 
     def allow(self, count: int) -> None:

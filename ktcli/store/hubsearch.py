@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from ktcli.store.hubs import HuggingFace, ModelScope, RemoteFile, Snapshot, aski
 from ktcli.store.partial import Located
 from ktcli.store.profile import HUBS
 from ktcli.store.reference import parse
+from ktcli.threads import Threads
 
 CONFIG = "config.json"
 AT_ONCE = 4  # configs that are asked for at the same time
@@ -75,7 +75,7 @@ def read_configs(hits: Sequence[Hit], most_bytes: int) -> Iterator[FoundConfig]:
         most_bytes: a longer file is not taken.
     """
     places = [_config_place(hit) for hit in hits]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with Threads(AT_ONCE, "kt-search") as pool:
         tasks = [
             pool.submit(_read, hit, place, most_bytes)
             for hit, place in zip(hits, places, strict=True)

@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from ktcli.store.pagefile import (
 )
 from ktcli.store.pagefolder import SMALL_BYTES, PageFolder
 from ktcli.store.pagewriter import Fill, PageWriter, Target
+from ktcli.threads import Threads
 
 CLOSE_S = 20.0  # the longest that the end of a conversation waits for its pages
 _READERS = 4
@@ -91,7 +91,7 @@ class PageStore:
         self._hindrance = "the disk did not take them in time"  # why some were given up
         self._writes = True
         self._fresh: list[bytes] = []  # the last key of each file written since the queue was empty
-        self._readers: ThreadPoolExecutor | None = None
+        self._readers: Threads | None = None
         self.counts = StoreCounts()
         batch = max(SMALL_BYTES, min(quota_bytes // _FILES, _MOST_BATCH))
         target = Target(space, batch, self._wanted, self._commit, self._restamp)
@@ -175,7 +175,7 @@ class PageStore:
 
     def _run(self, jobs: list[tuple[Path, int, PageEntry, Label, U8Array]]) -> list[bool]:
         if self._readers is None and len(jobs) > 1:
-            self._readers = ThreadPoolExecutor(_READERS, "kt-read")
+            self._readers = Threads(_READERS, "kt-read")
         each = map if self._readers is None or len(jobs) < 2 else self._readers.map
         problems = list(each(_read, jobs))
         for (path, *_), problem in zip(jobs, problems, strict=True):

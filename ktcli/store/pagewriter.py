@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ktcli.store.pagefile import Image, Label, Space, U8Array
+from ktcli.threads import Daemon
 
 # fill(memory): copies the bytes of a record; False if they are gone
 Fill = Callable[[U8Array], bool]
@@ -84,7 +85,7 @@ class PageWriter:
             self._queue.append(_Due(label, size_bytes, fill))
             self._waiting_bytes += size_bytes
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="kt-pages", daemon=True)
+                self._thread = Daemon(self._run, name="kt-pages")
                 self._thread.start()
             elif self._waiting_bytes >= self._target.batch_bytes:
                 self._changed.notify_all()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from enum import Enum
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
 
 from ktcli import config
-from ktcli.errors import UsageError
+from ktcli.errors import KtError, UsageError
 
 LONGEST_NAME = 96  # characters of a name that a person may give
 NAME = rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}"
@@ -24,6 +25,7 @@ class EntryKind(Enum):
     PACK = "pack"
 
 
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _FOLDERS = {f"{kind.value}s" for kind in EntryKind}
 
 
@@ -61,9 +63,40 @@ def run_folder() -> Path:
     return config.home() / "run"
 
 
+def private_run_folder() -> Path:
+    """The folder of running servers, in which nobody else may write: the right to is taken from others.
+
+    Raises:
+        KtError: it is another user's, or that cannot be changed.
+    """
+    folder, me = run_folder(), os.geteuid()
+    try:
+        state = folder.stat()
+        if state.st_uid == me and state.st_mode & _OTHERS_WRITE:
+            folder.chmod(stat.S_IMODE(state.st_mode) & ~_OTHERS_WRITE)
+            state = folder.stat()
+    except OSError:  # not there, or not to be read or changed
+        return folder
+    if state.st_uid not in (me, 0) or state.st_mode & _OTHERS_WRITE:
+        whose = (
+            f"belongs to user {state.st_uid}"
+            if state.st_uid not in (me, 0)
+            else "can be written by others"
+        )
+        raise KtError(
+            f"{folder} {whose}, who could pretend to be a server there",
+            hint=f"remove it, or take the right from others with: chmod go-w {folder}",
+        )
+    return folder
+
+
 def server_sockets() -> list[Path]:
-    """The sockets of this library's servers; some may be left from servers that were killed."""
-    return sorted(run_folder().glob("*.sock"))
+    """The sockets of this library's servers; some may be left from servers that were killed.
+
+    Raises:
+        KtError: others could have put them there.
+    """
+    return sorted(private_run_folder().glob("*.sock"))
 
 
 def is_name(text: str) -> bool:

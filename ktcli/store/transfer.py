@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 from ktcli.errors import HubError
 from ktcli.store import tokens
 from ktcli.store.partial import CHUNK_BYTES, Located, PartialFile
+from ktcli.threads import Daemon
 
 CONNECTIONS = 8
 ATTEMPTS = 7  # of a chunk, in a row and without a byte: half a minute
@@ -117,10 +118,7 @@ class Transfer:
         """
         # Daemons: Ctrl-C ends the program without waiting for a server that is silent.
         bodies = [self._verify, *[self._work] * min(CONNECTIONS, max(1, len(self._queue)))]
-        threads = [
-            threading.Thread(target=self._guard, args=(body,), name="kt-pull", daemon=True)
-            for body in bodies
-        ]
+        threads = [Daemon(self._guard, body, name="kt-pull") for body in bodies]
         verifier = threads[0]
         for thread in threads:
             thread.start()

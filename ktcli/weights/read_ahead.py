@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import numpy as np
 
 from ktcli.ops.tensors import ceil_to
+from ktcli.threads import Threads
 from ktcli.weights.stages import Stopwatch
 from ktcli.weights.storage import Raw, Read, Reader
 from ktcli.weights.strips import Strip
@@ -54,7 +55,7 @@ class ReadAhead:
         Raises:
             BadCheckpoint: a file ended early or the disk failed.
         """
-        readers = ThreadPoolExecutor(DEPTH, thread_name_prefix="kt-read")
+        readers = Threads(DEPTH, "kt-read")
         waiting: deque[tuple[Strip, Future[list[list[Raw]]]]] = deque()
         try:
             for strip in strips:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 from ktcli import smallfiles
 from ktcli.errors import BadPack, KtError, NotEnoughDisk
+from ktcli.threads import Threads
 from ktcli.weights.stages import Stopwatch
 
 # Flush now and then, so that the last flush does not stand still for minutes.
@@ -38,7 +39,7 @@ class FileWriter:
         self._file = os.open(self._beside, flags, 0o644)
         self._hash = sha256()
         self._unflushed = 0
-        self._threads = ThreadPoolExecutor(3, thread_name_prefix="kt-write")
+        self._threads = Threads(3, "kt-write")
         self._part: list[Future[None]] = []
         self._flush: Future[None] | None = None
         self.size_bytes = 0

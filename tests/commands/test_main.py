@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -162,7 +163,7 @@ def every_error(kind: type[KtError] = KtError) -> list[type[KtError]]:
 
 
 CODES = {
-    "KtError": 1, "UsageError": 2, "NotFound": 3, "NotEnoughMemory": 4, "NotEnoughDisk": 4,
+    "KtError": 1, "UsageError": 2, "NotFound": 3, "NotEnoughMemory": 4, "NotEnoughDisk": 4, "NoMemoryLeft": 4,
     "BadCheckpoint": 5, "BadPack": 5, "HubError": 6, "Gated": 6, "Busy": 7, "QueueFull": 7,
     "ContextFull": 8, "NativeError": 9, "DeviceError": 10, "KernelFails": 10,
     "OutOfDeviceMemory": 10,
@@ -231,7 +232,22 @@ OTHERS = {
     ),
     "exit": (typer.Exit(1), 1, ""),
     "abort": (typer.Abort(), 130, "error: interrupted\n"),
-    "no memory": (MemoryError(), 1, "error: the system has no memory left\n"),
+    "no memory": (MemoryError(), 4, "error: the system has no memory left\n"),
+    "no memory for a thread": (
+        RuntimeError("can't start new thread"),
+        4,
+        "error: the system has no memory left\n",
+    ),
+    "no memory for code": (
+        ImportError("x.so: failed to map segment from shared object"),
+        4,
+        "error: the system has no memory left\n",
+    ),
+    "no memory for the system": (
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        4,
+        "error: the system has no memory left\n",
+    ),
     "a file": (PermissionError(13, "Permission denied", "/x"), 1, "error: /x: Permission denied\n"),
     "ours": (
         ValueError("too\nlong"),

@@ -344,6 +344,19 @@ def test_ollamas_port_is_listened_at_too(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "leave --ollama out" in (caught.value.hint or "")
 
 
+def takes_signals(process: int) -> list[int]:
+    """The threads of a process that do not block SIGTERM, those of libraries among them."""
+    bit = 1 << (signal.SIGTERM - 1)
+    states = {
+        int(path.name): (path / "status").read_text()
+        for path in Path(f"/proc/{process}/task").iterdir()
+    }
+    masks = {
+        each: int(state.partition("SigBlk:")[2].split()[0], 16) for each, state in states.items()
+    }
+    return [each for each, mask in masks.items() if not mask & bit]
+
+
 def test_the_command_serves_in_the_background_and_ends_at_a_signal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -376,7 +389,9 @@ def test_the_command_serves_in_the_background_and_ends_at_a_signal(
     assert "--threads is for an engine of its own" in told[2].err
     assert main(command) == Busy.exit_code
     assert f"a server of kt-mini has port {port} already" in capsys.readouterr().err
-    os.kill(found.pid, signal.SIGINT)
+    assert takes_signals(found.pid) == [found.pid]
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):
+        os.killpg(found.pid, number)
     assert os.waitpid(found.pid, 0)[1] == 0
     log = log_path(port)
     said = log.read_text()

@@ -11,7 +11,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,6 +26,7 @@ from ktcli.chat.partner import Held
 from ktcli.chat.tokenizer import Tokenizer
 from ktcli.chat.voice import Voice
 from ktcli.errors import KtError, UsageError
+from ktcli.threads import Threads
 
 if TYPE_CHECKING:
     import llguidance
@@ -149,8 +150,8 @@ class GrammarCompiler:
         return cls(voice.tokenizer, voice.stop_ids, size, Frame.of(voice.answers))
 
     @cached_property
-    def _workers(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(2, "kt-grammar")
+    def _workers(self) -> Threads:
+        return Threads(2, "kt-grammar")
 
     def prepare(self) -> Future[None]:
         """Reads the vocabulary on another thread, once, if no grammar was compiled before."""

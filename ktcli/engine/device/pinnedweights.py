@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ktcli.engine.device.stream import Stream
 from ktcli.errors import DeviceError
+from ktcli.threads import Daemon
 
 _BLOCK_BYTES = 64 << 20  # pinned at once: some 20 ms
 _LOG = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class PinnedWeights:
         if self._thread is not None or not self._blocks or not self.wanted:
             return
         work = self._blocks, self._pinned, self._streams[0], self._stop, self.finished
-        self._thread = threading.Thread(target=_pin, args=work, name="kt-pin", daemon=True)
+        self._thread = Daemon(_pin, *work, name="kt-pin")
         # Called when this object is freed, but before the memory itself is. A process that ends leaves the rest to the
         # system, which is faster.
         weakref.finalize(self, _unpin, self._thread, *work[:4], self._streams).atexit = False

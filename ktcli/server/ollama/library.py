@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -20,6 +19,7 @@ from ktcli.server.librarian import Librarian, PullStep
 from ktcli.server.ollama.chat import ALIVE, LINES
 from ktcli.server.openai.envelope import encode
 from ktcli.server.refusal import Refusal
+from ktcli.threads import Threads
 
 _LATEST = ":latest"
 
@@ -149,7 +149,7 @@ class _Pull:
             finally:
                 tell(None)
 
-        thread = ThreadPoolExecutor(1, "kt-library")  # its own: pulls take hours
+        thread = Threads(1, "kt-library")  # its own: pulls take hours
         self._work = loop.run_in_executor(thread, work)
         thread.shutdown(wait=False)
 

@@ -1,0 +1,66 @@
+"""Threads take no signals: whichever way one is started, and whatever it starts itself."""
+
+import ast
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+import ktcli
+from ktcli.threads import Daemon, Threads, signals_blocked
+
+FAULTS = {signal.SIGILL, signal.SIGFPE, signal.SIGSEGV, signal.SIGBUS}
+
+
+def blocked() -> set[int]:
+    return set(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+
+def test_the_threads_of_kt_and_what_they_start_take_no_signals() -> None:
+    found: list[set[int]] = []
+
+    def note() -> None:
+        found.append(blocked())
+        inner = threading.Thread(target=lambda: found.append(blocked()))  # as a library does
+        inner.start()
+        inner.join()
+
+    before = blocked()
+    thread = Daemon(note, name="kt-test")
+    thread.start()
+    thread.join()
+    with Threads(2, "kt-test") as team:
+        team.submit(note).result()
+        list(team.map(lambda _: note(), range(2)))
+    assert blocked() == before
+    assert len(found) == 8
+    for each in found:
+        assert {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM} <= each
+        assert not each & FAULTS
+
+
+def test_a_signal_waits_for_the_end_of_the_context() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+    try:
+        with signals_blocked():
+            signal.raise_signal(signal.SIGUSR1)
+            assert heard == []
+        assert heard == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("name", ["Thread", "ThreadPoolExecutor", "Timer"])
+def test_no_thread_is_started_in_another_way(name: str) -> None:
+    folder = Path(ktcli.__file__).parent
+    users = [
+        str(path.relative_to(folder))
+        for path in folder.rglob("*.py")
+        if path.name != "threads.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", getattr(node.func, "id", "")) == name
+    ]
+    assert users == []
