@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from ktcli.chat.compaction import DROP_SHARE, SUM_UP, SUMMARY_SHARE, older_turns
+from ktcli.chat.compaction import DROP_SHARE, SUM_UP, SUMMARY_SHARE, fewest_omitted, older_turns
 from ktcli.chat.control import Marked
 from ktcli.chat.conversation import Conversation, Omission, Saved, Spoken, Turn, remember
 from ktcli.chat.partner import Held, HeldIds, Partner
@@ -342,30 +342,36 @@ class Chat:
         """Renders the conversation as text and as ids; the oldest turns are left out if it does not fit."""
         context, said = self.speaker.engine.context, self.conversation
         was = said.omitted
-        text, ids = self._prompt(said.messages)
+        text, ids = self._prompt(said.messages, context)
         if self._settings.drops and (ids is None or len(ids) >= context):
-            text, ids = self._with_room(context // DROP_SHARE)
+            text, ids = self._with_room(said, context // DROP_SHARE)
             reply.dropped = said.omitted.turns - was.turns
         if ids is None or len(ids) >= context:
             said.omitted = was
             self._refuse(f"{len(ids):,}" if ids else f"more than {context:,}")
         return text, ids
 
-    def _with_room(self, most: int) -> tuple[str, list[int] | None]:
-        """The prompt without as many of the oldest turns as it takes to have at most `most` tokens, if that is
-        possible; the last question stays."""
-        said = self.conversation
-        while True:
-            text, ids = self._prompt(said.messages)
-            left_out = said.omitted.turns + 2
-            if (ids is not None and len(ids) <= most) or left_out >= len(said.turns):
-                return text, ids
-            said.omitted = replace(said.omitted, turns=left_out)
+    def _with_room(self, said: Conversation, most: int) -> tuple[str, list[int] | None]:
+        """The prompt of a conversation that is too long, without as many of its oldest turns as it takes to have at
+        most `most` tokens, if that is possible; its last question stays."""
 
-    def _prompt(self, messages: list[Turn]) -> tuple[str, list[int] | None]:
-        """Renders messages as text and as ids; None: they are surely more than the context holds."""
+        def fits(turns: int) -> bool:
+            ids = self._prompt(left_out(turns), most, passing=True)[1]
+            return ids is not None and len(ids) <= most
+
+        def left_out(turns: int) -> list[Turn]:
+            return replace(said, omitted=replace(said.omitted, turns=turns)).messages
+
+        turns = fewest_omitted(len(said.turns), said.omitted.turns, fits)
+        said.omitted = replace(said.omitted, turns=turns)
+        return self._prompt(said.messages, self.speaker.engine.context)
+
+    def _prompt(
+        self, messages: list[Turn], most: int, *, passing: bool = False
+    ) -> tuple[str, list[int] | None]:
+        """Renders messages as text and as ids; None: they are surely more than `most`."""
         rendered = self._rendered(messages)
-        return rendered.text, self._splicer.ids(rendered, self.spoken, self.speaker.engine.context)
+        return rendered.text, self._splicer.ids(rendered, self.spoken, most, passing=passing)
 
     def compact(
         self, *, cancelled: Callable[[], bool] = lambda: False, progress: Progress | None = None
@@ -382,13 +388,11 @@ class Chat:
         most = max(1, context // SUMMARY_SHARE)
         before = Conversation(said.system, said.turns[:turns], said.omitted)
         before.say("user", SUM_UP)
-        while True:  # the oldest of them may have to go unread
-            text, ids = self._prompt(before.messages)
-            if ids is not None and len(ids) + most <= context:
-                break
-            if before.omitted.turns + 2 >= len(before.turns):
-                self._refuse(f"{len(ids):,}" if ids else f"more than {context:,}")
-            before.omitted = replace(before.omitted, turns=before.omitted.turns + 2)
+        text, ids = self._prompt(before.messages, context)
+        if ids is None or len(ids) + most > context:  # the oldest of them have to go unread
+            text, ids = self._with_room(before, context - most)
+        if ids is None or len(ids) + most > context:
+            self._refuse(f"{len(ids):,}" if ids else f"more than {context:,}")
         summary = self._aside(text, ids, most, cancelled, progress)
         if summary is None:
             return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ktcli.errors import UsageError
 
 DROP, STOP = "drop", "stop"  # what happens when a question does not fit: the setting `when-full`
@@ -28,6 +30,31 @@ def older_turns(turns: int, omitted: int) -> int:
             hint="/clear starts afresh",
         )
     return older
+
+
+def fewest_omitted(turns: int, omitted: int, fits: Callable[[int], bool]) -> int:
+    """The number of turns to leave out of a conversation, a question and its answer at a time, so that the rest fits;
+    if nothing fits, all but the last question.
+
+    The rest is tried from its end, twice as long each time, and halved between: what is tried is never much longer
+    than what fits, however long the conversation is.
+
+    Args:
+        omitted: the turns that are left out already, which is too few.
+        fits: whether the rest fits without so many; if it does, it does without more.
+    """
+    last = omitted + 2 * max(0, (turns - omitted - 1) // 2)
+    most, step = last, 2  # `most` is enough; `least` is too few
+    least = omitted
+    if last == omitted or not fits(last):
+        return last
+    while (tried := most - step) > least and fits(tried):
+        most, step = tried, 2 * step
+    least = max(least, tried)
+    while most - least > 2:
+        middle = least + (most - least) // 4 * 2
+        least, most = (least, middle) if fits(middle) else (middle, most)
+    return most
 
 
 def exchanges(turns: int) -> str:

@@ -16,6 +16,7 @@ from ktcli.chat.inline import BOLD, CODE, DIM, Inline, Span
 from ktcli.chat.pipetable import aligned
 
 _RULE_COLUMNS = 60
+_EACH_TIME = 400  # characters; shorter lines are looked at with each piece
 
 
 class Markdown:
@@ -31,6 +32,7 @@ class Markdown:
         self._flow = Flow(write, columns, obeys=True)
         self._line = ""  # what has come of the last line, until it is certain what it is; all of a row and of code
         self._start: LineStart | None = None
+        self._tried = 0  # characters of the line that do not make it certain
         self._inline = Inline()
         self._code: Highlighter | None = None
         self._marks = ""  # of the fence before the code
@@ -56,6 +58,7 @@ class Markdown:
             self._flow.finish()
             on_line = not self._flow.at_start
         self._line, self._start, self._code, self._inline = "", None, None, Inline()
+        self._tried = 0
         return on_line
 
     # -- lines -----------------------------------------------------------------------------------------
@@ -76,9 +79,11 @@ class Markdown:
 
     def _settle(self, *, last: bool) -> None:
         """Begins to draw the line if it is certain what it is."""
-        if self._start is not None:
+        size = len(self._line)
+        if self._start is not None or not (last or _is_due(size, self._tried)):
             return
         start = self._start = classify(self._line, last=last)
+        self._tried = size
         if start is None or start.kind is LineKind.ROW:
             return
         self._draw_table()
@@ -94,7 +99,7 @@ class Markdown:
         self._draw_rest()
         if self._start is not None and self._start.kind is not LineKind.ROW:
             self._flow.newline()
-        self._line, self._start, self._inline = "", None, Inline()
+        self._line, self._start, self._inline, self._tried = "", None, Inline(), 0
 
     def _draw_rest(self) -> None:
         """Draws what is left of a line that has ended."""
@@ -143,6 +148,12 @@ class Markdown:
         for row in rows:
             self._flow.put(row)
             self._flow.newline()
+
+
+def _is_due(size: int, tried: int) -> bool:
+    """Returns whether a line that has come so far is to be looked at again: a long one when it has grown by a half, as
+    each look reads all of it."""
+    return size < _EACH_TIME or 2 * size >= 3 * tried
 
 
 DIMMED = f"\x1b[{DIM}m{{}}{RESET}"

@@ -47,10 +47,10 @@ class Splicer:
                 fresh[stretch] = found
                 room -= len(found)
             known = {**known, **fresh}
-            bad = self._unsure([fresh[stretch] for stretch in stretches])
-            if bad is None:
+            sure = self._sure(answers, [fresh[stretch] for stretch in stretches])
+            if len(sure) == len(answers):
                 break
-            del answers[bad]
+            answers = sure
         if not passing:
             self._known = fresh
         ids = list(fresh[stretches[0]])
@@ -58,13 +58,11 @@ class Splicer:
             ids += (*answer.ids, *fresh[stretch])
         return ids
 
-    def _unsure(self, stretches: list[list[int]]) -> int | None:
-        """The index of the last answer behind which no special token begins; None if there is none."""
+    def _sure(self, answers: list[Spoken], stretches: list[list[int]]) -> list[Spoken]:
+        """The answers behind which a special token begins."""
         special = self._tokenizer.special_ids
-        for index in range(len(stretches) - 1, 0, -1):
-            if not stretches[index] or stretches[index][0] not in special:
-                return index - 1
-        return None
+        behind = zip(answers, stretches[1:], strict=True)
+        return [answer for answer, stretch in behind if stretch and stretch[0] in special]
 
     def is_whole(self, answer: Spoken, *, foreign: bool = False) -> bool:
         """Tells whether the ids of an answer are all of its text.

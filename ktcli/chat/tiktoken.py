@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from ktcli.chat.components import is_text
 from ktcli.chat.files import read_bytes, read_json
 from ktcli.errors import BadCheckpoint
 from ktcli.weights.gguf.words import KIMI
+from ktcli.weights.vocabulary import MAX_LETTERS, added_token, bpe, byte_level, splits, whole
 
 MAX_BYTES = 8_000_000  # Kimi-K2's has 2.8 MB
-MAX_TOKEN_BYTES = 512
 NAMES = ("tiktoken.model",)
 
 # Class in tokenizer_config.json → how words are cut, and how many special ids follow the ranks.
@@ -34,13 +35,14 @@ def find(folder: Path) -> Path | None:
 def document(path: Path, config: Path) -> str:
     """Returns a rank file as the text of a `tokenizer.json`.
 
+    Tiktoken joins the two neighbours whose union has the lowest rank, however the union is split; so every split into
+    two tokens is a merge, and merges are ordered by the rank of the union.
+
     Args:
         config: its tokenizer_config.json: the class, and the names of special tokens.
     Raises:
-        BadCheckpoint: the file is malformed, or of a class that is not in the table.
+        BadCheckpoint: the file is malformed, too large, or of a class that is not in the table.
     """
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-
     settings = read_json(config)
     kind = str(settings.get("tokenizer_class"))
     if kind not in PATTERNS:
@@ -51,24 +53,17 @@ def document(path: Path, config: Path) -> str:
     pattern, reserved = PATTERNS[kind]
     ranks = read_ranks(path)
     alphabet = letters()
-    vocab = {"".join(alphabet[b] for b in token): rank for token, rank in ranks.items()}
-    merges = [(_spell(a, alphabet), _spell(b, alphabet)) for a, b in _merges(ranks)]
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+    words = ["".join(alphabet[byte] for byte in token) for token in ranks]
+    merges = [[words[left], words[right]] for _, left, right in sorted(splits(ranks))]
     names = _special_names(settings, len(ranks), reserved)
     for text, _ in names:
         if not is_text(text):
             raise BadCheckpoint(f"{config} adds the token {text!r}, which is not Unicode text")
-    tokenizer.add_tokens(
-        [AddedToken(text, special=special, normalized=False) for text, special in names]
-    )
-    return str(tokenizer.to_str())
+    added = [
+        added_token(id, text, special=special)
+        for id, (text, special) in enumerate(names, len(ranks))
+    ]
+    return json.dumps(whole(added, byte_level([pattern], bpe(words, merges, ignore_merges=True))))
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
@@ -85,26 +80,12 @@ def read_ranks(path: Path) -> dict[bytes, int]:
             value = int(rank)
         except (binascii.Error, ValueError) as error:
             raise BadCheckpoint(f"line {number} of {path} is not a token and its rank") from error
-        if value != len(ranks) or token in ranks or not 0 < len(token) <= MAX_TOKEN_BYTES:
+        if value != len(ranks) or token in ranks or not 0 < len(token) <= MAX_LETTERS:
             raise BadCheckpoint(f"line {number} of {path} is out of order")
         ranks[token] = value
     if any(bytes([byte]) not in ranks for byte in range(256)):
         raise BadCheckpoint(f"{path} lacks tokens for single bytes")
     return ranks
-
-
-def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """The pairs of tokens in the order in which tiktoken joins them.
-
-    Tiktoken joins the two neighbours whose union has the lowest rank, however the union is split; so
-    every split into two tokens is a merge, and merges are ordered by the rank of the union.
-    """
-    found: list[tuple[bytes, bytes]] = []
-    for token in ranks:
-        splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-        pairs = [(a, b) for a, b in splits if a in ranks and b in ranks]
-        found.extend(sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]])))
-    return found
 
 
 def _special_names(settings: dict[str, Any], first: int, count: int) -> list[tuple[str, bool]]:
@@ -125,7 +106,3 @@ def letters() -> list[str]:
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = iter(range(256, 512))
     return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]
-
-
-def _spell(token: bytes, alphabet: list[str]) -> str:
-    return "".join(alphabet[byte] for byte in token)

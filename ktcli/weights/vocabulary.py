@@ -7,18 +7,23 @@ sentencepiece_model.proto; the tokenizers library's file format.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from ktcli.errors import BadCheckpoint
 
 SPACE = "\u2581"  # stands for a space in a piece
-MAX_LETTERS = 256  # letters of a piece; a merge is tried at each place in it
+MAX_LETTERS = 512  # of a token; behind so many no merge is tried
+MAX_ALL_LETTERS = (
+    4_000_000  # of all tokens that are merged; a vocabulary of 200,000 tokens has 1.4 million
+)
 MAX_MERGES = 700_000  # a vocabulary of 256,000 pieces makes 580,000
+MAX_MERGE_LETTERS = 12_000_000  # of all merges; a vocabulary of 200,000 tokens makes 3.2 million
 
 Json = dict[str, Any]
+Word = TypeVar("Word", str, bytes)
 
 
 class PieceKind(IntEnum):
@@ -122,6 +127,63 @@ def bpe(texts: Sequence[str], merges: list[list[str]], **more: Any) -> Json:
     }
 
 
+def byte_level(patterns: Sequence[str], model: Json, *, nfc: bool = False) -> Json:
+    """The normalizer, pre-tokenizer, model and decoder of a vocabulary of bytes.
+
+    Args:
+        patterns: regular expressions that cut words; each cuts the pieces that the ones before left whole.
+    """
+    cuts = [
+        {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False}
+        for each in patterns
+    ]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    before = {"type": "Sequence", "pretokenizers": [*cuts, {**level, "use_regex": False}]}
+    return {
+        "normalizer": {"type": "NFC"} if nfc else None,
+        "pre_tokenizer": before,
+        "post_processor": None,
+        "decoder": {**level, "use_regex": True},
+        "model": model,
+    }
+
+
+def splits(ids: Mapping[Word, int]) -> Iterator[tuple[int, int, int]]:
+    """Yields the ids of (token, left part, right part) for every cut of a token into two tokens.
+
+    A token of one letter again and again can be cut at every place, so a small file can make more than any memory
+    holds: what is made is counted while it is made.
+
+    Args:
+        ids: the tokens that take part, all of bytes or all of letters.
+    Raises:
+        BadCheckpoint: there are more letters or merges than any published vocabulary has.
+    """
+    letters = sum(map(len, ids))
+    if letters > MAX_ALL_LETTERS:
+        raise _too_many(f"have {letters:,} letters, more than {MAX_ALL_LETTERS:,}")
+    merges = letters = 0
+    for token, id in ids.items():
+        for cut in range(1, min(len(token), MAX_LETTERS)):
+            left = ids.get(token[:cut])
+            right = None if left is None else ids.get(token[cut:])
+            if left is None or right is None:
+                continue
+            merges, letters = merges + 1, letters + len(token)
+            if merges > MAX_MERGES:
+                raise _too_many(f"make more than {MAX_MERGES:,} merges")
+            if letters > MAX_MERGE_LETTERS:
+                raise _too_many(f"make merges of more than {MAX_MERGE_LETTERS:,} letters")
+            yield id, left, right
+
+
+def _too_many(what: str) -> BadCheckpoint:
+    return BadCheckpoint(
+        f"the tokenizer's tokens {what}",
+        hint="kt verify MODEL checks the files; kt pull gets them again",
+    )
+
+
 def _cleaning(vocabulary: Pieces) -> list[Json]:
     made: list[Json] = []
     if vocabulary.charsmap:
@@ -148,18 +210,15 @@ def _merged(vocabulary: Pieces) -> Json:
     union.
 
     Raises:
-        BadCheckpoint: there are more merges than any published vocabulary has.
+        BadCheckpoint: as `splits`.
     """
     pieces = vocabulary.pieces
     usable = (PieceKind.NORMAL, PieceKind.UNUSED)
     ids = {piece.text: id for id, piece in enumerate(pieces) if piece.kind in usable}
-    pairs: list[tuple[float, int, str, str]] = []
-    for text, id in ids.items():
-        splits = ((text[:cut], text[cut:]) for cut in range(1, min(len(text), MAX_LETTERS)))
-        pairs += [(-pieces[id].score, ids[a], a, b) for a, b in splits if a in ids and b in ids]
-        if len(pairs) > MAX_MERGES:
-            raise BadCheckpoint(f"the tokenizer's pieces make more than {MAX_MERGES:,} merges")
-    merges = [[left, right] for *_, left, right in sorted(pairs)]
+    found = sorted(
+        splits(ids), key=lambda row: (-pieces[row[0]].score, row[1], pieces[row[2]].text)
+    )
+    merges = [[pieces[left].text, pieces[right].text] for _, left, right in found]
     unknown = next((piece.text for piece in pieces if piece.kind == PieceKind.UNKNOWN), None)
     texts = [piece.text for piece in pieces]
     return bpe(texts, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)

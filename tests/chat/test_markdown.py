@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -12,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it.token import Token
 
-from ktcli.chat import inline
-from ktcli.chat.blocks import LineKind, classify
+from ktcli.chat import inline, markdown
+from ktcli.chat.blocks import LineKind, LineStart, classify
 from ktcli.chat.flow import PlainText
 from ktcli.chat.markdown import Markdown
 from ktcli.chat.screen import visible
@@ -141,6 +142,43 @@ def test_nothing_in_a_text_is_obeyed() -> None:
     screen = on_screen(["\x1b[2J**a\x1b]0;t\x07b** `\x1b[31m`\n| \x1b[H |\n|--|\n| \u202e |\n"], 60)
     assert "[2J" in lines(screen) and "[31m" in lines(screen) and "[H" in lines(screen)
     assert screen.title == "" and "\u202e" not in lines(screen)
+
+
+@pytest.mark.parametrize("line", ["`" * 20_000, " " * 20_000, "~~~ " + "a b " * 5000, "```" + " a" * 9000])  # fmt: skip
+def test_a_line_that_stays_uncertain_is_read_a_few_times(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+
+    def counted(source: str, *, last: bool) -> LineStart | None:
+        read.append(len(source))
+        return classify(source, last=last)
+
+    monkeypatch.setattr(markdown, "classify", counted)
+    drawing = Markdown(lambda text: None, lambda: 80)
+    for at in range(0, len(line), 4):
+        drawing.feed(line[at : at + 4])
+    drawing.finish()
+    assert sum(read) < 8 * len(line)
+
+
+SHAPES = ("# a\n", "- a\n", "> a\n", "[a](", "[a](b) ", "_a ", "x")  # again and again
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("shape", SHAPES)
+def test_any_text_is_drawn_in_linear_time(shape: str) -> None:
+    def cpu_s(chars: int) -> float:
+        text = shape * (chars // len(shape))
+        drawing = Markdown(lambda text: None, lambda: 80)
+        began = time.thread_time()
+        for at in range(0, len(text), 4):
+            drawing.feed(text[at : at + 4])
+        drawing.finish()
+        return time.thread_time() - began
+
+    short, long = (min(cpu_s(chars) for _ in range(2)) for chars in (4_000, 16_000))
+    assert long < 8 * short  # linear: 4
 
 
 def test_a_resized_window_counts_from_the_next_word() -> None:

@@ -233,6 +233,78 @@ def test_an_answer_can_be_made_anew_and_a_question_changed(page: Browser) -> Non
     assert texts(page) == ["first again", "you said first again"]
 
 
+KEPT = "JSON.parse(localStorage.getItem('kt.conversations'))[0].messages.map(e => e.content)"
+GONE = "window.fetch = () => Promise.reject(new TypeError('gone'))"
+WRONG = "document.querySelector('#status.wrong')?.textContent.includes('not there')"
+WRITTEN = "document.querySelector('#prompt').value"
+REPLACED = "document.querySelectorAll('.replaced').length"
+
+
+@marked
+@pytest.mark.parametrize("leave", ["Escape", "#cancel", "#fresh"])
+def test_a_message_that_is_edited_stays_until_another_one_is_sent(
+    page: Browser, server: Running, leave: str
+) -> None:
+    ask(page, "first")
+    ask(page, "second")
+    before = ["first", "you said first", "second", "you said second"]
+    page.click("#prompt")
+    page.type("a draft")
+    page.click("article:first-child .row button")  # Edit
+    page.type(" again")
+    assert page.value(WRITTEN) == "first again" and page.value(REPLACED) == 4
+    assert texts(page) == before and page.value(KEPT) == before
+    if leave == "Escape":
+        page.press(leave)
+    else:
+        page.click(leave)
+    assert page.value(WRITTEN) == "a draft" and page.value(REPLACED) == 0
+    assert page.value("document.querySelector('#cancel').checkVisibility()") is False
+    assert page.value(KEPT) == before and texts(page) == ([] if leave == "#fresh" else before)
+    page.click("#conversations li button")
+    page.click("article:first-child .row button")
+    visit(page, server)  # leaving the page loses nothing either
+    page.click("#conversations li button")
+    assert texts(page) == before
+
+
+@marked
+def test_what_was_to_be_replaced_comes_back_if_there_is_no_answer(page: Browser) -> None:
+    ask(page, "first")
+    ask(page, "second")
+    before = ["first", "you said first", "second", "you said second"]
+    page.value(GONE)
+    page.click("article:first-child .row button")  # Edit
+    page.type(" again")
+    page.press("Enter")
+    page.until(WRONG)
+    assert texts(page) == before and page.value(KEPT) == before
+    assert page.value(WRITTEN) == "first again" and page.value(REPLACED) == 4
+    page.press("Escape")
+    assert page.value(REPLACED) == 0 and page.value(WRITTEN) == ""
+    page.click("article:last-child .row button")  # Retry
+    page.until(WRONG)
+    assert texts(page) == before and page.value(KEPT) == before
+
+
+@marked
+def test_only_the_last_answer_can_be_made_anew_at_one_click(page: Browser) -> None:
+    ask(page, "first")
+    ask(page, "second")
+    shown = "[...document.querySelectorAll('.other .row button')].map(e => e.checkVisibility())"
+    assert page.value(shown) == [False, True]
+
+
+@marked
+@pytest.mark.parametrize("block", ["# a\n", "> a\n\n", "- a\n", "|a|\n|-|\n|b|\n\n", "|-|-|\n"])
+def test_a_long_text_is_drawn_in_linear_time(page: Browser, block: str) -> None:
+    made = f"m.show(document.createElement('div'), {json.dumps(block)}.repeat"
+    short, long = (
+        page.work_s(f"import('/page/markdown.js').then(m => {made}({n})))") for n in (3000, 12_000)
+    )
+    assert long < 8 * short  # linear: 4; it was 14 and more
+
+
 @marked
 def test_several_conversations_outlive_the_page(page: Browser, server: Running) -> None:
     ask(page, "apples")

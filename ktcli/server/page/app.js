@@ -11,6 +11,7 @@ let conversations = load();
 let current = begin();
 let known = new Map(); // the models by their names
 let running = null; // the answer that comes: { message, view, stop }
+let editing = null; // the message that what is typed will replace, and what was typed before: { message, draft }
 const gone = []; // ids of conversations that were deleted here
 
 // --- parts of the page ---------------------------------------------------------------------------------
@@ -41,7 +42,7 @@ function viewOf(message) {
   const whole = element("article", { className: own ? "own" : "other" }, folded, text, row);
   whole.setAttribute("aria-label", own ? "You" : "Answer");
   if (own) row.append(button("Edit", "Edit this message", () => edit(message)));
-  else row.append(button("Retry", "Answer anew", () => retry(message)), figures);
+  else row.append(element("span", { className: "last" }, button("Retry", "Answer anew", () => retry(message))), figures);
   const view = { message, whole, text, thoughts, folded, figures, row };
   draw(view);
   return view;
@@ -60,8 +61,16 @@ function draw(view) {
 function drawAll() {
   log.replaceChildren(...current.messages.map((message) => viewOf(message).whole));
   log.scrollTop = log.scrollHeight;
+  drawEditing();
   drawSide();
   drawContext();
+}
+
+// Shows what sending will replace.
+function drawEditing() {
+  const from = editing ? current.messages.indexOf(editing.message) : Infinity;
+  [...log.children].forEach((whole, place) => whole.classList.toggle("replaced", place >= from));
+  at("cancel").hidden = !editing;
 }
 
 function drawSide() {
@@ -89,6 +98,7 @@ function keep(conversation) {
 
 function turnTo(conversation) {
   running?.stop();
+  endEdit();
   current = conversation;
   side.classList.remove("open");
   at("menu").setAttribute("aria-expanded", "false");
@@ -105,21 +115,52 @@ function remove(conversation) {
   drawSide();
 }
 
+// Lets a message be changed: it and all behind it stay, here and in the browser, until another one is answered.
 function edit(message) {
-  running?.stop();
-  current.messages.length = current.messages.indexOf(message);
-  keep(current);
-  drawAll();
-  prompt.value = message.content;
+  endEdit();
+  editing = { message, draft: prompt.value };
+  compose(message.content);
+  drawEditing();
+  say("Sending replaces this message and all behind it; Escape leaves them as they are.");
+}
+
+function endEdit() {
+  if (!editing) return;
+  compose(editing.draft);
+  editing = null;
+  drawEditing();
+  say("");
+}
+
+function compose(text) {
+  prompt.value = text;
   grow();
   prompt.focus();
 }
 
+// Takes the messages from a place on out of the conversation. Until there is a new answer they can come back.
+function setAside(from, text = "") {
+  return { from, text, title: current.title, messages: current.messages.splice(from) };
+}
+
+function bringBack(conversation, { from, text, title, messages }) {
+  conversation.messages.splice(from, Infinity, ...messages);
+  conversation.title = title;
+  if (conversation !== current) return;
+  if (editing) {
+    if (!current.messages.includes(editing.message)) editing.message = messages[0];
+  } else if (text && !prompt.value) {
+    editing = { message: messages[0], draft: "" };
+    compose(text);
+  }
+}
+
 function retry(message) {
   if (running) return;
-  current.messages.length = current.messages.indexOf(message);
+  endEdit();
+  const aside = setAside(current.messages.indexOf(message));
   drawAll();
-  reply();
+  reply(aside);
 }
 
 // --- answers --------------------------------------------------------------------------------------------
@@ -127,20 +168,21 @@ function retry(message) {
 function send() {
   const text = prompt.value.trim();
   if (!text || running) return;
-  if (!current.messages.length) current.title = text.slice(0, 60);
+  const aside = setAside(editing ? current.messages.indexOf(editing.message) : current.messages.length, text);
+  if (!aside.from) current.title = text.slice(0, 60);
   current.messages.push({ role: "user", content: text });
-  keep(current);
-  prompt.value = "";
-  grow();
+  if (!aside.messages.length) keep(current);
+  compose(editing?.draft ?? "");
+  editing = null;
   drawAll();
-  reply();
+  reply(aside);
 }
 
 const asked = (messages) => messages.map((each) => ({
   role: each.role, content: each.content, ...(each.thoughts ? { reasoning_content: each.thoughts } : {}),
 }));
 
-async function reply() {
+async function reply(aside) {
   const conversation = current, message = { role: "assistant", content: "" }, control = new AbortController();
   const messages = asked(conversation.messages);
   conversation.messages.push(message);
@@ -152,6 +194,7 @@ async function reply() {
   try {
     for await (const event of answer(picker.value, messages, control.signal)) {
       take(message, event);
+      if (aside.messages.length && !isEmpty(message)) { aside.messages = []; keep(conversation); }
       drawing ||= requestAnimationFrame(() => { drawing = 0; follow(() => draw(view)); });
     }
     say("The answer is complete.");
@@ -162,14 +205,17 @@ async function reply() {
     running = null;
     busy(false);
     if (conversation === current) { follow(() => draw(view)); drawContext(); }
-    if (conversations.includes(conversation)) finish(conversation); // else it was deleted meanwhile
+    if (conversations.includes(conversation)) finish(conversation, aside); // else it was deleted meanwhile
   }
 }
 
-function finish(conversation) {
-  const empty = conversation.messages.at(-1);
-  if (empty?.role === "assistant" && !empty.content && !empty.thoughts) {
+const isEmpty = (message) => !message.content && !message.thoughts;
+
+function finish(conversation, aside) {
+  const last = conversation.messages.at(-1);
+  if (last?.role === "assistant" && isEmpty(last)) {
     conversation.messages.pop();
+    if (aside.messages.length) bringBack(conversation, aside);
     if (conversation === current) drawAll();
   }
   keep(conversation);
@@ -255,6 +301,7 @@ function grow() {
 
 at("form").addEventListener("submit", (event) => { event.preventDefault(); send(); });
 at("stop").addEventListener("click", () => running?.stop());
+at("cancel").addEventListener("click", endEdit);
 at("fresh").addEventListener("click", () => turnTo(begin()));
 at("theme").addEventListener("click", otherTheme);
 at("menu").addEventListener("click", () => at("menu").setAttribute("aria-expanded", String(side.classList.toggle("open"))));
@@ -265,7 +312,7 @@ prompt.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") running?.stop();
+  if (event.key === "Escape" && !event.isComposing) { if (editing) endEdit(); else running?.stop(); }
   if (event.altKey && event.code === "KeyN") { event.preventDefault(); turnTo(begin()); }
 });
 

@@ -5,15 +5,21 @@ const DEEPEST = 8;
 
 // Brings `container` to show `text`; blocks that did not change stay as they are.
 export function show(container, text) {
-  const blocks = split(text);
-  blocks.forEach((block, at) => {
-    const there = container.children[at];
-    if (there && there.markdown === block) return;
-    const made = build(block, 0);
-    made.markdown = block;
-    if (there) there.replaceWith(made); else container.append(made);
-  });
-  while (container.children.length > blocks.length) container.lastElementChild.remove();
+  let there = container.firstElementChild; // one after the other: a place in a list of elements is counted anew after each change
+  for (const block of split(text)) {
+    const next = there?.nextElementSibling ?? null;
+    if (there?.markdown !== block) {
+      const made = build(block, 0);
+      made.markdown = block;
+      if (there) there.replaceWith(made); else container.append(made);
+    }
+    there = next;
+  }
+  while (there) {
+    const next = there.nextElementSibling;
+    there.remove();
+    there = next;
+  }
 }
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]{0,40})/;
@@ -140,15 +146,19 @@ function list(lines, depth) {
 const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|");
 
 function table(lines) {
-  const around = element("div"), made = element("table"), head = made.createTHead().insertRow(), body = made.createTBody();
+  const around = element("div"), made = element("table"), head = element("thead"), body = element("tbody");
   around.className = "wide";
-  for (const cell of cells(lines[0])) head.append(inline(element("th"), cell.trim(), 0));
-  for (const line of lines.slice(2)) {
-    const row = body.insertRow();
-    for (const cell of cells(line)) inline(row.insertCell(), cell.trim(), 0);
-  }
+  head.append(rowOf(lines[0], "th"));
+  for (const line of lines.slice(2)) body.append(rowOf(line, "td"));
+  made.append(head, body);
   around.append(made);
   return around;
+}
+
+function rowOf(line, name) {
+  const row = element("tr");
+  for (const cell of cells(line)) row.append(inline(element(name), cell.trim(), 0));
+  return row;
 }
 
 const MARKS = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]];
@@ -194,7 +204,8 @@ function verbatim(text, at) {
 }
 
 function linked(text, at, depth) {
-  const found = LINK.exec(text.slice(at, at + LONGEST));
+  const near = text.slice(at, at + LONGEST);
+  const found = near[near.indexOf("]") + 1] === "(" ? LINK.exec(near) : null;
   return found && { node: link(found[2], found[1] || found[2]), end: at + found[0].length };
 }
 

@@ -21,6 +21,7 @@ from ktcli.weights.vocabulary import (
     VocabularyPiece,
     added_tokens,
     bpe,
+    byte_level,
     steps,
     whole,
 )
@@ -110,25 +111,12 @@ def _merged_bytes(fields: Fields, tokens: _Tokens) -> dict[str, Any]:
     bad = next((merge for merge in merges if merge.count(" ") != 1), None)
     if bad is not None:
         raise BadCheckpoint(f"{fields.where} has the merge {bad[:40]!r}, which is no pair")
-    cuts = [
-        {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False}
-        for each in words.patterns
-    ]
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    return {
-        "normalizer": {"type": "NFC"} if words.nfc else None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [*cuts, {**level, "use_regex": False}],
-        },
-        "post_processor": None,
-        "decoder": {**level, "use_regex": True},
-        "model": bpe(
-            [text for text, _ in tokens],
-            [merge.split(" ") for merge in merges],
-            ignore_merges=words.ignore_merges,
-        ),
-    }
+    model = bpe(
+        [text for text, _ in tokens],
+        [merge.split(" ") for merge in merges],
+        ignore_merges=words.ignore_merges,
+    )
+    return byte_level(words.patterns, model, nfc=words.nfc)
 
 
 def _pieces(fields: Fields, tokens: _Tokens) -> dict[str, Any]:
