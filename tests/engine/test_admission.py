@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from ktcli.engine.pace import PromptPiece
 from ktcli.engine.request import Finish, Finished, GenerationRequest
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.engine.scheduler import Limits, Scheduler
-from ktcli.native import PAGE_TOKENS
-from tests.engine.toy import ToyEngine
+from ktcli.errors import UsageError
+from ktcli.native import PAGE_TOKENS, Batch
+from tests.engine.toy import VOCAB, ToyEngine
 
 GREEDY = SamplingSettings(greedy=True)
 
@@ -66,3 +68,64 @@ def test_who_was_refused_is_not_looked_up_again_until_something_has_changed() ->
     for _ in range(20):  # the pages that are there stay the same
         scheduler.step()
     assert scheduler.waiting == 1 and counts.found + counts.missed == before
+
+
+def test_an_answer_whose_tokens_are_all_out_is_not_cancelled_any_more() -> None:
+    """A timeline of the caller's gets the last token in one more step."""
+    scheduler = serving(8)
+    timeline = scheduler._engine.sequence()
+    answer = scheduler.submit(request(5, 10, 3), sequence=timeline)
+    while len(answer.ids) < 3:
+        scheduler.step()
+    assert answer.finish is None
+    answer.cancel()
+    (ended,) = (event for event in scheduler.step() if isinstance(event, Finished))
+    assert ended.finish is Finish.LENGTH
+
+
+def test_half_of_the_steps_between_two_pieces_come_before_the_first() -> None:
+    """Since none follow the last: an answer is held up as if a prompt had been there for longer."""
+    engine = ToyEngine(200, 8192, max_tokens=512)
+    scheduler = Scheduler(engine, Limits(), engine.clock)  # type: ignore[arg-type]
+    scheduler.submit(request(5, 600, 3000))
+    while len(engine.batches) < 30:
+        scheduler.step()
+    scheduler.submit(request(6, 6000, 1))
+    begun = len(engine.batches)
+    for _ in range(70):
+        scheduler.step()
+    mixed = [at for at, rows in enumerate(engine.batches[begun:]) if sum(rows) > 1]
+    before, between = mixed[0], mixed[1] - mixed[0] - 1
+    assert between > 20 and abs(2 * before - between) <= 4
+
+
+def test_ids_end_before_the_vocabulary_does() -> None:
+    scheduler = serving(8)
+    scheduler.submit(request(VOCAB - 1, 1, 1))
+    with pytest.raises(UsageError, match=f"{VOCAB} is outside"):
+        scheduler.submit(request(VOCAB, 1, 1))
+
+
+def test_what_a_step_reads_of_prompts_is_recorded_as_one_piece_of_as_many_positions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What attention takes follows from the tokens and the positions before them, of all prompts together."""
+    engine = ToyEngine(200, 8192, max_tokens=512)
+    scheduler = Scheduler(engine, Limits(), engine.clock)  # type: ignore[arg-type]
+    steps: list[Batch] = []
+    pieces: list[PromptPiece] = []
+    run = engine.run
+    monkeypatch.setattr(engine, "run", lambda batch: (steps.append(batch), run(batch))[1])
+    monkeypatch.setattr(scheduler.pace, "record", lambda rows, piece, s: pieces.append(piece))
+    for first, tokens in ((5, 700), (6, 300), (7, 100)):
+        scheduler.submit(request(first, tokens, 2))
+    while not scheduler.idle:
+        scheduler.step()
+    several = 0
+    for batch, piece in zip(steps, pieces, strict=True):
+        reads = [each for each in batch.runs if each.chunk is None or each.chunk[1] > 1]
+        assert piece.tokens == sum(each.ids.size for each in reads)
+        positions = sum(each.ids.size * each.start for each in reads)
+        assert piece.tokens * piece.start == pytest.approx(positions)
+        several += len({(each.ids.size, each.start) for each in reads}) > 1
+    assert several

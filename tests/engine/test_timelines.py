@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ktcli.engine.pages import PoolFull
+from ktcli.engine.pages import PagePool, PoolFull
+from ktcli.engine.pagetable import WindowPages
 from tests.engine.test_sequence import PAGE, Machine, fed
 
 
@@ -35,3 +36,34 @@ def test_only_the_end_of_a_prompts_chunk_is_worth_a_snapshot(
     machine.run(run, ())
     sequence.commit(run, prompt=prompt)
     assert machine.pools.states is not None and machine.pools.states.snapshots == kept
+
+
+def test_going_back_reaches_the_last_state_that_is_kept_of_whatever_kind() -> None:
+    """Steps of one token leave states that can be found again; a prompt's chunk leaves a snapshot."""
+    machine = Machine(4, slots=14)
+    sequence = machine.sequence()
+    prefix: tuple[tuple[int, int], ...] = ()
+    for n in (1, 1, 1, 20, 1, 1):
+        prefix = fed(machine, sequence, prefix, [7] * n)
+    for wanted, reached in ((25, 25), (24, 24), (23, 23), (22, 3), (2, 2)):
+        assert sequence.truncate(wanted) == reached
+        prefix = fed(machine, sequence, prefix[:reached], [8])
+        sequence.truncate(reached)
+
+
+def test_the_longest_beginning_with_a_state_is_found_whoever_left_a_shorter_one_later() -> None:
+    machine = Machine(9, slots=9)
+    for n in (130, 50, 20):
+        sequence = machine.sequence()
+        fed(machine, sequence, (), [7] * n)
+        sequence.close()
+    assert machine.sequence().adopt([7] * 200) == 130
+    assert machine.sequence().adopt([7] * 130) == 50
+
+
+@pytest.mark.parametrize("window", [1, 2, 63, 64, 65, 128, 200])
+def test_a_window_begins_with_the_page_of_the_first_position_that_a_token_sees(window: int) -> None:
+    windows = WindowPages(PagePool(1), lambda of, to: None, window)
+    for position in range(3 * PAGE + window):
+        seen = range(max(0, position - window + 1), position + 1)
+        assert windows.first(position) == seen[0] // PAGE
