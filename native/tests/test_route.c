@@ -227,6 +227,8 @@ static void check_refusals(kt_pool *pool)
     REFUSED(kt_program_route(p, logits, &r), KT_ERR_RANGE, kt_program_error(p), "score 3");
     r = (kt_route){.experts = 16, .top_k = 2, .scale = 1, .table = (int32_t[4]){0, 15, 16, 1}, .vocab = 2};
     REFUSED(kt_program_route(p, logits, &r), KT_ERR_RANGE, kt_program_error(p), "token 1 expert 16 of 16");
+    r.table = (int32_t[4]){0, -1, 15, 1};
+    REFUSED(kt_program_route(p, logits, &r), KT_ERR_RANGE, kt_program_error(p), "token 0 expert -1 of 16");
     r.vocab = 0;
     REFUSED(kt_program_route(p, logits, &r), KT_ERR_SHAPE, kt_program_error(p), "0 tokens");
     kt_program_free(p);

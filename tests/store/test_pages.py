@@ -93,6 +93,29 @@ def test_records_behind_a_damaged_one_do_not_count(folder: PageFolder) -> None:
     assert read(store, parts) == 2 and store.counts.read == 2
 
 
+def test_a_record_that_is_put_twice_is_written_once(folder: PageFolder) -> None:
+    store = opened(folder)
+    for _ in range(3):
+        put(store, conversation("a", 2))
+    store.close()
+    assert store.counts.written == 2
+
+
+def test_a_record_of_two_files_stays_known_when_the_one_that_is_not_read_goes(
+    folder: PageFolder,
+) -> None:
+    """As two processes leave them that computed the same at once."""
+    parts = conversation("a", 2)
+    path = stored(folder, parts)
+    store = opened(folder)
+    same = path.with_name("same.pages")
+    same.write_bytes(path.read_bytes())
+    store.refresh()
+    same.unlink()
+    store.refresh()
+    assert read(store, parts) == 2
+
+
 def test_another_conversations_page_is_never_used(folder: PageFolder) -> None:
     one, other = conversation("a", 4), conversation("b", 4)
     stored(folder, one)
