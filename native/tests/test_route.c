@@ -176,6 +176,41 @@ static void check_nan(kt_pool *pool)
     kt_program_free(p);
 }
 
+/* Logits so far out that scores are 0, or that e^x is no number any more: weights stay what they are in the limit. */
+static void check_far(kt_pool *pool, int32_t score, float logit, double want)
+{
+    enum { EXPERTS = 8, TOP_K = 2 };
+    kt_program *p = make_program(pool, 1, 1, 0);
+    kt_view logits = make_view(p, EXPERTS, KT_ROWS_TOKENS);
+    kt_route r = {.experts = EXPERTS, .top_k = TOP_K, .score = score, .normalize = 1, .scale = 3};
+    int32_t routing = kt_program_route(p, logits, &r);
+    OK(routing, kt_program_error(p));
+    OK(kt_program_finish(p, NULL), kt_program_error(p));
+    for (int32_t e = 0; e < EXPERTS; e++)
+        row_of(p, logits, 0)[e] = logit;
+    kt_step s = {RUN(.n_tokens = 1, .first_output = 1)};
+    OK(kt_program_run(p, &s), kt_program_error(p));
+    const float *gate;
+    const int32_t *ids = kt_program_routing(p, routing, &gate);
+    for (int32_t k = 0; k < TOP_K; k++)
+        CHECK(ids[k] == k && fabs((double)gate[k] - want) <= 1e-5, "score %d of %g, slot %d: expert %d x %g, not %g",
+              score, (double)logit, k, ids[k], (double)gate[k], want);
+    kt_program_free(p);
+}
+
+static void check_limits(kt_pool *pool)
+{
+    static const float far[] = {89, 1000, 3e38f};
+    for (int i = 0; i < 3; i++) {
+        check_far(pool, KT_SCORE_SIGMOID, -far[i] - 20, 0);     /* not one of them: nothing is divided by 0 */
+        check_far(pool, KT_SCORE_SQRT_SOFTPLUS, -far[i] - 20, 0);
+        check_far(pool, KT_SCORE_SIGMOID, far[i], 1.5);
+        check_far(pool, KT_SCORE_SQRT_SOFTPLUS, far[i], 1.5);
+        check_far(pool, KT_SCORE_SOFTMAX, far[i], 1.5);
+        check_far(pool, KT_SCORE_SOFTMAX, -far[i], 1.5);
+    }
+}
+
 static void check_refusals(kt_pool *pool)
 {
     kt_program *p = make_program(pool, 1, 1, 0);
@@ -192,6 +227,8 @@ static void check_refusals(kt_pool *pool)
     REFUSED(kt_program_route(p, logits, &r), KT_ERR_RANGE, kt_program_error(p), "score 3");
     r = (kt_route){.experts = 16, .top_k = 2, .scale = 1, .table = (int32_t[4]){0, 15, 16, 1}, .vocab = 2};
     REFUSED(kt_program_route(p, logits, &r), KT_ERR_RANGE, kt_program_error(p), "token 1 expert 16 of 16");
+    r.table = (int32_t[4]){0, -1, 15, 1};
+    REFUSED(kt_program_route(p, logits, &r), KT_ERR_RANGE, kt_program_error(p), "token 0 expert -1 of 16");
     r.vocab = 0;
     REFUSED(kt_program_route(p, logits, &r), KT_ERR_SHAPE, kt_program_error(p), "0 tokens");
     kt_program_free(p);
@@ -204,6 +241,7 @@ int main(void)
         check_rule(pool, &rules[i]);
     check_table(pool);
     check_nan(pool);
+    check_limits(pool);
     check_refusals(pool);
     kt_pool_free(pool);
     return report("test_route");

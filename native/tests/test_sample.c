@@ -95,8 +95,33 @@ static void compare(const row *r, int n, int kind)
           kind, n, r->c.at, before / total, end / total);
 }
 
+/* The least and the greatest number that can be drawn, where the first and the last tokens may not be taken. */
+static void check_ends(kt_sampler *sampler, row *r, int n, int kind)
+{
+    static const double ends[] = {0.0, 1.0 - 0x1p-53};
+    for (int edge = 0; edge < 2; edge++) {
+        for (int out = 0; out < n / 3; out++) {
+            int i = edge ? n - 1 - out : out;
+            r->values[i] = -INFINITY;
+            r->changed[i] = -INFINITY;
+        }
+    }
+    if (r->c.mask)
+        r->mask[n / 2 / 32] |= 1u << n / 2 % 32;
+    if (r->c.mask && r->changed[n / 2] == -INFINITY)
+        r->changed[n / 2] = (double)r->values[n / 2];
+    summarise(r, n);
+    for (int end = 0; end < 2; end++) {
+        r->c.at = ends[end];
+        CHECK(kt_sampler_choose(sampler, &r->c, 1) == KT_OK, "kind %d of %d", kind, n);
+        compare(r, n, kind);
+    }
+}
+
 static void check_refusals(kt_pool *pool)
 {
+    static int32_t twice[65];
+    static float bias[65];
     char error[100] = "";
     CHECK(!kt_sampler_create(pool, 0, error, sizeof error) && strstr(error, "0 tokens"), "\"%s\"", error);
     kt_sampler *sampler = kt_sampler_create(pool, 64, error, sizeof error);
@@ -104,6 +129,14 @@ static void check_refusals(kt_pool *pool)
     set_row(&r, 64, 6, 1);
     r.seen[2] = 64;
     CHECK(kt_sampler_choose(sampler, &r.c, 1) == KT_ERR_RANGE, "id 64 of 64 was taken");
+    set_row(&r, 64, 0, 1);      /* more ids than there are: some are the same, and there is no scratch for them */
+    r.c.seen = r.c.answered = r.c.bias_ids = twice;
+    r.c.bias = bias;
+    r.c.n_seen = 65;
+    CHECK(kt_sampler_choose(sampler, &r.c, 1) == KT_ERR_RANGE, "65 seen ids of 64 were taken");
+    r.c.n_seen = 0;
+    r.c.n_bias = 65;
+    CHECK(kt_sampler_choose(sampler, &r.c, 1) == KT_ERR_RANGE, "65 biases of 64 ids were taken");
     set_row(&r, 64, 9, 1);
     memset(r.mask, 0, sizeof r.mask);
     CHECK(kt_sampler_choose(sampler, &r.c, 1) == KT_OK && r.c.id == KT_CHOICE_NONE, "an id of none: %d", r.c.id);
@@ -136,6 +169,7 @@ int main(void)
                     compare(&all[k], widths[w], k);
                     OK(kt_sampler_choose(sampler, &choices[k], 1), error);
                     CHECK(choices[k].id == all[k].c.id, "alone another id: %d, not %d", choices[k].id, all[k].c.id);
+                    check_ends(sampler, &all[k], widths[w], k);
                 }
                 kt_sampler_free(sampler);
             }

@@ -53,6 +53,23 @@ def test_lookup_finds_what_a_search_finds(
         assert lookup.draft(most) == searched(ids[: end + 1], most, window)
 
 
+@pytest.mark.parametrize("window", [5, 40, 100])
+def test_lookup_finds_what_a_search_finds_in_a_long_text(window: int) -> None:
+    """Where places are forgotten that come again and again."""
+    ids = np.random.default_rng(window).integers(0, 3, 400).tolist()
+    lookup = Lookup(window)
+    for end, id in enumerate(ids, 1):
+        lookup.extend(id)
+        assert lookup.draft(4) == searched(ids[:end], 4, window)
+
+
+def test_the_place_that_agrees_in_more_ids_is_a_better_guess_than_a_later_one() -> None:
+    same = [11, 12, 13, 14, 15, 16, 17, 18]
+    lookup = Lookup()
+    lookup.follow([1, *same, 21, 22, 2, *same[-3:], 31, 32, 3, *same])
+    assert lookup.draft(2).ids == (21, 22)
+
+
 @given(st.lists(st.integers(0, 2), max_size=60), st.lists(st.integers(0, 2), max_size=60))
 def test_another_conversation_leaves_nothing_of_the_one_before(
     first: list[int], second: list[int]
@@ -142,6 +159,32 @@ def test_times_are_measured_and_forgotten() -> None:
     assert times.seconds(1) == 2.0 and times.seconds(9) == pytest.approx(2 * PRIOR[8])
     assert times.seconds(1000) == times.seconds(MOST_ROWS)
     times.add(1000, 5.0)
+
+
+def test_times_are_medians_and_between_measured_ones_as_much_slower_as_both_say() -> None:
+    times = StepTimes(PRIOR)
+    for seconds, median in ((1.0, 1.0), (3.0, 2.0), (3.0, 3.0), (1.0, 2.0)):
+        times.add(1, seconds)
+        assert times.seconds(1) == median
+    times = StepTimes(PRIOR)
+    times.add(1, PRIOR[0])
+    times.add(5, 3 * PRIOR[4])
+    assert times.seconds(2) == pytest.approx(1.5 * PRIOR[1])
+    assert times.seconds(4) == pytest.approx(2.5 * PRIOR[3])
+    assert times.seconds(7) == pytest.approx(3 * PRIOR[6])
+
+
+def test_a_slow_step_without_a_draft_is_no_loss_of_drafts() -> None:
+    for drafted, drafts in ((0, True), (2, False)):
+        times = StepTimes(PRIOR)
+        for rows in range(1, MOST_ROWS + 1):
+            for _ in range(3):
+                times.add(rows, PRIOR[rows - 1])
+        drafting = Drafting(Guesses(), times)
+        drafting.begin([1, 2, 3])
+        drafting.ran(1 + drafted, 0, 1000.0)  # the machine was asleep
+        drafting.said(0)
+        assert bool(drafting.next(0, 8)) == drafts
 
 
 def test_chances_follow_what_was_counted() -> None:

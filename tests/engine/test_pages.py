@@ -18,7 +18,13 @@ class Model:
         self.count = count
         self.holds: Counter[int] = Counter()
         self.keys: dict[int, bytes] = {}
-        self.idle: list[int] = []  # least recently used first
+        self.favours: set[int] = set()
+        self.left: list[int] = []  # idle ones, least recently used first
+
+    @property
+    def idle(self) -> list[int]:
+        """Idle pages in the order in which their places are taken."""
+        return sorted(self.left, key=lambda page: page in self.favours)
 
     @property
     def held(self) -> int:
@@ -28,14 +34,24 @@ class Model:
         """The pool says that this page is free: it is, or it is the idle one that was used least recently."""
         assert not self.holds[page]
         if page in self.keys:
-            assert self.held + len(self.idle) == self.count and page == self.idle.pop(0)
-            del self.keys[page]
+            assert self.held + len(self.left) == self.count and page == self.idle[0]
+            self.left.remove(page)
+            self.forget(page)
         self.holds[page] = 1
+
+    def forget(self, page: int) -> None:
+        self.favours.discard(page)
+        del self.keys[page]
+
+    def use(self, page: int) -> None:
+        if page in self.left:
+            self.left.remove(page)
+            self.left.append(page)
 
     def release(self, page: int) -> None:
         self.holds[page] -= 1
         if not self.holds[page] and page in self.keys:
-            self.idle.append(page)
+            self.left.append(page)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -44,11 +60,14 @@ def test_ten_thousand_operations_leave_the_pages_that_were_free(seed: int) -> No
     pool, model = PagePool(count), Model(count)
     evicted: list[tuple[int, bytes]] = []
     pool.on_evict = lambda page, key: evicted.append((page, key))
+    moved = 0  # idle pages that were found while others were left earlier and later
     for step in range(2500):
         held = sorted((+model.holds).elements())
-        match draw.choice("take take release release hold seal find unseal".split()):
+        match draw.choice(
+            "take take release release release release seal seal seal hold find find favour unseal".split()
+        ):
             case "take":
-                n, idle = draw.randint(0, 5), dict(model.keys)
+                n, idle = draw.randint(0, 3), dict(model.keys)
                 if n > count - model.held:
                     with pytest.raises(PoolFull):
                         pool.take(n)
@@ -73,24 +92,33 @@ def test_ten_thousand_operations_leave_the_pages_that_were_free(seed: int) -> No
             case "unseal" if own := [p for p in model.keys if model.holds[p] == 1]:
                 page = draw.choice(own)
                 pool.unseal(page)
-                del model.keys[page]
-            case "find":
-                key = bytes([draw.randrange(40)])
-                page = pool.find(key)
+                model.forget(page)
+            case "find" | "favour" as what:
                 there = {key: page for page, key in model.keys.items()}
-                assert page == there.get(key)
-                if page in model.idle:
-                    model.idle.remove(page)
-                    model.idle.append(page)
-                    if draw.random() < 0.5:
+                idle_keys = [model.keys[page] for page in model.left]
+                some = idle_keys and draw.random() < 0.8
+                key = draw.choice(idle_keys) if some else bytes([draw.randrange(40)])
+                page = there.get(key)
+                if what == "favour":
+                    pool.favour(key)
+                    if page is not None and page not in model.favours:
+                        model.favours.add(page)
+                        model.use(page)
+                else:
+                    assert pool.find(key) == page
+                    if page is not None:
+                        moved += page in model.left[1:-1]
+                        model.use(page)
+                    if page in model.left and draw.random() < 0.2:
                         pool.hold(page)
-                        model.idle.remove(page)
+                        model.left.remove(page)
                         model.holds[page] = 1
             case _:
                 pass
         assert (pool.held, pool.idle) == (model.held, len(model.idle))
         assert pool.free == count - model.held - len(model.idle)
         assert all(pool.holders(page) == model.holds[page] for page in range(count))
+    assert moved > 100, "the order in which idle pages are used is hardly ever changed"
     for page in sorted((+model.holds).elements()):
         pool.release(page)
     assert pool.held == 0 and sorted(pool.take(count)) == list(range(count))
@@ -128,6 +156,19 @@ def test_forgetting_frees_what_nobody_holds() -> None:
     assert pool.find(b"a") is pool.find(b"b") is None
     pool.release(b)
     assert pool.free == 4
+
+
+def test_forgetting_forgets_what_was_favoured() -> None:
+    pool = PagePool(2)
+    for page, key in zip(pool.take(2), (b"a", b"b"), strict=True):
+        pool.seal(page, key)
+    pool.favour(b"a")
+    pool.forget()
+    # The same pages, sealed anew: the first that is left goes first.
+    for page in (0, 1):
+        pool.seal(page, bytes([page]))
+        pool.release(page)
+    assert pool.take(1) == [0]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -217,3 +258,51 @@ def test_one_text_does_not_take_the_snapshots_of_all_others() -> None:
             pool.release(slot)
     assert pool.find(bytes([1, 0])) is not None and pool.find(bytes([2, 0])) is not None
     assert pool.find(bytes([3, 8])) is not None
+
+
+def test_a_slot_is_taken_where_least_is_lost() -> None:
+    """Free ones first, then spare ones, the oldest first, and snapshots at last, the least recently used first."""
+    pool = StatePool(5, 2)
+    evicted: list[bytes] = []
+    pool.on_evict = lambda slot, key: evicted.append(key)
+    slots = [pool.take() for _ in range(4)]
+    for key, slot in zip((b"a", b"b"), slots, strict=False):
+        pool.keep(key, slot, Place(b"", 64), line=slot)
+        pool.release(slot)
+    older, younger = (pool.spare(slot) for slot in slots[2:])
+    assert older is not None and younger is not None
+    assert pool.take() not in slots and pool.has(slots[2], older)
+    assert pool.take() == slots[2] and pool.has(slots[3], younger)
+    assert pool.take() == slots[3] and not evicted
+    pool.find(b"a")
+    assert pool.take() == slots[1] and evicted == [b"b"]
+    assert pool.take() == slots[0] and evicted == [b"b", b"a"]
+    with pytest.raises(PoolFull):
+        pool.take()
+    assert pool.counts.evicted == 2 and pool.counts.most_held == pool.count
+
+
+@pytest.mark.parametrize("use", ["find", "keep"])
+def test_a_snapshot_that_is_used_again_stays_longer(use: str) -> None:
+    pool = StatePool(4, 2)
+    for key in (b"a", b"b"):
+        slot = pool.take()
+        pool.keep(key, slot, Place(b"", 64), line=slot)
+        pool.release(slot)
+    if use == "find":
+        pool.find(b"a")
+    else:
+        pool.keep(b"a", pool.take(), Place(b"", 64), line=9)
+    pool.keep(b"c", pool.take(), Place(b"", 64), line=8)
+    assert pool.slot_of(b"a") is not None and pool.slot_of(b"b") is None
+
+
+def test_snapshots_where_a_sequence_stands_are_not_dropped_for_a_slot() -> None:
+    pool = StatePool(3, 3)
+    held, left = pool.take(), pool.take()
+    pool.keep(b"held", held, Place(b"", 64), line=1)
+    pool.keep(b"left", left, Place(b"", 64), line=2)
+    pool.find(b"left")
+    pool.release(left)
+    pool.take()
+    assert pool.take() == left and pool.slot_of(b"held") == held

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktcli.engine.logits import Logits
-from ktcli.engine.sampler import Sampler, SamplingSettings, penalise, shortlist
+from ktcli.engine.sampler import History, Sampler, SamplingSettings, penalise, shortlist
 from ktcli.errors import BadPack, UsageError
 from ktcli.native import BLOCK_COLUMNS, Batch, Pool, Program, Run
 
@@ -156,6 +156,17 @@ def test_the_summary_changes_no_choice(
         id = Sampler(settings).next(logits, HISTORY)
         assert np.isfinite(values[id])
         assert ends[id] - chances[id] - off <= drawn <= ends[id] + off
+
+
+def test_a_history_counts_what_is_in_the_answer() -> None:
+    history = History([7, 5, 7], counts=True)
+    for id in [*range(100, 200), 5, 9, 9, 5, 9]:
+        history.append(id)
+    found = dict(zip(history.seen.tolist(), history.answered.tolist(), strict=True))
+    assert found == {7: 0, 5: 2, 9: 3, **dict.fromkeys(range(100, 200), 1)}
+    silent = History([7, 5], counts=False)
+    silent.append(9)
+    assert silent.seen.size == silent.answered.size == 0
 
 
 def test_ties_at_the_edge_of_top_k_stay() -> None:

@@ -6,7 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktcli.errors import UsageError
-from ktcli.planner.experts import FRONT, HOT, UNIFORM, WISHES, Room, choose, hits, parse_mask
+from ktcli.planner.experts import (
+    FRONT,
+    HOT,
+    UNIFORM,
+    WISHES,
+    Room,
+    choose,
+    hits,
+    parse_mask,
+    touched,
+)
 
 ROOM = Room((10,) * 6, 16, 320)  # 32 of 96 experts
 HEAT = np.random.default_rng(1).integers(0, 100, (6, 16))
@@ -40,7 +50,8 @@ def test_never_beyond_the_budget_and_never_fewer_with_more(sizes, experts, budge
 def test_uniform_is_the_same_number_everywhere_and_evenly_spread():
     mask = choose(UNIFORM, None, ROOM).mask
     assert mask.sum(axis=1).tolist() == [5] * 6
-    gaps = np.diff(np.flatnonzero(mask[0]))
+    ids = np.flatnonzero(mask[0])
+    gaps = np.diff([*ids, ids[0] + 16])  # over all ids: the last is as far from the end
     assert gaps.max() - gaps.min() <= 1
 
 
@@ -62,6 +73,13 @@ def test_hits_count_by_their_bytes():
     heat = np.array([[30, 30], [20, 20]])
     mask = choose(HOT, heat, Room((30, 10), 2, 20)).mask  # 1 and 2 hits per byte
     assert mask.tolist() == [[False, False], [True, True]]
+
+
+def test_equally_hot_ones_are_spread_over_the_layers():
+    for heat in (np.full((6, 16), 7), np.zeros((6, 16), int)):
+        for budget, each in ((60, 1), (180, 3)):
+            mask = choose(HOT, heat, Room((10,) * 6, 16, budget)).mask
+            assert mask.sum(axis=1).tolist() == [each] * 6
 
 
 def test_a_number_is_taken_or_cut_with_a_sentence():
@@ -115,6 +133,21 @@ def test_hits_of_a_mask():
 def test_an_expert_that_was_never_seen_is_still_on_the_cpu():
     heat = np.array([[100, 0, 0, 0]])
     assert 0 < hits(np.array([[True, False, False, False]]), 2, heat).k_cpu[0] < 0.1
+    heat = np.array([[1, 0]])  # it counts as half a hit
+    assert hits(np.array([[True, False]]), 3, heat).k_cpu == pytest.approx((1.0,))
+
+
+def test_tokens_touch_more_experts_the_more_they_are_and_never_more_than_there_are():
+    assert touched(128, 8, 0) == 0
+    assert touched(128, 8, 1) == 8
+    assert touched(128, 8, 2) == pytest.approx(8 + 8 * 120 / 128)
+    assert touched(4, 8, 1) == 4 and touched(0, 2, 5) == 0
+    draw = np.random.default_rng(3)
+    seen = [
+        len({*np.array([draw.choice(32, 4, replace=False) for _ in range(6)]).ravel().tolist()})
+        for _ in range(500)
+    ]
+    assert touched(32, 4, 6) == pytest.approx(np.mean(seen), rel=0.02)
 
 
 def test_expected_hits_are_those_of_a_router():

@@ -6,8 +6,10 @@ from itertools import pairwise
 import pytest
 
 from ktcli.native import cut_columns
-from ktcli.planner.slices import cut
+from ktcli.ops.tensors import Cut, ModelPart, Role, Tensor
+from ktcli.planner.slices import cut, slices_of
 from ktcli.weights.formats import FORMATS
+from ktcli.weights.recipe import Recipe
 
 WIDTHS = (0, 1, 16, 63, 64, 65, 768, 1408, 1536, 2048, 2880, 151_936)
 SHARES = (
@@ -82,3 +84,21 @@ def test_where_the_formats_can_be_cut():
         "nl4": 64, "nl4-g32": 64, "int4-row-had": 256,
         "mxfp4": 64, "int8": 64, "fp8": 128, "bf16": 32, "f32": 16,
     }  # fmt: skip
+
+
+def experts(n: int, k: int, by: Cut) -> Tensor:
+    return Tensor("experts", n, k, Role.EXPERTS, (), count=4, cut=by, part=ModelPart.EXPERTS)
+
+
+@pytest.mark.parametrize("shares", [(1, 1), (2, 1), (1, 1, 1)])
+def test_a_team_has_the_rows_of_gate_and_up_that_give_its_columns_of_down(shares: tuple[int, ...]):
+    recipe = Recipe(FORMATS["int4-g32"], FORMATS["bf16"])
+    width, hidden = 320, 256
+    down = slices_of(experts(hidden, width, Cut.COLUMNS), recipe, shares)
+    gate_up = slices_of(experts(2 * width, hidden, Cut.ROWS), recipe, shares)
+    assert len(down) == len(gate_up) == len(shares)
+    for columns, rows in zip(down, gate_up, strict=True):
+        assert (rows.of.start, rows.of.stop) == (2 * columns.of.start, 2 * columns.of.stop)
+        assert (columns.n, columns.k) == (hidden, len(columns.of))
+        assert (rows.n, rows.k) == (len(rows.of), hidden)
+    assert sum(rows.n for rows in gate_up) == 2 * width

@@ -223,6 +223,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         ({"x-api-key": KEY, "Origin": "http://evil.example"}, 403),
         ({"x-api-key": KEY, "Origin": "null"}, 403),
         ({"x-api-key": KEY, "Origin": "http://localhost:80", "Host": "localhost:80"}, 200),
+        ({"x-api-key": KEY, "Origin": "http://localhost:81", "Host": "localhost:80"}, 403),
     ],
 )
 def test_only_who_may_come_in_comes_in(

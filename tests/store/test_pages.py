@@ -83,6 +83,39 @@ def test_only_the_first_records_without_a_gap_count(folder: PageFolder) -> None:
     assert read(opened(folder), parts) == 4
 
 
+def test_records_behind_a_damaged_one_do_not_count(folder: PageFolder) -> None:
+    parts = conversation("a", 5)
+    paths = [stored(folder, [part]) for part in parts]
+    data = bytearray(paths[2].read_bytes())
+    data[len(data) // 2] ^= 1
+    paths[2].write_bytes(data)
+    store = opened(folder)
+    assert read(store, parts) == 2 and store.counts.read == 2
+
+
+def test_a_record_that_is_put_twice_is_written_once(folder: PageFolder) -> None:
+    store = opened(folder)
+    for _ in range(3):
+        put(store, conversation("a", 2))
+    store.close()
+    assert store.counts.written == 2
+
+
+def test_a_record_of_two_files_stays_known_when_the_one_that_is_not_read_goes(
+    folder: PageFolder,
+) -> None:
+    """As two processes leave them that computed the same at once."""
+    parts = conversation("a", 2)
+    path = stored(folder, parts)
+    store = opened(folder)
+    same = path.with_name("same.pages")
+    same.write_bytes(path.read_bytes())
+    store.refresh()
+    same.unlink()
+    store.refresh()
+    assert read(store, parts) == 2
+
+
 def test_another_conversations_page_is_never_used(folder: PageFolder) -> None:
     one, other = conversation("a", 4), conversation("b", 4)
     stored(folder, one)
@@ -229,6 +262,7 @@ def test_what_others_keep_in_the_folder_is_neither_used_nor_removed(
     (folder.path / "thesis").mkdir()
     (folder.path / "thesis" / "chapter.pages").write_text("precious")
     (folder.path / "notes.txt").write_text("precious")
+    (folder.path / "notes.json").write_text("precious")
     folder.check()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -245,7 +279,12 @@ def test_what_others_keep_in_the_folder_is_neither_used_nor_removed(
     there = sorted(
         str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()
     )
-    assert there == ["elsewhere/old.pages", "kv/notes.txt", "kv/thesis/chapter.pages"]
+    assert there == [
+        "elsewhere/old.pages",
+        "kv/notes.json",
+        "kv/notes.txt",
+        "kv/thesis/chapter.pages",
+    ]
 
 
 # --- room -------------------------------------------------------------------------------------------
@@ -279,6 +318,17 @@ def test_of_a_conversation_the_end_goes_first(folder: PageFolder) -> None:
     stored_by.close()
     left = read(opened(folder), parts, size)
     assert 16 <= left < 32  # its beginning
+
+
+def test_a_conversation_that_is_used_is_used_from_its_end_to_its_beginning(
+    folder: PageFolder,
+) -> None:
+    parts, other = conversation("long", 4), conversation("short", 1)
+    paths = [stored(folder, [part]) for part in (*parts, *other)]
+    opened(folder).use(part.key for part in parts)
+    (pages,) = folder.stored()
+    order = sorted(pages.files, key=lambda file: file.used_ns)
+    assert [file.path for file in order] == [paths[4], *paths[3::-1]]
 
 
 def test_a_clock_that_goes_back_does_not_change_the_order(
@@ -339,6 +389,8 @@ def test_small_files_are_bounded_in_number(
         stored(folder, conversation(f"{n}", 1))
     assert len(files_of(folder)) <= 6
     assert read(opened(folder), conversation("11", 1)) == 1
+    folder.make_room(1 << 30)
+    assert len(files_of(folder)) == 5
 
 
 def test_the_default_quota_is_a_tenth_of_the_disk_that_is_free_without_it(

@@ -224,6 +224,36 @@ def test_after_another_start_of_the_machine_only_flushed_bytes_are_trusted(
     assert hub.sent[NAME] <= SIZE - kept
 
 
+@pytest.mark.parametrize("flushed", [0, 2 * CHUNK])
+def test_where_no_start_of_the_machine_is_known_only_flushed_bytes_are_trusted(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flushed: int
+) -> None:
+    """As on a system without a boot id: the machine may have been started since."""
+    monkeypatch.setattr(partial, "_START", tmp_path / "missing")
+    monkeypatch.setattr(partial, "FLUSH_BYTES", flushed or SIZE)
+    file = PartialFile(located(hub), tmp_path, CHUNK)
+    file.write(0, DATA[: 3 * CHUNK])
+    file.close()
+    assert file.arrived_bytes == 3 * CHUNK
+    assert PartialFile(located(hub), tmp_path, CHUNK).arrived_bytes == flushed
+
+
+def test_bytes_that_arrive_during_a_flush_are_not_counted_as_flushed(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = tmp_path / "boot_id"
+    start.write_text("a" * 36)
+    monkeypatch.setattr(partial, "_START", start)
+    monkeypatch.setattr(partial, "FLUSH_BYTES", CHUNK)
+    monkeypatch.setattr(os, "fdatasync", lambda _: file.write(2 * CHUNK, DATA[2 * CHUNK :][:1000]))
+    file = PartialFile(located(hub), tmp_path, CHUNK)
+    file.write(0, DATA[:CHUNK])
+    file.close()
+    assert file.arrived_bytes == CHUNK + 1000
+    start.write_text("b" * 36)
+    assert PartialFile(located(hub), tmp_path, CHUNK).arrived_bytes == CHUNK
+
+
 def test_a_file_is_flushed_before_it_gets_its_name(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

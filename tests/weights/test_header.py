@@ -193,3 +193,24 @@ def test_a_changed_byte_is_refused_or_harmless(
         return
     size = path.stat().st_size
     assert all(8 <= e.offset <= e.offset + e.size_bytes <= size for e in header.entries.values())
+
+
+def test_tensors_without_elements_may_lie_anywhere_in_the_order(tmp_path: Path) -> None:
+    """Several begin where another does, in whatever order they are named."""
+    none = '{"dtype":"U8","shape":[0],"data_offsets":[%d,%d]}'
+    some = '{"dtype":"U8","shape":[4],"data_offsets":[0,4]}'
+    for text in (
+        f'{{"a":{some},"first":{none % (0, 0)},"last":{none % (4, 4)}}}',
+        f'{{"last":{none % (4, 4)},"first":{none % (0, 0)},"a":{some}}}',
+    ):
+        header = read_header(file_of(tmp_path / "x.safetensors", text, bytes(4)))
+        assert list(header.entries) == ["first", "a", "last"]
+
+
+@pytest.mark.parametrize("missing", [1, 8, 9])
+def test_a_header_that_the_file_does_not_hold_whole_is_cut_short(
+    tmp_path: Path, missing: int
+) -> None:
+    path = file_of(tmp_path / "x.safetensors", "{}" + " " * 62, length=64 + missing)
+    with pytest.raises(BadCheckpoint, match=f"cut short: its header has {64 + missing} bytes"):
+        read_header(path)
