@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from extras import beyond
 from tiers import CHECK, HERE, cover
 
 SUITE = """
@@ -54,7 +55,13 @@ def collected(tiers: str, *arguments: object) -> dict[str, set[str]]:
     return found
 
 
-def test_check_imports_no_torch():
+def test_check_hides_what_its_extra_does_not_bring():
+    hidden = beyond("check")
+    assert {"torch", "transformers", "xdist", "openai"} <= hidden
+    assert not hidden & {"pytest", "pyte", "wcwidth", "hypothesis", "numpy", "yaml", "httpx2"}
+
+
+def test_check_imports_only_what_its_extra_brings():
     names = collected("check")["check"]
     files = {name.split("::")[0].removeprefix("tests/") for name in names}
     assert not [each for each in CHECK if not any(file.startswith(each) for file in files)]

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extras import beyond
 
 HERE = Path(__file__).resolve().parent
 # Files and folders below tests/: the house, the pure parts, one model through everything. None needs torch.
@@ -43,7 +44,6 @@ CHECK = tuple(
     weights/test_stages.py
     """.split()
 )
-HEAVY = ("torch", "transformers", "triton")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,8 +57,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--tier") == "check":
-        # As in the base install: a test that imports it fails at that line.
-        sys.meta_path[:] = [Without(finder, HEAVY) for finder in sys.meta_path]
+        # As where only the extra `check` is installed: a test that imports more fails at that line.
+        missing = beyond("check")
+        sys.meta_path[:] = [Without(finder, missing) for finder in sys.meta_path]
     for line in (
         "thorough: runs in `make test-all` only",
         "each_once(*names): `make test` runs as few cases as show each value of each (named) parameter once",
