@@ -47,10 +47,10 @@ check: $(CHECKED) ## under a minute, after each edit: the house, the pure parts,
 	@$(BIN)/python -m pytest --tier=check
 
 test: $(VENV)/.kt-test ## under eight minutes, from a fresh clone: every part once, C tests under one sanitizer
-	@$(BIN)/python -m pytest --tier=test -n $(SHARES) --dist loadfile
+	@$(BIN)/python -m pytest --tier=test -n $(SHARES) --dist loadfile --no-loadscope-reorder
 
 test-all: $(VENV)/.kt-test build/fakecuda/.installed ## under half an hour: everything; PASSED=test leaves out what `make test` ran
-	@$(BIN)/python -m pytest --tier=$(if $(PASSED),rest,all) -n $(SHARES) --dist loadfile
+	@$(BIN)/python -m pytest --tier=$(if $(PASSED),rest,all) -n $(SHARES) --dist loadfile --no-loadscope-reorder
 
 fakecuda: $(VENV)/.kt-test build/fakecuda/.installed ## get the torch for CUDA (720 MB) of the tests that need no GPU for it
 

@@ -7,10 +7,15 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from tiers import CHECK, HERE, cover
+from extras import beyond
+from tiers import CHECK, DEAREST, HERE, TURNS, cover, part_of, turn_now
 
-SUITE = """
+FAMILIES = sorted(path.stem for path in (HERE / "families").glob("*.py") if path.stem != "case")
+SUITE = f"""
 import pytest
+FAMILIES = {FAMILIES}
+"""
+SUITE += """
 @pytest.mark.parametrize("row", ["avx2", "amx"])
 @pytest.mark.parametrize("fmt", ["int4", "int8", "bf16"])
 @pytest.mark.each_once
@@ -24,6 +29,10 @@ def test_pairs(kind): pass
 @pytest.mark.parametrize("fmt", ["int4", "int8"])
 @pytest.mark.each_once("fmt")
 def test_named(fmt, seed): pass
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("fmt", ["int4", "int8"])
+@pytest.mark.in_turn("kind")
+def test_turns(fmt, kind): pass
 @pytest.mark.each_once
 def test_plain(): pass
 def test_unmarked(): pass
@@ -54,7 +63,13 @@ def collected(tiers: str, *arguments: object) -> dict[str, set[str]]:
     return found
 
 
-def test_check_imports_no_torch():
+def test_check_hides_what_its_extra_does_not_bring():
+    hidden = beyond("check")
+    assert {"torch", "transformers", "xdist", "openai"} <= hidden
+    assert not hidden & {"pytest", "pyte", "wcwidth", "hypothesis", "numpy", "yaml", "httpx2"}
+
+
+def test_check_imports_only_what_its_extra_brings():
     names = collected("check")["check"]
     files = {name.split("::")[0].removeprefix("tests/") for name in names}
     assert not [each for each in CHECK if not any(file.startswith(each) for file in files)]
@@ -67,7 +82,11 @@ def test_tiers_share_the_suite(tmp_path: Path):
     everything, test, rest = (
         {name.partition("::")[2] for name in found[tier]} for tier in ("all", "test", "rest")
     )
-    assert test | rest == everything and not test & rest and len(everything) == 6 + 2 + 3 + 8 + 2
+    assert (
+        test | rest == everything
+        and not test & rest
+        and len(everything) == 6 + 2 + 3 + 8 + 2 * len(FAMILIES) + 2
+    )
     assert {name for name in test if name.startswith("test_marked")} == {"test_marked[avx2]"}
     assert sum(name.startswith("test_all") for name in test) == 3
     assert {name for name in test if name.startswith("test_pairs")} == {
@@ -76,6 +95,19 @@ def test_tiers_share_the_suite(tmp_path: Path):
     }
     assert sum(name.startswith("test_named") for name in test) == 2
     assert {"test_plain", "test_unmarked"} <= test
+    now = {kind for kind in FAMILIES if part_of(kind) == turn_now()}
+    turns = {name for name in test if name.startswith("test_turns")}
+    assert turns == {f"test_turns[{fmt}-{kind}]" for fmt in ("int4", "int8") for kind in now}
+
+
+def test_the_dearest_files_are_there() -> None:
+    assert [name for name in DEAREST if not (HERE / name).is_file()] == []
+
+
+def test_every_family_has_its_turn() -> None:
+    """About a third each, so that no commit's run is much longer than another's."""
+    turns = [part_of(kind) for kind in FAMILIES]
+    assert {*turns} == {*range(TURNS)} and max(map(turns.count, turns)) <= len(turns) // TURNS + 3
 
 
 @pytest.mark.parametrize("sides", [(1, 1), (4, 1), (3, 5), (2, 3, 4)])

@@ -5,22 +5,28 @@
     make test-all   --tier=all      everything: all rows × formats × families, every sanitizer, longer fuzzing
                     --tier=rest     what `all` has and `test` has not, for whoever just ran that
 
-A plain `pytest` deselects nothing. A new test belongs to `test` and needs no mark. Two marks leave cases out:
+A plain `pytest` deselects nothing. A new test belongs to `test` and needs no mark. Three marks leave cases out:
 
     @pytest.mark.thorough                 runs in `all` only; also as the mark of one pytest.param
     @pytest.mark.each_once                runs in `test` with as few cases as show each value of each parameter
     @pytest.mark.each_once("isa", ...)    once, or of the named parameters; in `all` with every combination
+    @pytest.mark.in_turn("case")          runs in `test` with a third of the named parameter's values: the commit says
+                                          which, the same for all tests; the first line of the run says it, too
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
+from extras import beyond
 
 HERE = Path(__file__).resolve().parent
 # Files and folders below tests/: the house, the pure parts, one model through everything. None needs torch.
@@ -43,7 +49,17 @@ CHECK = tuple(
     weights/test_stages.py
     """.split()
 )
-HEAVY = ("torch", "transformers", "triton")
+
+
+# What takes longest. xdist would begin the files of many tests first, and leave one worker alone with these at the end.
+DEAREST = tuple(
+    """
+    ops/triton/test_triton.py models/test_parity.py ops/torch/test_backend.py models/test_quantised_parity.py
+    engine/device/test_hybrid.py test_fuzz.py test_kt_mini_accuracy.py test_kt_mini_deferral.py test_kt_mini.py
+    """.split()
+)
+TURNS = 3
+TURN = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,13 +73,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--tier") == "check":
-        # As in the base install: a test that imports it fails at that line.
-        sys.meta_path[:] = [Without(finder, HEAVY) for finder in sys.meta_path]
+        # As where only the extra `check` is installed: a test that imports more fails at that line.
+        missing = beyond("check")
+        sys.meta_path[:] = [Without(finder, missing) for finder in sys.meta_path]
     for line in (
         "thorough: runs in `make test-all` only",
         "each_once(*names): `make test` runs as few cases as show each value of each (named) parameter once",
+        "in_turn(name): `make test` runs a third of the values of a parameter, by the commit",
     ):
         config.addinivalue_line("markers", line)
+    config.stash[TURN] = turn_now()
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    if config.getoption("--tier") not in ("test", "rest"):
+        return None
+    return f"families in turn: part {config.stash[TURN] + 1} of {TURNS}, by the commit"
 
 
 def in_check(path: Path) -> bool:
@@ -82,15 +107,28 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        _begin_with_the_dearest(items)
     tier = config.getoption("--tier")
     if tier == "all":
         return
-    quick = set(without_thorough(items))
+    quick = set(without_thorough(items, config.stash[TURN]))
     kept = [item for item in items if (item in quick) == (tier != "rest")]
     config.hook.pytest_deselected(
         items=[item for item in items if (item in quick) == (tier == "rest")]
     )
     items[:] = kept
+
+
+def _begin_with_the_dearest(items: list[pytest.Item]) -> None:
+    """Sorts files for workers, which take them in this order: the dearest first, then those of many tests."""
+    files = [item.path.relative_to(HERE).as_posix() for item in items]
+    counts = Counter(files)
+    order = {name: at for at, name in enumerate(DEAREST)}
+    places = {name: (order.get(name, len(order)), -counts[name], name) for name in counts}
+    items[:] = [
+        item for _, item in sorted(zip(files, items, strict=True), key=lambda pair: places[pair[0]])
+    ]
 
 
 class Without:
@@ -106,11 +144,36 @@ class Without:
         return getattr(self._finder, name)
 
 
-def without_thorough(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+def turn_now() -> int:
+    """The part whose turn it is: by the commit, so that a run can be repeated; by the day where this is no clone."""
+    done = subprocess.run(
+        ["git", "-C", str(HERE), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    commit = done.stdout.strip()
+    return (
+        int(commit, 16) if done.returncode == 0 and commit else date.today().toordinal()
+    ) % TURNS
+
+
+def has_its_turn(item: Any, turn: int) -> bool:
+    """Tells whether it is the turn of a case's value."""
+    marker = item.get_closest_marker("in_turn")
+    if marker is None:
+        return True
+    first = _parts(item.callspec.params[marker.args[0]])[0]
+    return part_of(str(getattr(first, "name", first))) == turn
+
+
+def part_of(value: str) -> int:
+    """The part that a value is of, in whatever test it is."""
+    return crc32(value.encode()) % TURNS
+
+
+def without_thorough(items: Iterable[pytest.Item], turn: int) -> Iterator[pytest.Item]:
     """The items of `make test`."""
     sampled: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("thorough"):
+        if item.get_closest_marker("thorough") or not has_its_turn(item, turn):
             continue
         if item.get_closest_marker("each_once"):
             sampled[item.nodeid.partition("[")[0]].append(item)

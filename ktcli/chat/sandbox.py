@@ -7,6 +7,10 @@ could grow (loops, `~`, list displays, slices, printed text) goes through the `M
 as operators, calls and filters do anyway. In the main thread a timer signal bounds what is left.
 The dialect is that of transformers: trimmed blocks, loop controls, `{% generation %}`,
 `raise_exception`, `strftime_now`, `tojson` without escapes.
+
+minijinja 3.1, tried with every template of the tests, renders 930 of 960 texts alike, and refuses the 30 of
+`{% generation %}`; of expressions it lacks `%` of texts, a macro's `kwargs`, `rsplit` and unary `+`. Its fuel counts
+instructions: of the tests' attacks three went on for more than 20 s, and one took 940 MiB before the fuel was out.
 """
 
 from __future__ import annotations

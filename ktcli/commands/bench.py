@@ -39,7 +39,7 @@ from ktcli.commands.options import (
 )
 from ktcli.commands.resume import resume
 from ktcli.commands.view.device_figures import Used, device_figures
-from ktcli.commands.view.figures import ceiling_figures, machine_figures
+from ktcli.commands.view.figures import show_results
 from ktcli.commands.view.speed import batch_words, speed_row, speed_words, warn_about
 from ktcli.engine import Engine
 from ktcli.errors import UsageError
@@ -180,12 +180,10 @@ def decode(
     """
     words = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
     asked = Wanted(threads=threads, numa=asked_numa(numa), device=words, cache=kv)
-    measured = Measuring(Job(Phase.DECODE, tokens, context), runs, policy, trace)
+    measured = Measuring(Job(Phase.DECODE, tokens, context), runs, policy, profile, trace)
     if (batches := _batches(batch)) != (1,):
-        _refuse_with_batches(measured, profile)
-        _bench_batches(find_subject(model, experts, dense), asked, layers, measured, batches)
-        return
-    _bench(find_subject(model, experts, dense), asked, layers, measured, profile)
+        _refuse_with_batches(measured)
+    _bench(find_subject(model, experts, dense), asked, layers, measured, batches)
 
 
 @app.command()
@@ -221,8 +219,8 @@ def prefill(
     """
     words = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
     asked = Wanted(threads=threads, numa=asked_numa(numa), device=words, cache=kv)
-    measured = Measuring(Job(Phase.PREFILL, tokens, context), runs, policy)
-    _bench(find_subject(model, experts, dense), asked, layers, measured, profile)
+    measured = Measuring(Job(Phase.PREFILL, tokens, context), runs, policy, profile)
+    _bench(find_subject(model, experts, dense), asked, layers, measured)
 
 
 app.command()(resume)
@@ -237,12 +235,14 @@ class Measuring:
 
     Attributes:
         runs: the number of runs of the job, each between two measurements of the ceiling.
+        profile: whether the times of operations are shown.
         trace: the file for the timeline of one decode step; None: none is written.
     """
 
     job: Job
     runs: int
     policy: Policy
+    profile: bool = False
     trace: Path | None = None
 
     def room(self, spec: Spec) -> int:
@@ -284,53 +284,41 @@ class Made:
 
 
 def _bench(
-    subject: Subject, asked: Wanted, layers: int | None, how: Measuring, profile: bool
-) -> None:
-    asked = replace(asked, context=how.room(build(subject.config).spec))
-    planned = plan_trial(Trial(subject, asked, layers), out)
-    made = _made(planned, asked, how)
-    result = _measured(subject, how, made)
-    row = made.row(subject, result, _traced(made, how))
-    if profile:
-        row["profile_s"] = dict(result.profile.operations)
-    pool, ceilings = made.engine.pool, made.ceilings
-    out.result(
-        {
-            "machine": machine_figures(planned.machine, pool),
-            "ceilings": ceiling_figures(ceilings),
-            "results": [row],
-        },
-        lambda: speed_words(row, result, pool, ceilings, profile),
-    )
-    warn_about(result)
-
-
-def _bench_batches(
-    subject: Subject, asked: Wanted, layers: int | None, how: Measuring, batches: tuple[int, ...]
+    subject: Subject,
+    asked: Wanted,
+    layers: int | None,
+    how: Measuring,
+    batches: tuple[int, ...] = (1,),
 ) -> None:
     spec = build(subject.config).spec
-    room = min(how.room(spec) + 2 * PAGE_TOKENS, max(spec.context, how.room(spec)))
-    asked = replace(asked, context=room, streams=how.streams(spec, max(batches)))
+    room = how.room(spec)
+    if batches == (1,):
+        asked = replace(asked, context=room)
+    else:
+        context = min(room + 2 * PAGE_TOKENS, max(spec.context, room))
+        asked = replace(asked, context=context, streams=how.streams(spec, max(batches)))
     planned = plan_trial(Trial(subject, asked, layers), out)
     made = _made(planned, asked, how)
     jobs = [replace(how, job=replace(how.job, batch=n)) for n in batches]
     results = [_measured(subject, job, made) for job in jobs]
-    rows = [made.row(subject, result) for result in results]
+    trace = _traced(made, how) if batches == (1,) else None
+    rows = [made.row(subject, result, trace) for result in results]
+    if how.profile:
+        rows[0]["profile_s"] = dict(results[0].profile.operations)
     pool, ceilings = made.engine.pool, made.ceilings
-    out.result(
-        {
-            "machine": machine_figures(planned.machine, pool),
-            "ceilings": ceiling_figures(ceilings),
-            "results": rows,
-        },
-        lambda: batch_words(rows, results, pool, ceilings),
-    )
-    warn_about(max(results, key=lambda result: result.measured.others_share))
+
+    def words() -> str:
+        if batches == (1,):
+            return speed_words(rows[0], results[0], pool, ceilings, how.profile)
+        return batch_words(rows, results, pool, ceilings)
+
+    show_results(planned.machine, pool, rows, words, ceilings)
+    warn_about(results)
 
 
-def _refuse_with_batches(how: Measuring, profile: bool) -> None:
+def _refuse_with_batches(how: Measuring) -> None:
     """Refuses options that several answers at once do not know."""
-    if given := [n for n, on in (("--profile", profile), ("--trace", how.trace)) if on]:
+    if given := [n for n, on in (("--profile", how.profile), ("--trace", how.trace)) if on]:
         raise UsageError(f"{given[0]} is about one answer", hint="leave --batch out")
 
 

@@ -12,10 +12,10 @@ import typer
 from ktcli.assembly.host import team_here
 from ktcli.commands.options import JsonOpt, NumaOpt, RunsOpt, ThreadsOpt
 from ktcli.commands.view.figures import (
-    ceiling_figures,
     ceiling_words,
-    machine_figures,
+    measured_figures,
     ops_words,
+    show_results,
     threads_words,
     warn_noisy,
 )
@@ -112,14 +112,7 @@ def kernel(
         out.warn(warning)
     results = [*_results(wanted, pool, ceilings, machine)]
     rows = [_row(pool, result) for result in results]
-    out.result(
-        {
-            "machine": machine_figures(machine, pool),
-            "ceilings": ceiling_figures(ceilings),
-            "results": rows,
-        },
-        lambda: _render(pool, results, ceilings),
-    )
+    show_results(machine, pool, rows, lambda: _render(pool, results, ceilings), ceilings)
     _warn(results)
 
 
@@ -188,9 +181,7 @@ def _row(pool: Pool, result: LayerResult) -> dict[str, Any]:
         "ceilings": {_CEILINGS[result.ceiling][0]: result.rate / 1e9},
         "layers": result.layers,
         "weights_bytes": result.stack_bytes,
-        "runs": len(measured.runs),
-        "noisy": measured.noisy,
-        "others_percent": 100 * measured.others_share,
+        **measured_figures(measured),
     }
 
 
@@ -227,6 +218,4 @@ def _render(pool: Pool, results: list[LayerResult], ceilings: Ceilings) -> str:
 def _warn(results: list[LayerResult]) -> None:
     for shape in sorted({r.shape for r in results if r.cached}):
         out.warn(f"the weights of {shape} fit into the caches: memory was hardly read")
-    noisy = [r.measured.others_share for r in results if r.measured.noisy]
-    if noisy:
-        warn_noisy(max(noisy))
+    warn_noisy(r.measured.others_share for r in results)

@@ -23,7 +23,7 @@ from ktcli.commands.options import (
     PrefillThresholdOpt,
     ThreadsOpt,
 )
-from ktcli.commands.view.figures import engine_figures, machine_figures, threads_words, warn_noisy
+from ktcli.commands.view.figures import engine_figures, show_results, threads_words, warn_noisy
 from ktcli.engine import Engine
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
@@ -88,10 +88,8 @@ def mixed(
     busy = others.share()
     row = mixed_row(subject.name, engine, result)
     row["noisy"] = busy > NOISY_SHARE
-    machine = machine_figures(planned.machine, engine.pool)
-    out.result({"machine": machine, "results": [row]}, lambda: mixed_words(row, engine))
-    if busy > NOISY_SHARE:
-        warn_noisy(busy)
+    show_results(planned.machine, engine.pool, [row], lambda: mixed_words(row, engine))
+    warn_noisy([busy])
 
 
 def mixed_row(name: str, engine: Engine, result: MixedResult) -> dict[str, Any]:

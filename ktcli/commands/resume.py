@@ -24,7 +24,7 @@ from ktcli.commands.options import (
     NumaOpt,
     ThreadsOpt,
 )
-from ktcli.commands.view.figures import engine_figures, machine_figures, threads_words
+from ktcli.commands.view.figures import engine_figures, show_results, threads_words
 from ktcli.engine import CpuEngine
 from ktcli.errors import gib
 from ktcli.hardware.numa import asked_numa
@@ -95,13 +95,8 @@ def resume(
             progress=lambda done: bar.update(done=done),
         )
     row = _row(subject.name, engine, result)
-    # The three that everyone asks for stand in front, without a search through the rows.
-    document = {
-        **{key: row[key] for key in ("prefill_s", "warm_s", "cold_s")},
-        "machine": machine_figures(planned.machine, engine.pool),
-        "results": [row],
-    }
-    out.result(document, lambda: _words(row, engine))
+    front = {key: row[key] for key in ("prefill_s", "warm_s", "cold_s")}
+    show_results(planned.machine, engine.pool, [row], lambda: _words(row, engine), front=front)
 
 
 def _row(name: str, engine: CpuEngine, result: ResumeResult) -> dict[str, Any]:

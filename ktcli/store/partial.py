@@ -81,10 +81,6 @@ class PartialFile:
         """The bytes that are there."""
         return sum(self._done)
 
-    @property
-    def is_complete(self) -> bool:
-        return self.arrived_bytes == self.located.size_bytes
-
     def missing(self, chunk: int) -> tuple[int, int]:
         """The range of a chunk that is still to come: its first byte, and the one after its last."""
         start = chunk * self._chunk

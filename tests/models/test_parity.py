@@ -79,6 +79,7 @@ def converted(
     return made[case.name]
 
 
+@pytest.mark.in_turn("converted")
 @pytest.mark.each_once
 @pytest.mark.parametrize("converted", CASES, indirect=True, ids=lambda case: case.name)
 @pytest.mark.parametrize(
@@ -90,6 +91,7 @@ def test_exact_equals_transformers(converted: Converted, sizes: list[int]) -> No
     assert error <= 1e-4 * judged.logits.std()
 
 
+@pytest.mark.in_turn("converted")
 @pytest.mark.parametrize("converted", CASES, indirect=True, ids=lambda case: case.name)
 def test_exact_in_one_piece_routes_alike(converted: Converted) -> None:
     judged, engine = converted.judged, converted.exact
@@ -104,6 +106,7 @@ def test_exact_in_one_piece_routes_alike(converted: Converted) -> None:
 FAST = [(case, isa) for case in CASES for isa in ROWS]
 
 
+@pytest.mark.in_turn("converted")
 @pytest.mark.each_once
 @pytest.mark.parametrize(
     ("converted", "isa"), FAST, indirect=["converted"], ids=[f"{c.name}-{isa}" for c, isa in FAST]
@@ -123,6 +126,7 @@ def test_fast_stays_close(converted: Converted, isa: str, sizes: list[int]) -> N
     assert rms <= bound and top1 >= 1 - bound, f"rms {rms:.4f}, top-1 {top1:.3f}, {left_out}"
 
 
+@pytest.mark.in_turn("converted")
 @pytest.mark.parametrize("converted", ONE_OF_EACH, indirect=True, ids=lambda case: case.name)
 def test_an_f32_cache_is_no_worse(converted: Converted) -> None:
     """`kt eval --kv f32`: the median over positions, since a router may decide otherwise at some.
@@ -138,6 +142,7 @@ def test_an_f32_cache_is_no_worse(converted: Converted) -> None:
     assert 0 < error("f32") <= 1.5 * error("bf16")
 
 
+@pytest.mark.in_turn("converted")
 @pytest.mark.parametrize("converted", ONE_OF_EACH, indirect=True, ids=lambda case: case.name)
 def test_an_fp8_cache_stays_close_to_an_f32_one(converted: Converted) -> None:
     """Codes are off by a sixteenth at most. The median over positions, since a router may decide otherwise at some."""

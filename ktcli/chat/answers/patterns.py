@@ -3,6 +3,10 @@
 Patterns come with checkpoints and are hostile input, and no library matches in linear time what is not all there yet.
 So Python's own parser of regular expressions reads them, and search.py follows a text through what is made of them.
 What needs more than that, a look ahead or back to a group, is refused by name. `$` means the very end.
+
+google-re2 1.1, tried with every pattern of the tests, knows ASCII's letters, digits and blanks only, and must search
+what it holds anew when a piece comes (16,000 pieces of a value: 0.32 s against 0.17 s, and it grows with the square).
+The expressions of llguidance say which token may follow, not where a match or its groups are.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ktcli.engine import Engine
 from ktcli.hardware.machine import Machine
 from ktcli.measure.bench import Ceilings
-from ktcli.measure.clock import NOISY_SHARE
+from ktcli.measure.clock import NOISY_SHARE, Measurement
 from ktcli.native import Ceiling, Pool
 from ktcli.output import out
 
@@ -35,6 +36,36 @@ def engine_figures(work: str, name: str, engine: Engine) -> dict[str, Any]:
         "threads": engine.pool.threads,
         "layers": engine.spec.layers,
     }
+
+
+def measured_figures(measured: Measurement) -> dict[str, Any]:
+    """The fields with which a row ends whose runs stood between ceilings."""
+    return {
+        "runs": len(measured.runs),
+        "noisy": measured.noisy,
+        "others_percent": 100 * measured.others_share,
+    }
+
+
+def show_results(
+    machine: Machine,
+    pool: Pool,
+    rows: list[dict[str, Any]],
+    words: Callable[[], str],
+    ceilings: Ceilings | None = None,
+    *,
+    front: Mapping[str, Any] | None = None,
+) -> None:
+    """Prints what a benchmark found: rows of figures below the machine and its ceilings, or words.
+
+    Args:
+        ceilings: what the rows are compared with; None: with nothing of the machine's.
+        front: the figures before all others, which everyone asks for.
+    """
+    head: dict[str, Any] = {**(front or {}), "machine": machine_figures(machine, pool)}
+    if ceilings is not None:
+        head["ceilings"] = ceiling_figures(ceilings)
+    out.result({**head, "results": rows}, words)
 
 
 def threads_words(pool: Pool) -> str:
@@ -69,8 +100,11 @@ def ops_words(rate: float, what: str = "OP") -> str:
     return f"{value:.{digits}f} {prefix}{what}/s"
 
 
-def warn_noisy(others_share: float) -> None:
-    """Warns that other processes used this share of the cores."""
+def warn_noisy(others_shares: Iterable[float]) -> None:
+    """Warns if other processes used more of the cores in one of the measurements than they may."""
+    others_share = max(others_shares, default=0.0)
+    if others_share <= NOISY_SHARE:
+        return
     out.warn(
         f"other processes used {others_share:.0%} of the cores"
         f" (more than {NOISY_SHARE:.0%}): these figures are too low",

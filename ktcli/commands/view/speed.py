@@ -6,7 +6,12 @@ from typing import Any
 
 from ktcli.assembly.subject import Subject
 from ktcli.commands.view.device_figures import device_rows
-from ktcli.commands.view.figures import ceiling_words, threads_words, warn_noisy
+from ktcli.commands.view.figures import (
+    ceiling_words,
+    measured_figures,
+    threads_words,
+    warn_noisy,
+)
 from ktcli.engine import Engine
 from ktcli.errors import gib, predicted
 from ktcli.measure.bench import BenchResult, Ceilings, Phase
@@ -41,9 +46,7 @@ def speed_row(subject: Subject, engine: Engine, result: BenchResult) -> dict[str
         "weights_bytes": engine.weights_bytes,
         "bytes_per_token": result.demand.read_bytes / result.job.tokens,
         "ops_per_token": result.demand.all_ops / result.job.tokens,
-        "runs": len(measured.runs),
-        "noisy": measured.noisy,
-        "others_percent": 100 * measured.others_share,
+        **measured_figures(measured),
     }
     if result.job.kind is Phase.DECODE and engine.spec.moe_layers:
         row["experts_touched"] = result.job.touched or float(engine.spec.top_k)
@@ -134,9 +137,9 @@ def batch_words(
     return "\n".join(head) + "\n\n" + out.table(lines, titles, right=(0, 1, 2, 3, 4, 5))
 
 
-def warn_about(result: BenchResult) -> None:
+def warn_about(results: list[BenchResult]) -> None:
     """Warns of what makes the figures worth less."""
-    if result.measured.noisy:
-        warn_noisy(result.measured.others_share)
+    warn_noisy(result.measured.others_share for result in results)
+    result = results[0]
     if result.spread is not None and not result.spread.even:
         out.warn("the random weights favour some experts: a trained model spreads them wider")

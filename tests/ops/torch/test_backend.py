@@ -116,7 +116,7 @@ def test_exact_equals_the_native_engine(pair: Pair, sizes: list[int]) -> None:
     assert np.abs(logits - pair.logits).max() <= 1e-4 * pair.logits.std()
 
 
-@pytest.mark.each_once
+@pytest.mark.in_turn("pair")
 @every
 def test_operations_at_once_give_what_each_gives(pair: Pair) -> None:
     """The same functions, called when something reads what they make: the same bits."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,25 +19,12 @@ torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("triton", reason="needs triton")
 
 HERE = Path(__file__).parent
-LAWS = (
-    ("few_rows", "rows_alone", "unpacking", "small", "route", "send", "router", "summary"),
-    (
-        "tiles",
-        "tiles_of_few",
-        "linear",
-        "experts",
-        "beside",
-        "rotated",
-        "groups",
-        "gqa",
-        "mla",
-        "fp8",
-        "fp8_written",
-        "sums",
-        "heads",
-        "latent",
-    ),
+# Each half has a process of its own, which takes as long as the other's.
+HALVES = (
+    "few_rows rows_alone unpacking small route send router summary".split(),
+    "tiles tiles_of_few linear experts beside rotated groups gqa mla fp8 fp8_written sums heads latent".split(),
 )
+LAWS = [law for half in HALVES for law in half]
 CAPABILITIES = (80, 89, 90, 120)
 # Bytes of shared memory a program may have.
 SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
@@ -60,9 +48,10 @@ Children = dict[str, subprocess.Popen[str]]
 def children(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Children]:
-    """The processes that this run's tests wait for, by their first argument."""
+    """The processes that this run's tests wait for, by each of their arguments."""
     names = {item.name for item in request.session.items}
-    commands = [["triton_laws.py", *laws] for laws in LAWS if f"test_laws[{laws[0]}]" in names]
+    wanted = [[law for law in half if f"test_laws[{law}]" in names] for half in HALVES]
+    commands = [["triton_laws.py", *laws] for laws in wanted if laws]
     if "test_what_models_launch_compiles" in names:
         commands.append(["triton_launches.py", *map(str, CAPABILITIES)])
     environment = os.environ | {
@@ -81,19 +70,21 @@ def children(
             )
             stack.enter_context(child)
             stack.callback(child.kill)
-            started[arguments[0]] = child
+            started |= dict.fromkeys(arguments, child)
         yield started
 
 
-def _output(child: subprocess.Popen[str]) -> str:
-    out, errors = child.communicate(timeout=300)
-    assert child.returncode == 0, errors[-4000:]
-    return out
+@cache
+def _output(child: subprocess.Popen[str]) -> tuple[str, str]:
+    """What a process printed, and its errors, once it has ended."""
+    return child.communicate(timeout=300)
 
 
-@pytest.mark.parametrize("laws", LAWS, ids=lambda laws: laws[0])
-def test_laws(laws: tuple[str, ...], children: Children) -> None:
-    assert sorted(_output(children[laws[0]]).split()[1::2]) == sorted(laws)
+@pytest.mark.in_turn("law")
+@pytest.mark.parametrize("law", LAWS)
+def test_laws(law: str, children: Children) -> None:
+    out, errors = _output(children[law])
+    assert law in out.split()[1::2], errors[-4000:]
 
 
 @pytest.mark.gpu
@@ -106,20 +97,23 @@ def test_laws_on_a_gpu() -> None:
         text=True,
     )
     assert run.returncode == 0, run.stderr[-4000:]
-    assert sorted(run.stdout.split()[1::2]) == sorted(law for laws in LAWS for law in laws)
+    assert sorted(run.stdout.split()[1::2]) == sorted(LAWS)
 
 
 def test_every_law_is_run() -> None:
     text = (HERE / "triton_laws.py").read_text()
     listed = text.split("LAWS = (")[1].split(")")[0].replace(",", " ").split()
-    assert sorted(law for laws in LAWS for law in laws) == sorted(listed)
+    assert sorted(LAWS) == sorted(listed)
 
 
 @pytest.mark.thorough
 def test_what_models_launch_compiles(children: Children) -> None:
     """At the shapes of published models, for each generation of GPUs. Products of few rows, above all, keep
     everything in registers."""
-    made = [json.loads(line) for line in _output(children[str(CAPABILITIES[0])]).splitlines()]
+    child = children[str(CAPABILITIES[0])]
+    out, errors = _output(child)
+    assert child.returncode == 0, errors[-4000:]
+    made = [json.loads(line) for line in out.splitlines()]
     assert {each["capability"] for each in made} == set(CAPABILITIES)
     for each in made:
         assert each["shared"] <= SHARED[each["capability"]], each
