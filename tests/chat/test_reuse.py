@@ -204,3 +204,10 @@ def test_any_two_prompts_have_a_sentence(
     was, is_ = (Timeline(tuple(ids), tuple(talk)) for ids, talk in (before, now))
     loss = lost(was, is_, reused, lambda ids: tokenizer.decode(ids, special=True))
     assert loss is None or (loss.why and len(loss.sentence) < 300 and loss.at <= len(is_.ids))
+
+
+def test_a_text_that_another_role_says_was_edited(tokenizer: Tokenizer) -> None:
+    model = Model(QWEN3, tokenizer)
+    before = model.says(model.reads(QUESTION, ANSWER, AGAIN), ANSWER[1])
+    loss = model.lost(before, model.reads(QUESTION, ("user", ANSWER[1]), AGAIN, ANSWER, AGAIN))
+    assert loss is not None and loss.why.startswith("question 2 is not what it was: ")

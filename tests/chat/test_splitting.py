@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ktcli.chat.codec import LibraryCodec
 from ktcli.chat.stream import Detokenizer, Thinking
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 
@@ -73,3 +74,17 @@ def test_special_tokens_settle_no_bytes(fallback: Tokenizer, tokens: str, text: 
     assert len(ids) == len(tokens.split())
     pieces = [stream.feed(id) for id in ids]
     assert "".join(pieces) + stream.finish() == text
+
+
+def test_a_token_that_is_plain_text_takes_no_place_of_another() -> None:
+    """The ids of added tokens are counted from the vocabulary's end, also from one that is not to be found."""
+    from tokenizers import AddedToken, models
+    from tokenizers import Tokenizer as Inner
+
+    inner = Inner(models.BPE(vocab={"a": 0, "<": 1, "s": 2, ">": 3}, merges=[], unk_token="a"))
+    inner.add_special_tokens([AddedToken(f"<{letter}>") for letter in "stu"])
+    codec = LibraryCodec(inner)
+    first, second, third = (codec.id_of(f"<{letter}>") for letter in "stu")
+    assert first == 4 and None not in (second, third)
+    assert codec.encode_plain(["a<s><t><u>"], [first]) == [[0, 1, 2, 3, second, third]]
+    assert codec.encode_plain(["<s><t><u>"], []) == [[first, second, third]]
