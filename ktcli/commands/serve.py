@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ktcli.server.house import Rules
 
 HOST, PORT = "127.0.0.1", 11435
+DRAIN_S, DRAIN_MOST_S = 10.0, 3600  # for answers to finish, as in server/drain.py and neighbours.py
 KEEP_S = 300.0  # that a model that a request named stays in memory when nobody uses it
 
 NameArg = Annotated[
@@ -94,6 +96,16 @@ KeepAliveOpt = Annotated[
         " Default: NAME for ever, others 5m.",
     ),
 ]
+DrainOpt = Annotated[
+    float,
+    typer.Option(
+        "--drain",
+        metavar="SECONDS",
+        min=0,
+        max=DRAIN_MOST_S,
+        help="How long answers may take to finish once the server is told to end.",
+    ),
+]
 LogJsonOpt = Annotated[
     bool, typer.Option("--log-json", help="Write a line of JSON for each request on stderr.")
 ]
@@ -125,6 +137,7 @@ def serve(
     model_alias: AliasOpt = None,
     strict_model: StrictOpt = False,
     keep_alive: KeepAliveOpt = None,
+    drain: DrainOpt = DRAIN_S,
     log_json: LogJsonOpt = False,
     background: BackgroundOpt = False,
     print_unit: UnitOpt = False,
@@ -146,7 +159,7 @@ def serve(
     are answered by that one, which is loaded for them, all others by this one. Requests of several clients are answered
     together; what one of them has in common with another is computed once. Without --context a conversation can have
     up to 65536 tokens where a quarter of the free memory holds them. Ctrl-C and kt stop let
-    answers finish for ten seconds.
+    answers finish for --drain seconds; new requests are refused meanwhile.
 
     With --background, kt ps shows the server, kt stop ends it, and what it says goes to run/PORT.log in the library.
 
@@ -173,7 +186,8 @@ def serve(
 
     if background and print_unit:
         raise UsageError("--background and --print-unit contradict each other")
-    rules = _rules(host, port, given_key(api_key, api_key_file), strict_model, model_alias)
+    key = given_key(api_key, api_key_file)
+    rules = replace(_rules(host, port, key, strict_model, model_alias), drain_s=drain)
     kept_s = None if keep_alive is None else keep_seconds(keep_alive, "--keep-alive")
     own_s, others_s = (FOREVER, KEEP_S) if kept_s is None else (kept_s, kept_s)
     model = name or config.value("model") or BUILTIN
@@ -183,7 +197,7 @@ def serve(
         context, threads, numa=numa_mode, device=where, streams=parallel, served=True, cache=kv
     )
     if print_unit:
-        _print_unit(here, lasting_name(model))
+        _print_unit(here, lasting_name(model), drain)
         return
     supervisor = Supervisor()
     listener = SupervisedListener(out, supervisor)
@@ -248,7 +262,7 @@ def _in_background(here: typer.Context, model: str, port: int) -> None:
     out.note(f"{started.said} (process {started.pid}); kt stop {port} ends it")
 
 
-def _print_unit(here: typer.Context, model: str) -> None:
+def _print_unit(here: typer.Context, model: str, drain_s: float) -> None:
     """Prints the unit of this command line."""
     from ktcli.server.background import PROGRAM
     from ktcli.server.unit import unit
@@ -260,7 +274,7 @@ def _print_unit(here: typer.Context, model: str) -> None:
         )
     words = given_words(here, without=("print_unit", "name"))
     program = [*PROGRAM, *words, "--", model]
-    out.result({}, unit(model, program, config.environment()), exact=True)
+    out.result({}, unit(model, program, config.environment(), drain_s), exact=True)
 
 
 def _log(entry: dict[str, Any]) -> None:

@@ -105,6 +105,9 @@ class Answering:
         await send_start(send, status, media_type, about)
 
     def _taken(self, news: list[News]) -> bytes:
+        if self._generation.failure is not None:
+            self._error = self._generation.failure
+            return b""
         for each in news:
             if isinstance(each, Ended) and each.finish is Finish.FAILED:
                 self._error = each.error or RuntimeError("the engine failed")

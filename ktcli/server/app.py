@@ -88,7 +88,7 @@ def application(house: House) -> App:
     handlers = dict.fromkeys(kinds, _failed)
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.house = house
-    return Guard(app, house.rules, refused, house.log)
+    return Guard(app, house.rules, house.drain, refused, house.log)
 
 
 def _others(path: str, methods: list[str], handler: Endpoint, known: Sequence[Route]) -> Route:

@@ -131,6 +131,7 @@ class Generation:
         self._news: deque[News] = deque()
         self._came = asyncio.Event()
         self._cancelled = False
+        self.failure: Exception | None = None  # that ends it whatever the engine says
         self.answers: list[_ChoiceAnswer] = []
         self._open = wish.choices
         self._others_wait = wish.choices > 1
@@ -170,6 +171,12 @@ class Generation:
     def over(self) -> bool:
         """Tells whether every answer has ended and been told."""
         return not self._open and not self._news
+
+    def fail(self, error: Exception) -> None:
+        """Ends every answer with an error; what the engine still says is not told."""
+        self.failure = error
+        self.cancel()
+        self._came.set()
 
     def cancel(self) -> None:
         """Ends every answer at the next step."""

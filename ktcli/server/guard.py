@@ -18,6 +18,7 @@ from typing import Any
 from ktcli.server.answering import App, Receive, Scope, Send
 from ktcli.server.bodies import PLACE, Bodies, Place
 from ktcli.server.body import BODY
+from ktcli.server.drain import Drain
 from ktcli.server.house import Rules
 from ktcli.server.page.files import PATHS
 from ktcli.server.refusal import Refusal
@@ -41,12 +42,14 @@ class Guard:
     """An ASGI application before another one.
 
     Args:
+        drain: counts the requests that are being answered, and lets no more in once the server is to end.
         refuse: returns the body and headers of a refusal, for a path.
         log: called after each request with what is said of it; texts of clients are no part of that.
     """
 
-    def __init__(self, app: App, rules: Rules, refuse: Refuse, log: Log) -> None:
+    def __init__(self, app: App, rules: Rules, drain: Drain, refuse: Refuse, log: Log) -> None:
         self._app, self._rules, self._refuse, self._log = app, rules, refuse, log
+        self._drain = drain
         self._bodies = Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,13 +86,13 @@ class Guard:
         try:
             headers = _headers(scope)
             self._check(scope, headers)
-            scope[BODY] = await _body(receive, headers, scope[PLACE])
+            with self._drain.answering(scope["path"]):
+                scope[BODY] = await _body(receive, headers, scope[PLACE])
+                if scope[BODY] is not None:
+                    await self._app(scope, receive, send)
+            return
         except Refusal as error:
             refusal = error.with_traceback(None)  # which holds what was received
-        else:
-            if scope[BODY] is not None:
-                await self._app(scope, receive, send)
-            return
         await self._send(scope, refusal, send)
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> None:

@@ -18,6 +18,7 @@ from ktcli.engine.constraint import Constraint
 from ktcli.errors import KtError, UsageError
 from ktcli.server.catalogue import Catalogue
 from ktcli.server.constraining import submitted
+from ktcli.server.drain import DRAIN_S, Drain
 from ktcli.server.generation import Generation, Wish
 from ktcli.server.jobs import Jobs
 from ktcli.server.librarian import Librarian
@@ -42,6 +43,7 @@ class Rules:
         strict_model: whether a request must name the model that is loaded.
         aliases: further names of the model.
         address: where it says that it is, for `kt ps`.
+        drain_s: the seconds that answers may take to finish once the server is told to end.
     """
 
     key: str = ""
@@ -49,6 +51,7 @@ class Rules:
     strict_model: bool = False
     aliases: tuple[str, ...] = ()
     address: str = ""
+    drain_s: float = DRAIN_S
 
 
 class Look(NamedTuple):
@@ -94,17 +97,21 @@ class House:
     begun: bool = False
     looks: dict[tuple[str, str], Look] = field(default_factory=dict)
     since: int = field(default_factory=lambda: int(time.time()))
+    drain: Drain = field(init=False)
     metrics: Metrics = field(init=False)
     answering: WeakValueDictionary[str, Generation] = field(default_factory=WeakValueDictionary)
 
     def __post_init__(self) -> None:
+        self.drain = Drain(self.rules.drain_s)
         self.metrics = Metrics(self.residency)
 
     @property
     def state(self) -> str:
-        """How the server's own model is: "loading" at first and after its GPU failed, "failed" where it could not be
-        loaded again, else "ok"."""
+        """How the server is: "draining" when it is about to end, else how its own model is: "loading" at first and
+        after its GPU failed, "failed" where it could not be loaded again, else "ok"."""
         own = self.catalogue.own
+        if self.drain.begun:
+            return "draining"
         if not self.begun or self.residency.recovering(own):
             return "loading"
         return "ok" if self.residency.unrecovered(own) is None else "failed"

@@ -28,7 +28,8 @@ from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.store.places import run_folder, server_sockets
 
 ANSWER_S = 2.0  # in which a server answers; one that still pulls its model does not
-END_S = 30.0  # in which a server that was told to stop has ended; its answers may take 10 of them
+END_S = 20.0  # in which a server that was told to stop has ended, once its answers have finished
+DRAIN_MOST_S = 3600  # that a server can give its answers
 _MOST_BYTES = 1 << 16
 _CREDENTIALS = struct.Struct("iII")  # process, user, group
 # What a server says may be wrong in any way; beyond these bounds it counts as not said.
@@ -65,6 +66,7 @@ class Status(msgspec.Struct):
         since: when it began, seconds since 1970.
         models: those in memory.
         loading: whether it loads that model, at first or after its GPU failed.
+        drain_s: the seconds that answers may take to finish once it is told to end.
     """
 
     model: _Text = ""
@@ -76,6 +78,7 @@ class Status(msgspec.Struct):
     since: _Second = 0
     models: list[LoadedStatus] = []
     loading: bool = False
+    drain_s: _Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +170,10 @@ def stop(server: Neighbour) -> None:
         return
     try:
         signal.pidfd_send_signal(process, signal.SIGTERM)
-        if not select.select([process], [], [], END_S)[0]:
+        patience_s = END_S + min(DRAIN_MOST_S, server.status.drain_s if server.status else 0)
+        if not select.select([process], [], [], patience_s)[0]:
             raise Busy(
-                f"the server of {server.name} (process {server.pid}) has not ended in {END_S:.0f} s",
+                f"the server of {server.name} (process {server.pid}) has not ended in {patience_s:.0f} s",
                 hint=f"kill -9 {server.pid} ends it now; what it computed last is lost",
             )
     except ProcessLookupError:

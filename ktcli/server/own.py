@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -34,7 +35,8 @@ class IdsToRead(msgspec.Struct):
 
 
 async def health(request: Request) -> Response:
-    """Says that the server lives, and what it does; 503 while its own model is being loaded, or could not be again."""
+    """Says that the server lives, and what it does; 503 while its own model is being loaded, or could not be again, and
+    when the server is about to end."""
     house = house_of(request)
     running, waiting = house.residency.counts()
     said = {"status": house.state, "running": running, "waiting": waiting}
@@ -50,7 +52,8 @@ async def server(request: Request) -> Response:
     context = next((each.context for each in loaded if each.name == own.name), 0)
     aliases, address = list(house.rules.aliases), house.rules.address
     said = Status(own.name, aliases, address, context, running, waiting, house.since, loaded)
-    return _json(msgspec.structs.replace(said, loading=house.state == "loading"))
+    drain_s = ceil(house.rules.drain_s)
+    return _json(msgspec.structs.replace(said, loading=house.state == "loading", drain_s=drain_s))
 
 
 def _of_loaded(loaded: LoadedModel) -> LoadedStatus:

@@ -52,12 +52,14 @@ class Refusal(Exception):
         message: one sentence.
         field: the name of the field that is wrong; empty: none.
         code: a word for programs; empty: none.
+        retry_s: the seconds after which the client may ask again, where it may.
     """
 
     status: int
     message: str
     field: str = ""
     code: str = ""
+    retry_s: int = RETRY_S
 
     @property
     def kind(self) -> str:
@@ -69,7 +71,7 @@ class Refusal(Exception):
         """What HTTP says beside the envelope."""
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
-        return {"Retry-After": str(RETRY_S)} if self.status in (429, 503) else {}
+        return {"Retry-After": str(self.retry_s)} if self.status in (429, 503) else {}
 
     @classmethod
     def of(cls, error: Exception) -> Refusal:

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from ktcli.engine.scheduler import Limits
 from ktcli.errors import DeviceError
 from ktcli.server.app import application
 from ktcli.server.catalogue import Catalogue, Shelf
+from ktcli.server.drain import cut_off
 from ktcli.server.house import House, Rules
 from ktcli.server.jobs import Jobs
 from ktcli.server.librarian import Librarian
@@ -35,7 +36,7 @@ from ktcli.threads import Daemon, Threads
 
 _TICK_S = 1.0
 FILE_THREADS = 2  # for what would hold the loop up: the library is read, large bodies are looked at
-PATIENCE_S = 10.0  # that answers may go on once the server is told to stop
+_GRACE_S = 2  # for connections whose requests are through
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Serving:
             raise self._error
 
     def stop(self) -> None:
-        """Lets answers finish within `PATIENCE_S`, and ends; the second call cancels them."""
+        """Lets answers finish for a while, see `Rules.drain_s`, and ends; the second call ends them at once."""
         server, loop = self._server, self._loop
         if server is not None:
             server.force_exit = self._stopping
@@ -113,10 +114,14 @@ class Serving:
 
     def _wake(self) -> None:
         """Lets everything that waits see that the server is to end."""
-        if self._server is not None:
-            self._server.told.set()
-        if self.house is not None:
-            self.house.residency.stop()
+        server, house = self._server, self.house
+        if house is not None:
+            if server is not None and server.force_exit:
+                house.drain.give_up()
+            house.drain.begun = True
+            house.residency.stop()
+        if server is not None:
+            server.told.set()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -172,14 +177,27 @@ class Serving:
                 server_header=False,
                 proxy_headers=False,  # any program here could call itself another client
                 timeout_keep_alive=int(IDLE_S),
-                timeout_graceful_shutdown=int(PATIENCE_S),
+                timeout_graceful_shutdown=_GRACE_S,
             )
-            self._server = _Server(config)
+            self._server = _Server(config, self._drained)
             if not self._stopping:  # a signal came before
                 await self._server.serve(list(service.sockets))
         finally:
             await residency.close()
             await loading
+
+    async def _drained(self) -> None:
+        """Waits until the answers have finished; those that take too long end with an error that says why."""
+        house = self.house
+        assert house is not None
+        if (n := house.drain.open) and house.drain.seconds:
+            answers = "1 answer has" if n == 1 else f"{n} answers have"
+            said = f"{answers} up to {house.drain.seconds:g} s to finish; Ctrl-C again ends at once"
+            house.listener.note(said)
+        if not await house.drain.finished():
+            for each in list(house.answering.values()):
+                each.fail(cut_off())
+            await house.drain.told()
 
     def _check(self, name: str, folder: Path) -> None:
         """Reads a model's texts, all but the tokenizer on the main thread, which alone can stop a template.
@@ -209,13 +227,16 @@ class Serving:
 class _Server(uvicorn.Server):
     """uvicorn's server, which leaves signals to whoever runs the main thread.
 
+    Args:
+        drained: waits until what is being answered has finished; until then it still listens.
     Attributes:
         told: set when it is to end: uvicorn itself looks ten times a second.
     """
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, drained: Callable[[], Awaitable[None]]) -> None:
         super().__init__(config)
         self.told = asyncio.Event()
+        self._drained = drained
 
     async def main_loop(self) -> None:
         """Waits until the server is to end; tells uvicorn the date each second."""
@@ -223,6 +244,7 @@ class _Server(uvicorn.Server):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_S):
                     await self.told.wait()
+        await self._drained()
 
     def handle_exit(self, *_: Any) -> None:
         """Leaves signals to whoever runs the main thread."""

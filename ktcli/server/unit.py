@@ -14,13 +14,14 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+", re.ASCII)
 _FINAL = (ExitCode.USAGE, ExitCode.NOT_FOUND, ExitCode.DAMAGED)
 
 
-def unit(name: str, program: Sequence[str], environment: Mapping[str, str]) -> str:
+def unit(name: str, program: Sequence[str], environment: Mapping[str, str], drain_s: float) -> str:
     """The text of a unit for `systemctl --user`; see systemd.service(5).
 
     Args:
         name: the model, for people.
         program: the command line of the server.
         environment: variables that it needs.
+        drain_s: the seconds that answers may take to finish when it is stopped.
     """
     variables = [f"Environment={quoted(f'{key}={value}')}\n" for key, value in environment.items()]
     final = " ".join(str(int(code)) for code in _FINAL)
@@ -45,7 +46,7 @@ ExecStart={" ".join([quoted(program[0]), *(quoted(word, in_command=True) for wor
 {"".join(variables)}\
 # Loading a large model takes minutes; answers may finish when it is stopped.
 TimeoutStartSec=infinity
-TimeoutStopSec={END_S:.0f}
+TimeoutStopSec={END_S + drain_s:.0f}
 Restart=on-failure
 RestartSec=5
 RestartPreventExitStatus={final}

@@ -1,0 +1,88 @@
+"""The end of a server: no further request is let in, and those that are being answered have a while to finish."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from math import ceil
+
+from ktcli.server.refusal import Refusal
+
+DRAIN_S = 10.0  # that answers may take to finish once the server is told to end
+OPEN_PATHS = frozenset({"/health", "/metrics", "/server"})  # which are answered until the end
+_TELL_S = 2.0  # in which answers that are ended then tell their clients
+
+
+class Drain:
+    """Counts the requests that are being answered; for the event loop only.
+
+    Args:
+        seconds: that they may take to finish.
+    Attributes:
+        begun: whether the server is to end.
+    """
+
+    def __init__(self, seconds: float = DRAIN_S) -> None:
+        self.seconds, self.begun = seconds, False
+        self._open = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    @property
+    def open(self) -> int:
+        """The requests that are being answered."""
+        return self._open
+
+    @contextmanager
+    def answering(self, path: str) -> Iterator[None]:
+        """A block in which a request is answered.
+
+        Raises:
+            Refusal: the server is about to end.
+        """
+        if path in OPEN_PATHS:
+            yield
+            return
+        if self.begun:
+            raise _refusal("the server is about to end and takes no more requests", self.seconds)
+        self._open += 1
+        self._quiet.clear()
+        try:
+            yield
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._quiet.set()
+
+    def give_up(self) -> None:
+        """Makes `finished` return at once."""
+        self.seconds = 0.0
+        self._quiet.set()
+
+    async def finished(self) -> bool:
+        """Waits until no request is being answered, or the time is over; returns whether all have finished."""
+        return await self._is_quiet_in(self.seconds)
+
+    async def told(self) -> None:
+        """Waits until answers that were ended have told their clients."""
+        if not self._open:
+            return
+        self._quiet.clear()
+        await self._is_quiet_in(_TELL_S)
+
+    async def _is_quiet_in(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._quiet.wait()
+        return not self._open
+
+
+def cut_off() -> Refusal:
+    """The error of an answer that the server's end cut off."""
+    return _refusal("the server ended before the answer was complete", 0.0)
+
+
+def _refusal(words: str, seconds: float) -> Refusal:
+    again_s = ceil(seconds) + 1  # by then a supervisor has started it anew
+    return Refusal(503, words, "", "server_draining", again_s)

@@ -1,0 +1,115 @@
+"""A server that is told to end lets answers finish, takes no more, and cuts off what takes too long with an error."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+from chat.fake_engine import VOCAB
+from server.running import Running, running, scripted
+
+from ktcli.server.house import Rules
+
+WORDS = "12345678"
+STREAMS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/completions": {"prompt": "x", "max_tokens": 400},
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 400},
+    "/api/chat": {"messages": [{"role": "user", "content": "x"}]},
+}
+
+
+@contextmanager
+def waiting(folder: Path, drain_s: float) -> Iterator[tuple[Running, threading.Event]]:
+    """A server whose answers say one letter and go on when an event is set."""
+    speaker, gate = scripted(folder, lambda question: WORDS), threading.Event()
+    engine: Any = speaker.engine
+    letters = [engine.tokenizer.encode(letter)[0] for letter in WORDS]
+    end = engine.tokenizer.id_of("<|end|>")
+
+    def logits(cache: list[int]) -> np.ndarray:
+        said = sum(id in letters for id in cache[-len(WORDS) :])
+        if said == 1:
+            assert gate.wait(30)
+        out = np.full(VOCAB, -10, dtype=np.float32)
+        out[end if said == len(WORDS) else letters[said]] = 10
+        return out
+
+    engine.logits = logits
+    with running(speaker, Rules(drain_s=drain_s)) as server:
+        try:
+            yield server, gate
+        finally:
+            gate.set()
+
+
+def _stop(server: Running) -> None:
+    assert server.serving is not None
+    server.serving.stop()
+
+
+def begun(server: Running, path: str, **more: Any) -> requests.Response:
+    """A stream of which something has come."""
+    answer = requests.post(
+        server.url + path, json={**STREAMS[path], "stream": True, **more}, stream=True, timeout=30
+    )
+    assert answer.status_code == 200
+    return answer
+
+
+def test_answers_finish_while_nothing_new_is_let_in(tmp_path: Path) -> None:
+    with waiting(tmp_path, drain_s=30) as (server, gate):
+        stream = begun(server, "/v1/chat/completions")
+        lines = stream.iter_lines()
+        assert next(line for line in lines if b'"content":"1"' in line)
+        _stop(server)
+        health = requests.get(f"{server.url}/health", timeout=10)
+        assert (health.status_code, health.json()["status"]) == (503, "draining")
+        for path, body in STREAMS.items():
+            refused = requests.post(server.url + path, json=body, timeout=10)
+            assert refused.status_code == 503 and int(refused.headers["Retry-After"]) > 30
+            assert "takes no more requests" in refused.text
+        gate.set()
+        rest = b"\n".join(lines)
+        assert b'"finish_reason":"stop"' in rest and rest.rstrip().endswith(b"[DONE]")
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_what_takes_too_long_ends_with_its_apis_error(path: str, tmp_path: Path) -> None:
+    with waiting(tmp_path, drain_s=0.2) as (server, _):
+        stream = begun(server, path)
+        lines = stream.iter_lines()
+        next(lines)
+        _stop(server)
+        rest = b"\n".join(lines).decode()
+    assert "the server ended before the answer was complete" in rest
+    assert "Traceback" not in rest
+    events = [
+        line.removeprefix("data: ") for line in rest.splitlines() if "the server ended" in line
+    ]
+    assert all(json.loads(event) for event in events)
+
+
+def test_an_answer_in_one_piece_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
+    with waiting(tmp_path, drain_s=0.2) as (server, _):
+        found: list[requests.Response] = []
+        body = STREAMS["/v1/chat/completions"]
+        ask = lambda: found.append(  # noqa: E731
+            requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=30)
+        )
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while not server.residency.counts()[0]:
+            time.sleep(0.01)
+        _stop(server)
+        asking.join()
+    assert found[0].status_code == 503 and found[0].json()["error"]["code"] == "server_draining"
