@@ -37,6 +37,7 @@ class Fault:
         etag: sent instead of the file's own.
         pause_s: seconds between pieces of 1000 bytes.
         no_ranges: whether the whole file is sent, whatever part was asked for.
+        later_by: bytes by which the part that is sent begins too late; its Content-Range says so.
         before: called first.
     """
 
@@ -48,6 +49,7 @@ class Fault:
     etag: str = ""
     pause_s: float = 0
     no_ranges: bool = False
+    later_by: int = 0
     before: Callable[[], None] = lambda: None
 
 
@@ -257,6 +259,7 @@ class _Handler(BaseHTTPRequestHandler):
         if wanted.startswith("bytes="):
             first, _, last = wanted[6:].partition("-")
             start, end = int(first or 0), min(int(last) + 1 if last else len(data), len(data))
+            start += fault.later_by
             if start >= end:
                 self._send(416, b"", body, {"Content-Range": f"bytes */{len(data)}"})
                 return
