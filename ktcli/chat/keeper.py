@@ -336,8 +336,8 @@ class Keeper:
         text, ids = reply.text[held.letters :], reply.ids[held.tokens :]
         if not text and not ids:
             return held
-        depth_at, first = self._chat.speaker.engine.depth_at, len(held.ids) + held.tokens
-        depths = bytes(depth_at(first + i) for i in range(len(ids)))
+        how_at, first = self._chat.speaker.engine.how_at, len(held.ids) + held.tokens
+        depths = bytes(how_at(first + i) for i in range(len(ids)))
         done, defer = 0, held.defer
         for n, depth in depth_runs(depths) or [[0, defer]]:
             late = {"defer": depth} if depth != defer else {}

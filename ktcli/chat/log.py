@@ -10,9 +10,10 @@ U+FFFD in its place, and the rest is read. A file is hostile input all the same:
     {"system": "Be brief.", "crc": "…"}
     {"user": "What is kt?", "time": 1766000000, "crc": "…"}
     {"read": [ids], "kept": 0, "at": 57, "crc": "…"}     after the first `kept` ids of what was there; at: characters
-                                                         depths: [[n, depth], …] of deferral, if any, of all ids so far
+                                                         depths: [[n, byte], …], how all ids so far were computed:
+                                                         deferral, + 128 in the absorbed form (engine/forms.py)
     {"piece": "It", "ids": [4], "crc": "…"}              begins an answer, or goes on with it
-                                                         defer: the depth from these ids on; an answer begins with 0
+                                                         defer: that byte from these ids on; an answer begins with 0
     {"end": "stop", "crc": "…"}
     {"turns": 2, "crc": "…"}                             only so many messages remain
     {"omit": 4, "summary": "…", "crc": "…"}              the model reads the summary, if any, instead of the first 4

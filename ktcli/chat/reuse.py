@@ -30,7 +30,7 @@ class Timeline:
         messages: role and content of each message, the system text first if there is one.
         variables: what the template was given beside them: tools, whether to think.
         model: the model's name for people, and the identity of its conversion.
-        depths: the depth of deferral with which each id was computed, a byte for each; of those behind: 0.
+        depths: how each id was computed, a byte for each, see `engine.forms`; those behind were not.
     """
 
     ids: tuple[int, ...]

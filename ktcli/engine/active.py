@@ -9,11 +9,11 @@ import numpy as np
 from ktcli.engine.contract import Engine
 from ktcli.engine.draft_length import MOST_ROWS
 from ktcli.engine.drafting import Drafting
+from ktcli.engine.forms import ABSORBED, How, how_to_read
 from ktcli.engine.logits import Logits
 from ktcli.engine.pace import PIECE_STEP
 from ktcli.engine.pages import PoolFull
 from ktcli.engine.pagetable import pages_for
-from ktcli.engine.prefix import depths_of
 from ktcli.engine.request import Answer, Candidate, Finish, Token
 from ktcli.engine.sampler import History, chosen_id
 from ktcli.engine.sequence import Sequence
@@ -77,6 +77,10 @@ class Active:
     finish: Finish | None = None
     begun: bool = False
     _history: History = field(init=False)
+    _how: How | None = (
+        None  # how the prompt's ids are computed, see `forms`; None: it was not opened yet
+    )
+    _found: int = 0  # the ids that were found when it was opened first
     _chunks: list[tuple[int, int]] = field(
         default_factory=list
     )  # start and tokens of each of the prompt
@@ -122,13 +126,23 @@ class Active:
 
     def open(self, engine: Engine) -> None:
         """Begins, or begins again, with as much as is found of what it knows."""
-        request, stats = self.answer.request, self.answer.stats
-        # What was not found the first time was read without deferral.
-        late = stats.reused_tokens if stats.queued_s else self.prompt_tokens
-        depths = depths_of(request.depths[:late], len(self.known))
-        for at in range(self.prompt_tokens, len(self.known)):
-            depths[at] = engine.depth_at(at)
-        reused = self.sequence.adopt(self.known, depths, request.marks, request.salt)
+        request, stats, pools = self.answer.request, self.answer.stats, engine.pools
+        first = self._how is None
+        if self._how is None:
+            marks = request.marks if pools.states is not None else ()
+            self._how = how_to_read(
+                request.depths,
+                self.prompt_tokens,
+                latent=pools.latent,
+                within=min(marks, default=None),
+            )
+        answered = range(self.prompt_tokens, len(self.known))
+        said = np.array([pools.how(engine.depth_at(at)) for at in answered], np.uint8)
+        how = np.concatenate((self._how, said))
+        reused = self.sequence.adopt(self.known, how, request.marks, request.salt)
+        if first:  # What was not found the first time is read without deferral, now and whenever it is read again.
+            self._how[reused:] &= ABSORBED
+            self._found = reused
         if stats.queued_s:
             return
         if self.drafting is not None:
@@ -158,27 +172,29 @@ class Active:
             PoolFull: there are no pages for it.
         """
         at = self.sequence.length
+        if depth := self._depth_found(at):
+            return self._reads_answer(at, depth, most)
+        late = next((p for p in range(at, self._found) if self._depth_found(p)), self.prompt_tokens)
         chunk = next((chunk for chunk in reversed(self._chunks) if chunk[0] <= at), None)
         if chunk is None:  # what was found when it began is lost
-            if depth := self._depth_found(at):
-                return self._reads_answer(at, depth, most)
-            same = (p for p in range(at, self._chunks[0][0]) if self._depth_found(p))
-            chunk = at, engine.chunk_tokens(next(same, self._chunks[0][0]) - at)
-        upto = at + self.sequence.until_mark(_even(sum(chunk) - at, most))
+            chunk = at, engine.chunk_tokens(min(late, self._chunks[0][0]) - at)
+        end = min(sum(chunk), late)
+        upto = at + self.sequence.until_mark(_even(end - at, most))
         if self._late:
             upto = min(upto, self.prompt_tokens - 1)  # the last id's logits are for choosing
         return self._run(upto, upto == len(self.known), 0, chunk)
 
     def _depth_found(self, position: int) -> int:
-        """The depth of deferral with which an id of the prompt was computed that was found when it began."""
-        depths = self.answer.request.depths
-        return depths[position] if position < len(depths) else 0
+        """The depth of deferral with which an id of the prompt is computed: above 0 it was found when it began."""
+        assert self._how is not None, "it was not opened"
+        return int(self._how[position]) & ~ABSORBED
 
     def _reads_answer(self, at: int, depth: int, most: int) -> Run:
         """The run that computes ids of an earlier answer again as they were: each alone, and deferred so deep."""
-        upto, end = at + 1, min(at + most, at + _AGAIN, self._chunks[0][0])
+        upto, end = at + 1, min(at + most, at + _AGAIN, self._found)
         while upto < end and self._depth_found(upto) == depth:
             upto += 1
+        upto = at + self.sequence.until_mark(upto - at)
         return self._run(upto, False, depth, (at, 1))
 
     def writes(self, engine: Engine, room: DraftRoom = NO_DRAFT_ROOM) -> Run:

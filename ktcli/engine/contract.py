@@ -97,6 +97,9 @@ class Engine(Protocol):
     def depth_at(self, position: int) -> int:
         """The number of experts that the token of an answer at `position` may defer."""
 
+    def how_at(self, position: int) -> int:
+        """The byte that says how the token of an answer at `position` is computed, see `forms`."""
+
     @property
     def batch_invariant(self) -> bool:
         """Tells whether the logits of a run have the same bits whatever other runs and outputs its step has."""

@@ -121,6 +121,9 @@ class CpuEngine:
         """The number of experts that the token of an answer at `position` may defer."""
         return depth_at(self.plan.depths, position)
 
+    def how_at(self, position: int) -> int:
+        return self.pools.how(self.depth_at(position))
+
     @cached_property
     def batch_invariant(self) -> bool:
         """Whether no matrix can be multiplied in tiles that round otherwise: those of bf16, as most routers are."""

@@ -106,6 +106,7 @@ class KvCache:
             seed,
             context,
             windows=windows,
+            latent=spec.latent,
         )
 
     # -- for the tier below, see `tier.PageMemory`: the bytes lie as they are stored ------------------------

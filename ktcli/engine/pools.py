@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ktcli.engine.forms import ABSORBED
 from ktcli.engine.pages import PagePool, StatePool
 from ktcli.engine.pagetable import WindowPages
 from ktcli.engine.prefix import Content
@@ -43,6 +44,7 @@ class Pools:
         context: the most positions of a sequence.
         tier: where pages and states go that leave memory, and come back from; None: nowhere.
         windows: the pages of the layers with a window; None: they have none of their own.
+        latent: whether the model has latent attention, see `forms`.
     """
 
     pages: PagePool
@@ -52,6 +54,11 @@ class Pools:
     context: int
     tier: Tier | None = None
     windows: WindowPages | None = None
+    latent: bool = False
+
+    def how(self, depth: int) -> int:
+        """The byte that says how an id is computed that is not expanded, with this depth of deferral."""
+        return depth | ABSORBED if self.latent else depth
 
     @property
     def available(self) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Content addresses of pages: a chain of hashes over the ids of a sequence, from a seed that says who computed them.
 
-Two pages have the same key only if the ids of all positions up to their last are the same, each was computed with the
-same depth of deferral, and everything else that changes the bytes of a page is the same: that is in the seed.
+Two pages have the same key only if the ids of all positions up to their last are the same, each was computed in the
+same way (forms.py), and everything else that changes the bytes of a page is the same: that is in the seed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ktcli.weights.recipe import Recipe
 VERSION = 1  # of what a key means, and of the layout of pages
 
 Ids = NDArray[np.int32]
-Depths = NDArray[np.uint8]
+Depths = NDArray[np.uint8]  # how each id was computed, see `forms`
 
 
 def seed(facts: Mapping[str, object]) -> bytes:
@@ -37,10 +37,12 @@ def facts_of(model: Model, recipe: Recipe, weights: str) -> dict[str, object]:
         model: at the context that is asked for: rotations can depend on it.
         weights: the identity of their source.
     """
+    forms = {"forms": "of positions"} if model.spec.latent else {}  # before, they were of chunks
     return {
         "weights": weights,
         "formats": [recipe.name, *sorted(part.value for part in recipe.in_f32)],
         "model": hashlib.sha256(repr(model).encode()).hexdigest(),
+        **forms,
     }
 
 
@@ -49,7 +51,7 @@ def chain(previous: bytes, ids: Ids, depths: Depths | None = None) -> bytes:
 
     Args:
         ids: those of a page, [64], or of a part of one, [n].
-        depths: the depth of deferral with which each was computed, [n]; None: 0.
+        depths: how each was computed, [n], see `forms`; None: 0.
     """
     digest = hashlib.sha256(previous + bytes([len(ids)]))
     digest.update(np.ascontiguousarray(ids, dtype="<i4").tobytes())
@@ -70,7 +72,7 @@ class Content:
 
     Attributes:
         ids: [n] int32.
-        depths: the depth of deferral with which each was computed, [n]; None: 0.
+        depths: how each was computed, [n], see `forms`; None: 0.
         root: the key of the empty prefix.
     """
 
@@ -84,10 +86,3 @@ class Content:
             return previous
         depths = None if self.depths is None else self.depths[first:end]
         return chain(previous, self.ids[first:end], depths)
-
-
-def depths_of(first: bytes, n: int) -> Depths:
-    """The depths of deferral of n ids, [n], of which the first few are given and the others are 0."""
-    depths = np.zeros(n, dtype=np.uint8)
-    depths[: len(first)] = np.frombuffer(first, dtype=np.uint8)[:n]
-    return depths

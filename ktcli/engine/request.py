@@ -80,8 +80,8 @@ class GenerationRequest:
         priority: a higher one goes first, -10..10; a request that waits long rises.
         caller: whoever asks: callers of equal priority take turns.
         logprobs: the number of the likeliest tokens whose chances come with each token; None: no chances at all.
-        depths: the depth of deferral with which the prompt's first ids were computed, as part of earlier answers: a
-            byte for each; of those behind: 0. What was computed so is found again.
+        depths: how the prompt's first ids were computed, a byte for each, see `forms`; those behind were not. What was
+            computed so is found again, or computed again in the same form of latent attention.
         said: the prompt's last ids that belong to the answer, which another request began: penalties count them so.
         salt: what is computed is shared with requests of the same salt only.
         marks: positions of the prompt from which other prompts will probably go on, see `Sequence.adopt`.
@@ -128,8 +128,7 @@ class Answer:
         ids: the ids of the answer so far.
         finish: the reason why it ended; None: it has not.
         cancelled: whether it is to end at the next step; any thread may set it.
-        depths: the depth of deferral with which the prompt's ids were computed, once it is read, see
-            `Sequence.depths`.
+        depths: how the prompt's ids were computed, once it is read, see `Sequence.depths`.
         goes_on: whether it is the rest of an answer that had its turn: nobody else's comes before it.
     """
 

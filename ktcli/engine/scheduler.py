@@ -321,14 +321,17 @@ class Scheduler:
                 parts.append(StepPart(each, make(), each.reading))
                 return
             except PoolFull as error:
-                if (
-                    len(self._active) == 1
-                ):  # whoever holds the rest is none of this scheduler's requests
-                    self._end(each, Finish.FAILED, events, error)
-                else:
+                waiting = [one for one in self._waiting if one.sequence.length]
+                if len(self._active) > 1:
                     planned = {part.active for part in parts}
                     others = (one for one in self._active if one not in planned)
                     self._suspend(max(others, key=_importance))
+                elif waiting:  # with timelines of their callers
+                    one = max(waiting, key=_importance)
+                    one.open(self._engine)  # what it has is known then
+                    one.give_back()
+                else:  # whoever holds the rest is none of this scheduler's requests
+                    self._end(each, Finish.FAILED, events, error)
 
     def _suspend(self, each: Active) -> None:
         each.give_back()

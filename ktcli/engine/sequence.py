@@ -16,6 +16,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.engine.forms import ABSORBED, How, expanded_spans, how_to_read
 from ktcli.engine.own_states import OwnStates, SpareState
 from ktcli.engine.pages import Place, PoolFull
 from ktcli.engine.pagetable import PageTable, pages_for
@@ -39,7 +40,9 @@ class Sequence:
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
         self._ids = np.zeros(pools.context, dtype=np.int32)
-        self._depths = np.zeros(pools.context, dtype=np.uint8)
+        # How each id was computed, and of the ids of a prompt that were not: how they are to be; up to `_planned`.
+        self._how: How = np.zeros(pools.context, dtype=np.uint8)
+        self._planned = 0
         self._table = PageTable(pools.pages, pools.copy, pools.context)
         windows = pools.windows
         self._windows: PageTable | None = None  # of the layers with a window
@@ -59,8 +62,8 @@ class Sequence:
 
     @property
     def depths(self) -> bytes:
-        """The depth of deferral with which each id was computed; those behind its end are 0."""
-        return self._depths[: self.length].tobytes().rstrip(b"\0")
+        """How each id was computed, a byte for each, see `forms`; those behind its end are 0."""
+        return self._how[: self.length].tobytes().rstrip(b"\0")
 
     @property
     def pages(self) -> tuple[int, ...]:
@@ -139,7 +142,16 @@ class Sequence:
             -1 if states is None else states.next_slot,
             chunk,
             None if self._windows is None else self._windows.numbers[: pages_for(end)],
+            self._expanded(end),
         )
+
+    def _expanded(self, end: int) -> tuple[int, int]:
+        """Of the positions from its length up to `end` those that are expanded."""
+        if self._planned <= self.length or not self._pools.latent:
+            return 0, 0
+        spans = expanded_spans(self._how[self.length : min(end, self._planned)])
+        assert len(spans) < 2, "a run has one expanded span at most, see `until_mark`"
+        return (self.length + spans[0][0], self.length + spans[0][1]) if spans else (0, 0)
 
     def commit(self, run: Run, tokens: int | None = None, *, prompt: bool = True) -> None:
         """Counts a run that was computed.
@@ -154,7 +166,9 @@ class Sequence:
             self._pools.tier.step_ended(run.ids.size)
         end = self.length + n
         self._ids[self.length : end] = run.ids[:n]
-        self._depths[self.length : end] = run.defer
+        self._how[self.length : end] = self._pools.how(run.defer)
+        self._how[slice(*run.expanded)][: max(0, end - run.expanded[0])] = run.defer
+        self._planned = max(self._planned, end)
         if self._states is not None:
             assert n == run.ids.size, "a state is of all tokens of its run"
             self._states.go_on(self.length)
@@ -195,8 +209,23 @@ class Sequence:
         if position > self.length and (self._pools.states or self._pools.windows):
             self._marks.append(position)
 
+    def plan(self, n: int) -> None:
+        """Says that the next `n` ids are a prompt behind what is there, unless they are what was adopted."""
+        end = self.length + n
+        if not self._pools.latent or end == self._planned:
+            return
+        self._planned = self.length
+        if n > 1:
+            how = how_to_read(self._how[: self.length].tobytes(), end, latent=True)
+            self._how[self.length : end] = how[self.length :]
+            self._planned = end
+
     def until_mark(self, n: int) -> int:
-        """The tokens of the next run, of at most `n`, which should end at a mark where layers keep states."""
+        """The tokens of the next run, of at most `n`, which should end at a mark where layers keep states, and has one
+        expanded span."""
+        if self._pools.latent and self._planned > self.length:
+            spans = expanded_spans(self._how[self.length : min(self.length + n, self._planned)])
+            n = spans[1][0] if len(spans) > 1 else n
         if self._pools.states is None:
             return n
         ahead = [mark - self.length for mark in self._marks if mark > self.length]
@@ -208,6 +237,7 @@ class Sequence:
         """Forgets everything from `position` on; returns the position really reached: the same, or an earlier one
         where layers keep a state and that of `position` is not kept any more."""
         wanted = max(0, min(position, self.length))
+        self._planned = min(self._planned, wanted)
         reached, spare, kept = self._reachable(wanted)
         states = self._states
         if reached == self.length and states is not None and states.slot >= 0:
@@ -221,7 +251,7 @@ class Sequence:
         """Another sequence with the same ids, which shares all pages and the state."""
         made = Sequence(self._pools)
         made._ids[: self.length] = self._ids[: self.length]
-        made._depths[: self.length] = self._depths[: self.length]
+        made._how[:], made._planned = self._how, self._planned
         made._keys, made._root, made.length = list(self._keys), self._root, self.length
         for table, others in zip(made._tables, self._tables, strict=True):
             table.share(others)
@@ -233,7 +263,7 @@ class Sequence:
     def adopt(
         self,
         ids: Numbers[int] | NDArray[np.int32],
-        depths: NDArray[np.uint8] | None = None,
+        how: How | None = None,
         marks: Iterable[int] = (),
         salt: str = "",
     ) -> int:
@@ -241,8 +271,8 @@ class Sequence:
         of it: at least the last id is left to compute, since its logits are wanted. Returns its length.
 
         Args:
-            depths: the depth of deferral with which each id was computed; None: 0. What this sequence holds itself is
-                taken as it is.
+            how: how each id is computed; None: as a prompt of which nothing was computed. The deferral of what this
+                sequence holds itself is taken as it is.
             marks: positions from which other prompts will probably go on; see `mark`. Those that are not worth a step
                 are left out.
             salt: pages are shared with sequences of the same salt only.
@@ -252,18 +282,23 @@ class Sequence:
             self.truncate(0)
             self._root = root
         wanted = np.asarray(ids, dtype=np.int64)[: self.context]
+        if how is None:
+            how = how_to_read(b"", len(ids), latent=self._pools.latent)
+        how = how[: self.context]
         n = max(0, min(self.length, wanted.size - 1))
-        different = np.flatnonzero(self._ids[:n] != wanted[:n])
+        other_form = (self._how[:n] ^ how[:n]) & ABSORBED > 0
+        different = np.flatnonzero((self._ids[:n] != wanted[:n]) | other_form)
         common = int(different[0]) if different.size else n
-        content = Content(wanted.astype(np.int32), depths, root)
+        content = Content(wanted.astype(np.int32), how, root)
         known = self._pools.find(content)
         if self._pools.tier is not None:
             self._pools.tier.bring(content, max(known.length, self._reachable(common)[0]))
             known = self._pools.find(content)
         if known.length > self._reachable(common)[0]:
-            self._take_over(known, wanted, depths)
+            self._take_over(known, wanted, how)
         else:
             self.truncate(common)
+        self._how[self.length : how.size], self._planned = how[self.length :], how.size
         # Where the pages of others end is where reuse begins: the next one finds a state there, too.
         self._marks.clear()
         self.mark(len(known.shared) * PAGE_TOKENS)
@@ -277,6 +312,7 @@ class Sequence:
         if self._states is not None:
             self._states.close()
         self._cut(0)
+        self._planned = 0
 
     # -- pages -----------------------------------------------------------------------------------------
 
@@ -319,14 +355,14 @@ class Sequence:
 
     def _label(self, kind: int, key: bytes, previous: bytes, span: tuple[int, int]) -> PageLabel:
         first, end = span
-        ids, depths = self._ids[first:end].copy(), self._depths[first:end].copy()
+        ids, depths = self._ids[first:end].copy(), self._how[first:end].copy()
         return PageLabel(kind, key, previous, end, ids, depths)
 
     def _link(self, previous: bytes, first: int, end: int) -> bytes:
         """The key of the prefix that ends at `end`; `previous` is that of the prefix that ends at `first`."""
         if first == end:
             return previous
-        return chain(previous, self._ids[first:end], self._depths[first:end])
+        return chain(previous, self._ids[first:end], self._how[first:end])
 
     def _cut(self, length: int) -> None:
         """Keeps the first `length` positions; the last pages go first, so that they are evicted first."""
@@ -374,9 +410,7 @@ class Sequence:
 
     # -- what others know ------------------------------------------------------------------------------
 
-    def _take_over(
-        self, known: KnownPrefix, ids: NDArray[np.int64], depths: NDArray[np.uint8] | None
-    ) -> None:
+    def _take_over(self, known: KnownPrefix, ids: NDArray[np.int64], how: How) -> None:
         """Becomes a prefix that the pools know."""
         for page in known.pages:
             self._pools.pages.hold(page)
@@ -392,6 +426,6 @@ class Sequence:
             self._windows.become(pages_for(n) - len(known.windows), known.windows)
         self._keys, self.length = known.keys, n
         self._ids[:n] = ids[:n]
-        self._depths[:n] = 0 if depths is None else depths[:n]
+        self._how[:n] = how[:n]
         if self._states is not None:
             self._states.slot = known.slot

@@ -84,6 +84,7 @@ class Session:
             UsageError: no ids, or one outside the vocabulary.
         """
         fresh = self._checked(ids)
+        self.sequence.plan(fresh.size)
         while fresh.size:
             chunk = self.length, self._engine.chunk_tokens(fresh.size)
             while fresh.size and self.length < sum(chunk):

@@ -108,6 +108,8 @@ class TextReader:
         if step[0].begins:
             for line in self._lines:
                 line.truncate(0)
+        for line, piece in zip(lines, step, strict=True):
+            line.plan(piece.ids.size)
         runs = [
             line.extend(piece.ids, first_output=skip, defer=self._defer)
             for line, piece, skip in zip(lines, step, skips, strict=True)

@@ -66,6 +66,7 @@ class Streams:
             while sequence.length < context:
                 size = engine.chunk_tokens(context - sequence.length)
                 ids = draw.integers(0, engine.spec.vocab, size).astype(np.int32)
+                sequence.plan(size)
                 run = sequence.extend(ids, first_output=size)
                 engine.run(Batch((run,)))
                 sequence.commit(run)

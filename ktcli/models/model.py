@@ -78,6 +78,11 @@ class Spec:
         return sum(state.position_heads for state in self.states if state.windowed)
 
     @property
+    def latent(self) -> bool:
+        """Tells whether some layer has latent attention, whose form changes last bits, see `engine.forms`."""
+        return any(state.expanded_ops for state in self.states)
+
+    @property
     def chooses(self) -> bool:
         """Tells whether some layer attends to chosen positions or pooled rows, see `LayerState.chooses`."""
         return any(state.chooses for state in self.states)

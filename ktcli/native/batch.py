@@ -23,9 +23,11 @@ class Run(NamedTuple):
         next_state: the slot that gets the state after the run; -1: no operation keeps a state.
         chunk: the (start, tokens) of the prompt's chunk that the run is a piece of: it decides whatever depends on how
             many tokens go together; None: the run itself. (start, 1): each token gives what it gives alone, as drafted
-            ones must; several are never the first of a sequence.
+            ones must.
         window_pages: the page of each 64 positions for the layers with a window, int32, read from the first on that the
             run's first token sees; None: they have no pages of their own.
+        expanded: the first position that takes the expanded form of latent attention, and the one behind the last; all
+            others take the absorbed form.
     """
 
     ids: NDArray[np.int32]
@@ -38,6 +40,7 @@ class Run(NamedTuple):
     next_state: int = -1
     chunk: tuple[int, int] | None = None
     window_pages: NDArray[np.int32] | None = None
+    expanded: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,6 +195,7 @@ class Program:
             run.ids.size,
             run.start,
             run.first_output,
+            *run.expanded,
             chunk_start,
             chunk_tokens,
             pages,

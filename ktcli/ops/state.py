@@ -13,7 +13,8 @@ from ktcli.ops.kvformat import CacheFormat
 # States that are kept of earlier positions, to go back to or to begin with (see `engine.pages`): of one sequence
 # alone as many as of several together.
 SNAPSHOTS = 4
-# A step of more tokens always works on expanded keys and values, where a layer has them: MLA_ABSORBED of mla.h.
+# The most tokens that go together absorbed, MLA_ABSORBED of mla.h. A step of more is counted as if all were expanded: a
+# prompt's last 1 … 64 are not, see `engine.forms`.
 ABSORBED_TOKENS = 128
 # Pages of a sequence that one program of a GPU attends to, see ops/triton/attention.py: what it finds is merged with
 # what the others do.

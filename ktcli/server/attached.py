@@ -97,8 +97,8 @@ class ServedEngine:
         self.clocks: Sequence[Clock] = ()
         self.sequence = ServedIds(facts.recurrent)
 
-    def depth_at(self, position: int) -> int:
-        """The depth of deferral of an id that has come."""
+    def how_at(self, position: int) -> int:
+        """How an id that has come is computed."""
         depths = self.sequence.deferred
         return depths[position] if position < len(depths) else 0
 

@@ -235,7 +235,7 @@ class EngineAnswering:
         elif isinstance(event, Token):
             self._said += 1
             position = len(answer.request.prompt) + self._said - 1
-            letter = NextId(event.id, stats, self._engine.depth_at(position))
+            letter = NextId(event.id, stats, self._engine.how_at(position))
             if self._said == 1:
                 letter.clocks, letter.depths = list(self._engine.operations()), answer.depths
         else:

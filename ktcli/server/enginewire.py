@@ -103,7 +103,7 @@ class NextId(msgspec.Struct, tag="chosen"):
     """The next id of the answer.
 
     Attributes:
-        defer: the depth of deferral with which it will be computed.
+        defer: how it will be computed, see `engine.forms`.
         clocks: with the first id; else empty.
         depths: with the first id, see `Answer.depths`.
     """

@@ -324,13 +324,13 @@ class _ChoiceAnswer:
         if left is not None and left < 1:
             return Finish.LENGTH
         positions = range(len(request.prompt), len(request.prompt) + len(said.ids))
-        depth_at = generation.model.speaker.engine.depth_at
+        how_at = generation.model.speaker.engine.how_at
         rest = replace(
             request,
             prompt=[*request.prompt, *said.ids, *closing],
             max_tokens=left,
             said=len(said.ids) + len(closing),
-            depths=said.depths + bytes(map(depth_at, positions)),
+            depths=said.depths.ljust(len(request.prompt), b"\0") + bytes(map(how_at, positions)),
         )
         with self._lock:
             try:

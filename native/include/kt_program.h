@@ -58,11 +58,14 @@ typedef struct kt_run {
     int64_t n_tokens;       /* >= 1 */
     int64_t start;          /* position of the first token */
     int64_t first_output;   /* tokens first_output..n_tokens-1 give outputs; n_tokens: none */
-    /* The chunk of a prompt that the run is a piece of. Whatever depends on how many tokens go together (the form of
-     * latent attention, whether positions are chosen) depends on the chunk; so pieces of it give what all of it gives. */
+    /* Positions expanded..expanded_end-1 take the expanded form of latent attention, all others the absorbed one: last bits
+     * differ. The form follows from the position alone, not from who goes together in a step. */
+    int64_t expanded;
+    int64_t expanded_end;   /* >= expanded; both may lie outside the run */
+    /* The chunk of a prompt that the run is a piece of. Whether positions are chosen depends on the chunk; so pieces of it
+     * give what all of it gives. */
     int64_t chunk_start;
-    int64_t chunk_tokens;   /* 0: the run itself; 1: each token gives what it gives alone, as drafted ones must; several
-                             * are never the first of a sequence */
+    int64_t chunk_tokens;   /* 0: the run itself; 1: each token gives what it gives alone, as drafted ones must */
     const int32_t *pages;   /* [n_pages] cache page of each 64 positions of the sequence */
     int64_t n_pages;        /* >= ceil((start + n_tokens) / 64) */
     /* [n_pages] window page of each 64 positions, from the first on that the first token sees through the widest window

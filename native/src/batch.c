@@ -27,9 +27,6 @@ static int check_run(kt_program *p, const kt_run *run, int64_t r)
         return program_fail(p, KT_ERR_RANGE, "run %lld: positions %lld..%lld are no piece of a chunk of %lld from %lld on",
                             (long long)r, (long long)run->start, (long long)run_end(run), (long long)c.tokens,
                             (long long)c.start);
-    if (run->chunk_tokens == 1 && run->start == 0 && run->n_tokens > 1)     /* the first token may take a form of its own */
-        return program_fail(p, KT_ERR_RANGE, "run %lld: %lld drafted tokens follow none", (long long)r,
-                            (long long)run->n_tokens);
     if (run->defer < 0)
         return program_fail(p, KT_ERR_RANGE, "run %lld: defer is %d; 0 or more is possible", (long long)r, run->defer);
     if (!(run->temperature >= 0 && run->temperature <= FLT_MAX))

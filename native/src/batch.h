@@ -41,6 +41,12 @@ static inline int64_t run_end(const kt_run *run)
     return run->start + run->n_tokens;
 }
 
+/* Whether latent attention takes its expanded form there. */
+static inline int is_expanded(const kt_run *run, int64_t position)
+{
+    return run->expanded <= position && position < run->expanded_end;
+}
+
 /* Where the last of the run's chunks ends. */
 static inline int64_t chunk_end(const kt_run *run)
 {

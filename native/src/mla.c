@@ -6,30 +6,13 @@
  * many tokens take the *expanded* form (mla_expanded.c). Over chosen positions it is always the absorbed one
  * (mla_chosen.c). Source: DeepSeek-V2 report, section 2.1.
  *
- * Which form a run takes is a matter of its chunk alone. Runs of the same form that follow one another are worked on
- * together, so that the matrices are read once for all of them.
+ * Which form a row takes is a matter of its position alone: the run says which of its positions are expanded. Rows of
+ * the same form that follow one another are worked on together, so that the matrices are read once for all of them.
  */
 #include "gathered.h"
 #include "mla.h"
 
 #include <string.h>
-
-/* Multiply-adds of one head decide, and only those: the same chunk always takes the same form. */
-static int is_expanded(const mla *o, chunk c)
-{
-    double tokens = (double)c.tokens, keys = (double)c.start + tokens, seen = (double)c.start + tokens / 2;
-    double both = (double)o->s.lora * (o->s.nope + o->s.v);     /* uk and uv of one row */
-    double absorbed = tokens * (both + seen * (2 * o->s.lora + o->s.rope));
-    double expanded = keys * both + tokens * seen * (o->s.nope + o->s.rope + o->s.v);
-    return c.tokens > MLA_ABSORBED || expanded < absorbed;
-}
-
-static int32_t form_of(const mla *o, const worker *w, const kt_run *run)
-{
-    if (o->selection >= 0 && !selection_is_all(&w->program->selections.at[o->selection], run))
-        return MLA_CHOSEN_FORM;
-    return is_expanded(o, chunk_of(run)) ? MLA_EXPANDED_FORM : MLA_ABSORBED_FORM;
-}
 
 int mla_tiled(const worker *w, const matrices *m, int64_t tokens)
 {
@@ -42,21 +25,30 @@ void mla_tiles(product *p, int32_t tiled)
         p->tile_min = tiled ? 1 : INT64_MAX;
 }
 
-/* From a row on the rows of its run that go together when its whole chunk does: all of the run, but chosen positions
- * take MLA_ABSORBED tokens of the chunk at a time. */
+/* Where the positions end that follow one another with or without expansion as this one does. */
+static int64_t alike(const kt_run *run, int64_t position, int expanded)
+{
+    int64_t end = run_end(run);
+    if (expanded)
+        return min64(end, run->expanded_end);
+    return position < run->expanded ? min64(end, run->expanded) : end;
+}
+
+/* From a row on the rows of its run that have its form, at most MLA_ABSORBED unless they are expanded. A row that sees no
+ * more positions than would be chosen attends to all. */
 static mla_rows piece_at(const mla *o, const worker *w, int64_t row)
 {
     const kt_run *run = run_of(w, row);
-    chunk c = chunk_of(run);
-    int64_t position = position_of(w, row), left = run_end(run) - position, together = c.tokens;
-    mla_rows r = {.first = row, .n = left, .form = form_of(o, w, run)};
-    if (r.form != MLA_EXPANDED_FORM && c.tokens == 1) {
-        r.n = min64(left, MLA_ABSORBED);
-    } else if (r.form == MLA_CHOSEN_FORM) {
-        int64_t before = (position - c.start) / MLA_ABSORBED * MLA_ABSORBED;
-        together = min64(MLA_ABSORBED, c.tokens - before);
-        r.n = min64(left, before + together - (position - c.start));
-    }
+    int64_t position = position_of(w, row);
+    int expanded = is_expanded(run, position);
+    int64_t reach = o->selection < 0 ? INT64_MAX : selection_reach(&w->program->selections.at[o->selection]);
+    int64_t end = alike(run, position, expanded), together = expanded ? KT_PAGE_TOKENS : 1;
+    mla_rows r = {.first = row, .form = expanded ? MLA_EXPANDED_FORM : MLA_ABSORBED_FORM};
+    if (position >= reach)
+        r.form = MLA_CHOSEN_FORM;
+    else
+        end = min64(end, reach);
+    r.n = r.form == MLA_EXPANDED_FORM ? end - position : min64(end - position, MLA_ABSORBED);
     r.tiled = mla_tiled(w, &o->uk_in, together) || mla_tiled(w, &o->uv, together);
     return r;
 }
@@ -227,9 +219,29 @@ static void absorb_run(const void *arg, worker *w)
         mla_absorb(arg, w, r);
 }
 
+/* The part of run i that lies in rows r. */
+static kt_run part_of(const worker *w, mla_rows r, int64_t i)
+{
+    kt_run run = w->batch->runs[i];
+    int64_t first = max64(r.first, w->batch->first[i]), end = min64(r.first + r.n, w->batch->first[i + 1]);
+    run.start += first - w->batch->first[i];
+    run.n_tokens = end - first;
+    return run;
+}
+
 static void attend_absorbed(const mla *o, const worker *w, mla_rows r)
 {
-    attend(&o->a, w, runs_of(w, r), mla_queries(o, w), mla_results_at(o, w));
+    run_range all = runs_of(w, r);
+    kt_run runs[MLA_ABSORBED];
+    int64_t first[MLA_ABSORBED + 1] = {0}, n = all.last - all.first;
+    for (int64_t i = 0; i < n; i++) {
+        runs[i] = part_of(w, r, all.first + i);
+        first[i + 1] = first[i] + runs[i].n_tokens;
+    }
+    batch rows = {.runs = runs, .n_runs = n, .rows = r.n, .first = first};
+    worker over = *w;
+    over.batch = &rows;
+    attend(&o->a, &over, (run_range){0, n}, mla_queries(o, w), mla_results_at(o, w));
 }
 
 static void attend_run(const void *arg, worker *w)

@@ -32,14 +32,13 @@ typedef struct mla {
     mla_own *own;               /* [threads] */
 } mla;
 
-/* A chunk of more tokens is always expanded, or goes in several batches where positions are chosen: bounds the
- * scratch, [tokens][heads][2 * lora + rope] f32. */
+/* The most rows that go together unless they are expanded: bounds the scratch, [tokens][heads][2 * lora + rope] f32. */
 #define MLA_ABSORBED 128
 
 /* The rows after r; 0: there are none. */
 int mla_next(const mla *o, const worker *w, mla_rows *r);
-/* Products of bf16 use tiles from some number of tokens on, which changes their last bits. So the number is that of
- * the chunk, not of the rows that happen to be together: let p use tiles, or not. */
+/* Products of bf16 use tiles from some number of tokens on, which changes their last bits. So the number is a page's
+ * where rows are expanded and else one, not that of the rows that happen to be together: let p use tiles, or not. */
 void mla_tiles(product *p, int32_t tiled);
 int mla_tiled(const worker *w, const matrices *m, int64_t tokens);
 

@@ -103,19 +103,16 @@ static uint8_t *expanded_page(const mla *o, const worker *w, int64_t page, int64
 
 /* ---- expanding ---------------------------------------------------------------------------------- */
 
-/* A page of a run that is expanded. */
+/* A page of a run that is expanded: as many of its keys as the rows see. */
 typedef struct latent_page {
     const kt_run *run;
     int64_t page, keys;
     const uint8_t *rows;    /* its latent rows, as they lie in the cache or decoded */
-    int64_t whole;      /* keys that it has once the run's chunk is complete */
 } latent_page;
 
-static latent_page page_of(const kt_run *run, int64_t page)
+static latent_page page_of(const kt_run *run, int64_t page, int64_t end)
 {
-    int64_t first = page * KT_PAGE_TOKENS;
-    return (latent_page){.run = run, .page = page, .keys = min64(KT_PAGE_TOKENS, run_end(run) - first),
-                         .whole = min64(KT_PAGE_TOKENS, chunk_end(run) - first)};
+    return (latent_page){.run = run, .page = page, .keys = min64(KT_PAGE_TOKENS, end - page * KT_PAGE_TOKENS)};
 }
 
 static const uint8_t *latent_row(const mla *o, const latent_page *l, int64_t key)
@@ -161,7 +158,7 @@ static void expand_rows(const mla *o, const worker *w, const matrices *m, int64_
     product p = {.n_tokens = l->keys, .y = y, .y_stride = result_width(o)};
     bind_latent(o, w, m, l, &a, &p);
     matrices_bind(w, m, head, 0, m->panels, &p);
-    mla_tiles(&p, mla_tiled(w, m, l->whole));
+    mla_tiles(&p, mla_tiled(w, m, KT_PAGE_TOKENS));
     product_run(w, m->kind, &p);
     for (int64_t i = 0; i < l->keys; i++, to += (size_t)to_stride * element(o)) {
         if (o->a.kv_f32)
@@ -266,12 +263,12 @@ void mla_expanded(const mla *o, const worker *w, mla_rows r)
 {
     const kt_run *run = run_of(w, r.first);
     int64_t heads = o->s.heads, stretch = stretch_pages(o);
-    int64_t pages = (run_end(run) + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;
+    int64_t end = position_of(w, r.first) + r.n, pages = (end + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;
     int64_t blocks = (r.n + BLOCK_QUERIES - 1) / BLOCK_QUERIES;
     for (int64_t first = -stretch; first < pages; first += stretch) {
         int64_t next = first + stretch, n = max64(0, min64(stretch, pages - next));
         for (int64_t i; (i = worker_take(w, 1)) < n * heads;) {
-            latent_page l = page_of(run, next + i / heads);
+            latent_page l = page_of(run, next + i / heads, end);
             expand_page(o, w, &l, i % heads);
         }
         pool_next_loop(w->pool, w->thread);

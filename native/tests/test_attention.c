@@ -173,7 +173,9 @@ static void step(run *r, const model *m, const cache *c, int64_t start, int64_t 
 {
     for (int64_t t = 0; t < n; t++)
         inputs(m, start + t, row_of(r->program, r->q, t), row_of(r->program, r->k, t), row_of(r->program, r->v, t));
-    kt_step s = {RUN(.n_tokens = n, .start = start, .first_output = n, .pages = c->pages, .n_pages = c->n),
+    /* MLA: the first third of many tokens absorbed, the rest expanded. */
+    kt_step s = {RUN(.n_tokens = n, .start = start, .first_output = n, .pages = c->pages, .n_pages = c->n,
+                     .expanded = start + n / 3, .expanded_end = n > 1 ? start + n : 0),
                  .cache = c->data, .cache_pages = c->n + 1, .page_bytes = m->page_bytes};
     kt_run in_windows = s.runs[0];
     in_windows.window_pages = c->pages;

@@ -109,6 +109,9 @@ class FakeEngine:
     def depth_at(self, position: int) -> int:
         return 0
 
+    def how_at(self, position: int) -> int:
+        return 0
+
     def chunk_tokens(self, left: int) -> int:
         return min(left, CHUNK)
 

@@ -94,6 +94,15 @@ class Line:
     def temperature(self) -> float:
         return 0.5 * self.text
 
+    def expanded_at(self, position: int) -> tuple[int, int]:
+        """The positions that are expanded of the chunk that a position lies in: all but the first five of many."""
+        end = 0
+        for chunk in self.chunks:
+            first, end = end, end + chunk.tokens
+            if position < end:
+                return (0, 0) if chunk.drafted else (first + 5, end)
+        raise AssertionError(position)
+
     @property
     def defer(self) -> int:
         return self.text % 2
@@ -118,7 +127,7 @@ class Memory:
         ids, table = TEXTS[line.text][start : start + n], np.array(self.pages, np.int32)
         windows = None if self.windows is None else np.array(self.windows, np.int32)
         run = Run(ids, start, table, n - outputs, line.temperature, line.defer, before, after)
-        return run._replace(chunk=chunk, window_pages=windows)
+        return run._replace(chunk=chunk, window_pages=windows, expanded=line.expanded_at(start))
 
 
 @contextmanager

@@ -132,26 +132,13 @@ def check(answers: list[Answer], events: list[Event], expected: dict[int, list[i
         assert reading == sorted(set(reading))
 
 
-@given(plan=plans, pages=st.sampled_from([9, 12, 40]))
-@settings(max_examples=40)
-def test_ids_do_not_depend_on_who_else_is_served(plan: Plan, pages: int) -> None:
-    engine = ToyEngine(pages)
+@given(plan=plans, pages=st.sampled_from([9, 12, 40]), forms=st.booleans())
+@settings(max_examples=60)
+def test_ids_do_not_depend_on_who_else_is_served(plan: Plan, pages: int, forms: bool) -> None:
+    engine = ToyEngine(pages, forms=forms)
     answers, events = play(serving(engine, active=5), plan)
-    check(answers, events, {id(a): alone(a.request)[0] for a in answers})
+    check(answers, events, {id(a): alone(a.request, forms=forms)[0] for a in answers})
     assert engine.pools.pages.held == 0
-
-
-@given(plan=plans, pages=st.sampled_from([9, 12, 40]))
-@settings(max_examples=40)
-def test_each_id_is_computed_in_the_form_in_which_it_would_be_alone(plan: Plan, pages: int) -> None:
-    """No prefix is shared here, as what others computed may have another form."""
-    plan = [
-        (wait, replace(request, prompt=[i, *request.prompt]), cancel)
-        for i, (wait, request, cancel) in enumerate(plan)
-    ]
-    engine = ToyEngine(pages, forms=True)
-    answers, events = play(serving(engine, active=5), plan)
-    check(answers, events, {id(a): alone(a.request, forms=True)[0] for a in answers})
 
 
 @given(
@@ -166,11 +153,6 @@ def test_drafts_change_no_id_of_anybody(
     plan: Plan, pages: int, wrong: float, length: int | None, forms: bool
 ) -> None:
     """Some draft, some do not; what is drafted is right, partly right or wrong."""
-    if forms:
-        plan = [
-            (wait, replace(request, prompt=[i, *request.prompt]), cancel)
-            for i, (wait, request, cancel) in enumerate(plan)
-        ]
     expected = {id(request): alone(request, forms=forms)[0] for _, request, _ in plan}
     engine = ToyEngine(pages, forms=forms)
     draw = random.Random(7)

@@ -32,7 +32,7 @@ class ToyEngine:
     Args:
         pages: the pages of the pool.
         context: the positions of a sequence.
-        forms: whether logits also depend on the chunk that each id was computed in.
+        forms: whether logits also depend on the form that each id was computed in, as with latent attention.
     Attributes:
         now_s: the time, which each step moves on by its cost.
         batches: the rows of each run of each step so far.
@@ -45,8 +45,7 @@ class ToyEngine:
         self.max_rows = max_tokens + 15
         self.spec, self.pool = SimpleNamespace(vocab=VOCAB), POOL
         self._hashes = np.zeros((pages, PAGE_TOKENS), dtype=np.uint64)
-        self.pools = Pools(PagePool(pages), None, self._copy, b"toy", context)
-        self._forms = forms
+        self.pools = Pools(PagePool(pages), None, self._copy, b"toy", context, latent=forms)
         self.step_times = StepTimes([self.cost_s(rows) for rows in range(1, MOST_ROWS + 1)])
         self.now_s = 0.0
         self.batches: list[list[int]] = []
@@ -63,6 +62,9 @@ class ToyEngine:
 
     def depth_at(self, position: int) -> int:
         return 1 if position >= 100 else 0
+
+    def how_at(self, position: int) -> int:
+        return self.pools.how(self.depth_at(position))
 
     def chunk_tokens(self, left: int) -> int:
         return min(left, self.max_tokens)
@@ -89,9 +91,7 @@ class ToyEngine:
         hash_ = 17 if run.start == 0 else int(self._at(run, run.start - 1)[...])
         found = []
         for at, id in enumerate(run.ids.tolist()):
-            # A chunk of one token means that each of the run is computed as if it came alone.
-            chunk = (run.start + at, 1) if run.chunk and run.chunk[1] == 1 else run.chunk
-            form = (chunk, run.defer) if self._forms else run.defer
+            form = run.defer, run.expanded[0] <= run.start + at < run.expanded[1]
             hash_ = hash((hash_, id, form)) & (2**64 - 1)
             self._at(run, run.start + at)[...] = hash_
             if at >= run.first_output:

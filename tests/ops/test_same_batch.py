@@ -306,12 +306,16 @@ class Memory:
         self.table, self.line = np.array(pages, np.int32), line
         self.keeps, self.turn = bench.state_bytes > 0, 0
 
-    def run(self, start: int, n: int, chunk: tuple[int, int] | None) -> Run:
+    def run(
+        self, start: int, n: int, chunk: tuple[int, int] | None, expanded: tuple[int, int] = (0, 0)
+    ) -> Run:
         before = 2 * self.line + self.turn if self.keeps and start else -1
         self.turn = 1 - self.turn
         after = 2 * self.line + self.turn if self.keeps else -1
         ids = (np.arange(start, start + n) * 7 % VOCAB).astype(np.int32)
-        return Run(ids, start, self.table, 0, 0.7, self.line % 2, before, after, chunk)
+        return Run(
+            ids, start, self.table, 0, 0.7, self.line % 2, before, after, chunk, None, expanded
+        )
 
 
 def alone(bench: Bench, which: int, line: Line) -> list[bytes]:
@@ -319,7 +323,8 @@ def alone(bench: Bench, which: int, line: Line) -> list[bytes]:
     memory, found, at = Memory(bench, which, mixed=False), [], 0
     for chunk in line:
         for n in [1] * chunk.tokens if chunk.drafted else [chunk.tokens]:
-            found += bench.run([(which, memory.run(at, n, None))])[0]
+            expanded = (0, 0) if chunk.drafted else (at + 5, at + n)
+            found += bench.run([(which, memory.run(at, n, None, expanded))])[0]
             at += n
     return found
 
@@ -330,7 +335,10 @@ def pieces(bench: Bench, which: int, line: Line, draw: Random) -> Iterator[Run]:
         end, whole = at + chunk.tokens, (at, chunk.tokens)
         while at < end:
             n = end - at if draw.random() < 0.5 else draw.randint(1, end - at)
-            yield memory.run(at, n, (at, 1) if chunk.drafted else whole)
+            if chunk.drafted:
+                yield memory.run(at, n, (at, 1))
+            else:
+                yield memory.run(at, n, whole, (whole[0] + 5, end))
             at += n
 
 

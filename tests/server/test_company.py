@@ -101,18 +101,17 @@ def test_secrets_of_one_client_change_nothing_for_another(
 
 
 @pytest.mark.thorough
-def test_a_salt_hides_even_that_a_beginning_is_known(
+def test_a_prompt_that_is_known_is_answered_as_if_it_were_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """kt-mini has latent attention: few new tokens take another form of it than many."""
+    """kt-mini has latent attention: its form must not depend on how many tokens are new."""
     text = "The password of the vault is 1234. " * 20
     messages = [{"role": "user", "content": text}]
     monkeypatch.setenv("KT_HOME", str(tmp_path / "alone"))
     with served_by_command() as url:
         alone = ask(url, 0, messages=messages)
-        assert ask(url, 0, messages=messages) != alone  # which is why
     monkeypatch.setenv("KT_HOME", str(tmp_path / "together"))
     for salt in ("mine", "yours"):  # the second server finds on disk what the first has computed
         with served_by_command() as url:
-            ask(url, 0, messages=messages)
-            assert ask(url, 0, messages=messages, cache_salt=salt) == alone
+            for more in ({}, {}, {"cache_salt": salt}):
+                assert ask(url, 0, messages=messages, **more) == alone

@@ -125,6 +125,7 @@ class DeviceEngine:
             seed(self._facts(source.identity)),
             self.context,
             windows=self._window_pages(cache.parts(widths, windowed=True)),
+            latent=self.spec.latent,
         )
 
     def _window_pages(self, parts: Several[Tensor]) -> WindowPages | None:
@@ -153,6 +154,9 @@ class DeviceEngine:
     def depth_at(self, position: int) -> int:
         """The number of experts that the token at `position` may defer."""
         return depth_at(self.placement.depths, position)
+
+    def how_at(self, position: int) -> int:
+        return self.pools.how(self.depth_at(position))
 
     def follow(self, depths: tuple[tuple[int, int], ...]) -> None:
         """Defers by other depths from now on, see `Placement.depths`."""

@@ -161,4 +161,12 @@ def _rows(runs: Sequence[Run], device: torch.device) -> Rows:
         chunk=0 if chunk is None else chunk[1],
         windows=None if windows is None else torch.from_numpy(windows).to(device),
         start=runs[0].start if len(runs) == 1 else None,
+        absorbed=_absorbed(runs[0]),
     )
+
+
+def _absorbed(run: Run) -> tuple[tuple[int, int], ...]:
+    """The (first, end) rows of a run that take the absorbed form of latent attention."""
+    n = run.ids.size
+    first, end = (min(max(0, at - run.start), n) for at in run.expanded)
+    return ((0, n),) if first == end else tuple(s for s in ((0, first), (end, n)) if s[0] < s[1])

@@ -106,7 +106,8 @@ def mla(
         uk_in, uk_out, uv: [lora, nope], [nope, lora] and [v, lora], one matrix per head.
         cache: [pages, 64, lora + rope].
     Returns:
-        [T, heads * v] f32. One row per sequence is computed absorbed; for longer runs keys and values are expanded.
+        [T, heads * v] f32. One row per sequence is computed absorbed; for longer runs keys and values are expanded, but
+        for the rows that `rows` says.
     """
     pages, weights = of_columns(cache[0], shape.lora, shape.rope), (uk_in, uk_out, uv)
     append(pages, latent, rows)
@@ -118,12 +119,38 @@ def mla(
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
         held = held_by(pages, table, rows.positions[of])  # [L, lora + rope]
-        for heads, keys, values in expand(held, weights, shape, exact):
-            asked = query[of, heads].transpose(0, 1)[None]  # [1, heads, run, nope + rope]
-            positions, end = rows.positions[of], _end(rows)
-            mixed = _attend(asked, keys[None], values[None], positions, shape.scale, end=end)
-            out[of, heads] = mixed[0].transpose(0, 1)
+        for first, last, absorbed in rows.forms:
+            some = slice(of.start + first, of.start + last)
+            positions = rows.positions[some]
+            if absorbed:
+                out[some] = _absorb_run(query[some], held, positions, weights, shape, exact)
+                continue
+            end = None if rows.start is None else rows.start + last
+            for heads, keys, values in expand(held, weights, shape, exact):
+                asked = query[some, heads].transpose(0, 1)[None]  # [1, heads, run, nope + rope]
+                mixed = _attend(asked, keys[None], values[None], positions, shape.scale, end=end)
+                out[some, heads] = mixed[0].transpose(0, 1)
     return out.flatten(1)
+
+
+def _absorb_run(
+    query: Tensor,
+    held: Tensor,
+    positions: Tensor,
+    weights: tuple[Packed, Packed, Packed],
+    s: MlaShape,
+    exact: bool,
+) -> Tensor:
+    """Computes `absorb` of rows [T, heads, nope + rope] of one sequence, which holds [L, lora + rope], some rows at a
+    time -> [T, heads, v]."""
+    places, each = torch.arange(held.shape[0], device=held.device), s.heads * held.shape[0]
+    step, wide, out = max(1, _EXPANDED_ELEMENTS // each), held.float(), []
+    for first in range(0, len(query), step):
+        some = slice(first, first + step)
+        seen = places <= positions[some, None]
+        latents = wide.expand(len(seen), -1, -1)
+        out.append(absorb(query[some], latents, seen, weights, s, exact, written=True))
+    return torch.unflatten(torch.cat(out), -1, (s.heads, s.v))
 
 
 def expand(
@@ -163,6 +190,8 @@ def absorb(
     weights: tuple[Packed, Packed, Packed],
     s: MlaShape,
     exact: bool,
+    *,
+    written: bool = False,
 ) -> Tensor:
     """Attends with one query per sequence, [S, heads, nope + rope], to the latents `held` themselves.
 
@@ -170,6 +199,7 @@ def absorb(
         held: [S, L, lora + rope] f32.
         seen: bool [S, L], the latents that a query may attend to.
         weights: uk_in, uk_out, uv, one matrix per head.
+        written: whether all of `held` are numbers, also what is not seen.
     Returns:
         [S, heads * v] f32.
     """
@@ -178,8 +208,9 @@ def absorb(
     asked = rounded(torch.cat((absorbed, query[..., s.nope :]), -1), exact)
     scores = torch.einsum("shc,slc->shl", asked, held) * s.scale
     chance = scores.masked_fill(~seen[:, None], float("-inf")).softmax(-1)
-    # What was not written yet may hold anything, and 0 times NaN is NaN.
-    values = held[..., : s.lora].masked_fill(~seen[:, :, None], 0.0)
+    values = held[..., : s.lora]
+    if not written:  # it may hold anything, and 0 times NaN is NaN
+        values = values.masked_fill(~seen[:, :, None], 0.0)
     mixed = rounded(torch.einsum("shl,slc->shc", chance, values), exact)
     return torch.einsum("shc,hvc->shv", mixed, uv).flatten(1)
 

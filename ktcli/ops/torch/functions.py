@@ -8,7 +8,7 @@ can be captured; long runs may wait, and allocate as they need.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -54,6 +54,8 @@ class Rows:
         windows: the same as `pages` for the layers with a window, where pages that no row sees may be any; None: they
             have no pages of their own.
         start: the first position of one sequence's rows, where the host knows it: nothing then waits for the device.
+        absorbed: the (first, end) rows of each sequence that take the absorbed form of latent attention; a single row
+            takes it anyway.
     """
 
     positions: Tensor
@@ -65,6 +67,18 @@ class Rows:
     chunk: int = 0
     windows: Tensor | None = None
     start: int | None = None
+    absorbed: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def forms(self) -> Iterator[tuple[int, int, bool]]:
+        """Yields the (first, end, absorbed) rows of a sequence that have one form of latent attention."""
+        done = 0
+        for first, end in (*self.absorbed, (self.run, self.run)):
+            if done < first:
+                yield done, first, False
+            if first < end:
+                yield first, end, True
+            done = end
 
     @property
     def single(self) -> bool:

@@ -348,7 +348,10 @@ def test_gqa(sizes, exact: bool, block: int, window: int, sinks, wide: int, monk
 @pytest.mark.parametrize("sizes", SIZES, ids=["whole", "chunks", "one by one"])
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
 @pytest.mark.parametrize("elements", [1 << 26, 1])
-def test_mla(sizes: list[int], exact: bool, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mixed", [False, True], ids=["expanded", "mixed forms"])
+def test_mla(
+    sizes: list[int], exact: bool, elements: int, mixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attention, "_EXPANDED_ELEMENTS", elements)
     s = MLA
     uk_out = packed(FORMATS["bf16"], s.heads, s.nope, s.lora)
@@ -361,7 +364,17 @@ def test_mla(sizes: list[int], exact: bool, elements: int, monkeypatch: pytest.M
     found = in_pieces(
         list(sizes),
         lambda at, rows: attention.mla(
-            q[at], latent[at], uk_in, uk_out, uv, s, rows=rows, cache=(cache,), exact=exact
+            q[at],
+            latent[at],
+            uk_in,
+            uk_out,
+            uv,
+            s,
+            rows=replace(rows, absorbed=((0, 3), (5, rows.run)))
+            if mixed and rows.run > 5
+            else rows,
+            cache=(cache,),
+            exact=exact,
         ),
         s.heads * s.v,
     )
