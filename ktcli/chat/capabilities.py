@@ -8,6 +8,7 @@ out has the words in their order, or the template cannot do it. Each answer is f
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -15,7 +16,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from ktcli.chat.template import ChatTemplate
+from ktcli.chat.template import ChatTemplate, ConversationRefused
 from ktcli.errors import BadCheckpoint
 
 Message = dict[str, Any]
@@ -23,6 +24,7 @@ Message = dict[str, Any]
 # Words that no template has. Whole ones, since templates may trim.
 _SYSTEM, _LATER, _ASKED, _NEXT, _SAID = "kqsystem", "kqlater", "kqasked", "kqnext", "kqsaid"
 _TOOL, _KEY, _VALUE, _RESULT, _THOUGHT = "kqtool", "kqkey", "kqvalue", "kqresult", "kqthought"
+_MOST_S = 0.3  # for all that is asked of a template; a large one takes 0.05
 _ID, _NINE_ID = "call_kq1", "kqid00001"
 
 
@@ -63,6 +65,7 @@ class Capabilities:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
+        self._spent_s = 0.0  # on asking it
 
     @cached_property
     def system(self) -> bool:
@@ -95,15 +98,12 @@ class Capabilities:
         return self._keeps([_says("assistant", _SAID), _says("user", _ASKED)], _SAID, _ASKED)
 
     @cached_property
-    def tools(self) -> bool:
-        """Tells whether the tools that may be called are rendered."""
-        return self._keeps([_says("user", _ASKED)], _TOOL, tools=[_tool(describes=True)])
-
-    @cached_property
     def sparse_tools(self) -> bool:
-        """Tells whether tools may lack a description and parameters."""
-        found = self._rendered([_says("user", _ASKED)], tools=[_tool(describes=False)])
-        return found is not None and "None" not in found and "Undefined" not in found
+        """Tells whether tools may lack a description, and parameters or their properties."""
+        bare, empty = _tool(describes=False), _tool(describes=False)
+        empty["function"]["parameters"] = {"type": "object"}
+        texts = [self._rendered([_says("user", _ASKED)], tools=[each]) for each in (bare, empty)]
+        return all(text is not None and "None" not in text for text in texts)
 
     @cached_property
     def calls(self) -> CallForm | None:
@@ -155,19 +155,28 @@ class Capabilities:
         found = self._rendered(said, tools=[_tool(describes=True)])
         return found is not None and f"{_VALUE}2" in found and f"{_RESULT}2" in found
 
-    def _keeps(self, messages: Sequence[Message], *words: str, **more: Any) -> bool:
+    def _keeps(self, messages: Sequence[Message], *words: str) -> bool:
         """Tells whether the words are rendered, each behind the one before."""
-        found = self._rendered(messages, **more)
+        found = self._rendered(messages)
         if found is None:
             return False
         places = [found.find(word) for word in words]
         return -1 not in places and places == sorted(places)
 
     def _rendered(self, messages: Sequence[Message], **more: Any) -> str | None:
+        """The text of a conversation; None: the template refuses it, or has had its time."""
+        if self._spent_s > _MOST_S:
+            return None
+        began_s = time.thread_time()
         try:
             return self._template.render(messages, **more)
-        except BadCheckpoint:
+        except ConversationRefused:
             return None
+        except BadCheckpoint:  # it was stopped, as it would be again
+            self._spent_s = _MOST_S
+            return None
+        finally:
+            self._spent_s += time.thread_time() - began_s
 
 
 def _says(role: str, text: str) -> Message:

@@ -26,10 +26,11 @@ class Channels:
     """Turns ids into pieces (is it a thought, text); heads are not text.
 
     Args:
+        prompt: the text before the answer; where it ends in a message, the answer goes on with that.
         calls: whether calls of tools are wanted, between the marks of `IN_CHANNELS`; else they are thoughts.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, calls: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: str = "", *, calls: bool = False) -> None:
         self._marks = {tokenizer.id_of(mark): mark for mark in (START, CHANNEL, MESSAGE, END)}
         self._tokenizer = tokenizer
         self._calls = calls
@@ -41,6 +42,11 @@ class Channels:
         self._gap = ""  # before the next text, if one was said already
         self._state = START  # the mark that was read last
         self._detokenizer = Detokenizer(tokenizer)
+        head, said, _ = prompt.rpartition(START)[2].partition(MESSAGE)
+        if said and END not in prompt.rpartition(START)[2]:
+            channel = head.partition(CHANNEL)[2]
+            self._channel, self._state = tokenizer.encode(channel), MESSAGE
+            self._head = [tokenizer.encode(head.replace(CHANNEL, " "))]
 
     @staticmethod
     def known_to(tokenizer: Tokenizer) -> bool:

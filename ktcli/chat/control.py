@@ -134,6 +134,12 @@ class ControlTokens:
         escaped = _MARKS.get(mark) or json.dumps(mark)[1:-1]
         return Marked(text.replace(escaped, mark) if escaped in text else text, mark)
 
+    def joined(self, rendered: Marked, text: str) -> Marked:
+        """A rendered conversation with a text of the model behind it, whose words become no control tokens."""
+        mark = self._mark(rendered.text, text)
+        said = rendered.marked.replace(rendered.mark, mark) if rendered.mark else rendered.marked
+        return Marked(said + self._in_answers.marked(text, mark), mark)
+
     def encode(self, rendered: Marked) -> list[int]:
         """The ids of a rendered conversation."""
         marks = bool(rendered.mark) and rendered.mark in rendered.marked

@@ -26,7 +26,8 @@ _NINE = re.compile(r"[A-Za-z0-9]{9}")
 _GAP = "\n\n"  # between texts that become one
 _NO_QUESTION = "…"  # before an answer that comes first, where there has to be a question
 _SPOKEN = ("user", "assistant")
-_DEPTH_MOST = 64  # of arguments of calls
+_THOUGHTS = ("reasoning_content", "thinking")
+_DEPTH_MOST = 40  # of arguments of calls; templates are given less than 50 in all
 _END = "\ufdd0"  # of what the model is to go on with; Unicode says that no text has it
 
 
@@ -64,17 +65,18 @@ def continued(
     messages: Sequence[Message],
     variables: Mapping[str, Any],
     render: Callable[[Sequence[Message], Mapping[str, Any]], Marked],
-) -> Marked:
-    """Renders a conversation up to the end of its last message, which the model is to go on with."""
+) -> Marked | None:
+    """Renders a conversation up to the end of its last message, which the model is to go on with.
+
+    Returns:
+        None where the template does not write that message as it is.
+    """
     *before, last = messages
     open_turn = {**last, "content": f"{last['content']}{_END}"}
-    more = {**variables, "add_generation_prompt": False}
-    found = render([*before, open_turn], more)
+    found = render([*before, open_turn], {**variables, "add_generation_prompt": False})
     text, end, _ = found.marked.rpartition(_END)
-    if end:
-        return Marked(text, found.mark)
-    begun = render(before, variables)  # a template that leaves its last answer out, say
-    return Marked(begun.marked + last["content"], begun.mark)
+    plain = text.replace(found.mark, "") if found.mark else text
+    return Marked(text, found.mark) if end and plain.endswith(last["content"]) else None
 
 
 # --- all messages -----------------------------------------------------------------------------------
@@ -122,18 +124,32 @@ def _opening(messages: Sequence[Message]) -> int:
 
 
 def _asked_with(messages: list[Message]) -> list[Message]:
-    """Puts system texts before the next question; behind the last one they are questions themselves."""
+    """Puts system texts into the question before them where its answer comes next, else before the next question."""
     found: list[Message] = []
-    waiting = ""
+    waiting: list[str] = []
     for each in messages:
         if each["role"] == "system":
-            waiting = _joined(waiting, each["content"])
-        elif each["role"] == "user" and waiting:
-            found.append({**each, "content": _joined(waiting, each["content"])})
-            waiting = ""
-        else:
-            found.append(each)
-    return [*found, {"role": "user", "content": waiting}] if waiting else found
+            waiting.append(each["content"])
+            continue
+        if waiting and each["role"] == "user":
+            each = {**each, "content": _joined(*waiting, each["content"])}
+            waiting = []
+        elif waiting and each["role"] == "assistant":
+            _ask(found, waiting)
+            waiting = []
+        found.append(each)
+    if waiting:
+        _ask(found, waiting)
+    return found
+
+
+def _ask(messages: list[Message], texts: Sequence[str]) -> None:
+    """Adds texts to the question at the end of some messages, or a question that they are."""
+    last = messages[-1] if messages else {"role": ""}
+    if last["role"] == "user":
+        messages[-1] = {**last, "content": _joined(last["content"], *texts)}
+    else:
+        messages.append({"role": "user", "content": _joined(*texts)})
 
 
 # --- turns ------------------------------------------------------------------------------------------
@@ -157,14 +173,24 @@ def _are_alike(before: Message, behind: Message) -> bool:
 
 def _merged(messages: Sequence[Message]) -> list[Message]:
     """Makes turns of one role that follow each other one turn; what calls is not followed by a text of its own."""
-    found: list[Message] = []
+    groups: list[list[Message]] = []
     for each in messages:
-        if found and _are_alike(found[-1], each) and "tool_calls" not in found[-1]:
-            text = _joined(found[-1]["content"] or "", each["content"] or "")
-            found[-1] = {**found[-1], **each, "content": text}
+        last = groups[-1][-1] if groups else None
+        if last is not None and _are_alike(last, each) and "tool_calls" not in last:
+            groups[-1].append(each)
         else:
-            found.append(each)
-    return found
+            groups.append([each])
+    return [_one_of(group) if len(group) > 1 else group[0] for group in groups]
+
+
+def _one_of(turns: Sequence[Message]) -> Message:
+    """The turn that some turns of one role are together, with all their texts and thoughts."""
+    whole = {key: value for each in turns for key, value in each.items()}
+    whole["content"] = _joined(*(each["content"] or "" for each in turns))
+    for name in _THOUGHTS:
+        if any(each.get(name) for each in turns):
+            whole[name] = _joined(*(str(each.get(name) or "") for each in turns))
+    return whole
 
 
 # --- calls ------------------------------------------------------------------------------------------
@@ -172,100 +198,101 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
 
 def _with_calls(messages: Sequence[Message], form: CallForm) -> Iterator[Message]:
     """Yields messages whose calls and results have the template's form."""
-    names = _Ids(form.ids)
-    known = [_answered(each, names) if _is_about_calls(each) else each for each in messages]
-    for at, each in enumerate(known):
+    ids = _Ids(form)
+    known = deque(_answered(each, ids) if _is_about_calls(each) else each for each in messages)
+    while known:
+        each = known.popleft()
         if "tool_calls" not in each:
-            if each["role"] != "tool" or not _was_taken(known, at, form):
-                yield each
+            yield each
             continue
         calls = [_formed(call, form) for call in each["tool_calls"]]
-        text, thought = each["content"], each.get("reasoning_content") or each.get("thinking")
-        if text and thought and not form.with_text:
+        text = each["content"]
+        if text and any(each.get(name) for name in _THOUGHTS) and not form.with_text:
             yield {"role": "assistant", "content": text}
             text = ""
         whole = {**each, "content": text or form.content, "tool_calls": calls}
         if form.several or len(calls) == 1:
             yield whole
-        else:
-            yield from _one_by_one(whole, _results_behind(known, at), form)
-
-
-def _results_behind(messages: Sequence[Message], at: int) -> list[Message]:
-    """The results that follow a message directly."""
-    found = []
-    for each in messages[at + 1 :]:
-        if each["role"] != "tool":
-            break
-        found.append(each)
-    return found
-
-
-def _was_taken(messages: Sequence[Message], at: int, form: CallForm) -> bool:
-    """Tells whether a result was yielded beside its call already, for one call comes at a time."""
-    while at > 0 and messages[at]["role"] == "tool":
-        at -= 1
-    return not form.several and len(messages[at].get("tool_calls", ())) > 1
+            continue
+        results = []
+        while known and known[0]["role"] == "tool":
+            results.append(known.popleft())
+        yield from _one_by_one(whole, results, form)
 
 
 def _one_by_one(whole: Message, results: list[Message], form: CallForm) -> Iterator[Message]:
     """Yields each call of a message with its results, one after the other."""
-    left = list(results)
+    left: dict[Any, list[Message]] = {}
+    for each in results:
+        left.setdefault(each.get("tool_call_id"), []).append(each)
     for number, call in enumerate(whole["tool_calls"]):
-        own = [each for each in left if each.get("tool_call_id") == call.get("id")]
-        left = [each for each in left if each not in own]
         alone = {"role": "assistant", "content": form.content, "tool_calls": [call]}
         yield {**whole, "tool_calls": [call]} if number == 0 else alone
-        yield from own
-    yield from left
+        yield from left.pop(call.get("id"), ())
+    for rest in left.values():
+        yield from rest
 
 
 class _Ids:
     """Gives calls and their results ids of a template's form, the same for both."""
 
-    def __init__(self, form: IdForm) -> None:
-        self._form, self._count = form, 0
-        self._open: deque[tuple[str, str, str]] = deque()  # id as sent, id as rendered, name
-        self._known: dict[str, str] = {}
+    def __init__(self, form: CallForm) -> None:
+        self._form = form.ids
+        # Where one call comes at a time, results find theirs by an id, whether the template writes it or not.
+        self._needs_ids = form.ids is not IdForm.UNSEEN or not form.several
+        self._count = 0
+        self._open: dict[
+            str, str
+        ] = {}  # the id as rendered of each call without a result: the tool's name
+        self._known: dict[str, str] = {}  # the id as sent: as rendered
 
     def of_call(self, call: Mapping[str, Any]) -> str | None:
         """Returns the id of the next call; None: it has none and needs none."""
-        name = str(call["function"].get("name"))
-        sent = call.get("id")
-        found = self._made(sent if isinstance(sent, str) else "", name)
+        name, sent = str(call["function"].get("name")), _id_in(call, "id")
+        found = self._made(sent, name)
         self._count += 1
-        self._open.append((sent or "", found or "", name))
-        if sent and found:
-            self._known[sent] = found
+        if sent:
+            self._known[sent] = found or sent
+        if found or sent:
+            self._open[found or sent] = name
         return found
 
     def of_result(self, message: Mapping[str, Any]) -> str | None:
         """Returns the id of a result: that of its call, else of the earliest call that has no result yet."""
-        sent, name = message.get("tool_call_id"), message.get("name") or message.get("tool_name")
-        if isinstance(sent, str) and sent in self._known:
-            self._close(sent)
+        sent, name = (
+            _id_in(message, "tool_call_id"),
+            message.get("name") or message.get("tool_name"),
+        )
+        if sent in self._known:
+            self._open.pop(self._known[sent], None)
             return self._known[sent]
-        if isinstance(sent, str) and sent and self._form in (IdForm.UNSEEN, IdForm.ANY):
+        if sent and self._form in (IdForm.UNSEEN, IdForm.ANY):
             return sent
-        if not self._open:
-            return self._made(sent if isinstance(sent, str) else "", str(name or "tool"))
-        own = next((each for each in self._open if each[2] == name), self._open[0])
-        self._open.remove(own)
-        return own[1] or None
-
-    def _close(self, sent: str) -> None:
-        self._open = deque(each for each in self._open if each[0] != sent)
+        own = next((id for id, tool in self._open.items() if tool == name), None)
+        if own is None:
+            own = next(iter(self._open), None)
+        if own is None:
+            return self._made(sent, str(name or "tool"))
+        del self._open[own]
+        return own
 
     def _made(self, sent: str, name: str) -> str | None:
         if self._form is IdForm.NAMED:
-            return f"functions.{name}:{self._count}"
+            is_own = re.fullmatch(rf"functions\.{re.escape(name)}:\d+", sent)
+            return sent if is_own else f"functions.{name}:{self._count}"
         if self._form is IdForm.NINE:
             if _NINE.fullmatch(sent):
                 return sent
             return hashlib.sha256((sent or f"call {self._count}").encode()).hexdigest()[:9]
-        if sent or self._form is IdForm.UNSEEN:
+        if sent or not self._needs_ids:
             return sent or None
-        return f"call_{self._count}"
+        return f"call_kt_{self._count}"
+
+
+def _id_in(message: Mapping[str, Any], field: str) -> str:
+    """The id in a field; empty: there is none."""
+    found = message.get(field)
+    return found if isinstance(found, str) else ""
 
 
 def _answered(message: Message, ids: _Ids) -> Message:
@@ -290,7 +317,8 @@ def _formed(call: Mapping[str, Any], form: CallForm) -> Message:
 def _object_of(arguments: Any) -> dict[str, Any]:
     """The arguments as an object; what is none is the value of one pair, so that the model sees what it wrote."""
     if isinstance(arguments, Mapping):
-        return dict(arguments)
+        is_deep = _is_deep(arguments)
+        return {"arguments": _text_of(arguments)} if is_deep else dict(arguments)
     if isinstance(arguments, str):
         try:
             found = json.loads(arguments or "{}")
@@ -347,12 +375,14 @@ def _call_text(call: Mapping[str, Any]) -> str:
 
 def _is_whole_tool(tool: Mapping[str, Any]) -> bool:
     function = tool.get("function", {})
-    return function.get("description") is not None and function.get("parameters") is not None
+    parameters = function.get("parameters")
+    whole = isinstance(parameters, Mapping) and isinstance(parameters.get("properties"), Mapping)
+    return whole and function.get("description") is not None
 
 
 def _whole_tool(tool: Mapping[str, Any]) -> Message:
     """A tool with the fields that a template takes for granted."""
     function = tool.get("function", {})
-    whole = {**function, "description": function.get("description") or ""}
-    whole["parameters"] = function.get("parameters") or {"type": "object", "properties": {}}
+    parameters = {"type": "object", "properties": {}, **(function.get("parameters") or {})}
+    whole = {**function, "description": function.get("description") or "", "parameters": parameters}
     return {**tool, "function": whole}

@@ -9,6 +9,7 @@ leaves out the thoughts that the opening began, say). Both are found by renderin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from ktcli.chat.conversation import Turn
 from ktcli.chat.reuse import common
@@ -26,7 +27,7 @@ def snapshot_positions(
         messages: those that the prompt was made from, a question last.
         ids_of: the ids of the prompt of other messages; None: there are too many.
     """
-    system = [each for each in messages[:1] if each["role"] == "system"]
+    system = list(takewhile(lambda each: each["role"] == "system", messages))
     question = next((each["content"] for each in messages if each["role"] == "user"), "")
     another = {"role": "user", "content": "1" if question.lstrip().startswith("0") else "0"}
     answer = {"role": "assistant", "content": "0"}

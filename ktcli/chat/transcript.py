@@ -54,6 +54,7 @@ class Transcript:
         once: whether only the answer's beginning can be a thought, as where its form is fixed.
         answers: how the model's own template reads its answers, calls of tools included; None: it has none.
         tools: what may be called, where a template reads the answer; None: nothing.
+        continues: whether the answer goes on with words that end the prompt.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Transcript:
         once: bool = False,
         answers: Answers | None = None,
         tools: Tools | None = None,
+        continues: bool = False,
     ) -> None:
         self._reading: _Reading
         if answers is not None:
@@ -74,11 +76,11 @@ class Transcript:
             parser.prime(prompt)
             self._reading = _ByTemplate(tokenizer, stops, answers, parser, tools)
         elif Channels.known_to(tokenizer):
-            self._reading = _InChannels(tokenizer, stops, calls=calls is not None)
+            self._reading = _InChannels(tokenizer, stops, prompt, calls=calls is not None)
         else:
             marks = {} if calls is None else _special_marks(tokenizer, calls)
             opens = () if calls is None else calls.opens
-            inside = prompt.rstrip().endswith(THINK)
+            inside = prompt.rstrip().endswith(THINK) or (continues and _is_open(prompt))
             thinking = Thinking(inside=inside, once=once)
             self._reading = _BetweenMarks(tokenizer, stops, thinking, marks, opens)
         self._tokenizer, self._budget = tokenizer, budget
@@ -172,9 +174,11 @@ class _InChannels:
     closing = f"{END}{START}assistant{CHANNEL}{FINAL}{MESSAGE}"
     calls = 0
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], *, calls: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str], prompt: str, *, calls: bool
+    ) -> None:
         self.stops = StopStrings(stops)
-        self._channels = Channels(tokenizer, calls=calls)
+        self._channels = Channels(tokenizer, prompt, calls=calls)
 
     @property
     def thinks(self) -> bool:
@@ -236,6 +240,11 @@ class _ByTemplate:
         events += self._parser.feed(ending) + self._parser.finish()
         added = self._telling.tell(events)
         return added._replace(text=added.text.removesuffix(ending))
+
+
+def _is_open(prompt: str) -> bool:
+    """Tells whether a thought was begun in a prompt and not ended."""
+    return prompt.rfind(THINK) > prompt.rfind(ANSWER)
 
 
 def _special_marks(tokenizer: Tokenizer, style: CallStyle) -> dict[int, str]:

@@ -71,14 +71,23 @@ class Voice:
                 lambda said, told: self.template.render(said, **told), messages, more, context
             )
 
+        def whole(messages: Sequence[Mapping[str, Any]]) -> Marked:
+            if not continues:
+                return render(messages, given)
+            if (found := continued([dict(each) for each in messages], given, render)) is not None:
+                return found
+            # It is gone on with behind the beginning of an answer, as if the model had said it.
+            opened = render(messages[:-1], {**given, "add_generation_prompt": True})
+            return self.control.joined(opened, str(messages[-1]["content"]))
+
         said, given = normalized(messages, variables, self.can)
         try:
-            return continued(said, given, render) if continues else render(said, given)
+            return whole(said)
         except ConversationRefused:
             plain = spelled_out(said)
             if plain == said:
                 raise
-            return continued(plain, given, render) if continues else render(plain, given)
+            return whole(plain)
 
     @property
     def may_think(self) -> bool:

@@ -68,7 +68,7 @@ async def body_of(request: Request, kind: type[T]) -> T:
     else:
         require_decodable(data)
     try:
-        return _decoded(data, kind)
+        return await _decoded(data, kind)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$")
         field = where.rstrip("`").lstrip(".")
@@ -77,19 +77,25 @@ async def body_of(request: Request, kind: type[T]) -> T:
         raise Refusal(400, f"the request is no JSON: {error}", "", "invalid_json") from error
 
 
-def _decoded(data: bytes, kind: type[T]) -> T:
+async def _decoded(data: bytes, kind: type[T]) -> T:
     """Decodes a body; one that has halves of surrogate pairs, which JavaScript makes where it cuts a text, is decoded
     with U+FFFD in their places."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
-        if isinstance(error, msgspec.ValidationError) or (whole := whole_pairs(data)) == data:
+        if isinstance(error, msgspec.ValidationError):
+            raise
+        large = len(data) > _LARGE_BYTES
+        whole = await asyncio.to_thread(whole_pairs, data) if large else whole_pairs(data)
+        if whole == data:
             raise
         return msgspec.json.decode(whole, type=kind)
 
 
 def whole_pairs(data: bytes) -> bytes:
     """A JSON text with U+FFFD for each escaped half of a surrogate pair that has no other half beside it."""
+    if _BACKSLASH in data:
+        return data
     plain = data.replace(rb"\\", _BACKSLASH)  # else the second one would seem to begin an escape
     plain = _HIGH_ALONE.sub(rb"\\ufffd", plain)
     return _LOW_ALONE.sub(rb"\\ufffd", plain).replace(_BACKSLASH, rb"\\")

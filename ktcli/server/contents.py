@@ -63,7 +63,7 @@ def _block(block: Any, where: str, asked: bool) -> str | None:
         return block
     if not isinstance(block, Mapping):
         raise Refusal(400, f"{where} is not a block of content", where, "unsupported_value")
-    kind = block.get("type")
+    kind = block.get("type") if isinstance(block.get("type"), str) else ""
     text = block.get("refusal") if kind == "refusal" else block.get("text")
     if isinstance(text, str) and (kind in _TEXTS or kind not in _KINDS):
         return text

@@ -34,6 +34,11 @@ class Drain:
         """The requests that are being answered."""
         return self._open
 
+    def require_open(self, path: str) -> None:
+        """Raises: Refusal: the server is about to end, and this path is not answered until it has."""
+        if self.begun and not _is_open(path):
+            raise _refusal("the server is about to end and takes no more requests", self.seconds)
+
     @contextmanager
     def answering(self, path: str) -> Iterator[None]:
         """A block in which a request is answered.
@@ -41,11 +46,10 @@ class Drain:
         Raises:
             Refusal: the server is about to end.
         """
-        if path in OPEN_PATHS:
+        self.require_open(path)
+        if _is_open(path):
             yield
             return
-        if self.begun:
-            raise _refusal("the server is about to end and takes no more requests", self.seconds)
         self._open += 1
         self._quiet.clear()
         try:
@@ -76,6 +80,10 @@ class Drain:
             async with asyncio.timeout(seconds):
                 await self._quiet.wait()
         return not self._open
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith("/cancel/")
 
 
 def cut_off() -> Refusal:

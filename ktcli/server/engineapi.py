@@ -117,7 +117,9 @@ async def generate(request: Request) -> App:
 
         def submit(constraints: Sequence[Constraint]) -> EngineAnswering:
             request = _generation(asked, *constraints)
-            return EngineAnswering(lease.again(), request, asked, house.metrics)
+            made = EngineAnswering(lease.again(), request, asked, house.metrics)
+            house.attached.add(made)
+            return made
 
         if (said := asked.held) is None:
             return submit(())

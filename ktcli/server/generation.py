@@ -156,7 +156,7 @@ class Generation:
 
     async def news(self, patience_s: float) -> list[News]:
         """Returns what happened since the last call, at least one thing, or nothing after `patience_s` seconds."""
-        if not self._news:
+        if not self._news and self.failure is None:
             self._came.clear()
             try:
                 async with asyncio.timeout(patience_s):
@@ -266,6 +266,7 @@ class _ChoiceAnswer:
             once=wish.shape is not None and not wish.shape.free,
             answers=self._answers,
             tools=wish.tools,
+            continues=generation.prompt.continues,
         )
         self._reader = None
         if style is not None and wish.tools is not None:
@@ -371,7 +372,7 @@ class _ChoiceAnswer:
             rest = self._pieces(self._transcript.finish())
             if self._reader is not None:
                 rest += self._read(self._reader.finish())
-                if thinks and not self._reader.calls:
+                if thinks and finish is Finish.STOP and not self._reader.calls:
                     rest += self._read(self._reader.whole_calls_in(self._thought))
             if rest:
                 tell(Said(self._index, None, rest))

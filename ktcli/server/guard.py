@@ -86,8 +86,9 @@ class Guard:
         try:
             headers = _headers(scope)
             self._check(scope, headers)
+            self._drain.require_open(scope["path"])
+            scope[BODY] = await _body(receive, headers, scope[PLACE])
             with self._drain.answering(scope["path"]):
-                scope[BODY] = await _body(receive, headers, scope[PLACE])
                 if scope[BODY] is not None:
                     await self._app(scope, receive, send)
             return

@@ -7,8 +7,8 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakValueDictionary
+from typing import Any, NamedTuple, Protocol, TypeVar
+from weakref import WeakSet, WeakValueDictionary
 
 from starlette.requests import Request
 
@@ -54,6 +54,13 @@ class Rules:
     drain_s: float = DRAIN_S
 
 
+class Cancellable(Protocol):
+    """An answer that can be ended."""
+
+    def cancel(self) -> None:
+        """Ends it at the next step."""
+
+
 class Look(NamedTuple):
     """What a model's texts say of it.
 
@@ -85,6 +92,7 @@ class House:
         begun: whether the server's own model has been loaded once.
         since: when the server began, seconds since 1970.
         looks: of models, by their keys and identities.
+        attached: the answers to chats of this user, which end where they are.
     """
 
     residency: Residency
@@ -100,6 +108,7 @@ class House:
     drain: Drain = field(init=False)
     metrics: Metrics = field(init=False)
     answering: WeakValueDictionary[str, Generation] = field(default_factory=WeakValueDictionary)
+    attached: WeakSet[Cancellable] = field(default_factory=WeakSet)
 
     def __post_init__(self) -> None:
         self.drain = Drain(self.rules.drain_s)

@@ -132,6 +132,7 @@ def _measured(message: dict[str, Any], size: _InputSize) -> dict[str, Any]:
         size.require_room_for(len(calls) * VALUE_WORK)
         for call in calls:
             _count_arguments(call, size)
+    size.texts += message
     for name, value in message.items():
         if name in _THOUGHTS and isinstance(value, str):
             size.thoughts.append(value)

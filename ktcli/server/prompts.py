@@ -52,12 +52,14 @@ class EncodedPrompt:
         text: the rendered conversation.
         ids: its ids.
         marks: positions from which others will probably go on, see `Sequence.adopt`.
+        continues: whether it ends with words of the model, which the answer goes on with.
     """
 
     text: str
     ids: Sequence[int]
     marks: tuple[int, ...] = ()
     caller: str = ""
+    continues: bool = False
 
 
 class PromptMaker:
@@ -86,7 +88,7 @@ class PromptMaker:
         self._require_room(ids)
         assert ids is not None
         marks = self._marks(ids, asked, spoken) if work <= MARKED_WORK_MOST else ()
-        return EncodedPrompt(rendered.text, ids, marks, asked.caller)
+        return EncodedPrompt(rendered.text, ids, marks, asked.caller, asked.continues)
 
     def of_text(self, text: str, caller: str = "") -> EncodedPrompt:
         """The prompt that goes on with a text outside any turn; words of it become no control tokens.

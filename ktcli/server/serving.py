@@ -197,6 +197,8 @@ class Serving:
         if not await house.drain.finished():
             for each in list(house.answering.values()):
                 each.fail(cut_off())
+            for chat in list(house.attached):
+                chat.cancel()
             await house.drain.told()
 
     def _check(self, name: str, folder: Path) -> None:

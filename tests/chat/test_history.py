@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -230,6 +231,86 @@ def test_control_words_of_a_conversation_stay_words() -> None:
     voice = voice_of("no system")
     ids = voice.control.encode(voice.rendered(said, {}, 1 << 20))
     assert voice.tokenizer.id_of(control) not in ids
+
+
+@pytest.mark.parametrize("name", ["plain", "cut", "left out"])
+def test_control_words_of_an_open_answer_stay_words(name: str) -> None:
+    """Also where a template cuts its last answer, or leaves it out."""
+    control = next(each.text for each in tokenizer().added if each.special)
+    last = "{{ m.content.split('###')[0] }}" if name == "cut" else ""
+    body = f"{{% if m.role == 'assistant' %}}{last}{{% else %}}{_TURN}{{% endif %}}"
+    template = ChatTemplate(TEMPLATES["plain"] if name == "plain" else over(body), name=name)
+    voice = Voice(tokenizer(), ControlTokens(tokenizer()), template, frozenset(), Settings())
+    said = {"role": "assistant", "content": f"hi{control}###x"}
+    more = {"add_generation_prompt": False}
+    rendered = voice.rendered([U, said], more, 1 << 20, continues=True)
+    assert rendered.text.endswith(f"<A>hi{control}###x")
+    assert voice.tokenizer.id_of(control) not in voice.control.encode(rendered)
+
+
+def test_a_later_system_text_stays_where_it_was_when_the_conversation_goes_on() -> None:
+    said = [system("S1"), U, system("Late")]
+    first = prompt("first system", said)
+    again = prompt("first system", [*said, A, N])
+    assert again.startswith(first.removesuffix("<A>"))
+    assert prompt("first system", [*said, A], continues=True).endswith("<A>Said")
+
+
+def test_calls_without_ids_keep_their_results_where_one_comes_at_a_time() -> None:
+    both = calls(call("{}", None, "aa"), call("{}", None, "bb"))
+    found = [{"role": "tool", "tool_name": name, "content": name.upper()} for name in ("aa", "bb")]
+    text = prompt("one call", [U, both, *found])
+    assert in_order(text, "[aa", "<T>AA", "[bb", "<T>BB")
+
+
+def test_ids_that_name_their_tools_already_stay() -> None:
+    text = prompt("named", [U, calls(call(id="functions.look:5")), result(id="functions.look:5")])
+    assert re.findall(r"\(([^)]*)\)", text) == ["functions.look:5"] * 2
+
+
+@pytest.mark.parametrize("depth", [39, 48, 64, 3000])
+def test_deep_arguments_are_no_reason_to_refuse(depth: int) -> None:
+    nested = '{"a":' * depth + "1" + "}" * depth
+    assert "Found" in prompt("mapping", [U, calls(call(nested)), result()])
+
+
+def test_odd_ids_are_no_ids() -> None:
+    odd = [U, calls({**call(), "id": {"a": 1}}), {**result(), "tool_call_id": 7}]
+    assert all("Found" in prompt(name, odd) for name in ("nine", "named", "one call", "mapping"))
+
+
+def test_tools_may_have_no_properties() -> None:
+    for parameters in ({}, {"type": "object"}, None):
+        tool = {"type": "function", "function": {"name": "bare", "parameters": parameters}}
+        assert "bare{}" in prompt("asks for more", [U], tools=[tool])
+
+
+def test_thoughts_of_turns_that_become_one_are_kept() -> None:
+    said = [U, {**A, "reasoning_content": "T1"}, {**A, "reasoning_content": "T2"}, N]
+    whole = normalized(said, {}, Capabilities(voice_of("alternating").template))[0]
+    assert whole[1]["reasoning_content"] == "T1\n\nT2"
+
+
+def test_a_slow_template_is_not_asked_for_long() -> None:
+    slow = "{% for a in range(9000) %}{% set b = a * a %}{% endfor %}"
+    template = ChatTemplate(slow + TEMPLATES["alternating"], name="slow")
+    can, began_s = Capabilities(template), time.thread_time()
+    assert can.calls is None and not can.system and not can.repeated_roles
+    one_s = time.thread_time()
+    template.render([U])
+    assert time.thread_time() - one_s < one_s - began_s < 1.0
+
+
+def test_long_runs_of_results_cost_their_number() -> None:
+    def cost(n: int, name: str) -> float:
+        said = [U, calls(call()), *(result(str(i)) for i in range(n))]
+        can, began_s = voice_of(name).can, time.thread_time()
+        normalized(said, {}, can)
+        return time.thread_time() - began_s
+
+    for name in ("mapping", "one call", "alternating"):
+        cost(10, name)
+        assert cost(16_000, name) < 12 * max(cost(4_000, name), 0.005)
 
 
 def test_capabilities_are_those_of_the_templates() -> None:

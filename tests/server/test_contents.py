@@ -106,6 +106,25 @@ def test_an_open_answer_is_gone_on_with_as_each_api_says() -> None:
         ChatBody(messages=[NEXT], continue_final_message=True).asked(Settings(), "")
 
 
+@pytest.mark.parametrize("kind", [["text"], {}, None, 3])
+def test_kinds_that_are_no_texts_are_unknown_ones(kind: Any) -> None:
+    block = {"type": kind, "text": "Words"}
+    assert text_of([block], "content") == "Words"
+    assert texts("anthropic", [{"role": "user", "content": [block]}]) == ["Words"]
+    with pytest.raises(Refusal, match="the input has no text"):
+        texts("responses", [{"type": kind, "text": "Words"}])
+
+
+def test_only_fields_that_templates_read_are_kept() -> None:
+    picture = {"role": "user", "content": "See", "images": ["A" * 1000], "audio": "A" * 1000}
+    for api, body in (("ollama", OllamaChatBody), ("openai", ChatBody)):
+        found: Any = body(messages=[picture, NEXT])  # type: ignore[operator]
+        assert all(len(str(each)) < 200 for each in found.asked(Settings(), "").messages), api
+    old = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    message = ChatBody(messages=[NEXT, old, NEXT]).asked(Settings(), "").messages[1]
+    assert message["tool_calls"][0]["function"]["name"] == "f"
+
+
 @pytest.mark.parametrize(
     ("sent", "read"),
     [

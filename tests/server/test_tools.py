@@ -180,3 +180,36 @@ def test_nothing_of_an_untidy_answer_is_lost(case: str, tmp_path: Any) -> None:
     found = [json.loads(call.function.arguments) for call in message.tool_calls or []]  # type: ignore[union-attr]
     assert found == [ARGUMENTS] * calls and (message.content or "") == text
     assert answer.choices[0].finish_reason == ("tool_calls" if calls else "stop")
+
+
+@pytest.mark.parametrize(
+    ("kind", "begun", "thought", "text"),
+    [
+        ("gpt-oss", "It", "", " is."),
+        ("qwen3", "It", "", " is."),
+        ("qwen3", "<think>\nLet me", "see", "Yes."),
+    ],
+)
+def test_an_answer_goes_on_with_words_of_its_own(
+    kind: str, begun: str, thought: str, text: str, tmp_path: Any
+) -> None:
+    """In a channel, a thought or the answer: wherever those words are."""
+    tells, more, _, end = MODELS[kind]
+    template = f"{{# {tells} #}}{TEMPLATE.replace('<|end|>', end)}"
+    if kind == "gpt-oss":
+        head = "{% if m.role == 'assistant' %}<|channel|>final<|message|>{% endif %}{{ m.content }}"
+        assert "{{ m.content }}" in template
+        template = template.replace("{{ m.content }}", f"{head}").replace(
+            "<|assistant|>", "<|start|>assistant"
+        )
+    said = f" {thought}\n</think>\n\n{text}" if thought else text
+    speaker = scripted(tmp_path, lambda question: said, template=template, more=more, end=end)
+    with running(speaker) as server, OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+        answer = client.chat.completions.create(
+            model="fake",
+            messages=[*asked("x"), {"role": "assistant", "content": begun}],
+            extra_body={"continue_final_message": True},
+        )
+    message = answer.choices[0].message
+    assert (message.content or "") == text.lstrip() or (message.content or "") == text
+    assert (getattr(message, "reasoning_content", None) or "").strip() == thought

@@ -123,7 +123,7 @@ def _loosely(text: str, types: set[str]) -> Any:
         with warnings.catch_warnings():  # about escapes that Python does not know
             warnings.simplefilter("ignore")
             found = ast.literal_eval(text)
-        json.dumps(found)
+        json.dumps(found, allow_nan=False)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text
     return list(found) if isinstance(found, tuple) else found

@@ -80,7 +80,9 @@ class MessagesBody(msgspec.Struct):
         last = _last_question(self.messages)
         for at, message in enumerate(self.messages):
             messages += _plain(message, f"messages[{at}]", asked=at == last)
-        ends = messages[-1] if messages else {"role": "user"}
+        if not messages:
+            raise _refusal("messages", "the messages have no text")
+        ends = messages[-1]
         continues = ends["role"] == "assistant" and "tool_calls" not in ends
         variables = dict(settings.variables)
         if self.thinking is not None and self.thinking.type in ("enabled", "disabled"):
@@ -200,7 +202,8 @@ def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> Iterator[d
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for at, block in enumerate(content):
-        kind = block.get("type") if isinstance(block, dict) else None
+        said = block.get("type") if isinstance(block, dict) else None
+        kind = said if isinstance(said, str) else ""
         inner = f"{where}.content[{at}]"
         if kind == "text":
             texts.append(_text(block, "text", inner))

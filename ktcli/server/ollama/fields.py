@@ -160,6 +160,4 @@ def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> dict[str, 
     found = plain_message(message, where)
     if isinstance(images, list):
         found["content"] = "\n".join([*(unseen("an image") for _ in images), found["content"]])
-    if found.get("thinking") is not None:
-        found["reasoning_content"] = found["thinking"]
     return found

@@ -8,6 +8,10 @@ from typing import Any
 from ktcli.server.contents import text_of
 from ktcli.server.refusal import Refusal
 
+# What chat templates read of a message beside its content and calls.
+_FIELDS = ("name", "tool_call_id", "tool_name")
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+
 
 def plain_message(message: Mapping[str, Any], where: str, *, asked: bool = False) -> dict[str, Any]:
     """A message with its text in one piece and calls that name their functions.
@@ -21,14 +25,19 @@ def plain_message(message: Mapping[str, Any], where: str, *, asked: bool = False
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise Refusal(400, f"{where} has no role", f"{where}.role", "unsupported_value")
-    found = dict(message)
+    found = {name: message[name] for name in _FIELDS if isinstance(message.get(name), str)}
     found["role"] = "system" if role == "developer" else role
     found["content"] = text_of(message.get("content"), f"{where}.content", asked=asked)
-    if found.get("tool_calls"):
-        found["tool_calls"] = _calls(found["tool_calls"], f"{where}.tool_calls")
-    if found.get("reasoning") is not None and found.get("reasoning_content") is None:
-        found["reasoning_content"] = found["reasoning"]
-    return found
+    if message.get("tool_calls"):
+        found["tool_calls"] = _calls(message["tool_calls"], f"{where}.tool_calls")
+    elif isinstance(message.get("function_call"), Mapping):  # as it was called before
+        found["tool_calls"] = _calls(
+            [{"function": message["function_call"]}], f"{where}.function_call"
+        )
+    thought = next(
+        (message[name] for name in _THOUGHTS if isinstance(message.get(name), str)), None
+    )
+    return found if thought is None else {**found, "reasoning_content": thought}
 
 
 def _calls(calls: Any, where: str) -> list[dict[str, Any]]:

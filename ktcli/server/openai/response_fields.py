@@ -108,6 +108,8 @@ class ResponseBody(Sampled):
         messages = list(_messages(items))
         if self.instructions:
             messages.insert(0, {"role": "system", "content": self.instructions})
+        if not messages:
+            raise _refusal("input", "the input has no text")
         variables = {**settings.variables}
         if self.reasoning is not None:
             variables |= effort_variables(self.reasoning.effort)
@@ -207,10 +209,10 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
     said: Message = {}
     last = last_question([each.get("role") for each in items])
     for at, item in enumerate(items):
-        where, kind = f"input[{at}]", item.get("type", "message")
+        where, kind = f"input[{at}]", _kind(item)
         if kind == "reasoning":
             fresh: Message = {"reasoning_content": _thoughts(item)}
-        elif kind in _CALLS and "call_id" in item:
+        elif kind in _CALLS:
             fresh = {"tool_calls": [_call(item, where)]}
         elif kind == "message" and item.get("role") == "assistant":
             fresh = plain_message(item, where)
@@ -229,6 +231,11 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
         said = {**said, **fresh, **({"tool_calls": calls} if calls else {})}
     if said:
         yield _whole(said)
+
+
+def _kind(item: Mapping[str, Any]) -> str:
+    said = item.get("type", "message")
+    return said if isinstance(said, str) else ""
 
 
 def _begins_anew(said: Message, fresh: Message) -> bool:
