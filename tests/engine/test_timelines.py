@@ -67,3 +67,15 @@ def test_a_window_begins_with_the_page_of_the_first_position_that_a_token_sees(w
     for position in range(3 * PAGE + window):
         seen = range(max(0, position - window + 1), position + 1)
         assert windows.first(position) == seen[0] // PAGE
+
+
+@pytest.mark.parametrize("window", [0, 70])
+def test_a_fork_shares_nothing_that_a_failed_step_has_taken(window: int) -> None:
+    machine = Machine(12, window=window)
+    first = machine.sequence()
+    prefix = fed(machine, first, (), [7] * (PAGE + 10))
+    first.extend(np.full(2 * PAGE, 7, np.int32))  # never committed
+    second = first.fork()
+    assert (len(first.pages), len(second.pages)) == (4, 2)
+    for sequence, id in ((first, 1), (second, 2)):
+        fed(machine, sequence, prefix, [id] * (2 * PAGE))
