@@ -40,7 +40,9 @@ def schedules(draw: st.DrawFn) -> Schedule:
     return Schedule(tuple(steps), source, draw(st.integers(0, 50)))
 
 
-FIVE = {f"{i:02}": 100 for i in range(5)}  # of which a step needs a byte each: they are whole while it is made
+FIVE = {
+    f"{i:02}": 100 for i in range(5)
+}  # of which a step needs a byte each: they are whole while it is made
 
 
 @given(schedules())
