@@ -79,3 +79,13 @@ def test_a_fork_shares_nothing_that_a_failed_step_has_taken(window: int) -> None
     assert (len(first.pages), len(second.pages)) == (4, 2)
     for sequence, id in ((first, 1), (second, 2)):
         fed(machine, sequence, prefix, [id] * (2 * PAGE))
+
+
+@pytest.mark.parametrize("window", [0, 300])
+def test_of_what_is_left_the_end_is_evicted_first(window: int) -> None:
+    machine = Machine(4, window=window)
+    first, second = machine.sequence(), machine.sequence()
+    fed(machine, first, (), [7] * (4 * PAGE))
+    first.close()
+    fed(machine, second, (), [1] * (2 * PAGE))
+    assert machine.sequence().adopt([7] * 300) == 2 * PAGE

@@ -115,6 +115,7 @@ def test_a_server_that_hardly_sends_is_asked_again(
     hub.script[NAME].append(Fault(pause_s=0.05))
     fetch(hub, tmp_path)
     assert (tmp_path / NAME).read_bytes() == DATA
+    assert hub.fetched(NAME) > -(-SIZE // CHUNK)  # the slow answer was not waited for
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
