@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -254,6 +255,22 @@ def test_shared_bytes_are_not_counted_as_freed() -> None:
     folder = add_pack("kimi-k2")
     os.link(folder / "layer-00000.safetensors", folder.parent / "elsewhere")
     assert removal.remove(library.resolve("kimi-k2")) < 1000
+
+
+def test_a_removal_that_is_stopped_leaves_no_model_of_that_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add_pack("kimi-k2")
+
+    def is_stopped(path: Path) -> None:
+        next(path.glob("*.safetensors")).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", is_stopped)
+        removal.remove(library.resolve("kimi-k2"))
+    assert library.find("kimi-k2") is None
+    assert removal.remove_leftovers() > 0
 
 
 def test_leftovers_of_a_killed_removal_are_removed() -> None:
