@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
 from ktcli.engine.pages import PagePool, PoolFull
 from ktcli.engine.pagetable import WindowPages
+from ktcli.engine.states import before_tail
+from ktcli.planner.memory import MOST_DRAFTED
 from tests.engine.test_sequence import PAGE, Machine, fed
 
 
@@ -79,6 +83,32 @@ def test_a_fork_shares_nothing_that_a_failed_step_has_taken(window: int) -> None
     assert (len(first.pages), len(second.pages)) == (4, 2)
     for sequence, id in ((first, 1), (second, 2)):
         fed(machine, sequence, prefix, [id] * (2 * PAGE))
+
+
+def test_a_whole_draft_can_be_taken_back_whatever_others_have_taken_meanwhile() -> None:
+    """Of the layers with a window, too, whose pages behind the window are given up."""
+    machine = Machine(12, window=70, window_pages=3)
+    first, second = machine.sequence(), machine.sequence()
+    prefix = fed(machine, first, (), [7] * (2 * PAGE - 1))
+    for _ in range(12):  # past the position where the window leaves its first page
+        prefix = fed(machine, first, prefix, [8])
+        with suppress(PoolFull):
+            fed(machine, second, (), [9])
+        second.truncate(0)
+        back = first.length - MOST_DRAFTED
+        assert first.truncate(back) == back
+        prefix = fed(machine, first, prefix[:back], [id for id, _ in prefix[back:]])
+
+
+@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 200, 528])
+def test_the_last_tokens_of_a_prompt_that_is_not_short_are_a_chunk_of_their_own(
+    tokens: int,
+) -> None:
+    left, sizes = tokens, []
+    while left:
+        sizes.append(before_tail(min(512, left), left))
+        left -= sizes[-1]
+    assert (tokens >= 64) == (sizes[-1] == 16)
 
 
 @pytest.mark.parametrize("window", [0, 300])
