@@ -211,6 +211,17 @@ def test_a_file_that_vanishes_while_a_folder_is_walked_is_left_out(tmp_path: Pat
     assert list(found) == []
 
 
+def test_the_gaps_of_a_partial_file_take_no_bytes(tmp_path: Path) -> None:
+    (tmp_path / "small").write_text("x")
+    whole = contents.written_bytes(tmp_path)
+    assert whole <= 1
+    with open(tmp_path / "partial", "wb") as file:
+        file.truncate(1 << 30)
+        os.pwrite(file.fileno(), b"x" * 5000, 1 << 29)
+        os.fsync(file.fileno())
+    assert 5000 <= contents.written_bytes(tmp_path) - whole < 1 << 20
+
+
 # --- removing ---------------------------------------------------------------------------------
 
 
