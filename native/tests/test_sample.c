@@ -118,6 +118,43 @@ static void check_ends(kt_sampler *sampler, row *r, int n, int kind)
     }
 }
 
+/* Whether the second of two tokens may be drawn. */
+static int second_stays(kt_sampler *sampler, row *r, double min_p)
+{
+    r->c.min_p = min_p;
+    CHECK(kt_sampler_choose(sampler, &r->c, 1) == KT_OK, "min_p %.17g", min_p);
+    return r->c.id == 1;
+}
+
+/* A token as likely as min_p says stays, and one that is less likely by the last bit of a double does not. */
+static void check_edge_of_min_p(kt_pool *pool)
+{
+    char error[100] = "";
+    kt_sampler *sampler = kt_sampler_create(pool, 2, error, sizeof error);
+    for (int32_t top_k = 0; top_k <= 2; top_k += 2) {
+        static row r;
+        set_row(&r, 2, 0, 1);
+        r.values[0] = 0.0f;
+        r.values[1] = -0.5f;
+        summarise(&r, 2);
+        r.c.top_k = top_k;
+        r.c.at = 1.0 - 0x1p-53;
+        float chance = 0.0f, more = 1.0f;     /* the second one's lies in [chance, more) */
+        while (nextafterf(chance, 1.0f) < more) {
+            float middle = chance + (more - chance) / 2;
+            if (second_stays(sampler, &r, (double)middle))
+                chance = middle;
+            else
+                more = middle;
+        }
+        CHECK(fabsf(chance - expf(-0.5f / 0.7f)) < 1e-5f, "top_k %d: chance %g", top_k, (double)chance);
+        CHECK(second_stays(sampler, &r, (double)chance), "top_k %d: %.17g is dropped", top_k, (double)chance);
+        double next = nextafter((double)chance, 1.0);
+        CHECK(!second_stays(sampler, &r, next), "top_k %d: %.17g stays at %.17g", top_k, (double)chance, next);
+    }
+    kt_sampler_free(sampler);
+}
+
 static void check_refusals(kt_pool *pool)
 {
     static int32_t twice[65];
@@ -174,6 +211,7 @@ int main(void)
                 kt_sampler_free(sampler);
             }
             check_refusals(pool);
+            check_edge_of_min_p(pool);
             kt_pool_free(pool);
         }
     }

@@ -211,3 +211,14 @@ def test_a_text_that_another_role_says_was_edited(tokenizer: Tokenizer) -> None:
     before = model.says(model.reads(QUESTION, ANSWER, AGAIN), ANSWER[1])
     loss = model.lost(before, model.reads(QUESTION, ("user", ANSWER[1]), AGAIN, ANSWER, AGAIN))
     assert loss is not None and loss.why.startswith("question 2 is not what it was: ")
+
+
+def test_what_the_template_writes_behind_a_message_is_no_part_of_it(tokenizer: Tokenizer) -> None:
+    source = "{% for message in messages %}{{ message.content }}"
+    source += "{{ messages | length if message.role == 'assistant' }}{% endfor %}"
+    model = Model(source, tokenizer)
+    before = model.says(model.reads(QUESTION, ANSWER, AGAIN), "At the sea.")
+    said = ("assistant", "At the sea.")
+    loss = model.lost(before, model.reads(QUESTION, ANSWER, AGAIN, said, QUESTION))
+    assert loss is not None
+    assert loss.why.startswith("the template writes something else before question 2: ")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ktcli.chat.log import Log, line_of
+from ktcli.chat.log import Log, line_of, read_path
 
 BEGIN = {"kt_chat": 2, "model": "m", "asked": "m", "pack": "p"}
 
@@ -58,3 +58,11 @@ def test_records_are_on_the_disk_where_that_is_asked_for(
     log.add([{"user": "one"}], None, sync=True)
     assert flushed == [len(line_of(BEGIN) + line_of({"user": "one"}))]
     log.close()
+
+
+def test_a_damaged_first_line_names_no_version(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    damaged = line_of(BEGIN).replace(b'"kt_chat":2', b'"kt_chat":3')
+    path.write_bytes(damaged + line_of({"user": "one"}))
+    saved = read_path(path)
+    assert saved.damaged == 1 and saved.conversation.turns[-1]["content"] == "one"

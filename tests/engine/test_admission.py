@@ -129,3 +129,17 @@ def test_what_a_step_reads_of_prompts_is_recorded_as_one_piece_of_as_many_positi
         assert piece.tokens * piece.start == pytest.approx(positions)
         several += len({(each.ids.size, each.start) for each in reads}) > 1
     assert several
+
+
+def test_an_answer_that_is_gone_on_with_is_the_one_that_it_would_have_been() -> None:
+    """What was said of it counts for the penalties, although it is part of the prompt."""
+    settings = SamplingSettings(greedy=True, frequency_penalty=2.0)
+    prompt, answers = [5] * 10, []
+    for said in (0, 8):
+        scheduler = serving(8)
+        known = [*prompt, *(answers[0][:said] if answers else ())]
+        answer = scheduler.submit(GenerationRequest(known, settings, max_tokens=20, said=said))
+        while not scheduler.idle:
+            scheduler.step()
+        answers.append(answer.ids)
+    assert answers[1][:12] == answers[0][8:]

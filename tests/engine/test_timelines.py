@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
 from ktcli.engine.pages import PagePool, PoolFull
 from ktcli.engine.pagetable import WindowPages
+from ktcli.engine.states import before_tail
+from ktcli.planner.memory import MOST_DRAFTED
 from tests.engine.test_sequence import PAGE, Machine, fed
 
 
@@ -67,3 +71,51 @@ def test_a_window_begins_with_the_page_of_the_first_position_that_a_token_sees(w
     for position in range(3 * PAGE + window):
         seen = range(max(0, position - window + 1), position + 1)
         assert windows.first(position) == seen[0] // PAGE
+
+
+@pytest.mark.parametrize("window", [0, 70])
+def test_a_fork_shares_nothing_that_a_failed_step_has_taken(window: int) -> None:
+    machine = Machine(12, window=window)
+    first = machine.sequence()
+    prefix = fed(machine, first, (), [7] * (PAGE + 10))
+    first.extend(np.full(2 * PAGE, 7, np.int32))  # never committed
+    second = first.fork()
+    assert (len(first.pages), len(second.pages)) == (4, 2)
+    for sequence, id in ((first, 1), (second, 2)):
+        fed(machine, sequence, prefix, [id] * (2 * PAGE))
+
+
+def test_a_whole_draft_can_be_taken_back_whatever_others_have_taken_meanwhile() -> None:
+    """Of the layers with a window, too, whose pages behind the window are given up."""
+    machine = Machine(12, window=70, window_pages=3)
+    first, second = machine.sequence(), machine.sequence()
+    prefix = fed(machine, first, (), [7] * (2 * PAGE - 1))
+    for _ in range(12):  # past the position where the window leaves its first page
+        prefix = fed(machine, first, prefix, [8])
+        with suppress(PoolFull):
+            fed(machine, second, (), [9])
+        second.truncate(0)
+        back = first.length - MOST_DRAFTED
+        assert first.truncate(back) == back
+        prefix = fed(machine, first, prefix[:back], [id for id, _ in prefix[back:]])
+
+
+@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 200, 528])
+def test_the_last_tokens_of_a_prompt_that_is_not_short_are_a_chunk_of_their_own(
+    tokens: int,
+) -> None:
+    left, sizes = tokens, []
+    while left:
+        sizes.append(before_tail(min(512, left), left))
+        left -= sizes[-1]
+    assert (tokens >= 64) == (sizes[-1] == 16)
+
+
+@pytest.mark.parametrize("window", [0, 300])
+def test_of_what_is_left_the_end_is_evicted_first(window: int) -> None:
+    machine = Machine(4, window=window)
+    first, second = machine.sequence(), machine.sequence()
+    fed(machine, first, (), [7] * (4 * PAGE))
+    first.close()
+    fed(machine, second, (), [1] * (2 * PAGE))
+    assert machine.sequence().adopt([7] * 300) == 2 * PAGE

@@ -11,6 +11,8 @@ import requests
 from chat.fake_engine import TEMPLATE
 from server.running import Running, running, scripted
 
+from ktcli.server.refusal import Refusal
+
 CHAT, TEXT, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, OLLAMA, OLLAMA_TEXT = "/v1/messages", "/api/chat", "/api/generate"
 ASKED = [{"role": "user", "content": "hi"}]
@@ -182,3 +184,8 @@ def test_what_cannot_be_used_is_refused_by_name(server: Running, path: str) -> N
         if "messages" in WHOLE[path]:  # nothing else is wrong with them
             answer = session.post(server.url + path, json=WHOLE[path], timeout=10)
             assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 413, 429, 500, 503])
+def test_who_may_ask_again_is_told_when(status: int) -> None:
+    assert ("Retry-After" in Refusal(status, "no").headers) == (status in (429, 503))

@@ -54,6 +54,21 @@ def same(a: Heat | None, b: Heat) -> bool:
 # --- laws -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("tokens", "left"),
+    [
+        (FADE_TOKENS - 1, FADE_TOKENS - 1),
+        (FADE_TOKENS, FADE_TOKENS),
+        (FADE_TOKENS + 1, FADE_TOKENS // 2),
+        (2 * FADE_TOKENS, FADE_TOKENS),
+        (2 * FADE_TOKENS + 2, FADE_TOKENS // 2),
+    ],
+)
+def test_a_map_is_halved_no_more_often_than_it_must_be(tokens: int, left: int) -> None:
+    faded = Heat(np.full(SHAPE, tokens), tokens).faded()
+    assert faded.tokens == left and (faded.counts == left).all()
+
+
 def test_the_tokens_are_those_that_were_counted() -> None:
     assert chosen(57).tokens == 57
     assert Heat.of(np.zeros((0, 0), np.int64), 0).tokens == 0

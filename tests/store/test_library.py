@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -210,6 +211,17 @@ def test_a_file_that_vanishes_while_a_folder_is_walked_is_left_out(tmp_path: Pat
     assert list(found) == []
 
 
+def test_the_gaps_of_a_partial_file_take_no_bytes(tmp_path: Path) -> None:
+    (tmp_path / "small").write_text("x")
+    whole = contents.written_bytes(tmp_path)
+    assert whole <= 1
+    with open(tmp_path / "partial", "wb") as file:
+        file.truncate(1 << 30)
+        os.pwrite(file.fileno(), b"x" * 5000, 1 << 29)
+        os.fsync(file.fileno())
+    assert 5000 <= contents.written_bytes(tmp_path) - whole < 1 << 20
+
+
 # --- removing ---------------------------------------------------------------------------------
 
 
@@ -254,6 +266,22 @@ def test_shared_bytes_are_not_counted_as_freed() -> None:
     folder = add_pack("kimi-k2")
     os.link(folder / "layer-00000.safetensors", folder.parent / "elsewhere")
     assert removal.remove(library.resolve("kimi-k2")) < 1000
+
+
+def test_a_removal_that_is_stopped_leaves_no_model_of_that_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add_pack("kimi-k2")
+
+    def is_stopped(path: Path) -> None:
+        next(path.glob("*.safetensors")).unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", is_stopped)
+        removal.remove(library.resolve("kimi-k2"))
+    assert library.find("kimi-k2") is None
+    assert removal.remove_leftovers() > 0
 
 
 def test_leftovers_of_a_killed_removal_are_removed() -> None:

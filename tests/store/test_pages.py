@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -91,6 +92,16 @@ def test_records_behind_a_damaged_one_do_not_count(folder: PageFolder) -> None:
     paths[2].write_bytes(data)
     store = opened(folder)
     assert read(store, parts) == 2 and store.counts.read == 2
+
+
+def test_states_whose_pages_are_not_stored_are_written_all_the_same(folder: PageFolder) -> None:
+    """As where the memory of the pages was needed before they were copied."""
+    states = [part for part in conversation("a", 3, states=1) if part.kind == Kind.STATE]
+    store, before = opened(folder), threading.active_count()
+    put(store, states)
+    store.close(5.0)
+    assert threading.active_count() <= before  # nobody looks for their pages for ever
+    assert read(opened(folder), states) == 3
 
 
 def test_a_record_that_is_put_twice_is_written_once(folder: PageFolder) -> None:

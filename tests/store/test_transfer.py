@@ -115,6 +115,7 @@ def test_a_server_that_hardly_sends_is_asked_again(
     hub.script[NAME].append(Fault(pause_s=0.05))
     fetch(hub, tmp_path)
     assert (tmp_path / NAME).read_bytes() == DATA
+    assert hub.fetched(NAME) > -(-SIZE // CHUNK)  # the slow answer was not waited for
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
@@ -284,6 +285,16 @@ def test_a_file_without_a_hash_is_never_continued(tmp_path: Path) -> None:
     file.write(0, DATA[:1000])
     file.close()
     assert PartialFile(about, tmp_path, CHUNK).arrived_bytes == 0
+
+
+def test_bytes_behind_a_gap_are_not_counted(tmp_path: Path) -> None:
+    file = PartialFile(Located(NAME, SIZE, "", sha256="0" * 64), tmp_path, CHUNK)
+    assert file.write(0, DATA[:1000]) == 1000
+    assert file.write(1001, DATA[1001:2000]) == 0
+    assert file.write(500, DATA[500:2000]) == 1000
+    assert file.arrived_bytes == file.frontier() == 2000
+    file.close()
+    assert file.bytes_path.read_bytes() == DATA[:2000]
 
 
 def test_bytes_that_two_connections_bring_are_written_once(

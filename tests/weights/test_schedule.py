@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ktcli.manifest import Manifest
@@ -40,7 +40,13 @@ def schedules(draw: st.DrawFn) -> Schedule:
     return Schedule(tuple(steps), source, draw(st.integers(0, 50)))
 
 
+FIVE = {
+    f"{i:02}": 100 for i in range(5)
+}  # of which a step needs a byte each: they are whole while it is made
+
+
 @given(schedules())
+@example(Schedule((Step("0", 1, dict.fromkeys(FIVE, ((0, 1),))),), Shards(FIVE, punched=True)))
 def test_what_is_allowed_fits_and_is_enough(case: Schedule) -> None:
     """With everything that is allowed on the disk at every moment, and parts given up as soon as that may be."""
     source, written, allowed = case.source, case.written_bytes, 0
