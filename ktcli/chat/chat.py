@@ -21,7 +21,7 @@ from ktcli.chat.pieces import Added, AnswerPiece
 from ktcli.chat.reply import Reply
 from ktcli.chat.reuse import Loss, Timeline, common, lost
 from ktcli.chat.settings import Settings
-from ktcli.chat.snapshots import snapshot_positions
+from ktcli.chat.snapshots import shared_ids, snapshot_positions
 from ktcli.chat.speaker import longer_context
 from ktcli.chat.splice import Splicer
 from ktcli.chat.transcript import Transcript
@@ -242,6 +242,7 @@ class Chat:
         held: Held | None,
         said: int = 0,
     ) -> Answer:
+        shared, marks = self._partings(ids, self.conversation.messages)
         request = GenerationRequest(
             ids,
             self._sampler.settings,
@@ -249,7 +250,8 @@ class Chat:
             most,
             depths=depths,
             said=said,
-            marks=self._snapshots(ids),
+            marks=marks,
+            shared=shared,
             ends=transcript.hears,
         )
         return self._talk.submit(request, self._sampler, held)
@@ -430,17 +432,19 @@ class Chat:
         context = self.speaker.engine.context
         return self.speaker.voice.rendered(messages, self._settings.variables, context)
 
-    def _snapshots(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """The positions of the prompt at which a state should be kept, where layers keep any."""
+    def _partings(self, prompt: Sequence[int], messages: list[Turn]) -> tuple[int, tuple[int, ...]]:
+        """The first ids with which other conversations begin, too, and the positions of the prompt at which a state
+        should be kept; where layers keep any."""
         if not self.sequence.recurrent:
-            return ()
+            return 0, ()
         context = self.speaker.engine.context
 
         def ids_of(messages: list[Turn]) -> list[int] | None:
             rendered = self._rendered(messages)
             return self._splicer.ids(rendered, self.spoken, context, passing=True)
 
-        return snapshot_positions(prompt, self.conversation.messages, ids_of)
+        shared = shared_ids(prompt, messages, ids_of)
+        return shared, snapshot_positions(prompt, messages, ids_of, shared)
 
     def _read(self, prompt: list[int]) -> Timeline:
         messages = tuple((turn["role"], turn["content"]) for turn in self.conversation.messages)

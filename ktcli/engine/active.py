@@ -129,12 +129,11 @@ class Active:
         request, stats, pools = self.answer.request, self.answer.stats, engine.pools
         first = self._how is None
         if self._how is None:
-            marks = request.marks if pools.states is not None else ()
             self._how = how_to_read(
                 request.depths,
                 self.prompt_tokens,
                 latent=pools.latent,
-                within=min(marks, default=None),
+                within=None if pools.states is None else request.shared,
             )
         answered = range(self.prompt_tokens, len(self.known))
         said = np.array([pools.how(engine.depth_at(at)) for at in answered], np.uint8)

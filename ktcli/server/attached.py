@@ -177,6 +177,7 @@ class ServedTalk:
                 None if held is None else HeldForm(held.form, held.prompt, list(held.said)),
                 self._caller,
                 request.said,
+                request.shared,
             )
         )
         self._exchange = Exchange(self._partner.served, f"{PATH}/generate", body)

@@ -94,12 +94,15 @@ def test_marks_of_a_conversation(engine: CpuEngine) -> None:
     """Where layers keep states an answer is found by those who send it as a prompt: its form is that of a prompt."""
     if not engine.pools.states:
         pytest.skip("no layer keeps a state")
-    first = asked(engine, TEXT[:150], marks=[70])
-    then = [*TEXT[:150], *first.ids, *TEXT[150:180]]
-    second = asked(engine, then, marks=[70])
-    engine.pools.forget()
-    assert SAID[asked(engine, then, marks=[70])] == SAID[second]
-    assert second.stats.reused_tokens == 150 + TOKENS - 1
+    for more in ({"marks": [70], "shared": 70}, {"shared": 70}, {}):
+        engine.pools.forget()
+        first = asked(engine, TEXT[:150], **more)
+        then = [*TEXT[:150], *first.ids, *TEXT[150:220]]
+        unmarked = {"shared": more.get("shared", 0)}  # a tool's result is last, say
+        second = asked(engine, then, **unmarked)
+        assert second.stats.reused_tokens == 150 + TOKENS - 1
+        engine.pools.forget()
+        assert SAID[asked(engine, then, **unmarked)] == SAID[second]
 
 
 @pytest.mark.parametrize("size", [16, 50])
