@@ -395,7 +395,7 @@ class Chat:
             text, ids = self._with_room(before, context - most)
         if ids is None or len(ids) + most > context:
             self._refuse(f"{len(ids):,}" if ids else f"more than {context:,}")
-        summary = self._aside(text, ids, most, cancelled, progress)
+        summary = self._aside(before.messages, text, ids, most, cancelled, progress)
         if summary is None:
             return 0
         if not summary:
@@ -408,6 +408,7 @@ class Chat:
 
     def _aside(
         self,
+        messages: list[Turn],
         text: str,
         prompt: list[int],
         most: int,
@@ -417,8 +418,16 @@ class Chat:
         """The answer, without its thoughts, to a prompt beside the conversation; None: it was stopped."""
         voice = self.speaker.voice
         transcript = Transcript(voice.tokenizer, (), text, answers=voice.answers)
+        shared, marks = self._partings(prompt, messages)
         request = GenerationRequest(
-            prompt, self._sampler.settings, voice.stop_ids, most, ends=transcript.hears
+            prompt,
+            self._sampler.settings,
+            voice.stop_ids,
+            most,
+            depths=self._depths(prompt),
+            marks=marks,
+            shared=shared,
+            ends=transcript.hears,
         )
         sampler = Sampler(self._sampler.settings)  # the chat's own random sequence goes on
         answer = self._talk.submit(request, sampler)
@@ -448,12 +457,21 @@ class Chat:
 
     def _read(self, prompt: list[int]) -> Timeline:
         messages = tuple((turn["role"], turn["content"]) for turn in self.conversation.messages)
-        model = self.speaker.model
+        variables, depths = self._settings.variables, self._depths(prompt)
+        return Timeline(tuple(prompt), messages, variables, self._model, depths)
+
+    def _depths(self, prompt: Sequence[int]) -> bytes:
+        """How the first ids of the prompt were computed, as far as this model did."""
         before = self.timeline
-        depths = before.depths[: common(before.ids, prompt)] if before is not None else b""
-        return Timeline(
-            tuple(prompt), messages, self._settings.variables, (model.name, model.pack), depths
-        )
+        if before is None or before.model != self._model:
+            return b""
+        return before.depths[: common(before.ids, prompt)]
+
+    @property
+    def _model(self) -> tuple[str, str]:
+        """The name and the conversion of the model."""
+        model = self.speaker.model
+        return model.name, model.pack
 
     def _refuse(self, tokens: str) -> NoReturn:
         alone = (

@@ -21,11 +21,12 @@ from ktcli.chat.conversation import Turn
 from ktcli.chat.keeper import Keeper
 from ktcli.chat.log import read_path
 from ktcli.chat.replay import Replay
-from ktcli.chat.reuse import depth_runs
+from ktcli.chat.reuse import common, depth_runs
 from ktcli.chat.settings import Settings
 from ktcli.chat.snapshots import IdsOf, shared_ids, snapshot_positions
 from ktcli.chat.speaker import Speaker
 from ktcli.chat.voice import Voice, read_voice
+from ktcli.engine.request import Answer
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint
 from ktcli.server.attached import AttachedModel
@@ -162,6 +163,34 @@ def test_a_turn_goes_on_before_the_opening_of_the_last_answer(model: Speaker) ->
         opened = len(chat.reply.timeline.ids) - len(OPENING)
         ask(chat, question)
         assert opened - 14 <= chat.reply.stats.reused_tokens <= opened
+
+
+def test_a_summary_goes_on_from_the_conversation(
+    model: Speaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = replace(model, voice=read_letters(tmp_path, opening=""))
+    model.engine.pools.forget()
+    chat = chat_with(model, tokens=40)
+    for question in ("What is the colour of grass?", "And of snow?"):
+        ask(chat, question)
+    asked: list[Answer] = []
+    submit = chat._talk.submit
+    monkeypatch.setattr(chat._talk, "submit", lambda *a: asked.append(submit(*a)) or asked[-1])
+    chat.compact()
+    (summary,) = asked
+    same = common(chat.timeline.ids, summary.request.prompt)
+    assert summary.request.depths == chat.timeline.depths[:same] and any(summary.request.depths)
+    assert summary.request.shared == (HEADER if chat.sequence.recurrent else 0)
+    assert summary.stats.reused_tokens > HEADER
+
+
+def test_another_model_does_not_take_over_how_ids_were_computed(model: Speaker) -> None:
+    chat = chat_with(model, tokens=40)
+    ask(chat, "What is the colour of grass?")
+    prompt = list(chat.timeline.ids)
+    assert chat._read(prompt).depths == chat.timeline.depths != b""
+    chat.timeline = replace(chat.timeline, model=("letters", "another conversion"))
+    assert chat._read(prompt).depths == b""
 
 
 def test_a_resumed_chat_finds_what_its_answers_deferred(model: Speaker, tmp_path: Path) -> None:
