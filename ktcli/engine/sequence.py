@@ -220,6 +220,10 @@ class Sequence:
             self._how[self.length : end] = how[self.length :]
             self._planned = end
 
+    def forget_plan(self) -> None:
+        """Says that it is not known what follows."""
+        self._planned = self.length
+
     def until_mark(self, n: int) -> int:
         """The tokens of the next run, of at most `n`, which should end at a mark where layers keep states, and has one
         expanded span."""

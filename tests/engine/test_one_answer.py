@@ -105,6 +105,18 @@ def test_marks_of_a_conversation(engine: CpuEngine) -> None:
         assert SAID[asked(engine, then, **unmarked)] == SAID[second]
 
 
+def test_other_ids_after_going_back(engine: CpuEngine) -> None:
+    """A session that went back has no plan for what is fed then, also where it had to go back to its beginning."""
+    session, fresh = engine.session(), engine.session()
+    session.feed(TEXT[:300])
+    if session.truncate(200):
+        pytest.skip("it can go back to any place")
+    other = TEXT[100:300]
+    session.feed(other)
+    fresh.feed(other)
+    assert session.sequence.depths == fresh.sequence.depths
+
+
 @pytest.mark.parametrize("size", [16, 50])
 def test_in_steps_of_any_size(
     engine: CpuEngine, monkeypatch: pytest.MonkeyPatch, size: int
