@@ -309,6 +309,7 @@ class Chat:
             reply.finish = Finish.CONTEXT if room < 1 else Finish.LENGTH
             yield from self._added(reply, transcript.finish())
             return
+        reply.put_in = range(len(reply.ids), len(reply.ids) + len(closing))
         for id in closing:
             transcript.hears(id)
             reply.ids.append(id)
