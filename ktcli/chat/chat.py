@@ -21,7 +21,7 @@ from ktcli.chat.pieces import Added, AnswerPiece
 from ktcli.chat.reply import Reply
 from ktcli.chat.reuse import Loss, Timeline, common, lost
 from ktcli.chat.settings import Settings
-from ktcli.chat.snapshots import snapshot_positions
+from ktcli.chat.snapshots import shared_ids, snapshot_positions
 from ktcli.chat.speaker import longer_context
 from ktcli.chat.splice import Splicer
 from ktcli.chat.transcript import Transcript
@@ -242,6 +242,7 @@ class Chat:
         held: Held | None,
         said: int = 0,
     ) -> Answer:
+        shared, marks = self._partings(ids, self.conversation.messages)
         request = GenerationRequest(
             ids,
             self._sampler.settings,
@@ -249,7 +250,8 @@ class Chat:
             most,
             depths=depths,
             said=said,
-            marks=self._snapshots(ids),
+            marks=marks,
+            shared=shared,
             ends=transcript.hears,
         )
         return self._talk.submit(request, self._sampler, held)
@@ -307,6 +309,7 @@ class Chat:
             reply.finish = Finish.CONTEXT if room < 1 else Finish.LENGTH
             yield from self._added(reply, transcript.finish())
             return
+        reply.put_in = range(len(reply.ids), len(reply.ids) + len(closing))
         for id in closing:
             transcript.hears(id)
             reply.ids.append(id)
@@ -393,7 +396,7 @@ class Chat:
             text, ids = self._with_room(before, context - most)
         if ids is None or len(ids) + most > context:
             self._refuse(f"{len(ids):,}" if ids else f"more than {context:,}")
-        summary = self._aside(text, ids, most, cancelled, progress)
+        summary = self._aside(before.messages, text, ids, most, cancelled, progress)
         if summary is None:
             return 0
         if not summary:
@@ -406,6 +409,7 @@ class Chat:
 
     def _aside(
         self,
+        messages: list[Turn],
         text: str,
         prompt: list[int],
         most: int,
@@ -415,8 +419,16 @@ class Chat:
         """The answer, without its thoughts, to a prompt beside the conversation; None: it was stopped."""
         voice = self.speaker.voice
         transcript = Transcript(voice.tokenizer, (), text, answers=voice.answers)
+        shared, marks = self._partings(prompt, messages)
         request = GenerationRequest(
-            prompt, self._sampler.settings, voice.stop_ids, most, ends=transcript.hears
+            prompt,
+            self._sampler.settings,
+            voice.stop_ids,
+            most,
+            depths=self._depths(prompt),
+            marks=marks,
+            shared=shared,
+            ends=transcript.hears,
         )
         sampler = Sampler(self._sampler.settings)  # the chat's own random sequence goes on
         answer = self._talk.submit(request, sampler)
@@ -430,26 +442,37 @@ class Chat:
         context = self.speaker.engine.context
         return self.speaker.voice.rendered(messages, self._settings.variables, context)
 
-    def _snapshots(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """The positions of the prompt at which a state should be kept, where layers keep any."""
+    def _partings(self, prompt: Sequence[int], messages: list[Turn]) -> tuple[int, tuple[int, ...]]:
+        """The first ids with which other conversations begin, too, and the positions of the prompt at which a state
+        should be kept; where layers keep any."""
         if not self.sequence.recurrent:
-            return ()
+            return 0, ()
         context = self.speaker.engine.context
 
         def ids_of(messages: list[Turn]) -> list[int] | None:
             rendered = self._rendered(messages)
             return self._splicer.ids(rendered, self.spoken, context, passing=True)
 
-        return snapshot_positions(prompt, self.conversation.messages, ids_of)
+        shared = shared_ids(prompt, messages, ids_of)
+        return shared, snapshot_positions(prompt, messages, ids_of, shared)
 
     def _read(self, prompt: list[int]) -> Timeline:
         messages = tuple((turn["role"], turn["content"]) for turn in self.conversation.messages)
-        model = self.speaker.model
+        variables, depths = self._settings.variables, self._depths(prompt)
+        return Timeline(tuple(prompt), messages, variables, self._model, depths)
+
+    def _depths(self, prompt: Sequence[int]) -> bytes:
+        """How the first ids of the prompt were computed, as far as this model did."""
         before = self.timeline
-        depths = before.depths[: common(before.ids, prompt)] if before is not None else b""
-        return Timeline(
-            tuple(prompt), messages, self._settings.variables, (model.name, model.pack), depths
-        )
+        if before is None or before.model != self._model:
+            return b""
+        return before.depths[: common(before.ids, prompt)]
+
+    @property
+    def _model(self) -> tuple[str, str]:
+        """The name and the conversion of the model."""
+        model = self.speaker.model
+        return model.name, model.pack
 
     def _refuse(self, tokens: str) -> NoReturn:
         alone = (

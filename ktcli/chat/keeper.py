@@ -27,6 +27,7 @@ from ktcli.chat.log import Log
 from ktcli.chat.replay import Record
 from ktcli.chat.reply import Reply
 from ktcli.chat.reuse import Timeline, common, depth_runs
+from ktcli.engine.forms import ABSORBED
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import Busy, KtError
 
@@ -336,8 +337,11 @@ class Keeper:
         text, ids = reply.text[held.letters :], reply.ids[held.tokens :]
         if not text and not ids:
             return held
-        how_at, first = self._chat.speaker.engine.how_at, len(held.ids) + held.tokens
-        depths = bytes(how_at(first + i) for i in range(len(ids)))
+        how_at, first = self._chat.speaker.engine.how_at, len(held.ids)
+        depths = bytes(
+            how_at(first + i) & (ABSORBED if i in reply.put_in else 0xFF)
+            for i in range(held.tokens, len(reply.ids))
+        )
         done, defer = 0, held.defer
         for n, depth in depth_runs(depths) or [[0, defer]]:
             late = {"defer": depth} if depth != defer else {}

@@ -22,6 +22,7 @@ class Reply:
         clocks: the engine's clocks before the prompt was read, before the first token, and at the end.
         dropped: the oldest turns that the model read before and, for want of room, not for this answer.
         timeline: what the model read for it; None before that is known.
+        put_in: those of its ids that nothing chose: they end its thought, and are read as a prompt is.
     """
 
     text: str = ""
@@ -33,6 +34,7 @@ class Reply:
     clocks: list[Clocks] = field(default_factory=list)
     dropped: int = 0
     timeline: Timeline | None = None
+    put_in: range = range(0)
 
     @property
     def stats(self) -> Stats:

@@ -18,22 +18,36 @@ from ktcli.errors import BadCheckpoint
 IdsOf = Callable[[list[Turn]], Sequence[int] | None]
 
 
+def shared_ids(prompt: Sequence[int], messages: Sequence[Turn], ids_of: IdsOf) -> int:
+    """The number of leading ids with which conversations that ask another first question begin, too: the same for all
+    prompts of a conversation.
+
+    Args:
+        messages: those that the prompt was made from.
+        ids_of: the ids of the prompt of other messages; None: there are too many.
+    """
+    system = list(takewhile(lambda each: each["role"] == "system", messages))
+    return _parting(prompt, [*system, _another(messages)], ids_of)
+
+
 def snapshot_positions(
-    prompt: Sequence[int], messages: Sequence[Turn], ids_of: IdsOf
+    prompt: Sequence[int], messages: Sequence[Turn], ids_of: IdsOf, shared: int
 ) -> tuple[int, ...]:
     """Positions of a prompt from which others will probably go on, ascending; none is its end.
 
     Args:
-        messages: those that the prompt was made from, a question last.
-        ids_of: the ids of the prompt of other messages; None: there are too many.
+        messages, ids_of: see `shared_ids`; a question last.
+        shared: the number that `shared_ids` says.
     """
-    system = list(takewhile(lambda each: each["role"] == "system", messages))
-    question = next((each["content"] for each in messages if each["role"] == "user"), "")
-    another = {"role": "user", "content": "1" if question.lstrip().startswith("0") else "0"}
     answer = {"role": "assistant", "content": "0"}
-    others = ([*system, another], [*messages, answer, another])
-    found = {_parting(prompt, other, ids_of) for other in others}
-    return tuple(sorted(found - {0, len(prompt)}))
+    next_one = _parting(prompt, [*messages, answer, _another(messages)], ids_of)
+    return tuple(sorted({shared, next_one} - {0, len(prompt)}))
+
+
+def _another(messages: Sequence[Turn]) -> Turn:
+    """A question that begins otherwise than the first."""
+    question = next((each["content"] for each in messages if each["role"] == "user"), "")
+    return {"role": "user", "content": "1" if question.lstrip().startswith("0") else "0"}
 
 
 def _parting(prompt: Sequence[int], other: list[Turn], ids_of: IdsOf) -> int:

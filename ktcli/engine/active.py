@@ -124,22 +124,25 @@ class Active:
         """Where what it knows and a first piece of what follows end."""
         return min(len(self.known) + _SLICE, self.prompt_tokens + self.room)
 
-    def open(self, engine: Engine) -> None:
-        """Begins, or begins again, with as much as is found of what it knows."""
+    def open(self, engine: Engine, *, bring: bool = True) -> None:
+        """Begins, or begins again, with as much as is found of what it knows.
+
+        Args:
+            bring: whether pages may come from disk, which takes room in memory.
+        """
         request, stats, pools = self.answer.request, self.answer.stats, engine.pools
         first = self._how is None
         if self._how is None:
-            marks = request.marks if pools.states is not None else ()
             self._how = how_to_read(
                 request.depths,
                 self.prompt_tokens,
                 latent=pools.latent,
-                within=min(marks, default=None),
+                within=None if pools.states is None else request.shared,
             )
         answered = range(self.prompt_tokens, len(self.known))
         said = np.array([pools.how(engine.depth_at(at)) for at in answered], np.uint8)
         how = np.concatenate((self._how, said))
-        reused = self.sequence.adopt(self.known, how, request.marks, request.salt)
+        reused = self.sequence.adopt(self.known, how, request.marks, request.salt, bring=bring)
         if first:  # What was not found the first time is read without deferral, now and whenever it is read again.
             self._how[reused:] &= ABSORBED
             self._found = reused

@@ -7,8 +7,9 @@ never depends on what was cached, or on how a prompt was cut into steps, the for
 - An id that was computed before, as the request says (`GenerationRequest.depths`), keeps its form.
 - Of the others of a prompt the whole pages before the last id are expanded: just those that are found when the same is
   asked again. Few of them, behind ids that were computed before, are not worth expanding all of those.
-- Where layers keep states, and the request marks where others go on, only what is before the first mark is expanded:
-  an answer and what follows it can go on from no state but that at its end, so that its form must be the same for all.
+- Where layers keep states only what other conversations begin with, too, is expanded (`GenerationRequest.shared`): an
+  answer and what follows it can go on from no state but that at its end, so that its form must be the same for all
+  requests of the conversation, wherever each of them ends.
 - Everything else is absorbed: the prompt's last 1 … 64 ids, and the answer.
 
 How an id is computed is a byte, and part of the keys of pages (prefix.py): its depth of deferral, and ABSORBED.

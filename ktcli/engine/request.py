@@ -85,6 +85,8 @@ class GenerationRequest:
         said: the prompt's last ids that belong to the answer, which another request began: penalties count them so.
         salt: what is computed is shared with requests of the same salt only.
         marks: positions of the prompt from which other prompts will probably go on, see `Sequence.adopt`.
+        shared: the prompt's first ids with which other conversations begin, too: where layers keep states only these
+            may be expanded, see `forms`. All requests of a conversation say the same.
         ends: called with each id of the answer, in order; true: the answer ends with it, as at a stop string.
         draft: what may be tried beside the next token; the answer is the same with drafts and without.
         constraint: what the answer may be, from its first id on; of this request alone. None: anything.
@@ -101,6 +103,7 @@ class GenerationRequest:
     said: int = 0
     salt: str = ""
     marks: Sequence[int] = ()
+    shared: int = 0
     ends: Callable[[int], bool] = lambda id: False
     draft: DraftWish = NO_DRAFTS
     constraint: Constraint | None = None

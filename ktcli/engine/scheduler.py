@@ -321,6 +321,7 @@ class Scheduler:
                 parts.append(StepPart(each, make(), each.reading))
                 return
             except PoolFull as error:
+                self._collect()  # timelines of their callers that came meanwhile hold pages, too
                 waiting = [one for one in self._waiting if one.sequence.length]
                 if len(self._active) > 1:
                     planned = {part.active for part in parts}
@@ -328,7 +329,7 @@ class Scheduler:
                     self._suspend(max(others, key=_importance))
                 elif waiting:  # with timelines of their callers
                     one = max(waiting, key=_importance)
-                    one.open(self._engine)  # what it has is known then
+                    one.open(self._engine, bring=False)  # what it has is known then
                     one.give_back()
                 else:  # whoever holds the rest is none of this scheduler's requests
                     self._end(each, Finish.FAILED, events, error)

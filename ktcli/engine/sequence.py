@@ -220,6 +220,10 @@ class Sequence:
             self._how[self.length : end] = how[self.length :]
             self._planned = end
 
+    def forget_plan(self) -> None:
+        """Says that it is not known what follows."""
+        self._planned = self.length
+
     def until_mark(self, n: int) -> int:
         """The tokens of the next run, of at most `n`, which should end at a mark where layers keep states, and has one
         expanded span."""
@@ -266,6 +270,8 @@ class Sequence:
         how: How | None = None,
         marks: Iterable[int] = (),
         salt: str = "",
+        *,
+        bring: bool = True,
     ) -> int:
         """Makes the timeline the longest beginning of `ids` that is known, here or to other sequences, but never all
         of it: at least the last id is left to compute, since its logits are wanted. Returns its length.
@@ -276,6 +282,7 @@ class Sequence:
             marks: positions from which other prompts will probably go on; see `mark`. Those that are not worth a step
                 are left out.
             salt: pages are shared with sequences of the same salt only.
+            bring: whether pages may come from disk, which takes room in memory.
         """
         root = salted(self._pools.seed, salt)
         if root != self._root:
@@ -291,7 +298,7 @@ class Sequence:
         common = int(different[0]) if different.size else n
         content = Content(wanted.astype(np.int32), how, root)
         known = self._pools.find(content)
-        if self._pools.tier is not None:
+        if bring and self._pools.tier is not None:
             self._pools.tier.bring(content, max(known.length, self._reachable(common)[0]))
             known = self._pools.find(content)
         if known.length > self._reachable(common)[0]:

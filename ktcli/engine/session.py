@@ -62,13 +62,15 @@ class Session:
 
     def truncate(self, position: int) -> int:
         """Forgets everything from `position` on, or from an earlier one; returns the position really reached (see
-        `rewind`)."""
-        return self.sequence.truncate(position)
+        `rewind`). What follows is a prompt of its own."""
+        reached = self.sequence.truncate(position)
+        self.sequence.forget_plan()
+        return reached
 
     def rewind(self, position: int) -> None:
         """Goes back to `position` exactly, computing again what is no longer known."""
         ids = self.ids[:position]
-        reached = self.truncate(position)
+        reached = self.sequence.truncate(position)  # what was there keeps its form
         if reached < len(ids):
             self.feed(ids[reached:])
 

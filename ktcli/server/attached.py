@@ -14,6 +14,7 @@ from ktcli.chat.conversation import Identity
 from ktcli.chat.partner import Held
 from ktcli.chat.voice import Voice
 from ktcli.engine.drafting import DraftWish, cannot_draft
+from ktcli.engine.forms import ABSORBED
 from ktcli.engine.request import (
     Answer,
     Event,
@@ -98,9 +99,11 @@ class ServedEngine:
         self.sequence = ServedIds(facts.recurrent)
 
     def how_at(self, position: int) -> int:
-        """How an id that has come is computed."""
+        """How an id that has come is computed; one that was put in, without deferral, in the form of the last."""
         depths = self.sequence.deferred
-        return depths[position] if position < len(depths) else 0
+        if position < len(depths):
+            return depths[position]
+        return depths[-1] & ABSORBED if depths else 0
 
     def operations(self) -> Sequence[Clock]:
         """The server's clocks, as they were said last."""
@@ -177,6 +180,7 @@ class ServedTalk:
                 None if held is None else HeldForm(held.form, held.prompt, list(held.said)),
                 self._caller,
                 request.said,
+                request.shared,
             )
         )
         self._exchange = Exchange(self._partner.served, f"{PATH}/generate", body)

@@ -141,6 +141,7 @@ def _generation(asked: EngineRequest, constraint: Constraint | None = None) -> G
         caller=asked.caller,
         depths=asked.depths,
         marks=asked.marks,
+        shared=asked.shared,
         draft=asked.draft,
         said=asked.said,
         constraint=constraint,

@@ -62,6 +62,7 @@ class EngineRequest(msgspec.Struct):
         drawn: the numbers that earlier answers of the conversation drew.
         caller: a name for the conversation.
         said: how many of the last ids the answer said before.
+        shared: how many of the first ids other conversations begin with, too.
     """
 
     pack: str
@@ -76,6 +77,7 @@ class EngineRequest(msgspec.Struct):
     held: HeldForm | None = None
     caller: str = ""
     said: int = 0
+    shared: _Count = 0
 
 
 Clock = tuple[str, int]

@@ -310,6 +310,7 @@ class _ChoiceAnswer:
             logprobs=wish.logprobs,
             salt=wish.salt,
             marks=generation.prompt.marks,
+            shared=generation.prompt.shared,
             ends=self._transcript.hears,
             constraint=generation.constraints[self._index] if generation.constraints else None,
         )

@@ -17,7 +17,7 @@ from typing import Any
 
 from ktcli.chat.control import Marked
 from ktcli.chat.conversation import Spoken
-from ktcli.chat.snapshots import snapshot_positions
+from ktcli.chat.snapshots import shared_ids, snapshot_positions
 from ktcli.chat.speaker import Speaker
 from ktcli.chat.splice import Splicer
 from ktcli.errors import UsageError
@@ -53,6 +53,7 @@ class EncodedPrompt:
         ids: its ids.
         marks: positions from which others will probably go on, see `Sequence.adopt`.
         continues: whether it ends with words of the model, which the answer goes on with.
+        shared: the first ids with which other conversations begin, too.
     """
 
     text: str
@@ -60,6 +61,7 @@ class EncodedPrompt:
     marks: tuple[int, ...] = ()
     caller: str = ""
     continues: bool = False
+    shared: int = 0
 
 
 class PromptMaker:
@@ -87,8 +89,8 @@ class PromptMaker:
         ids = self._splicer.ids(rendered, spoken, context)
         self._require_room(ids)
         assert ids is not None
-        marks = self._marks(ids, asked, spoken) if work <= MARKED_WORK_MOST else ()
-        return EncodedPrompt(rendered.text, ids, marks, asked.caller, asked.continues)
+        shared, marks = self._partings(ids, asked, spoken, further=work <= MARKED_WORK_MOST)
+        return EncodedPrompt(rendered.text, ids, marks, asked.caller, asked.continues, shared)
 
     def of_text(self, text: str, caller: str = "") -> EncodedPrompt:
         """The prompt that goes on with a text outside any turn; words of it become no control tokens.
@@ -182,17 +184,23 @@ class PromptMaker:
         context = self._speaker.engine.context
         return self._speaker.voice.rendered(messages, variables, context, continues=continues)
 
-    def _marks(self, ids: Sequence[int], asked: Asked, spoken: Sequence[Spoken]) -> tuple[int, ...]:
-        """The positions at which a state should be kept, where layers keep any."""
-        pools, last = self._speaker.engine.pools, asked.messages[-1]
-        if pools.states is None or last.get("role") != "user":
-            return ()
+    def _partings(
+        self, ids: Sequence[int], asked: Asked, spoken: Sequence[Spoken], *, further: bool
+    ) -> tuple[int, tuple[int, ...]]:
+        """The first ids with which other conversations begin, too, and, if `further` ones may be looked for behind a
+        question, the positions at which a state should be kept; where layers keep any."""
+        if self._speaker.engine.pools.states is None:
+            return 0, ()
+        messages = [dict(each) for each in asked.messages]
 
         def ids_of(messages: list[dict[str, str]]) -> list[int] | None:
             rendered = self._rendered(messages, asked.variables)
             return self._splicer.ids(rendered, spoken, self._speaker.engine.context, passing=True)
 
-        return snapshot_positions(ids, [dict(each) for each in asked.messages], ids_of)
+        shared = shared_ids(ids, messages, ids_of)
+        if not further or messages[-1].get("role") != "user":
+            return shared, ()
+        return shared, snapshot_positions(ids, messages, ids_of, shared)
 
 
 def _bytes(text: str) -> bytes:

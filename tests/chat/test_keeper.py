@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,12 @@ from ktcli.chat.conversation import Conversation, Saved
 from ktcli.chat.desk import Desk
 from ktcli.chat.document import save
 from ktcli.chat.interactive import talk
+from ktcli.chat.keeper import Keeper
+from ktcli.chat.log import read_path
 from ktcli.chat.pieces import AnswerPiece
 from ktcli.chat.speaker import Speaker
 from ktcli.chat.thoughts import ThoughtsView
+from ktcli.engine.forms import ABSORBED
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import KtError
 
@@ -94,6 +98,26 @@ def said(path: Path | None) -> list[str]:
 
 def files(chats: Path) -> list[Path]:
     return sorted(chats.iterdir())
+
+
+def test_ids_that_end_a_thought_are_kept_as_they_were_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a prompt is, without deferral, though what was said around them was deferred."""
+    model = speaker(tmp_path, lambda _: "<think>" + "so " * 40 + "</think>done")
+    monkeypatch.setattr(model.engine, "how_at", lambda _: ABSORBED | 1)
+    chat = Chat(model)
+    chat.settings = replace(chat.settings, think_budget=9)
+    keeper = Keeper(chat, pytest.fail)
+    chat.heard = keeper.keep
+    list(chat.ask("why?"))
+    keeper.keep()
+    kept, reply = read_path(keeper.path).timeline, chat.reply
+    assert kept is not None and reply is not None and reply.thought_cut
+    said, put_in = kept.depths[-len(reply.ids) :], reply.put_in
+    assert 0 < len(put_in) < len(said) - put_in.start
+    assert [at for at, how in enumerate(said) if how == ABSORBED] == list(put_in)
+    keeper.close()
 
 
 def test_each_chat_has_a_file_of_its_own(model: Speaker, chats: Path) -> None:

@@ -17,14 +17,16 @@ from server.running import running
 from ktcli.assembly.kvpages import store_below
 from ktcli.assembly.ready import Ready
 from ktcli.chat.chat import Chat
+from ktcli.chat.conversation import Turn
 from ktcli.chat.keeper import Keeper
 from ktcli.chat.log import read_path
 from ktcli.chat.replay import Replay
-from ktcli.chat.reuse import depth_runs
+from ktcli.chat.reuse import common, depth_runs
 from ktcli.chat.settings import Settings
-from ktcli.chat.snapshots import snapshot_positions
+from ktcli.chat.snapshots import IdsOf, shared_ids, snapshot_positions
 from ktcli.chat.speaker import Speaker
 from ktcli.chat.voice import Voice, read_voice
+from ktcli.engine.request import Answer
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint
 from ktcli.server.attached import AttachedModel
@@ -163,6 +165,34 @@ def test_a_turn_goes_on_before_the_opening_of_the_last_answer(model: Speaker) ->
         assert opened - 14 <= chat.reply.stats.reused_tokens <= opened
 
 
+def test_a_summary_goes_on_from_the_conversation(
+    model: Speaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = replace(model, voice=read_letters(tmp_path, opening=""))
+    model.engine.pools.forget()
+    chat = chat_with(model, tokens=40)
+    for question in ("What is the colour of grass?", "And of snow?"):
+        ask(chat, question)
+    asked: list[Answer] = []
+    submit = chat._talk.submit
+    monkeypatch.setattr(chat._talk, "submit", lambda *a: asked.append(submit(*a)) or asked[-1])
+    chat.compact()
+    (summary,) = asked
+    same = common(chat.timeline.ids, summary.request.prompt)
+    assert summary.request.depths == chat.timeline.depths[:same] and any(summary.request.depths)
+    assert summary.request.shared == (HEADER if chat.sequence.recurrent else 0)
+    assert summary.stats.reused_tokens > HEADER
+
+
+def test_another_model_does_not_take_over_how_ids_were_computed(model: Speaker) -> None:
+    chat = chat_with(model, tokens=40)
+    ask(chat, "What is the colour of grass?")
+    prompt = list(chat.timeline.ids)
+    assert chat._read(prompt).depths == chat.timeline.depths != b""
+    chat.timeline = replace(chat.timeline, model=("letters", "another conversion"))
+    assert chat._read(prompt).depths == b""
+
+
 def test_a_resumed_chat_finds_what_its_answers_deferred(model: Speaker, tmp_path: Path) -> None:
     model = replace(model, voice=read_letters(tmp_path, opening=""))
     questions = "What is the colour of grass?", "And that of snow in winter?", "And why?"
@@ -193,6 +223,10 @@ def test_a_resumed_chat_finds_what_its_answers_deferred(model: Speaker, tmp_path
     keeper.close()
 
 
+def places(prompt: list[int], said: list[Turn], ids_of: IdsOf) -> tuple[int, ...]:
+    return snapshot_positions(prompt, said, ids_of, shared_ids(prompt, said, ids_of))
+
+
 def test_places_in_a_prompt() -> None:
     """Where a prompt parts from one of another question, and from the next of its own conversation."""
 
@@ -204,14 +238,16 @@ def test_places_in_a_prompt() -> None:
     for question in ("why", "0 or 1?", "10", ""):
         said = [{"role": "system", "content": "s"}, {"role": "user", "content": question}]
         header, whole = len("<system>s<user>"), len("<system>s<user>" + question)
-        found = snapshot_positions(ids_of(said), said, ids_of)
+        found = places(ids_of(said), said, ids_of)
+        later = [*said, {"role": "assistant", "content": "a"}, {"role": "tool", "content": "t"}]
+        assert shared_ids(ids_of(later), later, ids_of) == header
         assert found[0] == header and found[-1] in (whole + 1, header)
 
     def refuses(messages: list[dict[str, str]]) -> list[int]:
         raise BadCheckpoint("two questions are too many")
 
-    assert snapshot_positions([1, 2], [{"role": "user", "content": "x"}], refuses) == ()
-    assert snapshot_positions([1, 2], [{"role": "user", "content": "x"}], lambda _: None) == ()
+    assert places([1, 2], [{"role": "user", "content": "x"}], refuses) == ()
+    assert places([1, 2], [{"role": "user", "content": "x"}], lambda _: None) == ()
 
 
 @settings(max_examples=30)

@@ -7,14 +7,18 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from ktcli.engine.active import Active
+from ktcli.engine.pages import PoolFull
 from ktcli.engine.request import Answer, Finished, GenerationRequest
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.engine.scheduler import Scheduler
 from ktcli.engine.sequence import Sequence
+from ktcli.native.batch import Run
 from tests.engine.toy import ToyEngine
 
 GREEDY = SamplingSettings(greedy=True)
@@ -75,7 +79,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     yield counts
 
 
-@pytest.mark.parametrize("first", [4, 8, 20])
+@pytest.mark.parametrize("first", [4, 20, 24])
 def test_each_says_what_it_says_alone(happened: Counter[str], first: int) -> None:
     engine, seeds = ToyEngine(12, 704, forms=True, max_tokens=64), range(first, first + 4)
     together = held(engine, seeds)
@@ -84,3 +88,42 @@ def test_each_says_what_it_says_alone(happened: Counter[str], first: int) -> Non
     for talk, seed in zip(together, seeds, strict=True):
         (alone,) = held(ToyEngine(12, 704, forms=True, max_tokens=64), range(seed, seed + 1))
         assert talk.said == alone.said
+
+
+def test_one_that_came_meanwhile_gives_its_pages_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn on a timeline that holds pages is submitted while the last pages are looked for. What it gives up is not
+    read from disk before: that would take pages."""
+    engine = ToyEngine(4, 256, forms=True, max_tokens=64)
+    scheduler, line = Scheduler(engine, clock=engine.clock), engine.sequence()
+    scheduler.submit(GenerationRequest([9] * 100, GREEDY, (), 20), sequence=line)
+    ended(scheduler)
+    engine.pools.tier = tier = MagicMock()
+    went_on, looked = Active.writes, []
+
+    def writes(each: Active, *rest: Any) -> Run:
+        try:
+            return went_on(each, *rest)
+        except PoolFull:
+            if not looked:
+                turn = GenerationRequest([*line.ids, 8], GREEDY, (), 5, depths=line.depths)
+                scheduler.submit(turn, sequence=line)
+            looked.append(tier.bring.call_count)
+            raise
+        finally:
+            if looked:
+                looked.append(tier.bring.call_count)
+
+    monkeypatch.setattr(Active, "writes", writes)
+    scheduler.submit(GenerationRequest([7] * 60, GREEDY, (), 130))
+    assert [each.error for each in ended(scheduler)] == [None, None]
+    assert (
+        len(looked) > 2 and looked[0] == looked[2]
+    )  # the second look found pages, and none was read from disk
+
+
+def ended(scheduler: Scheduler) -> list[Finished]:
+    """The ends of all requests."""
+    events: list[Finished] = []
+    while not scheduler.idle:
+        events += [each for each in scheduler.step() if isinstance(each, Finished)]
+    return events

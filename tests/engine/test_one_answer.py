@@ -94,12 +94,27 @@ def test_marks_of_a_conversation(engine: CpuEngine) -> None:
     """Where layers keep states an answer is found by those who send it as a prompt: its form is that of a prompt."""
     if not engine.pools.states:
         pytest.skip("no layer keeps a state")
-    first = asked(engine, TEXT[:150], marks=[70])
-    then = [*TEXT[:150], *first.ids, *TEXT[150:180]]
-    second = asked(engine, then, marks=[70])
-    engine.pools.forget()
-    assert SAID[asked(engine, then, marks=[70])] == SAID[second]
-    assert second.stats.reused_tokens == 150 + TOKENS - 1
+    for more in ({"marks": [70], "shared": 70}, {"shared": 70}, {}):
+        engine.pools.forget()
+        first = asked(engine, TEXT[:150], **more)
+        then = [*TEXT[:150], *first.ids, *TEXT[150:220]]
+        unmarked = {"shared": more.get("shared", 0)}  # a tool's result is last, say
+        second = asked(engine, then, **unmarked)
+        assert second.stats.reused_tokens == 150 + TOKENS - 1
+        engine.pools.forget()
+        assert SAID[asked(engine, then, **unmarked)] == SAID[second]
+
+
+def test_other_ids_after_going_back(engine: CpuEngine) -> None:
+    """A session that went back has no plan for what is fed then, also where it had to go back to its beginning."""
+    session, fresh = engine.session(), engine.session()
+    session.feed(TEXT[:300])
+    if session.truncate(200):
+        pytest.skip("it can go back to any place")
+    other = TEXT[100:300]
+    session.feed(other)
+    fresh.feed(other)
+    assert session.sequence.depths == fresh.sequence.depths
 
 
 @pytest.mark.parametrize("size", [16, 50])

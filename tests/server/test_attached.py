@@ -25,9 +25,10 @@ from ktcli.chat.chat import Chat
 from ktcli.chat.grammar.form import Form
 from ktcli.chat.speaker import Speaker
 from ktcli.engine.drafting import DraftWish
+from ktcli.engine.forms import ABSORBED
 from ktcli.engine.request import Finish
 from ktcli.errors import KtError, NotFound, UsageError
-from ktcli.server.attached import AttachedModel, ServedPartner
+from ktcli.server.attached import AttachedModel, ServedEngine, ServedPartner
 from ktcli.server.engineclient import Exchange, ServerPlace, facts_of, load
 from ktcli.server.enginewire import PATH, EngineFacts, LoadableEngine
 from ktcli.server.house import Rules
@@ -110,6 +111,15 @@ def account(chat: Chat, pieces: object = ()) -> tuple[object, ...]:
     timeline = chat.timeline and (chat.timeline.ids, chat.timeline.depths)
     state = (chat.conversation.messages, chat.spoken, timeline, chat.used, chat.seed)
     return (pieces, reply.text, reply.ids, reply.finish, reply.thought_cut, counts, *state)
+
+
+def test_ids_that_are_put_in_have_the_form_of_what_was_said() -> None:
+    """Those that end a thought: they are read without deferral, and never expanded."""
+    engine = ServedEngine(EngineFacts("m", PACK, 64, 64, 9, False, True))
+    assert engine.how_at(0) == 0
+    engine.sequence.begin(2, bytes([0, ABSORBED]))
+    engine.sequence.choose(ABSORBED | 3)
+    assert [engine.how_at(at) for at in range(4)] == [0, ABSORBED, ABSORBED | 3, ABSORBED]
 
 
 def test_every_turn_is_the_same(both: Callable[..., tuple[Chat, Chat]]) -> None:

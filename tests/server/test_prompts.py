@@ -134,3 +134,20 @@ def test_a_conversation_has_no_more_messages_than_the_context_has_tokens(tmp_pat
         maker.of_messages(Asked([{"role": "user", "content": ""}] * 257))
     with pytest.raises(ContextFull, match="256"):  # that many are looked at
         maker.of_messages(Asked([{"role": "user", "content": ""}] * 256))
+
+
+def test_every_turn_says_what_other_conversations_begin_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where layers keep states: also a turn that ends with a tool's result, or is much work to render."""
+    maker = PromptMaker(speaker(tmp_path))
+    monkeypatch.setattr(maker._speaker.engine.pools, "states", object())
+    begun = [{"role": "system", "content": "be brief"}, *QUESTION]
+    first = maker.of_messages(Asked(begun))
+    assert 0 < first.shared == first.marks[0] < len(first.ids)
+    result = [{"role": "assistant", "content": "x"}, {"role": "tool", "content": "y"}]
+    then = maker.of_messages(Asked([*begun, *result]))
+    assert (then.shared, then.marks) == (first.shared, ())
+    monkeypatch.setattr(prompts, "MARKED_WORK_MOST", 0)
+    again = maker.of_messages(Asked(begun))
+    assert (again.shared, again.marks) == (first.shared, ())
