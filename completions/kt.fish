@@ -52,6 +52,7 @@ complete -c kt -n '__fish_seen_subcommand_from serve' -l parallel -d 'Conversati
 complete -c kt -n '__fish_seen_subcommand_from serve' -l model-alias -d 'A further name of the model; may be repeated' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l strict-model -d 'Refuse requests that name another model; else this one answers'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l keep-alive -d 'How long models stay in memory when nobody uses them: 5m, 1h30m, 300 (seconds), 0, or -1 for ever' -x -a 'TIME'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l drain -d 'How long answers may take to finish once the server is told to end' -x -a 'SECONDS'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l log-json -d 'Write a line of JSON for each request on stderr'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l background -d 'Return once requests are answered; the server goes on without the terminal'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l print-unit -d 'Print a unit with which systemd runs this server, and do nothing else'

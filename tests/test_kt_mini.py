@@ -119,7 +119,7 @@ def test_facts(recipe):
 
 # Rows that may be newer than the weights or say something else since, and rows that are gone, while a version is in the
 # making; in a release there are none.
-MOST_NEWER, MOST_GONE = 30, 6
+MOST_NEWER, MOST_GONE = 31, 6
 
 
 def test_every_row_has_a_fact(recipe):

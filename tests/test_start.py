@@ -36,12 +36,12 @@ def test_ctrl_c_while_the_program_is_loaded(module: str) -> None:
 
 # Presses Ctrl-C while the program's own handler is about to be set.
 PRESSED_AT_ONCE = """
-import signal, sys
-real = signal.getsignal
+import _signal
+real = _signal.getsignal
 def getsignal(number):
-    signal.getsignal = real
-    signal.raise_signal(signal.SIGINT)
-signal.getsignal = getsignal
+    _signal.getsignal = real
+    _signal.raise_signal(_signal.SIGINT)
+_signal.getsignal = getsignal
 from ktcli.start import run
 run()
 """

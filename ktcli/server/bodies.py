@@ -20,16 +20,16 @@ class Bodies:
         self.taken_bytes = 0
 
     @contextmanager
-    def place(self) -> Iterator[Place]:
+    def place(self) -> Iterator[BodyPlace]:
         """Holds a place for a body, which is given back at the end if not before."""
-        place = Place(self)
+        place = BodyPlace(self)
         try:
             yield place
         finally:
             place.release()
 
 
-class Place:
+class BodyPlace:
     """What one body takes of the memory for all."""
 
     def __init__(self, bodies: Bodies) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from ktcli.server.answering import App, Receive, Scope, Send
-from ktcli.server.bodies import PLACE, Bodies, Place
+from ktcli.server.bodies import PLACE, Bodies, BodyPlace
 from ktcli.server.body import BODY
 from ktcli.server.drain import Drain
 from ktcli.server.house import Rules
@@ -125,7 +125,7 @@ class Guard:
         await send({"type": "http.response.body", "body": body})
 
 
-async def _body(receive: Receive, headers: dict[str, str], place: Place) -> bytes | None:
+async def _body(receive: Receive, headers: dict[str, str], place: BodyPlace) -> bytes | None:
     """The whole body; None: the client has gone.
 
     Raises:

@@ -29,7 +29,7 @@ _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 Message = Mapping[str, Any]
 
 
-class Measured(NamedTuple):
+class MeasuredInput(NamedTuple):
     """A conversation that can be rendered.
 
     Attributes:
@@ -106,7 +106,7 @@ def measured(
     variables: Mapping[str, Any],
     control: ControlTokens,
     context: int,
-) -> Measured:
+) -> MeasuredInput:
     """Returns a conversation that can be rendered.
 
     Raises:
@@ -122,7 +122,7 @@ def measured(
     size.add(dict(variables))
     found = [_measured(dict(message), size) for message in messages]
     size.count(require_room(size.texts, control, context, size.thoughts) * WORD_WORK)
-    return Measured(found, size.work)
+    return MeasuredInput(found, size.work)
 
 
 def _measured(message: dict[str, Any], size: _InputSize) -> dict[str, Any]:

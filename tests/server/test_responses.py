@@ -176,7 +176,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no tokens": ({"max_output_tokens": 0}, "max_output_tokens"),
     "chances": ({"top_logprobs": 21}, "top_logprobs"),
     "nothing": ({"input": ""}, "input"),
-    "item": ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+    "nothing to read": ({"input": [{"type": "computer_call"}]}, "input"),
+    "unknown reference": (
+        {"input": [{"type": "item_reference", "id": "x"}]},
+        "input[0].id",
+    ),
     "image": ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
     "no call": ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
     "no name": ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0].name"),

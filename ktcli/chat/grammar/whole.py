@@ -149,9 +149,7 @@ def _in_channels(writer: GrammarWriter, shape: Shape) -> str:
     constrain = writer.special(_CONSTRAIN)
     json_ = f'(" " {constrain}{"?" if constrain else ""} "json")?'
     writer.rule("TEXT", "/(?s:.+)/")
-    quiet = writer.rule(
-        "quiet", f'{channel} /analysis|commentary/ {message} TEXT? {end} {start} "assistant"'
-    )
+    quiet = writer.rule("quiet", f'{channel} "analysis" {message} TEXT? {end} {start} "assistant"')
     ways = []
     if shape.calls is not None:
         for at, (name, schema) in enumerate(shape.calls.tools.parameters.items()):

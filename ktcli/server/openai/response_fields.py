@@ -270,7 +270,7 @@ def _other(item: Mapping[str, Any], kind: Any, where: str, *, asked: bool) -> Me
     if kind == "item_reference":
         words = f"{where} refers to an item that this server does not have; send the item itself"
         raise _refusal(f"{where}.id", words)
-    if str(kind).endswith("_output") and "output" in item and "call_id" in item:
+    if kind == "function_call_output" or ("output" in item and "call_id" in item):
         output = plain_message({"role": "tool", "content": item["output"]}, f"{where}.output")
         return {**output, "tool_call_id": _named(item, "call_id", where)}
     return None
