@@ -113,19 +113,6 @@ CALLING = (
 )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "read"),
-    [('{"a":[1]}', '{"a": [1]}'), ("{", '"{"'), ("", "{}"), ("[" * 65 + "]" * 65, '"[[')],
-)
-def test_arguments_of_calls_are_objects_where_they_are_json(
-    tmp_path: Path, arguments: str, read: str
-) -> None:
-    maker = PromptMaker(speaker(tmp_path, template=CALLING))
-    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    made = maker.of_messages(Asked([{"role": "assistant", "content": "", "tool_calls": [call]}]))
-    assert made.text.startswith(read)
-
-
 def test_a_conversation_has_no_more_messages_than_the_context_has_tokens(tmp_path: Path) -> None:
     maker = PromptMaker(speaker(tmp_path, context=256))
     with pytest.raises(
