@@ -24,7 +24,6 @@ from engine.test_sharing import (
     Step,
     World,
     never_left,
-    of_one_hand,
 )
 from hybrid import Made
 from hypothesis import given, settings
@@ -144,8 +143,7 @@ def check(engine: CpuEngine, schedule, folder: PageFolder) -> None:
     assert engine.pools.pages.free == engine.pools.pages.count
     assert engine.pools.states is None or engine.pools.states.free == engine.pools.states.count
     for steps, logits in found:
-        if of_one_hand(steps):
-            np.testing.assert_array_equal(logits, never_left(engine, steps))
+        np.testing.assert_array_equal(logits, never_left(engine, steps))
 
 
 @settings(max_examples=8, deadline=None)

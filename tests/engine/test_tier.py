@@ -15,6 +15,7 @@ from reference import ONE_OF_EACH
 
 from ktcli.assembly.kvpages import store_below, stored_pages
 from ktcli.engine import CpuEngine
+from ktcli.engine.forms import how_to_read
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.tier import Tier
 from ktcli.native import PAGE_TOKENS, Batch
@@ -42,28 +43,46 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def feed(engine: CpuEngine, sequence: Sequence, ids: Ids) -> NDArray[np.float32]:
-    run = sequence.extend(ids)
-    logits = engine.run(Batch((run,)))[-1].values.copy()
-    sequence.commit(run)
-    return logits
+    """The logits after ids, in steps of one form each, as in a session."""
+    while True:
+        run = sequence.extend(ids[: sequence.until_mark(ids.size)])
+        logits = engine.run(Batch((run,)))[-1].values.copy()
+        sequence.commit(run)
+        ids = ids[run.ids.size :]
+        if not ids.size:
+            return logits
 
 
-def told(engine: CpuEngine, text: Ids, steps: list[int]) -> int:
-    """Computes a text in steps by a sequence that ends; returns its length."""
+def told(
+    engine: CpuEngine, text: Ids, steps: list[int], *, one_prompt: bool = False
+) -> tuple[int, bytes]:
+    """Computes a text in steps by a sequence that ends; returns its length, and how each id was computed.
+
+    Args:
+        one_prompt: whether the steps are parts of a prompt; otherwise each is a prompt behind the others.
+    """
     sequence, at = engine.sequence(), 0
+    if one_prompt:
+        sequence.plan(sum(steps))
     for size in steps:
         ids = text[at : min(at + size, text.size - 2)]
         if ids.size:
+            if not one_prompt:
+                sequence.plan(ids.size)
             feed(engine, sequence, ids)
         at += ids.size
+    how = sequence.depths
     sequence.close()
-    return at
+    return at, how
 
 
-def resumed(engine: CpuEngine, ids: Ids) -> tuple[int, list[bytes], NDArray[np.float32]]:
-    """Goes on with ids: the number reused, the pages that hold them, and the logits after the last."""
+def resumed(
+    engine: CpuEngine, ids: Ids, record: bytes = b""
+) -> tuple[int, list[bytes], NDArray[np.float32]]:
+    """Goes on with ids, of which the first were computed as a record says: the number reused, the pages that hold
+    them, and the logits after the last."""
     sequence = engine.sequence()
-    n = sequence.adopt(ids)
+    n = sequence.adopt(ids, how_to_read(record, ids.size, latent=engine.pools.latent))
     assert engine.memory is not None
     pages = [
         engine.memory.saved_page(page).tobytes() for page in sequence.pages[: n // PAGE_TOKENS]
@@ -95,12 +114,12 @@ def leave(engine: CpuEngine) -> None:
 def check(engine: CpuEngine, steps: list[int], folder: PageFolder) -> None:
     leave(engine)
     with store_below(engine, folder, 1 << 40, "m") as store:
-        n = told(engine, TEXT, steps)
-        never_left = resumed(engine, TEXT[: n + 1])
+        n, how = told(engine, TEXT, steps)
+        never_left = resumed(engine, TEXT[: n + 1], how)
     assert engine.pools.tier is None
     leave(engine)
     with store_below(engine, folder, 1 << 40, "m") as store:
-        back = resumed(engine, TEXT[: n + 1])
+        back = resumed(engine, TEXT[: n + 1], how)
         written = store.counts.written
     assert (
         back[0] == never_left[0] == (n if engine.pools.states is not None else n - n % PAGE_TOKENS)
@@ -150,8 +169,8 @@ def test_what_is_evicted_before_it_was_written_is_written_and_comes_back(
 ) -> None:
     leave(engine)
     with store_below(engine, PageFolder(tmp_path / "kv"), 1 << 40, "m") as store:
-        n = told(engine, TEXT, [200, 1, 1])
-        never_left = resumed(engine, TEXT[: n + 1])
+        n, how = told(engine, TEXT, [200, 1, 1])
+        never_left = resumed(engine, TEXT[: n + 1], how)
         for seed in range(3):
             told(
                 engine,
@@ -160,7 +179,7 @@ def test_what_is_evicted_before_it_was_written_is_written_and_comes_back(
             )
         assert engine.pools.pages.counts.evicted > 0
         store.flush()
-        back = resumed(engine, TEXT[: n + 1])
+        back = resumed(engine, TEXT[: n + 1], how)
     assert back[0] == never_left[0] > 0 and back[1] == never_left[1]
     assert back[2].tobytes() == never_left[2].tobytes()
 
@@ -173,7 +192,7 @@ def test_a_conversation_that_begins_alike_uses_what_is_alike_only(
     alone = resumed(engine, alike[:250])[2] if engine.pools.states is None else None
     leave(engine)
     with store_below(engine, PageFolder(tmp_path / "kv"), 1 << 40, "m"):
-        told(engine, TEXT, [128, 100])
+        told(engine, TEXT, [128, 100], one_prompt=True)
     with store_below(engine, PageFolder(tmp_path / "kv"), 1 << 40, "m"):
         leave(engine)
         n, _, logits = resumed(engine, alike[:250])
@@ -187,9 +206,9 @@ def test_damage_costs_time_and_nothing_else(engine: CpuEngine, tmp_path: Path) -
     folder = PageFolder(tmp_path / "kv")
     leave(engine)
     with store_below(engine, folder, 1 << 40, "m"):
-        n = told(engine, TEXT, [250])
+        n, how = told(engine, TEXT, [250])
     leave(engine)
-    alone = resumed(engine, TEXT[: n + 1])
+    alone = resumed(engine, TEXT[: n + 1], how)
     for path in folder.path.glob("*/*.pages"):
         data = bytearray(path.read_bytes())
         for at in (len(data) // 2, len(data) - 64):
@@ -197,7 +216,7 @@ def test_damage_costs_time_and_nothing_else(engine: CpuEngine, tmp_path: Path) -
         path.write_bytes(data)
     leave(engine)
     with store_below(engine, folder, 1 << 40, "m") as store:
-        n, _, logits = resumed(engine, TEXT[: n + 1])
+        n, _, logits = resumed(engine, TEXT[: n + 1], how)
     assert store.counts.damaged == 1 and n < 250
     if n == 0:
         assert logits.tobytes() == alone[2].tobytes()

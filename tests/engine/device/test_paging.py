@@ -13,6 +13,7 @@ from timelines import advance
 
 from ktcli.assembly.kvpages import store_below
 from ktcli.engine import Engine
+from ktcli.engine.forms import how_to_read
 from ktcli.engine.session import Session
 from ktcli.store.pagefolder import PageFolder
 
@@ -43,9 +44,10 @@ def answered(engine: Engine) -> Session:
 
 def test_another_process_goes_on_from_what_was_stored(model: Made, tmp_path: Path) -> None:
     """With experts elsewhere, at other pages; the bits are those of the same places only."""
-    wanted = answered(model.engine(model.placed("some"))).feed([9]).values.copy()
+    never_left = answered(model.engine(model.placed("some")))
+    record = never_left.sequence.depths
+    wanted = never_left.feed([9]).values.copy()
     folder, before = PageFolder(tmp_path / "kv"), [*IDS, *ANSWER]
-    depths = np.array([0] * len(IDS) + [1] * len(ANSWER) + [0], np.uint8)
     first = model.engine(model.placed("some"))
     with store_below(first, folder, 1 << 40, "m"):
         answered(first).sequence.close()
@@ -53,8 +55,9 @@ def test_another_process_goes_on_from_what_was_stored(model: Made, tmp_path: Pat
         again = model.engine(model.placed(mask, streams=2))
         again.pools.pages.take(3)
         with store_below(again, folder, 1 << 40, "m") as store:
-            session = again.session()
-            assert session.sequence.adopt([*before, 9], depths) == len(before)
+            session, latent = again.session(), again.pools.latent
+            how = how_to_read(record, len(before) + 1, latent=latent)
+            assert session.sequence.adopt([*before, 9], how) == len(before)
             found = session.feed([9]).values
             tier = again.pools.tier
             assert tier is not None and tier.restored_tokens == len(before)
