@@ -40,7 +40,7 @@ def text_of(content: Any, where: str, *, asked: bool = False, gap: str = "") -> 
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, Mapping):
-        content = [content]
+        return _block(content, where, asked) or ""
     if not isinstance(content, list):
         raise Refusal(400, f"{where} is not a text", where, "unsupported_value")
     texts = (_block(block, f"{where}[{at}]", asked) for at, block in enumerate(content))

@@ -161,7 +161,7 @@ def test_a_unit_is_one_that_systemd_reads(
     assert ("Environment", "=", f"KT_HOME={tmp_path}") in lines and service["Type"] == "notify"
     if (tool := shutil.which("systemd-analyze")) is not None:
         file = tmp_path / "kt.service"
-        file.write_text(unit("an odd name\\", ["/bin/true", *WORDS], {"A": "b % $c"}))
+        file.write_text(unit("an odd name\\", ["/bin/true", *WORDS], {"A": "b % $c"}, 10.0))
         environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
         command = [tool, "--user", "verify", str(file)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)

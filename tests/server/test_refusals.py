@@ -52,7 +52,7 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
     (CHAT, "tools", {"tools": [TOOL] * 257}),
     (CHAT, "tools[1]", {"tools": [TOOL, {"function": 7}]}),
     (CHAT, "messages", {"messages": []}),
-    (CHAT, "messages[0].content[0].type", {"messages": [{"role": "user", "content": [{}]}]}),
+    (CHAT, "messages[0].content[0]", {"messages": [{"role": "user", "content": [3]}]}),
     (CHAT, "repetition_penalty", {"repetition_penalty": -5}),
     (CHAT, "logit_bias", {"logit_bias": {"1": 101}}),
     *((path, "logit_bias", {"logit_bias": {"99999": 1}}) for path in (CHAT, TEXT, RESPONSE)),
@@ -133,7 +133,7 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
         )
     ),
     (MESSAGES, "tools[0].input_schema", {"tools": [{"name": "b"}]}),
-    (MESSAGES, "system[0].type", {"system": [{"type": "image"}]}),
+    (MESSAGES, "system[0].text", {"system": [{"type": "text", "text": 3}]}),
     (MESSAGES, "system[1].text", {"system": [{"text": "x"}, {"type": "text", "text": 7}]}),
     *(
         (
@@ -147,7 +147,6 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
             ("thinking", {"type": "thinking", "thinking": []}),
             ("name", {"type": "tool_use", "id": "a", "name": 7, "input": {}}),
             ("id", {"type": "tool_use", "name": "a", "input": {}}),
-            ("input", {"type": "tool_use", "id": "a", "name": "a", "input": 7}),
             ("tool_use_id", {"type": "tool_result", "tool_use_id": 7, "content": "x"}),
         )
     ),

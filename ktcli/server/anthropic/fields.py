@@ -180,7 +180,7 @@ def _system(said: str | Sequence[Mapping[str, Any]] | None) -> str:
     """The system text, without lines that change with each request."""
     parts = [said] if isinstance(said, str) else []
     if not isinstance(said, str):
-        parts = [text_of([each], f"system[{at}]") for at, each in enumerate(said or ())]
+        parts = [text_of(each, f"system[{at}]") for at, each in enumerate(said or ())]
     return "\n".join(part for part in parts if part and not part.startswith(_VOLATILE))
 
 
