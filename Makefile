@@ -46,7 +46,7 @@ uninstall: ## take it off again; models, chats and settings stay
 check: $(CHECKED) ## under a minute, after each edit: the house, the pure parts, one model; no torch
 	@$(BIN)/python -m pytest --tier=check
 
-test: $(VENV)/.kt-test ## under eight minutes, from a fresh clone: every part once, C tests under one sanitizer
+test: $(VENV)/.kt-test ## under eight minutes, from a fresh clone: every part once (parity and laws in turns), C tests under one sanitizer
 	@$(BIN)/python -m pytest --tier=test -n $(SHARES) --dist loadfile --no-loadscope-reorder
 
 test-all: $(VENV)/.kt-test build/fakecuda/.installed ## under half an hour: everything; PASSED=test leaves out what `make test` ran

@@ -287,10 +287,11 @@ class Output:
         """Prints what is happening, for people only."""
         if self.mode is not Mode.HUMAN:
             return
+        said = shortened(text)
         if self.logs_json:
-            self.record({"level": "info", "message": text})
-            return
-        _say(sys.stderr, _folded(visible(shortened(text)), _columns(sys.stderr)))
+            self.record({"level": "info", "message": said})
+        else:
+            _say(sys.stderr, _folded(visible(said), _columns(sys.stderr)))
 
     def record(self, entry: dict[str, Any]) -> None:
         """Writes a line of JSON to a log for programs, with the time."""
@@ -298,7 +299,7 @@ class Output:
 
     def warn(self, text: str, *, hint: str = "") -> None:
         """Prints something the user should know although the command goes on."""
-        self._tell("warning:", "yellow", visible(shortened(text)), hint)
+        self._tell("warning:", "yellow", text, hint)
 
     def error(self, error: KtError) -> None:
         """Prints an error and what to do next; with --json also a document on stdout."""
@@ -329,15 +330,16 @@ class Output:
         return Progress(title, total, unit, shows, done)
 
     def _tell(self, word: str, style: str, sentence: str, hint: str) -> None:
+        sentence, hint = shortened(sentence), shortened(hint)
         if self.logs_json:
             more = {"hint": hint} if hint else {}
             self.record({"level": word.rstrip(":"), "message": sentence, **more})
             return
         width = _columns(sys.stderr)
-        said = _folded(f"{word} {sentence}", width, "  ").removeprefix(word)
+        said = _folded(f"{word} {visible(sentence)}", width, "  ").removeprefix(word)
         _say(sys.stderr, self.style(word, style, sys.stderr) + said)
         if hint:
-            _say(sys.stderr, _folded(f"  {visible(shortened(hint))}", width, "  "))
+            _say(sys.stderr, _folded(f"  {visible(hint)}", width, "  "))
 
     # --- questions ----------------------------------------------------------------------------
 

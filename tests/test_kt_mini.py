@@ -152,9 +152,10 @@ def differences(recipe) -> tuple[list[str], list[str]]:
     answers = {
         key: f.answer for key, f in phrases.Phrases(lambda question: False).of_rows().items()
     }
-    # A row keeps what was learned of it where it got another key, as when another command has a flag of its name.
-    known = set(learned.values())
-    newer = [key for key in answers if answers[key] not in known]
+    # A row that only got another key, since another command has a flag of its name now, is known as before.
+    left = {answer for key, answer in learned.items() if answers.get(key) != answer}
+    moved = {key for key, answer in answers.items() if key not in learned and answer in left}
+    newer = [key for key in answers if learned.get(key) != answers[key] and key not in moved]
     return newer, [key for key in learned if key not in answers]
 
 

@@ -271,6 +271,5 @@ def test_little_address_space_is_told_in_a_sentence(
     assert done.returncode in ((0, 4) if code is None else (code,)), done.stderr
     assert "Traceback" not in done.stderr
     if done.returncode:
-        assert (
-            done.stderr.startswith("error: ") and "ulimit -v" in done.stderr
-        ) or "memory" in done.stderr
+        assert done.stderr.startswith("error: ")
+        assert "ulimit -v" in done.stderr or "memory" in done.stderr

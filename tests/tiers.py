@@ -1,7 +1,7 @@
 """The three tiers of the suite, and how a test finds its own: the cheapest that would catch its bug.
 
     make check      --tier=check    after each edit, under a minute: the files of CHECK, none of which needs torch
-    make test       --tier=test     before a merge: every part once
+    make test       --tier=test     before a merge: every part once, but parity and laws in turns
     make test-all   --tier=all      everything: all rows × formats × families, every sanitizer, longer fuzzing
                     --tier=rest     what `all` has and `test` has not, for whoever just ran that
 
@@ -19,11 +19,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pytest
 from extras import beyond
@@ -114,9 +113,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     quick = set(without_thorough(items, config.stash[TURN]))
     kept = [item for item in items if (item in quick) == (tier != "rest")]
-    config.hook.pytest_deselected(
-        items=[item for item in items if (item in quick) == (tier == "rest")]
-    )
+    if tier == "rest":  # whatever commit or day `make test` was run at
+        kept = [item for item in items if item not in quick or item.get_closest_marker("in_turn")]
+    left = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in left])
     items[:] = kept
 
 
@@ -155,25 +155,26 @@ def turn_now() -> int:
     ) % TURNS
 
 
-def has_its_turn(item: Any, turn: int) -> bool:
-    """Tells whether it is the turn of a case's value."""
-    marker = item.get_closest_marker("in_turn")
-    if marker is None:
-        return True
-    first = _parts(item.callspec.params[marker.args[0]])[0]
-    return part_of(str(getattr(first, "name", first))) == turn
+def waiting(items: Iterable[Any], turn: int) -> set[Any]:
+    """The items whose turn it is not: of the values of each test, in order, every third has it at the same time."""
+    cases = defaultdict[str, dict[Any, str]](dict)
+    for item in items:
+        if (marker := item.get_closest_marker("in_turn")) is not None:
+            first = _parts(item.callspec.params[marker.args[0]])[0]
+            cases[item.nodeid.partition("[")[0]][item] = str(getattr(first, "name", first))
+    found = set[Any]()
+    for values in cases.values():
+        now = set(sorted(set(values.values()))[turn::TURNS])
+        found |= {item for item, value in values.items() if value not in now}
+    return found
 
 
-def part_of(value: str) -> int:
-    """The part that a value is of, in whatever test it is."""
-    return crc32(value.encode()) % TURNS
-
-
-def without_thorough(items: Iterable[pytest.Item], turn: int) -> Iterator[pytest.Item]:
+def without_thorough(items: Sequence[pytest.Item], turn: int) -> Iterator[pytest.Item]:
     """The items of `make test`."""
     sampled: dict[str, list[pytest.Item]] = defaultdict(list)
+    late = waiting(items, turn)
     for item in items:
-        if item.get_closest_marker("thorough") or not has_its_turn(item, turn):
+        if item.get_closest_marker("thorough") or item in late:
             continue
         if item.get_closest_marker("each_once"):
             sampled[item.nodeid.partition("[")[0]].append(item)

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from ktcli.chat.calls.styles import GENERIC
 from ktcli.chat.capabilities import CallForm, Capabilities, IdForm
 from ktcli.chat.control import Marked
+from ktcli.chat.template import REASONING
 
 Message = dict[str, Any]
 
@@ -26,7 +28,6 @@ _NINE = re.compile(r"[A-Za-z0-9]{9}")
 _GAP = "\n\n"  # between texts that become one
 _NO_QUESTION = "…"  # before an answer that comes first, where there has to be a question
 _SPOKEN = ("user", "assistant")
-_THOUGHTS = ("reasoning_content", "thinking")
 _DEPTH_MOST = 40  # of arguments of calls; templates are given less than 50 in all
 _END = "\ufdd0"  # of what the model is to go on with; Unicode says that no text has it
 
@@ -187,7 +188,7 @@ def _one_of(turns: Sequence[Message]) -> Message:
     """The turn that some turns of one role are together, with all their texts and thoughts."""
     whole = {key: value for each in turns for key, value in each.items()}
     whole["content"] = _joined(*(each["content"] or "" for each in turns))
-    for name in _THOUGHTS:
+    for name in REASONING:
         if any(each.get(name) for each in turns):
             whole[name] = _joined(*(str(each.get(name) or "") for each in turns))
     return whole
@@ -207,7 +208,7 @@ def _with_calls(messages: Sequence[Message], form: CallForm) -> Iterator[Message
             continue
         calls = [_formed(call, form) for call in each["tool_calls"]]
         text = each["content"]
-        if text and any(each.get(name) for name in _THOUGHTS) and not form.with_text:
+        if text and any(each.get(name) for name in REASONING) and not form.with_text:
             yield {"role": "assistant", "content": text}
             text = ""
         whole = {**each, "content": text or form.content, "tool_calls": calls}
@@ -357,7 +358,9 @@ def _as_words(messages: Sequence[Message]) -> Iterator[Message]:
             text = f"<tool_response>\n{each['content']}\n</tool_response>"
             yield {"role": "user", "content": text}
         elif "tool_calls" in each:
-            said = [f"<tool_call>\n{_call_text(call)}\n</tool_call>" for call in each["tool_calls"]]
+            said = [
+                f"{GENERIC.begin}\n{_call_text(call)}\n{GENERIC.end}" for call in each["tool_calls"]
+            ]
             rest = {key: value for key, value in each.items() if key != "tool_calls"}
             yield {**rest, "content": "\n".join(filter(None, (each["content"], *said)))}
         else:

@@ -23,7 +23,7 @@ Message = Mapping[str, Any]
 # What `render` itself tells a template, beside the special tokens.
 _OWN_NAMES = frozenset({"messages", "add_generation_prompt", "tools", "self", *GLOBALS})
 # Names of a message's reasoning, as transformers knows them; the first is what most templates read.
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ConversationRefused(BadCheckpoint):
@@ -132,7 +132,7 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
     The first name that is not null wins. `thinking` is what gpt-oss templates read.
     """
-    found = (message[name] for name in _REASONING if message.get(name) is not None)
+    found = (message[name] for name in REASONING if message.get(name) is not None)
     reasoning = next(found, None)
     if reasoning is None:
         return message

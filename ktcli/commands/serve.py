@@ -33,13 +33,13 @@ from ktcli.errors import UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
 from ktcli.output import out, safe
+from ktcli.server.draintime import DRAIN_MOST_S, DRAIN_S
 from ktcli.store.entry import BUILTIN
 
 if TYPE_CHECKING:
     from ktcli.server.house import Rules
 
 HOST, PORT = "127.0.0.1", 11435
-DRAIN_S, DRAIN_MOST_S = 10.0, 3600  # for answers to finish, as in server/drain.py and neighbours.py
 KEEP_S = 300.0  # that a model that a request named stays in memory when nobody uses it
 
 NameArg = Annotated[
@@ -294,7 +294,7 @@ class _LibraryLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         more = "" if error is None else f" ({type(error).__name__}: {error})"
-        out.warn(safe(f"{record.getMessage()}{more}"[:500]))
+        out.warn(safe(f"{record.getMessage()}{more}"))
 
 
 @contextmanager

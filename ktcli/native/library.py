@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.errors import NativeError, NotEnoughMemory
+from ktcli.errors import NativeError, NoMemoryLeft, gib
 
 PAGE_TOKENS = 64
 BLOCK_COLUMNS = 64  # logits that are summed up together
@@ -281,7 +281,8 @@ class Arena:
         error = ffi.new(f"char[{ERROR_BYTES}]")
         handle = lib.kt_arena_create(max(size_bytes, 64), memory, error, ERROR_BYTES)
         if handle == ffi.NULL:
-            raise NotEnoughMemory("an arena", size_bytes, 0, hint=ffi.string(error).decode())
+            said = f"the system gives no {gib(size_bytes)} for weights and buffers"
+            raise NoMemoryLeft(said, hint=ffi.string(error).decode())
         self._handle = ffi.gc(handle, lib.kt_arena_free, size_bytes)
         self.address = int(ffi.cast("uintptr_t", lib.kt_arena_data(handle)))
         self.size_bytes = size_bytes

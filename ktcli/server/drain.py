@@ -9,8 +9,7 @@ from math import ceil
 
 from ktcli.server.refusal import Refusal
 
-DRAIN_S = 10.0  # that answers may take to finish once the server is told to end
-OPEN_PATHS = frozenset({"/health", "/metrics", "/server"})  # which are answered until the end
+_ALWAYS_ANSWERED = frozenset({"/health", "/metrics", "/server"})
 _TELL_S = 2.0  # in which answers that are ended then tell their clients
 
 
@@ -21,22 +20,18 @@ class Drain:
         seconds: that they may take to finish.
     Attributes:
         begun: whether the server is to end.
+        running: the requests that are being answered.
     """
 
-    def __init__(self, seconds: float = DRAIN_S) -> None:
+    def __init__(self, seconds: float) -> None:
         self.seconds, self.begun = seconds, False
-        self._open = 0
+        self.running = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
 
-    @property
-    def open(self) -> int:
-        """The requests that are being answered."""
-        return self._open
-
-    def require_open(self, path: str) -> None:
+    def require_running(self, path: str) -> None:
         """Raises: Refusal: the server is about to end, and this path is not answered until it has."""
-        if self.begun and not _is_open(path):
+        if self.begun and not _is_always_answered(path):
             raise _refusal("the server is about to end and takes no more requests", self.seconds)
 
     @contextmanager
@@ -46,17 +41,17 @@ class Drain:
         Raises:
             Refusal: the server is about to end.
         """
-        self.require_open(path)
-        if _is_open(path):
+        self.require_running(path)
+        if _is_always_answered(path):
             yield
             return
-        self._open += 1
+        self.running += 1
         self._quiet.clear()
         try:
             yield
         finally:
-            self._open -= 1
-            if not self._open:
+            self.running -= 1
+            if not self.running:
                 self._quiet.set()
 
     def give_up(self) -> None:
@@ -70,7 +65,7 @@ class Drain:
 
     async def told(self) -> None:
         """Waits until answers that were ended have told their clients."""
-        if not self._open:
+        if not self.running:
             return
         self._quiet.clear()
         await self._is_quiet_in(_TELL_S)
@@ -79,11 +74,11 @@ class Drain:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._quiet.wait()
-        return not self._open
+        return not self.running
 
 
-def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith("/cancel/")
+def _is_always_answered(path: str) -> bool:
+    return path in _ALWAYS_ANSWERED or path.startswith("/cancel/")
 
 
 def cut_off() -> Refusal:

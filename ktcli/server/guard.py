@@ -65,10 +65,9 @@ class Guard:
             await send(message)
 
         try:
+            # starlette has had errors answered and told, and still raises them
             with suppress(Exception), self._bodies.place() as place:
-                scope[PLACE] = (
-                    place  # starlette had errors answered and told, and still raises them
-                )
+                scope[PLACE] = place
                 await self._answer(scope, receive, send_and_note)
         finally:
             about = {"method": scope["method"], "path": _plain(scope["path"][:200]), **noted}
@@ -86,7 +85,7 @@ class Guard:
         try:
             headers = _headers(scope)
             self._check(scope, headers)
-            self._drain.require_open(scope["path"])
+            self._drain.require_running(scope["path"])
             scope[BODY] = await _body(receive, headers, scope[PLACE])
             with self._drain.answering(scope["path"]):
                 if scope[BODY] is not None:
@@ -99,7 +98,10 @@ class Guard:
     def _check(self, scope: Scope, headers: dict[str, str]) -> None:
         """Raises: Refusal."""
         rules, path = self._rules, scope["path"]
-        host = _name(headers)
+        if "content-length" in headers and "transfer-encoding" in headers:
+            said = "Content-Length and Transfer-Encoding contradict each other"
+            raise Refusal(400, said, "", "bad_request")
+        host = _name(headers.get("host"))
         if is_owner(scope):
             return
         if rules.hosts and host not in rules.hosts:
@@ -171,16 +173,12 @@ def _headers(scope: Scope) -> dict[str, str]:
     return found
 
 
-def _name(headers: dict[str, str]) -> str:
+def _name(host: str | None) -> str:
     """The name by which a server is asked, without the port; empty: HTTP/1.0 needs none.
 
     Raises:
-        Refusal: the header is malformed, or so is what says where the body ends.
+        Refusal: the header is malformed.
     """
-    if "content-length" in headers and "transfer-encoding" in headers:
-        said = "Content-Length and Transfer-Encoding contradict each other"
-        raise Refusal(400, said, "", "bad_request")
-    host = headers.get("host")
     if host is None:
         return ""
     found = _HOST.fullmatch(host)

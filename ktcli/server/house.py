@@ -18,7 +18,8 @@ from ktcli.engine.constraint import Constraint
 from ktcli.errors import KtError, UsageError
 from ktcli.server.catalogue import Catalogue
 from ktcli.server.constraining import submitted
-from ktcli.server.drain import DRAIN_S, Drain
+from ktcli.server.drain import Drain
+from ktcli.server.draintime import DRAIN_S
 from ktcli.server.generation import Generation, Wish
 from ktcli.server.jobs import Jobs
 from ktcli.server.librarian import Librarian

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from ktcli.chat.control import ControlTokens, Marked
+from ktcli.chat.template import REASONING
 from ktcli.chat.tokenizer import MAX_TOKEN_CHARS
 from ktcli.errors import ContextFull
 from ktcli.server.body import shape_of
@@ -25,20 +26,7 @@ MARKED_WORK_MOST = 4_000  # of a conversation that is rendered several times
 # Letters for each token of the context, up to which tokens are not counted before: languages have about as many.
 _USUAL_CHARS = 4
 _THOUGHT_CHARS = 16  # of thoughts, which templates leave out once they are old
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 Message = Mapping[str, Any]
-
-
-class MeasuredInput(NamedTuple):
-    """A conversation that can be rendered.
-
-    Attributes:
-        messages: copies of those that were sent.
-        work: that rendering it takes.
-    """
-
-    messages: list[dict[str, Any]]
-    work: int
 
 
 @dataclass(slots=True)
@@ -101,13 +89,13 @@ def _messages_most(context: int) -> int:
     return min(context, work_most(context) // MESSAGE_WORK)
 
 
-def measured(
+def rendering_work(
     messages: Sequence[Message],
     variables: Mapping[str, Any],
     control: ControlTokens,
     context: int,
-) -> MeasuredInput:
-    """Returns a conversation that can be rendered.
+) -> int:
+    """Returns the work that rendering a conversation takes.
 
     Raises:
         ContextFull: it can have no room in the context, or would take too long.
@@ -120,13 +108,18 @@ def measured(
         )
     size = _InputSize(context, work=len(messages) * MESSAGE_WORK)
     size.add(dict(variables))
-    found = [_measured(dict(message), size) for message in messages]
+    for message in messages:
+        _add_message(message, size)
     size.count(require_room(size.texts, control, context, size.thoughts) * WORD_WORK)
-    return MeasuredInput(found, size.work)
+    return size.work
 
 
-def _measured(message: dict[str, Any], size: _InputSize) -> dict[str, Any]:
-    """A message that was added to a size."""
+def _add_message(message: Message, size: _InputSize) -> None:
+    """Adds a message, with the values that its calls become.
+
+    Raises:
+        ContextFull: it is too much.
+    """
     calls = message.get("tool_calls")
     if isinstance(calls, list):
         size.require_room_for(len(calls) * VALUE_WORK)
@@ -134,12 +127,11 @@ def _measured(message: dict[str, Any], size: _InputSize) -> dict[str, Any]:
             _count_arguments(call, size)
     size.texts += message
     for name, value in message.items():
-        if name in _THOUGHTS and isinstance(value, str):
+        if name in REASONING and isinstance(value, str):
             size.thoughts.append(value)
         else:
             size.add(value)
     size.count(max(0, len(message) - 2) * VALUE_WORK)  # the role and the content are the message
-    return message
 
 
 def _count_arguments(call: Any, size: _InputSize) -> None:

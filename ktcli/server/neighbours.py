@@ -25,11 +25,11 @@ import msgspec
 from ktcli.errors import Busy, KtError
 from ktcli.hardware.memory import resident_bytes
 from ktcli.hardware.probe import SYSTEM_ROOT
+from ktcli.server.draintime import DRAIN_MOST_S
 from ktcli.store.places import run_folder, server_sockets
 
 ANSWER_S = 2.0  # in which a server answers; one that still pulls its model does not
 END_S = 20.0  # in which a server that was told to stop has ended, once its answers have finished
-DRAIN_MOST_S = 3600  # that a server can give its answers
 _MOST_BYTES = 1 << 16
 _CREDENTIALS = struct.Struct("iII")  # process, user, group
 # What a server says may be wrong in any way; beyond these bounds it counts as not said.

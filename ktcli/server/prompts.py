@@ -12,7 +12,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ktcli.chat.control import Marked
@@ -21,7 +21,7 @@ from ktcli.chat.snapshots import shared_ids, snapshot_positions
 from ktcli.chat.speaker import Speaker
 from ktcli.chat.splice import Splicer
 from ktcli.errors import UsageError
-from ktcli.server.inputsize import MARKED_WORK_MOST, measured, require_room, too_long
+from ktcli.server.inputsize import MARKED_WORK_MOST, rendering_work, require_room, too_long
 
 MOST_ANSWERS = 1024  # that are remembered
 MOST_CHARS = 16 << 20  # of the text of these
@@ -82,8 +82,7 @@ class PromptMaker:
         """
         context = self._speaker.engine.context
         control = self._speaker.voice.control
-        messages, work = measured(asked.messages, asked.variables, control, context)
-        asked = replace(asked, messages=messages)
+        work = rendering_work(asked.messages, asked.variables, control, context)
         rendered = self._rendered(asked.messages, asked.variables, continues=asked.continues)
         spoken = self._recalled(rendered.text, asked.caller)
         ids = self._splicer.ids(rendered, spoken, context)

@@ -190,7 +190,7 @@ class Serving:
         """Waits until the answers have finished; those that take too long end with an error that says why."""
         house = self.house
         assert house is not None
-        if (n := house.drain.open) and house.drain.seconds:
+        if (n := house.drain.running) and house.drain.seconds:
             answers = "1 answer has" if n == 1 else f"{n} answers have"
             said = f"{answers} up to {house.drain.seconds:g} s to finish; Ctrl-C again ends at once"
             house.listener.note(said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -168,5 +169,6 @@ def served_by_command(*options: str) -> Iterator[str]:
             assert begun
             yield f"http://127.0.0.1:{port}"
         finally:
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # Ctrl-C; other tests end servers by SIGTERM
             reader.join()
+            assert process.wait(30) == 0

@@ -115,6 +115,17 @@ def test_kinds_that_are_no_texts_are_unknown_ones(kind: Any) -> None:
         texts("responses", [{"type": kind, "text": "Words"}])
 
 
+def test_what_anthropics_api_may_hold_beside_texts() -> None:
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": 7}
+    body = MessagesBody(
+        messages=[NEXT, {"role": "assistant", "content": [call]}, NEXT],
+        system=[PICTURES["anthropic"], {"type": "text", "text": "S"}],
+    )
+    system, _, message, _ = body.asked(Settings(), "").messages
+    assert system["content"] == f"{IMAGE}\nS"
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": 7}
+
+
 def test_only_fields_that_templates_read_are_kept() -> None:
     picture = {"role": "user", "content": "See", "images": ["A" * 1000], "audio": "A" * 1000}
     for api, body in (("ollama", OllamaChatBody), ("openai", ChatBody)):

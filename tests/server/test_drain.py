@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import requests
 from chat.fake_engine import VOCAB
 from server.running import Running, running, scripted
+from server.test_serving import until
 
 from ktcli.server.house import Rules
 
@@ -108,8 +108,7 @@ def test_an_answer_in_one_piece_that_is_cut_off_is_an_error(tmp_path: Path) -> N
         )
         asking = threading.Thread(target=ask)
         asking.start()
-        while not server.residency.counts()[0]:
-            time.sleep(0.01)
+        until(lambda: server.residency.counts()[0] > 0)
         _stop(server)
         asking.join()
     assert found[0].status_code == 503 and found[0].json()["error"]["code"] == "server_draining"

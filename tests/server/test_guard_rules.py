@@ -41,7 +41,7 @@ def asked(
     scope = {"type": "http", "method": "POST", "path": "/", "headers": raw, "server": ("", 80)}
 
     async def guarded() -> None:
-        await Guard(application, rules, Drain(), refuse, noted.append)(scope, receive, send)
+        await Guard(application, rules, Drain(1.0), refuse, noted.append)(scope, receive, send)
 
     asyncio.run(guarded())
     return noted, left

@@ -264,8 +264,18 @@ QUICK = [
     (TEXT, "prompt", f"[{'7,' * CONTEXT}7]"),
 ]
 
+QUICK_NAMES = [
+    "many messages",
+    "many values",
+    "long message",
+    "control words",
+    "long text",
+    "many tokens",
+    "many ids",
+]
 
-@pytest.mark.parametrize("path,field,value", QUICK)
+
+@pytest.mark.parametrize("path,field,value", QUICK, ids=QUICK_NAMES)
 def test_what_can_be_no_prompt_is_refused_before_it_is_rendered(
     server: Running, spent: Spent, path: str, field: str, value: str
 ) -> None:

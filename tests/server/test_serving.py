@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -348,10 +349,10 @@ def test_ollamas_port_is_listened_at_too(monkeypatch: pytest.MonkeyPatch) -> Non
 def takes_signals(process: int) -> list[int]:
     """The threads of a process that do not block SIGTERM, those of libraries among them."""
     bit = 1 << (signal.SIGTERM - 1)
-    states = {
-        int(path.name): (path / "status").read_text()
-        for path in Path(f"/proc/{process}/task").iterdir()
-    }
+    states = dict[int, str]()
+    for path in Path(f"/proc/{process}/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            states[int(path.name)] = (path / "status").read_text()
     masks = {
         each: int(state.partition("SigBlk:")[2].split()[0], 16) for each, state in states.items()
     }

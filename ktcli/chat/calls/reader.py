@@ -86,11 +86,11 @@ class CallReader:
         if style.bare and not self._begun and (object_ := _object_in(self._blank + self._text)):
             self._blank, self._text = object_
             return self._open(self._object)
-        marks, sections = [style.begin], (style.section, style.misspelt)
+        marks, sections = [style.begin], style.sections
         if self._in_section or self._behind_call:  # models close sections that they never opened
-            marks += [closing for _, closing in sections if closing]
+            marks += [closing for _, closing in sections]
         if not self._in_section:
-            marks += [opening for opening, _ in sections if opening]
+            marks += [opening for opening, _ in sections]
         before, mark = self._upto(*marks)
         if not self._in_section:
             self._say(before)
@@ -100,7 +100,7 @@ class CallReader:
             self._raw = mark
             kind = self._object if style.arguments is Arguments.OBJECT else self._name
             return self._open(kind)
-        if mark in (style.section[1], style.misspelt[1]) and not self._in_section:
+        if not self._in_section and mark in [closing for _, closing in sections]:
             if not self._behind_call:  # something was said meanwhile
                 self._say(mark)
             return True

@@ -58,9 +58,14 @@ class CallStyle:
     misspelt: tuple[str, str] = ("", "")
 
     @property
+    def sections(self) -> tuple[tuple[str, str], ...]:
+        """The marks around all calls: the right ones, then those that models write in their place."""
+        return tuple(pair for pair in (self.section, self.misspelt) if pair[0])
+
+    @property
     def opens(self) -> tuple[str, ...]:
         """The marks with which calls begin."""
-        return tuple(mark for mark in (self.begin, self.section[0], self.misspelt[0]) if mark)
+        return (self.begin, *(opening for opening, _ in self.sections))
 
     def value_end(self, key: str) -> str:
         """The mark behind the value of a key."""

@@ -113,11 +113,7 @@ def _loosely(text: str, types: set[str]) -> Any:
     words = {"True": True, "False": False, "None": None}
     if text in words and ("boolean" in types or "null" in types):
         return words[text]
-    if (
-        text[:1] not in _BRACKETS
-        or not types & set(_BRACKETS[text[0]])
-        or len(text) > _LITERAL_CHARS
-    ):
+    if _BRACKETS.get(text[:1]) not in types or len(text) > _LITERAL_CHARS:
         return text
     try:
         with warnings.catch_warnings():  # about escapes that Python does not know
@@ -130,4 +126,4 @@ def _loosely(text: str, types: set[str]) -> Any:
 
 
 _LITERAL_CHARS = 1 << 16  # of a list or an object that is parsed as Python
-_BRACKETS = {"[": ("array",), "(": ("array",), "{": ("object",)}
+_BRACKETS = {"[": "array", "(": "array", "{": "object"}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ktcli.chat.template import REASONING
 from ktcli.server.contents import text_of
 from ktcli.server.refusal import Refusal
 
 # What chat templates read of a message beside its content and calls.
 _FIELDS = ("name", "tool_call_id", "tool_name")
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
 def plain_message(message: Mapping[str, Any], where: str, *, asked: bool = False) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def plain_message(message: Mapping[str, Any], where: str, *, asked: bool = False
             [{"function": message["function_call"]}], f"{where}.function_call"
         )
     thought = next(
-        (message[name] for name in _THOUGHTS if isinstance(message.get(name), str)), None
+        (message[name] for name in REASONING if isinstance(message.get(name), str)), None
     )
     return found if thought is None else {**found, "reasoning_content": thought}
 

@@ -271,7 +271,7 @@ def _other(item: Mapping[str, Any], kind: Any, where: str, *, asked: bool) -> Me
         words = f"{where} refers to an item that this server does not have; send the item itself"
         raise _refusal(f"{where}.id", words)
     if kind == "function_call_output" or ("output" in item and "call_id" in item):
-        output = plain_message({"role": "tool", "content": item["output"]}, f"{where}.output")
+        output = plain_message({"role": "tool", "content": item.get("output")}, f"{where}.output")
         return {**output, "tool_call_id": _named(item, "call_id", where)}
     return None
 

@@ -76,8 +76,12 @@ def children(
 
 @cache
 def _output(child: subprocess.Popen[str]) -> tuple[str, str]:
-    """What a process printed, and its errors, once it has ended."""
-    return child.communicate(timeout=300)
+    """What a process printed, and its errors, once it has ended; one that hangs is ended for all who wait for it."""
+    try:
+        return child.communicate(timeout=300)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.communicate()
 
 
 @pytest.mark.in_turn("law")
@@ -85,6 +89,7 @@ def _output(child: subprocess.Popen[str]) -> tuple[str, str]:
 def test_laws(law: str, children: Children) -> None:
     out, errors = _output(children[law])
     assert law in out.split()[1::2], errors[-4000:]
+    assert children[law].returncode == 0, errors[-4000:]
 
 
 @pytest.mark.gpu
