@@ -18,7 +18,7 @@ from typing import Any
 from ktcli.server.answering import App, Receive, Scope, Send
 from ktcli.server.bodies import PLACE, Bodies, BodyPlace
 from ktcli.server.body import BODY
-from ktcli.server.drain import Drain
+from ktcli.server.drain import Drain, cut_off
 from ktcli.server.house import Rules
 from ktcli.server.page.files import PATHS
 from ktcli.server.refusal import Refusal
@@ -93,6 +93,10 @@ class Guard:
             return
         except Refusal as error:
             refusal = error.with_traceback(None)  # which holds what was received
+        except asyncio.CancelledError:
+            if not self._drain.begun or BODY in scope:
+                raise
+            refusal = cut_off()  # the server ends before the body was there
         await self._send(scope, refusal, send)
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> None:

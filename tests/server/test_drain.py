@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,6 +99,21 @@ def test_what_takes_too_long_ends_with_its_apis_error(path: str, tmp_path: Path)
         line.removeprefix("data: ") for line in rest.splitlines() if "the server ended" in line
     ]
     assert all(json.loads(event) for event in events)
+
+
+def test_a_body_that_never_ends_is_answered_when_the_server_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(scripted(tmp_path, lambda question: "yes"), Rules(drain_s=0.1)) as server:
+        client = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
+        with client:
+            client.sendall(head + b'{"')
+            time.sleep(0.1)
+            _stop(server)
+            answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 503") and b"the server ended" in answer
+    assert "Exception in ASGI" not in caplog.text
 
 
 def test_an_answer_in_one_piece_that_is_cut_off_is_an_error(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_unfinished_bodies_are_bounded_together(
     assert server.serving is not None and server.serving._server is not None
     guard: Any = server.serving._server.config.loaded_app
     until(lambda: guard._bodies.taken_bytes == 900 << 10)
-    forget()
+    LOGGED.clear()
     large = b" " * (bodies.FREE_BYTES + (200 << 10)) + BODY
     answer = requests.post(server.url + PATH, large, timeout=9)
     assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
