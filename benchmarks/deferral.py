@@ -28,7 +28,6 @@ from mini_tasks import MINI, is_right, tasks  # type: ignore[import-not-found]
 
 from ktcli.assembly.load import load_pack
 from ktcli.assembly.request import DeviceWords, Wanted
-from ktcli.chat.passage import read_passage, read_with
 from ktcli.engine import Engine, cpu
 from ktcli.hardware.gpu import CPU
 from ktcli.measure.evaluate import EvalCase, score, windows
@@ -36,6 +35,7 @@ from ktcli.measure.intervals import interval
 from ktcli.ops.passes import defer_experts
 from ktcli.ops.recording import Recording
 from ktcli.ops.table.experts import Carry
+from ktcli.text.passage import read_passage, read_with
 
 LENGTH, SEED = 512, 2
 DEPTHS = range(1, 7)

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from ktcli.assembly.bench import Trial, plan_trial
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.subject import find_subject
-from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.engine import Engine
 from ktcli.engine.draft import GRAMS, Lookup
 from ktcli.engine.sequence import Sequence
 from ktcli.hardware.gpu import CPU
 from ktcli.native import Batch
 from ktcli.resources import data_path
+from ktcli.text.tokenizer import load_tokenizer
 
 I32Array = NDArray[np.int32]
 ROOT = Path(__file__).parents[1]

@@ -82,11 +82,11 @@ from ktcli.assembly.talking import Opening, open_model, prepared
 from ktcli.engine.request import Finished, GenerationRequest, Token
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.engine.scheduler import Limits
-from ktcli.server.enginethread import EngineThread
+from ktcli.server.models.enginethread import EngineThread
 name, ids, ends = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
 how = Opening(Wanted(context=2048, streams=8), 0, False)
-speaker = open_model(prepared(name, how), name, how).speaker
-thread = EngineThread(speaker.engine, Limits(active=8))
+backend = open_model(prepared(name, how), name, how).backend
+thread = EngineThread(backend.engine, Limits(active=8))
 sampling = SamplingSettings(greedy=True, logit_bias=tuple((each, -100.0) for each in ends))
 print("ready", flush=True)
 for line in sys.stdin:

@@ -24,13 +24,12 @@ from typing import Any
 import numpy as np
 from naming import result_path
 
+from ktcli.answers.grammar.compiler import GrammarCompiler
+from ktcli.answers.grammar.form import Form, Notation
+from ktcli.answers.grammar.whole import Shape
 from ktcli.assembly.bench import Trial, plan_trial
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.subject import find_subject
-from ktcli.chat.grammar.compiler import GrammarCompiler
-from ktcli.chat.grammar.form import Form, Notation
-from ktcli.chat.grammar.whole import Shape
-from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.engine import Engine
 from ktcli.engine.logits import Logits
 from ktcli.engine.request import Answer, GenerationRequest
@@ -39,6 +38,7 @@ from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.hardware.gpu import CPU
 from ktcli.hardware.probe import probe
 from ktcli.native import Batch
+from ktcli.text.tokenizer import Tokenizer, load_tokenizer
 
 GOALS = {1: 0.01, 16: 0.03}  # the share of its speed that an answer may lose, by the streams
 PROMPT, END = 16, "<|end|>"

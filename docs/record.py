@@ -27,12 +27,12 @@ sys.path.insert(0, str(HERE.parent))
 
 from docs.reference import table  # noqa: E402
 from docs.terminal import PROMPT, Shell, import_everything, masked, ship_to  # noqa: E402
-from ktcli.chat.slash import KEYS  # noqa: E402
-from ktcli.chat.slash import TABLE as SLASHES  # noqa: E402
 from ktcli.errors import ExitCode  # noqa: E402
 from ktcli.settings import OTHER_VARIABLES  # noqa: E402
 from ktcli.settings import TABLE as SETTINGS  # noqa: E402
 from ktcli.store import catalog  # noqa: E402
+from ktcli.terminal.slash import KEYS  # noqa: E402
+from ktcli.terminal.slash import TABLE as SLASHES  # noqa: E402
 
 PAGES = tuple(
     HERE / name

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ktcli.chat import slash
-from ktcli.commands.help import meaning, paragraphs, usage
-from ktcli.commands.table import COMMANDS, load
+from ktcli.commands.cli.help import meaning, paragraphs, usage
+from ktcli.commands.cli.table import COMMANDS, load
 from ktcli.errors import ExitCode
 from ktcli.models import families
 from ktcli.settings import OTHER_VARIABLES, TABLE
 from ktcli.store import catalog
+from ktcli.terminal import slash
 from ktcli.weights.formats import FORMATS
 
 HERE = Path(__file__).parent

@@ -50,13 +50,13 @@ def main(arguments: Sequence[str]) -> int:
 def _invoke(arguments: list[str]) -> int:
     """Runs a command, or shows the front page, for which the library that parses command lines is not needed."""
     if arguments in ([], ["-h"], ["--help"]):
-        from ktcli.commands import front, help
+        from ktcli.commands.cli import front, help
 
         if not arguments:
             _complain()
         sys.stdout.write(front.page(help.columns()) + "\n")
         return ExitCode.OK
-    from ktcli.commands import group
+    from ktcli.commands.cli import group
 
     return group.invoke(arguments, _complain)
 

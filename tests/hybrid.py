@@ -19,7 +19,7 @@ from reference import case_named, write_checkpoint
 from ktcli.engine import Engine
 from ktcli.engine.device.cache import DeviceCache
 from ktcli.engine.device.engine import DeviceEngine
-from ktcli.engine.device.fallbacks import NONE_YET, Lessons
+from ktcli.engine.device.fallbacks import NONE_YET, KnownFailures
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.weights import DeviceModel, load_device
 from ktcli.engine.loader import PackSource
@@ -92,13 +92,13 @@ class Made:
         teams: Sequence[Team] = (),
         policy: Policy = Policy.KT,
         on_cpu: OnCpu | None = None,
-        lessons: Lessons = NONE_YET,
+        known_failures: KnownFailures = NONE_YET,
     ) -> DeviceEngine:
         threads = sum(team.threads for team in teams) or TWO
         pool = Pool(threads, isa="portable" if exact else None, teams=teams)
         source, recipe = PackSource(self.pack, pool), self.pack.recipe
         given = (self.model, recipe, source, pool, placement, self.devices)
-        more = {"max_outputs": 512, "exact": exact, "lessons": lessons}
+        more = {"max_outputs": 512, "exact": exact, "known_failures": known_failures}
         return engine_under(policy, *given, on_cpu=on_cpu, **more)
 
     def placed(self, mask: str = "some", **others: object) -> Placement:

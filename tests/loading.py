@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from shapes import RATES
 
 from ktcli.assembly.load import load_pack
@@ -13,6 +16,7 @@ from ktcli.engine.loader import PackSource, Progress, TensorSource
 from ktcli.hardware.gpu import CPU
 from ktcli.models import Model, build
 from ktcli.native import Pool
+from ktcli.planner.cost import has_tiles
 from ktcli.planner.host import Host
 from ktcli.planner.memory import TALK, Use
 from ktcli.planner.placement import place
@@ -29,6 +33,16 @@ def load_engine(
     """A conversion on the CPU of this machine; the keywords are those of `Wanted`."""
     words = DeviceWords(device=CPU, defer=defer)
     return load_pack(path, Wanted(device=words, **wanted), progress)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def without_tiles() -> Iterator[None]:
+    """Opens a context in which engines multiply without tiles, which round by the number of rows: only then do
+    drafts and windows share steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        if has_tiles(Pool(1).isa):
+            patch.setenv("KT_ISA", "avx512")
+        yield
 
 
 def plan_for(

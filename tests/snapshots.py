@@ -34,7 +34,7 @@ from hardware.trees import TREES, build  # noqa: E402
 
 from docs.terminal import Shell, Shown, import_everything, masked, ship_to, shown_text  # noqa: E402
 from ktcli import resources  # noqa: E402
-from ktcli.commands.table import COMMANDS, load  # noqa: E402
+from ktcli.commands.cli.table import COMMANDS, load  # noqa: E402
 
 KEPT = HERE / "snapshots"
 MODELS = ("deepseek-v2-lite", "gpt-oss-120b", "kimi-k2", "kt-mini", "qwen3-0.6b", "qwen3-30b-a3b")

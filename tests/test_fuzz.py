@@ -2,7 +2,7 @@
 
 Each case changes an honest file at random for a bounded time, always in the same order: `KT_FUZZ_SEED` starts
 elsewhere, `KT_FUZZ_S` goes on for so many seconds. Tokenizers, whose errors may end a process, have a program of
-their own (chat/fuzz_tokenizer.py).
+their own (text/fuzz_tokenizer.py).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chat import family_templates, templates
 from gguf_cases import CASES
 from gguf_models import write_gguf
 from safetensors.numpy import save
+from text import family_templates, templates
 from weights.fake_checkpoint import QWEN3, random_checkpoint
 
 from ktcli import manifest
-from ktcli.chat.template import ChatTemplate
 from ktcli.errors import BadCheckpoint
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.resources import data_path
+from ktcli.text.template import ChatTemplate
 from ktcli.weights.convert import convert
 from ktcli.weights.header import read_header
 from ktcli.weights.reader import examine

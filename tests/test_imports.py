@@ -26,6 +26,7 @@ LEVELS = [
         "errors",
         "holes",
         "homes",
+        "interrupt",
         "manifest",
         "native",
         "numbered",
@@ -41,7 +42,11 @@ LEVELS = [
     {"weights", "planner"},
     {"engine"},
     {"measure"},
+    {"text"},
+    {"answers"},
+    {"dialogue"},
     {"chat"},
+    {"terminal"},
     {"assembly"},
     {"server"},
     {"commands", "output"},
@@ -54,7 +59,8 @@ FLOOR = LEVELS[0]
 
 # These two stand beside: they know only the floor, and only these parts know them. The engine
 # does not: what it needs of the machine is in its plan.
-ABOVE = {"measure", "chat", "server", "assembly", "commands", "output", "main"}
+TALK = {"text", "answers", "dialogue", "chat", "terminal"}
+ABOVE = {"measure", *TALK, "server", "assembly", "commands", "output", "main"}
 BESIDE = {"hardware": ABOVE | {"hardware", "planner"}, "store": ABOVE | {"store"}}
 # The planner says where bytes go, and the number formats say how many there are.
 SIDEWAYS = {
@@ -194,8 +200,8 @@ STARTS = [
 # What the first token of a model that is converted can do without: hubs, pulls, conversions, other formats.
 NOT_FOR_A_TOKEN = set(
     "ktcli.assembly.prepare ktcli.assembly.plan ktcli.assembly.subject ktcli.planner.choice ktcli.store.hubs "
-    "ktcli.store.download ktcli.weights.conversion ktcli.weights.reader ktcli.chat.desk ktcli.chat.slash "
-    "ktcli.chat.grammar.compiler ktcli.server rich pygments statistics numpy.ma asyncio".split()
+    "ktcli.store.download ktcli.weights.conversion ktcli.weights.reader ktcli.terminal.replstate ktcli.terminal.slash "
+    "ktcli.answers.grammar.compiler ktcli.server rich pygments statistics numpy.ma asyncio".split()
 )
 
 

@@ -18,15 +18,15 @@ from ktcli.assembly.prepare import prepare
 from ktcli.assembly.request import Wanted
 from ktcli.chat import chats
 from ktcli.chat.chat import Chat
-from ktcli.chat.keeper import Keeper
-from ktcli.chat.settings import Settings
-from ktcli.chat.speaker import Speaker
-from ktcli.chat.voice import read_voice
+from ktcli.chat.recorder import ChatRecorder
+from ktcli.dialogue.local import LocalBackend
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.main import main
 from ktcli.store import heat, library, places
 from ktcli.store.entry import BUILTIN
 from ktcli.store.places import EntryKind
+from ktcli.text.model import read_text_model
+from ktcli.text.settings import Settings
 
 Ask = Callable[[str], str]
 RECIPE = Path(__file__).parents[1] / "profiles" / "kt-mini" / "recipe"
@@ -47,24 +47,26 @@ def library_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def speaker(home: Path) -> Speaker:
+def backend(home: Path) -> LocalBackend:
     patch = pytest.MonkeyPatch()
     patch.setenv("KT_HOME", str(home))
     try:
         wanted = Wanted(threads=1)  # small steps: a second thread would only wait
-        ready = prepare(BUILTIN, wanted, read_voice)
-        return Speaker(ready.name, load(ready, wanted), read_voice(ready.name, ready.pack))
+        ready = prepare(BUILTIN, wanted, read_text_model)
+        return LocalBackend(
+            ready.name, load(ready, wanted), read_text_model(ready.name, ready.pack)
+        )
     finally:
         patch.undo()
 
 
 @pytest.fixture
-def ask(speaker: Speaker) -> Ask:
+def ask(backend: LocalBackend) -> Ask:
     """A question in a conversation of its own."""
 
     def run(question: str) -> str:
         settings = Settings(SamplingSettings(greedy=True), max_tokens=200)
-        return "".join(piece.text for piece in Chat(speaker, settings).ask(question))
+        return "".join(piece.text for piece in Chat(backend, settings).ask(question))
 
     return run
 
@@ -110,39 +112,39 @@ def test_sums(ask: Ask) -> None:
     assert share >= 0.5, wrong
 
 
-def test_a_conversation_computes_only_what_is_new(speaker: Speaker) -> None:
-    chat = Chat(speaker, Settings(SamplingSettings(greedy=True), max_tokens=100))
+def test_a_conversation_computes_only_what_is_new(backend: LocalBackend) -> None:
+    chat = Chat(backend, Settings(SamplingSettings(greedy=True), max_tokens=100))
     list(chat.ask("What is kt?"))
     before = chat.used
     text = "".join(piece.text for piece in chat.ask("And what does kt pull do?"))
     assert chat.reply is not None and chat.reply.stats.reused_tokens == before
     assert "pull" in text
-    fresh = Chat(speaker, chat.settings)
+    fresh = Chat(backend, chat.settings)
     fresh.conversation.turns = chat.conversation.turns[:2]
     assert "".join(piece.text for piece in fresh.ask("And what does kt pull do?")) == text
 
 
-def test_a_kept_conversation_goes_on_as_if_never_left(speaker: Speaker) -> None:
+def test_a_kept_conversation_goes_on_as_if_never_left(backend: LocalBackend) -> None:
     """The same ids are read, and the same answer follows."""
-    chat = Chat(speaker, Settings(SamplingSettings(greedy=True), max_tokens=40))
-    keeper = Keeper(chat, pytest.fail)
+    chat = Chat(backend, Settings(SamplingSettings(greedy=True), max_tokens=40))
+    recorder = ChatRecorder(chat, pytest.fail)
     for question in ("What is kt?", "And what does kt pull do?"):
         list(chat.ask(question))
-    keeper.close()
-    again = Chat(speaker)
-    kept = Keeper(again, pytest.fail)
+    recorder.close()
+    again = Chat(backend)
+    kept = ChatRecorder(again, pytest.fail)
     kept.take_over(chats.find("last"))
     answers = ["".join(piece.text for piece in each.ask("And kt rm?")) for each in (chat, again)]
-    assert answers[0] == answers[1] and again.sequence.ids == chat.sequence.ids
+    assert answers[0] == answers[1] and again.session.sequence.ids == chat.session.sequence.ids
     assert chat.loss is None
     kept.close()
 
 
 def test_every_choice_of_every_token_is_recorded(
-    capsys: pytest.CaptureFixture[str], speaker: Speaker
+    capsys: pytest.CaptureFixture[str], backend: LocalBackend
 ) -> None:
     pack = library.resolve(BUILTIN, EntryKind.PACK).path
-    spec = speaker.engine.spec
+    spec = backend.engine.spec
     tokens = 0
     heat.path_of(places.model_name(pack)).unlink(missing_ok=True)
     for question in ("what is kt?", "what does kt pull do? " * 20):
@@ -157,7 +159,7 @@ def test_every_choice_of_every_token_is_recorded(
     assert f"{tokens:,} tokens" in capsys.readouterr().out
 
 
-def test_the_command_line(capsys: pytest.CaptureFixture[str], speaker: Speaker) -> None:
+def test_the_command_line(capsys: pytest.CaptureFixture[str], backend: LocalBackend) -> None:
     assert main(["chat", "what does kt convert do?"]) == 0
     said = capsys.readouterr()
     assert "convert" in said.out and said.err == ""

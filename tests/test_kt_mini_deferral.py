@@ -22,7 +22,6 @@ from mini_tasks import MINI, RECIPE, is_right, tasks
 from numpy.typing import NDArray
 from timelines import logits_of
 
-from ktcli.chat.passage import read_passage, read_with
 from ktcli.engine import Engine, cpu
 from ktcli.engine.device.cache import DeviceCache
 from ktcli.engine.device.weights import load_device
@@ -39,6 +38,7 @@ from ktcli.ops.table.experts import Carry
 from ktcli.ops.torch.backend import StepInputs, TorchBackend
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT
+from ktcli.text.passage import read_passage, read_with
 from ktcli.weights.pack import Pack
 
 pytestmark = pytest.mark.skipif(

@@ -18,9 +18,9 @@ from loading import load_engine
 from mini_tasks import MINI, RECIPE, recipe
 from numpy.typing import NDArray
 
-from ktcli.chat.passage import read_passage, read_with
 from ktcli.measure.evaluate import EvalCase, score, windows
 from ktcli.measure.intervals import interval
+from ktcli.text.passage import read_passage, read_with
 
 pytestmark = pytest.mark.skipif(
     not RECIPE.is_dir() or not (MINI / "model.safetensors").exists(),

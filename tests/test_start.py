@@ -26,7 +26,7 @@ run()
 """
 
 
-@pytest.mark.parametrize("module", ["ktcli.main", "typer", "ktcli.commands.table"])
+@pytest.mark.parametrize("module", ["ktcli.main", "typer", "ktcli.commands.cli.table"])
 def test_ctrl_c_while_the_program_is_loaded(module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PRESSED, module], capture_output=True, text=True, timeout=60

@@ -32,7 +32,7 @@ HERE = Path(__file__).resolve().parent
 CHECK = tuple(
     """
     test_config.py test_imports.py test_kt_mini_chat.py test_tree.py
-    chat/test_chat.py chat/test_conversation.py chat/test_template.py
+    chat/test_chat.py chat/test_conversation.py text/test_template.py
     commands/test_main.py commands/test_output.py
     hardware
     measure/test_clock.py measure/test_intervals.py

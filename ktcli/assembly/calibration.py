@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from ktcli import config
 from ktcli.assembly.host import host_here, machine_here
 from ktcli.assembly.listener import SILENT, Listener
-from ktcli.chat.passage import Passage, read_passage, read_with
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.gpu import torch_installed
 from ktcli.hardware.numa import OFF
@@ -23,6 +22,7 @@ from ktcli.models import build
 from ktcli.planner.memory import need_bytes
 from ktcli.store.entry import Entry
 from ktcli.store.removal import CALIBRATING
+from ktcli.text.passage import Passage, read_passage, read_with
 from ktcli.weights.conversion import Calibration
 from ktcli.weights.convert import convert as convert_weights
 from ktcli.weights.pack import Pack, is_pack

@@ -131,7 +131,7 @@ def _with_device(
     ready: Ready, pack: Pack, planner: Planner, plan: Plan, listener: Listener
 ) -> tuple[Plan, DeviceEngine | None]:
     """Loads an engine with a GPU; returns the plan it follows, and None as the engine if the GPU is too small."""
-    from ktcli.assembly.lessons import lessons_of
+    from ktcli.assembly.known_failures import known_failures_of
     from ktcli.assembly.load_device import Attempt, load_as_planned
 
     assert plan.device is not None
@@ -142,7 +142,7 @@ def _with_device(
             planner,
             say=listener.warn,
             note=listener.note,
-            lessons=partial(lessons_of, conversion),
+            known_failures=partial(known_failures_of, conversion),
             progress=lambda done, total: bar.update(done=done, total=total),
         )
         loaded = load_as_planned(attempt, plan, torch_device)

@@ -11,7 +11,7 @@ import torch
 
 from ktcli.assembly.planner import Planner
 from ktcli.engine.device.engine import DeviceEngine
-from ktcli.engine.device.fallbacks import Lessons
+from ktcli.engine.device.fallbacks import KnownFailures
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.stream import device_errors
 from ktcli.engine.loader import PackSource, Progress
@@ -33,14 +33,14 @@ class Attempt:
     Attributes:
         say: called with a sentence for every step down.
         note: called with a sentence when something takes long.
-        lessons: finds what is known to fail on the GPUs that an attempt uses.
+        known_failures: finds what is known to fail on the GPUs that an attempt uses.
     """
 
     pack: Pack
     planner: Planner
     say: Callable[[str], object]
     note: Callable[[str], object]
-    lessons: Callable[[Sequence[Gpu]], Lessons]
+    known_failures: Callable[[Sequence[Gpu]], KnownFailures]
     progress: Progress | None = None
 
 
@@ -156,7 +156,7 @@ def _try(
             devices,
             max_outputs=plan.use.streams,
             progress=attempt.progress,
-            lessons=attempt.lessons(planned.gpus),
+            known_failures=attempt.known_failures(planned.gpus),
         )
         with device_errors("loading"):
             return engine if _has_room(devices, planned) else None

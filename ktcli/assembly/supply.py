@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ktcli import config, smallfiles
-from ktcli.assembly.remains import Remains
+from ktcli.assembly.released import ReleasedRanges
 from ktcli.errors import NotEnoughDisk
 from ktcli.manifest import CHECKPOINT, Manifest
 from ktcli.store import contents
@@ -53,7 +53,7 @@ class HubSupply:
         self.checkpoint = Arriving(head, sizes)
         self._sizes = sizes
         self._schedule = Schedule((), Shards(sizes))
-        self._remains: Remains | None = None
+        self._remains: ReleasedRanges | None = None
         self._transfer: BoundedTransfer | None = None
         self._coming: list[str] = []  # the files of the transfer
         self._open: set[str] = set()
@@ -94,7 +94,7 @@ class HubSupply:
     def _planned(self, plan: Conversion, made: Collection[str]) -> Schedule:
         """Plans what is left to do with what is here, and gives up what of it is not needed any more."""
         folder, also = self._head / SHARDS, self.checkpoint.presumed
-        self._remains = remains = Remains(self._head, folder)
+        self._remains = remains = ReleasedRanges(self._head, folder)
         shards = Shards(self._sizes, punched=remains.can_shrink)
         steps = schedule(plan, made, shards, also)
         _tidy(folder, steps.files)

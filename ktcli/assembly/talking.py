@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ktcli.answers.format import AnswerFormat
 from ktcli.assembly.host import is_full_again, leave_gpus
 from ktcli.assembly.kvpages import stored_pages
 from ktcli.assembly.listener import SILENT, Listener
@@ -16,13 +17,13 @@ from ktcli.assembly.load import load
 from ktcli.assembly.planner import planner_of
 from ktcli.assembly.ready import Ready, at_hand
 from ktcli.assembly.request import Wanted
-from ktcli.chat.speaker import Speaker
-from ktcli.chat.voice import Voice, read_voice
+from ktcli.dialogue.local import LocalBackend
 from ktcli.errors import DeviceError, OutOfDeviceMemory
 from ktcli.hardware.gpu import AUTO
 from ktcli.models import build
 from ktcli.planner.plan import Plan
 from ktcli.store import heat, library
+from ktcli.text.model import TextModel, read_text_model
 from ktcli.weights.pack import Pack
 
 
@@ -47,32 +48,32 @@ class OpenModel:
     """A model that is loaded, until it is closed.
 
     Attributes:
-        speaker: its engine and texts.
+        backend: its engine and texts.
         keeps_pages: whether KV pages outlive it.
         place: where it is, for people; empty: here.
     """
 
     place = ""
 
-    def __init__(self, ready: Ready, speaker: Speaker, how: Opening) -> None:
-        self.ready, self.speaker, self._how = ready, speaker, how
+    def __init__(self, ready: Ready, backend: LocalBackend, how: Opening) -> None:
+        self.ready, self.backend, self._how = ready, backend, how
         self._held = contextlib.ExitStack()
         store = self._held.enter_context(
-            stored_pages(speaker.engine, ready.pack, how.quota_bytes, how.listener)
+            stored_pages(backend.engine, ready.pack, how.quota_bytes, how.listener)
         )
         self.keeps_pages = store is not None
 
     @property
     def held_bytes(self) -> int:
         """The memory that is free when it is left: that of its weights."""
-        return self.speaker.engine.weights_bytes
+        return self.backend.engine.weights_bytes
 
     def forget(self) -> None:
-        """Lets go of the speaker, after `close`, so that its memory is free once nobody else has it."""
-        del self.speaker
+        """Lets go of the backend, after `close`, so that its memory is free once nobody else has it."""
+        del self.backend
 
     def close(self) -> None:
-        """Writes what was computed and is to be kept; the memory is free once nobody has the speaker any more."""
+        """Writes what was computed and is to be kept; the memory is free once nobody has the backend any more."""
         try:
             self._held.close()
         finally:
@@ -84,7 +85,7 @@ class OpenModel:
 
         A GPU that failed cannot be asked any more; then only the failure is reported.
         """
-        engine = self.speaker.engine
+        engine = self.backend.engine
         with contextlib.suppress(DeviceError):
             fresh = heat.Heat.of(engine.chosen(), engine.spec.top_k)
             heat.add(self.ready.pack, fresh, self._how.listener.warn)
@@ -94,7 +95,7 @@ def open_model(
     ready: Ready,
     asked: str,
     how: Opening,
-    hear: Callable[[Voice], None] = lambda voice: None,
+    hear: Callable[[TextModel], None] = lambda texts: None,
 ) -> OpenModel:
     """Loads a converted model.
 
@@ -104,12 +105,12 @@ def open_model(
     Raises:
         KtError: its files are damaged, or it does not fit; see `load`.
     """
-    voice = read_voice(ready.name, ready.pack, allow_special=how.allow_special)
-    hear(voice)
-    return open_voiced(ready, voice, asked, how)
+    texts = read_text_model(ready.name, ready.pack, allow_special=how.allow_special)
+    hear(texts)
+    return open_read(ready, texts, asked, how)
 
 
-def open_voiced(ready: Ready, voice: Voice, asked: str, how: Opening) -> OpenModel:
+def open_read(ready: Ready, texts: TextModel, asked: str, how: Opening) -> OpenModel:
     """Loads a converted model whose texts were read, and says if one of them is not used; on any thread.
 
     Args:
@@ -117,13 +118,13 @@ def open_voiced(ready: Ready, voice: Voice, asked: str, how: Opening) -> OpenMod
     Raises:
         KtError: its files are damaged, or it does not fit; see `load`.
     """
-    if voice.unused:
-        how.listener.warn(f"the response_template of {ready.name} is not used: {voice.unused}")
+    if unused := AnswerFormat.of(texts).unused:
+        how.listener.warn(f"the response_template of {ready.name} is not used: {unused}")
     began = time.perf_counter()
     engine = load(ready, how.wanted, how.listener)
     took = time.perf_counter() - began
-    speaker = Speaker(ready.name, engine, voice, asked, library.identity(ready.pack), took)
-    return OpenModel(ready, speaker, how)
+    backend = LocalBackend(ready.name, engine, texts, asked, library.identity(ready.pack), took)
+    return OpenModel(ready, backend, how)
 
 
 def prepared(name: str, how: Opening) -> Ready:
@@ -132,7 +133,7 @@ def prepared(name: str, how: Opening) -> Ready:
         return ready
     from ktcli.assembly.prepare import prepare  # loading what pulls and converts takes a moment
 
-    return prepare(name, how.wanted, read_voice, listener=how.listener)
+    return prepare(name, how.wanted, read_text_model, listener=how.listener)
 
 
 def after_failure(error: DeviceError, how: Opening) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ktcli.chat.tokenizer import examine_tokenizer
+from ktcli.text.tokenizer import examine_tokenizer
 from ktcli.weights.reader import small_files_of
 
 

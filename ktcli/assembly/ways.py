@@ -14,12 +14,10 @@ from ktcli.assembly.planner import planner_of
 from ktcli.assembly.prepare import prepare
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import DeviceWords, Wanted
-from ktcli.chat.interrupt import Interrupt
-from ktcli.chat.passage import Passage, Reading, read_with
-from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.gpu import CPU
 from ktcli.hardware.numa import asked_numa
+from ktcli.interrupt import Interrupt
 from ktcli.measure.evaluate import (
     EvalCase,
     Scores,
@@ -36,6 +34,8 @@ from ktcli.planner.deferral import require
 from ktcli.planner.plan import Plan
 from ktcli.store import catalog, library
 from ktcli.store.reference import parse
+from ktcli.text.passage import Passage, Reading, read_with
+from ktcli.text.tokenizer import load_tokenizer
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe, names_experts, split_pair
 

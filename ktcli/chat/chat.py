@@ -9,37 +9,37 @@ earlier turn differently (without its thoughts, say) as much as is common is reu
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
+from ktcli.answers.events import AnswerPiece
 from ktcli.chat.compaction import DROP_SHARE, SUM_UP, SUMMARY_SHARE, fewest_omitted, older_turns
-from ktcli.chat.control import Marked
-from ktcli.chat.conversation import Conversation, Omission, Saved, Spoken, Turn, remember
-from ktcli.chat.partner import Held, HeldIds, Partner
-from ktcli.chat.pieces import Added, AnswerPiece
+from ktcli.chat.conversation import Conversation, Omission, Saved, Turn
 from ktcli.chat.reply import Reply
-from ktcli.chat.reuse import Loss, Timeline, common, lost
-from ktcli.chat.settings import Settings
-from ktcli.chat.snapshots import shared_ids, snapshot_positions
-from ktcli.chat.speaker import longer_context
-from ktcli.chat.splice import Splicer
-from ktcli.chat.transcript import Transcript
 from ktcli.chat.worktimes import ChatTotals
-from ktcli.engine.drafting import NO_DRAFTS, DraftWish
-from ktcli.engine.request import (
-    Answer,
-    Finish,
-    Finished,
-    GenerationRequest,
-    PromptRead,
-    Token,
+from ktcli.dialogue.answer import (
+    AnswerEvent,
+    AnswerOptions,
+    AnswerRun,
+    PromptProgress,
+    Said,
 )
+from ktcli.dialogue.backend import ChatBackend, longer_context
+from ktcli.dialogue.prompts import EncodedPrompt, PromptEncoder
+from ktcli.dialogue.splice import Spoken, remember
+from ktcli.dialogue.timeline import Loss, Timeline, common, lost
+from ktcli.engine.drafting import NO_DRAFTS, DraftOptions
+from ktcli.engine.request import Answer, Finish, GenerationRequest
 from ktcli.engine.sampler import Sampler
 from ktcli.errors import ContextFull, KtError
+from ktcli.text.settings import Settings
 
 if TYPE_CHECKING:
-    from ktcli.chat.grammar.form import Form
+    from ktcli.answers.grammar.form import Form
+    from ktcli.answers.grammar.whole import Shape
 
 # progress(tokens of the prompt that are read, tokens in all)
 Progress = Callable[[int, int], None]
@@ -56,11 +56,15 @@ class Chat:
         heard: called after each token of an answer.
         left: whether it has no model: it was left, and another one could not be loaded.
         totals: what loading and all answers took.
+        session: the requests to the model.
         form: what the text of every answer must be, behind its thoughts; None: anything.
     """
 
     def __init__(
-        self, speaker: Partner, settings: Settings | None = None, draft: DraftWish = NO_DRAFTS
+        self,
+        backend: ChatBackend,
+        settings: Settings | None = None,
+        draft: DraftOptions = NO_DRAFTS,
     ) -> None:
         self.conversation = Conversation()
         self._draft = draft
@@ -72,33 +76,34 @@ class Chat:
         self.form: Form | None = None
         self._answering: Reply | None = None
         self._before: Timeline | None = None  # the timeline before the last one
-        self._begin(speaker)
-        self.settings = settings or speaker.voice.settings
+        self._run: AnswerRun | None = None  # what the engine was asked last
+        self._begin(backend)
+        self.settings = settings or backend.texts.settings
 
-    def _begin(self, speaker: Partner) -> None:
-        self.speaker, self.left = speaker, False
-        self.totals.loading_s += speaker.loading_s
-        self._talk = speaker.talk(self._draft)
-        self._closing = weakref.finalize(self, self.sequence.close)
-        self._splicer = Splicer(speaker.voice.tokenizer, speaker.voice.control)
+    def _begin(self, backend: ChatBackend) -> None:
+        self.backend, self.left = backend, False
+        self.totals.loading_s += backend.loading_s
+        self.session, self._run = backend.session(self._draft), None
+        self._closing = weakref.finalize(self, self.session.close)
+        context = backend.engine.context
+        self._prompts = PromptEncoder(backend.texts, context, recurrent=backend.recurrent)
 
     def leave(self) -> None:
         """Gives up the model and all that its engine holds of the conversation; only `go_to` may follow."""
         self._closing()
-        del self.speaker, self._talk, self._splicer
-        self.left = True
+        del self.backend, self.session, self._prompts
+        self._run, self.left = None, True
         # Ids mean nothing to another model.
         self.spoken, self.timeline, self._before = [], None, None
 
-    def go_to(self, speaker: Partner, settings: Settings) -> None:
+    def go_to(self, backend: ChatBackend, settings: Settings) -> None:
         """Goes on with a model, after `leave`: it reads the conversation anew when it is asked."""
-        self._begin(speaker)
+        self._begin(backend)
         self.settings = settings
 
-    @property
-    def sequence(self) -> HeldIds:
-        """What the engine holds of the conversation."""
-        return self._talk.sequence
+    def keep(self) -> None:
+        """Keeps the end of the last answer, so that whoever goes on with the conversation finds it."""
+        self.session.keep()
 
     @property
     def settings(self) -> Settings:
@@ -109,7 +114,7 @@ class Chat:
     def settings(self, settings: Settings) -> None:
         self._settings = settings
         # A kept chat may have been with a model of more tokens.
-        self._sampler = Sampler(settings.sampling.within(self.speaker.engine.spec.vocab))
+        self._sampler = Sampler(settings.sampling.within(self.backend.engine.spec.vocab))
 
     @property
     def seed(self) -> int:
@@ -131,7 +136,7 @@ class Chat:
         self.conversation = saved.conversation.copy()
         self.conversation.end_question()
         self.settings = replace(self.settings, sampling=saved.sampling, **saved.others)
-        whole = self._splicer.is_whole
+        whole = self._prompts.is_whole
         self.spoken = [answer for answer in saved.spoken if whole(answer, foreign=True)]
         self.timeline = saved.timeline
 
@@ -141,7 +146,7 @@ class Chat:
         now = self.reply.timeline if self.reply else None
         if self._before is None or now is None or self.reply is None:
             return None
-        tokenizer = self.speaker.voice.tokenizer
+        tokenizer = self.backend.texts.tokenizer
         return lost(
             self._before,
             now,
@@ -152,7 +157,7 @@ class Chat:
     @property
     def used(self) -> int:
         """The number of tokens in the context."""
-        return self.sequence.length
+        return 0 if self._run is None else self._run.length
 
     def ask(
         self,
@@ -199,140 +204,114 @@ class Chat:
         """Yields the pieces of the answer to the last question; if there are none, the turns become `before`."""
         reply = self._answering = Reply()
         try:
-            text, prompt = self._fitted(reply)
-            reply.at, reply.timeline = len(text), self._read(prompt)
-            self._before = self.timeline
-            self.reply = reply
-            transcript = Transcript(
-                self.speaker.voice.tokenizer,
-                self._settings.stops,
-                text,
-                self._settings.think_budget,
-                once=self.form is not None,
-                answers=self.speaker.voice.answers,
+            prompt = self._fitted(reply)
+            reply.at, reply.timeline = len(prompt.text), self._read(prompt)
+            self._before, self.reply = self.timeline, reply
+            settings = self._settings
+            options = AnswerOptions(
+                self._sampler.settings,
+                settings.stops,
+                settings.max_tokens,
+                shape=self._shape,
+                think_budget=settings.think_budget,
             )
-            held = None if self.form is None else Held(self.form, text)
-            read = reply.timeline
-            most = self._settings.max_tokens
-            answer = self._submit(read.ids, read.depths, most, transcript, held)
-            reply.parts = [answer.stats]
-            yield from self._told(answer, transcript, reply, cancelled, progress)
-            if reply.thought_cut:
-                yield from self._told_behind_thought(transcript, reply, cancelled, held)
+            yield from self._told(reply, prompt, options, self._sampler, cancelled, progress)
             if reply.ids:
-                reply.clocks.append(self.speaker.engine.operations())
+                reply.clocks.append(self.backend.engine.operations())
         finally:
             self._answering = None
             self._remember(reply, before)
             if reply.timeline is not None:  # else it was refused
                 self.totals.add(reply.stats, reply.laps)
         spoken = Spoken(reply.at, reply.text, tuple(reply.ids))
-        if spoken.ids and self._splicer.is_whole(spoken):
+        if spoken.ids and self._prompts.is_whole(spoken):
             remember(self.spoken, spoken)
-        if reply.stats.prompt_tokens == len(prompt):  # else reading it was stopped
-            depths = self.sequence.depths
+        if reply.run is not None and reply.stats.prompt_tokens == len(
+            prompt.ids
+        ):  # else reading was stopped
+            depths = reply.run.depths[: reply.run.length].rstrip(b"\0")
             self.timeline = reply.timeline.answered(reply.text, reply.ids, depths)
 
-    def _submit(
-        self,
-        ids: Sequence[int],
-        depths: bytes,
-        most: int | None,
-        transcript: Transcript,
-        held: Held | None,
-        said: int = 0,
-    ) -> Answer:
-        shared, marks = self._partings(ids, self.conversation.messages)
-        request = GenerationRequest(
-            ids,
-            self._sampler.settings,
-            self.speaker.voice.stop_ids,
-            most,
-            depths=depths,
-            said=said,
-            marks=marks,
-            shared=shared,
-            ends=transcript.hears,
-        )
-        return self._talk.submit(request, self._sampler, held)
+    @property
+    def _shape(self) -> Shape | None:
+        """What the text of an answer must be."""
+        if self.form is None:
+            return None
+        from ktcli.answers.grammar.whole import Shape  # most chats ask for no form
+
+        return Shape(self.form)
 
     def _told(
         self,
-        answer: Answer,
-        transcript: Transcript,
         reply: Reply,
+        prompt: EncodedPrompt,
+        options: AnswerOptions,
+        sampler: Sampler,
         cancelled: Callable[[], bool],
         progress: Progress | None,
     ) -> Iterator[AnswerPiece]:
         """Yields the pieces of an answer; after those of each token, when its text is part of the reply, `heard` is
         told."""
+        came: deque[AnswerEvent] = deque()
+        run = reply.run = self._run = AnswerRun(
+            self.backend.answers,
+            self.backend.engine.context,
+            prompt,
+            options,
+            partial(self._submit, prompt.text),
+            came.append,
+            sampler=sampler,
+        )
+        run.submit()
         try:
-            while answer.finish is None:
+            while run.finish is None:
                 if cancelled():
-                    answer.cancel()
-                for event in self._talk.step():
-                    if isinstance(event, PromptRead) and progress is not None:
-                        progress(event.done, event.total)
-                    if isinstance(event, Token):
-                        self._note_depths(reply, event.answer)
-                        reply.ids.append(event.id)
-                        yield from self._added(reply, transcript.next())
-                        self.heard()
-                    if isinstance(event, Finished) and event.error is not None:
-                        raise event.error
-            reply.finish = answer.finish
-            if transcript.spent and answer.finish is Finish.STOP:
-                reply.thought_cut = True
-                return
-            yield from self._added(reply, transcript.finish())
-            if transcript.stopped:
-                reply.finish = Finish.STOP
+                    run.cancel()
+                for event in self.session.step():
+                    run.hear(event)
+                    while came:
+                        yield from self._taken(reply, came.popleft(), progress)
         finally:
-            if answer.finish is None:  # nobody listens any more
-                answer.cancel()
-                self._talk.step()
+            if run.finish is None:  # nobody listens any more
+                run.cancel()
+                self.session.step()
 
-    def _told_behind_thought(
-        self,
-        transcript: Transcript,
-        reply: Reply,
-        cancelled: Callable[[], bool],
-        held: Held | None,
+    def _submit(
+        self, text: str, request: GenerationRequest, sampler: Sampler | None, *, goes_on: bool
+    ) -> Answer:
+        """Gives a request of an answer behind `text` to the model."""
+        assert sampler is not None
+        if self.form is None:
+            return self.session.submit(request, sampler)
+        from ktcli.answers.grammar.form import AnswerConstraint
+
+        said = request.prompt[len(request.prompt) - request.said :]
+        constraint = AnswerConstraint(self.form, text, tuple(said))
+        return self.session.submit(request, sampler, constraint)
+
+    def _taken(
+        self, reply: Reply, event: AnswerEvent, progress: Progress | None
     ) -> Iterator[AnswerPiece]:
-        """Ends a thought that has spent its budget, as the model's family ends thoughts, and yields what follows."""
-        assert reply.timeline is not None
-        closing, most = transcript.closing(), self._settings.max_tokens
-        left = None if most is None else most - len(reply.ids) - len(closing)
-        room = self.speaker.engine.context - len(reply.timeline.ids) - len(reply.ids) - len(closing)
-        if room < 1 or (left is not None and left < 1):
-            reply.thought_cut = False  # there is no room for an answer
-            reply.finish = Finish.CONTEXT if room < 1 else Finish.LENGTH
-            yield from self._added(reply, transcript.finish())
-            return
-        reply.put_in = range(len(reply.ids), len(reply.ids) + len(closing))
-        for id in closing:
-            transcript.hears(id)
-            reply.ids.append(id)
-            yield from self._added(reply, transcript.next())
+        """Takes an event of an answer into its reply; yields the pieces to be shown."""
+        if isinstance(event, PromptProgress):
+            if progress is not None:
+                progress(event.done, event.total)
+        elif isinstance(event, Said):
+            if not reply.clocks and event.token is not None:
+                self._note_prompt(reply)
+            yield from (each for each in event.events if isinstance(each, AnswerPiece))
             self.heard()
-        if held is not None:
-            held = replace(held, said=tuple(reply.ids))
-        ids = (*reply.timeline.ids, *reply.ids)
-        said = len(reply.ids)
-        answer = self._submit(ids, self.sequence.depths, left, transcript, held, said)
-        reply.parts.append(answer.stats)
-        yield from self._told(answer, transcript, reply, cancelled, None)
+        elif event.error is not None:
+            raise event.error
+        else:
+            reply.finish = event.finish
 
-    def _note_depths(self, reply: Reply, answer: Answer) -> None:
+    def _note_prompt(self, reply: Reply) -> None:
         """Notes how the prompt was computed, once it was read and nothing else yet."""
-        if not reply.ids and reply.timeline is not None:
-            reply.clocks = [self._talk.began, self.speaker.engine.operations()]
-            reply.timeline = replace(reply.timeline, depths=answer.depths)
-
-    @staticmethod
-    def _added(reply: Reply, added: Added) -> Iterator[AnswerPiece]:
-        reply.text += added.text
-        yield from added.spoken
+        reply.clocks = [self.session.began, self.backend.engine.operations()]
+        if reply.timeline is not None and reply.run is not None:
+            depths = reply.run.depths[: len(reply.timeline.ids)].rstrip(b"\0")
+            reply.timeline = replace(reply.timeline, depths=depths)
 
     def _remember(self, reply: Reply, before: Conversation) -> None:
         """Keeps the answer, cut or whole; a question without any answer is taken back."""
@@ -341,25 +320,25 @@ class Chat:
         else:
             self.conversation.become(before)
 
-    def _fitted(self, reply: Reply) -> tuple[str, list[int]]:
-        """Renders the conversation as text and as ids; the oldest turns are left out if it does not fit."""
-        context, said = self.speaker.engine.context, self.conversation
+    def _fitted(self, reply: Reply) -> EncodedPrompt:
+        """The prompt of the conversation; the oldest turns are left out if it does not fit."""
+        context, said = self.backend.engine.context, self.conversation
         was = said.omitted
-        text, ids = self._prompt(said.messages, context)
+        text, ids = self._encoded(said.messages, context)
         if self._settings.drops and (ids is None or len(ids) >= context):
             text, ids = self._with_room(said, context // DROP_SHARE)
             reply.dropped = said.omitted.turns - was.turns
         if ids is None or len(ids) >= context:
             said.omitted = was
             self._refuse(f"{len(ids):,}" if ids else f"more than {context:,}")
-        return text, ids
+        return self._prompt(text, ids, said.messages)
 
     def _with_room(self, said: Conversation, most: int) -> tuple[str, list[int] | None]:
         """The prompt of a conversation that is too long, without as many of its oldest turns as it takes to have at
         most `most` tokens, if that is possible; its last question stays."""
 
         def fits(turns: int) -> bool:
-            ids = self._prompt(left_out(turns), most, passing=True)[1]
+            ids = self._encoded(left_out(turns), most, passing=True)[1]
             return ids is not None and len(ids) <= most
 
         def left_out(turns: int) -> list[Turn]:
@@ -367,14 +346,20 @@ class Chat:
 
         turns = fewest_omitted(len(said.turns), said.omitted.turns, fits)
         said.omitted = replace(said.omitted, turns=turns)
-        return self._prompt(said.messages, self.speaker.engine.context)
+        return self._encoded(said.messages, self.backend.engine.context)
 
-    def _prompt(
+    def _encoded(
         self, messages: list[Turn], most: int, *, passing: bool = False
     ) -> tuple[str, list[int] | None]:
-        """Renders messages as text and as ids; None: they are surely more than `most`."""
-        rendered = self._rendered(messages)
-        return rendered.text, self._splicer.ids(rendered, self.spoken, most, passing=passing)
+        """Messages as text and as ids; None: they are surely more than `most`."""
+        rendered = self._prompts.rendered(messages, self._settings.variables)
+        return rendered.text, self._prompts.ids(rendered, self.spoken, most, passing=passing)
+
+    def _prompt(self, text: str, ids: list[int], messages: list[Turn]) -> EncodedPrompt:
+        """The prompt of messages that were rendered and cut into ids."""
+        variables = self._settings.variables
+        shared, marks = self._prompts.partings(ids, messages, variables, self.spoken)
+        return EncodedPrompt(text, ids, marks, shared=shared, depths=self._depths(ids))
 
     def compact(
         self, *, cancelled: Callable[[], bool] = lambda: False, progress: Progress | None = None
@@ -386,17 +371,18 @@ class Chat:
         Raises:
             UsageError: there is nothing to sum up. KtError: the model gave no summary.
         """
-        said, context = self.conversation, self.speaker.engine.context
+        said, context = self.conversation, self.backend.engine.context
         turns = older_turns(len(said.turns), said.omitted.turns)
         most = max(1, context // SUMMARY_SHARE)
         before = Conversation(said.system, said.turns[:turns], said.omitted)
         before.say("user", SUM_UP)
-        text, ids = self._prompt(before.messages, context)
+        text, ids = self._encoded(before.messages, context)
         if ids is None or len(ids) + most > context:  # the oldest of them have to go unread
             text, ids = self._with_room(before, context - most)
         if ids is None or len(ids) + most > context:
             self._refuse(f"{len(ids):,}" if ids else f"more than {context:,}")
-        summary = self._aside(before.messages, text, ids, most, cancelled, progress)
+        prompt = self._prompt(text, ids, before.messages)
+        summary = self._aside(prompt, most, cancelled, progress)
         if summary is None:
             return 0
         if not summary:
@@ -409,57 +395,28 @@ class Chat:
 
     def _aside(
         self,
-        messages: list[Turn],
-        text: str,
-        prompt: list[int],
+        prompt: EncodedPrompt,
         most: int,
         cancelled: Callable[[], bool],
         progress: Progress | None,
     ) -> str | None:
         """The answer, without its thoughts, to a prompt beside the conversation; None: it was stopped."""
-        voice = self.speaker.voice
-        transcript = Transcript(voice.tokenizer, (), text, answers=voice.answers)
-        shared, marks = self._partings(prompt, messages)
-        request = GenerationRequest(
-            prompt,
-            self._sampler.settings,
-            voice.stop_ids,
-            most,
-            depths=self._depths(prompt),
-            marks=marks,
-            shared=shared,
-            ends=transcript.hears,
-        )
+        options = AnswerOptions(self._sampler.settings, max_tokens=most)
         sampler = Sampler(self._sampler.settings)  # the chat's own random sequence goes on
-        answer = self._talk.submit(request, sampler)
-        reply = Reply()
-        pieces = list(self._told(answer, transcript, reply, cancelled, progress))
+        form, self.form = self.form, None
+        try:
+            reply = Reply()
+            pieces = list(self._told(reply, prompt, options, sampler, cancelled, progress))
+        finally:
+            self.form = form
         if reply.finish is Finish.CANCELLED:
             return None
         return "".join(piece.text for piece in pieces if not piece.thought).strip()
 
-    def _rendered(self, messages: list[Turn]) -> Marked:
-        context = self.speaker.engine.context
-        return self.speaker.voice.rendered(messages, self._settings.variables, context)
-
-    def _partings(self, prompt: Sequence[int], messages: list[Turn]) -> tuple[int, tuple[int, ...]]:
-        """The first ids with which other conversations begin, too, and the positions of the prompt at which a state
-        should be kept; where layers keep any."""
-        if not self.sequence.recurrent:
-            return 0, ()
-        context = self.speaker.engine.context
-
-        def ids_of(messages: list[Turn]) -> list[int] | None:
-            rendered = self._rendered(messages)
-            return self._splicer.ids(rendered, self.spoken, context, passing=True)
-
-        shared = shared_ids(prompt, messages, ids_of)
-        return shared, snapshot_positions(prompt, messages, ids_of, shared)
-
-    def _read(self, prompt: list[int]) -> Timeline:
+    def _read(self, prompt: EncodedPrompt) -> Timeline:
         messages = tuple((turn["role"], turn["content"]) for turn in self.conversation.messages)
-        variables, depths = self._settings.variables, self._depths(prompt)
-        return Timeline(tuple(prompt), messages, variables, self._model, depths)
+        variables = self._settings.variables
+        return Timeline(tuple(prompt.ids), messages, variables, self._model, prompt.depths)
 
     def _depths(self, prompt: Sequence[int]) -> bytes:
         """How the first ids of the prompt were computed, as far as this model did."""
@@ -471,7 +428,7 @@ class Chat:
     @property
     def _model(self) -> tuple[str, str]:
         """The name and the conversion of the model."""
-        model = self.speaker.model
+        model = self.backend.model
         return model.name, model.pack
 
     def _refuse(self, tokens: str) -> NoReturn:
@@ -487,6 +444,6 @@ class Chat:
         )
         raise ContextFull(
             f"{what} has {tokens} tokens and the context holds "
-            f"{self.speaker.engine.context:,}, so there is no room for an answer",
-            hint=f"{ways}; {longer_context(self.speaker.engine)}",
+            f"{self.backend.engine.context:,}, so there is no room for an answer",
+            hint=f"{ways}; {longer_context(self.backend.engine)}",
         )

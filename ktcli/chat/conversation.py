@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ktcli.chat.reuse import Timeline
+from ktcli.dialogue.backend import Identity
+from ktcli.dialogue.splice import Spoken
+from ktcli.dialogue.timeline import Timeline
 from ktcli.engine.sampler import SamplingSettings
 
 ROLES = ("system", "user", "assistant")
@@ -96,42 +98,6 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
-    """An answer as its model generated it.
-
-    Attributes:
-        at: the characters of the rendered conversation before it.
-        ids: the ids that the model generated; a tokenizer may cut the text into others.
-    """
-
-    at: int
-    text: str
-    ids: tuple[int, ...]
-
-
-def remember(spoken: list[Spoken], answer: Spoken) -> None:
-    """Adds an answer in its place; those from there on belong to another course of the conversation."""
-    while spoken and spoken[-1].at >= answer.at:
-        spoken.pop()
-    spoken.append(answer)
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """The model that a conversation was held with.
-
-    Attributes:
-        name: the name for people.
-        asked: the name that finds it again: a short one, a repository, a folder.
-        pack: the identity of the conversion; empty: unknown.
-    """
-
-    name: str = ""
-    asked: str = ""
-    pack: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Saved:
     """A conversation as a file holds it.
 
@@ -139,7 +105,7 @@ class Saved:
         model: the name of the model it was held with, for people.
         others: settings beside those of sampling, by name: max_tokens, stops, thinking; empty if the file has none.
         unfinished: whether the last answer was being made when the file was written.
-        speaker: more about the model; empty in a file that knows its name only.
+        identity: more about the model; empty in a file that knows its name only.
         spoken: the answers as they were generated, in order.
         timeline: the ids that the model read and said last; None if the file has none.
         tokens: the ids of all answers, those taken back included.
@@ -152,7 +118,7 @@ class Saved:
     sampling: SamplingSettings
     others: dict[str, Any] = field(default_factory=dict)
     unfinished: bool = False
-    speaker: Identity = field(default_factory=Identity)
+    identity: Identity = field(default_factory=Identity)
     spoken: tuple[Spoken, ...] = ()
     timeline: Timeline | None = None
     tokens: int = 0

@@ -14,9 +14,9 @@ from typing import Any
 
 from ktcli import smallfiles
 from ktcli.chat.conversation import ROLES, Conversation, Omission, Saved, Turn
-from ktcli.chat.files import read_json
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint, KtError, UsageError
+from ktcli.text.files import read_json
 
 VERSION = 1
 SUFFIX = ".json"

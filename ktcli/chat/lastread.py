@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ktcli.chat.conversation import NOTHING_OMITTED, Conversation, Turn
-from ktcli.chat.reuse import Timeline
+from ktcli.dialogue.timeline import Timeline
 
 MOST_IDS = 10_000_000  # positions of the longest context
 Runs = Sequence[tuple[int, int]]  # a number of ids behind each other, and their depth of deferral

@@ -9,13 +9,15 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ktcli.chat.conversation import Conversation, Identity, Omission, Saved, Spoken, remember
+from ktcli.chat.conversation import Conversation, Omission, Saved
 from ktcli.chat.document import others_of, plain_text, sampling_of
 from ktcli.chat.lastread import LastRead, ReadRecord
-from ktcli.chat.reuse import Timeline
-from ktcli.chat.settings import Settings
+from ktcli.dialogue.backend import Identity
+from ktcli.dialogue.splice import Spoken, remember
+from ktcli.dialogue.timeline import Timeline
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import UsageError
+from ktcli.text.settings import Settings
 
 LOST = "\ufffd"
 MAX_ID = 1 << 31
@@ -68,7 +70,7 @@ class Replay:
             self._sampling,
             self._others,
             unfinished,
-            speaker=self._model,
+            identity=self._model,
             spoken=tuple(self._spoken),
             timeline=self._read.timeline(self._conversation),
             tokens=self._tokens,

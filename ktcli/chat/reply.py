@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ktcli.chat.reuse import Timeline
-from ktcli.chat.worktimes import Clocks, Lap
+from ktcli.chat.worktimes import Lap
+from ktcli.dialogue.answer import AnswerRun
+from ktcli.dialogue.backend import Clocks
+from ktcli.dialogue.timeline import Timeline
 from ktcli.engine.request import Finish, Stats
 
 
@@ -15,31 +17,40 @@ class Reply:
     """The answer to one question, final when its pieces are through.
 
     Attributes:
-        text: the text that the conversation remembers: thoughts between marks are part of it, as templates
-            cut them out themselves; thoughts in channels are not.
         at: the characters of the rendered conversation before it.
-        thought_cut: whether its thought was ended because it had spent its budget.
         clocks: the engine's clocks before the prompt was read, before the first token, and at the end.
         dropped: the oldest turns that the model read before and, for want of room, not for this answer.
         timeline: what the model read for it; None before that is known.
-        put_in: those of its ids that nothing chose: they end its thought, and are read as a prompt is.
+        run: the answer as it is made; None before it was submitted.
     """
 
-    text: str = ""
-    ids: list[int] = field(default_factory=list)
-    parts: list[Stats] = field(default_factory=lambda: [Stats()])
-    thought_cut: bool = False
     finish: Finish = Finish.CANCELLED
     at: int = 0
     clocks: list[Clocks] = field(default_factory=list)
     dropped: int = 0
     timeline: Timeline | None = None
-    put_in: range = range(0)
+    run: AnswerRun | None = None
+
+    @property
+    def text(self) -> str:
+        """The text that the conversation remembers: thoughts between marks are part of it, as templates cut them out
+        themselves; thoughts in channels are not."""
+        return "" if self.run is None else self.run.text
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """The ids of the answer so far, with those that ended its thought."""
+        return () if self.run is None else self.run.ids
+
+    @property
+    def thought_cut(self) -> bool:
+        """Whether its thought was ended because it had spent its budget."""
+        return self.run is not None and self.run.thought_cut
 
     @property
     def stats(self) -> Stats:
         """Its counts and times; those of an answer that is being made grow."""
-        return functools.reduce(Stats.going_on, self.parts)
+        return Stats() if self.run is None else self.run.stats
 
     @property
     def laps(self) -> tuple[Lap, Lap] | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ktcli.commands.options import JsonOpt, QuietOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.output import out, safe
 from ktcli.store import aliases, catalog, library

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ktcli.assembly.fetch import Bars
-from ktcli.commands.options import JsonOpt, QuietOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.errors import KtError, NotFound, UsageError, gib
 from ktcli.output import Mode, out, safe
 from ktcli.store import bundlereader, bundlewriter, library

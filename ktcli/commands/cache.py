@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ktcli import config
-from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.errors import ExitCode, NotFound, gib
 from ktcli.output import out, safe
 from ktcli.store.pagefile import Damaged, Kind, read_table

@@ -14,7 +14,7 @@ from ktcli.chat import chats
 from ktcli.chat.chats import Listed
 from ktcli.chat.conversation import Saved
 from ktcli.chat.document import markdown_of, text_of
-from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.commands.view.times import age
 from ktcli.errors import ExitCode, UsageError
 from ktcli.output import out, safe
@@ -250,7 +250,7 @@ def _document(path: Path, saved: Saved) -> dict[str, Any]:
         "name": path.stem,
         "path": str(path),
         "model": saved.model,
-        "pack": saved.speaker.pack,
+        "pack": saved.identity.pack,
         "system": saved.conversation.system,
         "turns": saved.conversation.turns,
         "tokens": saved.tokens,

@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
-from ktcli.commands.completable import SHELLS, Values, Verb, verbs
-from ktcli.commands.options import JsonOpt
-from ktcli.commands.startup import ScriptPlace, install, place_of, uninstall
+from ktcli.commands.cli.completable import SHELLS, Values, Verb, verbs
+from ktcli.commands.cli.options import JsonOpt
+from ktcli.commands.cli.startup import ScriptPlace, install, place_of, uninstall
 from ktcli.errors import UsageError
 from ktcli.output import out
 from ktcli.settingsfile import shown

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ktcli import config, settingsfile
-from ktcli.commands.options import JsonOpt, QuietOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.config import Origin, Stated
 from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.output import out, safe

@@ -12,7 +12,7 @@ import typer
 
 from ktcli.assembly.convert import convert_entry, pack_folder, recipe_for
 from ktcli.assembly.text import require_known_tokenizer
-from ktcli.commands.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, QuietOpt, ThreadsOpt
+from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, QuietOpt, ThreadsOpt
 from ktcli.errors import UsageError, gib
 from ktcli.output import counted, out, safe
 from ktcli.planner.choice import BY_MEMORY

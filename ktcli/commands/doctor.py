@@ -14,9 +14,9 @@ from ktcli import __version__, config
 from ktcli.assembly.host import host_here
 from ktcli.assembly.measuring import measure_machine
 from ktcli.assembly.survey import Surveyed, best_here
-from ktcli.commands.options import JsonOpt, writable
-from ktcli.commands.report import record_machine, write_report
+from ktcli.commands.cli.options import JsonOpt, writable
 from ktcli.commands.view.machine import Examination, TeamsHere, TilesHere, render, render_all
+from ktcli.commands.view.report import record_machine, write_report
 from ktcli.commands.view.survey import surveyed_document
 from ktcli.errors import KtError, NativeError, UsageError
 from ktcli.hardware import amx, gpu, profile

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from ktcli import config, smallfiles
-from ktcli.commands.options import JsonOpt, QuietOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.errors import gib
 from ktcli.output import out
 from ktcli.store import space

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from ktcli.assembly.ways import CACHES, EvalRequest, cut, measure, read, ways_of
-from ktcli.chat.passage import read_passage
-from ktcli.commands.options import (
+from ktcli.commands.bench.plotting import PlotOpt, draw_into
+from ktcli.commands.cli.options import (
     AllowSpecialOpt,
     JsonOpt,
     ModelArg,
@@ -18,11 +18,11 @@ from ktcli.commands.options import (
     QuietOpt,
     ThreadsOpt,
 )
-from ktcli.commands.plotting import PlotOpt, draw_into
 from ktcli.commands.view.quality import Found, document, words
 from ktcli.errors import ExitCode, UsageError
 from ktcli.hardware.text import whole
 from ktcli.output import out
+from ktcli.text.passage import read_passage
 
 TOKENS = (
     40_960  # with them the cost of int8 experts in kt-mini, a thousandth, can be told from nothing

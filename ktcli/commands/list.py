@@ -10,8 +10,8 @@ import typer
 
 from ktcli import config, smallfiles
 from ktcli.commands.alias import called
-from ktcli.commands.faults import warn_of_faults
-from ktcli.commands.options import JsonOpt, QuietOpt
+from ktcli.commands.cli.faults import warn_of_faults
+from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.commands.view.counts import billions
 from ktcli.commands.view.times import age
 from ktcli.errors import gib

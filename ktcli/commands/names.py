@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ktcli.commands.options import JsonOpt
+from ktcli.commands.cli.options import JsonOpt
 from ktcli.errors import KtError
 from ktcli.hardware.gpu import driven_gpus
 from ktcli.output import out, safe

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ktcli import config
-from ktcli.commands.options import JsonOpt
+from ktcli.commands.cli.options import JsonOpt
 from ktcli.output import out
 from ktcli.store import library
 from ktcli.store.places import EntryKind

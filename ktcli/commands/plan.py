@@ -14,8 +14,8 @@ from ktcli.assembly.plan import host_described, plan_subject
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.subject import Subject, find_subject
 from ktcli.assembly.survey import Formats, Surveyed, best_here, ranked, survey
-from ktcli.commands.faults import warn_of_faults
-from ktcli.commands.options import (
+from ktcli.commands.cli.faults import warn_of_faults
+from ktcli.commands.cli.options import (
     ContextOpt,
     DeferOpt,
     DenseOpt,

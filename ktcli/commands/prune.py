@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.commands.rm import carry_out, unfinished
 from ktcli.store import space
 from ktcli.store.disposal import Disposal

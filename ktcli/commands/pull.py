@@ -12,7 +12,7 @@ from ktcli.assembly.offer import make_offer
 from ktcli.assembly.stream import begun_stream, stream_model
 from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.alias import name_it
-from ktcli.commands.options import FromOpt, JsonOpt, ModelArg, QuietOpt, YesOpt, setting_option
+from ktcli.commands.cli.options import FromOpt, JsonOpt, ModelArg, QuietOpt, YesOpt, setting_option
 from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import Mode, out, safe
 from ktcli.settings import SETTINGS

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ktcli.commands.alias import called
-from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import out, safe
 from ktcli.store import library

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ktcli import config
-from ktcli.commands.api_key import KeyFileOpt, KeyOpt, given_key
-from ktcli.commands.given import given_words
-from ktcli.commands.options import (
+from ktcli.commands.chat.wording import lasting_name
+from ktcli.commands.cli.api_key import KeyFileOpt, KeyOpt, given_key
+from ktcli.commands.cli.given import given_words
+from ktcli.commands.cli.options import (
     ContextOpt,
     DeferOpt,
     DeviceOpt,
@@ -28,16 +29,15 @@ from ktcli.commands.options import (
     ThreadsOpt,
 )
 from ktcli.commands.serve_sockets import OLLAMA_PORT, owners_socket, sockets_at
-from ktcli.commands.wording import lasting_name
 from ktcli.errors import UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
 from ktcli.output import out, safe
-from ktcli.server.draintime import DRAIN_MOST_S, DRAIN_S
+from ktcli.server.process.draintime import DRAIN_MOST_S, DRAIN_S
 from ktcli.store.entry import BUILTIN
 
 if TYPE_CHECKING:
-    from ktcli.server.house import Rules
+    from ktcli.server.http.state import Rules
 
 HOST, PORT = "127.0.0.1", 11435
 KEEP_S = 300.0  # that a model that a request named stays in memory when nobody uses it
@@ -177,12 +177,12 @@ def serve(
     from ktcli.assembly.request import DeviceWords, Wanted
     from ktcli.assembly.talking import Opening, prepared
     from ktcli.engine.scheduler import Limits
-    from ktcli.server.background import log_path, shorten
-    from ktcli.server.catalogue import LibraryReader
-    from ktcli.server.keepalive import keep_seconds
-    from ktcli.server.serving import Service, Serving
-    from ktcli.server.source import FOREVER, StoredModel
-    from ktcli.server.supervisor import SupervisedListener, Supervisor
+    from ktcli.server.models.catalogue import LibraryReader
+    from ktcli.server.models.keepalive import keep_seconds
+    from ktcli.server.models.source import FOREVER, StoredModel
+    from ktcli.server.process.background import log_path, shorten
+    from ktcli.server.process.serving import Service, Serving
+    from ktcli.server.process.supervisor import SupervisedListener, Supervisor
 
     if background and print_unit:
         raise UsageError("--background and --print-unit contradict each other")
@@ -231,8 +231,8 @@ def _rules(host: str, port: int, key: str, strict_model: bool, aliases: list[str
     Raises:
         UsageError: other machines reach it, and there is no key.
     """
-    from ktcli.server.guard import LOOPBACK
-    from ktcli.server.house import Rules
+    from ktcli.server.http.guard import LOOPBACK
+    from ktcli.server.http.state import Rules
 
     is_loopback = host in LOOPBACK
     if not is_loopback and not key:
@@ -247,7 +247,7 @@ def _rules(host: str, port: int, key: str, strict_model: bool, aliases: list[str
 
 def _in_background(here: typer.Context, model: str, port: int) -> None:
     """Starts this command again as a server that goes on alone, and says how to end it."""
-    from ktcli.server.background import start
+    from ktcli.server.process.background import start
 
     words = given_words(here, without=("background",))
     with out.progress(f"Loading {model}") as bar:
@@ -264,8 +264,8 @@ def _in_background(here: typer.Context, model: str, port: int) -> None:
 
 def _print_unit(here: typer.Context, model: str, drain_s: float) -> None:
     """Prints the unit of this command line."""
-    from ktcli.server.background import PROGRAM
-    from ktcli.server.unit import unit
+    from ktcli.server.process.background import PROGRAM
+    from ktcli.server.process.unit import unit
 
     if here.params["api_key"] is not None:
         raise UsageError(

@@ -26,13 +26,13 @@ def _at_port(host: str, port: int) -> socket.socket:
     Raises:
         Busy, UsageError: see `tcp_socket`.
     """
-    from ktcli.server.listening import tcp_socket
-    from ktcli.server.neighbours import neighbours, socket_path
+    from ktcli.server.process.discovery import running_servers, socket_path
+    from ktcli.server.process.listening import tcp_socket
 
     try:
         return tcp_socket(host, port)
     except Busy as error:
-        for other in neighbours():
+        for other in running_servers():
             if other.socket == socket_path(port):
                 raise Busy(
                     f"a server of {other.name} has port {port} already (process {other.pid})",
@@ -47,8 +47,8 @@ def _at_port(host: str, port: int) -> socket.socket:
 @contextlib.contextmanager
 def owners_socket(port: int) -> Iterator[list[socket.socket]]:
     """The Unix socket by which `kt ps` and `kt stop` find this server; none in a library that cannot be written."""
-    from ktcli.server.listening import unix_socket
-    from ktcli.server.neighbours import socket_path
+    from ktcli.server.process.discovery import socket_path
+    from ktcli.server.process.listening import unix_socket
 
     path = socket_path(port)
     try:

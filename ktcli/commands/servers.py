@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from ktcli.commands.options import JsonOpt, QuietOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.errors import NotFound, UsageError, gib
 from ktcli.output import out
-from ktcli.server.neighbours import Neighbour, neighbours
-from ktcli.server.neighbours import stop as end
+from ktcli.server.process.discovery import FoundServer, running_servers
+from ktcli.server.process.discovery import stop as end
 
 ServerArg = Annotated[
     str | None,
@@ -33,7 +33,7 @@ def ps(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
       kt ps
       kt ps --json
     """
-    found = neighbours()
+    found = running_servers()
     out.result([_document(each) for each in found], lambda: _table(found))
     if not found:
         out.note("no server of this library runs; kt serve NAME starts one")
@@ -58,14 +58,14 @@ def stop(
     """
     if name is not None and every:
         raise UsageError("NAME and --all contradict each other")
-    chosen = neighbours() if every else [_only(name, neighbours())]
+    chosen = running_servers() if every else [_only(name, running_servers())]
     for server in chosen:
         end(server)
         out.note(f"the server of {server.name} has ended")
     out.result({"stopped": [_document(each) for each in chosen]}, "")
 
 
-def _only(name: str | None, running: list[Neighbour]) -> Neighbour:
+def _only(name: str | None, running: list[FoundServer]) -> FoundServer:
     """The server that is meant.
 
     Raises:
@@ -84,7 +84,7 @@ def _only(name: str | None, running: list[Neighbour]) -> Neighbour:
     return meant[0]
 
 
-def _document(server: Neighbour) -> dict[str, Any]:
+def _document(server: FoundServer) -> dict[str, Any]:
     said = server.status
     return {
         "model": said.model if said else None,
@@ -102,7 +102,7 @@ def _document(server: Neighbour) -> dict[str, Any]:
     }
 
 
-def _table(running: list[Neighbour]) -> str:
+def _table(running: list[FoundServer]) -> str:
     if not running:
         return ""
     head = ("MODEL", "ADDRESS", "PROCESS", "MEMORY", "SINCE", "RUNNING", "WAITING")
@@ -110,7 +110,7 @@ def _table(running: list[Neighbour]) -> str:
     return out.table(rows, head, right=(2, 3, 5, 6))
 
 
-def _row(server: Neighbour) -> tuple[str, ...]:
+def _row(server: FoundServer) -> tuple[str, ...]:
     memory = "?" if server.memory_bytes is None else gib(server.memory_bytes)
     if (said := server.status) is None:
         return ("(loading)", f"port {server.socket.stem}", str(server.pid), memory, "", "", "")
@@ -121,7 +121,7 @@ def _row(server: Neighbour) -> tuple[str, ...]:
     return (name, said.address, str(server.pid), memory, _minute(said.since), *counts)
 
 
-def _more(server: Neighbour) -> list[tuple[str, ...]]:
+def _more(server: FoundServer) -> list[tuple[str, ...]]:
     """The rows of the further models that a server has in memory, with what they take of its memory."""
     said = server.status
     return [

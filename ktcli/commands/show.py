@@ -9,7 +9,7 @@ import typer
 
 from ktcli.assembly.convert import conversions_outside
 from ktcli.commands.alias import called
-from ktcli.commands.options import JsonOpt, ModelArg
+from ktcli.commands.cli.options import JsonOpt, ModelArg
 from ktcli.errors import KtError, gib
 from ktcli.output import out, safe
 from ktcli.store import catalog, library

@@ -140,7 +140,7 @@ class Active:
                 within=None if pools.states is None else request.shared,
             )
         answered = range(self.prompt_tokens, len(self.known))
-        said = np.array([pools.how(engine.depth_at(at)) for at in answered], np.uint8)
+        said = np.array([engine.how_at(at) for at in answered], np.uint8)
         how = np.concatenate((self._how, said))
         reused = self.sequence.adopt(self.known, how, request.marks, request.salt, bring=bring)
         if first:  # What was not found the first time is read without deferral, now and whenever it is read again.
@@ -264,7 +264,7 @@ class Active:
         sampler.mask = None if constraint is None else constraint.mask()
         return sampler.choice(logits, self._history, likeliest=likeliest)
 
-    def token(self, chosen: ChosenToken, logits: Logits) -> Token:
+    def token(self, engine: Engine, chosen: ChosenToken, logits: Logits) -> Token:
         """The event of what was chosen from these logits.
 
         Raises:
@@ -273,11 +273,11 @@ class Active:
         constraint = self.answer.request.constraint
         if constraint is not None and constraint.error is not None:
             raise constraint.error
-        id = chosen_id(chosen, logits)
+        id, how = chosen_id(chosen, logits), engine.how_at(len(self.known))
         if self.answer.request.logprobs is None:
-            return Token(self.answer, id)
+            return Token(self.answer, id, how=how)
         likeliest = tuple(Candidate(*pair) for pair in chosen.likeliest)
-        return Token(self.answer, id, Candidate(id, chosen.logprob), likeliest)
+        return Token(self.answer, id, Candidate(id, chosen.logprob), likeliest, how)
 
     def take(self, id: int) -> None:
         """The answer goes on with an id."""

@@ -29,7 +29,7 @@ from ktcli.planner.memory import MOST_DRAFTED
 
 
 @dataclass(frozen=True, slots=True)
-class DraftWish:
+class DraftOptions:
     """What is wanted to be drafted.
 
     Attributes:
@@ -43,7 +43,7 @@ class DraftWish:
     asked: bool = False
 
     @classmethod
-    def parse(cls, text: str | None, name: str) -> DraftWish:
+    def parse(cls, text: str | None, name: str) -> DraftOptions:
         """Reads the value of an option or a variable of this name; None: nobody asked.
 
         Raises:
@@ -85,7 +85,7 @@ def cannot_draft() -> UsageError:
     )
 
 
-NO_DRAFTS = DraftWish(drafts=False)
+NO_DRAFTS = DraftOptions(drafts=False)
 
 
 class Drafting:

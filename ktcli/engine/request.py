@@ -12,7 +12,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ktcli.engine.constraint import Constraint
-from ktcli.engine.drafting import NO_DRAFTS, DraftWish
+from ktcli.engine.drafting import NO_DRAFTS, DraftOptions
 from ktcli.engine.sampler import Sampler, SamplingSettings
 
 
@@ -105,7 +105,7 @@ class GenerationRequest:
     marks: Sequence[int] = ()
     shared: int = 0
     ends: Callable[[int], bool] = lambda id: False
-    draft: DraftWish = NO_DRAFTS
+    draft: DraftOptions = NO_DRAFTS
     constraint: Constraint | None = None
 
 
@@ -166,12 +166,14 @@ class Token(NamedTuple):
     Attributes:
         chosen: the id's chance, if chances were asked for.
         likeliest: the likeliest ids, best first, as many as were asked for.
+        how: how the id will be computed, see `forms`.
     """
 
     answer: Answer
     id: int
     chosen: Candidate | None = None
     likeliest: tuple[Candidate, ...] = ()
+    how: int = 0
 
 
 @dataclass(frozen=True, slots=True)

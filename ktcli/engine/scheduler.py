@@ -370,7 +370,7 @@ class Scheduler:
             choices = [part.active.choice(part.row) for part in tried]
             for part, chosen in zip(tried, self._chooser.choose(choices), strict=True):
                 try:
-                    token = part.active.token(chosen, part.row)
+                    token = part.active.token(self._engine, chosen, part.row)
                 except KtError as error:
                     part.end, part.error, part.open = Finish.FAILED, error, False
                 else:

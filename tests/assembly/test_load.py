@@ -31,7 +31,7 @@ from ktcli.hardware.probe import probe
 from ktcli.main import main
 from ktcli.models import build
 from ktcli.resources import data_path
-from ktcli.server.enginethread import EngineThread
+from ktcli.server.models.enginethread import EngineThread
 from ktcli.store import experience
 from ktcli.weights.recipe import Recipe
 
@@ -383,9 +383,9 @@ def test_a_model_that_leaves_leaves_nothing_on_a_gpu(
     assert say()[0] == 0  # converted
     how = Opening(Wanted(256, device=DeviceWords("cuda")), 1 << 30, records_heat=True)
     opened = open_model(prepared(str(checkpoint), how), "", how)
-    engine = weakref.ref(opened.speaker.engine)
+    engine = weakref.ref(opened.backend.engine)
     assert isinstance(engine(), DeviceEngine)
-    thread = EngineThread(opened.speaker.engine, Limits())
+    thread = EngineThread(opened.backend.engine, Limits())
     ended = threading.Event()
     thread.submit(
         GenerationRequest([1, 2, 3], max_tokens=4),

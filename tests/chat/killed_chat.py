@@ -7,12 +7,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from chat.fake_engine import speaker
-from chat.test_keeper import Nobody
+from chat.test_recorder import Nobody
+from dialogue.fake_engine import backend
 
+from ktcli.answers.events import AnswerPiece
 from ktcli.chat.chat import Chat
-from ktcli.chat.interactive import talk
-from ktcli.chat.pieces import AnswerPiece
+from ktcli.terminal.repl import talk
 
 
 def say(text: str) -> None:
@@ -38,5 +38,5 @@ class Person(Nobody):
 
 if __name__ == "__main__":
     person = Person()
-    model = speaker(Path(sys.argv[1]), lambda question: "word " * 40)
+    model = backend(Path(sys.argv[1]), lambda question: "word " * 40)
     talk(Chat(model), person, person, person)  # type: ignore[arg-type]

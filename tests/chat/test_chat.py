@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat.fake_engine import speaker
+from dialogue.fake_engine import backend
 
 from ktcli.chat.chat import Chat
 from ktcli.chat.conversation import Saved
-from ktcli.chat.screen import Screen
 from ktcli.engine.request import Finish
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import ContextFull, KtError, UsageError
+from ktcli.terminal.screen import Screen
 
 
 def say(chat: Chat, question: str) -> str:
@@ -21,13 +21,13 @@ def say(chat: Chat, question: str) -> str:
 
 
 def test_answers_and_stops(tmp_path: Path) -> None:
-    chat = Chat(speaker(tmp_path))
+    chat = Chat(backend(tmp_path))
     assert say(chat, "hi") == "you said hi"
     assert chat.reply and chat.reply.finish is Finish.STOP
     assert (
         chat.reply.stats.tokens
         == len(chat.reply.ids)
-        == len(chat.speaker.voice.tokenizer.encode("you said hi"))
+        == len(chat.backend.texts.tokenizer.encode("you said hi"))
     )
     assert chat.conversation.messages[-1] == {"role": "assistant", "content": "you said hi"}
 
@@ -40,8 +40,8 @@ def test_a_template_that_writes_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, letters: int
 ) -> None:
     """What cannot fit is not cut into tokens: of megabytes nothing is, of less no more than a slice."""
-    chat = Chat(speaker(tmp_path, template=f"{{{{ messages[0].content }}}}{{{{ {written} }}}}"))
-    tokenizer = chat.speaker.voice.tokenizer
+    chat = Chat(backend(tmp_path, template=f"{{{{ messages[0].content }}}}{{{{ {written} }}}}"))
+    tokenizer = chat.backend.texts.tokenizer
     seen: list[int] = []
     encode = tokenizer._codec.encode
     monkeypatch.setattr(
@@ -54,27 +54,27 @@ def test_a_template_that_writes_without_end(
 
 
 def test_the_second_turn_computes_only_what_is_new(tmp_path: Path) -> None:
-    chat = Chat(speaker(tmp_path))
+    chat = Chat(backend(tmp_path))
     say(chat, "first question, which is long enough")
     first = chat.reply.stats
     assert first.reused_tokens == 0 and first.prefilled_tokens == first.prompt_tokens
     say(chat, "second")
     second = chat.reply.stats
-    fresh = chat.speaker.voice.tokenizer.encode("<|end|><|user|>second<|end|><|assistant|>")
+    fresh = chat.backend.texts.tokenizer.encode("<|end|><|user|>second<|end|><|assistant|>")
     assert second.prefilled_tokens == len(fresh)
-    assert chat.speaker.engine.computed == len(chat.sequence.ids)
+    assert chat.backend.engine.computed == len(chat.session.sequence.ids)
 
 
 def test_ids_as_generated_are_reused(tmp_path: Path) -> None:
     """A model may cut its text otherwise than the tokenizer; that must not cost a prefill."""
     odd: list[int] = []
-    model = speaker(tmp_path, lambda question: odd if question == "one" else "fine")
-    odd += [model.voice.tokenizer.id_of(letter) for letter in "hello"]
-    assert odd != model.voice.tokenizer.encode("hello")
+    model = backend(tmp_path, lambda question: odd if question == "one" else "fine")
+    odd += [model.texts.tokenizer.id_of(letter) for letter in "hello"]
+    assert odd != model.texts.tokenizer.encode("hello")
     chat = Chat(model)
     assert say(chat, "one") == "hello"
     say(chat, "two")
-    fresh = model.voice.tokenizer.encode("<|end|><|user|>two<|end|><|assistant|>")
+    fresh = model.texts.tokenizer.encode("<|end|><|user|>two<|end|><|assistant|>")
     assert chat.reply.stats.prefilled_tokens == len(fresh)
 
 
@@ -83,17 +83,17 @@ def test_a_template_that_drops_thoughts_reuses_what_is_common(tmp_path: Path) ->
         "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('</think>')[-1] }}<|end|>"
         "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
-    chat = Chat(speaker(tmp_path, lambda q: f"<think>hm</think>{q}", template=template))
-    assert say(chat, "one") == "<think>hm</think>one"
-    assert say(chat, "two") == "<think>hm</think>two"
+    chat = Chat(backend(tmp_path, lambda q: f"<think>hm</think>{q}", template=template))
+    assert say(chat, "one") == "hmone"
+    assert say(chat, "two") == "hmtwo"
     assert 0 < chat.reply.stats.reused_tokens < chat.reply.stats.prompt_tokens
 
 
 def test_thoughts_are_told_from_the_answer(tmp_path: Path) -> None:
-    chat = Chat(speaker(tmp_path, lambda q: "<think>let me\nsee</think>\n\n4 < 5"))
+    chat = Chat(backend(tmp_path, lambda q: "<think>let me\nsee</think>\n\n4 < 5"))
     pieces = list(chat.ask("2+2"))
-    assert "".join(p.text for p in pieces if p.thought) == "<think>let me\nsee</think>"
-    assert "".join(p.text for p in pieces if not p.thought) == "\n\n4 < 5"
+    assert "".join(p.text for p in pieces if p.thought) == "let me\nsee"
+    assert "".join(p.text for p in pieces if not p.thought) == "4 < 5"
 
 
 def test_a_prompt_that_opens_the_thought(tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ def test_a_prompt_that_opens_the_thought(tmp_path: Path) -> None:
         "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|><think>"
     )
     # The script counts from the end of <|assistant|>, so what the prompt holds stands in it.
-    chat = Chat(speaker(tmp_path, lambda q: "<think>hm</think>ok", template=template))
+    chat = Chat(backend(tmp_path, lambda q: "<think>hm</think>ok", template=template))
     pieces = list(chat.ask("q"))
-    assert "".join(p.text for p in pieces if p.thought) == "hm</think>"
+    assert "".join(p.text for p in pieces if p.thought) == "hm"
     assert "".join(p.text for p in pieces if not p.thought) == "ok"
 
 
@@ -122,9 +122,9 @@ def test_answers_in_channels(tmp_path: Path) -> None:
         "<|channel|>commentary to=x<|message|>{}<|end|><|start|>assistant"
         "<|channel|>final<|message|>It is 4, 😀.<|return|>"
     )
-    chat = Chat(speaker(tmp_path, lambda q: said, **CHANNELS))
+    chat = Chat(backend(tmp_path, lambda q: said, **CHANNELS))
     pieces = list(chat.ask("2+2"))
-    assert "".join(p.text for p in pieces if p.thought) == "they ask\nfor 4\n\n{}\n\n"
+    assert "".join(p.text for p in pieces if p.thought) == "they ask\nfor 4\n\n{}"
     assert "".join(p.text for p in pieces if not p.thought) == "It is 4, 😀."
     assert chat.reply.finish is Finish.STOP
     assert chat.conversation.messages[-1]["content"] == "It is 4, 😀."
@@ -149,8 +149,8 @@ def test_a_thought_that_has_spent_its_budget_is_ended(
 ) -> None:
     """The model of the script says at each place what it would have said there anyway."""
     script: list[int] = []
-    chat = Chat(speaker(tmp_path, lambda question: script, **more))
-    cut = chat.speaker.voice.tokenizer.encode
+    chat = Chat(backend(tmp_path, lambda question: script, **more))
+    cut = chat.backend.texts.tokenizer.encode
     thought = cut(begins + "a b c d e f g h i j")
     ended, answer = cut(closing), cut("It is 4.")
     head = len(cut(begins)) - 1  # the mark before the thought counts
@@ -173,9 +173,9 @@ def test_a_thought_that_has_spent_its_budget_is_ended(
     assert "".join(piece.text for piece in pieces if not piece.thought).strip() == "It is 4."
     assert reply is not None and reply.ids == said and reply.thought_cut == short
     assert reply.finish is Finish.STOP and reply.stats.tokens == len(said)
-    assert chat.speaker.engine.computed == len(chat.sequence.ids)  # nothing twice
+    assert chat.backend.engine.computed == len(chat.session.sequence.ids)  # nothing twice
     saved = Saved("fake", chat.conversation.copy(), SamplingSettings(), spoken=list(chat.spoken))
-    again = Chat(chat.speaker)
+    again = Chat(chat.backend)
     again.restore(saved)
     list(again.ask("and"))
     assert more or tuple(again.reply.timeline.ids[: len(chat.timeline.ids)]) == chat.timeline.ids
@@ -184,8 +184,8 @@ def test_a_thought_that_has_spent_its_budget_is_ended(
 
 
 def test_a_thought_that_is_ended_counts_for_the_length_of_the_answer(tmp_path: Path) -> None:
-    chat = Chat(speaker(tmp_path, lambda question: "<think>a b c d e f g h"))
-    closing = len(chat.speaker.voice.tokenizer.encode("\n</think>\n\n"))
+    chat = Chat(backend(tmp_path, lambda question: "<think>a b c d e f g h"))
+    closing = len(chat.backend.texts.tokenizer.encode("\n</think>\n\n"))
     for most, expected in ((4, 4), (4 + closing, 4), (6 + closing, 6 + closing)):
         chat.settings = replace(chat.settings, think_budget=4, max_tokens=most)
         say(chat, "think")
@@ -195,19 +195,19 @@ def test_a_thought_that_is_ended_counts_for_the_length_of_the_answer(tmp_path: P
 
 def test_stop_strings_and_cuts_in_channels(tmp_path: Path) -> None:
     said = "<|channel|>analysis<|message|>no 4<|end|><|start|>assistant<|channel|>final<|message|>4, no 5<|return|>"
-    chat = Chat(speaker(tmp_path, lambda q: said, **CHANNELS))
+    chat = Chat(backend(tmp_path, lambda q: said, **CHANNELS))
     chat.settings = replace(chat.settings, stops=("no",))
-    assert say(chat, "q") == "no 4\n\n4, " and chat.reply.text == "4, "
+    assert say(chat, "q") == "no 44, " and chat.reply.text == "4, "
     chat = Chat(
-        speaker(tmp_path, lambda q: said[: said.index("<|end|>")] + "<|return|>", **CHANNELS)
+        backend(tmp_path, lambda q: said[: said.index("<|end|>")] + "<|return|>", **CHANNELS)
     )
     assert say(chat, "q") == "no 4" and chat.reply.text == ""
-    chat = Chat(speaker(tmp_path, lambda q: "<|message|>plain<|return|>", **CHANNELS))
+    chat = Chat(backend(tmp_path, lambda q: "<|message|>plain<|return|>", **CHANNELS))
     assert say(chat, "q") == chat.reply.text == "plain"
 
 
 def test_cancelled_answers_are_kept_and_the_chat_goes_on(tmp_path: Path) -> None:
-    chat = Chat(speaker(tmp_path))
+    chat = Chat(backend(tmp_path))
     seen: list[str] = []
     for piece in chat.ask("hello", cancelled=lambda: len(seen) >= 2):
         seen.append(piece.text)
@@ -218,23 +218,23 @@ def test_cancelled_answers_are_kept_and_the_chat_goes_on(tmp_path: Path) -> None
 
 
 def test_cancelled_while_reading_takes_the_question_back(tmp_path: Path) -> None:
-    chat = Chat(speaker(tmp_path))
+    chat = Chat(backend(tmp_path))
     read: list[int] = []
     pieces = chat.ask(
         "long " * 50, cancelled=lambda: bool(read), progress=lambda done, total: read.append(done)
     )
     assert list(pieces) == []
     assert chat.conversation.turns == []
-    assert 0 < len(chat.sequence.ids) < 60  # whole chunks only, and they stay useful
+    assert 0 < len(chat.session.sequence.ids) < 60  # whole chunks only, and they stay useful
     assert say(chat, "ok") == "you said ok"
 
 
 def test_a_stopped_reading_counts_what_was_read(tmp_path: Path) -> None:
-    chat = Chat(speaker(tmp_path))
+    chat = Chat(backend(tmp_path))
     asked: list[bool] = []
     said = chat.ask("long " * 50, cancelled=lambda: bool(asked.append(True)) or len(asked) > 2)
     assert list(said) == [] and chat.reply is not None
-    stats, read = chat.reply.stats, chat.speaker.engine.computed
+    stats, read = chat.reply.stats, chat.backend.engine.computed
     assert 0 < read < 60 and (stats.prefilled_tokens, stats.reused_tokens) == (read, 0)
     assert stats.prompt_tokens == read and stats.prompt_s > 0
     say(chat, "ok")
@@ -245,7 +245,7 @@ def test_a_stopped_reading_counts_what_was_read(tmp_path: Path) -> None:
 
 
 def test_a_reply_may_be_left_at_any_piece(tmp_path: Path) -> None:
-    chat = Chat(speaker(tmp_path))
+    chat = Chat(backend(tmp_path))
     answer = chat.ask("hello")
     next(answer)
     answer.close()
@@ -253,7 +253,7 @@ def test_a_reply_may_be_left_at_any_piece(tmp_path: Path) -> None:
 
 
 def test_a_full_context_is_said_with_numbers(tmp_path: Path) -> None:
-    chat = Chat(speaker(tmp_path, context=40))
+    chat = Chat(backend(tmp_path, context=40))
     with pytest.raises(
         ContextFull, match=r"alone has \d+ tokens and the context holds 40"
     ) as caught:
@@ -264,30 +264,30 @@ def test_a_full_context_is_said_with_numbers(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_meets_the_end_of_the_context(tmp_path: Path) -> None:
-    chat = Chat(speaker(tmp_path, lambda q: "a" * 500, context=40))
+    chat = Chat(backend(tmp_path, lambda q: "a" * 500, context=40))
     text = say(chat, "hi")
     assert chat.reply.finish is Finish.CONTEXT and set(text) == {"a"}
     assert chat.used == 40
 
 
 def test_max_tokens(tmp_path: Path) -> None:
-    model = speaker(tmp_path)
-    chat = Chat(model, replace(model.voice.settings, max_tokens=3))
+    model = backend(tmp_path)
+    chat = Chat(model, replace(model.texts.settings, max_tokens=3))
     say(chat, "hello there")
     assert chat.reply.finish is Finish.LENGTH and len(chat.reply.ids) == 3
-    assert chat.sequence.ids[-3:] == tuple(chat.reply.ids)
+    assert chat.session.sequence.ids[-3:] == tuple(chat.reply.ids)
 
 
 def test_stop_strings_span_tokens(tmp_path: Path) -> None:
-    model = speaker(tmp_path, lambda q: "one two STOP three")
-    chat = Chat(model, replace(model.voice.settings, stops=("STOP",)))
+    model = backend(tmp_path, lambda q: "one two STOP three")
+    chat = Chat(model, replace(model.texts.settings, stops=("STOP",)))
     assert say(chat, "x") == "one two "
     assert chat.reply.finish is Finish.STOP
     assert say(chat, "y") == "one two "
 
 
 def test_undo_and_retry(tmp_path: Path) -> None:
-    chat = Chat(speaker(tmp_path))
+    chat = Chat(backend(tmp_path))
     say(chat, "one")
     say(chat, "two")
     assert chat.conversation.undo() == "two"
@@ -300,11 +300,11 @@ def test_undo_and_retry(tmp_path: Path) -> None:
 
 
 def test_a_seed_fixes_the_whole_chat(tmp_path: Path) -> None:
-    model = speaker(tmp_path)
+    model = backend(tmp_path)
 
     def run(seed: int) -> list[list[int]]:
         sampling = SamplingSettings(temperature=20, seed=seed)
-        chat = Chat(model, replace(model.voice.settings, sampling=sampling, max_tokens=8))
+        chat = Chat(model, replace(model.texts.settings, sampling=sampling, max_tokens=8))
         ids = []
         for question in ("a", "b"):
             say(chat, question)
@@ -315,15 +315,15 @@ def test_a_seed_fixes_the_whole_chat(tmp_path: Path) -> None:
 
 
 def test_the_system_text_comes_first(tmp_path: Path) -> None:
-    chat = Chat(speaker(tmp_path))
+    chat = Chat(backend(tmp_path))
     chat.conversation.system = "Be brief."
     say(chat, "hi")
-    shown = chat.speaker.voice.tokenizer.decode(chat.sequence.ids, special=True)
+    shown = chat.backend.texts.tokenizer.decode(chat.session.sequence.ids, special=True)
     assert shown.startswith("<|bos|><|system|>Be brief.<|end|><|user|>hi<|end|><|assistant|>")
 
 
 def test_broken_text_is_no_crash(tmp_path: Path) -> None:
-    chat = Chat(speaker(tmp_path, lambda q: "ok"))
+    chat = Chat(backend(tmp_path, lambda q: "ok"))
     assert say(chat, "\ud800 \x00 \x1b[31m") == "ok"
 
 
@@ -332,7 +332,7 @@ def test_broken_text_is_no_crash(tmp_path: Path) -> None:
 
 def filled(folder: Path, **more: bool) -> Chat:
     """A chat whose next long question does not fit."""
-    chat = Chat(speaker(folder, lambda q: "a summary" if "Sum up" in q else "yes", context=300))
+    chat = Chat(backend(folder, lambda q: "a summary" if "Sum up" in q else "yes", context=300))
     chat.settings = replace(chat.settings, **more)
     chat.conversation.system = "Be brief."
     for number in range(3):
@@ -382,7 +382,7 @@ def test_a_summary_that_is_stopped_or_empty_changes_nothing(tmp_path: Path) -> N
     chat = filled(tmp_path)
     before = chat.conversation.copy()
     assert chat.compact(cancelled=lambda: True) == 0 and chat.conversation == before
-    chat.speaker.engine.script = lambda question: "<think>what now?</think>"
+    chat.backend.engine.script = lambda question: "<think>what now?</think>"
     with pytest.raises(KtError, match="no summary"):
         chat.compact()
     assert chat.conversation == before

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat.fake_engine import speaker
+from dialogue.fake_engine import backend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ktcli.chat.chat import Chat
 from ktcli.chat.compaction import fewest_omitted
-from ktcli.chat.control import ControlTokens, Marked
-from ktcli.chat.conversation import Conversation, Spoken
-from ktcli.chat.splice import Splicer
+from ktcli.chat.conversation import Conversation
+from ktcli.dialogue.splice import Splicer, Spoken
+from ktcli.text.control import ControlTokens, Marked
 
 QUESTIONS = 300
 MOST_TRIES = 16  # for 300 questions, of which about a dozen fit
@@ -48,7 +48,7 @@ def test_as_much_is_omitted_as_one_by_one(questions: int, pairs: int, least: int
 @pytest.fixture
 def chat(tmp_path: Path) -> Chat:
     """A chat that goes on with a conversation far longer than its context."""
-    made = Chat(speaker(tmp_path, lambda question: "yes", context=600))
+    made = Chat(backend(tmp_path, lambda question: "yes", context=600))
     made.conversation = Conversation(turns=[
         {"role": role, "content": f"{role} {number}"} for number in range(QUESTIONS) for role in ("user", "assistant")
     ])  # fmt: skip
@@ -76,9 +76,9 @@ def test_a_long_conversation_is_cut_in_few_renderings(chat: Chat, renderings: li
     assert len(renderings) <= MOST_TRIES and renderings[0] == 2 * QUESTIONS + 1
     assert max(renderings[1:]) < 100  # of the rest, what is tried is not much longer than what fits
     assert chat.reply is not None and 200 < chat.reply.stats.prompt_tokens <= 300
-    voice, omitted = chat.speaker.voice, chat.conversation.omitted.turns
-    longer = voice.template.render(chat.conversation.turns[omitted - 2 : -1])
-    assert len(voice.tokenizer.encode(longer)) > 300  # one question more would not have fitted
+    texts, omitted = chat.backend.texts, chat.conversation.omitted.turns
+    longer = texts.template.render(chat.conversation.turns[omitted - 2 : -1])
+    assert len(texts.tokenizer.encode(longer)) > 300  # one question more would not have fitted
 
 
 def test_a_summary_of_a_long_conversation_takes_few_renderings(
@@ -91,7 +91,7 @@ def test_a_summary_of_a_long_conversation_takes_few_renderings(
 def test_answers_behind_which_no_token_begins_are_left_out_together(
     chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    control, text, spoken = chat.speaker.voice.control, "", []
+    control, text, spoken = chat.backend.texts.control, "", []
     for _ in range(QUESTIONS):
         text += "question "
         spoken.append(Spoken(len(text), "answer", (1,)))
@@ -101,6 +101,6 @@ def test_answers_behind_which_no_token_begins_are_left_out_together(
     monkeypatch.setattr(
         control, "encode", lambda part: lengths.append(len(part.text)) or encode(part)
     )
-    splicer = Splicer(chat.speaker.voice.tokenizer, control)
+    splicer = Splicer(chat.backend.texts.tokenizer, control)
     assert splicer.ids(Marked(text), spoken, 1 << 20) == encode(Marked(text))
     assert sum(lengths) <= 2 * len(text)

@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pyte
 import pytest
-from chat.fake_engine import speaker, write_tokenizer
+from dialogue.fake_engine import backend, write_tokenizer
 
-from ktcli.chat import slash
+from ktcli.answers.events import AnswerPiece
+from ktcli.answers.format import AnswerFormat
 from ktcli.chat.chat import Chat
 from ktcli.chat.chats import chat_path, load, saved_names
 from ktcli.chat.conversation import Conversation, Saved
-from ktcli.chat.desk import Desk
 from ktcli.chat.document import save
-from ktcli.chat.pieces import AnswerPiece
-from ktcli.chat.prompt import cleaned, is_open
-from ktcli.chat.screen import Screen, visible
-from ktcli.chat.settings import Settings, override, read_settings, read_stop_ids
-from ktcli.chat.template import load_template
-from ktcli.chat.thoughts import ThoughtsView, without_marks
-from ktcli.chat.tokenizer import load_tokenizer
-from ktcli.chat.voice import Voice
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
+from ktcli.terminal import slash
+from ktcli.terminal.prompt import cleaned, is_open
+from ktcli.terminal.replstate import ReplState
+from ktcli.terminal.screen import Screen, visible
+from ktcli.terminal.thoughts import ThoughtsView
+from ktcli.text.settings import Settings, override, read_settings, read_stop_ids
+from ktcli.text.template import load_template
+from ktcli.text.tokenizer import load_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +110,7 @@ def test_broken_chats_are_one_sentence(tmp_path: Path, content: bytes) -> None:
 
 def test_biases_of_tokens_that_a_model_has_not_are_kept_and_mean_nothing(tmp_path: Path) -> None:
     """A chat may go on with a model of fewer tokens, and with the first one again."""
-    chat = Chat(speaker(tmp_path))
+    chat = Chat(backend(tmp_path))
     sampling = SamplingSettings(logit_bias=((3, 1.0), (999_999, 5.0)))
     chat.settings = replace(chat.settings, sampling=sampling)
     assert "".join(piece.text for piece in chat.ask("hi")) == "you said hi"
@@ -191,13 +191,13 @@ def test_every_stop_id_is_found(tmp_path: Path) -> None:
 # --- slash commands ------------------------------------------------------------------------------
 
 
-def desk(folder: Path) -> tuple[Desk, list[str]]:
+def repl(folder: Path) -> tuple[ReplState, list[str]]:
     said: list[str] = []
-    return Desk(Chat(speaker(folder)), said.append), said
+    return ReplState(Chat(backend(folder)), said.append), said
 
 
 def test_help_lists_every_command(tmp_path: Path) -> None:
-    table, said = desk(tmp_path)
+    table, said = repl(tmp_path)
     slash.run(table, "/help")
     assert all(f"/{name}" in said[0] for name in slash.TABLE)
     first = "help system model set clear retry edit undo compact thoughts stats read copy export"
@@ -205,7 +205,7 @@ def test_help_lists_every_command(tmp_path: Path) -> None:
 
 
 def test_settings_change(tmp_path: Path) -> None:
-    table, said = desk(tmp_path)
+    table, said = repl(tmp_path)
     for line in (
         "/set temperature 0.7",
         "/set top_k 5",
@@ -237,7 +237,7 @@ def test_settings_change(tmp_path: Path) -> None:
      "/save a\0b", "/retry"],
 )  # fmt: skip
 def test_wrong_lines_are_one_sentence(tmp_path: Path, line: str) -> None:
-    table, _ = desk(tmp_path)
+    table, _ = repl(tmp_path)
     before = table.chat.settings
     with pytest.raises(KtError):
         slash.run(table, line)
@@ -255,14 +255,14 @@ def test_wrong_lines_are_one_sentence(tmp_path: Path, line: str) -> None:
     ],
 )
 def test_a_wrong_value_learns_what_it_can_be(tmp_path: Path, line: str, can_be: str) -> None:
-    table, _ = desk(tmp_path)
+    table, _ = repl(tmp_path)
     with pytest.raises(UsageError) as caught:
         slash.run(table, line)
     assert can_be in caught.value.hint
 
 
 def test_what_does_nothing_is_off(tmp_path: Path) -> None:
-    table, said = desk(tmp_path)
+    table, said = repl(tmp_path)
     table.chat.settings = Settings(SamplingSettings(temperature=0.7))
     slash.run(table, "/set")
     rows = dict(line.split(maxsplit=1) for line in said[-1].splitlines())
@@ -275,7 +275,7 @@ def test_what_does_nothing_is_off(tmp_path: Path) -> None:
 
 
 def test_a_seed_without_effect_is_said(tmp_path: Path) -> None:
-    table, said = desk(tmp_path)
+    table, said = repl(tmp_path)
     slash.run(table, "/set greedy on")
     slash.run(table, "/set seed 7")
     assert "changes nothing" in said[-1]
@@ -288,7 +288,7 @@ def test_saving_elsewhere_is_said_and_writes_over_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name is of the library, a path is a path: whole, with its ending, and only over another chat."""
-    table, said = desk(tmp_path)
+    table, said = repl(tmp_path)
     (tmp_path / "here" / "a").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
     for name, path in (("a/b", "here/a/b.json"), ("../x", "x.json"), ("./y.json", "here/y.json")):
@@ -309,7 +309,7 @@ def test_saving_elsewhere_is_said_and_writes_over_nothing_else(
 
 
 def test_a_file_named_exactly_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table, said = desk(tmp_path)
+    table, said = repl(tmp_path)
     monkeypatch.chdir(tmp_path)
     save(tmp_path / "old.json", Saved("fake", Conversation("S"), SamplingSettings()))
     (tmp_path / "old.json").rename("old.txt")
@@ -318,7 +318,7 @@ def test_a_file_named_exactly_is_loaded(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_commands_act_on_the_conversation(tmp_path: Path) -> None:
-    table, said = desk(tmp_path)
+    table, said = repl(tmp_path)
     chat = table.chat
     slash.run(table, "/stats")
     slash.run(table, "/system You are a cat.")
@@ -397,12 +397,12 @@ def test_thoughts_are_shown_as_wanted_and_never_in_a_pipe(
     screen = Screen(stream, **how)
     screen.view = ThoughtsView(view)
     screen.begin(lambda: 0)
-    for text in ("<think>\x1b[0m", "hm</think>"):
+    for text in ("\x1b[0m", "hm"):
         screen.piece(AnswerPiece(text, True))
     screen.piece(AnswerPiece("\n\nok\x1b"))
     screen.end()
     assert stream.getvalue().replace("\x1b[0m\x1b[2m", "") == shown
-    assert without_marks(screen.thoughts) == "\x1b[0mhm"
+    assert screen.thoughts == "\x1b[0mhm"
 
 
 def test_a_folded_thought_is_counted_while_it_lasts() -> None:
@@ -410,7 +410,7 @@ def test_a_folded_thought_is_counted_while_it_lasts() -> None:
     screen = Screen(stream, terminal=True, colour=True, columns=lambda: 60)
     told = iter(range(100))
     screen.begin(lambda: next(told) * 10)
-    for text in ("<think>", "hm", " so", "</think>"):
+    for text in ("hm", " so"):
         screen.piece(AnswerPiece(text, True))
     pyte.Stream(screen_of).feed(stream.getvalue().replace("\n", "\r\n"))
     assert "▸ thinking, 0.0 s, 10 tokens" in screen_of.display[0]
@@ -425,8 +425,8 @@ def test_no_line_stands_for_no_thought() -> None:
     stream = io.StringIO()
     screen = Screen(stream, terminal=True, colour=False)
     screen.begin(lambda: 3)
-    for piece in (AnswerPiece("<think>\n\n</think>", True), AnswerPiece("\n\nok")):
-        screen.piece(piece)
+    screen.piece(AnswerPiece("\n", True))
+    screen.piece(AnswerPiece("\n\nok"))
     screen.end()
     assert stream.getvalue() == "ok\n"
 
@@ -443,10 +443,10 @@ def test_reading_is_shown_and_wiped() -> None:
 def test_a_budget_of_thoughts_for_a_model_without_them_is_said_to_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table, said = desk(tmp_path)
+    table, said = repl(tmp_path)
     slash.run(table, "/set think-budget 5")
     assert "changes nothing" not in said[-1]
-    monkeypatch.setattr(Voice, "thinks", False)
+    monkeypatch.setattr(AnswerFormat, "thinks", False)
     slash.run(table, "/set think-budget 5")
     assert said[-1] == "fake does not think before it answers; it changes nothing"
     assert table.chat.settings.think_budget == 5

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat.fake_engine import speaker
+from dialogue.fake_engine import backend
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +17,8 @@ from ktcli.chat import lastread, log, replay
 from ktcli.chat.chat import Chat
 from ktcli.chat.chats import chats_folder, files, line_of, load, newest
 from ktcli.chat.conversation import NOTHING_OMITTED, Saved
-from ktcli.chat.keeper import Keeper
-from ktcli.chat.reuse import Timeline
+from ktcli.chat.recorder import ChatRecorder
+from ktcli.dialogue.timeline import Timeline
 from ktcli.errors import KtError, UsageError
 
 
@@ -30,11 +30,11 @@ def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def written(folder: Path, *questions: str) -> Path:
     """The file of a finished chat."""
-    chat = Chat(speaker(folder))
-    keeper = Keeper(chat, pytest.fail)
+    chat = Chat(backend(folder))
+    recorder = ChatRecorder(chat, pytest.fail)
     for question in questions:
         list(chat.ask(question))
-    keeper.close()
+    recorder.close()
     path = newest()
     assert path is not None
     return path
@@ -49,7 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory):
         said = question[-8:]  # a summary may stand before it
         return f"<think>hm</think>{said} é\n" * len(said)
 
-    return speaker(tmp_path_factory.mktemp("model"), script)
+    return backend(tmp_path_factory.mktemp("model"), script)
 
 
 STEPS = st.one_of(
@@ -74,7 +74,7 @@ STEPS = st.one_of(
 
 def course(model, folder: Path, steps: list[tuple]) -> None:
     chat = Chat(model)
-    keeper = Keeper(chat, pytest.fail)
+    recorder = ChatRecorder(chat, pytest.fail)
     for number, (step, *rest) in enumerate(steps):
         if step == "ask":
             list(chat.ask(rest[0]))
@@ -88,16 +88,16 @@ def course(model, folder: Path, steps: list[tuple]) -> None:
             list(chat.retry() or ())
         elif step == "clear":
             chat.conversation.clear()
-            keeper.begin()
+            recorder.begin()
         elif step == "fork" and chat.conversation.turns:
-            keeper.fork()
+            recorder.fork()
         elif step == "resume":
-            keeper.close()
+            recorder.close()
             chat = Chat(model)
-            keeper = Keeper(chat, pytest.fail)
+            recorder = ChatRecorder(chat, pytest.fail)
             path = newest()
             if path is not None:
-                keeper.take_over(path)
+                recorder.take_over(path)
         elif step == "system":
             chat.conversation.system = f"system {number}"
         elif step == "set":
@@ -110,10 +110,10 @@ def course(model, folder: Path, steps: list[tuple]) -> None:
         elif step == "refuse":
             with pytest.raises(KtError):
                 list(chat.ask("x" * 9999))
-        keeper.keep()
-        if keeper.path is not None and keeper._as_loaded is None:
-            same(chat, load(keeper.path))
-    keeper.close()
+        recorder.keep()
+        if recorder.path is not None and recorder._as_loaded is None:
+            same(chat, load(recorder.path))
+    recorder.close()
 
 
 def same(chat: Chat, saved: Saved) -> None:
@@ -121,7 +121,7 @@ def same(chat: Chat, saved: Saved) -> None:
     assert saved.conversation == chat.conversation and not saved.unfinished and not saved.damaged
     assert saved.sampling == chat.settings.sampling
     assert saved.others == chat.settings.others
-    again = Chat(chat.speaker)
+    again = Chat(chat.backend)
     again.restore(saved)
     there = {(each.at, each.text): each.ids for each in again.spoken}
     questions = [turn["content"] for turn in chat.conversation.turns]
@@ -236,12 +236,12 @@ def test_a_damaged_chat_goes_on_in_another_file(tmp_path: Path, chats: Path) -> 
     data = path.read_bytes().replace(b'"user":"one"', b'"user":"uno"')
     path.write_bytes(data)
     warned: list[str] = []
-    chat = Chat(speaker(tmp_path))
-    keeper = Keeper(chat, warned.append)
-    keeper.take_over(path)
+    chat = Chat(backend(tmp_path))
+    recorder = ChatRecorder(chat, warned.append)
+    recorder.take_over(path)
     assert chat.conversation.turns[0]["content"] == replay.LOST
     list(chat.ask("three"))
-    keeper.close()
+    recorder.close()
     assert len(warned) == 1 and "damaged" in warned[0]
     assert path.read_bytes() == data and len(files()) == 2
     assert said(load(newest()))[-2:] == ["three", "you said three"]  # type: ignore[arg-type]
@@ -251,11 +251,11 @@ def test_a_torn_line_is_written_over(tmp_path: Path) -> None:
     path = written(tmp_path, "one")
     with path.open("ab") as file:
         file.write(b'{"user":"tw')
-    chat = Chat(speaker(tmp_path))
-    keeper = Keeper(chat, pytest.fail)
-    keeper.take_over(path)
+    chat = Chat(backend(tmp_path))
+    recorder = ChatRecorder(chat, pytest.fail)
+    recorder.take_over(path)
     list(chat.ask("two"))
-    keeper.close()
+    recorder.close()
     saved = load(path)
     assert said(saved) == ["one", "you said one", "two", "you said two"] and not saved.damaged
 
@@ -291,9 +291,9 @@ def test_nonsense_is_one_sentence(tmp_path: Path, chats: Path, name: str) -> Non
         load(path)
     assert "x.jsonl" in str(caught.value) and "\n" not in str(caught.value)
     assert ("another version" in str(caught.value)) == ("version" in name or name == "json")
-    keeper = Keeper(Chat(speaker(tmp_path)), pytest.fail)
+    recorder = ChatRecorder(Chat(backend(tmp_path)), pytest.fail)
     with pytest.raises(UsageError):
-        keeper.take_over(path)
+        recorder.take_over(path)
     assert path.read_bytes() == NONSENSE[name]
 
 

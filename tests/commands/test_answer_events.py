@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ktcli.chat.pieces import AnswerPiece
-from ktcli.commands.answer_events import AnswerEvents
+from ktcli.answers.events import AnswerPiece
+from ktcli.commands.chat.events import AnswerEvents
 
 
 def kt(*arguments: str) -> subprocess.CompletedProcess[str]:

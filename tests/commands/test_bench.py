@@ -11,7 +11,7 @@ from weights.fake_checkpoint import random_checkpoint
 
 from ktcli.assembly import bench as assembly
 from ktcli.assembly import host as here
-from ktcli.commands import bench as command
+from ktcli.commands.bench import speed as command
 from ktcli.commands.view.figures import ops_words
 from ktcli.hardware.machine import Gpu
 from ktcli.hardware.probe import probe

@@ -11,17 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from chat.fake_engine import TEMPLATE, VOCAB, FakeEngine, speaker, write_tokenizer
+from dialogue.fake_engine import TEMPLATE, VOCAB, FakeEngine, backend, write_tokenizer
 
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
-from ktcli.chat.tokenizer import load_tokenizer
-from ktcli.commands import piped, wording
-from ktcli.engine.drafting import NO_DRAFTS, DraftWish
+from ktcli.commands.chat import wording
+from ktcli.commands.cli import piped
+from ktcli.engine.drafting import NO_DRAFTS, DraftOptions
 from ktcli.errors import NotFound, UsageError
 from ktcli.hardware.numa import AUTO, OFF, Numa
 from ktcli.main import main
 from ktcli.store import heat
+from ktcli.text.tokenizer import load_tokenizer
 
 LINES = [
     r"prompt eval count: {4}\d+ token\(s\)",
@@ -164,7 +165,7 @@ def test_a_pipe_that_says_nothing_is_waited_for_aloud(
     assert len(warned) == 1 and "standard input" in warned[0] and "</dev/null" in warned[0]
 
 
-READ = "from ktcli.commands import piped; piped.PATIENCE_S = 0.1; print(repr(piped.standard_input(beside=True)))"
+READ = "from ktcli.commands.cli import piped; piped.PATIENCE_S = 0.1; print(repr(piped.standard_input(beside=True)))"
 
 
 def test_a_pipe_that_nobody_can_write_to_is_left_out() -> None:
@@ -333,7 +334,7 @@ def test_what_was_chosen_is_recorded_however_a_chat_ends(
         arguments = ["kt-mini"]
         monkeypatch.setattr(wording, "is_terminal", lambda: True)
         lines = iter(["hello", "and you?", "/exit"])
-        monkeypatch.setattr("ktcli.chat.prompt.Prompt.ask", lambda prompt, draft: next(lines))
+        monkeypatch.setattr("ktcli.terminal.prompt.Prompt.ask", lambda prompt, draft: next(lines))
     got, _, err = run(*arguments)
     assert got == code and (end != "context full" or "tokens is full" in err)
     computed = run.engine.computed
@@ -411,7 +412,7 @@ def test_logits_wants_a_list_of_ids(
 def test_nothing_heavy_is_loaded() -> None:
     """An answer needs neither torch, transformers, a hub client, nor (into a pipe) a prompt."""
     code = (
-        "import sys; import ktcli.commands.chat, ktcli.assembly.prepare, ktcli.assembly.load, ktcli.chat.interactive;"
+        "import sys; import ktcli.commands.chat.chat, ktcli.assembly.prepare, ktcli.assembly.load, ktcli.terminal.repl;"
         "print(sorted(m for m in ('torch', 'transformers', 'huggingface_hub', 'modelscope',"
         "'prompt_toolkit', 'rich') if m in sys.modules))"
     )
@@ -422,7 +423,7 @@ def test_nothing_heavy_is_loaded() -> None:
 
 
 def test_the_fake_is_a_speaker(tmp_path: Path) -> None:
-    assert speaker(tmp_path).voice.stop_ids
+    assert backend(tmp_path).texts.stop_ids
 
 
 def test_endless_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,11 +440,11 @@ def test_endless_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 def test_drafts_change_no_answer_and_are_counted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[bool, int | None]] = []
 
-    def of(wish: DraftWish, engine: object) -> None:
+    def of(wish: DraftOptions, engine: object) -> None:
         if wish is not NO_DRAFTS:  # that of every request without a wish
             asked.append((wish.drafts, wish.length))
 
-    monkeypatch.setattr(DraftWish, "of", of)
+    monkeypatch.setattr(DraftOptions, "of", of)
     monkeypatch.setenv("KT_DRAFT", "3")
     for words in ((), ("--draft", "off"), ("--draft", "lookup"), ("--draft", "8")):
         assert run("kt-mini", "hi", *words)[0] == 0

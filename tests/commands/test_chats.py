@@ -7,15 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from chat.fake_engine import END, TEMPLATE, speaker, write_tokenizer
 from commands.test_chat import Run
+from dialogue.fake_engine import END, TEMPLATE, backend, write_tokenizer
 
 from ktcli.chat import log
 from ktcli.chat.chat import Chat
 from ktcli.chat.chats import chats_folder, files, load, newest, rename
-from ktcli.chat.keeper import Keeper
-from ktcli.commands import piped, wording
-from ktcli.commands.table import _filled
+from ktcli.chat.recorder import ChatRecorder
+from ktcli.commands.chat import wording
+from ktcli.commands.cli import piped
+from ktcli.commands.cli.table import _filled
 from ktcli.commands.view.times import age
 from ktcli.main import main
 
@@ -43,12 +44,12 @@ def kt(run: Run, capsys: pytest.CaptureFixture[str]):
 
 def kept(folder: Path, name: str, *questions: str, model: str = "kt-mini") -> Path:
     """A kept conversation of this name."""
-    made = speaker(folder)
-    chat = Chat(type(made)(model, made.engine, made.voice))
-    keeper = Keeper(chat, pytest.fail)
+    made = backend(folder)
+    chat = Chat(type(made)(model, made.engine, made.texts))
+    recorder = ChatRecorder(chat, pytest.fail)
     for question in questions:
         list(chat.ask(question))
-    keeper.close()
+    recorder.close()
     path = newest()
     assert path is not None
     return rename(path, name)
@@ -193,7 +194,7 @@ def test_an_interactive_chat_goes_on(
     path = kept(tmp_path, "alpha", "one " * 40)
     monkeypatch.setattr(wording, "is_terminal", lambda: True)
     lines = iter(["two", "/stats", "/exit"])
-    monkeypatch.setattr("ktcli.chat.prompt.Prompt.ask", lambda prompt, draft: next(lines))
+    monkeypatch.setattr("ktcli.terminal.prompt.Prompt.ask", lambda prompt, draft: next(lines))
     code, _, err = kt("chat", "--continue", "--explain-cache")
     assert code == 0 and "2 messages from" in err and "nothing of it was kept" in err
     assert "cached / prompt:" in err and questions(path) == ["one " * 40, "two"]
@@ -267,11 +268,11 @@ def test_a_date_is_found_a_day_later(kt, run: Run, tmp_path: Path) -> None:
         write_tokenizer(tmp_path, f"{{{{ bos_token }}}}Today: {day}{END}" + TEMPLATE)
         kept_before = newest()
         if kept_before is None:
-            made = speaker(tmp_path, template=f"{{{{ bos_token }}}}Today: {day}{END}" + TEMPLATE)
-            chat = Chat(type(made)("kt-mini", made.engine, made.voice))
-            keeper = Keeper(chat, pytest.fail)
+            made = backend(tmp_path, template=f"{{{{ bos_token }}}}Today: {day}{END}" + TEMPLATE)
+            chat = Chat(type(made)("kt-mini", made.engine, made.texts))
+            recorder = ChatRecorder(chat, pytest.fail)
             list(chat.ask("one"))
-            keeper.close()
+            recorder.close()
     code, _, err = kt("chat", "kt-mini", "two", "--continue", "--explain-cache")
     assert code == 0 and "a date or time" in err and "11-23" in err
 

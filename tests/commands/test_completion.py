@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from ktcli.commands import completable, completion, startup, table
-from ktcli.commands.completable import Values
+from ktcli.commands import completion
+from ktcli.commands.cli import completable, startup, table
+from ktcli.commands.cli.completable import Values
 from ktcli.hardware.gpu import driven_gpus
 from ktcli.main import main
 from ktcli.resources import data_path

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat.fake_engine import FakeEngine
 from commands.test_chat import Run
+from dialogue.fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +22,7 @@ from ktcli import config, settingsfile
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.config import Origin
-from ktcli.engine.drafting import DraftWish
+from ktcli.engine.drafting import DraftOptions
 from ktcli.hardware.gpu import parse_device
 from ktcli.hardware.numa import parse_numa
 from ktcli.main import main
@@ -86,7 +86,7 @@ def test_what_the_table_lets_pass_is_understood_where_it_is_used() -> None:
         parse_numa(text)
     for text in ("off", "lookup", "1", "4"):
         SETTINGS["draft"].domain.read(text)
-        DraftWish.parse(text, "draft")
+        DraftOptions.parse(text, "draft")
 
 
 # --- values -----------------------------------------------------------------------------------------

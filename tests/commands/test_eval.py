@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from loading import without_tiles
 from numpy.typing import NDArray
 
 from ktcli.assembly import ways
@@ -147,6 +148,14 @@ def test_what_does_not_fit_together_is_measured_one_after_the_other(
     assert document(capsys, *line, code=4)["error"]["type"] == "NotEnoughMemory"
 
 
+@pytest.fixture
+def no_tiles() -> Iterator[None]:
+    """Rows that round alike, however many a step has."""
+    with without_tiles():
+        yield
+
+
+@pytest.mark.usefixtures("no_tiles")
 def test_short_windows_share_passes_over_the_weights(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +175,7 @@ def test_short_windows_share_passes_over_the_weights(
     assert apart["results"] == together["results"]
 
 
+@pytest.mark.usefixtures("no_tiles")
 def test_logits_of_several_sequences_are_those_of_each(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -290,6 +300,6 @@ def test_text_is_plain_and_read_up_to_a_bound(capsys: Capture, tmp_path: Path) -
     assert "is not UTF-8 text (byte 5)" in capsys.readouterr().err
     text.write_text("é" * (1 << 19), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ktcli.chat.passage.MAX_BYTES", 1001)  # in the middle of a character
+        patch.setattr("ktcli.text.passage.MAX_BYTES", 1001)  # in the middle of a character
         found = document(capsys, MINI, "--text", str(text), "-n", "300")
     assert found["text"]["tokens"] == 300

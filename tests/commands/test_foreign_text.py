@@ -142,11 +142,11 @@ EXACT = {"path.py", "completion.py", "serve.py", "chats.py", "config.py"}
 WRITERS = {
     "main.py",
     "output.py",
-    "commands/group.py",
+    "commands/cli/group.py",
     "commands/serve.py",
-    "commands/answering_once.py",
+    "commands/chat/once.py",
 }
-WRITERS |= {"chat/slash_files.py"}  # to the terminal's clipboard, in base64
+WRITERS |= {"terminal/slash_files.py"}  # to the terminal's clipboard, in base64
 
 
 STREAMS = ("print", "traceback.print_exception", "sys.stdout.write", "sys.stderr.write")

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from chat.fake_engine import SPECIALS, write_tokenizer
-from chat.hostile import CONFINED, LYING, REFUSED, long_text
+from dialogue.fake_engine import SPECIALS, write_tokenizer
 from gguf_cases import CASES
 from gguf_models import write_gguf
+from text.hostile import CONFINED, LYING, REFUSED, long_text
 from weights.fake_checkpoint import QWEN3, random_checkpoint
 
 from ktcli.weights.vocabulary import MAX_MERGES

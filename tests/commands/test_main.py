@@ -17,7 +17,7 @@ import typer
 
 from docs import reference
 from ktcli import errors
-from ktcli.commands import help, table
+from ktcli.commands.cli import help, table
 from ktcli.errors import KtError
 from ktcli.main import main
 from ktcli.settings import TABLE, Setting

@@ -15,23 +15,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from chat.fake_engine import FakeEngine, write_tokenizer
+from dialogue.fake_engine import FakeEngine, write_tokenizer
 
 from ktcli.assembly import host, talking
 from ktcli.assembly.listener import SILENT
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.talking import Opening, open_model
-from ktcli.chat.adjust import changed
 from ktcli.chat.chat import Chat
 from ktcli.chat.chats import load as load_chat
-from ktcli.chat.desk import Desk
-from ktcli.chat.interactive import talk
-from ktcli.chat.screen import Screen
-from ktcli.chat.slash import run as run_slash
-from ktcli.chat.tokenizer import load_tokenizer
-from ktcli.commands import model_choice, wording
-from ktcli.commands.model_choice import ModelChoice
+from ktcli.commands.chat import model_choice, wording
+from ktcli.commands.chat.model_choice import ModelChoice
 from ktcli.engine.request import Event
 from ktcli.engine.scheduler import Scheduler
 from ktcli.errors import (
@@ -44,6 +38,12 @@ from ktcli.errors import (
     UsageError,
 )
 from ktcli.main import main
+from ktcli.terminal.adjust import changed
+from ktcli.terminal.repl import talk
+from ktcli.terminal.replstate import ReplState
+from ktcli.terminal.screen import Screen
+from ktcli.terminal.slash import run as run_slash
+from ktcli.text.tokenizer import load_tokenizer
 
 GIB = 1 << 30
 
@@ -62,8 +62,8 @@ class Bench:
             write_tokenizer(folder / name)
         self.how = Opening(Wanted(), 0, False, listener=SILENT)
         opened = open_model(Ready("one", folder / "one"), "one", self.how)
-        self.chat = Chat(opened.speaker)
-        self.choice = ModelChoice(self.chat, opened, self.how, lambda voice: voice.settings)
+        self.chat = Chat(opened.backend)
+        self.choice = ModelChoice(self.chat, opened, self.how, lambda texts: texts.settings)
         del opened
 
     def collect(self) -> None:
@@ -237,7 +237,7 @@ def test_a_chat_ends_with_the_reason_where_neither_model_can_be_loaded(
     def loads(*given: Any) -> FakeEngine:
         raise BadPack("it is damaged")
 
-    def begin(desk: Desk) -> None:
+    def begin(repl: ReplState) -> None:
         monkeypatch.setattr(bench, "load", loads)
 
     screen = Screen(io.StringIO(), terminal=False, colour=False)
@@ -313,17 +313,17 @@ def test_what_a_person_has_set_goes_along_and_the_rest_is_the_models(bench: Benc
 
 def test_the_file_of_the_chat_names_both_models(bench: Bench) -> None:
     said: list[str] = []
-    desk = Desk(bench.chat, said.append)
-    desk.models = bench.choice
+    repl = ReplState(bench.chat, said.append)
+    repl.models = bench.choice
     for question in ("hello", "and?"):
         bench.ask(question)
-        desk.keeper.keep()
+        repl.recorder.keep()
         if question == "hello":
-            run_slash(desk, "/model two")
-    run_slash(desk, "/model")
+            run_slash(repl, "/model two")
+    run_slash(repl, "/model")
     assert "two  answers now" in said[-1]
-    path = desk.keeper.path
-    desk.keeper.close()
+    path = repl.recorder.path
+    repl.recorder.close()
     assert path is not None
     text = path.read_text()
     assert text.index('"model":"one"') < text.index('"model":"two"')
@@ -340,7 +340,7 @@ def test_a_chat_on_the_terminal_goes_on_with_another_conversion(
     lines = iter(["hi", "/model kt-mini@int8-int8", "hi", "/model", "/model nothing", "/exit"])
     ask: Callable[..., str] = lambda prompt, draft: next(lines)  # noqa: E731
     monkeypatch.setattr(wording, "is_terminal", lambda: True)
-    monkeypatch.setattr("ktcli.chat.prompt.Prompt.ask", ask)
+    monkeypatch.setattr("ktcli.terminal.prompt.Prompt.ask", ask)
     assert main(["chat", "kt-mini", "--greedy"]) == 0
     said = capsys.readouterr()
     assert said.out.count("kt-mini") >= 2

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat.fake_engine import write_tokenizer
+from dialogue.fake_engine import write_tokenizer
 from reference import CASES, write_checkpoint
 from safetensors.torch import load_file, save_file
 from store.fake_hub import Hub, serve
 
-from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.main import main
+from ktcli.text.tokenizer import load_tokenizer
 
 RETURN, CALL, TEXT = "<|return|>", "<|call|>", "<|endoftext|>"
 

@@ -18,7 +18,7 @@ from ktcli.engine.draft_length import (
     StepTimes,
     best_length,
 )
-from ktcli.engine.drafting import NO_DRAFTS, Drafting, DraftWish
+from ktcli.engine.drafting import NO_DRAFTS, Drafting, DraftOptions
 from ktcli.errors import UsageError
 
 PRIOR = [1.0 + 0.2 * rows for rows in range(MOST_ROWS)]
@@ -269,12 +269,12 @@ def test_an_account_lends_little_and_forgets_most_of_what_was_saved() -> None:
 
 
 def test_wishes() -> None:
-    assert DraftWish.parse(None, "--draft") == DraftWish()
-    assert not DraftWish.parse("off", "--draft").drafts
-    assert DraftWish.parse("lookup", "--draft").length is None
-    assert DraftWish.parse("8", "--draft").length == 8
+    assert DraftOptions.parse(None, "--draft") == DraftOptions()
+    assert not DraftOptions.parse("off", "--draft").drafts
+    assert DraftOptions.parse("lookup", "--draft").length is None
+    assert DraftOptions.parse("8", "--draft").length == 8
     for text in ("0", "9", "-1", "on", "", "\u0663", "1" * 5000):
         with pytest.raises(UsageError, match="it can be off, lookup, or 1 to 8") as caught:
-            DraftWish.parse(text, "KT_DRAFT")
+            DraftOptions.parse(text, "KT_DRAFT")
         assert len(str(caught.value)) < 120
     assert NO_DRAFTS.of(None) is None

@@ -12,7 +12,7 @@ from convert import convert_checkpoint
 from cores import TWO
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from loading import load_engine
+from loading import load_engine, without_tiles
 from reference import ONE_OF_EACH, case_named, write_checkpoint
 
 from ktcli.engine import CpuEngine
@@ -53,7 +53,8 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp(case.name)
     checkpoint = write_checkpoint(case, folder / "checkpoint")
     path = convert_checkpoint(checkpoint, folder / "pack", experts="int4", dense="int8")
-    return load_engine(path, context=CONTEXT, threads=TWO)
+    with without_tiles():
+        return load_engine(path, context=CONTEXT, threads=TWO)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ktcli.engine.active import Active
-from ktcli.engine.drafting import Drafting, DraftWish
+from ktcli.engine.drafting import Drafting, DraftOptions
 from ktcli.engine.request import (
     Answer,
     Event,
@@ -211,7 +211,7 @@ def test_an_answer_ends_where_its_listener_says_so() -> None:
 def test_drafts_that_were_asked_for_are_refused_where_they_could_change_answers() -> None:
     engine = ToyEngine()
     engine.step_times = None  # type: ignore[assignment]
-    wish = DraftWish(length=3, asked=True)
+    wish = DraftOptions(length=3, asked=True)
     with pytest.raises(UsageError, match="drafted tokens could change answers"):
         serving(engine).submit(GenerationRequest([5], draft=wish))
     assert serving(engine).idle

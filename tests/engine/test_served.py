@@ -17,7 +17,7 @@ from loading import load_engine
 from ktcli.engine import Engine, Finish, GenerationRequest, Limits, Scheduler
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.engine.device.placement import Placement
-from ktcli.engine.drafting import Drafting, DraftWish
+from ktcli.engine.drafting import Drafting, DraftOptions
 from ktcli.engine.request import Answer
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import KtError
@@ -103,7 +103,7 @@ def alone(engine: Engine, request: GenerationRequest) -> Answer:
     """What a request gets if there is no other, and nothing is drafted."""
     engine.pools.forget()
     scheduler = Scheduler(engine)
-    answer = scheduler.submit(replace(request, draft=DraftWish(drafts=False)))
+    answer = scheduler.submit(replace(request, draft=DraftOptions(drafts=False)))
     while not scheduler.idle:
         scheduler.step()
     return answer
@@ -137,7 +137,7 @@ def test_ids_are_those_of_the_request_alone(
         for _ in range(wait):
             scheduler.step()
         drafts = drafting(engine, wanted[i], wrong) if i % 2 else None
-        wish = request.draft if drafts else DraftWish(drafts=False)
+        wish = request.draft if drafts else DraftOptions(drafts=False)
         asked = held(engine, replace(request, draft=wish), is_held)
         answers.append(scheduler.submit(asked, drafting=drafts))
         due[answers[-1]] = cancel

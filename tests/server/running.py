@@ -13,22 +13,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chat.fake_engine import END, TEMPLATE, FakeEngine, write_tokenizer
+from dialogue.fake_engine import END, TEMPLATE, FakeEngine, write_tokenizer
 from server.sources import ScriptedModel
 
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.request import Wanted
-from ktcli.chat.speaker import Speaker
-from ktcli.chat.tokenizer import load_tokenizer
-from ktcli.chat.voice import read_voice
+from ktcli.dialogue.local import LocalBackend
 from ktcli.engine.scheduler import Limits
 from ktcli.errors import KtError
-from ktcli.server.catalogue import Shelf
-from ktcli.server.house import Rules
-from ktcli.server.listening import tcp_socket
-from ktcli.server.residency import Residency
-from ktcli.server.serving import Service, Serving
-from ktcli.server.source import ModelSource
+from ktcli.server.http.state import Rules
+from ktcli.server.models.catalogue import Shelf
+from ktcli.server.models.residency import Residency
+from ktcli.server.models.source import ModelSource
+from ktcli.server.process.listening import tcp_socket
+from ktcli.server.process.serving import Service, Serving
+from ktcli.text.model import read_text_model
+from ktcli.text.tokenizer import load_tokenizer
 
 Script = Callable[[str], str | list[int]]
 
@@ -49,8 +49,8 @@ class Running:
     @property
     def residency(self) -> Residency:
         """Its models in memory."""
-        assert self.serving is not None and self.serving.house is not None
-        return self.serving.house.residency
+        assert self.serving is not None and self.serving.state is not None
+        return self.serving.state.residency
 
     @property
     def loaded(self) -> list[str]:
@@ -75,24 +75,24 @@ def scripted(
     more: Sequence[str] = (),
     end: str = END,
     answers: object = None,
-) -> Speaker:
+) -> LocalBackend:
     """A model that follows a script, and answers eight at once."""
     write_tokenizer(folder, template, more=more, end=end, answers=answers)
     (folder / "generation_config.json").write_text("{}")  # else a quotation mark ends answers
     engine = FakeEngine(load_tokenizer(folder), script, context, streams=8)
-    return Speaker("fake", engine, read_voice("fake", folder))  # type: ignore[arg-type]
+    return LocalBackend("fake", engine, read_text_model("fake", folder))  # type: ignore[arg-type]
 
 
 @contextmanager
 def running(
-    speaker: Speaker,
+    backend: LocalBackend,
     rules: Rules | None = None,
     limits: Limits | None = None,
     more: Sequence[socket.socket] = (),
     log: Callable[[dict[str, Any]], None] = lambda entry: None,
 ) -> Iterator[Running]:
     """Serves a model while the context lasts, at further sockets too."""
-    with serving_models([ScriptedModel(speaker)], rules, limits, more, log=log) as found:
+    with serving_models([ScriptedModel(backend)], rules, limits, more, log=log) as found:
         yield found
 
 
@@ -132,7 +132,7 @@ def serving_models(
     )
     serving = Serving(service)
     own = models[0]
-    engine = own.speaker.engine if isinstance(own, ScriptedModel) else None
+    engine = own.backend.engine if isinstance(own, ScriptedModel) else None
     made = Running(port, engine, serving)  # type: ignore[arg-type]
 
     def run() -> None:

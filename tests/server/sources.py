@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ktcli.assembly.beside import HeldMemory, MemoryFit
-from ktcli.chat.speaker import Speaker
-from ktcli.chat.tokenizer import Tokenizer
-from ktcli.chat.voice import Voice
+from ktcli.dialogue.local import LocalBackend
 from ktcli.errors import DeviceError, KtError
-from ktcli.server.source import FOREVER, ModelFacts
+from ktcli.server.models.source import FOREVER, ModelFacts
+from ktcli.text.model import TextModel
+from ktcli.text.tokenizer import Tokenizer
 
 
 @dataclass
@@ -22,7 +22,7 @@ class ScriptedOpened:
         closed: how often it was closed.
     """
 
-    speaker: Speaker
+    backend: LocalBackend
     source: ScriptedModel
 
     def close(self) -> None:
@@ -30,7 +30,7 @@ class ScriptedOpened:
         self.source.log.append(f"close {self.source.name}")
 
     def forget(self) -> None:
-        del self.speaker
+        del self.backend
 
 
 @dataclass
@@ -47,7 +47,7 @@ class ScriptedModel:
         goes_on: where it goes on after its GPU failed.
     """
 
-    speaker: Speaker
+    backend: LocalBackend
     keep_s: float = FOREVER
     need_bytes: int = 1
     memory_bytes: int = 1 << 40
@@ -65,15 +65,15 @@ class ScriptedModel:
 
     @property
     def name(self) -> str:
-        return self.speaker.name
+        return self.backend.name
 
     @property
     def key(self) -> str:
-        return self.speaker.name
+        return self.backend.name
 
     def facts(self) -> ModelFacts:
-        engine = self.speaker.engine
-        pack = self.speaker.pack
+        engine = self.backend.engine
+        pack = self.backend.pack
         return ModelFacts("fake", engine.context, engine.spec.vocab, self.need_bytes, pack, 0)
 
     def fit(self, held: HeldMemory) -> MemoryFit:
@@ -88,16 +88,18 @@ class ScriptedModel:
 
     def read_tokenizer(self) -> Tokenizer:
         assert self.reading.wait(20)
-        return self.speaker.voice.tokenizer
+        return self.backend.texts.tokenizer
 
-    def read_voice(self, tokenizer: Tokenizer) -> Voice:
-        return self.speaker.voice
+    def read_text_model(self, tokenizer: Tokenizer) -> TextModel:
+        return self.backend.texts
 
-    def open(self, voice: Voice, fit: MemoryFit, is_stopped: Callable[[], bool]) -> ScriptedOpened:
+    def open(
+        self, texts: TextModel, fit: MemoryFit, is_stopped: Callable[[], bool]
+    ) -> ScriptedOpened:
         while not self.gate.wait(0.005):
             if is_stopped():
                 raise KtError("stopped")
         if self.fails is not None:
             raise self.fails
         self.log.append(f"load {self.name}")
-        return ScriptedOpened(self.speaker, self)
+        return ScriptedOpened(self.backend, self)

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from answers.answer_templates import TEMPLATES
 from anthropic import Anthropic
-from chat.answer_templates import TEMPLATES
-from chat.fake_engine import END, TEMPLATE, VOCAB, FakeEngine
+from dialogue.fake_engine import END, TEMPLATE, VOCAB, FakeEngine
 from ollama import Client
 from openai import BadRequestError, OpenAI
 from server.running import Running, running, scripted
@@ -88,9 +88,9 @@ def model_of(name: str, folder: Path, template: str = TEMPLATE) -> Any:
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    speaker = model_of(request.param, tmp_path_factory.mktemp("model"))
-    assert speaker.voice.answers is not None and not speaker.voice.unused
-    with running(speaker) as found:
+    backend = model_of(request.param, tmp_path_factory.mktemp("model"))
+    assert backend.answers.template is not None and not backend.answers.unused
+    with running(backend) as found:
         yield found
 
 
@@ -179,7 +179,7 @@ def test_what_calls_and_forms_can_be_held_to(tmp_path: Path, name: str) -> None:
     tools: Any = [{"type": "function", "function": {"name": "keep", "parameters": schema}}]
     form: Any = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
     model = model_of(name, tmp_path, TEMPLATE.replace(START, START + THOUGHTS[name]))
-    model = replace(model, engine=Unruly(model.voice.tokenizer, str, streams=8))
+    model = replace(model, engine=Unruly(model.texts.tokenizer, str, streams=8))
     with (
         running(model) as server,
         OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
@@ -208,8 +208,8 @@ def test_without_tools_nothing_is_a_call(server: Running) -> None:
 def test_a_call_that_is_none_stays_a_text(tmp_path: Path) -> None:
     answers = {**TEMPLATES["gemma-4"], "start_anchor": START}
     said = "see <|tool_call>call:f{city:<tool_call|> there"
-    speaker = scripted(tmp_path, lambda question: said, answers=answers)
-    with running(speaker) as server, OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+    backend = scripted(tmp_path, lambda question: said, answers=answers)
+    with running(backend) as server, OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
         answer = client.chat.completions.create(model="f", messages=asked("x"), tools=TOOLS)
     assert answer.choices[0].message.content == said
     assert answer.choices[0].finish_reason == "stop"
@@ -219,9 +219,9 @@ def test_the_end_of_an_answer_may_be_part_of_a_mark(tmp_path: Path) -> None:
     answers = json.loads(json.dumps(TEMPLATES["llama-3"]).replace("eot_id", "end"))
     answers["start_anchor"] = START
     said = f'{{"name": "get_weather", "parameters": {json.dumps(ARGUMENTS)}}}'
-    speaker = scripted(tmp_path, lambda question: said, answers=answers)
-    assert speaker.voice.answers is not None and speaker.voice.answers.endings == (END,)
-    with running(speaker) as server, OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+    backend = scripted(tmp_path, lambda question: said, answers=answers)
+    assert backend.answers.template is not None and backend.answers.template.endings == (END,)
+    with running(backend) as server, OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
         answer = client.chat.completions.create(model="f", messages=asked("x"), tools=TOOLS)
     calls: Any = answer.choices[0].message.tool_calls
     assert [json.loads(call.function.arguments) for call in calls] == [ARGUMENTS]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from anthropic import Anthropic, AuthenticationError, BadRequestError
-from chat.fake_engine import TEMPLATE
+from dialogue.fake_engine import TEMPLATE
 from server.running import Running, running, scripted
 
-from ktcli.server.house import Rules
+from ktcli.server.http.state import Rules
 
 ARGUMENTS = {"city": "Paris", "days": 3}
 TOOLS: Any = [
@@ -34,8 +34,8 @@ def script(question: str) -> str:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("model")
-    speaker = scripted(folder, script, template=f"{{# <tool_call> #}}{TEMPLATE}")
-    with running(speaker, Rules(key="secret")) as found:
+    backend = scripted(folder, script, template=f"{{# <tool_call> #}}{TEMPLATE}")
+    with running(backend, Rules(key="secret")) as found:
         yield found
 
 

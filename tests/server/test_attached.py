@@ -14,25 +14,24 @@ from pathlib import Path
 import msgspec
 import pytest
 import requests
-from chat.fake_engine import FakeEngine
+from dialogue.fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.running import Running, running, scripted, serving_models
 from server.sources import ScriptedModel
 
+from ktcli.answers.grammar.form import Form
 from ktcli.assembly.ready import Ready
 from ktcli.chat.chat import Chat
-from ktcli.chat.grammar.form import Form
-from ktcli.chat.speaker import Speaker
-from ktcli.engine.drafting import DraftWish
-from ktcli.engine.forms import ABSORBED
+from ktcli.dialogue.local import LocalBackend
+from ktcli.engine.drafting import DraftOptions
 from ktcli.engine.request import Finish
 from ktcli.errors import KtError, NotFound, UsageError
-from ktcli.server.attached import AttachedModel, ServedEngine, ServedPartner
-from ktcli.server.engineclient import Exchange, ServerPlace, facts_of, load
-from ktcli.server.enginewire import PATH, EngineFacts, LoadableEngine
-from ktcli.server.house import Rules
-from ktcli.server.listening import unix_socket
+from ktcli.server.attached.backend import AttachedBackend, AttachedModel
+from ktcli.server.attached.client import Exchange, ServerPlace, facts_of, load
+from ktcli.server.attached.wire import PATH, EngineFacts, LoadableEngine
+from ktcli.server.http.state import Rules
+from ktcli.server.process.listening import unix_socket
 
 PACK = "a pack"
 THOUGHT = "<think>" + "so " * 40 + "</think>done"
@@ -57,25 +56,25 @@ def script(question: str) -> str:
     return "z" * 30 if "draw" in question else f"you said {question}"
 
 
-def model(folder: Path) -> Speaker:
+def model(folder: Path) -> LocalBackend:
     folder.mkdir(exist_ok=True)
     made = scripted(folder, script)
-    engine = Undecided(made.voice.tokenizer, script, 4096, streams=8)
+    engine = Undecided(made.texts.tokenizer, script, 4096, streams=8)
     return replace(made, engine=engine, pack=PACK)  # type: ignore[arg-type]
 
 
 @contextmanager
-def served(speaker: Speaker, path: Path, rules: Rules | None = None) -> Iterator[Running]:
-    with unix_socket(path) as owners, running(speaker, rules, more=[owners]) as server:
+def served(backend: LocalBackend, path: Path, rules: Rules | None = None) -> Iterator[Running]:
+    with unix_socket(path) as owners, running(backend, rules, more=[owners]) as server:
         yield server
 
 
-def partner(path: Path, speaker: Speaker) -> ServedPartner:
+def attached(path: Path, backend: LocalBackend) -> AttachedBackend:
     server = ServerPlace(path, "fake")
     found = facts_of(server, PACK)
     assert isinstance(found, EngineFacts) and found.pack == PACK
     ready = Ready("fake", path.parent)
-    return AttachedModel(ready, server, found, speaker.voice, "fake").speaker
+    return AttachedModel(ready, server, found, backend.texts, "fake").backend
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +86,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tup
 
         def made(**more: object) -> tuple[Chat, Chat]:
             chats = []
-            for each in (own, partner(path, other)):
-                chat = Chat(each, None, DraftWish())
+            for each in (own, attached(path, other)):
+                chat = Chat(each, None, DraftOptions())
                 sampling = replace(chat.settings.sampling, seed=7)
                 chat.settings = replace(chat.settings, sampling=sampling, **more)  # type: ignore[arg-type]
                 chats.append(chat)
@@ -111,15 +110,6 @@ def account(chat: Chat, pieces: object = ()) -> tuple[object, ...]:
     timeline = chat.timeline and (chat.timeline.ids, chat.timeline.depths)
     state = (chat.conversation.messages, chat.spoken, timeline, chat.used, chat.seed)
     return (pieces, reply.text, reply.ids, reply.finish, reply.thought_cut, counts, *state)
-
-
-def test_ids_that_are_put_in_have_the_form_of_what_was_said() -> None:
-    """Those that end a thought: they are read without deferral, and never expanded."""
-    engine = ServedEngine(EngineFacts("m", PACK, 64, 64, 9, False, True))
-    assert engine.how_at(0) == 0
-    engine.sequence.begin(2, bytes([0, ABSORBED]))
-    engine.sequence.choose(ABSORBED | 3)
-    assert [engine.how_at(at) for at in range(4)] == [0, ABSORBED, ABSORBED | 3, ABSORBED]
 
 
 def test_every_turn_is_the_same(both: Callable[..., tuple[Chat, Chat]]) -> None:
@@ -172,10 +162,10 @@ def test_forms_hold_alike(both: Callable[..., tuple[Chat, Chat]]) -> None:
 
 
 def test_a_cancelled_answer_leaves_nothing_behind(tmp_path: Path) -> None:
-    speaker, path = model(tmp_path), tmp_path / "1.sock"
-    with served(speaker, path) as server:
-        free = speaker.engine.pools.pages.available
-        chat = Chat(partner(path, speaker))
+    backend, path = model(tmp_path), tmp_path / "1.sock"
+    with served(backend, path) as server:
+        free = backend.engine.pools.pages.available
+        chat = Chat(attached(path, backend))
         count = random.Random(0)
         for way in range(6):
             stops = threading.Event()
@@ -189,32 +179,32 @@ def test_a_cancelled_answer_leaves_nothing_behind(tmp_path: Path) -> None:
         asked = {"messages": [{"role": "user", "content": "hi"}]}
         url = f"{server.url}/v1/chat/completions"
         assert requests.post(url, json=asked, timeout=9).status_code == 200  # others need the room
-        until(lambda: speaker.engine.pools.pages.available == free)
+        until(lambda: backend.engine.pools.pages.available == free)
 
 
 def test_a_server_that_goes_away_keeps_the_conversation_and_may_come_back(tmp_path: Path) -> None:
-    speaker, path = model(tmp_path / "m"), tmp_path / "1.sock"
-    with served(speaker, path):
-        chat = Chat(partner(path, speaker))
+    backend, path = model(tmp_path / "m"), tmp_path / "1.sock"
+    with served(backend, path):
+        chat = Chat(attached(path, backend))
         say(chat, "hi")
     with pytest.raises(NotFound, match="at port 1 has ended"):
         say(chat, "draw")
     assert len(chat.conversation.turns) == 2
-    with served(speaker, path):
+    with served(backend, path):
         assert say(chat, "hi")[3] is Finish.STOP
     assert len(chat.conversation.turns) == 4
-    other = replace(speaker, pack="other", name="else")
+    other = replace(backend, pack="other", name="else")
     with served(other, path), pytest.raises(KtError, match="not served here any more"):
         say(chat, "hi")
 
 
 def test_a_server_that_dies_in_an_answer_leaves_what_was_said(tmp_path: Path) -> None:
-    speaker, path = model(tmp_path / "m"), tmp_path / "1.sock"
-    with served(speaker, path):
-        found = partner(path, speaker)
+    backend, path = model(tmp_path / "m"), tmp_path / "1.sock"
+    with served(backend, path):
+        found = attached(path, backend)
     stats = {"prompt_tokens": 9}
     began = {"type": "began", "clocks": []}
-    token = {"type": "chosen", "id": found.voice.tokenizer.encode("h")[0], "stats": stats}
+    token = {"type": "chosen", "id": found.texts.tokenizer.encode("h")[0], "stats": stats}
     lines = [json.dumps(each).encode() for each in (began, token)]
     chat = Chat(found)
     with unix_socket(path) as listening, pytest.raises(KtError, match="has ended"):
@@ -237,9 +227,9 @@ def test_a_server_that_dies_in_an_answer_leaves_what_was_said(tmp_path: Path) ->
 
 
 def test_a_server_that_is_ended_in_an_answer_says_so(tmp_path: Path) -> None:
-    speaker, path = model(tmp_path / "m"), tmp_path / "1.sock"
-    with served(speaker, path) as server:
-        chat = Chat(partner(path, speaker))
+    backend, path = model(tmp_path / "m"), tmp_path / "1.sock"
+    with served(backend, path) as server:
+        chat = Chat(attached(path, backend))
         assert server.serving is not None
         with pytest.raises(NotFound, match="has ended"):
             for _ in chat.ask("long"):
@@ -249,8 +239,8 @@ def test_a_server_that_is_ended_in_an_answer_says_so(tmp_path: Path) -> None:
 
 
 def test_only_the_owner_of_the_socket_may_send_ids(tmp_path: Path) -> None:
-    speaker, path = model(tmp_path), tmp_path / "1.sock"
-    with served(speaker, path, Rules("secret")) as server:
+    backend, path = model(tmp_path), tmp_path / "1.sock"
+    with served(backend, path, Rules("secret")) as server:
         headers = {"Authorization": "Bearer secret"}
         for method, way in (("GET", PATH), ("POST", f"{PATH}/generate")):
             answer = requests.request(
@@ -276,8 +266,8 @@ WRONG: list[dict[str, object]] = [
     {"drawn": 1 << 63},
     {"sampling": {"temperature": -1}},
     {"max_tokens": -1},
-    {"held": {"form": {"notation": "JSON schema", "said": 3, "field": "f"}, "prompt": ""}},
-    {"held": {"form": {"notation": "rhyme", "said": 3, "field": "f"}, "prompt": ""}},
+    {"constraint": {"form": {"notation": "JSON schema", "said": 3, "field": "f"}, "prompt": ""}},
+    {"constraint": {"form": {"notation": "rhyme", "said": 3, "field": "f"}, "prompt": ""}},
     {"stop_ids": [None]},
     {"pack": "another"},
 ]
@@ -290,9 +280,9 @@ HARMLESS: list[dict[str, object]] = [
 
 
 def test_wrong_requests_are_refused_or_harmless(tmp_path: Path) -> None:
-    speaker, path = model(tmp_path), tmp_path / "1.sock"
-    ids = speaker.voice.tokenizer.encode("<|user|>hi<|end|><|assistant|>")
-    with served(speaker, path):
+    backend, path = model(tmp_path), tmp_path / "1.sock"
+    ids = backend.texts.tokenizer.encode("<|user|>hi<|end|><|assistant|>")
+    with served(backend, path):
         for each in (*WRONG, *HARMLESS):
             body = {"pack": PACK, "ids": ids, "sampling": {}, "max_tokens": 2, **each}
             exchange = Exchange(
@@ -308,10 +298,10 @@ def test_wrong_requests_are_refused_or_harmless(tmp_path: Path) -> None:
 
 
 def test_drafts_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
-    speaker, path = model(tmp_path), tmp_path / "1.sock"
-    assert speaker.engine.step_times is None
-    with served(speaker, path), pytest.raises(UsageError, match="could change answers"):
-        Chat(partner(path, speaker), None, DraftWish.parse("3", "--draft"))
+    backend, path = model(tmp_path), tmp_path / "1.sock"
+    assert backend.engine.step_times is None
+    with served(backend, path), pytest.raises(UsageError, match="could change answers"):
+        Chat(attached(path, backend), None, DraftOptions.parse("3", "--draft"))
 
 
 def drop(server: Running, model: ScriptedModel) -> None:
@@ -332,12 +322,12 @@ def until(what: Callable[[], bool]) -> None:
 def test_a_model_that_was_let_go_is_loaded_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ktcli.server.residency.give_back_memory", lambda: None)
-    speaker, path = model(tmp_path), tmp_path / "1.sock"
+    monkeypatch.setattr("ktcli.server.models.residency.give_back_memory", lambda: None)
+    backend, path = model(tmp_path), tmp_path / "1.sock"
     other = replace(model(tmp_path / "other"), name="other", pack="b")
-    models = [ScriptedModel(speaker), ScriptedModel(other)]
+    models = [ScriptedModel(backend), ScriptedModel(other)]
     with unix_socket(path) as owners, serving_models(models, more=[owners]) as server:
-        chat = Chat(partner(path, speaker))
+        chat = Chat(attached(path, backend))
         assert say(chat, "hi")[3] is Finish.STOP
         assert facts_of(ServerPlace(path, ""), "b") == LoadableEngine("other")
         assert load(ServerPlace(path, ""), "b").model == "other" and len(server.loaded) == 2

@@ -15,10 +15,10 @@ import pytest
 
 from ktcli.errors import Busy, UsageError
 from ktcli.main import main
-from ktcli.server import background
-from ktcli.server.background import NotStarted, log_path, shorten, start
-from ktcli.server.supervisor import SupervisedListener, Supervisor, values_of
-from ktcli.server.unit import quoted, unit
+from ktcli.server.process import background
+from ktcli.server.process.background import NotStarted, log_path, shorten, start
+from ktcli.server.process.supervisor import SupervisedListener, Supervisor, values_of
+from ktcli.server.process.unit import quoted, unit
 
 # Its first word is what it tells its supervisor; then it says the others, and ends with a code or goes on.
 CHILD = """

@@ -14,7 +14,7 @@ import requests
 from server.running import Running, running, scripted
 
 from ktcli.main import main
-from ktcli.server.house import Rules
+from ktcli.server.http.state import Rules
 
 Capture = pytest.CaptureFixture[str]
 BLOCK = """\
@@ -57,8 +57,8 @@ Max ITL (ms): #
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    speaker = scripted(tmp_path_factory.mktemp("model"), lambda question: "word " * 5)
-    with running(speaker, Rules(key="secret")) as found:
+    backend = scripted(tmp_path_factory.mktemp("model"), lambda question: "word " * 5)
+    with running(backend, Rules(key="secret")) as found:
         yield found
 
 

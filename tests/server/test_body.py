@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server.running import Running, running, scripted
 
-from ktcli.server import body
-from ktcli.server.body import DEPTH_MOST, shape_of
+from ktcli.server.http import body
+from ktcli.server.http.body import DEPTH_MOST, shape_of
 
 VALUES = st.recursive(
     st.none() | st.integers() | st.text(alphabet='a"\\[]{}é', max_size=6),

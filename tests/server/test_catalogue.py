@@ -14,8 +14,8 @@ from packs import pretend_pack
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.talking import Opening
-from ktcli.server.catalogue import Catalogue, LibraryReader, Shelf
-from ktcli.server.source import FOREVER, StoredModel
+from ktcli.server.models.catalogue import Catalogue, LibraryReader, Shelf
+from ktcli.server.models.source import FOREVER, StoredModel
 from ktcli.store import aliases
 
 HOW = Opening(Wanted(), 0, records_heat=False)
@@ -101,7 +101,7 @@ def test_any_name_means_a_model_or_none(names: list[str]) -> None:
 def test_what_is_pulled_meanwhile_is_found_soon(
     packs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ktcli.server.catalogue.FRESH_S", 0.0)
+    monkeypatch.setattr("ktcli.server.models.catalogue.FRESH_S", 0.0)
     own = StoredModel(Ready("mine", packs("mine@int4-int8")), "mine", HOW, FOREVER)
     catalogue = Catalogue(own, (), LibraryReader(own, HOW, 300.0))
     assert finds(catalogue, "new") == [""]

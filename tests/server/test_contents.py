@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from ktcli.chat.settings import Settings
-from ktcli.server.anthropic.fields import MessagesBody
-from ktcli.server.body import whole_pairs
-from ktcli.server.contents import text_of, unseen
-from ktcli.server.ollama.fields import OllamaChatBody
-from ktcli.server.openai.fields import ChatBody
-from ktcli.server.openai.response_fields import ResponseBody
-from ktcli.server.refusal import Refusal
+from ktcli.server.http.anthropic.fields import MessagesBody
+from ktcli.server.http.body import whole_pairs
+from ktcli.server.http.contents import text_of, unseen
+from ktcli.server.http.ollama.fields import OllamaChatBody
+from ktcli.server.http.openai.fields import ChatBody
+from ktcli.server.http.openai.response_fields import ResponseBody
+from ktcli.server.http.refusals import Refusal
+from ktcli.text.settings import Settings
 
 IMAGE = unseen("an image")
 PICTURES: dict[str, dict[str, Any]] = {

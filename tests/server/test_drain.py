@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import requests
-from chat.fake_engine import VOCAB
+from dialogue.fake_engine import VOCAB
 from server.running import Running, running, scripted
 from server.test_serving import until
 
-from ktcli.server.house import Rules
+from ktcli.server.http.state import Rules
 
 WORDS = "12345678"
 STREAMS: dict[str, dict[str, Any]] = {
@@ -33,8 +33,8 @@ STREAMS: dict[str, dict[str, Any]] = {
 @contextmanager
 def waiting(folder: Path, drain_s: float) -> Iterator[tuple[Running, threading.Event]]:
     """A server whose answers say one letter and go on when an event is set."""
-    speaker, gate = scripted(folder, lambda question: WORDS), threading.Event()
-    engine: Any = speaker.engine
+    backend, gate = scripted(folder, lambda question: WORDS), threading.Event()
+    engine: Any = backend.engine
     letters = [engine.tokenizer.encode(letter)[0] for letter in WORDS]
     end = engine.tokenizer.id_of("<|end|>")
 
@@ -47,7 +47,7 @@ def waiting(folder: Path, drain_s: float) -> Iterator[tuple[Running, threading.E
         return out
 
     engine.logits = logits
-    with running(speaker, Rules(drain_s=drain_s)) as server:
+    with running(backend, Rules(drain_s=drain_s)) as server:
         try:
             yield server, gate
         finally:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import requests
 from assembly.fake_gpu import give_gpu, make_checkpoint, prefer_gpu
-from chat.fake_engine import FakeEngine
+from dialogue.fake_engine import FakeEngine
 from server.running import Running, scripted, serving_models
 from server.sources import ScriptedModel, ScriptedOpened
 from server.test_residency import Main, heard, library_of, said
@@ -27,8 +27,7 @@ from ktcli.assembly.beside import HeldMemory, MemoryFit
 from ktcli.assembly.listener import SILENT
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.talking import Opening, prepared
-from ktcli.chat.speaker import Speaker
-from ktcli.chat.voice import Voice
+from ktcli.dialogue.local import LocalBackend
 from ktcli.engine import CpuEngine, Engine
 from ktcli.engine.device.decode import DecodeStep
 from ktcli.engine.device.engine import DeviceEngine
@@ -37,11 +36,12 @@ from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.errors import Busy, DeviceError, NotEnoughMemory
 from ktcli.hardware.gpu import AUTO, CPU
 from ktcli.native import PAGE_TOKENS, Batch
-from ktcli.server import residency
-from ktcli.server.enginethread import EngineThread
-from ktcli.server.jobs import Jobs
-from ktcli.server.residency import Residency
-from ktcli.server.source import FOREVER, StoredModel
+from ktcli.server.models import residency
+from ktcli.server.models.enginethread import EngineThread
+from ktcli.server.models.jobs import Jobs
+from ktcli.server.models.residency import Residency
+from ktcli.server.models.source import FOREVER, StoredModel
+from ktcli.text.model import TextModel
 
 REASON = "the GPU failed in a step: it has fallen off the bus"
 
@@ -58,21 +58,23 @@ class FragileEngine(FakeEngine):
 
 
 class OnGpu(ScriptedModel):
-    """A model whose GPU may fail; loaded again it answers, with another voice."""
+    """A model whose GPU may fail; loaded again it answers, with another texts."""
 
     @property
     def engine(self) -> FragileEngine:
-        engine: Any = self.speaker.engine
+        engine: Any = self.backend.engine
         return engine
 
-    def open(self, voice: Voice, fit: MemoryFit, is_stopped: Callable[[], bool]) -> ScriptedOpened:
-        opened = super().open(voice, fit, is_stopped)
+    def open(
+        self, texts: TextModel, fit: MemoryFit, is_stopped: Callable[[], bool]
+    ) -> ScriptedOpened:
+        opened = super().open(texts, fit, is_stopped)
         self.engine.broken = False
         return opened
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Speaker:
+def one(tmp_path_factory: pytest.TempPathFactory) -> LocalBackend:
     return scripted(tmp_path_factory.mktemp("model"), str)
 
 
@@ -82,7 +84,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residency, "give_back_memory", lambda: None)
 
 
-def library(one: Speaker, names: str = "ab", room: int = 2) -> list[OnGpu]:
+def library(one: LocalBackend, names: str = "ab", room: int = 2) -> list[OnGpu]:
     return library_of(OnGpu, FragileEngine, one, room, names)
 
 
@@ -95,7 +97,7 @@ def state(server: Running) -> tuple[int, str]:
     return answer.status_code, answer.json()["status"]
 
 
-def test_who_was_answered_hears_it_and_the_next_is_answered_again(one: Speaker) -> None:
+def test_who_was_answered_hears_it_and_the_next_is_answered_again(one: LocalBackend) -> None:
     model, warned = library(one, "a")[0], list[str]()
     with serving_models([model], limits=Limits(active=3), listener=listener(warned)) as server:
         # Three are answered and three wait for a place.
@@ -123,7 +125,7 @@ def test_who_was_answered_hears_it_and_the_next_is_answered_again(one: Speaker) 
     assert warned == [f"{REASON}: a goes on on the CPU"]
 
 
-def test_a_model_is_loaded_again_before_anybody_asks(one: Speaker) -> None:
+def test_a_model_is_loaded_again_before_anybody_asks(one: LocalBackend) -> None:
     (model,) = library(one, "a")
     with serving_models([model]) as server:
         model.engine.broken = True
@@ -133,7 +135,7 @@ def test_a_model_is_loaded_again_before_anybody_asks(one: Speaker) -> None:
         assert said(ask(server, "x")) == "a heard x"
 
 
-def test_other_models_answer_on(one: Speaker) -> None:
+def test_other_models_answer_on(one: LocalBackend) -> None:
     own, other = library(one)
     with serving_models([own, other]) as server:
         assert said(ask(server, "x", model="b")) == "b heard x"
@@ -153,7 +155,7 @@ def test_other_models_answer_on(one: Speaker) -> None:
 
 
 def test_a_model_that_the_cpu_cannot_hold_is_refused_and_comes_back_when_it_can(
-    one: Speaker,
+    one: LocalBackend,
 ) -> None:
     own, other = library(one)
     with serving_models([own, other]) as server:
@@ -168,7 +170,7 @@ def test_a_model_that_the_cpu_cannot_hold_is_refused_and_comes_back_when_it_can(
         assert said(ask(server, "x")) == "a heard x" and state(server) == (200, "ok")
 
 
-def test_a_server_that_was_told_to_use_the_gpu_ends_with_the_reason(one: Speaker) -> None:
+def test_a_server_that_was_told_to_use_the_gpu_ends_with_the_reason(one: LocalBackend) -> None:
     (model,), warned = library(one, "a"), list[str]()
     model.goes_on = ""
     model.closing.clear()
@@ -184,7 +186,7 @@ def test_a_server_that_was_told_to_use_the_gpu_ends_with_the_reason(one: Speaker
     assert warned == [] and model.log == ["load a", "a failed", "close a"]
 
 
-def test_who_waited_for_the_room_of_a_model_that_fails_is_answered(one: Speaker) -> None:
+def test_who_waited_for_the_room_of_a_model_that_fails_is_answered(one: LocalBackend) -> None:
     own, other = library(one, room=1)
     with serving_models([own, other]) as server:
         long = send(server, "long", model="a", stream=True)
@@ -201,7 +203,7 @@ def test_who_waited_for_the_room_of_a_model_that_fails_is_answered(one: Speaker)
 
 @pytest.mark.parametrize("goes_on", ["on the CPU", ""])
 def test_a_model_that_fails_while_another_is_planned_is_not_taken_for_an_idle_one(
-    one: Speaker, monkeypatch: pytest.MonkeyPatch, goes_on: str
+    one: LocalBackend, monkeypatch: pytest.MonkeyPatch, goes_on: str
 ) -> None:
     own, other = library(one, room=1)
     own.goes_on = goes_on
@@ -228,7 +230,7 @@ def test_a_model_that_fails_while_another_is_planned_is_not_taken_for_an_idle_on
     assert own.log[:3] == ["load a", "a failed", "close a"]
 
 
-def test_a_model_stays_as_long_as_was_said(one: Speaker) -> None:
+def test_a_model_stays_as_long_as_was_said(one: LocalBackend) -> None:
     """By the one before, or by those who wait for it."""
     own, other = library(one)
     with serving_models([own, other]) as server:
@@ -261,27 +263,27 @@ def test_a_model_stays_as_long_as_was_said(one: Speaker) -> None:
 
 
 def test_who_wants_another_model_does_not_wait_for_those_who_use_one_that_failed(
-    one: Speaker,
+    one: LocalBackend,
 ) -> None:
     own, other = library(one)
 
     async def run(jobs: Jobs) -> None:
-        house = Residency(jobs, Limits())
-        used = await house.lease(own)
+        state = Residency(jobs, Limits())
+        used = await state.lease(own)
         used.model.thread.failure = DeviceError(REASON)
-        again = asyncio.create_task(house.lease(own))
-        (await asyncio.wait_for(house.lease(other), 5)).release()
+        again = asyncio.create_task(state.lease(own))
+        (await asyncio.wait_for(state.lease(other), 5)).release()
         assert not again.done()
         used.release()
         (await asyncio.wait_for(again, 5)).release()
-        await house.close()
+        await state.close()
 
     with Main() as jobs:
         asyncio.run(run(jobs))
 
 
 def test_an_error_at_the_end_of_a_failed_model_is_said_unless_the_gpu_is_the_reason(
-    one: Speaker, monkeypatch: pytest.MonkeyPatch
+    one: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (model,), warned = library(one, "a"), list[str]()
     closing = iter([DeviceError("nor can it be asked"), OSError("the disk is full")])
@@ -302,7 +304,7 @@ def test_an_error_at_the_end_of_a_failed_model_is_said_unless_the_gpu_is_the_rea
 
 @pytest.mark.parametrize("error", [DeviceError(REASON), RuntimeError("a mistake")], ids=str)
 def test_a_step_that_raises_an_error_ends_every_answer_and_tells_so(
-    one: Speaker, monkeypatch: pytest.MonkeyPatch, error: Exception
+    one: LocalBackend, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """Those, too, that it has ended before."""
     fails, step = threading.Event(), Scheduler.step
@@ -321,7 +323,7 @@ def test_a_step_that_raises_an_error_ends_every_answer_and_tells_so(
 
     monkeypatch.setattr(Scheduler, "step", failing)
     thread = EngineThread(library(one, "a")[0].engine, Limits())
-    prompt = one.voice.tokenizer.encode("<|user|>long<|end|><|assistant|>")
+    prompt = one.texts.tokenizer.encode("<|user|>long<|end|><|assistant|>")
     request = GenerationRequest(prompt, max_tokens=3000)
     answers = [thread.submit(request, hear) for _ in range(3)]
     until(lambda: thread.scheduler.active == 3)

@@ -15,10 +15,10 @@ from server.test_serving import until
 
 from ktcli.commands.serve import _LibraryLog, _log
 from ktcli.errors import UsageError
-from ktcli.output import out
-from ktcli.server import bodies
-from ktcli.server.guard import LOOPBACK
-from ktcli.server.house import Rules
+from ktcli.output import Mode, out
+from ktcli.server.http import bodies
+from ktcli.server.http.guard import LOOPBACK
+from ktcli.server.http.state import Rules
 
 LOGGED: list[dict[str, Any]] = []
 PATH = "/v1/chat/completions"
@@ -128,8 +128,9 @@ def test_an_origin_that_is_none_is_another_one(server: Running, origin: str) -> 
 
 
 def test_a_path_writes_no_line_of_its_own(
-    server: Running, capsys: pytest.CaptureFixture[str]
+    server: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(out, "mode", Mode.HUMAN)
     path = "/%0a127.0.0.1%20POST%20/x%1b%5d52;c;eA==%07%7f%c2%9b%e2%80%ae%ed%b0%80%0d"
     assert said(server, f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
     entry = logged(server)
@@ -148,6 +149,7 @@ def test_a_log_for_programs_is_json_throughout(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(out, "logs_json", True)
+    monkeypatch.setattr(out, "mode", Mode.HUMAN)
     out.note("serving\nkt")
     out.warn("slow\x7f", hint="wait")
     out.error(UsageError("no", hint="yes"))

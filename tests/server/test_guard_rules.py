@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ktcli.server.drain import Drain
-from ktcli.server.guard import BODY_BYTES, Guard
-from ktcli.server.house import Rules
-from ktcli.server.refusal import Refusal
+from ktcli.server.http.guard import BODY_BYTES, Guard
+from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.state import Rules
+from ktcli.server.process.drain import Drain
 
 Message = dict[str, Any]
 OPEN = Rules()

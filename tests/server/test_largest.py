@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 
 import pytest
 import requests
-from chat.fake_engine import TEMPLATE
+from dialogue.fake_engine import TEMPLATE
 from server.running import Running, running, scripted
 from server.test_serving import until
 from starlette.routing import Route
 
-from ktcli.server import guard
-from ktcli.server.app import application
-from ktcli.server.inputsize import MESSAGE_WORK, VALUE_WORK, work_most
-from ktcli.server.jobs import Jobs
-from ktcli.server.residency import give_back_memory
+from ktcli.server.http import guard
+from ktcli.server.http.app import application
+from ktcli.server.http.inputsize import MESSAGE_WORK, VALUE_WORK, work_most
+from ktcli.server.models.jobs import Jobs
+from ktcli.server.models.residency import give_back_memory
 
 CONTEXT = 65_536  # the most that a server has without being asked for more
 THREAD_S, MEMORY_BYTES = 0.5, 100 << 20
@@ -246,8 +246,8 @@ def test_the_largest_requests_cost_others_little(server: Running, spent: Spent, 
 
 
 def test_every_path_that_takes_a_body_is_among_them(server: Running) -> None:
-    assert server.serving is not None and server.serving.house is not None
-    app: Any = application(server.serving.house)
+    assert server.serving is not None and server.serving.state is not None
+    app: Any = application(server.serving.state)
     routes = [each for each in app._app.routes if isinstance(each, Route)]
     paths = {each.path for each in routes if (each.methods or set()) & {"POST", "DELETE"}}
     left = {path for path in paths if "{other" not in path and not ASIDE.fullmatch(path)}
@@ -286,10 +286,10 @@ def test_what_can_be_no_prompt_is_refused_before_it_is_rendered(
 
 
 def test_what_a_client_asked_that_has_left_is_not_done(server: Running, spent: Spent) -> None:
-    assert server.serving is not None and server.serving.house is not None
+    assert server.serving is not None and server.serving.state is not None
     gate = threading.Event()
     del spent.seconds[:]
-    waits = server.serving.house.jobs.ask(gate.wait)
+    waits = server.serving.state.jobs.ask(gate.wait)
     data = body_with("/tokenize", "prompt", '"hi"')
     head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as client:
@@ -298,5 +298,5 @@ def test_what_a_client_asked_that_has_left_is_not_done(server: Running, spent: S
     until(lambda: server.leases == 0)
     gate.set()
     assert waits.result(20)
-    assert server.serving.house.jobs.ask(lambda: True).result(20)
+    assert server.serving.state.jobs.ask(lambda: True).result(20)
     assert len(spent.seconds) == 2  # the two that were asked for here

@@ -17,8 +17,8 @@ from store.fake_hub import Hub, serve
 from ktcli.errors import Busy
 from ktcli.main import main
 from ktcli.resources import data_path
-from ktcli.server.house import Rules
-from ktcli.server.librarian import Librarian
+from ktcli.server.http.state import Rules
+from ktcli.server.models.librarian import Librarian
 from ktcli.store import aliases, library
 
 KEY = {"Authorization": "Bearer secret"}
@@ -133,10 +133,10 @@ def _pulling() -> bool:
 def test_pulls_that_wait_are_bounded(
     client: Client, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert server.serving.house is not None and server.serving.house.librarian is not None
-    monkeypatch.setattr(server.serving.house.librarian, "_asking", threading.BoundedSemaphore(1))
-    server.serving.house.librarian._asking.acquire()
+    assert server.serving.state is not None and server.serving.state.librarian is not None
+    monkeypatch.setattr(server.serving.state.librarian, "_asking", threading.BoundedSemaphore(1))
+    server.serving.state.librarian._asking.acquire()
     with pytest.raises(ResponseError) as caught:
         client.pull(PULLED)
     assert caught.value.status_code == 429
-    server.serving.house.librarian._asking.release()
+    server.serving.state.librarian._asking.release()

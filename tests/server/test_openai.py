@@ -10,7 +10,7 @@ import requests
 from openai import BadRequestError, NotFoundError, OpenAI
 from server.running import Running, running, scripted
 
-from ktcli.server.house import Rules
+from ktcli.server.http.state import Rules
 
 THOUGHT = "<think>\nLet me see.\n\n</think>\n\n"
 
@@ -25,8 +25,8 @@ def script(question: str) -> str:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    speaker = scripted(tmp_path_factory.mktemp("model"), script)
-    with running(speaker, Rules(aliases=("gpt-4o",))) as found:
+    backend = scripted(tmp_path_factory.mktemp("model"), script)
+    with running(backend, Rules(aliases=("gpt-4o",))) as found:
         yield found
 
 

@@ -11,7 +11,7 @@ import requests
 from server.running import Running, running, scripted
 from starlette.routing import Route
 
-from ktcli.server.openapi import BODIES, openapi_document
+from ktcli.server.http.openapi import BODIES, openapi_document
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import requests
 from server.browser import PROGRAM, Browser, browser
 from server.running import Running, running, scripted
 
-from ktcli.server.house import Rules
-from ktcli.server.page import files
+from ktcli.server.http.page import files
+from ktcli.server.http.state import Rules
 
 FOLDER = Path(files.__file__).parent
 MARKDOWN = """\

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from chat.fake_engine import speaker
+from dialogue.fake_engine import backend
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktcli.chat.pieces import AnswerPiece
-from ktcli.chat.thoughts import ThoughtMarks, without_marks
+from ktcli.answers.events import AnswerPiece
+from ktcli.answers.stream import ThoughtMarks
 from ktcli.errors import ContextFull, UsageError
-from ktcli.server import prompts
-from ktcli.server.prompts import Asked, PromptMaker
+from ktcli.server.models import prompts
+from ktcli.server.models.prompts import Asked, PromptMaker
 
 QUESTION = [{"role": "user", "content": "hello"}]
 
@@ -25,12 +25,12 @@ def after(answer: str) -> list[dict[str, str]]:
 
 def letters(maker: PromptMaker, text: str) -> list[int]:
     """The ids of a text, a letter each: not what the tokenizer would make of it."""
-    cut = maker._speaker.voice.tokenizer.encode
+    cut = maker._backend.texts.tokenizer.encode
     return [id for letter in text for id in cut(letter)]
 
 
 def test_an_answer_keeps_the_ids_that_were_generated(tmp_path: Path) -> None:
-    maker = PromptMaker(speaker(tmp_path))
+    maker = PromptMaker(backend(tmp_path))
     first = maker.of_messages(Asked(QUESTION, caller="a"))
     ids = letters(maker, "the answer")
     maker.remember(first, "the answer", ids)
@@ -46,7 +46,7 @@ def test_an_answer_keeps_the_ids_that_were_generated(tmp_path: Path) -> None:
 def test_an_answer_is_recalled_where_it_was_given_only(
     tmp_path: Path, caller: str, question: str, answer: str
 ) -> None:
-    maker, fresh = PromptMaker(speaker(tmp_path)), PromptMaker(speaker(tmp_path))
+    maker, fresh = PromptMaker(backend(tmp_path)), PromptMaker(backend(tmp_path))
     first = maker.of_messages(Asked(QUESTION, caller="a"))
     maker.remember(first, "the answer", letters(maker, "the answer"))
     said = [{"role": "user", "content": question}, *after(answer)[1:]]
@@ -59,7 +59,7 @@ def test_only_the_latest_answers_are_remembered(
 ) -> None:
     monkeypatch.setattr(prompts, "MOST_ANSWERS", 3)
     monkeypatch.setattr(prompts, "MOST_CHARS", 20)
-    maker = PromptMaker(speaker(tmp_path))
+    maker = PromptMaker(backend(tmp_path))
     first = maker.of_messages(Asked(QUESTION))
     for text in ("one", "two", "three", "four", "five", "a long answer"):
         maker.remember(first, text, letters(maker, text))
@@ -69,7 +69,7 @@ def test_only_the_latest_answers_are_remembered(
 
 
 def test_what_cannot_be_a_prompt_is_refused(tmp_path: Path) -> None:
-    maker = PromptMaker(speaker(tmp_path, context=64))
+    maker = PromptMaker(backend(tmp_path, context=64))
     with pytest.raises(ContextFull, match="the context holds 64"):
         maker.of_messages(Asked([{"role": "user", "content": "x y " * 100}]))
     with pytest.raises(ContextFull):
@@ -103,7 +103,7 @@ def test_thoughts_lose_their_marks_however_they_are_cut(
             assert piece.text
             said[piece.thought] += piece.text
         del whole[:n]
-    assert said[True] == without_marks(thought)
+    assert said[True] == thought.strip()
     assert said[False] == answer.lstrip("\n")
 
 
@@ -114,7 +114,7 @@ CALLING = (
 
 
 def test_a_conversation_has_no_more_messages_than_the_context_has_tokens(tmp_path: Path) -> None:
-    maker = PromptMaker(speaker(tmp_path, context=256))
+    maker = PromptMaker(backend(tmp_path, context=256))
     with pytest.raises(
         ContextFull, match="257 messages; with a context of 256 tokens it can have 256"
     ):
@@ -127,8 +127,8 @@ def test_every_turn_says_what_other_conversations_begin_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where layers keep states: also a turn that ends with a tool's result, or is much work to render."""
-    maker = PromptMaker(speaker(tmp_path))
-    monkeypatch.setattr(maker._speaker.engine.pools, "states", object())
+    maker = PromptMaker(backend(tmp_path))
+    monkeypatch.setattr(maker._prompts, "_recurrent", True)
     begun = [{"role": "system", "content": "be brief"}, *QUESTION]
     first = maker.of_messages(Asked(begun))
     assert 0 < first.shared == first.marks[0] < len(first.ids)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import requests
-from chat.fake_engine import TEMPLATE
+from dialogue.fake_engine import TEMPLATE
 from server.running import Running, running, scripted
 
-from ktcli.server.refusal import Refusal
+from ktcli.server.http.refusals import Refusal
 
 CHAT, TEXT, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, OLLAMA, OLLAMA_TEXT = "/v1/messages", "/api/chat", "/api/generate"

@@ -15,32 +15,32 @@ from typing import Any, TypeVar
 
 import pytest
 import requests
-from chat.fake_engine import FakeEngine
+from dialogue.fake_engine import FakeEngine
 from ollama import Client
 from server.running import Running, scripted, serving_models
 from server.sources import ScriptedModel
 from server.test_serving import ask, health, send, until
 
-from ktcli.chat.speaker import Speaker
+from ktcli.dialogue.local import LocalBackend
 from ktcli.engine.scheduler import Limits
 from ktcli.errors import BadPack, Busy, DeviceError, NotFound, UsageError
 from ktcli.main import main
-from ktcli.server import residency
-from ktcli.server.house import Rules
-from ktcli.server.jobs import Jobs
-from ktcli.server.keepalive import keep_seconds
-from ktcli.server.listening import tcp_socket, unix_socket
-from ktcli.server.neighbours import socket_path
-from ktcli.server.residency import Residency
-from ktcli.server.serving import Service, Serving
-from ktcli.server.source import FOREVER, ModelFacts
+from ktcli.server.http.state import Rules
+from ktcli.server.models import residency
+from ktcli.server.models.jobs import Jobs
+from ktcli.server.models.keepalive import keep_seconds
+from ktcli.server.models.residency import Residency
+from ktcli.server.models.source import FOREVER, ModelFacts
+from ktcli.server.process.discovery import socket_path
+from ktcli.server.process.listening import tcp_socket, unix_socket
+from ktcli.server.process.serving import Service, Serving
 
 Model = TypeVar("Model", bound=ScriptedModel)
 LONG = "x" * 3000  # an answer that goes on until it is cancelled
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Speaker:
+def one(tmp_path_factory: pytest.TempPathFactory) -> LocalBackend:
     return scripted(tmp_path_factory.mktemp("model"), str)
 
 
@@ -50,13 +50,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residency, "give_back_memory", lambda: None)
 
 
-def library(one: Speaker, room: int, names: str = "abc") -> list[ScriptedModel]:
+def library(one: LocalBackend, room: int, names: str = "abc") -> list[ScriptedModel]:
     """Models that say who they are, in a memory with room for some."""
     return library_of(ScriptedModel, FakeEngine, one, room, names)
 
 
 def library_of(
-    kind: type[Model], engine_kind: type[FakeEngine], one: Speaker, room: int, names: str
+    kind: type[Model], engine_kind: type[FakeEngine], one: LocalBackend, room: int, names: str
 ) -> list[Model]:
     """The same of any kind of model and engine."""
     log: list[str] = []
@@ -65,9 +65,9 @@ def library_of(
         def script(question: str) -> str:
             return LONG if question == "long" else f"{name} heard {question}"
 
-        engine: Any = engine_kind(one.voice.tokenizer, script, streams=8)
-        speaker = replace(one, name=name, engine=engine)
-        return kind(speaker, memory_bytes=room, log=log)
+        engine: Any = engine_kind(one.texts.tokenizer, script, streams=8)
+        backend = replace(one, name=name, engine=engine)
+        return kind(backend, memory_bytes=room, log=log)
 
     return [made(name) for name in names]
 
@@ -88,7 +88,7 @@ def said(answer: requests.Response) -> str:
     return found
 
 
-def test_a_request_is_answered_by_the_model_that_it_names(one: Speaker) -> None:
+def test_a_request_is_answered_by_the_model_that_it_names(one: LocalBackend) -> None:
     models = library(one, room=3)
     with serving_models(models, Rules(aliases=("mine",))) as server:
         assert server.loaded == ["a"]
@@ -99,13 +99,13 @@ def test_a_request_is_answered_by_the_model_that_it_names(one: Speaker) -> None:
         assert server.loaded == ["a", "b"] and server.leases == 0
 
 
-def test_a_strict_server_answers_by_models_of_the_library_only(one: Speaker) -> None:
+def test_a_strict_server_answers_by_models_of_the_library_only(one: LocalBackend) -> None:
     with serving_models(library(one, room=3), Rules(strict_model=True)) as server:
         statuses = [ask(server, "x", model=name).status_code for name in ("a", "b", "d")]
     assert statuses == [200, 200, 404]
 
 
-def test_the_one_used_longest_ago_makes_room(one: Speaker) -> None:
+def test_the_one_used_longest_ago_makes_room(one: LocalBackend) -> None:
     models = library(one, room=2)
     with serving_models(models) as server:
         for name in ("b", "a", "c", "a", "b"):
@@ -114,7 +114,7 @@ def test_the_one_used_longest_ago_makes_room(one: Speaker) -> None:
     assert sorted(models[0].log[6:]) == ["close a", "close b"]
 
 
-def test_who_waits_for_room_is_not_overtaken(one: Speaker) -> None:
+def test_who_waits_for_room_is_not_overtaken(one: LocalBackend) -> None:
     models = library(one, room=1)
     with serving_models(models) as server:
         long = send(server, "long", model="a", stream=True)
@@ -137,7 +137,7 @@ def test_who_waits_for_room_is_not_overtaken(one: Speaker) -> None:
         assert answers == ["b heard x", "a heard x"]
 
 
-def test_others_are_answered_while_one_is_loaded(one: Speaker) -> None:
+def test_others_are_answered_while_one_is_loaded(one: LocalBackend) -> None:
     models = library(one, room=2)
     models[1].gate.clear()
     with serving_models(models, limits=Limits(waiting=2)) as server:
@@ -150,7 +150,7 @@ def test_others_are_answered_while_one_is_loaded(one: Speaker) -> None:
             heard(client, b"b heard x")
 
 
-def test_others_are_answered_while_a_tokenizer_is_read(one: Speaker) -> None:
+def test_others_are_answered_while_a_tokenizer_is_read(one: LocalBackend) -> None:
     models = library(one, room=2)
     models[1].reading.clear()
     with serving_models(models) as server:
@@ -167,7 +167,7 @@ def test_others_are_answered_while_a_tokenizer_is_read(one: Speaker) -> None:
         heard(client, b"b heard x")
 
 
-def test_what_cannot_be_loaded_is_said_to_all_who_wait_and_harms_nobody(one: Speaker) -> None:
+def test_what_cannot_be_loaded_is_said_to_all_who_wait_and_harms_nobody(one: LocalBackend) -> None:
     models = library(one, room=2)
     models[1].gate.clear()
     models[1].fails = BadPack("kt.json is damaged", hint="kt verify b")
@@ -187,7 +187,7 @@ def test_what_cannot_be_loaded_is_said_to_all_who_wait_and_harms_nobody(one: Spe
         assert server.loaded == ["a", "b"] and server.leases == 0
 
 
-def test_a_server_answers_for_its_health_while_it_loads(one: Speaker) -> None:
+def test_a_server_answers_for_its_health_while_it_loads(one: LocalBackend) -> None:
     models = library(one, room=2)
     models[0].gate.clear()
     with serving_models(models, begun=False) as server:
@@ -200,7 +200,9 @@ def test_a_server_answers_for_its_health_while_it_loads(one: Speaker) -> None:
         assert health(server)["status"] == "ok"
 
 
-def test_a_server_whose_first_model_cannot_be_loaded_ends_with_the_reason(one: Speaker) -> None:
+def test_a_server_whose_first_model_cannot_be_loaded_ends_with_the_reason(
+    one: LocalBackend,
+) -> None:
     (model,) = library(one, 1, "a")
     model.gate.clear()
     model.fails = BadPack("kt.json is damaged")
@@ -215,14 +217,14 @@ def test_a_server_whose_first_model_cannot_be_loaded_ends_with_the_reason(one: S
         ended, thread = threading.Event(), threading.Thread(target=run)
         thread.start()
         client = send(Running(listening.getsockname()[1], None, serving), "x")  # type: ignore[arg-type]
-        until(lambda: serving.house is not None and serving.house.residency.counts().waiting == 2)
+        until(lambda: serving.state is not None and serving.state.residency.counts().waiting == 2)
         model.gate.set()
         assert b" 503 " in heard(client, b"kt.json is damaged")
         thread.join(20)
         assert ended.is_set()
 
 
-def test_a_server_that_is_stopped_while_it_loads_ends(one: Speaker) -> None:
+def test_a_server_that_is_stopped_while_it_loads_ends(one: LocalBackend) -> None:
     models = library(one, room=2)
     models[0].gate.clear()
     with serving_models(models, begun=False) as server:
@@ -279,29 +281,29 @@ async def _client(
             await asyncio.sleep(chance.random() * 0.003)
             if chance.random() < fails:
                 lease.model.thread.failure = DeviceError("the GPU failed")
-        assert lease.model.speaker is not None  # it is not closed while it is used
+        assert lease.model.backend is not None  # it is not closed while it is used
     return True
 
 
 async def _schedule(jobs: Jobs, models: list[ScriptedModel], seed: int, fails: float) -> list[int]:
     chance, peak = random.Random(seed), [0]
-    house = Residency(jobs, Limits(waiting=100))
+    state = Residency(jobs, Limits(waiting=100))
     clients = []
     for _ in range(40):
         clients.append(
-            asyncio.create_task(_client(house, chance.choice(models), chance, peak, fails))
+            asyncio.create_task(_client(state, chance.choice(models), chance, peak, fails))
         )
         if chance.random() < 0.5:
             await asyncio.sleep(chance.random() * 0.003)
         if chance.random() < 0.1:
-            house.drop(chance.choice(models))
+            state.drop(chance.choice(models))
     await asyncio.wait_for(asyncio.gather(*clients), 30)
     async with asyncio.timeout(30):
-        while any(map(house.recovering, models)):
+        while any(map(state.recovering, models)):
             await asyncio.sleep(0.001)
-    assert house.leases == house.counts().waiting == 0
-    await house.close()
-    assert not house.loaded
+    assert state.leases == state.counts().waiting == 0
+    await state.close()
+    assert not state.loaded
     return peak
 
 
@@ -311,7 +313,7 @@ async def _schedule(jobs: Jobs, models: list[ScriptedModel], seed: int, fails: f
     "seeds", [range(4), pytest.param(range(4, 90), marks=pytest.mark.thorough)]
 )
 def test_any_schedule_ends_with_everybody_served_and_memory_kept_to(
-    one: Speaker, jobs: Jobs, room: int, fails: float, seeds: range
+    one: LocalBackend, jobs: Jobs, room: int, fails: float, seeds: range
 ) -> None:
     for seed in seeds:
         models = library(one, room)
@@ -323,40 +325,42 @@ def test_any_schedule_ends_with_everybody_served_and_memory_kept_to(
         )
 
 
-def test_a_client_that_leaves_as_its_model_comes_holds_nothing(one: Speaker, jobs: Jobs) -> None:
+def test_a_client_that_leaves_as_its_model_comes_holds_nothing(
+    one: LocalBackend, jobs: Jobs
+) -> None:
     async def run() -> None:
         (model,) = library(one, 1, "a")
-        house = Residency(jobs, Limits())
-        task = asyncio.create_task(house.lease(model))
-        while not house.loaded:
+        state = Residency(jobs, Limits())
+        task = asyncio.create_task(state.lease(model))
+        while not state.loaded:
             await asyncio.sleep(0)
-        assert house.leases == 1 and not task.done()  # it has its lease, and has not seen it
+        assert state.leases == 1 and not task.done()  # it has its lease, and has not seen it
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert house.leases == 0
-        await house.close()
+        assert state.leases == 0
+        await state.close()
 
     asyncio.run(run())
 
 
 def test_a_model_that_is_used_again_while_another_one_is_closed_stays(
-    one: Speaker, jobs: Jobs
+    one: LocalBackend, jobs: Jobs
 ) -> None:
     async def run() -> None:
         first, second = library(one, 2, "ab")
-        house = Residency(jobs, Limits())
-        leases = [await house.lease(each, 0.0) for each in (first, second)]
+        state = Residency(jobs, Limits())
+        leases = [await state.lease(each, 0.0) for each in (first, second)]
         first.closing.clear()
         for each in leases:
             each.release()
-        while len(house.loaded) == 2:
+        while len(state.loaded) == 2:
             await asyncio.sleep(0)
-        with await house.lease(second) as lease:
+        with await state.lease(second) as lease:
             first.closing.set()
             await asyncio.sleep(0.02)
-            assert lease.model.speaker is not None and house.find(second) is not None
-        await house.close()
+            assert lease.model.backend is not None and state.find(second) is not None
+        await state.close()
 
     asyncio.run(run())
 
@@ -364,23 +368,23 @@ def test_a_model_that_is_used_again_while_another_one_is_closed_stays(
 async def _stopped(jobs: Jobs, models: list[ScriptedModel], seed: int) -> list[object]:
     """What clients get of a server that ends while they come and go."""
     chance = random.Random(seed)
-    house = Residency(jobs, Limits(waiting=100))
+    state = Residency(jobs, Limits(waiting=100))
     clients = [
-        asyncio.create_task(_client(house, chance.choice(models), chance, [], 0.1))
+        asyncio.create_task(_client(state, chance.choice(models), chance, [], 0.1))
         for _ in range(20)
     ]
     await asyncio.sleep(chance.random() * 0.02)
-    house.stop()
+    state.stop()
     got = await asyncio.wait_for(asyncio.gather(*clients, return_exceptions=True), 30)
-    await house.close()
-    assert not house.loaded and house.leases == house.counts().waiting == 0
+    await state.close()
+    assert not state.loaded and state.leases == state.counts().waiting == 0
     return list(got)
 
 
 @pytest.mark.parametrize(
     "seeds", [range(5), pytest.param(range(5, 100), marks=pytest.mark.thorough)]
 )
-def test_nobody_waits_on_when_a_server_ends(one: Speaker, jobs: Jobs, seeds: range) -> None:
+def test_nobody_waits_on_when_a_server_ends(one: LocalBackend, jobs: Jobs, seeds: range) -> None:
     for seed in seeds:
         models = library(one, room=2)
         got = asyncio.run(_stopped(jobs, models, seed))
@@ -391,20 +395,20 @@ def test_nobody_waits_on_when_a_server_ends(one: Speaker, jobs: Jobs, seeds: ran
         )
 
 
-def test_a_residency_that_ends_takes_nothing(one: Speaker, jobs: Jobs) -> None:
+def test_a_residency_that_ends_takes_nothing(one: LocalBackend, jobs: Jobs) -> None:
     async def run() -> None:
         (model,) = library(one, 1, "a")
-        house = Residency(jobs, Limits())
-        with await house.lease(model):
+        state = Residency(jobs, Limits())
+        with await state.lease(model):
             pass
-        await house.close()
+        await state.close()
         with pytest.raises(Busy):
-            await house.lease(replace(model))
+            await state.lease(replace(model))
 
     asyncio.run(run())
 
 
-def test_answers_are_those_of_the_model_alone_whoever_comes_and_goes(one: Speaker) -> None:
+def test_answers_are_those_of_the_model_alone_whoever_comes_and_goes(one: LocalBackend) -> None:
     models = library(one, room=1)
     chance = random.Random(1)
     with serving_models(models) as server:
@@ -434,7 +438,7 @@ def test_answers_are_those_of_the_model_alone_whoever_comes_and_goes(one: Speake
 
 
 def test_lists_are_true(
-    one: Speaker,
+    one: LocalBackend,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -494,7 +498,7 @@ def test_a_time_is_read_as_ollama_writes_it(said: str | float, seconds: float | 
         assert keep_seconds(said, "keep_alive") == seconds
 
 
-def test_a_client_says_how_long_a_model_stays(one: Speaker) -> None:
+def test_a_client_says_how_long_a_model_stays(one: LocalBackend) -> None:
     models = library(one, room=3)
     with serving_models(models) as server:
         client = Client(host=server.url)
@@ -515,7 +519,7 @@ def test_a_client_says_how_long_a_model_stays(one: Speaker) -> None:
 
 
 def test_a_model_whose_files_are_gone_is_left_out_of_lists_and_answers_on(
-    one: Speaker, monkeypatch: pytest.MonkeyPatch
+    one: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after kt rm while it is in memory."""
     models = library(one, room=2)

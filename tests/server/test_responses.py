@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from chat.fake_engine import END, TEMPLATE
+from dialogue.fake_engine import END, TEMPLATE
 from openai import BadRequestError, NotFoundError, OpenAI
 from server.running import Running, running, scripted
 
@@ -35,8 +35,8 @@ def script(question: str) -> str:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     template = TEMPLATE + "{#- <tool_call> {'name': 1, 'arguments': 2} -#}"
-    speaker = scripted(tmp_path_factory.mktemp("model"), script, template=template, end=END)
-    with running(speaker) as found:
+    backend = scripted(tmp_path_factory.mktemp("model"), script, template=template, end=END)
+    with running(backend) as found:
         yield found
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import requests
-from chat.fake_engine import FakeEngine
+from dialogue.fake_engine import FakeEngine
 from server.running import Running, running, scripted
 
 from ktcli.commands import serve_sockets
@@ -27,19 +27,20 @@ from ktcli.engine.scheduler import Limits
 from ktcli.errors import Busy, KtError, NotFound, UsageError
 from ktcli.main import main
 from ktcli.native import Batch
-from ktcli.server import answering, guard, listening
-from ktcli.server.background import log_path
-from ktcli.server.enginethread import EngineThread
-from ktcli.server.house import Rules
-from ktcli.server.listening import tcp_socket, unix_socket
-from ktcli.server.neighbours import (
-    Neighbour,
+from ktcli.server.http import answering, guard
+from ktcli.server.http.state import Rules
+from ktcli.server.models.enginethread import EngineThread
+from ktcli.server.process import listening
+from ktcli.server.process.background import log_path
+from ktcli.server.process.discovery import (
+    FoundServer,
     connected,
-    neighbours,
+    running_servers,
     socket_path,
     status_of,
     stop,
 )
+from ktcli.server.process.listening import tcp_socket, unix_socket
 
 LONG = "x" * 3000  # an answer that goes on until it is cancelled
 
@@ -206,8 +207,8 @@ def test_a_refusal_leaves_no_traceback(server: Running, caplog: pytest.LogCaptur
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    speaker = scripted(tmp_path_factory.mktemp("model"), script)
-    with running(speaker, Rules(key=KEY, hosts=guard.LOOPBACK)) as found:
+    backend = scripted(tmp_path_factory.mktemp("model"), script)
+    with running(backend, Rules(key=KEY, hosts=guard.LOOPBACK)) as found:
         yield found
 
 
@@ -312,10 +313,10 @@ def test_counters_count(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_ends_takes_nothing_and_cancels_what_is_there(tmp_path: Path) -> None:
-    speaker = scripted(tmp_path, script)
-    thread = EngineThread(speaker.engine, Limits())
+    backend = scripted(tmp_path, script)
+    thread = EngineThread(backend.engine, Limits())
     heard: list[object] = []
-    prompt = speaker.voice.tokenizer.encode("<|user|>long<|end|><|assistant|>")
+    prompt = backend.texts.tokenizer.encode("<|user|>long<|end|><|assistant|>")
     answer = thread.submit(GenerationRequest(prompt, max_tokens=2900), heard.append)
     thread.close()
     assert isinstance(heard[-1], Finished) and answer.finish is Finish.CANCELLED
@@ -367,7 +368,7 @@ def test_the_command_serves_in_the_background_and_ends_at_a_signal(
     command = ["serve", "kt-mini", "--port", str(port)]
     assert main([*command, "--background"]) == 0
     said = capsys.readouterr().err
-    found = next(each for each in neighbours() if each.socket == socket_path(port))
+    found = next(each for each in running_servers() if each.socket == socket_path(port))
     assert f"serving kt-mini at http://127.0.0.1:{port} (process {found.pid})" in said
     assert os.getsid(found.pid) == found.pid
     answer = ask(Running(port, None), "What is kt?", max_tokens=9)  # type: ignore[arg-type]
@@ -431,7 +432,7 @@ def test_a_server_that_does_not_answer_is_listed_and_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KT_HOME", str(tmp_path))
-    monkeypatch.setattr("ktcli.server.neighbours.ANSWER_S", 0.5)
+    monkeypatch.setattr("ktcli.server.process.discovery.ANSWER_S", 0.5)
     path = socket_path(7)
     with unix_socket(path):
         pass  # what a server that was killed left behind is none
@@ -446,7 +447,7 @@ def test_a_server_that_does_not_answer_is_listed_and_ended(
         assert "no server runs 8" in said.err
         assert main(["stop", "7"]) == 0
         assert process.wait(9) == -signal.SIGTERM
-    assert neighbours() == []
+    assert running_servers() == []
 
 
 @pytest.mark.parametrize(
@@ -465,7 +466,7 @@ def test_the_command_refuses_before_it_loads(
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    from ktcli.commands.api_key import given_key
+    from ktcli.commands.cli.api_key import given_key
 
     file = tmp_path / "key"
     file.write_text("secret\n")
@@ -479,7 +480,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
 def test_a_server_in_another_container_is_not_ended_from_here(tmp_path: Path) -> None:
     """The kernel says 0 where it has no name for the process here."""
     with pytest.raises(KtError, match="another container"):
-        stop(Neighbour(tmp_path / "1.sock", 0, None, None))
+        stop(FoundServer(tmp_path / "1.sock", 0, None, None))
 
 
 def test_who_leaves_in_the_step_of_the_first_token_holds_nothing(
@@ -493,8 +494,8 @@ def test_who_leaves_in_the_step_of_the_first_token_holds_nothing(
             rows = run(engine, batch)
             if rows and not left.is_set():
                 left.set()
-                assert server.serving is not None and server.serving.house is not None
-                (generation,) = server.serving.house.answering.values()
+                assert server.serving is not None and server.serving.state is not None
+                (generation,) = server.serving.state.answering.values()
                 generation.cancel()
             return rows
 

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 import requests
 from anthropic import Anthropic
-from chat.fake_engine import END, TEMPLATE, VOCAB, FakeEngine, write_tokenizer
+from dialogue.fake_engine import END, TEMPLATE, VOCAB, FakeEngine, write_tokenizer
 from ollama import Client
 from openai import BadRequestError, OpenAI, pydantic_function_tool
 from pydantic import BaseModel, ConfigDict, Field
 from server.running import Running, running
 
-from ktcli.chat.grammar.compiler import GrammarCompiler
-from ktcli.chat.speaker import Speaker
-from ktcli.chat.tokenizer import load_tokenizer
-from ktcli.chat.voice import read_voice
+from ktcli.answers.grammar.compiler import GrammarCompiler
+from ktcli.dialogue.local import LocalBackend
 from ktcli.errors import UsageError
+from ktcli.text.model import read_text_model
+from ktcli.text.tokenizer import load_tokenizer
 
 
 class Unruly(FakeEngine):
@@ -72,7 +72,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     (folder / "generation_config.json").write_text("{}")
     said = '<think></think>So: <tool_call>\n{"name": "keep", "arguments": {"kind": "bird", "wings": 2}}\n</tool_call>'
     engine = Unruly(load_tokenizer(folder), lambda question: said, streams=8)
-    with running(Speaker("fake", engine, read_voice("fake", folder))) as found:  # type: ignore[arg-type]
+    with running(LocalBackend("fake", engine, read_text_model("fake", folder))) as found:  # type: ignore[arg-type]
         yield found
 
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import requests
 from anthropic import Anthropic
-from chat.fake_engine import VOCAB, FakeEngine, write_tokenizer
+from dialogue.fake_engine import VOCAB, FakeEngine, write_tokenizer
 from server.running import Running, running
 
-from ktcli.chat.speaker import Speaker
-from ktcli.chat.tokenizer import load_tokenizer
-from ktcli.chat.voice import read_voice
+from ktcli.dialogue.local import LocalBackend
 from ktcli.engine.scheduler import Limits
+from ktcli.text.model import read_text_model
+from ktcli.text.tokenizer import load_tokenizer
 
 BUDGET = 6
 CLOSING = "\n</think>\n\n"
@@ -74,8 +74,8 @@ def thinking(folder: Path, limits: Limits | None = None) -> Iterator[Running]:
     write_tokenizer(folder)
     (folder / "generation_config.json").write_text("{}")
     engine = Thinker(load_tokenizer(folder), lambda question: "", context=1024, streams=8)
-    speaker = Speaker("fake", engine, read_voice("fake", folder))  # type: ignore[arg-type]
-    with running(speaker, limits=limits) as found:
+    backend = LocalBackend("fake", engine, read_text_model("fake", folder))  # type: ignore[arg-type]
+    with running(backend, limits=limits) as found:
         yield found
 
 
@@ -231,7 +231,7 @@ def test_an_answer_may_go_on_behind_its_thought_while_the_server_ends(tmp_path: 
 
 def test_who_leaves_behind_the_thought_ends_the_answer(server: Running) -> None:
     assert isinstance(server.engine, Thinker)
-    assert server.serving is not None and server.serving.house is not None
+    assert server.serving is not None and server.serving.state is not None
     body = {"messages": ASKED, "thinking_token_budget": BUDGET, "stream": True, "ignore_eos": True}
     url = f"{server.url}/v1/chat/completions"
     server.engine.pauses = True
@@ -240,7 +240,7 @@ def test_who_leaves_behind_the_thought_ends_the_answer(server: Running) -> None:
         for line in lines:
             if b'"content":"' in line and b'"content":""' not in line:
                 break
-        known = list(server.serving.house.answering.values())  # others may not be forgotten yet
+        known = list(server.serving.state.answering.values())  # others may not be forgotten yet
         (generation,) = [each for each in known if each._open]
     wait_for(lambda: generation._cancelled)
     server.engine.gate.set()

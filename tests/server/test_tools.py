@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from chat.fake_engine import END, TEMPLATE
+from dialogue.fake_engine import END, TEMPLATE
 from openai import BadRequestError, OpenAI
 from server.running import running, scripted
 
@@ -72,8 +72,8 @@ def client(
         return plain if end == END else f"<|channel|>final<|message|>{plain}{end}"
 
     folder = tmp_path_factory.mktemp("model")
-    speaker = scripted(folder, script, template=template, more=more, end=end)
-    with running(speaker) as server, OpenAI(base_url=f"{server.url}/v1", api_key="x") as found:
+    backend = scripted(folder, script, template=template, more=more, end=end)
+    with running(backend) as server, OpenAI(base_url=f"{server.url}/v1", api_key="x") as found:
         yield found
 
 
@@ -173,8 +173,8 @@ def test_nothing_of_an_untidy_answer_is_lost(case: str, tmp_path: Any) -> None:
     template = f"{{# {tells} #}}{TEMPLATE.replace('<|end|>', end)}"
     if thinks:
         template = template.replace("<|assistant|>{% endif %}", "<|assistant|><think>\n{% endif %}")
-    speaker = scripted(tmp_path, lambda question: said, template=template, more=more, end=end)
-    with running(speaker) as server, OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+    backend = scripted(tmp_path, lambda question: said, template=template, more=more, end=end)
+    with running(backend) as server, OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
         answer = client.chat.completions.create(model="fake", messages=asked("x"), tools=TOOLS)
     message = answer.choices[0].message
     found = [json.loads(call.function.arguments) for call in message.tool_calls or []]  # type: ignore[union-attr]
@@ -200,8 +200,8 @@ def test_an_answer_goes_on_with_words_of_its_own(
         said = f"{{% if m.role == 'assistant' %}}{head}{{% endif %}}{{{{ m.content }}}}"
         template = template.replace("{{ m.content }}", said).replace("<|{{", "<|start|><|{{")
     script = head + begun + rest
-    speaker = scripted(tmp_path, lambda question: script, template=template, more=more, end=end)
-    with running(speaker) as server, OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+    backend = scripted(tmp_path, lambda question: script, template=template, more=more, end=end)
+    with running(backend) as server, OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
         answer = client.chat.completions.create(
             model="fake",
             messages=[*asked("x"), {"role": "assistant", "content": begun}],

@@ -21,8 +21,8 @@ from ktcli.assembly.request import Wanted
 from ktcli.assembly.talking import Opening, prepared
 from ktcli.errors import Busy, UsageError
 from ktcli.main import main
-from ktcli.server.catalogue import LibraryReader
-from ktcli.server.source import FOREVER, StoredModel
+from ktcli.server.models.catalogue import LibraryReader
+from ktcli.server.models.source import FOREVER, StoredModel
 from ktcli.store import library
 from ktcli.store.entry import BUILTIN
 
@@ -42,7 +42,7 @@ def unload(server: Running, name: str) -> None:
 
 
 def engine_of(server: Running) -> weakref.ref[Any]:
-    return weakref.ref(server.residency.loaded[0].model.speaker.engine)
+    return weakref.ref(server.residency.loaded[0].model.backend.engine)
 
 
 def test_nobody_holds_a_model_that_has_left_and_what_it_computed_is_kept(
@@ -110,7 +110,7 @@ def test_a_load_that_nobody_wants_any_more_ends(
     model = StoredModel(prepared(BUILTIN, how), BUILTIN, how, FOREVER)
     fit, asked = model.fit(HeldMemory()), iter([False, False])
     with pytest.raises(Busy, match="about to end"):
-        model.open(model.read_voice(model.read_tokenizer()), fit, lambda: next(asked, True))
+        model.open(model.read_text_model(model.read_tokenizer()), fit, lambda: next(asked, True))
 
 
 @pytest.mark.thorough

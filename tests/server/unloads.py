@@ -16,12 +16,12 @@ from ktcli.assembly.beside import MemoryFit
 from ktcli.assembly.load import load_random
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.talking import Opening, prepared
-from ktcli.chat.speaker import Speaker
-from ktcli.chat.voice import Voice, read_voice
+from ktcli.dialogue.local import LocalBackend
 from ktcli.hardware.memory import resident_bytes
 from ktcli.hardware.probe import SYSTEM_ROOT
-from ktcli.server.source import ModelFacts
+from ktcli.server.models.source import ModelFacts
 from ktcli.store.entry import BUILTIN
+from ktcli.text.model import TextModel, read_text_model
 from ktcli.weights.recipe import Recipe
 
 ROUNDS = 4
@@ -33,7 +33,9 @@ class RandomModel(ScriptedModel):
     def facts(self) -> ModelFacts:
         return ModelFacts("random", 512, 2048, 1, "", 0)
 
-    def open(self, voice: Voice, fit: MemoryFit, is_stopped: Callable[[], bool]) -> ScriptedOpened:
+    def open(
+        self, texts: TextModel, fit: MemoryFit, is_stopped: Callable[[], bool]
+    ) -> ScriptedOpened:
         shape = config(
             "qwen3-30b-a3b",
             hidden_size=1024,
@@ -47,13 +49,13 @@ class RandomModel(ScriptedModel):
             vocab_size=2048,
         )
         engine = load_random(shape, Recipe(), Wanted(512, threads=1, streams=2))
-        return ScriptedOpened(Speaker(self.name, engine, voice), self)
+        return ScriptedOpened(LocalBackend(self.name, engine, texts), self)
 
 
 def main() -> None:
     how = Opening(Wanted(512, threads=1, streams=2), quota_bytes=1 << 30, records_heat=True)
-    voice: Any = read_voice(BUILTIN, prepared(BUILTIN, how).pack)
-    model = RandomModel(Speaker("random", cast(Any, None), voice))
+    texts: Any = read_text_model(BUILTIN, prepared(BUILTIN, how).pack)
+    model = RandomModel(LocalBackend("random", cast(Any, None), texts))
 
     def resident() -> int:
         return resident_bytes(SYSTEM_ROOT) or 0

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.errors import BadCheckpoint
+from ktcli.text.tokenizer import load_tokenizer
 from ktcli.weights import vocabulary
 from ktcli.weights.vocabulary import (
     PieceKind,

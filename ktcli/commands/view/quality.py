@@ -9,10 +9,10 @@ from textwrap import wrap
 from typing import Any
 
 from ktcli.assembly.ways import EvalRequest, Way
-from ktcli.chat.passage import Passage, Reading
 from ktcli.measure.evaluate import Difference, Scores, difference
 from ktcli.measure.intervals import LEAST_VALUES, MOST_BLOCKS, Interval, interval
 from ktcli.output import out, safe
+from ktcli.text.passage import Passage, Reading
 
 METHOD = (
     f"95 % intervals: Student's t on the means of up to {MOST_BLOCKS} blocks of consecutive tokens"

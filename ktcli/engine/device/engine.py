@@ -22,7 +22,7 @@ from ktcli.engine.contract import depth_at
 from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts
 from ktcli.engine.device.decode import DecodeStep, DecodeSteps, Sizes
 from ktcli.engine.device.experts import ExpertShape, HostExperts, LayerWeights
-from ktcli.engine.device.fallbacks import NONE_YET, Failures, Lessons
+from ktcli.engine.device.fallbacks import NONE_YET, Failures, KnownFailures
 from ktcli.engine.device.paging import DeviceMemory, DevicePages
 from ktcli.engine.device.pinnedweights import PinnedWeights
 from ktcli.engine.device.placement import Placement
@@ -80,7 +80,7 @@ class DeviceEngine:
         devices: the devices, for which the placement has borders.
         max_outputs: the number of rows of a chunk that can give logits.
         exact: whether activations and cache are f32, to compare with a reference.
-        lessons: what is known to fail on the devices, and who is told of more.
+        known_failures: what is known to fail on the devices, and who is told of more.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class DeviceEngine:
         max_outputs: int = 1,
         exact: bool = False,
         progress: Progress | None = None,
-        lessons: Lessons = NONE_YET,
+        known_failures: KnownFailures = NONE_YET,
     ) -> None:
-        self.exact, self._lessons, self._kept = exact, lessons, lessons.known
+        self.exact, self._known, self._kept = exact, known_failures, known_failures.known
         # Why steps are not captured; a list, for what makes them refers to no engine.
-        self._refused = [lessons.known.graphs] if lessons.known.graphs else []
+        self._refused = [known_failures.known.graphs] if known_failures.known.graphs else []
         self.model = model = model.at(placement.context)
         self.recipe, self.pool, self.placement = recipe, pool, placement
         self.spec: Spec = model.spec
@@ -192,7 +192,7 @@ class DeviceEngine:
         if self.failures != self._kept:
             self._say()
             self._kept = self.failures
-            self._lessons.keep(self._kept)
+            self._known.keep(self._kept)
         return logits
 
     def forget_choices(self) -> None:
@@ -295,7 +295,7 @@ class DeviceEngine:
 
     def _choose_kernels(self, devices: Several[torch.device]) -> Kernels:
         """Returns the fastest kernels that are not known to fail; the first one is tried."""
-        known, self._lacks, self._kernels_fail = self._lessons.known, "", ""
+        known, self._lacks, self._kernels_fail = self._known.known, "", ""
         if self.exact:
             return kernels_for(devices[0], exact=True)
         if known.kernels:
@@ -310,12 +310,12 @@ class DeviceEngine:
     @property
     def failures(self) -> Failures:
         """The faster ways that are known to fail here, from the start or by now."""
-        early = self._lessons.known.early or early_starts_fail(self.segments[0].device)
+        early = self._known.known.early or early_starts_fail(self.segments[0].device)
         return Failures(self._kernels_fail, early, self._refused[0] if self._refused else "")
 
     def _warn(self) -> tuple[str, ...]:
         """Adds the warnings of what fails that are new, and returns them."""
-        said = self._lessons.sentences(self.failures, self._lacks)
+        said = self._known.sentences(self.failures, self._lacks)
         new = tuple(each for each in said if each not in self.warnings)
         self.warnings += new
         return new

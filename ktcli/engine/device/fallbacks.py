@@ -27,7 +27,7 @@ class Failures:
 
 
 @dataclass(frozen=True, slots=True)
-class Lessons:
+class KnownFailures:
     """What earlier engines learned, and who keeps what this one learns.
 
     Attributes:
@@ -63,4 +63,4 @@ class Lessons:
         return f" (found on {self.found}; after kt doctor --measure the next start tries again)"
 
 
-NONE_YET = Lessons()
+NONE_YET = KnownFailures()

@@ -151,8 +151,8 @@ def _new_latent(
     if ROTATED:
         second, pair, other = partners(r, r, half, INTERLEAVED)
         inside = r < 2 * half
-        partner = summed(latent, row, LORA + other, inside)
-        rope = turned(rope, partner, second, pair, inside, inv_freq, position, scale)
+        backend = summed(latent, row, LORA + other, inside)
+        rope = turned(rope, backend, second, pair, inside, inv_freq, position, scale)
     return value, rope
 
 
@@ -193,8 +193,8 @@ def _mla_kernel(
     if ROTATED:
         second, pair, other = partners(r[None, :], r[None, :], half, INTERLEAVED)
         inside = r[None, :] < 2 * half
-        partner = tl.load(of_q + other, mask=(h < heads)[:, None] & inside, other=0.0)
-        rope_q = turned(rope_q, partner, second, pair, inside, inv_freq, last + shift, turn_scale)
+        backend = tl.load(of_q + other, mask=(h < heads)[:, None] & inside, other=0.0)
+        rope_q = turned(rope_q, backend, second, pair, inside, inv_freq, last + shift, turn_scale)
     rope_q = rope_q.to(READ)
     peak = tl.full([BH], float("-inf"), tl.float32)
     weight = tl.zeros([BH], tl.float32)

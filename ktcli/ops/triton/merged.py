@@ -67,10 +67,10 @@ def _ready(
         place = column - first
         is_rotated = (place >= 0) & (place < 2 * half) & inside
         second, pair, other = partners(column, place, half, INTERLEAVED)
-        partner = summed(x, row, start + other, is_rotated)
+        backend = summed(x, row, start + other, is_rotated)
         if NORMED:
-            partner = partner * factor * tl.load(gain + other, mask=is_rotated, other=0.0)
-        value = turned(value, partner, second, pair, is_rotated, inv_freq, position, scale)
+            backend = backend * factor * tl.load(gain + other, mask=is_rotated, other=0.0)
+        value = turned(value, backend, second, pair, is_rotated, inv_freq, position, scale)
     return value
 
 

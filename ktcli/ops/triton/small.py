@@ -58,12 +58,12 @@ def partners(column, place, half, INTERLEAVED: tl.constexpr):
 
 
 @triton.jit
-def turned(value, partner, second, pair, inside, inv_freq, position, scale):
+def turned(value, backend, second, pair, inside, inv_freq, position, scale):
     """Returns values rotated with the partners of their pairs, where they are `inside` what is rotated."""
     # In f32, as the models were trained: the angle is rounded before its sine is taken.
     angle = position.to(tl.float32) * tl.load(inv_freq + pair, mask=inside, other=0.0)
     cos, sin = tl.cos(angle) * scale, tl.sin(angle) * scale
-    return tl.where(inside, value * cos + tl.where(second, partner, -partner) * sin, value)
+    return tl.where(inside, value * cos + tl.where(second, backend, -backend) * sin, value)
 
 
 @triton.jit
@@ -74,7 +74,7 @@ def _rope_kernel(
 ):  # fmt: skip
     """Copies x to out, with columns [first, first + 2 half) of each head rotated. Grid (blocks of columns, rows).
 
-    A column reads its partner itself: that is in L1, and no column has to know which others share its rotation.
+    A column reads its backend itself: that is in L1, and no column has to know which others share its rotation.
     """
     enter(EARLY)
     row = tl.program_id(1).to(tl.int64)
@@ -84,9 +84,9 @@ def _rope_kernel(
     place = column % head_width - first
     is_rotated = (place >= 0) & (place < 2 * half) & inside
     second, pair, other = partners(column, place, half, INTERLEAVED)
-    partner = tl.load(x + row * x_row + other, mask=is_rotated, other=0.0)
+    backend = tl.load(x + row * x_row + other, mask=is_rotated, other=0.0)
     position = tl.load(positions + row)
-    value = turned(value, partner, second, pair, is_rotated, inv_freq, position, scale)
+    value = turned(value, backend, second, pair, is_rotated, inv_freq, position, scale)
     tl.store(out + row * n_columns + column, value, mask=inside)
 
 

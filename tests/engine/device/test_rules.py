@@ -26,7 +26,7 @@ from ktcli.engine.device import experts as experts_module
 from ktcli.engine.device import segments
 from ktcli.engine.device.engine import DeviceEngine, _Forward
 from ktcli.engine.device.experts import Handoff, HostExperts, spin_us
-from ktcli.engine.device.fallbacks import Failures, Lessons
+from ktcli.engine.device.fallbacks import Failures, KnownFailures
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, Resident
@@ -201,7 +201,7 @@ def test_a_step_that_is_not_captured_runs_anew(made: Made, monkeypatch: pytest.M
 
     monkeypatch.setattr(HostStream, "capture", refuse)
     kept: list[Failures] = []
-    engine = made.engine(made.placed(streams=2), lessons=Lessons(keep=kept.append))
+    engine = made.engine(made.placed(streams=2), known_failures=KnownFailures(keep=kept.append))
     (warning,) = engine.warnings
     assert "not permitted" in warning and "slower" in warning
     np.testing.assert_array_equal(answer(engine), wanted)
@@ -209,7 +209,9 @@ def test_a_step_that_is_not_captured_runs_anew(made: Made, monkeypatch: pytest.M
     assert len(engine.run(Batch(tuple(two)))) == 2
     assert len(asked) == 1  # the answer is remembered
     assert kept == [Failures(graphs="the GPU failed in capturing a decode step: not permitted")]
-    again = made.engine(made.placed(), lessons=Lessons(kept[0], "2026-11-24", kept.append))
+    again = made.engine(
+        made.placed(), known_failures=KnownFailures(kept[0], "2026-11-24", kept.append)
+    )
     np.testing.assert_array_equal(answer(again), wanted)
     (known,) = again.warnings
     assert known.startswith(warning) and "2026-11-24; after kt doctor --measure" in known
@@ -221,7 +223,7 @@ def test_a_larger_step_that_is_not_captured_is_said_once(
 ) -> None:
     """It is made when it is first needed, long after the load."""
     engine, kept = made.engine(made.placed(streams=2)), []
-    engine._lessons = Lessons(keep=kept.append)
+    engine._known = KnownFailures(keep=kept.append)
 
     def refuse(*_: object) -> None:
         raise DeviceError("the GPU failed in capturing a decode step: not permitted")
@@ -252,7 +254,7 @@ def test_a_kernel_that_fails_later_is_done_without(
     fast = replace(TORCH, name="triton", operations={**TORCH.operations, "linear": broken})
     monkeypatch.setattr(engine_module, "kernels_for", lambda *_, **__: fast)
     kept: list[Failures] = []
-    engine = made.engine(made.placed(), exact=False, lessons=Lessons(keep=kept.append))
+    engine = made.engine(made.placed(), exact=False, known_failures=KnownFailures(keep=kept.append))
     assert kept == []  # not before a step ran without it
     np.testing.assert_array_equal(answer(engine), wanted)
     (warning,), (failures,) = engine.warnings, kept
@@ -261,7 +263,9 @@ def test_a_kernel_that_fails_later_is_done_without(
     assert [each.message for each in caplog.records] == ([warning] if when == "prompt" else [])
     before = len(calls)
     answer(engine)
-    again = made.engine(made.placed(), exact=False, lessons=Lessons(failures, "2026-11-24"))
+    again = made.engine(
+        made.placed(), exact=False, known_failures=KnownFailures(failures, "2026-11-24")
+    )
     np.testing.assert_array_equal(answer(again), wanted)
     assert len(calls) == before and len(kept) == 1
     assert again.warnings == (

@@ -11,8 +11,8 @@ from gguf_models import GgufCase, write_gguf
 from gguf_vocabularies import TEXTS, VOCABULARIES, byte_level, sentencepiece
 from llama_judge import recorded_tokens
 
-from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.errors import BadCheckpoint
+from ktcli.text.tokenizer import load_tokenizer
 from ktcli.weights.gguf.header import read_gguf_header
 from ktcli.weights.gguf.tokenizer import small_file_names, small_files
 

@@ -1,0 +1,375 @@
+"""Reads the calls of tools out of an answer's text as it comes, in any of the styles of the table.
+
+However the text is cut, the events are the same in the end. A text that begins like a call and is none stays a text:
+nothing that a model says is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from ktcli.answers.calls.jsontext import JsonValue
+from ktcli.answers.calls.styles import Arguments, CallStyle
+from ktcli.answers.calls.values import Tools
+from ktcli.answers.events import CallArguments, CallBegins, CallEnds, CallEvent
+from ktcli.answers.stream import overlap
+
+Read = str | CallEvent  # a text for the reader, or something of a call
+NAME_CHARS = 256  # of a tool
+# The usual beginning of an object that is a call, up to its arguments.
+_HEAD = re.compile(
+    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+NAME_PATTERN = re.compile(r"[^\s<>{}\"]+")
+_FENCE_BEGUN = re.compile(r"`{0,2}|```(?:j|js|jso|json)?\s*")
+_FENCE = re.compile(r"\s*```(?:json)?\s*(?=[\[{])")  # before a call that is an object
+_INDEX = re.compile(r":\d+$")  # Kimi's calls are functions.NAME:INDEX
+
+
+class CallReader:
+    """The reader of one answer.
+
+    Args:
+        tools: the tools that may be called; their schemas say what values are.
+    """
+
+    def __init__(self, style: CallStyle, tools: Tools) -> None:
+        self._style, self._tools = style, tools
+        self._text = ""  # what was not looked at yet
+        self._raw = ""  # of the call, as long as it may turn out to be none
+        self._blank = ""  # at the end of a text, which a call may follow
+        self._begun = False  # whether the answer has a letter
+        self._in_section = False
+        self._behind_call = False  # whether nothing was said since a call
+        self._state: Callable[[], bool] = self._outside
+        self._out: list[Read] = []
+        self.calls = 0
+        self._tool = self._key = ""
+        self._json = JsonValue()
+        self._empty = True  # whether the arguments have no pair yet
+        self._value: _Value | None = None
+
+    def feed(self, text: str) -> list[Read]:
+        """What a piece of the answer says."""
+        self._text += text
+        while self._text and self._state():
+            pass
+        found, self._out = self._out, []
+        return found
+
+    def finish(self) -> list[Read]:
+        """What was held back; no text follows. A call that is not whole ends where it does."""
+        rest, self._text = self._text, ""
+        if self._state == self._outside:
+            self._say(rest)
+        elif self._raw:
+            self._say(self._raw + rest)
+        elif self._state in (self._before_json, self._in_json, *self._of_pairs):
+            self._close()
+        found, self._out = self._out, []
+        return found
+
+    def whole_calls_in(self, text: str) -> list[Read]:
+        """The calls that are whole in a text, without what stands around them."""
+        reader = CallReader(self._style, self._tools)
+        found = reader.feed(text)
+        whole = {each.number for each in found if isinstance(each, CallEnds)}
+        self.calls = len(whole)
+        return [each for each in found if not isinstance(each, str) and each.number in whole]
+
+    # --- between calls ------------------------------------------------------------------------
+
+    def _outside(self) -> bool:
+        style = self._style
+        if style.bare and not self._begun and (object_ := _object_in(self._blank + self._text)):
+            self._blank, self._text = object_
+            return self._open(self._object)
+        marks, sections = [style.begin], style.sections
+        if self._in_section or self._behind_call:  # models close sections that they never opened
+            marks += [closing for _, closing in sections]
+        if not self._in_section:
+            marks += [opening for opening, _ in sections]
+        before, mark = self._upto(*marks)
+        if not self._in_section:
+            self._say(before)
+        if not mark:
+            return False
+        if mark == style.begin:
+            self._raw = mark
+            kind = self._object if style.arguments is Arguments.OBJECT else self._name
+            return self._open(kind)
+        if not self._in_section and mark in [closing for _, closing in sections]:
+            if not self._behind_call:  # something was said meanwhile
+                self._say(mark)
+            return True
+        self._in_section = not self._in_section
+        return True
+
+    def _open(self, state: Callable[[], bool]) -> bool:
+        self._state, self._json = state, JsonValue()
+        return True
+
+    def _say(self, text: str) -> None:
+        """Says a text; blanks at its end only if more text follows."""
+        whole = self._blank + text
+        said = whole.rstrip()
+        self._blank = whole[len(said) :]
+        if said:
+            self._begun, self._behind_call = True, False
+            self._out.append(said)
+
+    # --- a call ------------------------------------------------------------------------------
+
+    def _name(self) -> bool:
+        """The name stands behind the mark."""
+        style = self._style
+        ends = [mark for mark in (style.name_end, style.key[0], style.end) if mark]
+        found = _first(self._text, ends)
+        if found is None and len(self._text) < NAME_CHARS + max(map(len, ends)):
+            return False
+        at, mark = found or (NAME_CHARS + 1, "")
+        said = self._text[:at].strip()
+        if at > NAME_CHARS or not NAME_PATTERN.fullmatch(said):
+            return self._no_call(min(at, NAME_CHARS))
+        self._text = self._text[at + (len(mark) if mark == style.name_end else 0) :]
+        name = _INDEX.sub("", said.removeprefix(style.prefix)) if style.prefix else said
+        name, _, given = name.partition("[CALL_ID]")
+        self._begin(name, said if style.prefix else given)
+        is_json = style.arguments is Arguments.JSON
+        return self._open(self._before_json if is_json else self._in_pairs)
+
+    def _no_call(self, chars: int) -> bool:
+        """What began like a call is a text, and so are the next characters."""
+        self._out.append(self._blank + self._raw + self._text[:chars])
+        self._text = self._text[chars:]
+        self._raw = self._blank = ""
+        self._begun, self._state, self._behind_call = True, self._outside, False
+        return True
+
+    def _begin(self, name: str, given: str = "") -> None:
+        self._raw = self._blank = ""
+        self._begun = self._behind_call = True
+        self._tool, self._empty = name, True
+        self._out.append(CallBegins(self.calls, name, given))
+
+    def _before_json(self) -> bool:
+        """The arguments are an object, perhaps in a fence; a call without one has no arguments."""
+        _, mark = self._upto("{", self._style.end)
+        if mark == "{":
+            self._text = mark + self._text
+            self._state = self._in_json
+            return True
+        return self._close() if mark else False
+
+    def _in_json(self) -> bool:
+        if self._json.ended:
+            _, mark = self._upto(self._style.end)
+            return self._close() if mark else False
+        n = self._json.take(self._text)
+        self._out.append(CallArguments(self.calls, self._text[:n]))
+        self._empty, self._text = False, self._text[n:]
+        return self._json.ended and (bool(self._style.end) or self._close())
+
+    def _close(self) -> bool:
+        """The call is through."""
+        if self._state == self._in_value and self._value is not None:
+            self._out.append(CallArguments(self.calls, self._value.finish()))
+        if self._style.arguments is Arguments.PAIRS or self._empty:
+            self._out.append(CallArguments(self.calls, "{}" if self._empty else "}"))
+        self._out.append(CallEnds(self.calls))
+        self.calls += 1
+        self._state = self._outside
+        return True
+
+    @property
+    def _of_pairs(self) -> tuple[Callable[[], bool], ...]:
+        return self._in_pairs, self._in_key, self._in_value
+
+    # --- arguments in pairs ------------------------------------------------------------------
+
+    def _in_pairs(self) -> bool:
+        """Between two pairs: a key comes, or the end."""
+        style = self._style
+        _, mark = self._upto(style.key[0], style.end)
+        if mark == style.end:
+            return self._close()
+        if mark:
+            self._state = self._in_key
+        return bool(mark)
+
+    def _in_key(self) -> bool:
+        style = self._style
+        found = _first(self._text, [style.key[1]])
+        if found is None:
+            return False
+        behind = self._text[found[0] + len(style.key[1]) :]
+        opened = _first(behind, [style.value[0]]) if style.value[0] else (0, "")
+        if opened is None:
+            return False
+        self._key = self._text[: found[0]].strip()
+        said = behind[: opened[0]]  # V3.2: whether it is a text
+        self._text = behind[opened[0] + len(style.value[0]) :]
+        texts = 'string="true"' in said or (
+            'string="false"' not in said and self._tools.is_text(self._tool, self._key)
+        )
+        known = texts and self._key in self._tools.parameters.get(self._tool, {}).get(
+            "properties", {}
+        )
+        self._value = _Value(
+            self._tools, self._tool, self._key, said, streams=known or "true" in said
+        )
+        lead = "{" if self._empty else ", "
+        self._out.append(CallArguments(self.calls, f"{lead}{json.dumps(self._key)}: "))
+        self._empty, self._state = False, self._in_value
+        return True
+
+    def _in_value(self) -> bool:
+        assert self._value is not None
+        before, mark = self._upto(self._style.value_end(self._key))
+        if piece := self._value.feed(before):
+            self._out.append(CallArguments(self.calls, piece))
+        if mark:
+            if piece := self._value.finish():
+                self._out.append(CallArguments(self.calls, piece))
+            self._state = self._in_pairs
+        return bool(mark)
+
+    # --- name and arguments in one object ----------------------------------------------------
+
+    def _object(self) -> bool:
+        """The call is an object. Arguments behind the name go out as they come; in any other order, when it is
+        whole."""
+        style = self._style
+        body = self._raw.removeprefix(style.begin) + self._text
+        if style.end and (head := _HEAD.match(body)) and (name := _text_of(head[1])):
+            self._begin(name)
+            self._text = body[head.end() :]
+            return self._open(self._in_json)
+        if self._raw == style.begin and (fence := _FENCE.match(self._text)):
+            self._text = self._text[fence.end() :]
+        stripped = self._text.lstrip()
+        if self._raw == style.begin and style.end and _FENCE_BEGUN.fullmatch(stripped):
+            return False  # it may be the beginning of a fence
+        if not self._json._depth and stripped and stripped[0] not in "{[,":
+            return self._no_call(0)
+        n = self._json.take(self._text)
+        self._raw, self._text = self._raw + self._text[:n], self._text[n:]
+        if not self._json.ended:
+            return False
+        found = _calls_in(self._raw.removeprefix(style.begin))
+        if found is None:
+            return self._no_call(0)
+        for name, arguments in found:
+            self._begin(name)
+            self._out += [CallArguments(self.calls, arguments), CallEnds(self.calls)]
+            self.calls += 1
+        self._state = self._after_object if self._style.end else self._outside
+        return True
+
+    def _after_object(self) -> bool:
+        _, mark = self._upto(self._style.end)
+        if mark:
+            self._state = self._outside
+        return bool(mark)
+
+    # --- marks -------------------------------------------------------------------------------
+
+    def _upto(self, *marks: str) -> tuple[str, str]:
+        """Takes the text before the first of some marks, and the mark; without one all but what may begin one."""
+        found = _first(self._text, [mark for mark in marks if mark])
+        at = len(self._text) - _kept(self._text, marks) if found is None else found[0]
+        mark = "" if found is None else found[1]
+        rest = self._text[at:]
+        if mark and any(rest != each and each.startswith(rest) for each in marks):
+            mark = ""  # it may be the beginning of a longer one
+        before, self._text = self._text[:at], self._text[at + len(mark) :]
+        return before, mark
+
+
+class _Value:
+    """A value between marks, as JSON: a text goes out as it comes, anything else when it is whole."""
+
+    def __init__(self, tools: Tools, tool: str, key: str, said: str, *, streams: bool) -> None:
+        self._tools, self._tool, self._key, self._said = tools, tool, key, said
+        self._streams, self._begun = streams, False
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        self._held += text
+        if not self._streams or not self._held:
+            return ""
+        lead = "" if self._begun else '"'
+        whole = self._held if self._begun else self._held.removeprefix("\n")
+        self._begun = True
+        keep = 1 if whole.endswith("\n") else 0  # the last newline belongs to the mark
+        said, self._held = whole[: len(whole) - keep], whole[len(whole) - keep :]
+        return lead + json.dumps(said)[1:-1]
+
+    def finish(self) -> str:
+        if self._streams:
+            return '"' if self._begun else '""'
+        text = self._held.removeprefix("\n").removesuffix("\n")
+        if 'string="false"' in self._said:
+            try:
+                return json.dumps(json.loads(text))
+            except (ValueError, RecursionError):
+                return json.dumps(text)
+        return json.dumps(self._tools.value(self._tool, self._key, text))
+
+
+def _first(text: str, marks: list[str]) -> tuple[int, str] | None:
+    """The place of the first of some marks, the longest of those that begin there; either kind of quotation marks will
+    do."""
+    places = [(text.find(spelt), -len(mark), mark) for mark in marks for spelt in _spellings(mark)]
+    found = min((each for each in places if each[0] >= 0), default=None)
+    return None if found is None else (found[0], found[2])
+
+
+def _object_in(text: str) -> tuple[str, str] | None:
+    """The blanks before an object, and the text from it on; None: the text begins with something else."""
+    found = text.lstrip()
+    return (text[: len(text) - len(found)], found) if found[:1] in ("{", "[") else None
+
+
+def _kept(text: str, marks: tuple[str, ...] | list[str]) -> int:
+    """The letters at the end of a text that may begin a mark."""
+    spelt = (each for mark in marks if mark for each in _spellings(mark))
+    return max((overlap(text, each) for each in spelt), default=0)
+
+
+def _spellings(mark: str) -> tuple[str, ...]:
+    """A mark with the quotation marks of its style, and with the others."""
+    return (mark, mark.replace('"', "'")) if '"' in mark else (mark,)
+
+
+def _text_of(literal: str) -> str:
+    """The text that a literal of JSON means; empty: none."""
+    try:
+        return str(json.loads(literal))
+    except ValueError:
+        return ""
+
+
+def _calls_in(text: str) -> list[tuple[str, str]] | None:
+    """The names and arguments of the calls in a JSON text; None: it is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    rows = found if isinstance(found, list) else [found]
+    calls = []
+    for row in rows:
+        row = row.get("function", row) if isinstance(row, dict) else None
+        name = row.get("name") if isinstance(row, dict) else row
+        if not isinstance(row, dict) or not isinstance(name, str):
+            return None
+        arguments = row.get("arguments", row.get("parameters", {}))
+        if arguments is None or arguments == "":
+            arguments = {}
+        said = (
+            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        )
+        calls.append((name, said))
+    return calls or None

@@ -1,0 +1,64 @@
+"""How a model writes its answers: by a template of its own, in a style of calls that is known, or in plain JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ktcli.answers.calls.styles import GENERIC, CallStyle, style_of
+from ktcli.answers.channels import Channels
+from ktcli.answers.stream import ANSWER
+from ktcli.answers.templates.answers import Answers
+from ktcli.answers.templates.template import FieldRole, read_template
+from ktcli.text.model import TextModel
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """How a model writes its answers.
+
+    Attributes:
+        template: how its own `response_template` reads them; None: it has none that can be used.
+        calls: the way in which it calls tools; None: its own template has one that calls cannot be held to.
+        unused: why its own template is not used; empty: it is, or there is none.
+    """
+
+    texts: TextModel
+    template: Answers | None
+    calls: CallStyle | None
+    unused: str = ""
+
+    @classmethod
+    def of(cls, texts: TextModel) -> AnswerFormat:
+        """Returns how the model of these texts writes its answers."""
+        return cls(texts, *_read(texts))
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model may think before it answers, as far as its files say."""
+        template, tokenizer = self.template, self.texts.tokenizer
+        known = tokenizer.id_of(ANSWER) is not None or Channels.known_to(tokenizer)
+        read = template is not None and template.template.field(FieldRole.THOUGHT) is not None
+        return known or read or self.texts.may_think
+
+    @property
+    def may_call(self) -> bool:
+        """Whether calls of tools can be read in the model's answers."""
+        template = self.template
+        read = template is not None and template.template.field(FieldRole.CALLS) is not None
+        return read or self.calls not in (None, GENERIC)
+
+
+def _read(texts: TextModel) -> tuple[Answers | None, CallStyle | None, str]:
+    """Returns template, calls and unused: a template that can be used comes before a style that is known."""
+    known, found = style_of(texts.template.source), texts.response_template
+    # Whoever speaks in channels is read by token, which is more exact.
+    if found is None or Channels.known_to(texts.tokenizer):
+        return None, known or GENERIC, ""
+    try:
+        template = read_template(found)
+        if template.field(FieldRole.CALLS) is None and known is not None:
+            raise ValueError("it has no field 'tool_calls', and the model calls tools")
+    except ValueError as error:
+        return None, known or GENERIC, str(error)
+    answers = Answers.of(template, texts.tokenizer, texts.stop_ids, known)
+    return answers, answers.style, ""

@@ -1,0 +1,250 @@
+"""Compiles grammars for a model's tokenizer, and follows answers through them: llguidance does both.
+
+What a client sends is compiled within limits: bytes and depth are checked before (form.py, schema.py), the size of the
+automata while it is done, and whoever waits for it gives up after `COMPILE_S` seconds. Compiled grammars are kept, the
+latest of them, since clients send the same schema again and again.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.answers.calls.styles import CallStyle
+from ktcli.answers.format import AnswerFormat
+from ktcli.answers.grammar.form import AnswerConstraint, Form
+from ktcli.answers.grammar.vocabulary import read_vocabulary
+from ktcli.answers.grammar.whole import USUAL, Frame, Shape, grammar_of
+from ktcli.errors import KtError, UsageError
+from ktcli.text.tokenizer import Tokenizer
+from ktcli.threads import Threads
+
+if TYPE_CHECKING:
+    import llguidance
+
+T = TypeVar("T")
+
+COMPILE_S = 10.0  # llguidance's own limits end almost everything within one
+GRAMMAR_CHARS = 1 << 20  # of all schemas that one answer is held to
+KEPT = 64  # compiled grammars
+KEPT_CHARS = 4 << 20  # of their texts
+# llguidance's limits: what is built once, and what each token may take (about 15 ms).
+_GRAMMAR_SYMBOLS = 500_000
+_LEXER_STATES = 100_000
+_LEXER_FUEL, _STEP_FUEL = 1_000_000, 200_000
+_ROW_ITEMS, _STEP_ITEMS = 10_000, 50_000
+
+
+def require_sound(form: Form) -> None:
+    """Refuses a form that no model could be held to, before one is loaded.
+
+    Raises:
+        UsageError: it is wrong, or beyond a limit.
+    """
+    import llguidance
+
+    grammars = json.dumps({"grammars": [form.part("body")]})
+    if why := llguidance.LLMatcher.validate_grammar(grammars, None, limits=_limits()):
+        raise _unusable(form.field, why)
+
+
+class GrammarConstraint:
+    """Follows one answer through a grammar; see `ktcli.engine.constraint.Constraint`."""
+
+    ready = True
+
+    def __init__(self, matcher: llguidance.LLMatcher, size: int) -> None:
+        self._matcher = matcher
+        self._mask = np.zeros(-(-size // 32), dtype=np.uint32)
+        self.error: KtError | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.error is None and bool(self._matcher.is_stopped())
+
+    def mask(self) -> NDArray[np.uint32]:
+        if self.error is None:
+            self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+            self._check()
+        if self.error is not None:
+            self._mask[:] = 0
+        return self._mask
+
+    def take(self, id: int) -> None:
+        if self.error is None:
+            self._matcher.consume_token(id)
+            self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            why = _sentence(self._matcher.get_error())
+            self.error = UsageError(
+                f"the answer cannot go on in the form that was asked for: {why}"
+            )
+
+
+class LateConstraint:
+    """Stands for a constraint that is being compiled; whoever waits for that says so by `become`, or cancels the
+    request."""
+
+    def __init__(self) -> None:
+        self._made: GrammarConstraint | None = None
+
+    def become(self, made: GrammarConstraint) -> None:
+        """The constraint is there; any thread may say so."""
+        self._made = made
+
+    @property
+    def ready(self) -> bool:
+        return self._made is not None
+
+    @property
+    def error(self) -> KtError | None:
+        return self._made.error if self._made else None
+
+    @property
+    def ended(self) -> bool:
+        return self._made is not None and self._made.ended
+
+    def mask(self) -> NDArray[np.uint32]:
+        return self._known.mask()
+
+    def take(self, id: int) -> None:
+        self._known.take(id)
+
+    @property
+    def _known(self) -> GrammarConstraint:
+        assert self._made is not None, "the scheduler waits until it is ready"
+        return self._made
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model; any thread may call it.
+
+    Args:
+        size: the logits of a row.
+        frame: the marks of an answer's parts.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop_ids: Collection[int], size: int, frame: Frame = USUAL
+    ) -> None:
+        self._tokenizer, self._stop_ids, self._size = tokenizer, stop_ids, size
+        self._frame = frame
+        self._kept: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+        self._chars = 0
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, answers: AnswerFormat, size: int) -> GrammarCompiler:
+        """Returns the compiler of a model that answers so, whose rows have `size` logits."""
+        texts = answers.texts
+        return cls(texts.tokenizer, texts.stop_ids, size, Frame.of(answers.template))
+
+    @cached_property
+    def _workers(self) -> Threads:
+        return Threads(2, "kt-grammar")
+
+    def prepare(self) -> Future[None]:
+        """Reads the vocabulary on another thread, once, if no grammar was compiled before."""
+        return self._workers.submit(self._read)
+
+    def ask(self, compile: Callable[[], T]) -> Future[T]:
+        """Calls what compiles with this compiler, on another thread."""
+        return self._workers.submit(compile)
+
+    def constraints(
+        self, shape: Shape, style: CallStyle | None, prompt: str | None, count: int = 1
+    ) -> list[GrammarConstraint]:
+        """The constraints of as many answers; the other arguments are those of `grammar_of`.
+
+        Raises:
+            UsageError: the shape is wrong, or beyond a limit.
+        """
+        grammar = grammar_of(shape, self._tokenizer, style, prompt, self._frame)
+        if len(grammar) > GRAMMAR_CHARS:
+            raise UsageError(f"{shape.field} asks for schemas of more than {GRAMMAR_CHARS:,} bytes")
+        with self._lock:
+            found = self._kept.get(grammar)
+            if found is not None:
+                self._kept.move_to_end(grammar)
+        if found is None:
+            found = self._compiled(grammar, shape.field)
+            self._keep(grammar, found)
+        return [GrammarConstraint(found.deep_copy(), self._size) for _ in range(count)]
+
+    def constraint(self, wanted: AnswerConstraint) -> GrammarConstraint:
+        """Returns the constraint of an answer that may have begun.
+
+        Raises:
+            UsageError: as `constraints`.
+        """
+        (made,) = self.constraints(Shape(wanted.form), None, wanted.prompt)
+        for id in wanted.said:
+            made.take(id)
+        return made
+
+    def close(self) -> None:
+        """Ends its threads; what they compile is let go."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self) -> None:
+        with self._lock:
+            _ = self._vocabulary
+
+    @cached_property
+    def _vocabulary(self) -> llguidance.LLTokenizer:
+        return read_vocabulary(self._tokenizer, self._stop_ids, self._size)
+
+    def _compiled(self, grammar: str, field: str) -> llguidance.LLMatcher:
+        import llguidance
+
+        self._read()
+        made = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=_limits())
+        if not made.is_error():
+            made.compute_bitmask()  # what is too complex shows here first
+        if made.is_error():
+            raise _unusable(field, made.get_error())
+        return made
+
+    def _keep(self, grammar: str, made: llguidance.LLMatcher) -> None:
+        with self._lock:
+            if self._kept.pop(grammar, None) is None:
+                self._chars += len(grammar)
+            self._kept[grammar] = made
+            while len(self._kept) > KEPT or self._chars > KEPT_CHARS:
+                old, _ = self._kept.popitem(last=False)
+                self._chars -= len(old)
+
+
+def _limits() -> llguidance.LLParserLimits:
+    import llguidance
+
+    return llguidance.LLParserLimits(
+        max_items_in_row=_ROW_ITEMS,
+        initial_lexer_fuel=_LEXER_FUEL,
+        step_lexer_fuel=_STEP_FUEL,
+        step_max_items=_STEP_ITEMS,
+        max_lexer_states=_LEXER_STATES,
+        max_grammar_size=_GRAMMAR_SYMBOLS,
+        verbose_errors=False,
+    )
+
+
+def _unusable(field: str, why: str) -> UsageError:
+    return UsageError(f"{field} cannot be used: {_sentence(why)}")
+
+
+def _sentence(error: str) -> str:
+    """What llguidance says, in one line."""
+    lines = [line.strip() for line in error.splitlines()]
+    said = next((line for line in lines if line and not line.startswith("<")), "unknown reason")
+    return " ".join(said.split())[:200]

@@ -1,0 +1,127 @@
+"""What an answer's text must be, as clients and people say it: JSON of a schema, a regular expression, a grammar."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ktcli.answers.grammar.schema import SCHEMA_BYTES, checked_schema
+from ktcli.errors import UsageError
+
+GRAMMAR_BYTES = 64 << 10
+# Blanks where JSON allows any: a weak model would write them for ever.
+BLANKS = r"[ ]{1,2}|\n[ \t]{0,16}"
+_JSON = {
+    "whitespace_pattern": BLANKS,
+    "whitespace_flexible": True,
+    "item_separator": ",",
+    "key_separator": ":",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+Part = dict[str, Any]  # one of the grammars that llguidance takes together
+
+
+class Notation(Enum):
+    """The ways to say what a text must be."""
+
+    SCHEMA = "JSON schema"
+    CHOICE = "list of texts"
+    REGEX = "regular expression"
+    LARK = "Lark grammar"
+    GBNF = "GBNF grammar"  # or Lark's: which of both is seen in it
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a text must be, as it was said; nothing of it is checked before `part`.
+
+    Attributes:
+        said: the schema, as an object or as JSON; the texts; the expression or the grammar.
+        field: what errors call it.
+    """
+
+    notation: Notation
+    said: Any
+    field: str
+
+    @classmethod
+    def of_schema(cls, schema: Any, field: str) -> Form:
+        """JSON of a schema."""
+        return cls(Notation.SCHEMA, schema, field)
+
+    @classmethod
+    def of_object(cls, field: str) -> Form:
+        """Any JSON object."""
+        return cls(Notation.SCHEMA, {"type": "object"}, field)
+
+    def part(self, name: str) -> Part:
+        """The form as one of llguidance's grammars.
+
+        Raises:
+            UsageError: it is none, or beyond a limit.
+        """
+        if self.notation is Notation.SCHEMA:
+            schema = _read(self.said, self.field) if isinstance(self.said, str) else self.said
+            return schema_part(checked_schema(schema, self.field), name)
+        said = self._choice() if self.notation is Notation.CHOICE else self.said
+        if not isinstance(said, str) or not said:
+            raise UsageError(f"{self.field} is no {self.notation.value}: a text is needed")
+        size = len(said.encode("utf-8", "replace"))
+        if size > GRAMMAR_BYTES:
+            raise UsageError(f"{self.field} has {size:,} bytes, it can have {GRAMMAR_BYTES:,}")
+        return {"name": name, "lark_grammar": self._lark(said)}
+
+    def _choice(self) -> str:
+        texts = self.said
+        if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
+            raise UsageError(f"{self.field} is no {self.notation.value}")
+        return f"start: {' | '.join(json.dumps(text, ensure_ascii=False) for text in texts)}"
+
+    def _lark(self, said: str) -> str:
+        if self.notation is Notation.REGEX:
+            from llguidance import LLMatcher
+
+            made = json.loads(LLMatcher.grammar_from_regex(said))
+            return str(made["grammars"][0]["lark_grammar"])
+        if self.notation is not Notation.GBNF:
+            return said
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        try:
+            return any_to_lark(said)
+        except Exception as error:  # the library's own, of many kinds
+            why = " ".join(str(error).split())[:150]
+            raise UsageError(f"{self.field} is no {self.notation.value}: {why}") from error
+
+
+def _read(text: str, field: str) -> Any:
+    if len(text) > 4 * SCHEMA_BYTES:  # blanks and all
+        raise UsageError(f"{field} has {len(text):,} characters, it can have {4 * SCHEMA_BYTES:,}")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        why = " ".join(str(error).split())[:100]
+        raise UsageError(f"{field} is no JSON schema: it is not JSON: {why}") from error
+
+
+def schema_part(schema: dict[str, Any], name: str) -> Part:
+    """JSON of a checked schema as one of llguidance's grammars."""
+    return {"name": name, "json_schema": {**schema, "x-guidance": _JSON}}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerConstraint:
+    """What one answer must be.
+
+    Attributes:
+        form: what its text must be, behind its thoughts.
+        prompt: the text before the answer.
+        said: the ids of the answer that are there already.
+    """
+
+    form: Form
+    prompt: str
+    said: tuple[int, ...] = ()

@@ -1,0 +1,117 @@
+"""Writes grammars in Lark's notation, as llguidance reads it: texts, special tokens and rules, each rule once."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+
+from ktcli.answers.grammar.form import Part, schema_part
+from ktcli.text.tokenizer import Tokenizer
+
+ANY = "(?s:.*)"  # any text, as a regular expression
+_LINE = "NL"
+
+
+class GrammarWriter:
+    """Collects the rules of one grammar, and the grammars that they name.
+
+    Args:
+        tokenizer: tells which words are special tokens: those are no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        special = {token.text: token.id for token in tokenizer.added if token.special}
+        self._special, self._added = special, tokenizer.added
+        words = sorted((re.escape(word) for word in special if word), key=len, reverse=True)
+        self._words = re.compile("|".join(words)) if words else None
+        self._rules: dict[str, str] = {_LINE: r'"\n"'}
+        self._parts: list[Part] = []
+
+    def rule(self, name: str, body: str, options: str = "") -> str:
+        """Adds a rule and returns its name."""
+        self._rules[f"{name}{options}"] = body
+        return name
+
+    def part(self, part: Part) -> str:
+        """Adds a grammar and returns the reference to it."""
+        self._parts.append(part)
+        return f"@{part['name']}"
+
+    def schema(self, schema: dict[str, object], name: str) -> str:
+        """Adds JSON of a checked schema and returns the reference to it."""
+        return self.part(schema_part(schema, name))
+
+    def special(self, word: str) -> str:
+        """A special token, empty if there is none of this name."""
+        id = self._special.get(word)
+        return "" if id is None else f"<[{id}]>"
+
+    def token(self, word: str) -> str:
+        """An added token, special or not, which is not spelled; empty if there is none of this name."""
+        id = next((token.id for token in self._added if token.text == word), None)
+        return "" if id is None else f"<[{id}]>"
+
+    def opening(self, mark: str) -> str:
+        """A mark that is a token, or begins with a special one; empty if it would be spelled."""
+        spelled = self.text(mark)
+        return self.token(mark) or (spelled if spelled.startswith("<[") else "")
+
+    def text(self, text: str) -> str:
+        """A text that stands there, special tokens in it as such; empty for an empty one."""
+        return " ".join(each for each, _ in self._pieces(text))
+
+    def until(self, mark: str, name: str, but: str = "") -> str:
+        """Any text, and the mark behind it; neither the mark nor `but` is in the text. Adds rules that begin with
+        `name`."""
+        pieces = self._pieces(mark)
+        if all(plain for _, plain in pieces):
+            if not self._is_plain(but):
+                return self.rule(name, f"/{ANY}/", f"[suffix={_quoted(mark)}]")
+            end = _escaped(mark)
+            rest = f"~/{ANY}{end}(?s:.+)/ & ~/{ANY}{_escaped(but)}{ANY}/"
+            return self.rule(name.upper(), f"/{ANY}{end}/ & {rest}")
+        first, plain = pieces[0]
+        before = json.loads(first) if plain else ""
+        rest_ = " ".join(each for each, _ in (pieces[1:] if plain else pieces))
+        # Special tokens are never part of a text, so it ends before the first.
+        self.rule(name.upper(), f"/{ANY}{_escaped(before)}/" if before else "/(?s:.+)/")
+        return self.rule(name, f"{name.upper()}{'' if before else '?'} {rest_}")
+
+    def without(self, marks: Iterable[str], name: str) -> str:
+        """Any text that holds none of some marks, one letter at least; adds a rule of this name."""
+        plain = [f" & ~/{ANY}{_escaped(mark)}{ANY}/" for mark in marks if self._is_plain(mark)]
+        return self.rule(name, f"/(?s:.+)/{''.join(plain)}")
+
+    def _is_plain(self, mark: str) -> bool:
+        """Tells whether a mark can be part of a text: special tokens cannot."""
+        return bool(mark) and all(plain for _, plain in self._pieces(mark))
+
+    def whole(self, start: str) -> str:
+        """The grammar as llguidance takes it."""
+        rules = "\n".join(f"{name}: {body}" for name, body in self._rules.items())
+        first = {"lark_grammar": f"start: {start}\n{rules}\n"}
+        return json.dumps({"grammars": [first, *self._parts]})
+
+    def _pieces(self, text: str) -> list[tuple[str, bool]]:
+        """The parts of a text as Lark has them, and whether each is plain text."""
+        found, at = [], 0
+        for match in self._words.finditer(text) if self._words else ():
+            if match.start() > at:
+                found.append((_quoted(text[at : match.start()]), True))
+            found.append((self.special(match[0]), False))
+            at = match.end()
+        return [*found, (_quoted(text[at:]), True)] if at < len(text) else found
+
+
+def optional_line() -> str:
+    """A line's end that may stand there."""
+    return f"{_LINE}?"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _escaped(text: str) -> str:
+    return re.escape(text).replace("/", r"\/")

@@ -1,0 +1,248 @@
+"""Reads answer templates: how a checkpoint says that its answers are made, checked as the hostile input that it is.
+
+The format is that of `response_template` in tokenizer_config.json, as transformers, vLLM and SGLang read it: fields
+between marks, at most one of them without a mark that opens it, which is all the text outside the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from ktcli.answers.templates.content import (
+    STREAMED,
+    FieldContent,
+    check_shape,
+    read_content,
+    shaped,
+    value_of,
+)
+from ktcli.answers.templates.patterns import Pattern
+from ktcli.answers.templates.search import Finder
+
+TEMPLATE_CHARS = 65_536  # as JSON; published ones have about 1,000
+FIELDS = 16  # published ones have 3
+LITERALS = 16  # in the place of one
+ANCHOR_CHARS = (
+    8192  # at the end of a prompt, in which a pattern for the start of the answer is looked for
+)
+PREFIX_CHARS = 65_536  # of an answer that the prompt may begin
+_KEYS = {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"}
+_FIELD_KEYS = {
+    *("open", "open_pattern", "close", "close_pattern", "content", "content_args"),
+    *("repeats", "join", "optional", "transform", "transform_each"),
+}
+
+
+class FieldRole(Enum):
+    """What fields are, by their names."""
+
+    THOUGHT = ("reasoning_content", "reasoning", "thinking")
+    ANSWER = ("content",)
+    CALLS = ("tool_calls",)
+    OTHER = ()
+
+    @classmethod
+    def of(cls, name: str) -> FieldRole:
+        """The role of a field of this name."""
+        return next((role for role in cls if name in role.value), cls.OTHER)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Field:
+    """One field of an answer.
+
+    Attributes:
+        opens: the mark that opens it; None: it is what stands outside all others.
+        closes: the mark that closes it; None: it goes on to the end.
+        repeats: whether it may come several times; else the last counts.
+        join: what stands between its texts if it comes again; None: they are a list.
+        shape: what is made of its value, and of the groups of the mark that opened it; None: nothing.
+        each: whether that is made of each of a list of values.
+        words: the texts and patterns of its marks, and of those in its text, with every escape.
+    """
+
+    name: str
+    role: FieldRole
+    content: FieldContent
+    opens: Pattern | None = None
+    closes: Pattern | None = None
+    repeats: bool = False
+    join: str | None = None
+    shape: Any = None
+    each: bool = False
+    words: tuple[str, ...] = ()
+
+    @property
+    def streams(self) -> bool:
+        """Tells whether its text is its value."""
+        return self.content.kind in STREAMED
+
+    def called(self, groups: Mapping[str, str]) -> str:
+        """The tool that the mark which opened it names, if its text is then the pairs of arguments; else empty."""
+        function = self.shape.get("function") if isinstance(self.shape, dict) else None
+        match function:
+            case {"name": str(name), "arguments": "{content}", **more} if not more:
+                pairs = self.content.kind == "xml-inline" and not self.content.merge
+                return groups.get(name[1:-1], "") if pairs and not self.each else ""
+        return ""
+
+    def value(self, body: str, groups: Mapping[str, str]) -> Any:
+        """What its text means.
+
+        Args:
+            groups: those of the mark that opened it.
+        Raises:
+            ValueError: nothing.
+        """
+        value = value_of(body, self.content)
+        if self.shape is None:
+            return value
+        if not self.each:
+            return shaped(self.shape, {**groups, "content": value})
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+            raise ValueError("the text is no list of objects")
+        return [shaped(self.shape, {**groups, **each}) for each in value]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswerTemplate:
+    """How the answers of a model are made.
+
+    Attributes:
+        rest: the field that is what stands outside all others; None: that is nothing.
+        start: the mark behind which an answer begins in a prompt; its last place counts.
+        starts: the same as texts; empty: it is a pattern.
+    """
+
+    fields: tuple[Field, ...]
+    rest: Field | None
+    start: Pattern
+    starts: tuple[str, ...] = ()
+
+    def field(self, role: FieldRole) -> Field | None:
+        """The first field of a role; None: there is none."""
+        return next((field for field in self.fields if field.role is role), None)
+
+    def begun(self, prompt: str) -> str:
+        """What a prompt already has of the answer; empty as well where no mark tells where that begins."""
+        if self.starts:
+            end = max(
+                (at + len(text) if (at := prompt.rfind(text)) >= 0 else -1) for text in self.starts
+            )
+        else:
+            tail = prompt[-ANCHOR_CHARS:]
+            finder = Finder(self.start)
+            try:
+                found = [*finder.feed(tail), *finder.finish()]
+            except ValueError:
+                found = []
+            end = len(prompt) - len(tail) + found[-1].end if found else -1
+        begun = prompt[end:] if end >= 0 else ""
+        return begun if len(begun) <= PREFIX_CHARS else ""
+
+
+def read_template(value: Any) -> AnswerTemplate:
+    """A template as a file has it.
+
+    Raises:
+        ValueError: it is wrong, beyond a limit, or asks for what is not supported; the message says what.
+    """
+    if not isinstance(value, dict):
+        raise ValueError("it is no object")
+    if len(json.dumps(value)) > TEMPLATE_CHARS:
+        raise ValueError(f"it has more than {TEMPLATE_CHARS:,} characters")
+    if value.get("version", 1) != 1:
+        raise ValueError(f"it is of version {str(value['version'])[:20]!r}, not 1")
+    _check_keys("it", value, _KEYS)
+    given = value.get("fields")
+    if not isinstance(value.get("defaults", {}), dict) or not isinstance(given, dict):
+        raise ValueError("its defaults or fields are no object")
+    if not 0 < len(given) <= FIELDS:
+        raise ValueError(f"it has {len(given)} fields, not 1 to {FIELDS}")
+    fields = tuple(_read_field(name, each) for name, each in given.items())
+    rests = [field for field in fields if field.opens is None]
+    if len(rests) > 1:
+        raise ValueError("more than one of its fields has no mark that opens it")
+    start, starts = _mark("it", value, "start_anchor")
+    if start is None:
+        raise ValueError("it has no start_anchor")
+    template = AnswerTemplate(fields, rests[0] if rests else None, start, starts)
+    if (answer := template.field(FieldRole.ANSWER)) is None or not answer.streams:
+        raise ValueError("it has no field 'content' that is a text")
+    return template
+
+
+def _check_keys(what: str, value: Mapping[str, Any], known: set[str]) -> None:
+    if unknown := sorted(set(value) - known):
+        raise ValueError(f"{what} has {unknown[0][:40]!r}, which means nothing")
+
+
+def _read_field(name: str, value: Any) -> Field:
+    what = f"its field {name[:40]!r}"
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is no object")
+    _check_keys(what, value, _FIELD_KEYS)
+    opens, _ = _mark(what, value, "open")
+    closes, _ = _mark(what, value, "close")
+    join, shape, each = (
+        value.get("join"),
+        value.get("transform"),
+        value.get("transform_each", False),
+    )
+    if join is not None and not (isinstance(join, str) and value.get("repeats")):
+        raise ValueError(f"{what} has a join that is no text, or does not repeat")
+    if not isinstance(each, bool) or (each and shape is None):
+        raise ValueError(f"{what} has a transform_each without a transform")
+    named = [mark for mark in (opens, closes) if mark is not None and mark.names]
+    if named and shape is None:
+        raise ValueError(f"{what} has groups with names, and no transform that uses them")
+    try:
+        check_shape(shape)
+        content = read_content(value.get("content", "text"), value.get("content_args", {}))
+    except ValueError as error:
+        raise ValueError(f"{what} {error}") from None
+    args = _texts_in(value.get("content_args", {}))
+    words = (*(word for key in ("open", "close") for word in _words(value, key)), *args)
+    repeats = bool(value.get("repeats", False))
+    return Field(
+        name, FieldRole.of(name), content, opens, closes, repeats, join, shape, each, words
+    )
+
+
+def _mark(what: str, value: Mapping[str, Any], key: str) -> tuple[Pattern | None, tuple[str, ...]]:
+    """The mark under a key, as texts or as a pattern, and the texts."""
+    pattern = f"{key}_pattern"
+    if key in value and pattern in value:
+        raise ValueError(f"{what} has both {key} and {pattern}")
+    texts = value.get(key, [])
+    texts = [texts] if isinstance(texts, str) else texts
+    try:
+        if pattern in value:
+            if not isinstance(value[pattern], str):
+                raise ValueError("is no text")
+            return Pattern(value[pattern]), ()
+        if key not in value:
+            return None, ()
+        known = isinstance(texts, list) and 0 < len(texts) <= LITERALS
+        if not known or not all(isinstance(text, str) and text for text in texts):
+            raise ValueError(f"is no text, and no list of 1 to {LITERALS} texts")
+        return Pattern.of(texts), tuple(texts)
+    except ValueError as error:
+        raise ValueError(f"{what} has {key}, which {error}") from None
+
+
+def _texts_in(value: Any) -> tuple[str, ...]:
+    """All texts in nested plain values."""
+    if isinstance(value, (dict, list)):
+        parts = value.values() if isinstance(value, dict) else value
+        return tuple(text for part in parts for text in _texts_in(part))
+    return (value,) if isinstance(value, str) else ()
+
+
+def _words(value: Mapping[str, Any], key: str) -> list[str]:
+    texts = value.get(key, value.get(f"{key}_pattern", ""))
+    return [texts] if isinstance(texts, str) else list(texts)

@@ -1,0 +1,1 @@
+"""`kt bench`: the measurements, a command each"""

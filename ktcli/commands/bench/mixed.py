@@ -1,0 +1,135 @@
+"""`kt bench mixed`: answers beside a long prompt."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ktcli.assembly.bench import Trial, plan_trial, refuse_without_gpu
+from ktcli.assembly.request import DeviceWords, Wanted
+from ktcli.assembly.subject import find_subject
+from ktcli.commands.cli.options import (
+    DeferOpt,
+    DenseOpt,
+    DeviceOpt,
+    ExpertsOpt,
+    GpuExpertsOpt,
+    GpusOpt,
+    JsonOpt,
+    LayersOpt,
+    ModelArg,
+    NumaOpt,
+    PrefillThresholdOpt,
+    ThreadsOpt,
+)
+from ktcli.commands.view.figures import engine_figures, show_results, threads_words, warn_noisy
+from ktcli.engine import Engine
+from ktcli.hardware.gpu import AUTO
+from ktcli.hardware.numa import asked_numa
+from ktcli.measure.clock import NOISY_SHARE, Others
+from ktcli.measure.mixed import MixedJob, MixedResult, measure_mixed
+from ktcli.models import build
+from ktcli.output import out
+
+StreamsOpt = Annotated[
+    int, typer.Option("--streams", metavar="N", min=1, max=15, help="Answers in progress.")
+]
+PromptOpt = Annotated[
+    int,
+    typer.Option("--tokens", "-n", metavar="N", min=64, max=1 << 20, help="Tokens of the prompt."),
+]
+
+
+def mixed(
+    model: ModelArg,
+    layers: LayersOpt = None,
+    streams: StreamsOpt = 4,
+    tokens: PromptOpt = 4096,
+    experts: ExpertsOpt = None,
+    dense: DenseOpt = None,
+    threads: ThreadsOpt = None,
+    numa: NumaOpt = None,
+    device: DeviceOpt = AUTO,
+    gpus: GpusOpt = None,
+    gpu_experts: GpuExpertsOpt = None,
+    defer: DeferOpt = None,
+    prefill_threshold: PrefillThresholdOpt = None,
+    json: JsonOpt = False,
+) -> None:
+    """What answers and a long prompt leave one another.
+
+    Some answers are written when a prompt comes. Each keeps a part of the speed that it would have alone:
+    answers at least 40 %, the prompt at least 65 %, where the machine allows both.
+
+    Examples:
+
+      kt bench mixed qwen3-30b-a3b --layers 8
+
+      kt bench mixed qwen3-30b-a3b --layers 4 --streams 8 --tokens 2048 --json
+    """
+    subject = find_subject(model, experts, dense)
+    most = build(subject.config).spec.context
+    job = MixedJob(streams, min(tokens, most - 256))
+    context = min(job.context, most)
+    words = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
+    asked = Wanted(context, threads, streams=streams + 1, numa=asked_numa(numa), device=words)
+    planned = plan_trial(Trial(subject, asked, layers), out)
+    used = planned.plan.device
+    engine: Engine
+    if used is None:
+        refuse_without_gpu(words.of_gpu())
+        engine = planned.load(out)
+    else:
+        engine = planned.load_with_device(listener=out)
+    others = Others()
+    with out.progress(f"mixed {subject.name}", None, unit="steps") as bar:
+        result = measure_mixed(engine, job, lambda done: bar.update(done=done))
+    busy = others.share()
+    row = mixed_row(subject.name, engine, result)
+    row["noisy"] = busy > NOISY_SHARE
+    show_results(planned.machine, engine.pool, [row], lambda: mixed_words(row, engine))
+    warn_noisy([busy])
+
+
+def mixed_row(name: str, engine: Engine, result: MixedResult) -> dict[str, Any]:
+    """The row of JSON."""
+    job, gap = result.job, max(result.gaps_s, default=0.0)
+    return {
+        **engine_figures("mixed", name, engine),
+        "streams": job.streams,
+        "n_tokens": job.prompt_tokens,
+        "stream_tok_s_alone": result.alone_tok_s,
+        "stream_tok_s": result.beside_tok_s,
+        "streams_percent": 100 * result.streams_share,
+        "prompt_s_alone": result.prompt_alone_s,
+        "prompt_s": result.prompt_beside_s,
+        "prompt_percent": 100 * result.prompt_share,
+        "mixed_step_s": result.mixed_s,
+        "longest_gap_s": gap,
+        "longest_gap_steps": gap / result.mixed_s if result.mixed_s else 0.0,
+    }
+
+
+def mixed_words(row: dict[str, Any], engine: Engine) -> str:
+    """The result in words."""
+    rows = [
+        ("Model", f"{row['model']}, {row['layers']} layers, {row['format'] or 'no'} experts"),
+        ("Threads", threads_words(engine.pool)),
+        (
+            f"{row['streams']} answers",
+            f"{row['stream_tok_s']:.1f} tokens/s each beside the prompt, {row['stream_tok_s_alone']:.1f} without:"
+            f" {row['streams_percent']:.0f} %",
+        ),
+        (
+            f"Prompt of {row['n_tokens']:,}",
+            f"{row['prompt_s']:.2f} s beside the answers, {row['prompt_s_alone']:.2f} s without:"
+            f" {row['prompt_percent']:.0f} %",
+        ),
+        (
+            "Longest wait",
+            f"{1e3 * row['longest_gap_s']:.0f} ms; a step with a piece of the prompt takes"
+            f" {1e3 * row['mixed_step_s']:.0f} ms",
+        ),
+    ]
+    return out.table(rows)

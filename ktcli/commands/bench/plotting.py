@@ -1,0 +1,51 @@
+"""The option `--plot`: draws what was measured into a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ktcli.commands.cli.options import writable
+from ktcli.errors import KtError, UsageError
+from ktcli.output import out
+
+_PICTURE = ".svg"
+
+
+def _picture(option: typer.CallbackParam, path: Path | None) -> Path | None:
+    if path is not None and path.suffix.lower() != _PICTURE:
+        raise UsageError(
+            f"--plot draws SVG files, and {str(path)[:300]} does not end like one",
+            hint=f"end it with {_PICTURE}",
+        )
+    return writable(option, path)
+
+
+PlotOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot", metavar="FILE", callback=_picture, help="Also draw the result in this SVG file."
+    ),
+]
+
+
+def draw_into(path: Path, draw: Callable[[Path], None]) -> None:
+    """Draws into a file beside `path` and renames it, so that an older drawing stays until the new one is whole.
+
+    Raises:
+        KtError: it cannot be written.
+    """
+    beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        draw(beside)
+        beside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise KtError(f"cannot write {path}: {error.strerror}") from error
+    out.note(f"drawn in {path}")

@@ -1,0 +1,149 @@
+"""`kt bench serve`: what a server that speaks OpenAI's API does under load."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from math import inf
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ktcli.commands.bench.plotting import PlotOpt, draw_into
+from ktcli.commands.cli.api_key import given_key
+from ktcli.commands.cli.options import JsonOpt, writable
+from ktcli.errors import KtError
+from ktcli.output import counted, out
+
+UrlOpt = Annotated[
+    str, typer.Option("--url", metavar="URL", help="Address of the server, with /v1 or without.")
+]
+ModelOpt = Annotated[
+    str | None,
+    typer.Option("--model", metavar="NAME", help="Model to ask for. Default: the server's first."),
+]
+KeyOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        metavar="KEY",
+        help="Key to show. Other users see it among this machine's processes.",
+    ),
+]
+KeyFileOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-key-file", metavar="FILE", help="File with the key to show; only you may read it."
+    ),
+]
+PromptsOpt = Annotated[
+    int, typer.Option("--num-prompts", metavar="N", min=1, max=100_000, help="Requests to send.")
+]
+RateOpt = Annotated[
+    float | None,
+    typer.Option(
+        "--request-rate",
+        metavar="R",
+        min=0.001,
+        help="Requests per second, at random moments (Poisson). Default: all at the beginning.",
+    ),
+]
+ConcurrencyOpt = Annotated[
+    int | None,
+    typer.Option(
+        "--max-concurrency", metavar="N", min=1, max=1024, help="Most requests under way at once."
+    ),
+]
+InputOpt = Annotated[
+    int,
+    typer.Option("--input-len", metavar="N", min=1, max=1 << 20, help="Tokens of each prompt."),
+]
+OutputOpt = Annotated[
+    int,
+    typer.Option("--output-len", metavar="N", min=1, max=1 << 20, help="Tokens of each answer."),
+]
+SeedOpt = Annotated[
+    int | None,
+    typer.Option(
+        "--seed",
+        metavar="N",
+        min=0,
+        help="Seed of words and moments. Default: another each time, so that no prompt is in a cache.",
+    ),
+]
+FileOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--output-file",
+        metavar="FILE",
+        callback=writable,
+        help="Also write a line of JSON for each request into this file.",
+    ),
+]
+
+
+def serve(
+    url: UrlOpt = "http://127.0.0.1:11435",
+    model: ModelOpt = None,
+    num_prompts: PromptsOpt = 16,
+    request_rate: RateOpt = None,
+    max_concurrency: ConcurrencyOpt = None,
+    input_len: InputOpt = 256,
+    output_len: OutputOpt = 64,
+    seed: SeedOpt = None,
+    api_key: KeyOpt = None,
+    api_key_file: KeyFileOpt = None,
+    output_file: FileOpt = None,
+    plot: PlotOpt = None,
+    json: JsonOpt = False,
+) -> None:
+    """What a server that speaks OpenAI's API does under load.
+
+    Sends chats of random words to kt serve, vLLM, SGLang, llama-server or another, and reads their streams. Prints
+    what SGLang's bench_serving prints. TTFT is the time to the first piece of an answer, ITL that between two pieces.
+
+    Examples:
+
+      kt bench serve
+
+      kt bench serve --url http://127.0.0.1:8000 --max-concurrency 8 --num-prompts 64
+
+      kt bench serve --request-rate 2 --input-len 1024 --output-len 128 --plot latency.svg --json
+    """
+    from ktcli.commands.view import serving
+    from ktcli.measure.endpoint import Endpoint
+    from ktcli.measure.latency import Served
+    from ktcli.measure.traffic import Traffic, drive
+
+    endpoint = Endpoint.at(url, given_key(api_key, api_key_file), model or "")
+    chosen = secrets.randbelow(1 << 31) if seed is None else seed
+    traffic = Traffic(
+        num_prompts, input_len, output_len, request_rate or inf, max_concurrency, chosen
+    )
+    with out.progress(f"serve {endpoint.model}", num_prompts, unit="requests") as bar:
+        driven = drive(endpoint, traffic, lambda done: bar.update(done=done))
+    if output_file is not None:
+        _write(output_file, serving.request_lines(driven))
+    errors = Counter(each.error for each in driven.answers if each.error)
+    first = errors.most_common(1)[0][0] if errors else ""
+    served = Served.of(driven)
+    if not served.completed:
+        raise KtError(f"{endpoint.url} answered none of {counted(num_prompts, 'request')}: {first}")
+    counts = [endpoint.count(each.text) for each in driven.answers if not each.error]
+    told = [count for count in counts if count is not None]
+    retokenized = sum(told) if len(told) == len(counts) else None
+    document = serving.serving_document(endpoint, traffic, served, retokenized)
+    out.result(document, lambda: serving.serving_words(document))
+    if plot is not None:
+        title = f"{endpoint.model}, {counted(served.completed, 'request')}"
+        draw_into(plot, lambda beside: serving.draw_percentiles(served, title, beside))
+    if errors:
+        out.warn(f"{counted(served.failed, 'request')} failed: {first}")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise KtError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,371 @@
+"""`kt bench decode` and `kt bench prefill`: this machine's speed on a model's shapes.
+
+`kt bench kernel`, one layer by itself, is in `kernel`; `kt bench resume` is in `resume`, `kt bench serve` in
+`bench_serve`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ktcli.assembly.bench import PlannedTrial, Trial, plan_trial, refuse_without_gpu
+from ktcli.assembly.host import torch_device
+from ktcli.assembly.request import DeviceWords, Wanted
+from ktcli.assembly.subject import Subject, find_subject
+from ktcli.commands.bench.kernel import kernel
+from ktcli.commands.bench.mixed import mixed
+from ktcli.commands.bench.resume import resume
+from ktcli.commands.bench.serve import serve
+from ktcli.commands.cli.options import (
+    DeferOpt,
+    DenseOpt,
+    DeviceOpt,
+    ExpertsOpt,
+    GpuExpertsOpt,
+    GpusOpt,
+    JsonOpt,
+    KvOpt,
+    LayersOpt,
+    ModelArg,
+    NumaOpt,
+    PrefillThresholdOpt,
+    RunsOpt,
+    ThreadsOpt,
+    writable,
+)
+from ktcli.commands.view.device_figures import Used, device_figures
+from ktcli.commands.view.figures import show_results
+from ktcli.commands.view.speed import batch_words, speed_row, speed_words, warn_about
+from ktcli.engine import Engine
+from ktcli.errors import UsageError
+from ktcli.hardware.gpu import AUTO
+from ktcli.hardware.numa import asked_numa
+from ktcli.measure.bench import (
+    BenchResult,
+    Ceilings,
+    Job,
+    Phase,
+    Yardstick,
+    run,
+    traced,
+)
+from ktcli.measure.clock import PAIRS
+from ktcli.measure.policy import Policy
+from ktcli.measure.synthetic import SPREAD_TOKENS
+from ktcli.measure.trace import Trace
+from ktcli.measure.trace import trace as cpu_trace
+from ktcli.models import Spec, build
+from ktcli.native import PAGE_TOKENS
+from ktcli.output import out
+from ktcli.planner.plan import DevicePlan
+
+MOST_ANSWERS = 64  # of --batch
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Measure speed, without a download if need be.",
+)
+
+ProfileOpt = Annotated[
+    bool, typer.Option("--profile", help="Also show where the time went, by kind of operation.")
+]
+
+
+PolicyOpt = Annotated[
+    Policy,
+    typer.Option(
+        "--policy",
+        metavar="|".join(policy.value for policy in Policy),
+        help="With a GPU: how CPU and GPU share the experts, kt's way or another program's.",
+    ),
+]
+
+
+TraceOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        callback=writable,
+        metavar="FILE",
+        help="Also write what happened when in one step, for Perfetto or chrome://tracing.",
+    ),
+]
+ContextOpt = Annotated[
+    int,
+    typer.Option(
+        "--context",
+        "-c",
+        metavar="N",
+        min=0,
+        max=1 << 20,
+        help="Tokens in the cache before each run.",
+    ),
+]
+
+
+def _batches(value: str) -> tuple[int, ...]:
+    """The numbers of answers that --batch lists."""
+    parts = value.split(",")
+    if not all(part.strip().isdecimal() and 1 <= int(part) <= MOST_ANSWERS for part in parts):
+        raise UsageError(
+            f"--batch is {value[:40]!r}",
+            hint=f"numbers of answers from 1 to {MOST_ANSWERS}, for example 1,2,4,8,16",
+        )
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+BatchOpt = Annotated[
+    str,
+    typer.Option(
+        "--batch",
+        "-b",
+        metavar="N,N,...",
+        help="Answers that go on at the same time: a row for each number.",
+    ),
+]
+
+
+def _tokens(default: str) -> Any:
+    return typer.Option(
+        "--tokens", "-n", metavar="N", min=1, max=1 << 20, help=f"Tokens of one run. {default}"
+    )
+
+
+@app.command()
+def decode(
+    model: ModelArg,
+    layers: LayersOpt = None,
+    tokens: Annotated[int, _tokens("One after the other.")] = 32,
+    context: ContextOpt = 0,
+    batch: BatchOpt = "1",
+    experts: ExpertsOpt = None,
+    dense: DenseOpt = None,
+    threads: ThreadsOpt = None,
+    numa: NumaOpt = None,
+    kv: KvOpt = "bf16",
+    device: DeviceOpt = AUTO,
+    gpus: GpusOpt = None,
+    gpu_experts: GpuExpertsOpt = None,
+    defer: DeferOpt = None,
+    prefill_threshold: PrefillThresholdOpt = None,
+    policy: PolicyOpt = Policy.KT,
+    runs: RunsOpt = PAIRS,
+    profile: ProfileOpt = False,
+    trace: TraceOpt = None,
+    json: JsonOpt = False,
+) -> None:
+    """Tokens per second of an answer.
+
+    The ceiling beside it is the memory's read bandwidth, taken between the runs. A model that is
+    converted is loaded; of any other name kt knows, the true shapes are filled with random weights,
+    so nothing needs to be downloaded.
+
+    Examples:
+
+      kt bench decode qwen3-30b-a3b --layers 8
+
+      kt bench decode qwen3-30b-a3b --layers 4 --context 16384 --profile
+
+      kt bench decode deepseek-v3 --layers 4 --experts int8 --json
+
+      kt bench decode qwen3-30b-a3b --layers 8 --batch 1,2,4,8,16
+
+      kt bench decode qwen3-30b-a3b --gpu-experts 64 --defer 2 --trace step.json
+    """
+    words = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
+    asked = Wanted(threads=threads, numa=asked_numa(numa), device=words, cache=kv)
+    measured = Measuring(Job(Phase.DECODE, tokens, context), runs, policy, profile, trace)
+    if (batches := _batches(batch)) != (1,):
+        _refuse_with_batches(measured)
+    _bench(find_subject(model, experts, dense), asked, layers, measured, batches)
+
+
+@app.command()
+def prefill(
+    model: ModelArg,
+    layers: LayersOpt = None,
+    tokens: Annotated[int, _tokens("The length of the prompt.")] = 512,
+    context: ContextOpt = 0,
+    experts: ExpertsOpt = None,
+    dense: DenseOpt = None,
+    threads: ThreadsOpt = None,
+    numa: NumaOpt = None,
+    kv: KvOpt = "bf16",
+    device: DeviceOpt = AUTO,
+    gpus: GpusOpt = None,
+    gpu_experts: GpuExpertsOpt = None,
+    defer: DeferOpt = None,
+    prefill_threshold: PrefillThresholdOpt = None,
+    policy: PolicyOpt = Policy.KT,
+    runs: RunsOpt = PAIRS,
+    profile: ProfileOpt = False,
+    json: JsonOpt = False,
+) -> None:
+    """Tokens per second of reading a prompt.
+
+    The ceiling beside it is the arithmetic peak of int8 and bf16, taken between the runs.
+
+    Examples:
+
+      kt bench prefill qwen3-30b-a3b --layers 8 --tokens 1024
+
+      kt bench prefill kt-mini --profile
+    """
+    words = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
+    asked = Wanted(threads=threads, numa=asked_numa(numa), device=words, cache=kv)
+    measured = Measuring(Job(Phase.PREFILL, tokens, context), runs, policy, profile)
+    _bench(find_subject(model, experts, dense), asked, layers, measured)
+
+
+app.command()(resume)
+app.command()(kernel)
+app.command()(mixed)
+app.command()(serve)
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """The way in which a speed is measured.
+
+    Attributes:
+        runs: the number of runs of the job, each between two measurements of the ceiling.
+        profile: whether the times of operations are shown.
+        trace: the file for the timeline of one decode step; None: none is written.
+    """
+
+    job: Job
+    runs: int
+    policy: Policy
+    profile: bool = False
+    trace: Path | None = None
+
+    def room(self, spec: Spec) -> int:
+        """The positions for the runs, and for the tokens whose experts are counted, where the model has experts."""
+        return max(self.job.context + self.job.n_tokens, min(SPREAD_TOKENS, spec.context))
+
+    def streams(self, spec: Spec, most: int) -> int:
+        """The sequences that `most` answers are: each goes on from a context that stays as it is, whose state is
+        kept beside the answer's."""
+        return 2 * most if spec.sequence_elements else most
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An engine, and the ceilings that it is compared with.
+
+    Attributes:
+        ceilings: the ceilings of the CPU, also where the yardstick knows more.
+        used: what is known of the device; None: there is none.
+    """
+
+    engine: Engine
+    ceilings: Ceilings
+    yardstick: Yardstick
+    used: Used | None = None
+
+    def row(
+        self, subject: Subject, result: BenchResult, trace: Trace | None = None
+    ) -> dict[str, Any]:
+        """The row of a result.
+
+        Args:
+            trace: of one decode step; None: none was taken.
+        """
+        row = speed_row(subject, self.engine, result)
+        if self.used is not None:
+            row["device"] = device_figures(self.used, result, trace)
+        return row
+
+
+def _bench(
+    subject: Subject,
+    asked: Wanted,
+    layers: int | None,
+    how: Measuring,
+    batches: tuple[int, ...] = (1,),
+) -> None:
+    spec = build(subject.config).spec
+    room = how.room(spec)
+    if batches == (1,):
+        asked = replace(asked, context=room)
+    else:
+        context = min(room + 2 * PAGE_TOKENS, max(spec.context, room))
+        asked = replace(asked, context=context, streams=how.streams(spec, max(batches)))
+    planned = plan_trial(Trial(subject, asked, layers), out)
+    made = _made(planned, asked, how)
+    jobs = [replace(how, job=replace(how.job, batch=n)) for n in batches]
+    results = [_measured(subject, job, made) for job in jobs]
+    trace = _traced(made, how) if batches == (1,) else None
+    rows = [made.row(subject, result, trace) for result in results]
+    if how.profile:
+        rows[0]["profile_s"] = dict(results[0].profile.operations)
+    pool, ceilings = made.engine.pool, made.ceilings
+
+    def words() -> str:
+        if batches == (1,):
+            return speed_words(rows[0], results[0], pool, ceilings, how.profile)
+        return batch_words(rows, results, pool, ceilings)
+
+    show_results(planned.machine, pool, rows, words, ceilings)
+    warn_about(results)
+
+
+def _refuse_with_batches(how: Measuring) -> None:
+    """Refuses options that several answers at once do not know."""
+    if given := [n for n, on in (("--profile", how.profile), ("--trace", how.trace)) if on]:
+        raise UsageError(f"{given[0]} is about one answer", hint="leave --batch out")
+
+
+def _measured(subject: Subject, how: Measuring, made: Made) -> BenchResult:
+    with out.progress(f"{how.job.kind.value} {subject.name}", how.runs, unit="runs") as bar:
+        return run(
+            made.engine,
+            how.job,
+            made.yardstick,
+            pairs=how.runs,
+            progress=lambda done: bar.update(done=done),
+        )
+
+
+def _made(planned: PlannedTrial, asked: Wanted, how: Measuring) -> Made:
+    """Loads the engine of a plan, with or without a GPU."""
+    if planned.plan.device is not None:
+        return _made_with_device(planned, how.policy, planned.plan.device)
+    policy = () if how.policy is Policy.KT else ("--policy",)
+    refuse_without_gpu((*policy, *asked.device.of_gpu()))
+    engine = planned.load(out)
+    ceilings = Ceilings.of(engine.pool)
+    return Made(engine, ceilings, ceilings)
+
+
+def _made_with_device(planned: PlannedTrial, policy: Policy, used: DevicePlan) -> Made:
+    from ktcli.measure.device_ceilings import DeviceCeilings, measure_rates
+    from ktcli.planner.device_cost import slowest
+
+    # While there is room for it.
+    rates = slowest([measure_rates(torch_device(gpu.index)) for gpu in used.gpus])
+    engine = planned.load_with_device(policy, out)
+    yardstick = DeviceCeilings.of(engine, rates)
+    return Made(engine, yardstick.cpu, yardstick, Used(engine, used, rates, policy))
+
+
+def _traced(made: Made, how: Measuring) -> Trace | None:
+    """Traces a decode step, for --trace and for the figures of a device."""
+    engine, used = made.engine, made.used
+    if how.job.kind is not Phase.DECODE or (used is None and how.trace is None):
+        return None
+    if used is None:
+        found = traced(engine, how.job.context, partial(cpu_trace, engine))
+    else:
+        from ktcli.measure.device_trace import trace as device_trace
+
+        found = traced(engine, how.job.context, partial(device_trace, used.engine))
+    if how.trace is not None:
+        found.write(how.trace)
+    return found

@@ -1,0 +1,1 @@
+"""`kt chat`: its command line, and one answer without an interactive chat"""

@@ -1,0 +1,115 @@
+"""Lets a chat use the model of a server of this library instead of loading it once more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from ktcli.errors import KtError
+from ktcli.output import out
+from ktcli.store.places import server_sockets
+
+if TYPE_CHECKING:
+    from ktcli.assembly.ready import Ready
+    from ktcli.server.attached.backend import AttachedModel
+    from ktcli.server.attached.client import ServerPlace
+    from ktcli.text.model import TextModel
+
+# Parameters of kt chat that are about an engine of its own.
+_OWN = (
+    "threads",
+    "numa",
+    "device",
+    "gpus",
+    "gpu_experts",
+    "defer",
+    "prefill_threshold",
+    "no_kv_cache",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Attaching:
+    """What a command line says of servers.
+
+    Attributes:
+        wanted: whether their models may be used.
+        own: an option that needs an engine of its own; empty: none was given.
+        context: the positions that were asked for; None: as many as there are.
+        allow_special: whether texts of a conversation may give control tokens.
+    """
+
+    wanted: bool
+    own: str
+    context: int | None
+    allow_special: bool
+
+    @classmethod
+    def of(cls, here: typer.Context) -> Attaching:
+        """What the command line of `kt chat` says; settings are for the server as well."""
+
+        def given(name: str) -> bool:
+            return getattr(here.get_parameter_source(name), "name", "") == "COMMANDLINE"
+
+        options = {str(each.name): max(each.opts, key=len) for each in here.command.params}
+        values = here.params
+        return cls(
+            not values["no_attach"],
+            next((options[name] for name in _OWN if given(name)), ""),
+            values["context"] if given("context") else None,
+            values["allow_special"],
+        )
+
+    def attach(
+        self, ready: Ready, asked: str, hear: Callable[[TextModel], None] = lambda texts: None
+    ) -> AttachedModel | None:
+        """The model of a server; None: none has it, or it is not to be used.
+
+        Args:
+            asked: the name that finds the model again.
+            hear: called with its texts.
+        """
+        if not self.wanted or not _sockets():
+            return None
+        from ktcli.server.attached.backend import AttachedModel, find
+        from ktcli.server.attached.client import load
+        from ktcli.store import library
+        from ktcli.text.model import read_text_model
+
+        if (found := find(ready)) is None:
+            return None
+        served, facts = found
+        if self.own:
+            if facts is not None:
+                _say_why_not(served, f"{self.own} is for an engine of its own")
+            return None
+        texts = read_text_model(ready.name, ready.pack, allow_special=self.allow_special)
+        hear(texts)
+        if facts is None:
+            out.note(f"The server at port {served.port} loads {served.model} …")
+            try:
+                facts = load(served, library.identity(ready.pack))
+            except KtError as error:
+                _say_why_not(served, f"it cannot be loaded there ({error})")
+                return None
+        if self.context is not None and self.context > facts.context:
+            _say_why_not(served, f"its context there has {facts.context:,} tokens")
+            return None
+        return AttachedModel(ready, served, facts, texts, asked)
+
+
+def _sockets() -> list[Path]:
+    """The sockets of servers; none where others could have put them."""
+    try:
+        return server_sockets()
+    except KtError as error:
+        out.warn(f"no server is used: {error}", hint=error.hint)
+        return []
+
+
+def _say_why_not(served: ServerPlace, why: str) -> None:
+    out.note(f"{served.model} is loaded here, not used at port {served.port}: {why}")

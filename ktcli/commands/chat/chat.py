@@ -1,0 +1,272 @@
+"""`kt chat`: talk to a model, once or until the person leaves."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import typer
+
+from ktcli import config
+from ktcli.commands.chat import file as answer_file
+from ktcli.commands.chat.attaching import Attaching
+from ktcli.commands.chat.form import asked_form
+from ktcli.commands.chat.options import (
+    DraftOpt,
+    ExplainCache,
+    Format,
+    GoOn,
+    Greedy,
+    HideThinking,
+    JsonLines,
+    MaxTokens,
+    MinP,
+    NameArg,
+    NoAttach,
+    NoKvCache,
+    OutputFile,
+    Penalty,
+    PromptArg,
+    Resume,
+    SchemaFile,
+    Seed,
+    Stats,
+    Stop,
+    System,
+    Temperature,
+    Think,
+    ThinkBudget,
+    TopK,
+    TopP,
+)
+from ktcli.commands.chat.request import AnswerRequest, kept_chat, preferred_settings
+from ktcli.commands.chat.wording import lasting_name, who_and_what, words_for_model
+from ktcli.commands.cli.options import (
+    AllowSpecialOpt,
+    ContextOpt,
+    DeferOpt,
+    DeviceOpt,
+    GpuExpertsOpt,
+    GpusOpt,
+    JsonOpt,
+    KvOpt,
+    NumaOpt,
+    PrefillThresholdOpt,
+    PullOpt,
+    QuietOpt,
+    ThreadsOpt,
+)
+from ktcli.errors import UsageError
+from ktcli.hardware.gpu import AUTO
+from ktcli.hardware.numa import asked_numa
+from ktcli.output import out
+
+if TYPE_CHECKING:
+    from ktcli.assembly.talking import Opening
+    from ktcli.chat.chat import Chat
+    from ktcli.commands.chat.model_choice import ChatModel, ModelChoice
+    from ktcli.engine.drafting import DraftOptions
+    from ktcli.terminal.replstate import ReplState
+    from ktcli.text.model import TextModel
+    from ktcli.text.settings import Settings
+
+
+def chat(
+    here: typer.Context,
+    name: NameArg = None,
+    prompt: PromptArg = None,
+    greedy: Greedy = False,
+    max_tokens: MaxTokens = None,
+    system: System = None,
+    stop: Stop = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: Penalty = None,
+    seed: Seed = None,
+    think: Think = None,
+    think_budget: ThinkBudget = None,
+    hide_thinking: HideThinking = False,
+    go_on: GoOn = False,
+    resume: Resume = None,
+    allow_special: AllowSpecialOpt = False,
+    context: ContextOpt = None,
+    threads: ThreadsOpt = None,
+    numa: NumaOpt = None,
+    kv: KvOpt = "bf16",
+    device: DeviceOpt = AUTO,
+    gpus: GpusOpt = None,
+    gpu_experts: GpuExpertsOpt = None,
+    defer: DeferOpt = None,
+    prefill_threshold: PrefillThresholdOpt = None,
+    draft: DraftOpt = None,
+    no_kv_cache: NoKvCache = False,
+    no_attach: NoAttach = False,
+    stats: Stats = False,
+    explain_cache: ExplainCache = False,
+    json: JsonOpt = False,
+    jsonl: JsonLines = False,
+    output: OutputFile = None,
+    schema: SchemaFile = None,
+    format: Format = None,
+    yes: PullOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Talk to a model.
+
+    The model is pulled, after a question, and converted first if it is not yet. With a PROMPT, text on standard input,
+    or both, one answer is printed; @FILE in a PROMPT puts that file below it. Sampling defaults are the model's own. In
+    a chat, /help lists the commands.
+
+    A chat on the terminal is kept as it goes on; --continue and --resume go on with it, with its model and settings
+    unless others are asked for.
+
+    A model that kt serve has loaded from this library is used there, unless an option asks for an engine of its own.
+
+    Examples:
+
+      kt chat
+
+      kt chat "what does kt convert do?"
+
+      kt chat qwen3-30b-a3b
+
+      git diff | kt chat qwen3-30b-a3b "Review this change by @CONTRIBUTING.md"
+
+      kt chat --continue
+    """
+    from ktcli.assembly.kvpages import cache_quota
+    from ktcli.assembly.request import DeviceWords, Wanted
+    from ktcli.assembly.talking import Opening
+
+    given = {
+        "greedy": True if greedy else None,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+    }
+    if greedy and temperature:
+        raise UsageError(
+            f"--greedy and --temperature {temperature:g} contradict each other",
+            hint="leave one of them out",
+        )
+    if json and jsonl:
+        raise UsageError(
+            "--json and --jsonl contradict each other",
+            hint="--jsonl gives the answer as it comes, --json once it is whole",
+        )
+    asked = AnswerRequest(
+        given, max_tokens, tuple(stop or ()), system, think, stats,
+        allow_special=allow_special, explain_cache=explain_cache,
+        kept=kept_chat(go_on, resume), draft=_draft_wish(draft), think_budget=think_budget,
+        hides_thoughts=hide_thinking, streams_json=jsonl,
+        output=None if output is None else answer_file.checked(output),
+        form=asked_form(schema, format),
+    )  # fmt: skip
+    model, prompt = who_and_what(name, prompt, asked.model)
+    if model == asked.model:
+        asked.require_model()
+    needs_prompt = "--output" if output else "--jsonl" if jsonl else "--json" if json else ""
+    words = words_for_model(prompt, needs_prompt, named=name is not None)
+    where = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
+    how = Opening(
+        Wanted(context, threads, numa=asked_numa(numa), device=where, cache=kv),
+        0 if no_kv_cache else cache_quota(),
+        config.records_heat(),
+        allow_special,
+        out,
+    )
+    attaching = Attaching.of(here)
+    with asked.telling_whose_model(model):
+        opened = _opened(model, asked, how, attaching)
+    made = _begun(opened, asked)
+    with contextlib.closing(_choice(made, opened, how, asked, attaching)) as models:
+        if words is None:
+            _converse(made, models, asked, opened.place)
+        else:
+            from ktcli.commands.chat.once import answer_once
+
+            answer_once(made, words, asked)
+
+
+def _draft_wish(option: str | None) -> DraftOptions:
+    from ktcli.engine.drafting import DraftOptions
+
+    if option is not None:
+        return DraftOptions.parse(option, "--draft")
+    said = config.stated("draft")
+    return DraftOptions.parse(said.text or None, said.source)
+
+
+def _opened(model: str, asked: AnswerRequest, how: Opening, attaching: Attaching) -> ChatModel:
+    from ktcli.answers.format import AnswerFormat
+    from ktcli.assembly.talking import open_model, prepared
+
+    ready = prepared(model, how)
+
+    def hear(texts: TextModel) -> None:
+        """Says which options mean nothing to this model."""
+        if asked.thinking is not None and not texts.may_think:
+            flag = "--think" if asked.thinking else "--no-think"
+            out.warn(
+                f"{flag}: the chat template of {ready.name} knows no such choice; it changes nothing"
+            )
+        if asked.think_budget is not None and not AnswerFormat.of(texts).thinks:
+            out.warn(
+                f"--think-budget: {ready.name} does not think before it answers; it changes nothing"
+            )
+
+    name = lasting_name(model)
+    return attaching.attach(ready, name, hear) or open_model(ready, name, how, hear)
+
+
+def _begun(opened: ChatModel, asked: AnswerRequest) -> Chat:
+    from ktcli.chat.chat import Chat
+
+    backend = opened.backend
+    made = Chat(backend, _settings(backend.texts, asked), asked.draft)
+    made.form = asked.form
+    system = config.value("system") if asked.system is None else asked.system
+    made.conversation.system = system or ""
+    sampling = made.settings.sampling
+    if asked.sampling["seed"] is not None and sampling.is_greedy:
+        out.warn(f"--seed {sampling.seed} changes nothing: the most likely token is always taken")
+    return made
+
+
+def _settings(texts: TextModel, asked: AnswerRequest) -> Settings:
+    return asked.over(preferred_settings(texts.settings))
+
+
+def _choice(
+    made: Chat, opened: ChatModel, how: Opening, asked: AnswerRequest, attaching: Attaching
+) -> ModelChoice:
+    from ktcli.commands.chat.model_choice import ModelChoice
+
+    return ModelChoice(made, opened, how, lambda texts: _settings(texts, asked), attaching.attach)
+
+
+def _converse(made: Chat, models: ModelChoice, asked: AnswerRequest, place: str) -> None:
+    from ktcli.commands.chat.once import put_over, screen_for
+    from ktcli.terminal import slash
+    from ktcli.terminal.prompt import MARK, MARK_IN_ASCII, Prompt
+    from ktcli.terminal.repl import Remarks, talk
+    from ktcli.terminal.slash_files import resume
+
+    def go_on(repl: ReplState) -> None:
+        assert asked.kept is not None
+        resume(repl, asked.kept.path)
+        put_over(made, asked)
+
+    who = f"{made.backend.name}, {place}" if place else made.backend.name
+    out.note(f"{who}: /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves")
+    screen = screen_for(asked)
+    mark = MARK_IN_ASCII if screen.ascii else MARK
+    prompt = Prompt(config.home() / "history", slash.words, out.warn, mark)
+    remarks = Remarks(asked.stats, asked.explain_cache)
+    begin = go_on if asked.kept else None
+    talk(made, prompt, screen, out, remarks=remarks, begin=begin, models=models)

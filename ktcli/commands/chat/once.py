@@ -1,0 +1,167 @@
+"""Answers one question of a command line: on the terminal, into a pipe, as JSON, into a file."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ktcli import config
+from ktcli.commands.chat import file as answer_file
+from ktcli.commands.chat.request import AnswerRequest
+from ktcli.errors import ContextFull
+from ktcli.output import Mode, out
+
+if TYPE_CHECKING:
+    from ktcli.chat.chat import Chat
+    from ktcli.chat.recorder import ChatRecorder
+    from ktcli.chat.reply import Reply
+    from ktcli.terminal.screen import Screen
+
+
+def answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
+    from ktcli.chat.recorder import ChatRecorder
+    from ktcli.commands.chat.events import AnswerEvents
+    from ktcli.dialogue.backend import longer_context
+    from ktcli.interrupt import Interrupt
+
+    screen = AnswerEvents(sys.stdout) if asked.streams_json else screen_for(asked)
+    with contextlib.ExitStack() as keeping, Interrupt() as interrupt:
+        if asked.kept is not None:
+            recorder = ChatRecorder(made, out.warn)
+            _taken_over(recorder, made, asked)
+            keeping.callback(recorder.close)
+            keeping.enter_context(recorder.on_signals())
+        screen.begin(
+            lambda: made.answering.stats.tokens if made.answering else 0,
+            cut=lambda: made.thought_cut,
+        )
+        said: dict[bool, str] = {True: "", False: ""}  # thoughts, and the answer
+        try:
+            for piece in made.ask(words, cancelled=interrupt, progress=screen.reading):
+                said[piece.thought] += piece.text
+                if out.mode is not Mode.JSON:
+                    screen.piece(piece)
+        except ContextFull as error:
+            error.hint = f"ask about a part of it; {longer_context(made.backend.engine)}"
+            raise
+        finally:
+            if out.mode is not Mode.JSON:
+                screen.end()
+    reply = made.reply
+    assert reply is not None
+    if asked.output is not None:
+        answer_file.write(asked.output, said[False])
+    if interrupt.asked:
+        raise KeyboardInterrupt
+    if out.mode is Mode.JSON or asked.streams_json:
+        answer, thinking = said[False], said[True].strip()
+        shown = document(made, reply, answer.lstrip("\n") if said[True] else answer, thinking)
+        if asked.explain_cache:
+            shown["cache_loss"] = None if made.loss is None else asdict(made.loss)
+        if isinstance(screen, AnswerEvents):
+            screen.answer(shown)
+        else:
+            out.result(shown, "")
+    _remark(made, reply, asked)
+
+
+def _remark(made: Chat, reply: Reply, asked: AnswerRequest) -> None:
+    """Says on stderr how an answer ended and, if asked, what it took."""
+    from ktcli.chat.compaction import exchanges
+    from ktcli.dialogue.backend import longer_context
+    from ktcli.engine.request import Finish
+    from ktcli.terminal.statistics import cached_line, six_lines
+
+    if reply.finish is Finish.CONTEXT:
+        hint = f"the answer ends where it does; {longer_context(made.backend.engine)}"
+        out.warn(f"the context of {made.backend.engine.context:,} tokens is full", hint=hint)
+    if reply.dropped:
+        out.warn(
+            f"the context was full: {exchanges(reply.dropped)} went unread",
+            hint="kt config set when-full stop refuses such a question instead",
+        )
+    if reply.finish is Finish.LENGTH:
+        out.note(f"(cut at {len(reply.ids):,} tokens; --max-tokens changes it)")
+    if reply.thought_cut:
+        most = made.settings.think_budget or 0
+        out.note(f"(the thought was ended at {most:,} tokens; --think-budget changes it)")
+    if asked.stats:
+        sys.stderr.write(six_lines(reply.stats) + "\n")
+        if reply.stats.reused_tokens:
+            sys.stderr.write(cached_line(reply.stats) + "\n")
+    if asked.explain_cache and made.loss is not None:
+        out.note(made.loss.sentence)
+
+
+def document(made: Chat, reply: Reply, text: str, thinking: str) -> dict[str, Any]:
+    """The answer for --json, its text and its thoughts apart."""
+    stats = reply.stats
+    return {
+        "text": text,
+        "thinking": thinking,
+        "ids": reply.ids,
+        "model": made.backend.name,
+        "finish": reply.finish.value,
+        "thinking_cut": reply.thought_cut,
+        "dropped_turns": reply.dropped,
+        "stats": {
+            "prompt_tokens": stats.prompt_tokens,
+            "reused_tokens": stats.reused_tokens,
+            "prompt_eval_count": stats.prefilled_tokens,
+            "prompt_eval_duration_s": stats.prompt_s,
+            "prompt_eval_rate": stats.prefilled_tokens / stats.prompt_s if stats.prompt_s else 0.0,
+            "eval_count": stats.tokens,
+            "eval_duration_s": stats.eval_s,
+            "eval_rate": stats.tokens / stats.eval_s if stats.eval_s else 0.0,
+            "steps": stats.steps,
+            "drafted_count": stats.drafted,
+            "accepted_count": stats.accepted,
+            "tokens_per_step": stats.tokens_per_step,
+            "seed": made.seed,
+            "load_duration_s": made.totals.loading_s,
+            "times": _times(reply),
+        },
+    }
+
+
+def _times(reply: Reply) -> dict[str, dict[str, float]] | None:
+    """Where the time went, in seconds."""
+    laps = reply.laps
+    if laps is None:
+        return None
+    return {
+        name: {f"{part.replace(' ', '_')}_s": seconds for part, seconds in lap.rows}
+        for name, lap in zip(("reading", "answering"), laps, strict=True)
+    }
+
+
+def _taken_over(recorder: ChatRecorder, made: Chat, asked: AnswerRequest) -> None:
+    """Goes on with the kept conversation that was asked for, with the options of this command line."""
+    assert asked.kept is not None
+    recorder.take_over(asked.kept.path)
+    put_over(made, asked)
+
+
+def put_over(made: Chat, asked: AnswerRequest) -> None:
+    made.settings = asked.over(made.settings)
+    if asked.system is not None:
+        made.conversation.system = asked.system
+
+
+def screen_for(asked: AnswerRequest) -> Screen:
+    from ktcli.commands.view.bars import can_draw
+    from ktcli.terminal.screen import Screen
+    from ktcli.terminal.thoughts import ThoughtsView
+
+    stream = sys.stdout
+    colour = bool(out.style("x", "dim", stream) != "x")
+    terminal = stream.isatty() and out.mode is not Mode.JSON
+    screen = Screen(stream, terminal=terminal, colour=colour)
+    screen.markdown = config.value("markdown") is not False
+    screen.status = config.value("status") is not False
+    screen.ascii = not can_draw(stream)
+    view = "hidden" if asked.hides_thoughts else config.value("thoughts")
+    screen.view = ThoughtsView(view or ThoughtsView.FOLDED)
+    return screen

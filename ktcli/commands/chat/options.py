@@ -1,0 +1,110 @@
+"""Declares the options of `kt chat`, as named types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ktcli.commands.cli.options import setting_option
+from ktcli.settings import SETTINGS
+
+NameArg = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME", help="Model to talk to. Default: the setting model, else kt-mini."
+    ),
+]
+PromptArg = Annotated[
+    str | None,
+    typer.Argument(metavar="PROMPT", help="Answer this and exit; - is standard input."),
+]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Take the most likely token always.")]
+MaxTokens = Annotated[
+    int | None,
+    setting_option("max-tokens", "-n", min=1),
+]
+System = Annotated[str | None, setting_option("system", "-s")]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", metavar="TEXT", help="Text that ends an answer; may be repeated."),
+]
+Number = float | None
+Temperature = Annotated[Number, setting_option("temperature")]
+TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Keep the best K tokens.")]
+TopP = Annotated[
+    Number, typer.Option("--top-p", metavar="P", help="Keep the best tokens up to probability P.")
+]
+MinP = Annotated[
+    Number, typer.Option("--min-p", metavar="P", help="Drop what is P times less likely.")
+]
+Penalty = Annotated[
+    Number,
+    typer.Option("--repetition-penalty", metavar="X", help="Above 1: repeat less. 1 is off."),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", metavar="N", help="Equal seeds give equal texts. Default: random."),
+]
+Think = Annotated[
+    bool | None,
+    typer.Option(
+        "--think/--no-think",
+        help=f"{SETTINGS['think'].help} Default: {SETTINGS['think'].default}.",
+    ),
+]
+ThinkBudget = Annotated[int | None, setting_option("think-budget", min=1)]
+HideThinking = Annotated[
+    bool,
+    typer.Option("--hide-thinking", help="Show no thoughts, not even that there were some."),
+]
+DraftOpt = Annotated[
+    str | None,
+    setting_option("draft"),
+]
+NoKvCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-kv-cache", help="Read and write no KV pages on disk. See kt cache and KT_CACHE."
+    ),
+]
+NoAttach = Annotated[
+    bool,
+    typer.Option(
+        "--no-attach", help="Load the model here even where a server of this library has it loaded."
+    ),
+]
+GoOn = Annotated[bool, typer.Option("--continue", help="Go on with the last conversation.")]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        "--resume",
+        metavar="[CHAT]",
+        help="Go on with a kept conversation (kt chats lists them). Without a name: choose one.",
+    ),
+]
+ExplainCache = Annotated[
+    bool,
+    typer.Option(
+        "--explain-cache",
+        help="Where cached tokens could not be used, say at which token and why.",
+    ),
+]
+JsonLines = Annotated[
+    bool,
+    typer.Option("--jsonl", help="Print the answer as lines of JSON while it is made."),
+]
+OutputFile = Annotated[
+    Path | None,
+    typer.Option("--output", metavar="FILE", help="Write the answer's text into a new file, too."),
+]
+SchemaFile = Annotated[
+    Path | None,
+    typer.Option("--schema", metavar="FILE", help="Hold answers to the JSON schema in FILE."),
+]
+Format = Annotated[
+    str | None,
+    typer.Option("--format", metavar="json", help="Hold answers to a JSON object."),
+]
+Stats = Annotated[bool, typer.Option("--stats", help="Show token counts and rates (on stderr).")]

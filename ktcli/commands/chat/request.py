@@ -1,0 +1,139 @@
+"""What a command line of `kt chat` asks of the answers: their options, and the kept conversation to go on with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ktcli import config
+from ktcli.errors import NotFound, UsageError
+from ktcli.output import out
+from ktcli.store import library
+from ktcli.store.entry import BUILTIN
+
+if TYPE_CHECKING:
+    from ktcli.answers.grammar.form import Form
+    from ktcli.engine.drafting import DraftOptions
+    from ktcli.text.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class KeptChat:
+    """A kept conversation to go on with: its file, and the name of its model."""
+
+    path: Path
+    model: str
+
+
+def kept_chat(last: bool, name: str | None) -> KeptChat | None:
+    """The conversation that --continue or --resume means; None without them.
+
+    Raises:
+        UsageError: both were given, or the file is no conversation. NotFound: there is none.
+    """
+    from ktcli.chat.chats import chats_folder, find, load, newest_readable
+    from ktcli.commands.chats import chosen
+
+    if last and name is not None:
+        raise UsageError(
+            "--continue and --resume contradict each other", hint="leave one of them out"
+        )
+    if not last and name is None:
+        return None
+    if last:
+        path, saved, aside = newest_readable()
+        for other in aside:
+            out.warn(f"{other.name} is no conversation that kt can read, so it stays aside")
+    else:
+        path = find(name) if name else chosen()
+        saved = load(path)
+    # A file from elsewhere may name a model, but no folder of this machine.
+    mine = path.parent.samefile(chats_folder()) if chats_folder().is_dir() else False
+    named = (saved.identity.asked if mine else "") or saved.model
+    return KeptChat(path, BUILTIN if not mine and "/" in named else named or BUILTIN)
+
+
+def preferred_settings(settings: Settings) -> Settings:
+    """Returns the settings of a model with those of the person put over them: options come before both.
+
+    Raises:
+        UsageError: a variable of the environment makes no sense.
+    """
+    from ktcli.chat.compaction import STOP
+    from ktcli.text.settings import override
+
+    thinking = config.value("think")
+    return replace(
+        settings,
+        sampling=override(settings.sampling, temperature=config.value("temperature")),
+        max_tokens=config.value("max-tokens") or settings.max_tokens,
+        thinking=settings.thinking if thinking is None else thinking,
+        drops=config.value("when-full") != STOP,
+        think_budget=config.value("think-budget"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """The options of the command line about the answers."""
+
+    sampling: dict[str, Any]
+    max_tokens: int | None
+    stops: tuple[str, ...]
+    system: str | None
+    thinking: bool | None
+    stats: bool
+    draft: DraftOptions
+    allow_special: bool = False
+    think_budget: int | None = None
+    hides_thoughts: bool = False
+    streams_json: bool = False
+    output: Path | None = None  # the file for the answer's text
+    explain_cache: bool = False
+    kept: KeptChat | None = None  # to go on with
+    form: Form | None = None  # what answers are held to
+
+    def over(self, settings: Settings) -> Settings:
+        """Returns the model's settings, or those of a kept conversation, with those that were asked for put over
+        them."""
+        from ktcli.text.settings import override
+
+        return replace(
+            settings,
+            sampling=override(settings.sampling, **self.sampling),
+            max_tokens=self.max_tokens or settings.max_tokens,
+            stops=self.stops or settings.stops,
+            thinking=settings.thinking if self.thinking is None else self.thinking,
+            think_budget=self.think_budget or settings.think_budget,
+        )
+
+    @property
+    def model(self) -> str:
+        """The model for whoever names none."""
+        return self.kept.model if self.kept else config.value("model") or BUILTIN
+
+    @contextmanager
+    def telling_whose_model(self, model: str) -> Iterator[None]:
+        """Adds to an error about a model that nobody named on the command line who named it."""
+        said = config.stated("model")
+        try:
+            yield
+        except (NotFound, UsageError) as error:
+            if self.kept is None and said.text and model == self.model:
+                error.hint = f"{said.words} asks for it; {said.undo} ends that"
+            raise
+
+    def require_model(self) -> None:
+        """Checks that the model of a kept conversation is here; nothing is downloaded because a file says so.
+
+        Raises:
+            NotFound: it is not.
+        """
+        if self.kept is not None and library.find(self.model) is None:
+            raise NotFound(
+                f"the model of the chat {self.kept.path.stem}, {self.model[:100]}, is not here",
+                hint=f"kt pull {self.model[:100]} gets it; kt chat MODEL --resume {self.kept.path.stem} takes another",
+            )

@@ -1,0 +1,37 @@
+"""What `kt --help` shows: the commands, by what they are for."""
+
+from __future__ import annotations
+
+from ktcli.commands.cli import help
+from ktcli.commands.cli.table import COMMANDS
+from ktcli.settings import TABLE
+
+SUMMARY = "Talk to Mixture-of-Experts models far larger than your VRAM, on one machine."
+VERSION = "Print the version."
+_OPTIONS = (("--version", VERSION), ("-h, --help", "Show this message and exit."))
+EXAMPLES = (
+    "kt chat                          talk to the small built-in model",
+    "kt doctor                        what this machine can run",
+    "kt plan                          which models run here",
+    "kt plan qwen3-30b-a3b            will it fit, how fast will it be",
+    'kt chat qwen3-30b-a3b "Hello!"   one answer, then exit',
+)
+
+
+def page(width: int) -> str:
+    """The page for a terminal of this many columns."""
+    shown = {name: row for name, row in COMMANDS.items() if row.summary}
+    parts = [help.wrapped(text, width) for text in ("Usage: kt COMMAND [OPTIONS]", SUMMARY)]
+    for heading in dict.fromkeys(row.heading for row in shown.values()):
+        rows = [
+            (f"{name:<{max(map(len, shown))}}", row.summary)
+            for name, row in shown.items()
+            if row.heading == heading
+        ]
+        parts.append(f"{heading}:\n{help.listed(rows, width)}")
+    parts.append(f"Options:\n{help.listed(_OPTIONS, width)}")
+    parts.append("Examples:\n" + "\n".join(help.example(line, width) for line in EXAMPLES))
+    names = ", ".join(setting.variable for setting in TABLE)
+    said = help.wrapped("Settings (kt config list shows them; each is a variable, too):", width)
+    parts.append(f"{said}\n  {help.wrapped(names, width - 2, '  ')}")
+    return "\n\n".join(parts)

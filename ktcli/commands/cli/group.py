@@ -1,0 +1,148 @@
+"""The group of all commands, as typer parses command lines."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from ktcli import __version__
+from ktcli.commands.cli import front, help
+from ktcli.commands.cli.table import COMMANDS, CONTEXT, load, trusted
+from ktcli.errors import ExitCode, NoMemoryLeft, UsageError, gib
+from ktcli.output import out
+
+# What other programs for models call a command of kt.
+_ELSEWHERE = {
+    "run": "chat", "cli": "chat", "download": "pull", "get": "pull", "quantize": "convert",
+    "create": "convert", "info": "show", "remove": "rm", "delete": "rm", "perplexity": "eval",
+}  # fmt: skip
+
+
+class Commands(TyperGroup):
+    """The table as a group of commands."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return trusted(super().get_params(ctx))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for name, row in COMMANDS.items() if row.summary]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return load(cmd_name) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            raise UsageError(f"there is no command {name!r}", hint=_nearest(name))
+        if name in COMMANDS and not {"-h", "--help"} & set(args):
+            _require(name, COMMANDS[name].least_bytes)
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(front.page(help.columns()) + "\n")
+
+
+def _require(name: str, least_bytes: int) -> None:
+    """Refuses a command whose libraries would end the process for want of address space.
+
+    Raises:
+        NoMemoryLeft: a limit of this process allows less.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if most != resource.RLIM_INFINITY and most < least_bytes:
+        raise NoMemoryLeft(
+            f"kt {name} needs {gib(least_bytes)} of address space, and ulimit -v allows {gib(most)}",
+            hint="allow more: ulimit -v unlimited",
+        )
+
+
+def _nearest(name: str) -> str:
+    from difflib import get_close_matches
+
+    known = [n for n, row in COMMANDS.items() if row.summary]
+    near = [_ELSEWHERE[name]] if name in _ELSEWHERE else get_close_matches(name, known, n=1)
+    return f"did you mean: kt {near[0]}" if near else "kt --help lists the commands"
+
+
+def _version(value: bool) -> None:
+    if value:
+        out.result({"version": __version__}, f"kt {__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=Commands, add_completion=False, rich_markup_mode=None, context_settings=CONTEXT,
+    invoke_without_command=True,
+)  # fmt: skip
+
+
+@app.callback(help=front.SUMMARY)
+def kt(
+    ctx: typer.Context,
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help=front.VERSION
+    ),
+) -> None:
+    if ctx.invoked_subcommand is None:
+        sys.stdout.write(ctx.get_help() + "\n")
+
+
+def invoke(arguments: list[str], ready: Callable[[], None]) -> int:
+    """Runs one command line; returns its exit code.
+
+    Args:
+        ready: called when a command was found and before it runs.
+    Raises:
+        KtError, KeyboardInterrupt: what a command raises; what is wrong with the line is a UsageError.
+    """
+    group = typer.main.get_command(app)
+    # typer brings click under one of two names; the base of its errors is found from a public one.
+    click_error = _base_of(typer.BadParameter, "ClickException")
+    try:
+        with group.make_context("kt", arguments) as context:
+            ready()
+            group.invoke(context)
+            return ExitCode.OK
+    except typer.Exit as done:
+        return done.exit_code
+    except typer.Abort as stop:
+        raise KeyboardInterrupt(*stop.args) from None
+    except click_error as error:
+        context_of = getattr(error, "ctx", None)
+        command = context_of.command_path if context_of else _command_of(arguments)
+        sentence = _wrong_value(error) or str(error.format_message()).rstrip(".")
+        raise UsageError(
+            sentence[:1].lower() + sentence[1:], hint=f"{command} --help shows how"
+        ) from None
+
+
+def _wrong_value(error: Any) -> str:
+    """Says what is wrong with a number on the command line; "": the error is another one, or typer's own words do."""
+    param, cause = getattr(error, "param", None), error.__cause__
+    try:  # of pydantic, which later versions of typer check values with
+        (first,) = cause.errors()
+        kind, given, limits = first["type"], str(first["input"])[:40], first.get("ctx", {})
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return ""
+    said = f"{max(getattr(param, 'opts', ()) or ('a value',), key=len)} is {given!r}"
+    if kind.startswith(("int_", "float_")):
+        return f"{said}, which is no {'whole ' if kind.startswith('int_') else ''}number"
+    limit = {"greater_than_equal": ("ge", "or more"), "less_than_equal": ("le", "at most")}
+    if kind not in limit:
+        return ""
+    name, words = limit[kind]
+    return f"{said}, it can be {limits[name]} {words}"
+
+
+def _command_of(arguments: Sequence[str]) -> str:
+    """Returns the command that a line names, for errors of its parser, which come without one."""
+    return next((f"kt {word}" for word in arguments if word in COMMANDS), "kt")
+
+
+def _base_of(kind: type, name: str) -> Any:
+    return next(base for base in kind.__mro__ if base.__name__ == name)

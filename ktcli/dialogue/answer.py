@@ -1,0 +1,314 @@
+"""One answer of a model, from the events of an engine to those of a reader.
+
+An answer whose thought has spent its budget is made in two parts: the ids that end the thought are put between them,
+and the second part is a request of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ktcli.answers.calls.values import Tools
+from ktcli.answers.events import Added, ReadEvent
+from ktcli.answers.format import AnswerFormat
+from ktcli.answers.reader import AnswerReader
+from ktcli.dialogue.prompts import EncodedPrompt
+from ktcli.engine.constraint import Constraint
+from ktcli.engine.forms import ABSORBED
+from ktcli.engine.request import (
+    Answer,
+    Event,
+    Finish,
+    Finished,
+    GenerationRequest,
+    PromptRead,
+    Stats,
+    Token,
+)
+from ktcli.engine.sampler import Sampler, SamplingSettings
+from ktcli.errors import Busy, ContextFull
+
+if TYPE_CHECKING:
+    from ktcli.answers.grammar.whole import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """How a prompt is to be answered.
+
+    Attributes:
+        stops: texts that end an answer.
+        max_tokens: the most tokens of an answer; None: as many as the context holds.
+        choices: the number of answers.
+        logprobs: the number of likeliest tokens that come with each token; None: no chances.
+        tools: what may be called; None: nothing, and calls are not looked for.
+        plain: whether the prompt is a text that goes on, in which nothing is a thought.
+        shape: what an answer must be; None: anything.
+        salt: the prompt is found in the cache by those who name the same one.
+        endless: whether an answer goes on where the model ends it: for measurements.
+        think_budget: the most tokens of an answer's thoughts, behind which they are ended and the answer follows; None:
+            as many as the model likes.
+    """
+
+    sampling: SamplingSettings
+    stops: Sequence[str] = ()
+    max_tokens: int | None = None
+    choices: int = 1
+    logprobs: int | None = None
+    tools: Tools | None = None
+    plain: bool = False
+    shape: Shape | None = None
+    salt: str = ""
+    endless: bool = False
+    think_budget: int | None = None
+
+
+class PromptProgress(NamedTuple):
+    """The prompt is read: `done` of the `total` tokens that were not in the cache."""
+
+    choice: int
+    done: int
+    total: int
+
+
+class Said(NamedTuple):
+    """What an answer says next.
+
+    Attributes:
+        token: the id that was chosen; None: the text was held back, or put in to end a thought.
+        added: what it adds to the answer.
+    """
+
+    choice: int
+    token: Token | None
+    added: Added
+
+    @property
+    def events(self) -> tuple[ReadEvent, ...]:
+        """What is shown of it."""
+        return self.added.events
+
+
+class Ended(NamedTuple):
+    """An answer is at its end.
+
+    Attributes:
+        stopped: the client's stop text that ended it; empty: none did.
+        calls: the tools that it called.
+        error: why it failed.
+    """
+
+    choice: int
+    finish: Finish
+    stopped: str = ""
+    error: Exception | None = None
+    calls: int = 0
+
+
+AnswerEvent = PromptProgress | Said | Ended
+
+
+class Submit(Protocol):
+    """Gives a request to an engine, whose events then come to `AnswerRun.hear`."""
+
+    def __call__(
+        self, request: GenerationRequest, sampler: Sampler | None, *, goes_on: bool
+    ) -> Answer:
+        """Returns the answer's account.
+
+        Args:
+            sampler: the random sequence that it goes on with; None: a new one.
+            goes_on: whether it is the second part of an answer.
+        """
+
+
+class AnswerRun:
+    """One answer while it is made; its events come to `tell`, in the thread that calls `hear`.
+
+    Args:
+        answers: how the model writes answers.
+        context: the number of positions that a conversation can have.
+        choice: the number of the answer, of several to one prompt.
+        constraint: what it may be; None: anything.
+        sampler: the random sequence that it goes on with; None: a new one.
+    Attributes:
+        text: what the conversation remembers of it.
+        put_in: those of its ids that nothing chose: they end its thought, and are read as a prompt is.
+        finish: the reason why it ended; None: it has not.
+    """
+
+    def __init__(
+        self,
+        answers: AnswerFormat,
+        context: int,
+        prompt: EncodedPrompt,
+        options: AnswerOptions,
+        submit: Submit,
+        tell: Callable[[AnswerEvent], object],
+        *,
+        choice: int = 0,
+        constraint: Constraint | None = None,
+        sampler: Sampler | None = None,
+    ) -> None:
+        self._context, self._prompt, self._options = context, prompt, options
+        self._submit, self._tell, self._choice = submit, tell, choice
+        self._constraint, self._sampler = constraint, sampler
+        self._texts = answers.texts
+        self._reader = AnswerReader(
+            answers.texts.tokenizer,
+            None if options.plain else answers,
+            prompt.text,
+            stops=options.stops,
+            budget=None if options.plain else options.think_budget,
+            tools=options.tools,
+            once=options.shape is not None and not options.shape.free,
+            continues=prompt.continues,
+        )
+        self.parts: list[Answer] = []
+        self.ids: list[int] = []
+        self.text, self.put_in = "", range(0)
+        self._how = bytearray()  # of the prompt's ids and the answer's, once the first is there
+        self._heard: Answer | None = None  # the part that gave the last id
+        self.finish: Finish | None = None
+        self._cancelled = False
+        self._lock = threading.Lock()  # events of a part may come before it is noted
+
+    @property
+    def stats(self) -> Stats:
+        """Its counts and times, which may grow."""
+        return functools.reduce(Stats.going_on, [part.stats for part in self.parts] or [Stats()])
+
+    @property
+    def thought_cut(self) -> bool:
+        """Whether its thought was ended because it had spent its budget."""
+        return bool(self.put_in)
+
+    @property
+    def depths(self) -> bytes:
+        """How the prompt's ids and the answer's were computed or will be, a byte for each, see `engine.forms`; empty
+        before its first id."""
+        return bytes(self._how)
+
+    @property
+    def length(self) -> int:
+        """The number of ids that the engine has computed: the answer's last one only where the engine ended it."""
+        if not self.ids:
+            return self.stats.prompt_tokens
+        cut = self.finish in (None, Finish.CANCELLED, Finish.FAILED) or self._reader.stopped
+        return len(self._prompt.ids) + len(self.ids) - bool(cut)
+
+    def submit(self) -> None:
+        """Gives the request to the engine.
+
+        Raises:
+            KtError: it takes none, see `Scheduler.submit`.
+        """
+        options, sampling = self._options, self._options.sampling
+        if sampling.seed is not None and self._choice:
+            sampling = replace(sampling, seed=(sampling.seed + self._choice) % 2**64)
+        request = GenerationRequest(
+            self._prompt.ids,
+            sampling,
+            () if options.endless else self._texts.stop_ids,
+            options.max_tokens,
+            caller=self._prompt.caller,
+            logprobs=options.logprobs,
+            depths=self._prompt.depths,
+            salt=options.salt,
+            marks=self._prompt.marks,
+            shared=self._prompt.shared,
+            ends=self._reader.hears,
+            constraint=self._constraint,
+        )
+        with self._lock:
+            self.parts.append(self._submit(request, self._sampler, goes_on=False))
+
+    def cancel(self) -> None:
+        """Ends it at the next step."""
+        self._cancelled = True
+        if self.parts:
+            self.parts[-1].cancel()
+
+    def hear(self, event: Event) -> None:
+        """Takes what the engine says of this answer."""
+        if isinstance(event, Token):
+            self._take_token(event)
+        elif isinstance(event, PromptRead):
+            if len(self.parts) < 2:
+                self._tell(PromptProgress(self._choice, event.done, event.total))
+        else:
+            self._finish(event)
+
+    def _take_token(self, event: Token) -> None:
+        if event.answer is not self._heard:  # the first id of this part: its prompt is read
+            self._heard = event.answer
+            self._how[:] = event.answer.depths.ljust(len(event.answer.request.prompt), b"\0")
+        self._how.append(event.how)
+        self.ids.append(event.id)
+        self._say(event, self._reader.next())
+
+    def _finish(self, event: Finished) -> None:
+        finish, reader = event.finish, self._reader
+        if finish is Finish.STOP and reader.spent and not reader.stopped:
+            cannot = self._go_on(event.answer)
+            if cannot is None:
+                return
+            finish = cannot
+        rest = reader.finish(whole=finish is Finish.STOP)
+        if rest.text or rest.events:
+            self._say(None, rest)
+        self.finish = Finish.STOP if reader.stopped else finish
+        self._tell(Ended(self._choice, self.finish, reader.stopped, event.error, reader.calls))
+
+    def _say(self, token: Token | None, added: Added) -> None:
+        self.text += added.text
+        self._tell(Said(self._choice, token, added))
+
+    def _go_on(self, said: Answer) -> Finish | None:
+        """Ends a thought that has spent its budget, and submits what follows; returns why it cannot."""
+        request, closing = said.request, self._reader.closing()
+        taken = len(said.ids) + len(closing)
+        most = None if request.max_tokens is None else request.max_tokens - taken
+        if len(request.prompt) + taken >= self._context:
+            return Finish.CONTEXT
+        if most is not None and most < 1:
+            return Finish.LENGTH
+        rest = replace(
+            request,
+            prompt=[*request.prompt, *said.ids, *closing],
+            max_tokens=most,
+            said=taken,
+            depths=bytes(self._how),
+        )
+        first = len(self.ids)
+        with self._lock:
+            try:
+                if request.constraint is not None:
+                    for id in closing:
+                        request.constraint.take(id)
+                answer = self._submit(rest, said.sampler, goes_on=True)
+            except ContextFull:
+                return Finish.CONTEXT
+            except Busy:  # the GPU has failed meanwhile
+                return Finish.FAILED
+            self.put_in = range(first, first + len(closing))
+            self.ids += closing
+            self._how += bytes([self._how[-1] & ABSORBED]) * len(closing)
+            self.parts.append(answer)
+        self._say(None, self._closed(closing))
+        if self._cancelled:  # perhaps before the second part was there
+            answer.cancel()
+        return None
+
+    def _closed(self, closing: Sequence[int]) -> Added:
+        """What the ids that end a thought add."""
+        added = []
+        for id in closing:
+            self._reader.hears(id)
+            added.append(self._reader.next())
+        events = tuple(event for each in added for event in each.events)
+        return Added("".join(each.text for each in added), events)

@@ -1,0 +1,139 @@
+"""Declares what answers a conversation: a model in this process, or one that a server holds.
+
+The seam is the ids: messages are rendered and answers read on this side of it, so that a conversation is the same with
+both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ktcli.engine.drafting import DraftOptions
+from ktcli.engine.request import Answer, Event, GenerationRequest
+from ktcli.engine.sampler import Sampler
+
+if TYPE_CHECKING:
+    from ktcli.answers.format import AnswerFormat
+    from ktcli.answers.grammar.form import AnswerConstraint
+    from ktcli.text.model import TextModel
+
+Clocks = Sequence[tuple[str, int]]  # (operation, nanoseconds so far) pairs, see `Engine.operations`
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The model that a conversation was held with.
+
+    Attributes:
+        name: the name for people.
+        asked: the name that finds it again: a short one, a repository, a folder.
+        pack: the identity of the conversion; empty: unknown.
+    """
+
+    name: str = ""
+    asked: str = ""
+    pack: str = ""
+
+
+class ModelSize(Protocol):
+    """The figures of a model's shape that a conversation needs."""
+
+    @property
+    def vocab(self) -> int:
+        """The number of ids."""
+
+    @property
+    def context(self) -> int:
+        """The most positions that the model was made for."""
+
+
+class AnsweringEngine(Protocol):
+    """The part of an engine that a conversation needs, see `Engine`."""
+
+    @property
+    def spec(self) -> ModelSize: ...
+
+    @property
+    def context(self) -> int: ...
+
+    def operations(self) -> Clocks: ...
+
+
+class ChatSession(Protocol):
+    """One conversation with a model: requests one after the other, and their events."""
+
+    @property
+    def began(self) -> Clocks:
+        """The engine's clocks when it took the last request."""
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        sampler: Sampler,
+        constraint: AnswerConstraint | None = None,
+    ) -> Answer:
+        """Takes a request; its events come from `step`.
+
+        Args:
+            sampler: the random sequence that the answer goes on with.
+            constraint: what the answer must be; None: anything.
+        Raises:
+            KtError: as `Scheduler.submit`; or the answer cannot be held to that, or nobody is there to answer.
+        """
+
+    def step(self) -> list[Event]:
+        """Returns what happened to the request, soon: perhaps nothing."""
+
+    def keep(self) -> None:
+        """Keeps what was computed last, so that whoever begins with the same ids can go on from there."""
+
+    def close(self) -> None:
+        """Gives back what the engine holds of the conversation."""
+
+
+class ChatBackend(Protocol):
+    """A model that answers a conversation."""
+
+    @property
+    def name(self) -> str:
+        """The name for people."""
+
+    @property
+    def engine(self) -> AnsweringEngine: ...
+
+    @property
+    def texts(self) -> TextModel:
+        """Its text files, read."""
+
+    @property
+    def answers(self) -> AnswerFormat:
+        """How it writes its answers."""
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layer keeps a state."""
+
+    @property
+    def loading_s(self) -> float:
+        """The seconds that loading it took."""
+
+    @property
+    def model(self) -> Identity:
+        """The model, as a kept conversation names it."""
+
+    def session(self, draft: DraftOptions) -> ChatSession:
+        """Begins a conversation.
+
+        Raises:
+            UsageError: drafts were asked for where they could change answers.
+        """
+
+
+def longer_context(engine: AnsweringEngine) -> str:
+    """Returns the advice for a longer conversation: an option, unless the model itself ends there."""
+    most = engine.spec.context
+    if engine.context < most:
+        return f"--context gives more room, up to {most:,} tokens"
+    return f"{most:,} tokens are the most that this model was made for"

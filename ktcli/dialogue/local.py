@@ -1,0 +1,51 @@
+"""A loaded model in this process that can answer: its engine, and its text files, read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ktcli.answers.format import AnswerFormat
+from ktcli.dialogue.backend import ChatSession, Identity
+from ktcli.engine import Engine
+from ktcli.engine.drafting import DraftOptions
+from ktcli.text.model import TextModel
+
+
+@dataclass(frozen=True, slots=True)
+class LocalBackend:
+    """A loaded model that can answer, see `ChatBackend`.
+
+    Attributes:
+        name: the name for people.
+        asked: the name that finds it again; empty: the same.
+        pack: the identity of its conversion; empty: unknown.
+        loading_s: the seconds that its engine took to be loaded.
+        answers: how it writes its answers.
+    """
+
+    name: str
+    engine: Engine
+    texts: TextModel
+    asked: str = ""
+    pack: str = ""
+    loading_s: float = 0.0
+    answers: AnswerFormat = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "answers", AnswerFormat.of(self.texts))
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layer keeps a state."""
+        return self.engine.pools.states is not None
+
+    @property
+    def model(self) -> Identity:
+        """The model, as a kept conversation names it."""
+        return Identity(self.name, self.asked or self.name, self.pack)
+
+    def session(self, draft: DraftOptions) -> ChatSession:
+        """Begins a conversation, see `ChatBackend.session`."""
+        from ktcli.dialogue.localsession import LocalSession  # a server's model needs no scheduler
+
+        return LocalSession(self.engine, self.answers, draft)

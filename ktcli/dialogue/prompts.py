@@ -1,0 +1,103 @@
+"""Makes prompts of messages: rendered, cut into ids, with the ids of earlier answers as they were generated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ktcli.dialogue.rendering import Message, rendered
+from ktcli.dialogue.snapshots import shared_ids, snapshot_positions
+from ktcli.dialogue.splice import Splicer, Spoken
+from ktcli.text.control import Marked
+from ktcli.text.model import TextModel
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt that can be computed.
+
+    Attributes:
+        text: the rendered conversation.
+        ids: its ids.
+        marks: positions from which others will probably go on, see `Sequence.adopt`.
+        continues: whether it ends with words of the model, which the answer goes on with.
+        shared: the first ids with which other conversations begin, too.
+        depths: how the first ids were computed, as far as that is known, see `GenerationRequest`.
+    """
+
+    text: str
+    ids: Sequence[int]
+    marks: tuple[int, ...] = ()
+    caller: str = ""
+    continues: bool = False
+    shared: int = 0
+    depths: bytes = b""
+
+
+class PromptEncoder:
+    """Makes the prompts of one model; not for several threads at once.
+
+    Args:
+        context: the number of positions that a conversation can have.
+        recurrent: whether some layer keeps a state.
+    """
+
+    def __init__(self, texts: TextModel, context: int, *, recurrent: bool) -> None:
+        self.texts, self.context = texts, context
+        self._recurrent = recurrent
+        self._splicer = Splicer(texts.tokenizer, texts.control)
+
+    def rendered(
+        self, messages: Sequence[Message], variables: Mapping[str, Any], *, continues: bool = False
+    ) -> Marked:
+        """Returns messages as text, see `rendering.rendered`."""
+        return rendered(self.texts, messages, variables, self.context, continues=continues)
+
+    def ids(
+        self,
+        text: Marked,
+        spoken: Sequence[Spoken],
+        most: int | None = None,
+        *,
+        passing: bool = False,
+    ) -> list[int] | None:
+        """Returns the ids of a rendered conversation; None: they are surely more than `most`, or than the context.
+
+        Args:
+            spoken: answers as they were generated, by where they may be in the text.
+            passing: whether it is no state of the conversation, so that its stretches need not be known again.
+        """
+        return self._splicer.ids(
+            text, spoken, self.context if most is None else most, passing=passing
+        )
+
+    def is_whole(self, answer: Spoken, *, foreign: bool = False) -> bool:
+        """Whether the ids of an answer are all of its text, see `Splicer.is_whole`."""
+        return self._splicer.is_whole(answer, foreign=foreign)
+
+    def partings(
+        self,
+        ids: Sequence[int],
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+        spoken: Sequence[Spoken],
+        *,
+        further: bool = True,
+    ) -> tuple[int, tuple[int, ...]]:
+        """Returns the number of first ids with which other conversations begin, too, and the positions of the prompt
+        at which a state should be kept; 0 and none where no layer keeps any.
+
+        Args:
+            further: whether positions are looked for behind a question.
+        """
+        if not self._recurrent:
+            return 0, ()
+
+        def ids_of(messages: Sequence[Message]) -> list[int] | None:
+            return self.ids(self.rendered(messages, variables), spoken, passing=True)
+
+        shared = shared_ids(ids, messages, ids_of)
+        if not further or messages[-1].get("role") != "user":
+            return shared, ()
+        return shared, snapshot_positions(ids, messages, ids_of, shared)

@@ -1,0 +1,59 @@
+"""Says where the prompts of a chat will part from what was read before: there a state should be kept.
+
+Layers that keep a state of what they read can go on only from where one was kept. Another conversation with the same
+system text and tools parts from this one where its first question begins. The next prompt of this conversation parts
+where the last question ends, if the template writes the opening of an answer otherwise once the answer is there (it
+leaves out the thoughts that the opening began, say). Both are found by rendering such a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from ktcli.dialogue.timeline import common
+from ktcli.errors import BadCheckpoint
+
+Message = Mapping[str, Any]
+IdsOf = Callable[[Sequence[Message]], Sequence[int] | None]
+
+
+def shared_ids(prompt: Sequence[int], messages: Sequence[Message], ids_of: IdsOf) -> int:
+    """The number of leading ids with which conversations that ask another first question begin, too: the same for all
+    prompts of a conversation.
+
+    Args:
+        messages: those that the prompt was made from.
+        ids_of: the ids of the prompt of other messages; None: there are too many.
+    """
+    system = list(takewhile(lambda each: each["role"] == "system", messages))
+    return _parting(prompt, [*system, _another(messages)], ids_of)
+
+
+def snapshot_positions(
+    prompt: Sequence[int], messages: Sequence[Message], ids_of: IdsOf, shared: int
+) -> tuple[int, ...]:
+    """Positions of a prompt from which others will probably go on, ascending; none is its end.
+
+    Args:
+        messages, ids_of: see `shared_ids`; a question last.
+        shared: the number that `shared_ids` says.
+    """
+    answer = {"role": "assistant", "content": "0"}
+    next_one = _parting(prompt, [*messages, answer, _another(messages)], ids_of)
+    return tuple(sorted({shared, next_one} - {0, len(prompt)}))
+
+
+def _another(messages: Sequence[Message]) -> Message:
+    """A question that begins otherwise than the first."""
+    question = next((each["content"] for each in messages if each["role"] == "user"), "")
+    return {"role": "user", "content": "1" if question.lstrip().startswith("0") else "0"}
+
+
+def _parting(prompt: Sequence[int], other: Sequence[Message], ids_of: IdsOf) -> int:
+    """The number of leading ids that a prompt of other messages has, too; 0 if the template refuses them."""
+    try:
+        return common(prompt, ids_of(other) or ())
+    except BadCheckpoint:
+        return 0

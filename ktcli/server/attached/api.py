@@ -1,0 +1,253 @@
+"""Answers `/engine`, by which `kt chat` uses this server's models: through the Unix socket only.
+
+Prompts are ids that nobody checked for control tokens; whoever can open that socket may load the models as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ktcli.engine.constraint import Constraint
+from ktcli.engine.request import (
+    Answer,
+    Event,
+    Finish,
+    GenerationRequest,
+    PromptRead,
+    Token,
+)
+from ktcli.engine.sampler import Sampler
+from ktcli.errors import KtError
+from ktcli.server.attached.wire import (
+    Began,
+    EngineFacts,
+    EngineRequest,
+    Failure,
+    LoadableEngine,
+    Message,
+    NextId,
+    Over,
+    ReadOn,
+)
+from ktcli.server.http.answering import ALIVE_S, App, Receive, Scope, Send, send_body, send_start
+from ktcli.server.http.body import body_of
+from ktcli.server.http.guard import NOTED, is_owner
+from ktcli.server.http.metrics import Metrics
+from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.state import ServerState, state_of
+from ktcli.server.models.constraining import submitted
+from ktcli.server.models.loaded import Lease
+from ktcli.server.models.model import ServedModel
+from ktcli.server.models.source import ModelSource
+
+_MOST_DRAWN = 1 << 62
+
+
+async def facts(request: Request) -> Response:
+    """What a chat must know of a model, if it is loaded."""
+    state, source = await _meant(request)
+    loaded = state.residency.find(source)
+    said = LoadableEngine(source.name) if loaded is None else _facts_of(loaded.model)
+    return Response(msgspec.json.encode(said), media_type="application/json")
+
+
+async def load(request: Request) -> Response:
+    """Loads a model; returns what a chat must know of it."""
+    state, source = await _meant(request)
+    with await state.residency.lease(source) as lease:
+        said = _facts_of(lease.model)
+    return Response(msgspec.json.encode(said), media_type="application/json")
+
+
+async def _meant(request: Request) -> tuple[ServerState, ModelSource]:
+    """The model of the conversion that a request names."""
+    _require_owner(request)
+    state = state_of(request)
+    return state, await _source(state, request.query_params.get("pack", ""))
+
+
+async def _source(state: ServerState, pack: str) -> ModelSource:
+    """The model of the library with this conversion.
+
+    Raises:
+        Refusal: there is none.
+    """
+    for each in await state.models():
+        loaded = state.residency.find(each)
+        if loaded is not None and loaded.model.backend.pack == pack:
+            return each
+        with contextlib.suppress(KtError):  # a damaged model is none
+            if loaded is None and (await state.facts(each)).identity == pack:
+                return each
+    raise Refusal(404, "the model is not served here any more", "pack", "model_not_found")
+
+
+def _facts_of(model: ServedModel) -> EngineFacts:
+    backend, engine = model.backend, model.backend.engine
+    return EngineFacts(
+        backend.name,
+        backend.pack,
+        engine.context,
+        engine.spec.context,
+        engine.spec.vocab,
+        backend.recurrent,
+        engine.step_times is not None,
+    )
+
+
+async def generate(request: Request) -> App:
+    """Answers a prompt of ids."""
+    _require_owner(request)
+    asked, state = await body_of(request, EngineRequest), state_of(request)
+    most = asked.max_tokens
+    if not 0 <= asked.drawn <= _MOST_DRAWN:
+        raise Refusal(400, f"drawn is {asked.drawn}", "drawn", "unsupported_value")
+    if most is not None and most < 1:
+        raise Refusal(400, f"max_tokens is {most}", "max_tokens", "unsupported_value")
+    with await state.residency.lease(await _source(state, asked.pack)) as lease:
+
+        def submit(constraints: Sequence[Constraint]) -> EngineAnswering:
+            request = _generation(asked, *constraints)
+            made = EngineAnswering(lease.again(), request, asked, state.metrics)
+            state.attached.add(made)
+            return made
+
+        if (wanted := asked.constraint) is None:
+            return submit(())
+        grammars = lease.model.grammars
+        compile = lambda: [grammars.constraint(wanted)]  # noqa: E731
+        return await submitted(grammars, wanted.form.field, compile, submit)
+
+
+def _require_owner(request: Request) -> None:
+    if not is_owner(request.scope):
+        raise Refusal(404, f"there is no {request.url.path[:200]} here")
+
+
+def _generation(asked: EngineRequest, constraint: Constraint | None = None) -> GenerationRequest:
+    return GenerationRequest(
+        asked.ids,
+        asked.sampling,
+        frozenset(asked.stop_ids),
+        asked.max_tokens,
+        caller=asked.caller,
+        depths=asked.depths,
+        marks=asked.marks,
+        shared=asked.shared,
+        draft=asked.draft,
+        said=asked.said,
+        constraint=constraint,
+    )
+
+
+class EngineAnswering:
+    """An ASGI application that sends an answer's ids, step by step. A client that leaves ends it within one step."""
+
+    def __init__(
+        self, lease: Lease, request: GenerationRequest, asked: EngineRequest, metrics: Metrics
+    ) -> None:
+        self._lease, self._metrics, self._model = lease, metrics, lease.model
+        self._engine = lease.model.backend.engine
+        self._began_s = time.monotonic()
+        self._heard_s: float | None = None  # when the last token came
+        self._messages: list[Message] = [Began(list(self._engine.operations()))]
+        self._came = asyncio.Event()
+        self._over = False
+        self._said = False  # whether an id was told
+        sampler = Sampler(asked.sampling)
+        sampler.skip(asked.drawn)
+        try:
+            self.answer: Answer = self._model.thread.submit(
+                request, self._hear, sampler, asked.caller
+            )
+        except BaseException:
+            lease.release()
+            raise
+
+    def cancel(self) -> None:
+        """Ends the answer at the next step."""
+        self.answer.cancel()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        leaving = asyncio.create_task(self._cancel_when_gone(receive))
+        try:
+            await self._stream(send)
+        except TimeoutError:  # the client takes nothing any more
+            pass
+        finally:
+            self.answer.cancel()
+            leaving.cancel()
+            stats = self.answer.stats
+            counts = (stats.prompt_tokens, stats.reused_tokens, stats.tokens)
+            scope[NOTED] |= dict(
+                zip(("prompt_tokens", "cached_tokens", "tokens"), counts, strict=True)
+            )
+
+    async def _cancel_when_gone(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.answer.cancel()
+
+    async def _stream(self, send: Send) -> None:
+        await send_start(send, 200, "application/jsonl", {"Cache-Control": "no-cache"})
+        while not self._over or self._messages:
+            messages, self._messages = self._messages, []
+            # Empty lines show that the server lives.
+            await send_body(send, b"".join(map(_line, messages)) or b"\n")
+            if not self._messages and not self._over:
+                self._came.clear()
+                try:
+                    async with asyncio.timeout(ALIVE_S):
+                        await self._came.wait()
+                except TimeoutError:
+                    continue
+        await send_body(send, b"", more=False)
+
+    def _receive(self, message: Message) -> None:
+        """Takes what the engine's thread says, in the event loop."""
+        now = time.monotonic()
+        if isinstance(message, NextId):
+            first = self._heard_s is None
+            since = self._began_s if self._heard_s is None else self._heard_s
+            (self._metrics.first_token if first else self._metrics.gap).observe(now - since)
+            self._heard_s = now
+        elif isinstance(message, Over):
+            self._over = True
+            self._metrics.ended(message.stats, Finish(message.finish), now - self._began_s)
+            self._lease.release()
+            del self._engine, self._model  # their memory may be given back now
+        self._messages.append(message)
+        self._came.set()
+
+    # -- on the engine's thread ------------------------------------------------------------------------
+
+    def _hear(self, event: Event) -> None:
+        answer = event.answer
+        stats = replace(answer.stats)  # it goes on counting
+        message: Message
+        if isinstance(event, PromptRead):
+            message = ReadOn(event.done, event.total, stats)
+        elif isinstance(event, Token):
+            message = NextId(event.id, stats, event.how)
+            if not self._said:
+                self._said = True
+                message.clocks, message.depths = list(self._engine.operations()), answer.depths
+        else:
+            said, error = Failure(), event.error
+            if error is not None:
+                said = Failure(str(error), error.hint if isinstance(error, KtError) else "")
+            clocks, drawn = list(self._engine.operations()), answer.sampler.drawn
+            message = Over(event.finish.value, stats, clocks, drawn, said)
+        self._model.queue.put(self._receive, message)
+
+
+def _line(message: Message) -> bytes:
+    return msgspec.json.encode(message) + b"\n"

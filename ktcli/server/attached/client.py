@@ -1,0 +1,192 @@
+"""Uses the model of a server of this library through its Unix socket, as a chat uses an engine in its own process.
+
+A request is a connection, and closing it ends the answer within a step. HTTP/1.0 gives the lines of the answer as they
+are, without chunks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from ktcli.errors import Busy, KtError, NotFound
+from ktcli.server.attached.wire import PATH, EngineFacts, LoadableEngine
+from ktcli.server.process.discovery import connected
+
+T = TypeVar("T")
+
+WAIT_S = 0.05  # that `Exchange.lines` waits for something to come
+FACTS_S = 1.0  # in which a server says what it is; one that loads its model does not
+_CONNECT_S = 10.0
+_MOST_BYTES = 16 << 20  # of a head, a line or an error
+
+
+class ServerPlace(NamedTuple):
+    """Where a server is.
+
+    Attributes:
+        socket: its path.
+        model: what it serves, for people.
+    """
+
+    socket: Path
+    model: str
+
+    @property
+    def port(self) -> str:
+        return self.socket.stem
+
+    def gone(self) -> NotFound:
+        """The error of a server that does not answer any more."""
+        return NotFound(
+            f"the server of {self.model} at port {self.port} has ended",
+            hint=f"the conversation stays; kt serve {self.model} --background starts another one,"
+            " and kt chat --continue --no-attach goes on without",
+        )
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _Envelope(msgspec.Struct):
+    error: _Error = msgspec.field(default_factory=_Error)
+
+
+class Exchange:
+    """A request to a server, and the lines of its answer.
+
+    Args:
+        body: of a POST; None: a GET.
+    Raises:
+        NotFound: nobody listens there any more.
+    """
+
+    def __init__(self, served: ServerPlace, path: str, body: bytes | None = None) -> None:
+        self._served, self._data, self._head = served, b"", False
+        self._held = contextlib.ExitStack()
+        try:
+            self._connection = self._held.enter_context(connected(served.socket))
+            self._connection.settimeout(_CONNECT_S)
+            method = "GET" if body is None else "POST"
+            head = f"{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: {len(body or b'')}\r\n\r\n"
+            self._connection.sendall(head.encode() + (body or b""))
+            self._connection.setblocking(False)
+        except OSError as error:
+            self._held.close()
+            raise served.gone() from error
+        self.close = weakref.finalize(self, self._held.close)
+        self.ended = False
+
+    def lines(self, wait_s: float = WAIT_S) -> list[bytes]:
+        """The lines that came, in `wait_s` seconds at most; `ended` is true behind the last.
+
+        Raises:
+            KtError: the server refuses the request, with its reason.
+        """
+        self._read(wait_s)
+        if not self._head and not self._take_head():
+            return []
+        *lines, self._data = self._data.split(b"\n")
+        return [line for line in lines if line]
+
+    def whole(self, seconds: float = float("inf")) -> bytes:
+        """The body of a short answer.
+
+        Raises:
+            TimeoutError: it does not come in time. KtError: the request is refused.
+        """
+        until = time.monotonic() + seconds
+        while not self.ended:
+            if time.monotonic() >= until:
+                raise TimeoutError
+            self._read(WAIT_S)
+        self._take_head()
+        return self._data
+
+    def _read(self, wait_s: float) -> None:
+        """Takes what is there; whoever stops saying anything has ended."""
+        if self.ended or not select.select([self._connection], [], [], wait_s)[0]:
+            return
+        try:
+            came = self._connection.recv(1 << 16)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            came = b""
+        self.ended = not came
+        self._data += came
+        if len(self._data) > _MOST_BYTES:
+            raise KtError(f"the server at {self._served.socket} says what no server of kt says")
+
+    def _take_head(self) -> bool:
+        """Takes the head of the answer; returns whether it was there."""
+        head, found, rest = self._data.partition(b"\r\n\r\n")
+        if not found:
+            if self.ended:
+                raise self._served.gone()
+            return False
+        status = head.split(b" ", 2)[1:2]
+        if status == [b"200"]:
+            self._head, self._data = True, rest
+            return True
+        while not self.ended:
+            self._read(_CONNECT_S)
+            rest = self._data.partition(b"\r\n\r\n")[2]
+        raise _refused(status, rest)
+
+
+def _refused(status: Sequence[bytes], body: bytes) -> KtError:
+    """The error that a server gives instead of an answer."""
+    try:
+        said = msgspec.json.decode(body, type=_Envelope).error.message
+    except msgspec.DecodeError:
+        said = ""
+    kind = Busy if status in ([b"429"], [b"503"]) else KtError
+    return kind(said or f"the server refuses: {b''.join(status).decode('latin-1')[:20]}")
+
+
+def facts_of(served: ServerPlace, pack: str) -> EngineFacts | LoadableEngine | None:
+    """What a server says of a conversion; None: it does not listen or answer, or has no such model."""
+    try:
+        return _asked(Exchange(served, _path("", pack)), _EITHER, FACTS_S)
+    except (TimeoutError, KtError, OSError):
+        return None
+
+
+def load(served: ServerPlace, pack: str) -> EngineFacts:
+    """Lets a server load a conversion, and waits for it.
+
+    Raises:
+        KtError: it cannot be loaded there.
+    """
+    return _asked(Exchange(served, _path("/load", pack), b""), _FACTS)
+
+
+_FACTS = msgspec.json.Decoder(EngineFacts)
+_EITHER: msgspec.json.Decoder[EngineFacts | LoadableEngine] = msgspec.json.Decoder(
+    EngineFacts | LoadableEngine
+)
+
+
+def _path(way: str, pack: str) -> str:
+    return f"{PATH}{way}?{urlencode({'pack': pack})}"
+
+
+def _asked(
+    exchange: Exchange, decoder: msgspec.json.Decoder[T], seconds: float = float("inf")
+) -> T:
+    try:
+        return decoder.decode(exchange.whole(seconds))
+    except msgspec.DecodeError as error:
+        raise KtError(f"the server is of another version of kt ({error})") from error
+    finally:
+        exchange.close()

@@ -1,0 +1,133 @@
+"""Sends the answers to a request: whole, or as a stream that is kept alive while nothing is said.
+
+Headers go out at once, before the prompt is read. A client that leaves ends its answers within one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Protocol
+
+from ktcli.dialogue.answer import AnswerEvent, Ended
+from ktcli.engine.request import Finish
+from ktcli.server.http.refusals import Refusal
+from ktcli.server.models.generation import Generation
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+ALIVE_S = 5.0  # of silence, after which a stream shows that it is alive
+SEND_S = 60.0  # in which a client must take what is sent
+_WAIT_S = 3600.0  # nothing depends on it
+
+
+class WireReply(Protocol):
+    """The answers in the shape of one API."""
+
+    media_type: str
+    alive: bytes  # what shows that a stream is alive
+
+    def begin(self) -> bytes:
+        """The beginning of a stream."""
+
+    def take(self, events: list[AnswerEvent]) -> bytes:
+        """Takes events; returns what a stream says of them."""
+
+    def end(self) -> bytes:
+        """The end of a stream."""
+
+    def failed(self, refusal: Refusal) -> bytes:
+        """The end of a stream that failed."""
+
+    def whole(self) -> bytes:
+        """The document of all answers."""
+
+    def refused(self, refusal: Refusal) -> bytes:
+        """The document of an error."""
+
+
+class Answering:
+    """An ASGI application that sends the answers of one generation."""
+
+    def __init__(self, generation: Generation, reply: WireReply, *, stream: bool) -> None:
+        self._generation, self._reply, self._stream = generation, reply, stream
+        self._error: Exception | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        leaving = asyncio.create_task(self._cancel_when_gone(receive))
+        try:
+            await (self._streamed(send) if self._stream else self._collected(send))
+        except TimeoutError:  # the client takes nothing any more
+            pass
+        finally:
+            self._generation.cancel()
+            leaving.cancel()
+            scope["kt.noted"] |= self._generation.counts
+
+    async def _cancel_when_gone(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._generation.cancel()
+
+    async def _streamed(self, send: Send) -> None:
+        reply, generation = self._reply, self._generation
+        await self._start(send, 200, reply.media_type, {"Cache-Control": "no-cache"})
+        await send_body(send, reply.begin())
+        said_s = time.monotonic()
+        while not generation.over and self._error is None:
+            data = self._taken(await generation.events(ALIVE_S))
+            if not data and time.monotonic() - said_s >= ALIVE_S:
+                data = reply.alive
+            if data:
+                await send_body(send, data)
+                said_s = time.monotonic()
+        end = reply.end() if self._error is None else reply.failed(Refusal.of(self._error))
+        await send_body(send, end, more=False)
+
+    async def _collected(self, send: Send) -> None:
+        while not self._generation.over and self._error is None:
+            self._taken(await self._generation.events(_WAIT_S))
+        if self._error is None:
+            await self._start(send, 200, "application/json", {})
+            await send_body(send, self._reply.whole(), more=False)
+            return
+        refusal = Refusal.of(self._error)
+        await self._start(send, refusal.status, "application/json", refusal.headers)
+        await send_body(send, self._reply.refused(refusal), more=False)
+
+    async def _start(
+        self, send: Send, status: int, media_type: str, headers: dict[str, str]
+    ) -> None:
+        about = {"X-Request-Id": self._generation.id, **headers}
+        await send_start(send, status, media_type, about)
+
+    def _taken(self, events: list[AnswerEvent]) -> bytes:
+        if self._generation.failure is not None:
+            self._error = self._generation.failure
+            return b""
+        for each in events:
+            if isinstance(each, Ended) and each.finish is Finish.FAILED:
+                self._error = each.error or RuntimeError("the engine failed")
+                return b""
+        return self._reply.take(events) if events else b""
+
+
+async def send_start(send: Send, status: int, media_type: str, headers: dict[str, str]) -> None:
+    """Sends the status and the headers of a response."""
+    said = {"Content-Type": media_type, **headers}
+    raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in said.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+async def send_body(send: Send, data: bytes, *, more: bool = True) -> None:
+    """Sends a part of a response.
+
+    Raises:
+        TimeoutError: the client does not take it.
+    """
+    async with asyncio.timeout(SEND_S):
+        await send({"type": "http.response.body", "body": data, "more_body": more})

@@ -1,0 +1,245 @@
+"""The fields of Anthropic's requests, and what they mean to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from ktcli.answers.grammar.form import Form
+from ktcli.answers.grammar.whole import Shape
+from ktcli.dialogue.answer import AnswerOptions
+from ktcli.server.http.contents import text_of
+from ktcli.server.http.openai.fields import Sampled, few_tools, require_parameters
+from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.shapes import ToolChoice, with_tools
+from ktcli.server.models.prompts import Asked
+from ktcli.text.settings import Settings
+
+# A line that clients put first and change with each request: with it nothing would ever be found in the cache.
+_VOLATILE = "x-anthropic-billing-header:"
+_IGNORED = frozenset({"redacted_thinking"})
+
+
+class Thinks(msgspec.Struct):
+    """The field `thinking`."""
+
+    type: str = "disabled"
+    budget_tokens: int | None = None
+
+
+class MessagesBody(msgspec.Struct):
+    """A request for an answer, or for the count of its tokens."""
+
+    messages: list[dict[str, Any]]
+    model: str = ""
+    max_tokens: int | None = None
+    system: str | list[dict[str, Any]] | None = None
+    stream: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    thinking: Thinks | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+
+    def answer_options(self, settings: Settings) -> AnswerOptions:
+        """How the prompt is to be answered.
+
+        Raises:
+            Refusal: a value cannot be used, or `max_tokens` is missing, or leaves nothing for an answer.
+        """
+        if self.max_tokens is None:
+            raise _refusal("max_tokens", "max_tokens is missing")
+        said = Sampled(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop_sequences,
+        )
+        options = said.answer_options(settings, self.max_tokens, None, {"stop": "stop_sequences"})
+        if (form := self._form()) is not None:
+            options = replace(options, shape=Shape(form))
+        options = replace(options, think_budget=self._budget(self.max_tokens))
+        return with_tools(options, self.offered, self._choice)
+
+    def asked(self, settings: Settings, caller: str) -> Asked:
+        """What is to be answered, in the words of OpenAI's API, which chat templates know.
+
+        Raises:
+            Refusal: a message is of no use.
+        """
+        if not self.messages:
+            raise _refusal("messages", "there are no messages")
+        system = _system(self.system)
+        messages = [{"role": "system", "content": system}] if system else []
+        last = _last_question(self.messages)
+        for at, message in enumerate(self.messages):
+            messages += _plain(message, f"messages[{at}]", asked=at == last)
+        if not messages:
+            raise _refusal("messages", "the messages have no text")
+        ends = messages[-1]
+        continues = ends["role"] == "assistant" and "tool_calls" not in ends
+        variables = dict(settings.variables)
+        if self.thinking is not None and self.thinking.type in ("enabled", "disabled"):
+            thinks = self.thinking.type == "enabled"
+            variables |= replace(settings, thinking=thinks).variables
+        if offered := self.offered:
+            variables["tools"] = offered
+        return Asked(messages, variables, caller, continues=continues)
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model may call; those that a server would run itself are left out.
+
+        Raises:
+            Refusal: there are too many, or one has no name, or no schema of an object.
+        """
+        tools = self.tools or []
+        few_tools(tools)
+        known = [
+            _tool(tool, f"tools[{at}]")
+            for at, tool in enumerate(tools)
+            if "input_schema" in tool or tool.get("type", "custom") == "custom"
+        ]
+        chosen = (self.tool_choice or {}).get("type", "auto")
+        return [] if chosen == "none" else known
+
+    @property
+    def _choice(self) -> ToolChoice:
+        """How the tools are to be used.
+
+        Raises:
+            Refusal: in a way that is not supported.
+        """
+        said = self.tool_choice or {}
+        kind, several = said.get("type", "auto"), said.get("disable_parallel_tool_use") is not True
+        if kind in ("auto", "none"):
+            return ToolChoice(several=several)
+        if kind == "any":
+            return ToolChoice(required=True, several=several)
+        name = said.get("name")
+        if kind != "tool" or not isinstance(name, str) or not name:
+            words = "tool_choice.type can be auto, none, any, or tool with a name"
+            raise _refusal("tool_choice.type", words)
+        return ToolChoice(required=True, name=name, several=False)
+
+    def _budget(self, most: int) -> int | None:
+        """The most tokens of the thoughts of an answer of at most so many; None: as many as the model likes."""
+        said, field = self.thinking, "thinking.budget_tokens"
+        if said is None or said.type != "enabled" or said.budget_tokens is None:
+            return None
+        if said.budget_tokens < 1:
+            raise _refusal(field, f"{field} is {said.budget_tokens}, it can be 1 or more")
+        if said.budget_tokens >= most:
+            words = f"{field} is {said.budget_tokens}, it must be less than max_tokens, {most}"
+            raise _refusal(field, words)
+        return said.budget_tokens
+
+    def _form(self) -> Form | None:
+        """What the text must be: JSON of a schema."""
+        said, field = (self.output_config or {}).get("format"), "output_config.format"
+        if said is None:
+            return None
+        if not isinstance(said, dict) or said.get("type") != "json_schema":
+            raise _refusal(f"{field}.type", f"{field}.type can be json_schema")
+        return Form.of_schema(said.get("schema"), f"{field}.schema")
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(tool.get("name"), str):
+        raise _refusal(f"{where}.name", f"{where}.name is no text")
+    if tool.get("input_schema") is None:
+        raise _refusal(f"{where}.input_schema", f"{where}.input_schema is missing")
+    require_parameters(tool["input_schema"], f"{where}.input_schema")
+    function = {"name": tool["name"], "parameters": tool["input_schema"]}
+    if isinstance(tool.get("description"), str):
+        function["description"] = tool["description"]
+    if tool.get("strict") is True:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _last_question(messages: Sequence[Mapping[str, Any]]) -> int:
+    """The place of the last message in which the user says something, not only tools; -1: there is none."""
+
+    def asks(message: Mapping[str, Any]) -> bool:
+        content = message.get("content")
+        blocks = content if isinstance(content, list) else [content]
+        results = (isinstance(each, dict) and each.get("type") == "tool_result" for each in blocks)
+        return message.get("role") == "user" and not all(results)
+
+    return max((at for at, each in enumerate(messages) if asks(each)), default=-1)
+
+
+def _system(said: str | Sequence[Mapping[str, Any]] | None) -> str:
+    """The system text, without lines that change with each request."""
+    parts = [said] if isinstance(said, str) else []
+    if not isinstance(said, str):
+        parts = [text_of(each, f"system[{at}]") for at, each in enumerate(said or ())]
+    return "\n".join(part for part in parts if part and not part.startswith(_VOLATILE))
+
+
+def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> Iterator[dict[str, Any]]:
+    """The messages that one of Anthropic's is: results of tools are messages of their own.
+
+    Args:
+        asked: whether it is the last question.
+    """
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise _refusal(f"{where}.role", f"{where}.role is {str(role)[:40]!r}")
+    if isinstance(content, str):
+        yield {"role": role, "content": content}
+        return
+    if not isinstance(content, list):
+        raise _refusal(f"{where}.content", f"{where}.content is no text")
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for at, block in enumerate(content):
+        said = block.get("type") if isinstance(block, dict) else None
+        kind = said if isinstance(said, str) else ""
+        inner = f"{where}.content[{at}]"
+        if kind == "text":
+            texts.append(_text(block, "text", inner))
+        elif kind == "thinking":
+            thoughts.append(_text(block, "thinking", inner))
+        elif kind == "tool_use":
+            calls.append(_call(block, inner))
+        elif kind == "tool_result":
+            yield {
+                "role": "tool",
+                "tool_call_id": _text(block, "tool_use_id", inner),
+                "content": text_of(block.get("content"), f"{inner}.content", gap="\n"),
+            }
+        elif kind not in _IGNORED and (text := text_of([block], inner, asked=asked)):
+            texts.append(text)
+    if texts or thoughts or calls:
+        found: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
+        if thoughts:
+            found["reasoning_content"] = "\n".join(thoughts)
+        if calls:
+            found["tool_calls"] = calls
+        yield found
+
+
+def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The call of a tool that a block is."""
+    function = {"name": _text(block, "name", where), "arguments": block.get("input")}
+    return {"id": _text(block, "id", where), "type": "function", "function": function}
+
+
+def _text(block: Mapping[str, Any], name: str, where: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise _refusal(f"{where}.{name}", f"{where}.{name} is no text")
+    return value
+
+
+def _refusal(field: str, message: str) -> Refusal:
+    return Refusal(400, message, field, "unsupported_value")

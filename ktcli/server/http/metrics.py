@@ -1,0 +1,90 @@
+"""Counts what a server does, under vLLM's names with kt's prefix, as Prometheus reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from ktcli.engine.request import Finish, Stats
+
+if TYPE_CHECKING:
+    from ktcli.server.models.residency import Residency
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Metrics:
+    """The counters of one server.
+
+    Attributes:
+        registry: what is shown.
+    """
+
+    def __init__(self, residency: Residency) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_Now(residency))
+        self._prompt = self._counter("prompt_tokens", "Tokens of prompts.")
+        self._said = self._counter("generation_tokens", "Tokens of answers.")
+        self._queries = self._counter(
+            "prefix_cache_queries", "Tokens that were looked up in the cache."
+        )
+        self._hits = self._counter("prefix_cache_hits", "Tokens that were found there.")
+        self._drafted = self._counter("spec_decode_num_draft_tokens", "Tokens that were drafted.")
+        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Drafts that were right.")
+        self._ended = Counter(
+            "kt_request_success",
+            "Requests that ended.",
+            ["finished_reason"],
+            registry=self.registry,
+        )
+        self.first_token = self._times(
+            "time_to_first_token", "From the request to its first token."
+        )
+        self.gap = self._times("inter_token_latency", "Between two tokens of an answer.")
+        self._whole = self._times("e2e_request_latency", "From the request to its end.")
+        self._queued = self._times("request_queue_time", "From the request to its first step.")
+
+    def ended(self, stats: Stats, finish: Finish, seconds: float) -> None:
+        """Counts an answer that has ended."""
+        self._prompt.inc(stats.prompt_tokens)
+        self._said.inc(stats.tokens)
+        self._queries.inc(stats.prompt_tokens)
+        self._hits.inc(stats.reused_tokens)
+        self._drafted.inc(stats.drafted)
+        self._accepted.inc(stats.accepted)
+        self._ended.labels(finish.value).inc()
+        self._whole.observe(seconds)
+        self._queued.observe(stats.queued_s)
+
+    def _counter(self, name: str, what: str) -> Counter:
+        return Counter(f"kt_{name}", what, registry=self.registry)
+
+    def _times(self, name: str, what: str) -> Histogram:
+        return Histogram(f"kt_{name}_seconds", what, buckets=_SECONDS, registry=self.registry)
+
+
+class _Now(Collector):
+    """What is so at the moment at which it is asked."""
+
+    def __init__(self, residency: Residency) -> None:
+        self._residency = residency
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        residency = self._residency
+        count = residency.counts()
+        pools = [each.model.backend.engine.pools.pages for each in residency.loaded]
+        pages, free = sum(each.count for each in pools), sum(each.available for each in pools)
+        yield GaugeMetricFamily("kt_num_requests_running", "Requests in steps.", count.running)
+        yield GaugeMetricFamily("kt_num_requests_waiting", "Requests that wait.", count.waiting)
+        used = 1 - free / pages if pages else 0.0
+        yield GaugeMetricFamily("kt_kv_cache_usage_perc", "Share of pages in use, 0 to 1.", used)
+        sizes = GaugeMetricFamily(
+            "kt_model_memory_bytes", "Memory that models in memory take.", labels=["model"]
+        )
+        for each in residency.loaded:
+            sizes.add_metric([each.model.name], each.fit.taken_bytes)
+        yield sizes

@@ -1,0 +1,186 @@
+"""`/api/chat` and `/api/generate`: streams are lines of JSON, the last of which has the counts and times."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ktcli.answers.events import AnswerPiece, CallArguments, CallBegins, CallEvent
+from ktcli.dialogue.answer import AnswerEvent, Ended, Said
+from ktcli.dialogue.prompts import EncodedPrompt
+from ktcli.engine.request import Finish
+from ktcli.server.http.answering import Answering
+from ktcli.server.http.body import body_of
+from ktcli.server.http.ollama.fields import GenerateBody, OllamaBody, OllamaChatBody
+from ktcli.server.http.openai.envelope import encode
+from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.state import ServerState, caller_of, state_of
+from ktcli.server.http.waiting import StreamStyle
+from ktcli.server.models.generation import Generation
+from ktcli.server.models.prompts import PromptMaker
+
+LINES = "application/x-ndjson"
+ALIVE = b" "  # before a line, where JSON ignores it
+
+
+async def chat(request: Request) -> Answering | Response:
+    """Answers a conversation; one without messages asks for nothing but the model to be loaded or closed."""
+    state = state_of(request)
+    body = await body_of(request, OllamaChatBody)
+    if not body.messages:
+        return await _moved(state, body, {"message": {"role": "assistant", "content": ""}})
+    with await state.lease(body.model, body.keep_s) as lease:
+        settings = lease.model.texts.settings
+        options, asked = body.chat_wish(settings), body.asked(settings, caller_of(request))
+        generation = await state.generation(
+            lease, lambda prompts: prompts.of_messages(asked), options
+        )
+    return Answering(generation, OllamaReply(generation, in_chat=True), stream=body.stream)
+
+
+async def generate(request: Request) -> Answering | Response:
+    """Answers a text; an empty one asks for nothing but the model to be loaded or closed."""
+    state = state_of(request)
+    body = await body_of(request, GenerateBody)
+    caller = caller_of(request)
+    if not body.prompt:
+        return await _moved(state, body, {"response": ""})
+    with await state.lease(body.model, body.keep_s) as lease:
+        settings = lease.model.texts.settings
+        options, asked = body.answer_options(settings), body.asked(settings, caller)
+
+        def make(prompts: PromptMaker) -> EncodedPrompt:
+            return prompts.of_text(body.prompt, caller) if body.raw else prompts.of_messages(asked)
+
+        generation = await state.generation(lease, make, options)
+    return Answering(generation, OllamaReply(generation, in_chat=False), stream=body.stream)
+
+
+def stamp(seconds: float | None = None) -> str:
+    """A time since 1970, as Ollama writes it; None: now."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+async def _moved(state: ServerState, body: OllamaBody, said: dict[str, Any]) -> Response:
+    """Loads the model that a request names, or lets it go."""
+    source, keep_s = await state.named(body.model), body.keep_s
+    if keep_s == 0:
+        state.residency.drop(source)
+    else:
+        with await state.residency.lease(source, keep_s):
+            pass
+    reason = "unload" if keep_s == 0 else "load"
+    head = {"model": source.name, "created_at": stamp()}
+    document = {**head, **said, "done": True, "done_reason": reason}
+    return Response(encode(document), media_type="application/json")
+
+
+def failed_early(body: bytes, refusal: Refusal) -> bytes:
+    """A stream that failed before there were any answers."""
+    return encode({"error": refusal.message}) + b"\n"
+
+
+STREAM = StreamStyle(LINES, ALIVE, failed_early, unless=True)
+
+
+class OllamaReply:
+    """The answer as lines of JSON."""
+
+    media_type, alive = LINES, ALIVE
+
+    def __init__(self, generation: Generation, *, in_chat: bool) -> None:
+        self._generation, self._in_chat = generation, in_chat
+        self._text = self._thoughts = self._reason = ""
+        self._calls: list[dict[str, Any]] = []
+        self._call: tuple[str, str] = ("", "")  # name and arguments of the one that is open
+        self._began_s = time.monotonic()
+
+    def begin(self) -> bytes:
+        return b""
+
+    def take(self, events: list[AnswerEvent]) -> bytes:
+        return b"".join(self._said(each) for each in events)
+
+    def end(self) -> bytes:
+        return self._line("", "", [], self._totals())
+
+    def failed(self, refusal: Refusal) -> bytes:
+        return self.refused(refusal) + b"\n"
+
+    def whole(self) -> bytes:
+        return self._line(self._text, self._thoughts, self._calls, self._totals()).rstrip()
+
+    def refused(self, refusal: Refusal) -> bytes:
+        return encode({"error": refusal.message})
+
+    def _said(self, event: AnswerEvent) -> bytes:
+        if isinstance(event, Ended):
+            self._reason = "stop" if event.finish is Finish.STOP else "length"
+        if not isinstance(event, Said):
+            return b""
+        text = thoughts = ""
+        calls: list[dict[str, Any]] = []
+        for piece in event.events:
+            if not isinstance(piece, AnswerPiece):
+                calls += self._called(piece)
+            elif piece.thought:
+                thoughts += piece.text
+            else:
+                text += piece.text
+        self._text, self._thoughts = self._text + text, self._thoughts + thoughts
+        self._calls += calls
+        return (
+            self._line(text, thoughts, calls, {"done": False}) if text or thoughts or calls else b""
+        )
+
+    def _called(self, event: CallEvent) -> list[dict[str, Any]]:
+        """A call, when it is whole."""
+        name, arguments = self._call
+        if isinstance(event, CallBegins):
+            self._call = event.name, ""
+        elif isinstance(event, CallArguments):
+            self._call = name, arguments + event.text
+        else:
+            return [{"function": {"name": name, "arguments": _object(arguments)}}]
+        return []
+
+    def _line(
+        self, text: str, thoughts: str, calls: list[dict[str, Any]], more: dict[str, Any]
+    ) -> bytes:
+        said: dict[str, Any]
+        if self._in_chat:
+            message: dict[str, Any] = {"role": "assistant", "content": text}
+            if thoughts:
+                message["thinking"] = thoughts
+            if calls:
+                message["tool_calls"] = calls
+            said = {"message": message}
+        else:
+            said = {"response": text, **({"thinking": thoughts} if thoughts else {})}
+        head = {"model": self._generation.model.name, "created_at": stamp()}
+        return encode({**head, **said, **more}) + b"\n"
+
+    def _totals(self) -> dict[str, Any]:
+        """The counts, and the times in nanoseconds."""
+        stats = self._generation.answers[0].stats
+        return {
+            "done": True,
+            "done_reason": self._reason,
+            "total_duration": int(1e9 * (time.monotonic() - self._began_s)),
+            "load_duration": 0,
+            "prompt_eval_count": stats.prompt_tokens,
+            "prompt_eval_duration": int(1e9 * stats.prompt_s),
+            "eval_count": stats.tokens,
+            "eval_duration": int(1e9 * stats.eval_s),
+        }
+
+
+def _object(said: str) -> Any:
+    try:
+        return json.loads(said or "{}")
+    except (ValueError, RecursionError):
+        return {}

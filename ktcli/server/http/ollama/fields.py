@@ -1,0 +1,165 @@
+"""The fields of Ollama's requests, and what they mean to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from ktcli.answers.grammar.form import Form
+from ktcli.answers.grammar.whole import Shape
+from ktcli.dialogue.answer import AnswerOptions
+from ktcli.server.http.contents import last_question, unseen
+from ktcli.server.http.openai.fields import Sampled, functions
+from ktcli.server.http.openai.message import plain_message
+from ktcli.server.http.refusals import Refusal, about
+from ktcli.server.http.shapes import ToolChoice, with_tools
+from ktcli.server.models.keepalive import keep_seconds
+from ktcli.server.models.prompts import Asked
+from ktcli.text.settings import Settings
+
+
+class Options(msgspec.Struct):
+    """The field `options`."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    num_predict: int | None = None
+    stop: str | list[str] | None = None
+
+
+_NAMES = {
+    **{name: f"options.{name}" for name in Options.__struct_fields__},
+    "repetition_penalty": "options.repeat_penalty",
+    "max_tokens": "options.num_predict",
+}
+
+
+class OllamaBody(msgspec.Struct):
+    """What requests for a chat and for a text have in common."""
+
+    model: str = ""
+    stream: bool = True
+    format: Any = None
+    options: Options | None = None
+    think: bool | str | None = None
+    keep_alive: float | str | None = None
+
+    @property
+    def keep_s(self) -> float | None:
+        """The seconds that the model is to stay in memory afterwards; None: as before.
+
+        Raises:
+            Refusal: it is no time.
+        """
+        with about("keep_alive"):
+            return None if self.keep_alive is None else keep_seconds(self.keep_alive, "keep_alive")
+
+    def answer_options(self, settings: Settings) -> AnswerOptions:
+        """How the prompt is to be answered.
+
+        Raises:
+            Refusal: a value cannot be used.
+        """
+        given = self.options or Options()
+        said = Sampled(
+            temperature=given.temperature,
+            top_k=given.top_k,
+            top_p=given.top_p,
+            min_p=given.min_p,
+            repetition_penalty=given.repeat_penalty,
+            presence_penalty=given.presence_penalty,
+            frequency_penalty=given.frequency_penalty,
+            seed=given.seed,
+            stop=given.stop,
+        )
+        most = given.num_predict
+        # -1 and -2: as many as there is room for
+        options = said.answer_options(
+            settings, None if most is None or most < 0 else most, None, _NAMES
+        )
+        return options if (form := self._form()) is None else replace(options, shape=Shape(form))
+
+    def _form(self) -> Form | None:
+        """What the text must be: any object, or JSON of a schema."""
+        if not self.format:
+            return None
+        is_json = self.format == "json"
+        return Form.of_object("format") if is_json else Form.of_schema(self.format, "format")
+
+    def variables(self, settings: Settings) -> dict[str, Any]:
+        """The variables of the chat template."""
+        if self.think is None:
+            return settings.variables
+        thinking = self.think is not False and self.think != "none"
+        said = replace(settings, thinking=thinking).variables
+        return {**said, "reasoning_effort": self.think} if isinstance(self.think, str) else said
+
+
+class OllamaChatBody(OllamaBody):
+    """A request for the next message of a conversation."""
+
+    messages: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] | None = None
+
+    def chat_wish(self, settings: Settings) -> AnswerOptions:
+        """See `answer_options`."""
+        return with_tools(self.answer_options(settings), functions(self.tools), ToolChoice())
+
+    def asked(self, settings: Settings, caller: str) -> Asked:
+        """What is to be answered.
+
+        Raises:
+            Refusal: a message is of no use.
+        """
+        last = last_question([each.get("role") for each in self.messages])
+        messages = [
+            _plain(each, f"messages[{at}]", asked=at == last)
+            for at, each in enumerate(self.messages)
+        ]
+        variables = self.variables(settings)
+        if tools := functions(self.tools):
+            variables = {**variables, "tools": tools}
+        return Asked(messages, variables, caller)
+
+
+class GenerateBody(OllamaBody):
+    """A request for an answer to a text."""
+
+    prompt: str = ""
+    system: str = ""
+    raw: bool = False
+    suffix: str = ""
+    images: list[str] | None = None
+
+    def asked(self, settings: Settings, caller: str) -> Asked:
+        """What is to be answered.
+
+        Raises:
+            Refusal: a field cannot be used.
+        """
+        for name in ("suffix", "images"):
+            if getattr(self, name):
+                raise Refusal(400, f"{name} is not supported", name, "unsupported_value")
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*system, {"role": "user", "content": self.prompt}]
+        return Asked(messages, self.variables(settings), caller)
+
+
+def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> dict[str, Any]:
+    images = message.get("images")
+    if images and asked:
+        said = f"{where}.images has an image; this model reads text only"
+        raise Refusal(400, said, f"{where}.images", "unsupported_value")
+    found = plain_message(message, where)
+    if isinstance(images, list):
+        found["content"] = "\n".join([*(unseen("an image") for _ in images), found["content"]])
+    return found

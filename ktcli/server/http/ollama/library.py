@@ -1,0 +1,200 @@
+"""`/api/pull`, `/api/delete` and `/api/copy`: the library changed by Ollama's clients, if they may."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from ktcli.server.http.answering import ALIVE_S, App
+from ktcli.server.http.body import body_of
+from ktcli.server.http.guard import is_owner
+from ktcli.server.http.ollama.chat import ALIVE, LINES
+from ktcli.server.http.openai.envelope import encode
+from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.state import ServerState, state_of
+from ktcli.server.models.librarian import Librarian, PullStep
+from ktcli.threads import Threads
+
+_LATEST = ":latest"
+
+
+class PullBody(msgspec.Struct):
+    """A request for a model."""
+
+    model: str = ""
+    name: str = ""
+    stream: bool = True
+    insecure: bool = False
+
+
+class DeleteBody(msgspec.Struct):
+    """A request to remove a model."""
+
+    model: str = ""
+    name: str = ""
+
+
+class CopyBody(msgspec.Struct):
+    """A request for a further name."""
+
+    source: str = ""
+    destination: str = ""
+
+
+async def pull(request: Request) -> App:
+    """Pulls and converts a model; a client that leaves ends it, and the next pull goes on there."""
+    state, body = state_of(request), await body_of(request, PullBody)
+    if body.insecure:
+        raise Refusal(400, "insecure is not supported", "insecure", "unsupported_value")
+    pulling = _Pull(_librarian(request), _named(body.model or body.name, "model"))
+    if body.stream:
+        return StreamingResponse(_told(state, pulling), media_type=LINES)
+    try:
+        await pulling.end()
+    finally:
+        pulling.stop()
+        state.catalogue.forget()
+    return _json({"status": "success"})
+
+
+async def delete(request: Request) -> Response:
+    """Removes a model, or a further name."""
+    state, body = state_of(request), await body_of(request, DeleteBody)
+    librarian, name = _librarian(request), _named(body.model or body.name, "model")
+    used = {state.catalogue.own.key, *(each.source.key for each in state.residency.loaded)}
+    await asyncio.to_thread(librarian.remove, name, used)
+    state.catalogue.forget()
+    return _json(None)
+
+
+async def copy(request: Request) -> Response:
+    """Gives a model a further name."""
+    state, body = state_of(request), await body_of(request, CopyBody)
+    librarian = _librarian(request)
+    name, further = _named(body.source, "source"), _named(body.destination, "destination")
+    await asyncio.to_thread(librarian.name, name, further)
+    state.catalogue.forget()
+    return _json(None)
+
+
+async def embed(request: Request) -> Response:
+    """Refuses to make embeddings."""
+    raise Refusal(400, "models that answer are served here, none of them makes embeddings")
+
+
+async def unsupported(request: Request) -> Response:
+    """Refuses what this server does not do."""
+    raise Refusal(400, f"{request.url.path[:200]} is not supported; kt convert makes models")
+
+
+def _librarian(request: Request) -> Librarian:
+    """Whoever changes the library for a client that may ask for it: one with the key, or the owner.
+
+    Raises:
+        Refusal: it may not.
+    """
+    state = state_of(request)
+    if state.librarian is None or not (state.rules.key or is_owner(request.scope)):
+        raise Refusal(
+            403,
+            "the library is changed only for who shows a key, and this server has none"
+            " (kt serve --api-key-file FILE gives it one)",
+            "",
+            "needs_key",
+        )
+    return state.librarian
+
+
+def _named(name: str, field: str) -> str:
+    if not name:
+        raise Refusal(400, f"{field} is missing", field, "missing")
+    return name.removesuffix(_LATEST)
+
+
+async def _told(state: ServerState, pulling: _Pull) -> AsyncIterator[bytes]:
+    """The lines of a pull."""
+    try:
+        yield _line({"status": "pulling manifest"})
+        async for step in pulling.steps():
+            yield ALIVE if step is None else _line(_of_step(step))
+        await pulling.end()
+        yield _line({"status": "success"})
+    except Exception as error:
+        yield _line({"error": Refusal.of(error).message})
+    finally:
+        pulling.stop()
+        state.catalogue.forget()
+
+
+class _Pull:
+    """A pull on a thread of its own."""
+
+    def __init__(self, librarian: Librarian, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._steps: asyncio.Queue[PullStep | None] = asyncio.Queue()
+        self._stopped = threading.Event()
+
+        def tell(step: PullStep | None) -> None:
+            loop.call_soon_threadsafe(self._steps.put_nowait, step)
+
+        def work() -> None:
+            try:
+                librarian.pull(name, tell, self._stopped.is_set)
+            finally:
+                tell(None)
+
+        thread = Threads(1, "kt-library")  # its own: pulls take hours
+        self._work = loop.run_in_executor(thread, work)
+        thread.shutdown(wait=False)
+
+    def stop(self) -> None:
+        """Ends it soon, if it has not ended."""
+        self._stopped.set()
+        self._work.add_done_callback(lambda done: done.exception())  # somebody else has told it
+
+    async def end(self) -> None:
+        """Waits until it has ended.
+
+        Raises:
+            KtError: see `Librarian.pull`.
+        """
+        await asyncio.shield(self._work)
+
+    async def steps(self) -> AsyncIterator[PullStep | None]:
+        """Yields its steps until it has ended; None: nothing has happened for a while."""
+        while True:
+            try:
+                async with asyncio.timeout(ALIVE_S):
+                    step = await self._steps.get()
+            except TimeoutError:
+                yield None
+                continue
+            if step is None:
+                return
+            yield step
+
+
+def _of_step(step: PullStep) -> dict[str, Any]:
+    if step.total is None or step.done is None:
+        return {"status": step.what}
+    return {
+        "status": step.what,
+        "digest": step.what,
+        "total": step.total,
+        "completed": step.done,
+    }
+
+
+def _line(document: dict[str, Any]) -> bytes:
+    return encode(document) + b"\n"
+
+
+def _json(document: dict[str, Any] | None) -> Response:
+    body = b"" if document is None else encode(document)
+    return Response(body, media_type="application/json")

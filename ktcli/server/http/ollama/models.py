@@ -1,0 +1,86 @@
+"""What Ollama's clients ask about models: which there are, what they can do, and which version they talk to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ktcli.server.http.body import body_of
+from ktcli.server.http.ollama.chat import stamp
+from ktcli.server.http.openai.envelope import encode
+from ktcli.server.http.state import state_of
+from ktcli.server.models.source import ModelFacts, ModelSource
+
+VERSION = "0.12.0"  # of the API that is spoken; some clients want at least 0.6.4, in digits
+_NEVER = "9999-12-31T00:00:00Z"
+
+
+class ModelAsked(msgspec.Struct):
+    """A request about a model."""
+
+    model: str = ""
+    name: str = ""
+
+
+async def version(request: Request) -> Response:
+    """The version of the API."""
+    return _json({"version": VERSION})
+
+
+async def tags(request: Request) -> Response:
+    """Lists the models of the library: the server's own first, then those in memory."""
+    return _json({"models": await state_of(request).rows(_row)})
+
+
+async def running(request: Request) -> Response:
+    """Lists the models that are in memory."""
+    rows = []
+    for each in state_of(request).residency.loaded:
+        row, engine = _row(each.source, each.facts, each.model.name), each.model.backend.engine
+        vram = each.fit.vram_bytes
+        size = {"size": each.fit.taken_bytes + vram, "size_vram": vram}
+        about = {**size, "context_length": engine.context}
+        rows.append(
+            {**row, **about, "expires_at": _NEVER if each.expires is None else stamp(each.expires)}
+        )
+    return _json({"models": rows})
+
+
+async def show(request: Request) -> Response:
+    """Says what a model is and can do, whether it is in memory or not."""
+    state, body = state_of(request), await body_of(request, ModelAsked)
+    source = await state.named(body.model or body.name)
+    loaded = state.residency.find(source)
+    context = loaded.model.backend.engine.context if loaded else None
+    facts = await state.facts(source)
+    look = await state.abilities_of(source, facts)
+    info = {
+        "general.architecture": facts.family,
+        f"{facts.family}.context_length": context or facts.context,
+        "general.basename": source.name,
+    }
+    about = {"details": _details(facts), "model_info": info, "capabilities": look.capabilities}
+    return _json({**about, "template": look.template, "modified_at": stamp(facts.made)})
+
+
+def _row(source: ModelSource, facts: ModelFacts, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": stamp(facts.made),
+        "size": facts.size_bytes,
+        "digest": facts.identity,
+        "details": _details(facts),
+    }
+
+
+def _details(facts: ModelFacts) -> dict[str, Any]:
+    family = facts.family
+    return {"format": "kt", "family": family, "families": [family], "parent_model": ""}
+
+
+def _json(document: Any) -> Response:
+    return Response(encode(document), media_type="application/json")

@@ -1,0 +1,212 @@
+"""`/v1/chat/completions`: what a request asks for, and its replies."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from ktcli.answers.events import AnswerPiece, CallArguments, CallBegins, CallEvent
+from ktcli.dialogue.answer import AnswerEvent, Ended, PromptProgress, Said
+from ktcli.engine.request import Candidate, Finish, Token
+from ktcli.server.http.answering import Answering
+from ktcli.server.http.body import body_of
+from ktcli.server.http.openai.envelope import (
+    ALIVE,
+    DONE,
+    EVENTS,
+    FINISH,
+    encode,
+    error_of,
+    line,
+    timings,
+    usage,
+)
+from ktcli.server.http.openai.fields import ChatBody
+from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.state import caller_of, state_of
+from ktcli.server.models.generation import Generation
+from ktcli.text.tokenizer import Tokenizer
+
+
+async def chat_completions(request: Request) -> Answering:
+    """Answers a conversation."""
+    state = state_of(request)
+    body = await body_of(request, ChatBody)
+    with await state.lease(body.model) as lease:
+        settings = lease.model.texts.settings
+        options = body.chat_wish(settings)
+        asked = body.asked(settings, caller_of(request))
+        generation = await state.generation(
+            lease, lambda prompts: prompts.of_messages(asked), options
+        )
+    return Answering(generation, ChatReply(generation, body), stream=body.stream)
+
+
+@dataclass(slots=True)
+class _ChoiceText:
+    """One answer so far."""
+
+    text: str = ""
+    thoughts: str = ""
+    finish: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    chances: list[dict[str, Any]] = field(default_factory=list)
+
+
+class ChatReply:
+    """The answers as chat completions."""
+
+    media_type, alive = EVENTS, ALIVE
+
+    def __init__(self, generation: Generation, body: ChatBody) -> None:
+        self._generation, self._body = generation, body
+        self._head = {
+            "id": f"chatcmpl-{generation.id}",
+            "created": int(time.time()),
+            "model": generation.model.name,
+        }
+        self._tokenizer = generation.model.texts.tokenizer
+        self._choices = [_ChoiceText() for _ in range(generation.options.choices)]
+        self._thought_tokens = 0
+        self._began_s = time.monotonic()
+
+    def begin(self) -> bytes:
+        return b"".join(
+            self._chunk(choice, {"role": "assistant", "content": ""})
+            for choice in range(len(self._choices))
+        )
+
+    def take(self, events: list[AnswerEvent]) -> bytes:
+        return b"".join(self._said(each) for each in events)
+
+    def end(self) -> bytes:
+        if not self._body.wants_usage:
+            return DONE
+        last = {"usage": usage(self._generation, self._thought_tokens), **self._timings()}
+        return line({**self._head, "object": _CHUNK, "choices": [], **last}) + DONE
+
+    def failed(self, refusal: Refusal) -> bytes:
+        return line(error_of(refusal)) + DONE
+
+    def whole(self) -> bytes:
+        choices = [self._finished(at, each) for at, each in enumerate(self._choices)]
+        used = usage(self._generation, self._thought_tokens)
+        return encode(
+            {**self._head, "object": "chat.completion", "choices": choices, "usage": used}
+            | self._timings()
+        )
+
+    def refused(self, refusal: Refusal) -> bytes:
+        return encode(error_of(refusal))
+
+    def _said(self, event: AnswerEvent) -> bytes:
+        if isinstance(event, PromptProgress):
+            return self._progress(event) if self._body.return_progress else b""
+        choice = self._choices[event.choice]
+        if isinstance(event, Ended):
+            whole = event.calls and event.finish is Finish.STOP
+            choice.finish = "tool_calls" if whole else FINISH[event.finish]
+            return self._chunk(event.choice, {}, choice.finish)
+        return self._delta(choice, event)
+
+    def _delta(self, choice: _ChoiceText, said: Said) -> bytes:
+        delta: dict[str, Any] = {}
+        for piece in said.events:
+            if not isinstance(piece, AnswerPiece):
+                self._called(choice, piece, delta.setdefault("tool_calls", []))
+                continue
+            names = ("reasoning_content", "reasoning") if piece.thought else ("content",)
+            for name in names:
+                delta[name] = delta.get(name, "") + piece.text
+        if not delta.get("tool_calls", True):
+            del delta["tool_calls"]
+        choice.text += delta.get("content", "")
+        choice.thoughts += delta.get("reasoning", "")
+        if said.token is not None and "reasoning" in delta:
+            self._thought_tokens += 1
+        chances = None
+        if said.token is not None and said.token.chosen is not None:
+            chances = [chance_of(self._tokenizer, said.token)]
+            choice.chances += chances
+        if not delta and not chances:
+            return b""
+        return self._chunk(said.choice, delta, None, chances)
+
+    @staticmethod
+    def _called(choice: _ChoiceText, event: CallEvent, deltas: list[dict[str, Any]]) -> None:
+        """Enters an event of a call into the answer, and into what a stream says of it."""
+        if isinstance(event, CallBegins):
+            id = event.id or f"call_{secrets.token_hex(12)}"
+            function = {"name": event.name, "arguments": ""}
+            choice.calls.append({"id": id, "type": "function", "function": function})
+            deltas.append(
+                {"index": event.number, "id": id, "type": "function", "function": {**function}}
+            )
+        elif isinstance(event, CallArguments):
+            choice.calls[event.number]["function"]["arguments"] += event.text
+            if deltas and deltas[-1]["index"] == event.number:
+                deltas[-1]["function"]["arguments"] += event.text
+            else:
+                deltas.append({"index": event.number, "function": {"arguments": event.text}})
+
+    def _chunk(
+        self,
+        choice: int,
+        delta: dict[str, Any],
+        finish: str | None = None,
+        chances: list[dict[str, Any]] | None = None,
+    ) -> bytes:
+        said: dict[str, Any] = {"index": choice, "delta": delta, "finish_reason": finish}
+        said["logprobs"] = None if chances is None else {"content": chances, "refusal": None}
+        return line({**self._head, "object": _CHUNK, "choices": [said]})
+
+    def _progress(self, event: PromptProgress) -> bytes:
+        cached = self._generation.reused_tokens
+        said = {
+            "total": len(self._generation.prompt.ids),
+            "cache": cached,
+            "processed": cached + event.done,
+            "time_ms": int(1000 * (time.monotonic() - self._began_s)),
+        }
+        return line({**self._head, "object": _CHUNK, "choices": [], "prompt_progress": said})
+
+    def _finished(self, index: int, choice: _ChoiceText) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.thoughts:
+            message["reasoning_content"] = message["reasoning"] = choice.thoughts
+        if choice.calls:
+            message["tool_calls"] = choice.calls
+            message["content"] = choice.text or None
+        chances = {"content": choice.chances, "refusal": None} if self._body.logprobs else None
+        return {
+            "index": index,
+            "message": message,
+            "finish_reason": choice.finish,
+            "logprobs": chances,
+        }
+
+    def _timings(self) -> dict[str, Any]:
+        return {"timings": timings(self._generation.answers[0].stats)}
+
+
+_CHUNK = "chat.completion.chunk"
+
+
+def chance_of(tokenizer: Tokenizer, token: Token) -> dict[str, Any]:
+    """A token's chance and those of the likeliest, as chat completions have them."""
+    assert token.chosen is not None
+    likeliest = [_candidate(tokenizer, each) for each in token.likeliest]
+    return {**_candidate(tokenizer, token.chosen), "top_logprobs": likeliest}
+
+
+def _candidate(tokenizer: Tokenizer, candidate: Candidate) -> dict[str, Any]:
+    data = tokenizer.bytes_of(candidate.id) if tokenizer.byte_level else b""
+    text = (
+        data.decode("utf-8", "replace") if data else tokenizer.decode([candidate.id], special=True)
+    )
+    data = data or text.encode("utf-8", "replace")
+    return {"token": text, "logprob": max(candidate.logprob, -9999.0), "bytes": list(data)}

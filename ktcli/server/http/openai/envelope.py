@@ -1,0 +1,76 @@
+"""What all replies of OpenAI's API have in common: lines of a stream, usage, timings, errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ktcli.engine.request import Finish, Stats
+from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.waiting import StreamStyle
+from ktcli.server.models.generation import Generation
+
+EVENTS = "text/event-stream"
+ALIVE = b": waiting\n\n"  # a comment, which clients ignore
+DONE = b"data: [DONE]\n\n"
+encode = msgspec.json.Encoder().encode
+FINISH = {
+    Finish.STOP: "stop",
+    Finish.LENGTH: "length",
+    Finish.CONTEXT: "length",
+    Finish.CANCELLED: "length",
+}
+
+
+def line(document: Any) -> bytes:
+    """An event of a stream."""
+    return b"data: " + encode(document) + b"\n\n"
+
+
+def error_of(refusal: Refusal) -> dict[str, Any]:
+    """The envelope of an error."""
+    said = {
+        "message": refusal.message,
+        "type": refusal.kind,
+        "param": refusal.field or None,
+        "code": refusal.code or None,
+    }
+    return {"error": said}
+
+
+def failed_stream(body: bytes, refusal: Refusal) -> bytes:
+    """A stream that failed before there were any answers."""
+    return line(error_of(refusal)) + DONE
+
+
+STREAM = StreamStyle(EVENTS, ALIVE, failed_stream)
+
+
+def usage(generation: Generation, thought_tokens: int) -> dict[str, Any]:
+    """What all answers took, in tokens."""
+    prompt, said = len(generation.prompt.ids), generation.tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": said,
+        "total_tokens": prompt + said,
+        "prompt_tokens_details": {"cached_tokens": generation.reused_tokens},
+        "completion_tokens_details": {"reasoning_tokens": thought_tokens},
+    }
+
+
+def timings(stats: Stats) -> dict[str, float]:
+    """What an answer took, in llama.cpp's words; milliseconds."""
+    n, ms = stats.prefilled_tokens, 1000 * stats.prompt_s
+    said, said_ms = stats.tokens, 1000 * stats.eval_s
+    return {
+        "cache_n": stats.reused_tokens,
+        "prompt_n": n,
+        "prompt_ms": ms,
+        "prompt_per_token_ms": ms / n if n else 0.0,
+        "prompt_per_second": 1000 * n / ms if ms else 0.0,
+        "predicted_n": said,
+        "predicted_ms": said_ms,
+        "predicted_per_token_ms": said_ms / said if said else 0.0,
+        "predicted_per_second": 1000 * said / said_ms if said_ms else 0.0,
+    }

@@ -1,0 +1,391 @@
+"""The fields of OpenAI's requests, as clients send them, and what they mean to the engine.
+
+Fields that are not here are ignored; a field with a value that cannot be used is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from ktcli.answers.grammar.form import Form
+from ktcli.answers.grammar.whole import Shape
+from ktcli.dialogue.answer import AnswerOptions
+from ktcli.engine.sampler import SamplingSettings
+from ktcli.server.http.contents import last_question
+from ktcli.server.http.openai.message import plain_message
+from ktcli.server.http.refusals import Refusal, about
+from ktcli.server.http.shapes import GUIDES, ToolChoice, form_of_format, form_of_guides, with_tools
+from ktcli.server.models.generation import CHOICES_MOST, STOPS_MOST
+from ktcli.server.models.prompts import Asked
+from ktcli.text.settings import Settings, override
+from ktcli.text.template import is_reserved
+
+LOGPROBS_MOST = 20
+STOP_CHARS_MOST = 1000
+SALT_CHARS_MOST = 256
+TOOLS_MOST = 256
+BIASES_MOST = 1024
+_OWN_NAMES: Mapping[str, str] = {}
+_NUMBERS = (
+    "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed"
+).split()
+
+
+class StreamOptions(msgspec.Struct):
+    """The field `stream_options`."""
+
+    include_usage: bool = False
+
+
+class Sampled(msgspec.Struct):
+    """The fields that completions of both kinds have."""
+
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    cache_salt: str | None = None
+    return_progress: bool = False
+    ignore_eos: bool = False
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        """Tells whether a stream says at its end what it took."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(
+        self, own: SamplingSettings, names: Mapping[str, str] = _OWN_NAMES
+    ) -> SamplingSettings:
+        """The model's own settings with those that were asked for put over them.
+
+        Args:
+            names: what a client calls the fields, where it is not as here.
+        Raises:
+            Refusal: a value is out of range.
+        """
+        found = own
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if value is not None:
+                if name == "seed":  # a signed one is meant as its 64 bits
+                    value %= 2**64
+                if name == "top_k":
+                    value = max(0, value)  # -1 is off, too
+                with about(names.get(name, name)):
+                    found = override(found, **{name: value})
+        _few("logit_bias", len(self.logit_bias or ()), BIASES_MOST)
+        with about("logit_bias"):
+            return replace(found, logit_bias=_biases(self.logit_bias))
+
+    def answer_options(
+        self,
+        settings: Settings,
+        most: int | None,
+        logprobs: int | None,
+        names: Mapping[str, str] = _OWN_NAMES,
+    ) -> AnswerOptions:
+        """How the prompt is to be answered.
+
+        Args:
+            most: the most tokens, as asked for.
+            names: what the client calls the fields, where it is not as here.
+        Raises:
+            Refusal: a value cannot be used.
+        """
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        stop = names.get("stop", "stop")
+        _few(stop, len(stops), STOPS_MOST)
+        if any(len(each) > STOP_CHARS_MOST for each in stops):
+            said = f"{stop} has a text of more than {STOP_CHARS_MOST:,} characters"
+            raise Refusal(400, said, stop, "unsupported_value")
+        if most is not None:
+            _within(names.get("max_tokens", "max_tokens"), most, 1, None)
+        if self.cache_salt is not None and not 0 < len(self.cache_salt) <= SALT_CHARS_MOST:
+            said = f"cache_salt must have 1 to {SALT_CHARS_MOST} characters"
+            raise Refusal(400, said, "cache_salt", "unsupported_value")
+        choices = 1 if self.n is None else self.n
+        _within("n", choices, 1, CHOICES_MOST)
+        return AnswerOptions(
+            self.sampling(settings.sampling, names),
+            tuple(each for each in stops if each) or settings.stops,
+            settings.max_tokens if most is None else most,
+            choices,
+            logprobs,
+            shape=None if (form := self.form) is None else Shape(form),
+            salt=self.cache_salt or "",
+            endless=self.ignore_eos,
+        )
+
+    @property
+    def form(self) -> Form | None:
+        """What the text of an answer must be; None: anything.
+
+        Raises:
+            Refusal: a field cannot be used, or there are several.
+        """
+        guided = {name: getattr(self, f"guided_{name}") for name in GUIDES}
+        found = {
+            "response_format": form_of_format(self.response_format),
+            "structured_outputs": _structured(self.structured_outputs),
+            "guided_…": form_of_guides(guided, "guided_"),
+        }
+        given = [name for name, form in found.items() if form is not None]
+        if len(given) > 1:
+            words = f"{given[0]} and {given[1]} contradict each other"
+            raise Refusal(400, words, given[1], "unsupported_value")
+        return found[given[0]] if given else None
+
+
+class ChatBody(Sampled):
+    """A request for a chat completion."""
+
+    messages: list[dict[str, Any]] = []
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    reasoning_effort: str | None = None
+    thinking_token_budget: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    def chat_wish(self, settings: Settings) -> AnswerOptions:
+        """See `answer_options`."""
+        likeliest = self.top_logprobs or 0
+        _within("top_logprobs", likeliest, 0, LOGPROBS_MOST)
+        if likeliest and not self.logprobs:
+            raise Refusal(
+                400, "top_logprobs needs logprobs to be true", "top_logprobs", "unsupported_value"
+            )
+        most, names = self.max_tokens, _OWN_NAMES
+        if self.max_completion_tokens is not None:
+            most, names = self.max_completion_tokens, {"max_tokens": "max_completion_tokens"}
+        options = self.answer_options(settings, most, likeliest if self.logprobs else None, names)
+        if (budget := self.thinking_token_budget) is not None:
+            _within("thinking_token_budget", budget, 0, None)
+            options = replace(options, think_budget=budget)
+        return with_tools(options, self.offered, self._choice)
+
+    def asked(self, settings: Settings, caller: str) -> Asked:
+        """What is to be answered.
+
+        Raises:
+            Refusal: a message is of no use.
+        """
+        if not self.messages:
+            raise Refusal(400, "there are no messages", "messages", "unsupported_value")
+        last = last_question([each.get("role") for each in self.messages])
+        messages = [
+            plain_message(each, f"messages[{at}]", asked=at == last)
+            for at, each in enumerate(self.messages)
+        ]
+        variables = {**settings.variables, **self._variables()}
+        if self.offered:
+            variables["tools"] = self.offered
+        if self.add_generation_prompt is False:
+            variables["add_generation_prompt"] = False
+        return Asked(messages, variables, caller, continues=self._continues(messages))
+
+    def _continues(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Tells whether the answer goes on behind the last message.
+
+        Raises:
+            Refusal: it cannot.
+        """
+        field = "continue_final_message"
+        if not self.continue_final_message:
+            return False
+        if self.add_generation_prompt:
+            said = f"{field} and add_generation_prompt contradict each other"
+            raise Refusal(400, said, field, "unsupported_value")
+        if messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls"):
+            said = f"{field} needs a text of the assistant as the last message"
+            raise Refusal(400, said, field, "unsupported_value")
+        return True
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model may call.
+
+        Raises:
+            Refusal: one of them is none, or there are too many.
+        """
+        tools = functions(self.tools)
+        return [] if self.tool_choice == "none" else tools
+
+    @property
+    def _choice(self) -> ToolChoice:
+        """How the tools are to be used.
+
+        Raises:
+            Refusal: in a way that is not supported.
+        """
+        said, several = self.tool_choice, self.parallel_tool_calls is not False
+        if said in (None, "auto", "none"):
+            return ToolChoice(several=several)
+        if said == "required":
+            return ToolChoice(required=True, several=several)
+        function = said.get("function") if isinstance(said, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name:
+            words = "tool_choice can be auto, none, required, or an object that names a function"
+            raise Refusal(400, words, "tool_choice", "unsupported_value")
+        return ToolChoice(required=True, name=name, several=False)
+
+    def _variables(self) -> dict[str, Any]:
+        return {
+            **effort_variables(self.reasoning_effort),
+            **own_variables(self.chat_template_kwargs),
+        }
+
+
+class TextBody(Sampled):
+    """A request for a completion of a text."""
+
+    prompt: str | list[Any] = ""
+    logprobs: int | None = None
+    echo: bool = False
+    best_of: int | None = None
+    suffix: str | None = None
+
+    def text_options(self, settings: Settings) -> AnswerOptions:
+        """See `answer_options`."""
+        if self.logprobs is not None:
+            _within("logprobs", self.logprobs, 0, LOGPROBS_MOST)
+        for name in ("echo", "suffix"):
+            if getattr(self, name):
+                raise Refusal(400, f"{name} is not supported", name, "unsupported_value")
+        if self.best_of not in (None, 1, self.n):
+            raise Refusal(400, "best_of is not supported", "best_of", "unsupported_value")
+        most = 16 if self.max_tokens is None else self.max_tokens  # as OpenAI has it
+        return replace(self.answer_options(settings, most, self.logprobs), plain=True)
+
+    def one_prompt(self) -> str | list[int]:
+        """The prompt.
+
+        Raises:
+            Refusal: there are several.
+        """
+        prompt = self.prompt
+        if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return prompt
+        if isinstance(prompt, list) and all(type(each) is int for each in prompt):
+            return prompt
+        raise Refusal(
+            400,
+            "several prompts in one request are not supported",
+            "prompt",
+            "unsupported_value",
+        )
+
+
+def effort_variables(effort: str | None) -> dict[str, Any]:
+    """The variables of chat templates that say how much a model is to think; None: as it likes."""
+    if effort is None:
+        return {}
+    thinks = effort not in ("none", "minimal")
+    about = {"enable_thinking": thinks, "thinking": thinks}
+    return {**about, "reasoning_effort": effort if thinks else "low"}
+
+
+def own_variables(said: dict[str, Any] | None) -> dict[str, Any]:
+    """The variables that a client gives the chat template.
+
+    Raises:
+        Refusal: one of them is the renderer's.
+    """
+    for name in said or ():
+        if is_reserved(name):
+            words = f"chat_template_kwargs cannot have {name[:60]!r}, which the server sets itself"
+            raise Refusal(400, words, "chat_template_kwargs", "unsupported_value")
+    return said or {}
+
+
+def functions(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """The tools of a request, each of which names a function.
+
+    Raises:
+        Refusal: one of them does not, or its parameters are no schema of an object, or there are too many.
+    """
+    few_tools(tools or ())
+    for at, tool in enumerate(tools or ()):
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise Refusal(
+                400, f"tools[{at}] names no function", f"tools[{at}]", "unsupported_value"
+            )
+        require_parameters(function.get("parameters"), f"tools[{at}].function.parameters")
+    return tools or []
+
+
+def require_parameters(schema: Any, field: str) -> None:
+    """Refuses what is no schema of an object, which the parameters of a tool are; None: it has none."""
+    if schema is None:
+        return
+    if not isinstance(schema, dict):
+        raise Refusal(
+            400, f"{field} is no JSON schema: an object is needed", field, "unsupported_value"
+        )
+    kind = schema.get("type", "object")
+    if kind != "object":
+        said = f"{field} has the type {str(kind)[:40]!r}, it can be 'object'"
+        raise Refusal(400, said, field, "unsupported_value")
+
+
+def few_tools(tools: Sequence[Any]) -> None:
+    """Refuses more tools than a request can have."""
+    _few("tools", len(tools), TOOLS_MOST)
+
+
+def _structured(said: Mapping[str, Any] | None) -> Form | None:
+    """What `structured_outputs` asks for, as vLLM has it."""
+    found = form_of_guides(said or {}, "structured_outputs.")
+    wants_object = said is not None and said.get("json_object") is True
+    return Form.of_object("structured_outputs") if found is None and wants_object else found
+
+
+def _biases(said: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
+    try:
+        return tuple((int(id), bias) for id, bias in (said or {}).items())
+    except ValueError as error:
+        raise Refusal(
+            400, "logit_bias has a key that is no token id", "logit_bias", "unsupported_value"
+        ) from error
+
+
+def _few(field: str, count: int, most: int) -> None:
+    if count > most:
+        said = f"{field} has {count:,} entries, it can have {most}"
+        raise Refusal(400, said, field, "unsupported_value")
+
+
+def _within(field: str, value: int, least: int, most: int | None) -> None:
+    if value < least or (most is not None and value > most):
+        range_ = f"{least} or more" if most is None else f"{least} to {most}"
+        raise Refusal(400, f"{field} is {value}, it can be {range_}", field, "unsupported_value")

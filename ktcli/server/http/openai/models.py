@@ -1,0 +1,54 @@
+"""`/v1/models`: the models of the library, in one document for the clients of OpenAI and of Anthropic."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ktcli.server.http.openai.envelope import encode, error_of
+from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.state import ServerState, state_of
+from ktcli.server.models.source import ModelFacts, ModelSource
+
+
+async def models(request: Request) -> Response:
+    """Lists them: the server's own first, then those in memory."""
+    state = state_of(request)
+    rows = await state.rows(lambda source, facts, name: _row(state, source, facts, name))
+    said = {"object": "list", "data": rows, "has_more": False}
+    ends = {"first_id": rows[0]["id"], "last_id": rows[-1]["id"]} if rows else {}
+    said |= {"first_id": None, "last_id": None, **ends}
+    return Response(encode(said), media_type="application/json")
+
+
+async def model(request: Request) -> Response:
+    """Shows one."""
+    name, state = request.path_params["name"], state_of(request)
+    found = await state.catalogue.find(name)
+    if found is None:
+        refusal = Refusal(404, f"there is no model {name[:200]!r} here", "model", "model_not_found")
+        return Response(encode(error_of(refusal)), 404, media_type="application/json")
+    return Response(
+        encode(_row(state, found, await state.facts(found), name)), media_type="application/json"
+    )
+
+
+def _row(state: ServerState, source: ModelSource, facts: ModelFacts, name: str) -> dict[str, Any]:
+    loaded = state.residency.find(source)
+    context = loaded.model.backend.engine.context if loaded else facts.context
+    about = {"n_ctx": context, "n_vocab": facts.vocab, "size": facts.size_bytes}
+    return {
+        "id": name,
+        "object": "model",
+        "type": "model",
+        "display_name": name,
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(facts.made)),
+        "created": facts.made,
+        "owned_by": "kt",
+        "max_model_len": context,
+        "loaded": loaded is not None,
+        "meta": {**about, "n_ctx_train": facts.context},
+    }

@@ -1,0 +1,52 @@
+"""The document of a response before there is an answer: what was asked for, as the server understands it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+from ktcli.server.http.openai.response_fields import ResponseBody
+from ktcli.server.http.refusals import Refusal
+
+
+def response_document(body: ResponseBody, model: str, id: str = "") -> dict[str, Any]:
+    """A response in progress.
+
+    Args:
+        id: what its own begins with `resp_` before; empty: any.
+    """
+    effort = None if body.reasoning is None else body.reasoning.effort
+    form = None if body.text is None else body.text.format
+    return {
+        "id": f"resp_{id or secrets.token_hex(12)}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": effort, "summary": None},
+        "store": False,
+        "temperature": body.temperature,
+        "text": {"format": form or {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [each for each in body.tools or [] if each.get("type") == "function"],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": body.top_p,
+        "truncation": "disabled",
+        "usage": None,
+    }
+
+
+def failure(refusal: Refusal) -> dict[str, Any]:
+    """The fields of a response that failed."""
+    error = {"code": refusal.code or "server_error", "message": refusal.message}
+    return {"status": "failed", "error": error}

@@ -1,0 +1,316 @@
+"""The fields of requests for a response, and what they mean to the engine.
+
+Items that the client sends are messages, thoughts, calls and their results; chat templates know messages, so thoughts
+and calls that follow one another become one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from ktcli.answers.grammar.form import Form
+from ktcli.answers.grammar.whole import Shape
+from ktcli.dialogue.answer import AnswerOptions
+from ktcli.server.http.contents import last_question
+from ktcli.server.http.openai.fields import (
+    LOGPROBS_MOST,
+    Sampled,
+    effort_variables,
+    few_tools,
+    own_variables,
+    require_parameters,
+)
+from ktcli.server.http.openai.message import plain_message
+from ktcli.server.http.refusals import Refusal, about
+from ktcli.server.http.shapes import ToolChoice, with_tools
+from ktcli.server.models.prompts import Asked
+from ktcli.text.settings import Settings
+
+METADATA_MOST, METADATA_NAME_CHARS, METADATA_CHARS = 16, 64, 512
+WITH_LOGPROBS = "message.output_text.logprobs"
+Message = dict[str, Any]
+
+
+class ReasoningOptions(msgspec.Struct):
+    """The field `reasoning`."""
+
+    effort: str | None = None
+
+
+class TextOptions(msgspec.Struct):
+    """The field `text`."""
+
+    format: dict[str, Any] | None = None
+
+
+class ResponseBody(Sampled):
+    """A request for a response, or for the count of its tokens."""
+
+    input: str | list[dict[str, Any]] = ""
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    prompt: Any = None
+    background: bool | None = None
+    truncation: str | None = None
+
+    @property
+    def likeliest(self) -> int | None:
+        """The likeliest tokens that come with each token; None: no chances."""
+        wanted = self.top_logprobs is not None or WITH_LOGPROBS in (self.include or ())
+        return (self.top_logprobs or 0) if wanted else None
+
+    def response_wish(self, settings: Settings) -> AnswerOptions:
+        """See `answer_options`."""
+        self._refuse_what_needs_a_store()
+        require_metadata(self.metadata or {})
+        if not 0 <= (self.top_logprobs or 0) <= LOGPROBS_MOST:
+            raise _refusal("top_logprobs", f"top_logprobs can be 0 to {LOGPROBS_MOST}")
+        if (most := self.max_output_tokens) is not None and most < 1:
+            raise _refusal("max_output_tokens", f"max_output_tokens is {most}, it can be 1 or more")
+        if self.n not in (None, 1):
+            raise _refusal("n", "a response has one answer: n can be 1")
+        options = self.answer_options(settings, most, self.likeliest)
+        if (form := self._text_form()) is not None:
+            if options.shape is not None:
+                raise _refusal(
+                    "text.format", f"{form.field} and {options.shape.field} contradict each other"
+                )
+            options = replace(options, shape=Shape(form))
+        return with_tools(options, self.offered, self._choice)
+
+    def asked(self, settings: Settings, caller: str) -> Asked:
+        """What is to be answered, as messages.
+
+        Raises:
+            Refusal: an item is of no use.
+        """
+        self._refuse_what_needs_a_store()
+        if not self.input:
+            raise _refusal("input", "there is no input")
+        items = (
+            [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        )
+        messages = list(_messages(items))
+        if self.instructions:
+            messages.insert(0, {"role": "system", "content": self.instructions})
+        if not messages:
+            raise _refusal("input", "the input has no text")
+        variables = {**settings.variables}
+        if self.reasoning is not None:
+            variables |= effort_variables(self.reasoning.effort)
+        variables |= own_variables(self.chat_template_kwargs)
+        if offered := self.offered:
+            variables["tools"] = offered
+        return Asked(messages, variables, caller)
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The functions that the model may call; tools that a server would run itself are left out.
+
+        Raises:
+            Refusal: there are too many, or one has no name, or parameters of another kind than objects.
+        """
+        tools = self.tools or []
+        few_tools(tools)
+        found = []
+        for at, tool in enumerate(tools):
+            if tool.get("type") != "function":
+                continue
+            if not isinstance(tool.get("name"), str):
+                raise _refusal(f"tools[{at}].name", f"tools[{at}] names no function")
+            require_parameters(tool.get("parameters"), f"tools[{at}].parameters")
+            function = {name: tool[name] for name in _OF_FUNCTION if tool.get(name) is not None}
+            found.append({"type": "function", "function": function})
+        return [] if self.tool_choice == "none" else found
+
+    @property
+    def _choice(self) -> ToolChoice:
+        """How the tools are to be used.
+
+        Raises:
+            Refusal: in a way that is not supported.
+        """
+        said, several = self.tool_choice, self.parallel_tool_calls is not False
+        if said in (None, "auto", "none"):
+            return ToolChoice(several=several)
+        if said == "required":
+            return ToolChoice(required=True, several=several)
+        name = (
+            said.get("name") if isinstance(said, dict) and said.get("type") == "function" else None
+        )
+        if not isinstance(name, str) or not name:
+            words = "tool_choice can be auto, none, required, or an object that names a function"
+            raise _refusal("tool_choice", words)
+        return ToolChoice(required=True, name=name, several=False)
+
+    def _text_form(self) -> Form | None:
+        """What the text must be; None: anything."""
+        said = None if self.text is None else self.text.format
+        kind, field = "text" if said is None else said.get("type"), "text.format"
+        if said is None or kind == "text":
+            return None
+        if kind == "json_object":
+            return Form.of_object(field)
+        if kind != "json_schema":
+            raise _refusal(f"{field}.type", f"{field}.type can be text, json_object or json_schema")
+        with about(f"{field}.schema"):
+            return Form.of_schema(said.get("schema"), f"{field}.schema")
+
+    def _refuse_what_needs_a_store(self) -> None:
+        """Raises: Refusal: the request is about responses that a server would have kept."""
+        for name in ("previous_response_id", "conversation", "prompt"):
+            if getattr(self, name) is not None:
+                words = (
+                    f"{name}: this server keeps no responses, send the whole conversation as input"
+                )
+                raise _refusal(name, words)
+        if self.background:
+            raise _refusal("background", "background: this server keeps no responses")
+        if self.truncation not in (None, "disabled"):
+            raise _refusal("truncation", "truncation can be disabled")
+
+
+def require_metadata(said: Mapping[str, Any]) -> None:
+    """Refuses metadata with more than OpenAI's API allows: each response repeats them.
+
+    Raises:
+        Refusal: they have.
+    """
+    if len(said) > METADATA_MOST:
+        words = f"metadata has {len(said):,} entries, it can have {METADATA_MOST}"
+        raise _refusal("metadata", words)
+    for name, value in said.items():
+        if len(name) > METADATA_NAME_CHARS or len(str(value)) > METADATA_CHARS:
+            words = f"metadata can have names of {METADATA_NAME_CHARS} and values of {METADATA_CHARS} characters"
+            raise _refusal("metadata", words)
+
+
+_OF_FUNCTION = ("name", "description", "parameters", "strict")
+
+
+def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
+    """The messages that items are; what a model said in one go is one of them. Items that say nothing to a model, of
+    tools that servers run themselves, are left out."""
+    said: Message = {}
+    last = last_question([each.get("role") for each in items])
+    for at, item in enumerate(items):
+        where, kind = f"input[{at}]", _kind(item)
+        if kind == "reasoning":
+            fresh: Message = {"reasoning_content": _thoughts(item)}
+        elif kind in _CALLS:
+            fresh = {"tool_calls": [_call(item, where)]}
+        elif kind == "message" and item.get("role") == "assistant":
+            fresh = plain_message(item, where)
+        elif (other := _other(item, kind, where, asked=at == last)) is not None:
+            if said:
+                yield _whole(said)
+            said = {}
+            yield other
+            continue
+        else:
+            continue
+        if said and _begins_anew(said, fresh):
+            yield _whole(said)
+            said = {}
+        calls = said.get("tool_calls", []) + fresh.get("tool_calls", [])
+        said = {**said, **fresh, **({"tool_calls": calls} if calls else {})}
+    if said:
+        yield _whole(said)
+
+
+def _kind(item: Mapping[str, Any]) -> str:
+    said = item.get("type", "message")
+    return said if isinstance(said, str) else ""
+
+
+def _begins_anew(said: Message, fresh: Message) -> bool:
+    """Tells whether an item of a model begins another message than the one before it: thoughts, a text, calls."""
+    if "tool_calls" in fresh:
+        return False
+    return "tool_calls" in said or "content" in said or "content" not in fresh
+
+
+def _whole(said: Message) -> Message:
+    return {
+        "role": "assistant",
+        "content": "",
+        **{k: v for k, v in said.items() if k in _OF_ANSWER},
+    }
+
+
+_OF_ANSWER = ("content", "reasoning_content", "tool_calls")
+
+
+def _other(item: Mapping[str, Any], kind: Any, where: str, *, asked: bool) -> Message | None:
+    """The message that an item of the client is; None: it is none.
+
+    Args:
+        asked: whether it is the last question.
+    Raises:
+        Refusal: it stands for something that this server does not have.
+    """
+    if kind == "message" and "role" in item:
+        found = plain_message(item, where, asked=asked)
+        return {"role": found["role"], "content": found["content"]}
+    if kind == "item_reference":
+        words = f"{where} refers to an item that this server does not have; send the item itself"
+        raise _refusal(f"{where}.id", words)
+    if kind == "function_call_output" or ("output" in item and "call_id" in item):
+        output = plain_message({"role": "tool", "content": item.get("output")}, f"{where}.output")
+        return {**output, "tool_call_id": _named(item, "call_id", where)}
+    return None
+
+
+# What a model wrote to call something; a custom tool takes a text.
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
+
+
+def _call(item: Mapping[str, Any], where: str) -> dict[str, Any]:
+    said = item.get(_CALLS[item["type"]], "{}")
+    if item["type"] == "custom_tool_call":
+        said = {"input": said}
+    function = {"name": _named(item, "name", where), "arguments": said}
+    call = {"id": _named(item, "call_id", where), "type": "function", "function": function}
+    message = plain_message({"role": "assistant", "tool_calls": [call]}, where)
+    found: dict[str, Any] = message["tool_calls"][0]
+    return found
+
+
+def _named(item: Mapping[str, Any], name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise _refusal(f"{where}.{name}", f"{where} has no {name}")
+    return value
+
+
+def _thoughts(item: Mapping[str, Any]) -> str:
+    """The text of thoughts: the whole where it is there, else its summary."""
+    for name in ("content", "summary"):
+        parts = item.get(name)
+        texts = (
+            [part.get("text") for part in parts if isinstance(part, dict)]
+            if isinstance(parts, list)
+            else []
+        )
+        if found := "\n\n".join(text for text in texts if isinstance(text, str)):
+            return found
+    return ""
+
+
+def _refusal(field: str, message: str) -> Refusal:
+    return Refusal(400, message, field, "unsupported_value")

@@ -1,0 +1,152 @@
+"""`/v1/responses`: what a request asks for, and its replies; nothing is kept between requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ktcli.dialogue.answer import AnswerEvent, Ended, Said
+from ktcli.engine.request import Finish
+from ktcli.errors import ContextFull
+from ktcli.server.http.answering import Answering, App
+from ktcli.server.http.body import body_of
+from ktcli.server.http.openai.envelope import ALIVE, EVENTS, encode, error_of
+from ktcli.server.http.openai.output import OutputItems
+from ktcli.server.http.openai.response_document import failure, response_document
+from ktcli.server.http.openai.response_fields import ResponseBody
+from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.state import caller_of, state_of
+from ktcli.server.http.waiting import StreamStyle
+from ktcli.server.models.generation import Generation
+
+
+async def responses(request: Request) -> App:
+    """Answers a conversation."""
+    state = state_of(request)
+    body = await body_of(request, ResponseBody)
+    with await state.lease(body.model) as lease:
+        model = lease.model
+        settings = model.texts.settings
+        options = body.response_wish(settings)
+        asked = body.asked(settings, caller_of(request))
+        try:
+            generation = await state.generation(
+                lease, lambda prompts: prompts.of_messages(asked), options
+            )
+        except ContextFull as error:
+            if not body.stream:
+                raise
+            # Codex makes a conversation shorter where a stream says this, and gives up where a status does.
+            return Response(_failed_stream(body, model.name, Refusal.of(error)), media_type=EVENTS)
+    return Answering(generation, ResponseReply(generation, body), stream=body.stream)
+
+
+async def input_tokens(request: Request) -> Response:
+    """Counts the tokens that a conversation would have as a prompt."""
+    state = state_of(request)
+    body = await body_of(request, ResponseBody)
+    with await state.lease(body.model) as lease:
+        asked = body.asked(lease.model.texts.settings, caller_of(request))
+        prompt = await state.prompt(lease.model, lambda prompts: prompts.of_messages(asked))
+    said = {"object": "response.input_tokens", "input_tokens": len(prompt.ids)}
+    return Response(encode(said), media_type="application/json")
+
+
+async def kept(request: Request) -> Response:
+    """Refuses to find a response."""
+    raise Refusal(404, "this server keeps no responses", "", "not_found")
+
+
+class EventStream:
+    """Numbers the events of a stream."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def event(self, kind: str, **about: Any) -> bytes:
+        """The next event."""
+        said = {"type": kind, "sequence_number": self._number, **about}
+        self._number += 1
+        return f"event: {kind}\ndata: ".encode() + encode(said) + b"\n\n"
+
+
+class ResponseReply:
+    """The answer as a response."""
+
+    media_type, alive = EVENTS, ALIVE
+
+    def __init__(self, generation: Generation, body: ResponseBody) -> None:
+        self._generation = generation
+        self._document = response_document(body, generation.model.name, generation.id)
+        self._stream = EventStream()
+        tokenizer = generation.model.texts.tokenizer
+        self._items = OutputItems(self._stream.event, tokenizer, generation.id)
+        self._cut = False  # whether the answer is not at its own end
+
+    def begin(self) -> bytes:
+        names = ("response.created", "response.in_progress")
+        return b"".join(self._stream.event(name, response=self._document) for name in names)
+
+    def take(self, events: list[AnswerEvent]) -> bytes:
+        found = b""
+        for each in events:
+            if isinstance(each, Said):
+                found += self._items.take(each)
+            elif isinstance(each, Ended):
+                self._cut = each.finish is not Finish.STOP
+                found += self._items.close("incomplete" if self._cut else "completed")
+        return found
+
+    def end(self) -> bytes:
+        name = "response.incomplete" if self._cut else "response.completed"
+        return self._stream.event(name, response=self._finished())
+
+    def failed(self, refusal: Refusal) -> bytes:
+        document = {**self._document, **failure(refusal), "output": self._items.items}
+        return self._stream.event("response.failed", response=document)
+
+    def whole(self) -> bytes:
+        return encode(self._finished())
+
+    def refused(self, refusal: Refusal) -> bytes:
+        return encode(error_of(refusal))
+
+    def _finished(self) -> dict[str, Any]:
+        why = {"reason": "max_output_tokens"} if self._cut else None
+        return {
+            **self._document,
+            "status": "incomplete" if self._cut else "completed",
+            "incomplete_details": why,
+            "output": self._items.items,
+            "usage": self._usage(),
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        read, said = len(self._generation.prompt.ids), self._generation.tokens
+        return {
+            "input_tokens": read,
+            "input_tokens_details": {"cached_tokens": self._generation.reused_tokens},
+            "output_tokens": said,
+            "output_tokens_details": {"reasoning_tokens": self._items.thought_tokens},
+            "total_tokens": read + said,
+        }
+
+
+def failed_early(body: bytes, refusal: Refusal) -> bytes:
+    """A stream that failed before there were any answers."""
+    asked = msgspec.json.decode(body, type=ResponseBody)
+    return _failed_stream(asked, asked.model, refusal)
+
+
+STREAM = StreamStyle(EVENTS, ALIVE, failed_early)
+
+
+def _failed_stream(body: ResponseBody, model: str, refusal: Refusal) -> bytes:
+    """A stream that only says why there is no answer."""
+    stream, document = EventStream(), response_document(body, model)
+    document |= {"instructions": None, "tools": []}  # which may be what was too long
+    begins = stream.event("response.created", response=document)
+    return begins + stream.event("response.failed", response={**document, **failure(refusal)})

@@ -1,0 +1,154 @@
+"""`/openapi.json`: the paths of a server and the fields that it reads, made from the routes and structures."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ktcli import __version__
+from ktcli.server.http import own
+from ktcli.server.http.anthropic.fields import MessagesBody
+from ktcli.server.http.anthropic.messages import count_tokens, messages
+from ktcli.server.http.ollama import library as ollama_library
+from ktcli.server.http.ollama import models as ollama
+from ktcli.server.http.ollama.chat import chat, generate
+from ktcli.server.http.ollama.fields import GenerateBody, OllamaChatBody
+from ktcli.server.http.openai.chat import chat_completions
+from ktcli.server.http.openai.envelope import encode
+from ktcli.server.http.openai.fields import ChatBody, TextBody
+from ktcli.server.http.openai.response_fields import ResponseBody
+from ktcli.server.http.openai.responses import input_tokens, responses
+from ktcli.server.http.openai.text import completions
+
+# What each handler reads.
+BODIES: dict[Callable[..., Any], type[msgspec.Struct]] = {
+    own.tokenize: own.TextToCut,
+    own.detokenize: own.IdsToRead,
+    chat_completions: ChatBody,
+    completions: TextBody,
+    responses: ResponseBody,
+    input_tokens: ResponseBody,
+    messages: MessagesBody,
+    count_tokens: MessagesBody,
+    chat: OllamaChatBody,
+    generate: GenerateBody,
+    ollama.show: ollama.ModelAsked,
+    ollama_library.pull: ollama_library.PullBody,
+    ollama_library.delete: ollama_library.DeleteBody,
+    ollama_library.copy: ollama_library.CopyBody,
+}
+_COUNTING = {input_tokens, count_tokens}  # that read a field `stream` and send none
+_COMPONENTS = "#/components/schemas/"
+_JSON, _EVENTS, _LINES = "application/json", "text/event-stream", "application/x-ndjson"
+_OTHER_TYPES = {"/metrics": ["text/plain"], "/": ["text/html", "text/plain"]}
+_TEXT = {"type": "string"}
+_ERRORS = {
+    "Error": {
+        "type": "object",
+        "required": ["error"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["message", "type", "param", "code"],
+                "properties": {
+                    "message": _TEXT,
+                    "type": _TEXT,
+                    "param": {"type": ["string", "null"]},
+                    "code": {"type": ["string", "null"]},
+                },
+            }
+        },
+    },
+    "AnthropicError": {
+        "type": "object",
+        "required": ["type", "error"],
+        "properties": {
+            "type": {"const": "error"},
+            "error": {
+                "type": "object",
+                "required": ["type", "message"],
+                "properties": {"type": _TEXT, "message": _TEXT},
+            },
+        },
+    },
+    "OllamaError": {"type": "object", "required": ["error"], "properties": {"error": _TEXT}},
+}
+
+
+def openapi(routes: Sequence[Route], *, has_key: bool) -> Callable[[Request], Awaitable[Response]]:
+    """The handler that sends the document of some routes."""
+    document = encode(openapi_document(routes, has_key=has_key))
+
+    async def openapi_json(request: Request) -> Response:
+        """This document."""
+        return Response(document, media_type=_JSON)
+
+    return openapi_json
+
+
+def openapi_document(routes: Sequence[Route], *, has_key: bool) -> dict[str, Any]:
+    """The OpenAPI document of the routes that are in the schema."""
+    _, schemas = msgspec.json.schema_components(
+        list(BODIES.values()), ref_template=_COMPONENTS + "{name}"
+    )
+    components: dict[str, Any] = {"schemas": {**schemas, **_ERRORS}}
+    paths: dict[str, Any] = {}
+    for route in routes:
+        if route.include_in_schema:
+            for method in sorted((route.methods or set()) - {"HEAD"}):
+                at = paths.setdefault(re.sub(r":\w+}", "}", route.path), {})
+                at[method.lower()] = _operation(route, method)
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "kt", "version": __version__, "description": "A model that kt serves."},
+        "paths": paths,
+        "components": components,
+    }
+    if has_key:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+    return document
+
+
+def _operation(route: Route, method: str) -> dict[str, Any]:
+    """What a path does."""
+    body = BODIES.get(inspect.unwrap(route.endpoint))
+    content: dict[str, Any] = {kind: {"schema": {}} for kind in _media_types(route, body)}
+    error = {
+        "description": "The request is refused, or failed.",
+        "content": {_JSON: {"schema": {"$ref": _COMPONENTS + _error_of(route.path)}}},
+    }
+    found: dict[str, Any] = {
+        "operationId": re.sub(r"\W+", "_", f"{method.lower()}{route.path}").strip("_"),
+        "summary": (inspect.getdoc(route.endpoint) or "").partition("\n")[0],
+        "responses": {"200": {"description": "The answer.", "content": content}, "4XX": error, "5XX": error},
+    }  # fmt: skip
+    if names := route.param_convertors:
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names
+        ]
+    if body is not None:
+        schema = {"$ref": _COMPONENTS + body.__name__}
+        found["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
+    return found
+
+
+def _media_types(route: Route, body: type[msgspec.Struct] | None) -> list[str]:
+    """The types of what a path sends."""
+    streams = body is not None and "stream" in body.__struct_fields__
+    if not streams or inspect.unwrap(route.endpoint) in _COUNTING:
+        return _OTHER_TYPES.get(route.path, [_JSON])
+    return [_JSON, _LINES if route.path.startswith("/api/") else _EVENTS]
+
+
+def _error_of(path: str) -> str:
+    if path.startswith("/api/"):
+        return "OllamaError"
+    return "AnthropicError" if path.startswith("/v1/messages") else "Error"

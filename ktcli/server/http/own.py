@@ -1,0 +1,111 @@
+"""kt's own paths: health, metrics, and tokens of a text."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from math import ceil
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ktcli.server.http.body import body_of
+from ktcli.server.http.refusals import Refusal, about
+from ktcli.server.http.state import caller_of, state_of
+from ktcli.server.models.loaded import LoadedModel
+from ktcli.server.process.discovery import LoadedStatus, Status
+
+
+class TextToCut(msgspec.Struct):
+    """A request for the ids of a text."""
+
+    content: str = ""
+    prompt: str = ""  # vLLM's name for it
+    parse_special: bool = False
+    model: str = ""
+
+
+class IdsToRead(msgspec.Struct):
+    """A request for the text of ids."""
+
+    tokens: list[int]
+    model: str = ""
+
+
+async def health(request: Request) -> Response:
+    """Says that the server lives, and what it does; 503 while its own model is being loaded, or could not be again, and
+    when the server is about to end."""
+    state = state_of(request)
+    running, waiting = state.residency.counts()
+    said = {"status": state.status, "running": running, "waiting": waiting}
+    return _json(said, 200 if state.status == "ok" else 503)
+
+
+async def server(request: Request) -> Response:
+    """Says what this server is: its model, its address, what it does, and the models in memory."""
+    state = state_of(request)
+    residency, own = state.residency, state.catalogue.own
+    running, waiting = residency.counts()
+    loaded = [_of_loaded(each) for each in residency.loaded]
+    context = next((each.context for each in loaded if each.name == own.name), 0)
+    aliases, address = list(state.rules.aliases), state.rules.address
+    said = Status(own.name, aliases, address, context, running, waiting, state.since, loaded)
+    drain_s = ceil(state.rules.drain_s)
+    return _json(msgspec.structs.replace(said, loading=state.status == "loading", drain_s=drain_s))
+
+
+def _of_loaded(loaded: LoadedModel) -> LoadedStatus:
+    scheduler, engine = loaded.model.thread.scheduler, loaded.model.backend.engine
+    return LoadedStatus(
+        loaded.model.name,
+        engine.context,
+        loaded.fit.taken_bytes,
+        scheduler.active,
+        scheduler.waiting,
+        loaded.model.created,
+        loaded.expires,
+    )
+
+
+async def metrics(request: Request) -> Response:
+    """The counters, in Prometheus' words."""
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+    state = state_of(request)
+    return Response(generate_latest(state.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+async def tokenize(request: Request) -> Response:
+    """The ids of a text; control tokens are words in it, unless they are asked for."""
+    body, state = await body_of(request, TextToCut), state_of(request)
+    text = body.content or body.prompt
+    with await state.lease(body.model) as lease:
+        prompts, context = lease.model.prompts, lease.model.backend.engine.context
+        cut = lambda: prompts.ids_of(text, special=body.parse_special)  # noqa: E731
+        ids = await asyncio.wrap_future(state.jobs.ask(cut))
+    return _json({"tokens": ids, "count": len(ids), "max_model_len": context})
+
+
+async def detokenize(request: Request) -> Response:
+    """The text of ids."""
+    body, state = await body_of(request, IdsToRead), state_of(request)
+    with await state.lease(body.model) as lease, about("tokens"):
+        prompts = lease.model.prompts
+        text = await asyncio.wrap_future(state.jobs.ask(lambda: prompts.text_of(body.tokens)))
+    return _json({"content": text, "prompt": text})
+
+
+async def cancel(request: Request) -> Response:
+    """Ends an answer of the same caller at the next step, by its id with or without what an API puts before that."""
+    state, id = state_of(request), request.path_params["id"]
+    found = state.answering.get(re.sub(r"^.*[-_]", "", id))
+    if found is None or found.over or found.prompt.caller != caller_of(request):
+        raise Refusal(404, f"no answer {id[:100]!r} is being given", "", "not_found")
+    found.cancel()
+    return _json({"id": id, "cancelled": True})
+
+
+def _json(document: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(document), status, media_type="application/json")

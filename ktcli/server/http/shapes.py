@@ -1,0 +1,109 @@
+"""What requests say of the shape of an answer, in the words of the APIs: its form, and the tools that it must call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ktcli.answers.calls.values import Tools
+from ktcli.answers.grammar.calls import WantedCalls
+from ktcli.answers.grammar.form import Form, Notation
+from ktcli.answers.grammar.whole import Shape
+from ktcli.dialogue.answer import AnswerOptions
+from ktcli.server.http.refusals import Refusal
+
+# What vLLM's fields `structured_outputs` and `guided_…` are named behind.
+_NOTATIONS = {
+    "json": Notation.SCHEMA,
+    "regex": Notation.REGEX,
+    "choice": Notation.CHOICE,
+    "grammar": Notation.GBNF,
+}
+GUIDES = tuple(_NOTATIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """How the tools of a request are to be used.
+
+    Attributes:
+        required: whether one must be called.
+        name: the only one that may be; empty: any.
+        several: whether there may be more than one call.
+        field: the field that says so.
+    """
+
+    required: bool = False
+    name: str = ""
+    several: bool = True
+    field: str = "tool_choice"
+
+
+def form_of_format(said: Mapping[str, Any] | None) -> Form | None:
+    """What OpenAI's `response_format` asks for; None: anything.
+
+    Raises:
+        Refusal: it cannot be used.
+    """
+    field = "response_format"
+    kind = "text" if said is None else said.get("type", "text")
+    if said is None or kind == "text":
+        return None
+    if kind == "json_object" and "schema" not in said:
+        return Form.of_object(field)
+    if kind not in ("json_object", "json_schema"):
+        words = f"response_format.type is {str(kind)[:40]!r}, it can be text, json_object or json_schema"
+        raise Refusal(400, words, f"{field}.type", "unsupported_value")
+    inner = said if kind == "json_object" else said.get("json_schema")
+    where = f"{field}.schema" if kind == "json_object" else f"{field}.json_schema.schema"
+    return Form.of_schema(inner.get("schema") if isinstance(inner, Mapping) else None, where)
+
+
+def form_of_guides(said: Mapping[str, Any], prefix: str) -> Form | None:
+    """What vLLM's fields ask for; None: anything.
+
+    Args:
+        said: the value of each of GUIDES, None for those that are not there.
+        prefix: what stands before their names in the request.
+    Raises:
+        Refusal: it cannot be used, or there are several.
+    """
+    given = [name for name in GUIDES if said.get(name) is not None]
+    if not given:
+        return None
+    field = f"{prefix}{given[0]}"
+    if len(given) > 1:
+        words = f"{field} and {prefix}{given[1]} contradict each other"
+        raise Refusal(400, words, f"{prefix}{given[1]}", "unsupported_value")
+    return Form(_NOTATIONS[given[0]], said[given[0]], field)
+
+
+def with_tools(
+    options: AnswerOptions, offered: Sequence[Mapping[str, Any]], choice: ToolChoice
+) -> AnswerOptions:
+    """Options with tools: where a form is asked for, a call is required, or all tools are strict, the answer is held to
+    it.
+
+    Raises:
+        Refusal: a tool is required that is not offered.
+    """
+    if choice.required and not offered:
+        raise Refusal(400, f"{choice.field}: there are no tools", choice.field, "unsupported_value")
+    if not offered:
+        return options
+    tools = Tools.of(offered)
+    options = replace(options, tools=tools)
+    if choice.name and choice.name not in tools.parameters:
+        words = f"{choice.field} names {choice.name[:60]!r}, which is none of the tools"
+        raise Refusal(400, words, choice.field, "unsupported_value")
+    names = [choice.name] if choice.name else list(tools.parameters)
+    some = Tools({name: tools.parameters[name] for name in names})
+    calls = WantedCalls(some, choice.several, choice.field)
+    if choice.required:
+        return replace(options, shape=Shape(None, calls))
+    if options.shape is not None:
+        return replace(options, shape=replace(options.shape, calls=calls))
+    if all(tool["function"].get("strict") is True for tool in offered):
+        return replace(options, shape=Shape(None, replace(calls, field="tools", free=True)))
+    return options

@@ -1,0 +1,254 @@
+"""What the handlers of all APIs share: the models, the thread for prompts, and the rules of this server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeVar
+from weakref import WeakSet, WeakValueDictionary
+
+from starlette.requests import Request
+
+from ktcli.answers.format import AnswerFormat
+from ktcli.assembly.listener import SILENT, Listener
+from ktcli.dialogue.answer import AnswerOptions
+from ktcli.dialogue.prompts import EncodedPrompt
+from ktcli.engine.constraint import Constraint
+from ktcli.errors import KtError, UsageError
+from ktcli.server.http.metrics import Metrics
+from ktcli.server.http.refusals import Refusal, about
+from ktcli.server.models.catalogue import Catalogue
+from ktcli.server.models.constraining import submitted
+from ktcli.server.models.generation import Generation
+from ktcli.server.models.jobs import Jobs
+from ktcli.server.models.librarian import Librarian
+from ktcli.server.models.loaded import Lease
+from ktcli.server.models.model import ServedModel
+from ktcli.server.models.prompts import PromptMaker
+from ktcli.server.models.residency import Residency
+from ktcli.server.models.source import ModelFacts, ModelSource
+from ktcli.server.process.drain import Drain
+from ktcli.server.process.draintime import DRAIN_S
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The rules of a server.
+
+    Attributes:
+        key: the key that clients must show; empty: none.
+        hosts: the names under which it may be asked; empty: any.
+        strict_model: whether a request must name the model that is loaded.
+        aliases: further names of the model.
+        address: where it says that it is, for `kt ps`.
+        drain_s: the seconds that answers may take to finish once the server is told to end.
+    """
+
+    key: str = ""
+    hosts: frozenset[str] = frozenset()
+    strict_model: bool = False
+    aliases: tuple[str, ...] = ()
+    address: str = ""
+    drain_s: float = DRAIN_S
+
+
+class Cancellable(Protocol):
+    """An answer that can be ended."""
+
+    def cancel(self) -> None:
+        """Ends it at the next step."""
+
+
+class ModelAbilities(NamedTuple):
+    """What a model's texts say of it.
+
+    Attributes:
+        template: the source of its chat template.
+        capabilities: what it can do, in Ollama's words.
+    """
+
+    template: str
+    capabilities: list[str]
+
+    @classmethod
+    def of(cls, answers: AnswerFormat) -> ModelAbilities:
+        """Returns what a model can do; on the main thread, since its template is tried."""
+        can = ["completion"]
+        can += ["tools"] if answers.may_call else []
+        can += ["thinking"] if answers.thinks else []
+        return cls(answers.texts.template.source, can)
+
+
+@dataclass(slots=True)
+class ServerState:
+    """What the handlers of all APIs share.
+
+    Attributes:
+        librarian: changes the library for clients; None: nobody does.
+        listener: hears what goes wrong.
+        log: called after each request, see `Guard`.
+        begun: whether the server's own model has been loaded once.
+        since: when the server began, seconds since 1970.
+        abilities: of models, by their keys and identities.
+        attached: the answers to chats of this user, which end where they are.
+    """
+
+    residency: Residency
+    catalogue: Catalogue
+    jobs: Jobs
+    rules: Rules = field(default_factory=Rules)
+    librarian: Librarian | None = None
+    listener: Listener = SILENT
+    log: Callable[[dict[str, Any]], None] = lambda entry: None
+    begun: bool = False
+    abilities: dict[tuple[str, str], ModelAbilities] = field(default_factory=dict)
+    since: int = field(default_factory=lambda: int(time.time()))
+    drain: Drain = field(init=False)
+    metrics: Metrics = field(init=False)
+    answering: WeakValueDictionary[str, Generation] = field(default_factory=WeakValueDictionary)
+    attached: WeakSet[Cancellable] = field(default_factory=WeakSet)
+
+    def __post_init__(self) -> None:
+        self.drain = Drain(self.rules.drain_s)
+        self.metrics = Metrics(self.residency)
+
+    @property
+    def status(self) -> str:
+        """How the server is: "draining" when it is about to end, else how its own model is: "loading" at first and
+        after its GPU failed, "failed" where it could not be loaded again, else "ok"."""
+        own = self.catalogue.own
+        if self.drain.begun:
+            return "draining"
+        if not self.begun or self.residency.recovering(own):
+            return "loading"
+        return "ok" if self.residency.unrecovered(own) is None else "failed"
+
+    async def named(self, name: str) -> ModelSource:
+        """The model that a request names: one of the library, or the server's own, since programs name models that
+        they know and mean the one that is here.
+
+        Raises:
+            Refusal: it has another name, and the server is strict.
+        """
+        found = await self.catalogue.find(name)
+        if found is None and self.rules.strict_model:
+            raise Refusal(
+                404,
+                f"the model {name[:200]!r} is not served here, {self.catalogue.own.name} is",
+                "model",
+                "model_not_found",
+            )
+        return found or self.catalogue.own
+
+    async def models(self) -> list[ModelSource]:
+        """The models of the library: the server's own first, then those in memory."""
+        found = await self.catalogue.models()
+        own = self.catalogue.own.key
+        return sorted(found, key=lambda each: (each.key != own, self.residency.find(each) is None))
+
+    async def facts(self, source: ModelSource) -> ModelFacts:
+        """Says what is known of a model, in memory or not.
+
+        Raises:
+            KtError: its files are damaged, or not there any more.
+        """
+        loaded = self.residency.find(source)
+        return loaded.facts if loaded else await asyncio.to_thread(source.facts)
+
+    async def abilities_of(self, source: ModelSource, facts: ModelFacts) -> ModelAbilities:
+        """Returns what a model can do, in memory or not; its texts are read once.
+
+        Raises:
+            KtError: its files are damaged.
+        """
+        key = source.key, facts.identity
+        if (found := self.abilities.get(key)) is None:
+            if (loaded := self.residency.find(source)) is not None:
+                answers = loaded.model.answers
+            else:
+                tokenizer = await asyncio.to_thread(source.read_tokenizer)
+                read = self.jobs.ask(lambda: source.read_text_model(tokenizer))
+                answers = AnswerFormat.of(await asyncio.wrap_future(read))
+            asked = self.jobs.ask(lambda: ModelAbilities.of(answers))
+            found = self.abilities[key] = await asyncio.wrap_future(asked)
+        return found
+
+    async def rows(self, row: Callable[[ModelSource, ModelFacts, str], T]) -> list[T]:
+        """What a list says of each model of the library, the server's own under each of its names; damaged ones are
+        left out."""
+        found = []
+        for each in await self.models():
+            more = self.rules.aliases if each is self.catalogue.own else ()
+            with contextlib.suppress(KtError):
+                facts = await self.facts(each)
+                found += [row(each, facts, name) for name in (each.name, *more)]
+        return found
+
+    async def lease(self, name: str, keep_s: float | None = None) -> Lease:
+        """Returns a lease of the model that a request names, which is loaded if it is not in memory.
+
+        Args:
+            keep_s: the seconds that it is to stay there afterwards; None: as before.
+        Raises:
+            Refusal: as `named`; or the model cannot be loaded.
+            QueueFull, Busy: see `Residency.lease`.
+        """
+        return await self.residency.lease(await self.named(name), keep_s)
+
+    async def generation(
+        self, lease: Lease, make: Callable[[PromptMaker], EncodedPrompt], options: AnswerOptions
+    ) -> Generation:
+        """Makes a prompt on the main thread, and submits it; what the answers must be is compiled meanwhile.
+
+        The generation has a lease of its own until its answers have ended.
+
+        Raises:
+            KtError: as making the prompt, or as `EngineThread.submit`.
+            Refusal: the answers cannot be held to what was asked for.
+        """
+        prompt = await self.prompt(lease.model, make)
+
+        def submit(constraints: Sequence[Constraint]) -> Generation:
+            made = Generation(lease, prompt, options, self.metrics, constraints)
+            self.answering[made.id] = made
+            return made
+
+        model, shape = lease.model, options.shape
+        with about("logit_bias"):
+            options.sampling.require_within(model.backend.engine.spec.vocab)
+        calls, before = model.answers.calls, None if options.plain else prompt.text
+        if shape is None or not shape.holds(calls):
+            return submit(())
+        held, grammars = shape, model.grammars
+        with about(held.field):
+            if options.endless:
+                raise UsageError(f"{held.field} and ignore_eos contradict each other")
+            compile = lambda: grammars.constraints(held, calls, before, options.choices)  # noqa: E731
+            return await submitted(grammars, held.field, compile, submit, options.choices)
+
+    async def prompt(
+        self, model: ServedModel, make: Callable[[PromptMaker], EncodedPrompt]
+    ) -> EncodedPrompt:
+        """Makes a prompt on the main thread.
+
+        Raises:
+            KtError: it cannot be made.
+        """
+        return await asyncio.wrap_future(self.jobs.ask(lambda: make(model.prompts)))
+
+
+def state_of(request: Request) -> ServerState:
+    """The state that a request came to."""
+    found: ServerState = request.app.state.server
+    return found
+
+
+def caller_of(request: Request) -> str:
+    """Whose request it is: the key's, or the address's."""
+    key = request.headers.get("authorization") or request.headers.get("x-api-key") or ""
+    return key or (request.client.host if request.client else "")

@@ -1,0 +1,163 @@
+"""Waits with a client until its answers can begin: a model may have to be loaded, a long prompt read into ids.
+
+Where that takes more than a moment, a stream begins without them: its headers go out, and then bytes that show that
+it is alive; an error that comes later is told in the stream. A request whose client leaves is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from ktcli.server.http.answering import ALIVE_S, App, Receive, Scope, Send, send_body, send_start
+from ktcli.server.http.bodies import PLACE
+from ktcli.server.http.body import BODY
+from ktcli.server.http.refusals import Refusal
+
+SILENT_S = 3.0  # that a stream is waited for before it begins without its answers
+
+Handler = Callable[[Request], Awaitable[App]]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStyle:
+    """How streams of one API begin and fail before there are any answers.
+
+    Attributes:
+        alive: what shows that a stream is alive.
+        failed: returns the end of a stream that failed, for the body of its request.
+        unless: whether a request that does not say so asks for a stream.
+    """
+
+    media_type: str
+    alive: bytes
+    failed: Callable[[bytes, Refusal], bytes]
+    unless: bool = False
+
+
+class _StreamOption(msgspec.Struct):
+    stream: bool | None = None
+
+
+def patient(
+    handler: Handler, style: StreamStyle | None, refuse: Callable[[Request, Exception], Refusal]
+) -> Handler:
+    """A handler that waits with the client for what another one makes.
+
+    Args:
+        style: of the streams that the handler makes; None: it makes none.
+        refuse: returns what a client is told of an error.
+    """
+
+    @functools.wraps(handler)
+    async def handle(request: Request) -> App:
+        return _WaitingReply(handler, style, refuse, request)
+
+    return handle
+
+
+class _WaitingReply:
+    """The application that answers one request."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        style: StreamStyle | None,
+        refuse: Callable[[Request, Exception], Refusal],
+        request: Request,
+    ) -> None:
+        self._handler, self._style, self._refuse = handler, style, refuse
+        self._request = request
+        self._begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        making = asyncio.ensure_future(self._handler(self._request))
+        gone = asyncio.create_task(_gone(receive))
+        try:
+            await self._wait(making, gone, send)
+        finally:
+            gone.cancel()
+            if not making.done():
+                making.cancel()
+                await asyncio.wait({making})
+        if not making.cancelled():
+            await self._answer(making, scope, receive, send)
+
+    def _forget_body(self) -> None:
+        """Lets go of the body: from here on an answer is sent, which may take hours."""
+        scope = self._request.scope
+        scope[BODY] = b""
+        scope[PLACE].release()
+
+    async def _wait(
+        self, making: asyncio.Future[App], gone: asyncio.Task[None], send: Send
+    ) -> None:
+        """Waits until the handler has made its application, or the client has left."""
+
+        both: set[asyncio.Future[Any]] = {making, gone}
+
+        async def passes(seconds: float | None) -> bool:
+            done, _ = await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            return not done
+
+        if not await passes(SILENT_S):
+            return
+        style = self._style
+        if style is None or not self._streams(style):
+            await passes(None)
+            return
+        with contextlib.suppress(TimeoutError):  # the client takes nothing any more
+            self._begun = True
+            await send_start(send, 200, style.media_type, {"Cache-Control": "no-cache"})
+            await send_body(send, style.alive)
+            while await passes(ALIVE_S):
+                await send_body(send, style.alive)
+
+    def _streams(self, style: StreamStyle) -> bool:
+        """Tells whether the request asks for a stream."""
+        try:
+            asked = msgspec.json.decode(self._request.scope[BODY], type=_StreamOption).stream
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return False
+        return style.unless if asked is None else asked
+
+    async def _answer(
+        self, making: asyncio.Future[App], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if not self._begun:
+            self._forget_body()
+            await making.result()(scope, receive, send)
+            return
+        style = self._style
+        assert style is not None
+        error = making.exception()
+        if isinstance(error, Exception):
+            refusal = self._refuse(self._request, error)
+            with contextlib.suppress(TimeoutError):
+                failed = style.failed(self._request.scope[BODY], refusal)
+                await send_body(send, failed, more=False)
+            return
+        self._forget_body()
+        await making.result()(scope, receive, _without_start(send))
+
+
+def _without_start(send: Send) -> Send:
+    """Sends all but the beginning, which was sent already."""
+
+    async def send_rest(message: MutableMapping[str, Any]) -> None:
+        if message["type"] != "http.response.start":
+            await send(message)
+
+    return send_rest
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,127 @@
+"""Which model of the library a name means that a request gives: names are clients' words, and lead to no path and no
+hub."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ktcli.assembly.ready import Ready, is_stale
+from ktcli.assembly.talking import Opening
+from ktcli.errors import KtError
+from ktcli.server.models.source import ModelSource, StoredModel
+from ktcli.store import library
+from ktcli.store.entry import Entry, is_recommended
+
+FRESH_S = 2.0  # for which what was read of the library counts
+NAME_CHARS = 1000  # longer names are none
+_LATEST = ":latest"  # what Ollama's clients write behind names
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """What the library has.
+
+    Attributes:
+        models: those that can be loaded.
+        names: what they are called by, in lower case.
+    """
+
+    models: Sequence[ModelSource] = ()
+    names: Mapping[str, ModelSource] = field(default_factory=dict)
+
+
+class Catalogue:
+    """Finds the models that requests name.
+
+    Args:
+        own: the model that the server was started with.
+        aliases: further names of it.
+        read: reads the library; on any thread.
+    """
+
+    def __init__(
+        self, own: ModelSource, aliases: Sequence[str] = (), read: Callable[[], Shelf] = Shelf
+    ) -> None:
+        self.own, self.aliases = own, tuple(aliases)
+        self._own_names = {each.lower() for each in (own.name, *aliases)}
+        self._read = read
+        self._shelf: Shelf | None = None
+        self._read_s = 0.0
+        self._reading = asyncio.Lock()
+
+    async def find(self, name: str) -> ModelSource | None:
+        """The model that a name means, with `:latest` behind it or without; None: it means none that is here."""
+        if len(name) > NAME_CHARS:
+            return None
+        said = name.lower()
+        said = said if said in self._own_names else said.removesuffix(_LATEST)
+        if said in self._own_names:
+            return self.own
+        names = (await self._fresh()).names
+        return names.get(name.lower()) or names.get(said)
+
+    async def models(self) -> list[ModelSource]:
+        """The models that can be loaded, the server's own first."""
+        others = (await self._fresh()).models
+        return [self.own, *(each for each in others if each.key != self.own.key)]
+
+    def forget(self) -> None:
+        """Reads the library anew for the next who asks."""
+        self._shelf = None
+
+    async def _fresh(self) -> Shelf:
+        async with self._reading:
+            if self._shelf is None or time.monotonic() - self._read_s > FRESH_S:
+                self._shelf = await asyncio.to_thread(self._read)
+                self._read_s = time.monotonic()
+            return self._shelf
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryReader:
+    """Reads which models of the library can be loaded: those that are converted.
+
+    Attributes:
+        own: the model that the server was started with.
+        how: how the others are opened.
+        keep_s: the seconds that the others stay in memory when nobody uses them.
+    """
+
+    own: ModelSource
+    how: Opening
+    keep_s: float
+
+    def __call__(self) -> Shelf:
+        found: list[Entry] = []
+        aliases: Mapping[Path, Sequence[str]] = {}
+        try:
+            found = [each for each in library.conversions() if not is_stale(each)]
+            aliases = library.called(found)
+        except (KtError, OSError) as error:
+            self.how.listener.warn(f"the library cannot be read: {error}")
+        models: list[ModelSource] = []
+        names: dict[str, ModelSource] = {}
+        for entry in sorted(found, key=self._preference):
+            short = entry.spoken or entry.name
+            source = self._source(entry, entry.label if short.lower() in names else short)
+            models.append(source)
+            for name in (short, entry.name, entry.label, *aliases.get(entry.path, ())):
+                names.setdefault(name.lower(), source)
+        return Shelf(sorted(models, key=lambda each: each.name), names)
+
+    def _source(self, entry: Entry, name: str) -> ModelSource:
+        if self._is_own(entry):
+            return self.own
+        ready = Ready(name, entry.path)
+        return StoredModel(ready, entry.label, self.how, self.keep_s, shorter=True)
+
+    def _is_own(self, entry: Entry) -> bool:
+        return Path(self.own.key) == entry.path
+
+    def _preference(self, entry: Entry) -> tuple[bool, bool, bool]:
+        """The order in which conversions of one model have its short name."""
+        return not self._is_own(entry), not is_recommended(entry), entry.shared is not None

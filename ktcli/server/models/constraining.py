@@ -1,0 +1,83 @@
+"""Compiles what answers must be while their prompt is read: a request is submitted, and its constraints follow.
+
+The engine reads the prompt meanwhile, all but its last token, and goes on when they are there. What cannot be compiled
+is refused before anything is sent to the client, unless `patience.py` had to begin a stream that would have been silent
+for too long: then the stream ends with the error. What is wrong with a schema as such (its size, its depth) is found
+before, where the fields of a request are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from ktcli.answers.grammar.compiler import (
+    COMPILE_S,
+    GrammarCompiler,
+    GrammarConstraint,
+    LateConstraint,
+)
+from ktcli.engine.constraint import Constraint
+from ktcli.errors import UsageError
+
+# For which a request waits, since what was compiled before is there at once: then its prompt is read in one go.
+HEAD_START_S = 0.02
+
+
+class Submitted(Protocol):
+    """A request that an engine works on."""
+
+    def cancel(self) -> None:
+        """Ends it at the next step."""
+
+
+T = TypeVar("T", bound=Submitted)
+
+
+async def submitted(
+    grammars: GrammarCompiler,
+    field: str,
+    compile: Callable[[], Sequence[GrammarConstraint]],
+    submit: Callable[[Sequence[Constraint]], T],
+    count: int = 1,
+) -> T:
+    """Submits a request while its constraints are compiled; returns it when they are there.
+
+    Args:
+        field: what errors call what is compiled.
+        compile: makes the constraints, on another thread.
+        submit: submits the request with them; it has `count` answers.
+    Raises:
+        UsageError: it takes too long, or cannot be made; the request is cancelled.
+    """
+    compiling = asyncio.ensure_future(_compiled(grammars, field, compile))
+    made: T | None = None
+    try:
+        done, _ = await asyncio.wait({compiling}, timeout=HEAD_START_S)
+        if done:
+            return submit(compiling.result())
+        late = [LateConstraint() for _ in range(count)]
+        made = submit(late)
+        for each, constraint in zip(late, await compiling, strict=True):
+            each.become(constraint)
+        return made
+    except BaseException:
+        if made is not None:
+            made.cancel()
+        raise
+    finally:
+        compiling.cancel()
+
+
+async def _compiled(
+    grammars: GrammarCompiler, field: str, compile: Callable[[], Sequence[GrammarConstraint]]
+) -> Sequence[GrammarConstraint]:
+    """What a compiler makes; the time of its first reading of the vocabulary does not count."""
+    await asyncio.wrap_future(grammars.prepare())
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(grammars.ask(compile)), COMPILE_S)
+    except TimeoutError as error:
+        raise UsageError(
+            f"{field} takes more than {COMPILE_S:.0f} seconds to compile, a simpler one is needed"
+        ) from error

@@ -1,0 +1,160 @@
+"""Runs an engine's scheduler on a thread of its own; requests may come from any thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ktcli.engine import Engine
+from ktcli.engine.request import Answer, Event, Finish, Finished, GenerationRequest
+from ktcli.engine.sampler import Sampler
+from ktcli.engine.scheduler import Limits, Scheduler
+from ktcli.errors import Busy, DeviceError, KtError
+from ktcli.server.models.timelines import Timelines
+from ktcli.threads import Daemon
+
+Hear = Callable[[Event], None]
+# After which a scheduler that could do nothing is asked again: nobody says that a constraint is compiled or an answer
+# cancelled. It lasts no longer than compiling does.
+_STALLED_S = 0.002
+_AGAIN = "ask again in a moment"
+
+
+class EngineThread:
+    """The thread that makes an engine's steps.
+
+    Args:
+        after_step: called after each step whose events were told, on the engine's thread.
+    Attributes:
+        scheduler: what it runs; others may look at its counts.
+        last_work_s: the time of the last step, `time.monotonic`.
+        failure: why no step can be made any more: the GPU failed; None: nothing has.
+    """
+
+    def __init__(
+        self, engine: Engine, limits: Limits, after_step: Callable[[], None] = lambda: None
+    ) -> None:
+        self.scheduler = Scheduler(engine, limits)
+        self.last_work_s = time.monotonic()
+        self.failure: DeviceError | None = None
+        self._after_step = after_step
+        self._hearers: dict[Answer, Hear] = {}
+        self._timelines = Timelines(engine)
+        self._work = threading.Condition()
+        self._ends_s: float | None = (
+            None  # until when answers may go on; None: nobody has closed it
+        )
+        self._thread = Daemon(self._run, name="kt-engine")
+        self._thread.start()
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        hear: Hear,
+        sampler: Sampler | None = None,
+        conversation: str = "",
+        *,
+        goes_on: bool = False,
+    ) -> Answer:
+        """Takes a request; `hear` gets its events on the engine's thread, one after the other.
+
+        Args:
+            sampler: goes on with this random sequence; None: a new one.
+            conversation: the name of one whose next answer may follow, see `Timelines`; empty: none does.
+            goes_on: whether it is the rest of an answer whose last event is being heard, see `Scheduler.submit`: it may
+                end while the thread ends.
+        Raises:
+            Busy: the thread ends, or the GPU has failed; it takes nothing any more.
+            QueueFull, ContextFull, UsageError: see `Scheduler.submit`.
+        """
+        with self._work:
+            if self._ends_s is not None and not goes_on:
+                raise Busy("the server is about to end", hint="ask again when it is back")
+            if self.failure is not None:
+                raise Busy(str(self.failure), hint=_AGAIN)
+            sequence = self._timelines.take(conversation)
+            try:
+                answer = self.scheduler.submit(
+                    request, sampler=sampler, sequence=sequence, goes_on=goes_on
+                )
+            except BaseException:
+                self._timelines.give_up(sequence)
+                raise
+            self._timelines.begin(answer, conversation, sequence)
+            self._hearers[answer] = hear
+            self._work.notify()
+        return answer
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """Ends the thread; answers in progress may go on for `timeout_s` seconds, then they are cancelled."""
+        with self._work:
+            self._ends_s = time.monotonic() + timeout_s
+            self._work.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._work:
+                while self.scheduler.idle and self._ends_s is None and not self._timelines.due:
+                    self._work.wait()
+                if self.scheduler.stalled:
+                    self._work.wait(_STALLED_S)
+                self._timelines.sweep()
+                ends = self._ends_s
+            if ends is not None and (self.scheduler.idle or time.monotonic() >= ends):
+                break
+            self._tell(self._step())
+        self._tell(self.scheduler.close())
+        self._timelines.close()
+
+    def _step(self) -> list[Event]:
+        """The events of a step; all answers end where one fails in a way that nobody foresaw, or the GPU does."""
+        events: list[Event] = []
+        try:
+            events = self.scheduler.step()
+            failure: Exception | None = _device_failure(events)
+        except Exception as error:
+            failure = error
+        return events if failure is None else self._all_ended(failure, events)
+
+    def _all_ended(self, error: Exception, events: Sequence[Event]) -> list[Event]:
+        """Ends all answers for a reason; returns the events of the last step, and those with which answers end."""
+        said = error if isinstance(error, KtError) else KtError(f"the engine failed: {error}")
+        if isinstance(error, DeviceError):  # whose hint is about the command line of a server
+            said = DeviceError(str(error), hint=_AGAIN)
+        before = [each for each in events if not _of_device(each)]
+        ended = {each.answer for each in before if isinstance(each, Finished)}
+        with self._work:
+            if isinstance(error, DeviceError):
+                self.failure = error.bare()
+            self.scheduler.close()
+            # Among them those that a step ended before it raised an error, which nobody heard of.
+            left = [answer for answer in self._hearers if answer not in ended]
+        return [*before, *(Finished(answer, Finish.FAILED, said) for answer in left)]
+
+    def _tell(self, events: list[Event]) -> None:
+        self.last_work_s = time.monotonic()
+        with self._work:
+            heard = [(self._hearers[event.answer], event) for event in events]
+            for event in events:
+                if isinstance(event, Finished):
+                    del self._hearers[event.answer]
+                    # Whoever else is at work may need the room.
+                    keep = event.finish is not Finish.FAILED and self.scheduler.idle
+                    self._timelines.end(event.answer, keep=keep)
+        for hear, event in heard:
+            hear(event)
+        self._after_step()
+
+
+def _of_device(event: Event) -> bool:
+    """Tells whether an answer has ended because a GPU failed."""
+    return isinstance(event, Finished) and isinstance(event.error, DeviceError)
+
+
+def _device_failure(events: Sequence[Event]) -> Exception | None:
+    """The failure of a GPU that ended answers; None: there was none."""
+    return next(
+        (each.error for each in events if isinstance(each, Finished) and _of_device(each)), None
+    )

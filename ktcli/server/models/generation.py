@@ -1,0 +1,176 @@
+"""Answers one request of a client: one or several answers to one prompt, told piece by piece to an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from ktcli.dialogue.answer import (
+    AnswerEvent,
+    AnswerOptions,
+    AnswerRun,
+    Ended,
+    PromptProgress,
+    Said,
+)
+from ktcli.dialogue.prompts import EncodedPrompt
+from ktcli.engine.constraint import Constraint
+from ktcli.engine.request import Answer, Finish, GenerationRequest
+from ktcli.engine.sampler import Sampler
+from ktcli.server.http.metrics import Metrics
+from ktcli.server.models.loaded import Lease
+
+STOPS_MOST = 16
+CHOICES_MOST = 16
+
+
+class Generation:
+    """The answers to one prompt. Everything but what their runs hear is for the event loop.
+
+    Args:
+        lease: of the model that answers; the generation takes one of its own until the last answer has ended.
+        constraints: of each answer; empty: there are none.
+    Attributes:
+        id: a name that no other generation has.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        prompt: EncodedPrompt,
+        options: AnswerOptions,
+        metrics: Metrics,
+        constraints: Sequence[Constraint] = (),
+    ) -> None:
+        self.id = secrets.token_hex(12)
+        self.model, self.prompt, self.options = lease.model, prompt, options
+        self._context = lease.model.backend.engine.context
+        self._metrics, self.constraints = metrics, constraints
+        self._began_s = time.monotonic()
+        self._events: deque[AnswerEvent] = deque()
+        self._heard_s: dict[
+            int, float
+        ] = {}  # when the last token of each answer came, `time.monotonic`
+        self._came = asyncio.Event()
+        self._cancelled = False
+        self.failure: Exception | None = None  # that ends it whatever the engine says
+        self.answers: list[AnswerRun] = []
+        self._open = options.choices
+        self._others_wait = options.choices > 1
+        self._begin(0)
+        self._lease = lease.again()
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of all answers so far."""
+        return sum(each.stats.tokens for each in self.answers)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What the log says of it."""
+        cached, prompt = self.reused_tokens, len(self.prompt.ids)
+        return {"prompt_tokens": prompt, "cached_tokens": cached, "tokens": self.tokens}
+
+    @property
+    def reused_tokens(self) -> int:
+        """The tokens of the prompt that were in the cache."""
+        return self.answers[0].stats.reused_tokens
+
+    async def events(self, timeout_s: float) -> list[AnswerEvent]:
+        """Returns what happened since the last call, at least one thing, or nothing after `timeout_s` seconds."""
+        if not self._events and self.failure is None:
+            self._came.clear()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._came.wait()
+            except TimeoutError:
+                return []
+        found = list(self._events)
+        self._events.clear()
+        return found
+
+    @property
+    def over(self) -> bool:
+        """Tells whether every answer has ended and been told."""
+        return not self._open and not self._events
+
+    def fail(self, error: Exception) -> None:
+        """Ends every answer with an error; what the engine still says is not told."""
+        self.failure = error
+        self.cancel()
+        self._came.set()
+
+    def cancel(self) -> None:
+        """Ends every answer at the next step."""
+        self._cancelled = True
+        for each in self.answers:
+            each.cancel()
+
+    def _begin(self, choice: int) -> None:
+        def submit(request: GenerationRequest, sampler: Sampler | None, *, goes_on: bool) -> Answer:
+            return self.model.thread.submit(request, made.hear, sampler, goes_on=goes_on)
+
+        made: AnswerRun = AnswerRun(
+            self.model.answers,
+            self._context,
+            self.prompt,
+            self.options,
+            submit,
+            lambda event: self.model.queue.put(self.receive, event),
+            choice=choice,
+            constraint=self.constraints[choice] if self.constraints else None,
+        )
+        self.answers.append(made)
+        try:
+            made.submit()
+        except BaseException:
+            self.answers.pop()
+            raise
+
+    def receive(self, event: AnswerEvent) -> None:
+        """Takes what the engine's thread says."""
+        if isinstance(event, Said) and event.token is not None:
+            self._time(event.choice)
+        if isinstance(event, Ended):
+            self._open -= 1
+            self._close(event)
+        # Once the prompt is read its pages are there for the other answers.
+        if self._others_wait and not isinstance(event, PromptProgress):
+            self._others_wait = False
+            self._begin_others(event)
+        if not self._open:
+            self._lease.release()
+        self._events.append(event)
+        self._came.set()
+
+    def _begin_others(self, event: Said | Ended) -> None:
+        """Begins the other answers, unless the first one says that there will be none."""
+        ended = (Finish.FAILED, Finish.CANCELLED)
+        if self._cancelled or (isinstance(event, Ended) and event.finish in ended):
+            self._open = 0 if isinstance(event, Ended) else 1
+            return
+        for choice in range(1, self.options.choices):
+            try:
+                self._begin(choice)
+            except Exception as error:
+                self._open -= 1
+                self._events.append(Ended(choice, Finish.FAILED, "", error))
+
+    def _time(self, choice: int) -> None:
+        """Notes when a token came."""
+        now, before = time.monotonic(), self._heard_s.get(choice)
+        if before is None:
+            self._metrics.first_token.observe(now - self._began_s)
+        else:
+            self._metrics.gap.observe(now - before)
+        self._heard_s[choice] = now
+
+    def _close(self, ended: Ended) -> None:
+        said = self.answers[ended.choice]
+        stats, seconds = said.stats, time.monotonic() - self._began_s
+        self._metrics.ended(stats, ended.finish, seconds)
+        if not self.options.plain:
+            self.model.prompts.remember(self.prompt, said.text, said.ids)

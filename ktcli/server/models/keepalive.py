@@ -1,0 +1,47 @@
+"""How long a model stays in memory when nobody uses it, in Ollama's notation: 5m, 1h30m, 300 (seconds), 0, -1."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from ktcli.errors import UsageError
+from ktcli.server.models.source import FOREVER
+
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_NUMBER = r"(?:\d+\.?\d*|\.\d+)"
+_PART = re.compile(rf"({_NUMBER})(ms|us|µs|ns|h|m|s)", re.ASCII)
+_WHOLE = re.compile(rf"([-+]?)((?:{_NUMBER}(?:ms|us|µs|ns|h|m|s))+)", re.ASCII)
+_LONGEST_CHARS = 100
+_MOST_S = 100 * 365 * 86400.0  # longer is for ever
+
+
+def keep_seconds(said: str | float, what: str) -> float:
+    """The seconds that are meant; negative ones mean for ever.
+
+    Args:
+        said: a number of seconds, or a text: a number, or numbers with units.
+        what: the option or field that says so.
+    Raises:
+        UsageError: it is neither.
+    """
+    seconds = _read(said) if isinstance(said, str) else said
+    if seconds is None or math.isnan(seconds):
+        raise UsageError(
+            f"{what} is {str(said)[:40]!r}, which is no time",
+            hint="5m, 1h30m, a number of seconds, 0 for at once, or -1 for ever",
+        )
+    return FOREVER if seconds < 0 or seconds > _MOST_S else float(seconds)
+
+
+def _read(said: str) -> float | None:
+    text = said.strip()
+    if len(text) > _LONGEST_CHARS:
+        return None
+    if re.fullmatch(rf"[-+]?{_NUMBER}", text, re.ASCII):
+        return float(text)
+    found = _WHOLE.fullmatch(text)
+    if found is None:
+        return None
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(found[2]))
+    return -seconds if found[1] == "-" else seconds

@@ -1,0 +1,97 @@
+"""A model in memory, and the leases that keep it there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from ktcli.assembly.beside import MemoryFit
+from ktcli.errors import DeviceError
+from ktcli.server.models.model import ServedModel
+from ktcli.server.models.source import FOREVER, ModelFacts, ModelSource, Opened
+
+
+@dataclass(eq=False, slots=True)
+class LoadedModel:
+    """A model that is in memory.
+
+    Attributes:
+        facts: of its files, which may have been removed since.
+        keep_s: the seconds that it stays there when nobody uses it.
+        leases: how many use it.
+        used_s: when the last of them ended, `time.monotonic`.
+    """
+
+    source: ModelSource
+    model: ServedModel
+    opened: Opened
+    fit: MemoryFit
+    facts: ModelFacts
+    keep_s: float
+    changed: asyncio.Event
+    leases: int = 0
+    used_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def failure(self) -> DeviceError | None:
+        """Why it answers nothing any more: its GPU failed; None: it answers."""
+        return self.model.thread.failure
+
+    @property
+    def is_idle(self) -> bool:
+        """Tells whether it answers, and nobody uses it."""
+        return not self.leases and self.failure is None
+
+    @property
+    def due_s(self) -> float:
+        """When it is to be closed if nobody uses it until then, `time.monotonic`."""
+        return self.used_s + self.keep_s
+
+    @property
+    def expires(self) -> int | None:
+        """When that is, or would be if it were used last at this moment, seconds since 1970; None: never."""
+        if self.keep_s == FOREVER:
+            return None
+        left = self.keep_s if self.leases else self.due_s - time.monotonic()
+        return int(time.time() + left)
+
+
+class Lease:
+    """Keeps a model in memory until it is released; in a `with` statement until its end. For the event loop."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded: LoadedModel | None = loaded
+        self.model = loaded.model
+        loaded.leases += 1
+
+    def again(self) -> Lease:
+        """Returns a further lease of the same model, which has an end of its own.
+
+        Raises:
+            ValueError: this one has ended.
+        """
+        if self._loaded is None:
+            raise ValueError("the lease has ended")
+        return Lease(self._loaded)
+
+    def release(self) -> None:
+        """Ends the lease; a second call does nothing."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            loaded.leases -= 1
+            if not loaded.leases:
+                loaded.used_s = time.monotonic()
+                loaded.changed.set()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()

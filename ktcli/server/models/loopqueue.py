@@ -1,0 +1,40 @@
+"""Hands what a thread says over to an event loop: all of a step at once, so that a step wakes the loop once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class LoopQueue:
+    """Values from one thread for functions that are called in an event loop.
+
+    Args:
+        loop: the loop in which they are called.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: list[Callable[[], None]] = []
+
+    def put(self, receive: Callable[[T], None], value: T) -> None:
+        """Keeps a call of `receive` until `flush`."""
+        self._calls.append(partial(receive, value))
+
+    def flush(self) -> None:
+        """Hands over what was put in, in order. A loop that has ended gets nothing."""
+        if self._calls:
+            calls, self._calls = self._calls, []
+            try:
+                self._loop.call_soon_threadsafe(_call_all, calls)
+            except RuntimeError:  # the loop is closed: nobody listens any more
+                return
+
+
+def _call_all(calls: list[Callable[[], None]]) -> None:
+    for each in calls:
+        each()

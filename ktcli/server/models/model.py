@@ -1,0 +1,45 @@
+"""A model that is served: its engine on a thread of its own, and its texts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from ktcli.answers.grammar.compiler import GrammarCompiler
+from ktcli.dialogue.local import LocalBackend
+from ktcli.engine.scheduler import Limits
+from ktcli.server.models.enginethread import EngineThread
+from ktcli.server.models.loopqueue import LoopQueue
+from ktcli.server.models.prompts import PromptMaker
+
+
+class ServedModel:
+    """A model that is served; made in the event loop that its answers come to.
+
+    Attributes:
+        name: the name for people and clients.
+        texts: its texts. These two outlive `forget`: answers that are still being sent need them.
+        created: when it was loaded, seconds since 1970.
+        thread: runs its engine.
+        queue: carries what that thread says to the event loop.
+        prompts: makes ids of conversations, on the main thread.
+        grammars: compiles what answers must be, on threads of its own.
+    """
+
+    def __init__(self, backend: LocalBackend, limits: Limits) -> None:
+        self.name, self.created = backend.name, int(time.time())
+        self.texts, self.answers = backend.texts, backend.answers
+        self.backend = backend
+        self.prompts = PromptMaker(backend)
+        self.grammars = GrammarCompiler.of(backend.answers, backend.engine.spec.vocab)
+        self.queue = LoopQueue(asyncio.get_running_loop())
+        self.thread = EngineThread(backend.engine, limits, self.queue.flush)
+
+    def close(self) -> None:
+        """Cancels its answers, and ends its threads; not for the event loop."""
+        self.thread.close()
+        self.grammars.close()
+
+    def forget(self) -> None:
+        """Lets go of the engine, after `close`, so that its memory is free."""
+        del self.backend, self.thread, self.prompts, self.grammars

@@ -1,0 +1,174 @@
+"""Makes prompts of what clients send: messages are rendered and cut into ids.
+
+Clients send the whole conversation each time, as text. A model need not cut its own answers the way the tokenizer
+would, and other ids mean that nothing of the answer is found in the cache. So the latest answers are remembered with
+their ids; where the same caller sends a conversation that goes on behind one, its ids are taken. They are taken only
+behind the very prompt that they answered, so that what others asked changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ktcli.dialogue.local import LocalBackend
+from ktcli.dialogue.prompts import EncodedPrompt, PromptEncoder
+from ktcli.dialogue.splice import Spoken
+from ktcli.errors import UsageError
+from ktcli.server.http.inputsize import MARKED_WORK_MOST, rendering_work, require_room, too_long
+
+MOST_ANSWERS = 1024  # that are remembered
+MOST_CHARS = 16 << 20  # of the text of these
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client wants to have answered.
+
+    Attributes:
+        messages: as OpenAI's API has them, but with texts as contents.
+        variables: further variables of the chat template, `tools` among them.
+        caller: whose conversation it is; only their own answers are recalled.
+        continues: whether the answer goes on behind the last message, which is the model's.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    caller: str = ""
+    continues: bool = False
+
+
+class PromptMaker:
+    """Makes the prompts of one model; on the main thread only, but for `remember`."""
+
+    def __init__(self, backend: LocalBackend) -> None:
+        self._backend = backend
+        context = backend.engine.context
+        self._prompts = PromptEncoder(backend.texts, context, recurrent=backend.recurrent)
+        self._lock = threading.Lock()
+        self._answers: OrderedDict[bytes, Spoken] = OrderedDict()
+        self._chars = 0
+
+    def of_messages(self, asked: Asked) -> EncodedPrompt:
+        """The prompt of a conversation.
+
+        Raises:
+            ContextFull: it does not fit, or would take too long. BadCheckpoint: the template refuses it.
+        """
+        context = self._backend.engine.context
+        control = self._backend.texts.control
+        work = rendering_work(asked.messages, asked.variables, control, context)
+        prompts, messages, variables = self._prompts, asked.messages, asked.variables
+        rendered = prompts.rendered(messages, variables, continues=asked.continues)
+        spoken = self._recalled(rendered.text, asked.caller)
+        ids = prompts.ids(rendered, spoken)
+        self._require_room(ids)
+        assert ids is not None
+        further = work <= MARKED_WORK_MOST
+        shared, marks = prompts.partings(ids, messages, variables, spoken, further=further)
+        return EncodedPrompt(rendered.text, ids, marks, asked.caller, asked.continues, shared)
+
+    def of_text(self, text: str, caller: str = "") -> EncodedPrompt:
+        """The prompt that goes on with a text outside any turn; words of it become no control tokens.
+
+        Raises:
+            ContextFull: it does not fit. UsageError: it is empty.
+        """
+        if not text:
+            raise UsageError("the prompt is empty")
+        ids = self.ids_of(text)
+        self._require_room(ids)
+        return EncodedPrompt(text, ids, (), caller)
+
+    def ids_of(self, text: str, *, special: bool = False) -> list[int]:
+        """The ids of a text that the context could hold.
+
+        Args:
+            special: whether words of it become control tokens.
+        Raises:
+            ContextFull: it could not.
+        """
+        texts, context = self._backend.texts, self._backend.engine.context
+        require_room([text], texts.control, context)
+        return texts.tokenizer.encode(text) if special else texts.control.encode_text(text)
+
+    def of_ids(self, ids: Sequence[int], caller: str = "") -> EncodedPrompt:
+        """The prompt of ids that the client cut itself.
+
+        Raises:
+            ContextFull: they do not fit. UsageError: one of them is outside the vocabulary.
+        """
+        self._require_room(ids)
+        return EncodedPrompt(self.text_of(ids), ids, (), caller)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text of ids that the context could hold.
+
+        Raises:
+            ContextFull: it could not. UsageError: one of them is outside the vocabulary.
+        """
+        engine = self._backend.engine
+        if len(ids) > engine.context:
+            raise too_long(len(ids), engine.context)
+        vocab = engine.spec.vocab
+        if (bad := next((id for id in ids if not 0 <= id < vocab), None)) is not None:
+            raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")
+        return self._backend.texts.tokenizer.decode(ids, special=True)
+
+    def _require_room(self, ids: Sequence[int] | None) -> None:
+        """Raises: ContextFull: ids leave no room for an answer; None: there are surely too many."""
+        context = self._backend.engine.context
+        if ids is None or len(ids) >= context:
+            raise too_long(None if ids is None else len(ids), context)
+
+    def remember(self, prompt: EncodedPrompt, text: str, ids: Sequence[int]) -> None:
+        """Remembers an answer for the prompts that go on behind it."""
+        spoken = Spoken(len(prompt.text), text, tuple(ids))
+        if not text or not self._prompts.is_whole(spoken):
+            return
+        key = _of_answer(_of_caller(prompt.caller, prompt.text), text)
+        with self._lock:
+            before = self._answers.pop(key, None)
+            self._answers[key] = spoken
+            self._chars += len(text) - (len(before.text) if before else 0)
+            while len(self._answers) > MOST_ANSWERS or self._chars > MOST_CHARS:
+                _, old = self._answers.popitem(last=False)
+                self._chars -= len(old.text)
+
+    def _recalled(self, text: str, caller: str) -> list[Spoken]:
+        """The answers that this caller's conversation goes on behind, in order."""
+        found, read, before = [], 0, _of_caller(caller)
+        with self._lock:
+            places = sorted({(each.at, len(each.text)) for each in self._answers.values()})
+            for at, length in places:
+                if at + length > len(text):
+                    continue
+                before.update(_bytes(text[read:at]))
+                read, key = at, _of_answer(before, text[at : at + length])
+                if (spoken := self._answers.get(key)) is not None:
+                    self._answers.move_to_end(key)
+                    found.append(spoken)
+        return found
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _of_caller(caller: str, text: str = "") -> hashlib._Hash:
+    """The hash of what was rendered for a caller."""
+    made = hashlib.sha256(hashlib.sha256(_bytes(caller)).digest())
+    made.update(_bytes(text))
+    return made
+
+
+def _of_answer(before: hashlib._Hash, text: str) -> bytes:
+    """The key of an answer behind what was rendered before it."""
+    made = before.copy()
+    made.update(b"\xff")  # no part of any text
+    made.update(_bytes(text))
+    return made.digest()

@@ -1,0 +1,217 @@
+"""Where a model that is served comes from: what it takes to load one, and the conversions of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+from ktcli.assembly.beside import HeldMemory, MemoryFit, fit_beside
+from ktcli.assembly.listener import Bar, Listener
+from ktcli.assembly.ready import Ready
+from ktcli.assembly.talking import Opening, after_failure, open_read
+from ktcli.dialogue.local import LocalBackend
+from ktcli.errors import Busy, DeviceError, NotFound
+from ktcli.manifest import PACK
+from ktcli.models import build
+from ktcli.store import library
+from ktcli.text.model import TextModel, read_text_model
+from ktcli.text.tokenizer import Tokenizer, load_tokenizer
+from ktcli.weights.pack import Pack
+
+FOREVER = float("inf")  # seconds that a model stays in memory
+
+
+class Opened(Protocol):
+    """A model that is loaded."""
+
+    backend: LocalBackend
+
+    def close(self) -> None:
+        """Writes what is to be kept."""
+
+    def forget(self) -> None:
+        """Lets go of the backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What is known of a model without loading it.
+
+    Attributes:
+        context: the most positions that it was made for.
+        size_bytes: its weights, as they are stored.
+        identity: equal ones have the same weights in the same formats.
+        made: when it was converted, seconds since 1970.
+    """
+
+    family: str
+    context: int
+    vocab: int
+    size_bytes: int
+    identity: str
+    made: int
+
+
+class ModelSource(Protocol):
+    """A model that can be loaded."""
+
+    @property
+    def name(self) -> str:
+        """The name for people and clients."""
+
+    @property
+    def key(self) -> str:
+        """What no other model has."""
+
+    @property
+    def keep_s(self) -> float:
+        """The seconds that it stays in memory when nobody uses it, unless a request says otherwise."""
+
+    def facts(self) -> ModelFacts:
+        """Says what is known of it; on any thread.
+
+        Raises:
+            KtError: its files are damaged.
+        """
+
+    def fit(self, held: HeldMemory) -> MemoryFit:
+        """Tells whether it fits into memory; on any thread.
+
+        Raises:
+            KtError: its files are damaged, or an option does not fit it.
+        """
+
+    def after_failure(self, error: DeviceError) -> str:
+        """Says where it goes on after its GPU failed, for people; empty: nowhere. See `talking.after_failure`."""
+
+    def read_tokenizer(self) -> Tokenizer:
+        """Reads its tokenizer, which may take seconds; on any thread.
+
+        Raises:
+            KtError: its files are damaged.
+        """
+
+    def read_text_model(self, tokenizer: Tokenizer) -> TextModel:
+        """Reads its other texts; on the main thread, which alone can stop a template.
+
+        Raises:
+            KtError: its files are damaged.
+        """
+
+    def open(self, texts: TextModel, fit: MemoryFit, is_stopped: Callable[[], bool]) -> Opened:
+        """Loads it; on any thread.
+
+        Args:
+            is_stopped: asked while it is loaded; true: nobody wants it any more.
+        Raises:
+            KtError: it cannot be loaded, or was stopped.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A conversion of the library.
+
+    Attributes:
+        asked: the name that finds it again.
+        shorter: whether its context may be shorter than the one that is wanted, where it was made for fewer positions.
+    """
+
+    ready: Ready
+    asked: str
+    how: Opening
+    keep_s: float
+    shorter: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.ready.name
+
+    @property
+    def key(self) -> str:
+        return str(self.ready.pack)
+
+    def facts(self) -> ModelFacts:
+        try:
+            made = (self.ready.pack / PACK).stat().st_mtime_ns
+        except OSError as error:
+            raise NotFound(f"{self.name} is not in the library any more") from error
+        return _facts_of(self.ready.pack, made)
+
+    def fit(self, held: HeldMemory) -> MemoryFit:
+        wanted, how = self.how.wanted, self.how
+        if self.shorter and wanted.context is not None:
+            context = min(wanted.context, self.facts().context)
+            how = replace(how, wanted=replace(wanted, context=context))
+        return fit_beside(self.ready, how, held)
+
+    def after_failure(self, error: DeviceError) -> str:
+        return after_failure(error, self.how)
+
+    def read_tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.ready.pack)
+
+    def read_text_model(self, tokenizer: Tokenizer) -> TextModel:
+        return read_text_model(self.ready.name, self.ready.pack, tokenizer=tokenizer)
+
+    def open(self, texts: TextModel, fit: MemoryFit, is_stopped: Callable[[], bool]) -> Opened:
+        how = self.how
+        wanted = replace(how.wanted, context=fit.context)
+        heard = _Stoppable(how.listener, is_stopped)
+        return open_read(self.ready, texts, self.asked, replace(how, wanted=wanted, listener=heard))
+
+
+@lru_cache(256)
+def _facts_of(path: Path, made_ns: int) -> ModelFacts:
+    pack = Pack.open(path)
+    spec = build(pack.config).spec
+    return ModelFacts(
+        spec.family,
+        spec.context,
+        spec.vocab,
+        pack.size_bytes,
+        library.identity(path),
+        made_ns // 10**9,
+    )
+
+
+class _Stoppable:
+    """A listener whose progress stops the work when it is asked to."""
+
+    def __init__(self, listener: Listener, is_stopped: Callable[[], bool]) -> None:
+        self._listener, self._is_stopped = listener, is_stopped
+        self.note, self.warn = listener.note, listener.warn
+
+    def agree(self, offer: Iterable[str], command: str) -> None:
+        self._listener.agree(offer, command)
+
+    def progress(
+        self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
+    ) -> AbstractContextManager[Bar]:
+        return self._bar(self._listener.progress(title, total, unit=unit, done=done))
+
+    @contextmanager
+    def _bar(self, inner: AbstractContextManager[Bar]) -> Iterator[Bar]:
+        with inner as bar:
+            yield _StoppableBar(bar, self._is_stopped)
+
+
+class _StoppableBar:
+    def __init__(self, bar: Bar, is_stopped: Callable[[], bool]) -> None:
+        self._bar, self._is_stopped = bar, is_stopped
+
+    def advance(self, amount: int = 1) -> None:
+        self._check()
+        self._bar.advance(amount)
+
+    def update(self, *, done: int, total: int | None = None) -> None:
+        self._check()
+        self._bar.update(done=done, total=total)
+
+    def _check(self) -> None:
+        if self._is_stopped():
+            raise Busy("the server is about to end", hint="ask again when it is back")

@@ -1,0 +1,222 @@
+"""Finds the servers of this library that run on this machine, by the sockets in its folder, and ends them.
+
+What a server says of itself is asked through its socket. Whose process it is, the kernel knows: who listens at a
+socket is told to whoever connects, so no file with a process id can be wrong, and nothing is said to a process of
+another user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from ktcli.errors import Busy, KtError
+from ktcli.hardware.memory import resident_bytes
+from ktcli.hardware.probe import SYSTEM_ROOT
+from ktcli.server.process.draintime import DRAIN_MOST_S
+from ktcli.store.places import run_folder, server_sockets
+
+ANSWER_S = 2.0  # in which a server answers; one that still pulls its model does not
+END_S = 20.0  # in which a server that was told to stop has ended, once its answers have finished
+_MOST_BYTES = 1 << 16
+_CREDENTIALS = struct.Struct("iII")  # process, user, group
+# What a server says may be wrong in any way; beyond these bounds it counts as not said.
+_Text = Annotated[str, msgspec.Meta(max_length=4096)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
+_Second = Annotated[int, msgspec.Meta(ge=0, le=253_000_000_000)]  # until the year 9987
+
+
+class LoadedStatus(msgspec.Struct):
+    """What a server says of a model that it has in memory.
+
+    Attributes:
+        memory_bytes: what it takes of memory with whole contexts.
+        since: when it was loaded, seconds since 1970.
+        expires: when it is closed if nobody uses it; None: never.
+    """
+
+    name: _Text = ""
+    context: _Count = 0
+    memory_bytes: _Count = 0
+    running: _Count = 0
+    waiting: _Count = 0
+    since: _Second = 0
+    expires: _Second | None = None
+
+
+class Status(msgspec.Struct):
+    """What a server says of itself.
+
+    Attributes:
+        model: the one that it was started with.
+        context: of that model; 0: it is not in memory.
+        running, waiting: requests of all models.
+        since: when it began, seconds since 1970.
+        models: those in memory.
+        loading: whether it loads that model, at first or after its GPU failed.
+        drain_s: the seconds that answers may take to finish once it is told to end.
+    """
+
+    model: _Text = ""
+    aliases: list[_Text] = []
+    address: _Text = ""
+    context: _Count = 0
+    running: _Count = 0
+    waiting: _Count = 0
+    since: _Second = 0
+    models: list[LoadedStatus] = []
+    loading: bool = False
+    drain_s: _Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FoundServer:
+    """A server of this library that runs.
+
+    Attributes:
+        socket: the path of its socket.
+        pid: its process; 0: it is none that this one may see.
+        memory_bytes: what of its memory is resident; None: unknown.
+        status: what it says of itself; None: it does not answer, because it pulls its model or hangs.
+    """
+
+    socket: Path
+    pid: int
+    memory_bytes: int | None
+    status: Status | None
+
+    @property
+    def name(self) -> str:
+        """What it is called where it must be told from others: its model, else its socket."""
+        return self.status.model if self.status else self.socket.stem
+
+    def is_meant_by(self, word: str) -> bool:
+        """Tells whether a word names it: its model, an alias of that, or its port."""
+        names = (self.status.model, *self.status.aliases) if self.status else ()
+        return word == self.socket.stem or word in names
+
+
+def socket_path(port: int) -> Path:
+    """Where the server at a port has its socket."""
+    return run_folder() / f"{port}.sock"
+
+
+def running_servers() -> list[FoundServer]:
+    """The servers of this library that run, by their ports.
+
+    Raises:
+        KtError: others may write in the folder of its sockets.
+    """
+    found = []
+    for path in server_sockets():
+        with contextlib.suppress(OSError), connected(path) as connection:
+            pid, _ = _listener(connection)
+            found.append(
+                FoundServer(path, pid, resident_bytes(SYSTEM_ROOT, pid), status_of(connection))
+            )
+    return found
+
+
+def status_of(connection: socket.socket) -> Status | None:
+    """What the server at the other end of a connection says of itself; None: nothing in time."""
+    try:
+        return msgspec.json.decode(_body_of(connection, b"/server"), type=Status)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _body_of(connection: socket.socket, path: bytes) -> bytes:
+    """The body of the answer to a GET; HTTP/1.0 ends it with the connection.
+
+    Raises:
+        OSError: it is not whole within `ANSWER_S`, or too long.
+    """
+    until = time.monotonic() + ANSWER_S
+    connection.sendall(b"GET %s HTTP/1.0\r\nHost: localhost\r\n\r\n" % path)
+    data = b""
+    while came := connection.recv(1 << 16):
+        data += came
+        if len(data) > _MOST_BYTES or time.monotonic() > until:
+            raise TimeoutError
+    return data.partition(b"\r\n\r\n")[2]
+
+
+def stop(server: FoundServer) -> None:
+    """Tells a server to end, and waits until it has; answers may finish for a while, as with Ctrl-C.
+
+    Raises:
+        Busy: it has not ended. KtError: this user may not end it, or cannot see it.
+    """
+    if server.pid <= 0:
+        raise KtError(
+            f"the server of {server.name} runs where this process cannot see it, as in another container",
+            hint="kt stop ends it there",
+        )
+    try:
+        process = os.pidfd_open(server.pid)
+    except ProcessLookupError:
+        return
+    try:
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        timeout_s = END_S + min(DRAIN_MOST_S, server.status.drain_s if server.status else 0)
+        if not select.select([process], [], [], timeout_s)[0]:
+            raise Busy(
+                f"the server of {server.name} (process {server.pid}) has not ended in {timeout_s:.0f} s",
+                hint=f"kill -9 {server.pid} ends it now; what it computed last is lost",
+            )
+    except ProcessLookupError:
+        return
+    except OSError as error:
+        raise KtError(f"cannot end process {server.pid}: {error.strerror}") from error
+    finally:
+        os.close(process)
+
+
+@contextlib.contextmanager
+def connected(path: Path) -> Iterator[socket.socket]:
+    """A connection to the socket at `path`, however long that is: the system takes 107 bytes.
+
+    Raises:
+        OSError: nobody listens there, or another user's process, to which nothing is to be said.
+    """
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as made:
+        made.settimeout(ANSWER_S)
+        with short_name(path) as name:
+            made.connect(name)
+        _, user = _listener(made)
+        if user not in (os.geteuid(), 0):
+            raise PermissionError(errno.EPERM, f"a process of user {user} listens there", str(path))
+        yield made
+
+
+@contextlib.contextmanager
+def short_name(path: Path) -> Iterator[str]:
+    """A short name of a path, while the context lasts.
+
+    Raises:
+        OSError: its folder is not there.
+    """
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def _listener(connection: socket.socket) -> tuple[int, int]:
+    """The process that listens where a connection leads, and its user."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, _ = _CREDENTIALS.unpack(raw)
+    return process, user

@@ -1,0 +1,91 @@
+"""The end of a server: no further request is let in, and those that are being answered have a while to finish."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from math import ceil
+
+from ktcli.server.http.refusals import Refusal
+
+_ALWAYS_ANSWERED = frozenset({"/health", "/metrics", "/server"})
+_TELL_S = 2.0  # in which answers that are ended then tell their clients
+
+
+class Drain:
+    """Counts the requests that are being answered; for the event loop only.
+
+    Args:
+        seconds: that they may take to finish.
+    Attributes:
+        begun: whether the server is to end.
+        running: the requests that are being answered.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.begun = seconds, False
+        self.running = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    def require_running(self, path: str) -> None:
+        """Raises: Refusal: the server is about to end, and this path is not answered until it has."""
+        if self.begun and not _is_always_answered(path):
+            raise _refusal("the server is about to end and takes no more requests", self.seconds)
+
+    @contextmanager
+    def answering(self, path: str) -> Iterator[None]:
+        """A block in which a request is answered.
+
+        Raises:
+            Refusal: the server is about to end.
+        """
+        self.require_running(path)
+        if _is_always_answered(path):
+            yield
+            return
+        self.running += 1
+        self._quiet.clear()
+        try:
+            yield
+        finally:
+            self.running -= 1
+            if not self.running:
+                self._quiet.set()
+
+    def give_up(self) -> None:
+        """Makes `finished` return at once."""
+        self.seconds = 0.0
+        self._quiet.set()
+
+    async def finished(self) -> bool:
+        """Waits until no request is being answered, or the time is over; returns whether all have finished."""
+        return await self._is_quiet_in(self.seconds)
+
+    async def told(self) -> None:
+        """Waits until answers that were ended have told their clients."""
+        if not self.running:
+            return
+        self._quiet.clear()
+        await self._is_quiet_in(_TELL_S)
+
+    async def _is_quiet_in(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._quiet.wait()
+        return not self.running
+
+
+def _is_always_answered(path: str) -> bool:
+    return path in _ALWAYS_ANSWERED or path.startswith("/cancel/")
+
+
+def cut_off() -> Refusal:
+    """The error of an answer that the server's end cut off."""
+    return _refusal("the server ended before the answer was complete", 0.0)
+
+
+def _refusal(words: str, seconds: float) -> Refusal:
+    again_s = ceil(seconds) + 1  # by then a supervisor has started it anew
+    return Refusal(503, words, "", "server_draining", again_s)

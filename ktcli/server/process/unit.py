@@ -1,0 +1,91 @@
+"""Writes the unit with which systemd runs a server for its user."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from ktcli.errors import ExitCode
+from ktcli.server.process.discovery import END_S
+
+NAME = "kt.service"
+_PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+", re.ASCII)
+# What goes wrong again however often it is tried: a wrong option, a model that is not there, damaged files.
+_FINAL = (ExitCode.USAGE, ExitCode.NOT_FOUND, ExitCode.DAMAGED)
+
+
+def unit(name: str, program: Sequence[str], environment: Mapping[str, str], drain_s: float) -> str:
+    """The text of a unit for `systemctl --user`; see systemd.service(5).
+
+    Args:
+        name: the model, for people.
+        program: the command line of the server.
+        environment: variables that it needs.
+        drain_s: the seconds that answers may take to finish when it is stopped.
+    """
+    variables = [f"Environment={quoted(f'{key}={value}')}\n" for key, value in environment.items()]
+    final = " ".join(str(int(code)) for code in _FINAL)
+    return f"""\
+# Serves {_in_a_line(name)} with kt. To install it:
+#
+#   mkdir -p ~/.config/systemd/user
+#   kt serve ... --print-unit > ~/.config/systemd/user/{NAME}
+#   systemctl --user daemon-reload
+#   systemctl --user enable --now {NAME}
+#   loginctl enable-linger          (it then runs without a login, from the start of the machine on)
+#
+# systemctl --user status kt shows how far it is, journalctl --user -u kt what it says. The model should be in the
+# library before (kt pull). A key stands in a file of its own, for --api-key-file: others may read this one.
+
+[Unit]
+Description=kt serves {_in_a_line(name).replace("%", "%%")}
+
+[Service]
+Type=notify
+ExecStart={" ".join([quoted(program[0]), *(quoted(word, in_command=True) for word in program[1:])])}
+{"".join(variables)}\
+# Loading a large model takes minutes; answers may finish when it is stopped.
+TimeoutStartSec=infinity
+TimeoutStopSec={END_S + drain_s:.0f}
+Restart=on-failure
+RestartSec=5
+RestartPreventExitStatus={final}
+# It writes into the library alone, and what is said to it is not to be found in core files.
+UMask=0077
+LimitCORE=0
+NoNewPrivileges=yes
+LockPersonality=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+SystemCallArchitectures=native
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def quoted(word: str, *, in_command: bool = False) -> str:
+    """A word as units have it: specifiers, quotation marks and control characters are only characters.
+
+    Args:
+        in_command: whether it stands behind the first word of a command line, where $ begins a variable.
+    """
+    text = word.replace("%", "%%")
+    if in_command:
+        text = text.replace("$", "$$")
+    if _PLAIN.fullmatch(text):
+        return text
+    return '"' + "".join(_escaped(letter) for letter in text) + '"'
+
+
+def _escaped(letter: str) -> str:
+    if letter in '"\\':
+        return "\\" + letter
+    if letter.isprintable():
+        return letter
+    return "".join(f"\\x{byte:02x}" for byte in letter.encode("utf-8", "surrogateescape"))
+
+
+def _in_a_line(text: str) -> str:
+    """A text for people in a line of a unit, where a backslash at the end would go on with the next line."""
+    return "".join(each if each.isprintable() else "?" for each in text).rstrip("\\")

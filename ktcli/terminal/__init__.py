@@ -1,0 +1,1 @@
+"""A conversation on a terminal: prompt, slash commands, Markdown drawn as it comes"""

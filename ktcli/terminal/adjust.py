@@ -1,0 +1,142 @@
+"""Reads and writes settings as a person types them: the lines of `/set`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ktcli.chat.compaction import DROP, STOP
+from ktcli.engine.sampler import RANGES, SamplingSettings
+from ktcli.errors import UsageError
+from ktcli.terminal.screen import Screen
+from ktcli.terminal.thoughts import ThoughtsView
+from ktcli.text.settings import Settings, override
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def _switch(text: str) -> bool:
+    return {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}[
+        text.lower()
+    ]
+
+
+_SAMPLING: dict[str, Callable[[str], Any]] = {
+    "temperature": _number,
+    "top-k": int,
+    "top-p": _number,
+    "min-p": _number,
+    "repetition-penalty": _number,
+    "seed": int,
+    "greedy": _switch,
+}
+SETTABLE = (*_SAMPLING, "max-tokens", "stop", "thinking", "think-budget", "when-full")
+OF_SCREEN = ("markdown", "thoughts", "status")  # of how answers are shown
+# The value at which each setting of sampling does nothing.
+_OFF: dict[str, Any] = {
+    "top-k": 0, "top-p": 1.0, "min-p": 0.0, "repetition-penalty": 1.0, "seed": None, "greedy": False
+}  # fmt: skip
+_WORDS = {
+    **{name.replace("_", "-"): words for name, (_, _, words) in RANGES.items()},
+    "seed": "a whole number, or off: a new one for each chat",
+    "greedy": "on or off",
+    "max-tokens": "a whole number from 1 on, or off",
+    "stop": "any text, or off: none",
+    "thinking": "on, off or default: as the model likes",
+    "think-budget": "a whole number of tokens from 1 on, or off",
+    "when-full": "drop: the oldest turns go unread; or stop: the question is refused",
+    "markdown": "on or off",
+    "thoughts": "folded, shown or hidden",
+    "status": "on or off",
+}
+
+
+def changed(settings: Settings, name: str, value: str) -> Settings:
+    """Returns `settings` with one value from a line of text.
+
+    Raises:
+        UsageError: there is no such setting, or it cannot be that; the hint says what it can be.
+    """
+    if name not in SETTABLE:
+        raise UsageError(f"there is no setting {name!r}", hint=f"settings: {', '.join(SETTABLE)}")
+    off = value in ("", "off", "none")
+    key = name.replace("-", "_")
+    try:
+        if name == "stop":
+            return replace(settings, stops=() if off else (*settings.stops, value))
+        if name == "max-tokens":
+            return replace(settings, max_tokens=None if off else int(value))
+        if name == "think-budget":
+            return replace(settings, think_budget=None if off else int(value))
+        if name == "thinking":
+            return replace(settings, thinking=None if value == "default" else _switch(value))
+        if name == "when-full":
+            return replace(settings, drops={DROP: True, STOP: False}[value])
+        if off and name in _OFF and name != "greedy":
+            return replace(settings, sampling=replace(settings.sampling, **{key: _OFF[name]}))
+        given = {key: _SAMPLING[name](value)}
+        return replace(settings, sampling=override(settings.sampling, **given))
+    except (ValueError, KeyError) as error:
+        raise UsageError(f"{name} cannot be {value!r}", hint=f"it can be {_WORDS[name]}") from error
+
+
+def show_otherwise(screen: Screen, name: str, value: str) -> None:
+    """Changes how answers are shown, by a line of text.
+
+    Raises:
+        UsageError: it cannot be that; the hint says what it can be.
+    """
+    try:
+        if name == "markdown":
+            screen.markdown = _switch(value)
+        elif name == "status":
+            screen.status = _switch(value)
+        else:
+            screen.view = ThoughtsView(value)
+    except (ValueError, KeyError) as error:
+        raise UsageError(f"{name} cannot be {value!r}", hint=f"it can be {_WORDS[name]}") from error
+
+
+def silent_seed(sampling: SamplingSettings) -> str:
+    """The note that a seed changes nothing; empty where it does change something."""
+    if sampling.seed is None or not sampling.is_greedy:
+        return ""
+    return "the seed changes nothing while the most likely token is always taken; /set temperature 0.7 ends that"
+
+
+def shown(settings: Settings, screen: Screen | None = None) -> str:
+    """The text of all settings, one a line; with a screen those of its own too."""
+    sampling = settings.sampling
+    rows = [(name, _shown(name, getattr(sampling, name.replace("-", "_")))) for name in _SAMPLING]
+    rows += [("max-tokens", _limit(settings.max_tokens))]
+    rows += [("stop", ", ".join(map(repr, settings.stops)) or "off")]
+    thinking = {None: "default", True: "on", False: "off"}[settings.thinking]
+    rows += [("thinking", thinking), ("think-budget", _limit(settings.think_budget))]
+    rows += [("when-full", DROP if settings.drops else STOP)]
+    if screen is not None:
+        rows += [("markdown", _on(screen.markdown)), ("thoughts", screen.view.value)]
+        rows += [("status", _on(screen.status))]
+    return "\n".join(f"  {name:<20}{words}" for name, words in rows)
+
+
+def _limit(tokens: int | None) -> str:
+    return "off" if tokens is None else str(tokens)
+
+
+def _on(value: bool) -> str:
+    return "on" if value else "off"
+
+
+def _shown(name: str, value: Any) -> str:
+    if name in _OFF and value == _OFF[name]:
+        return "off"
+    if value is True:
+        return "on"
+    return f"{value} (greedy)" if name == "temperature" and value == 0 else str(value)

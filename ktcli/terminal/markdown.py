@@ -1,0 +1,159 @@
+"""Draws the Markdown of an answer while it comes: nothing on the screen is drawn again but the word or the line of code
+at its end.
+
+Headings, lists, quotes and paragraphs are written word by word; a line of code gets its colours when it is whole, and a
+table is aligned after its last row. Line breaks stay where the model put them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ktcli.terminal.blocks import LineKind, LineStart, classify, closes, fence_of
+from ktcli.terminal.flow import CLEAR_REST, RESET, Flow, cells
+from ktcli.terminal.highlight import Highlighter
+from ktcli.terminal.inline import BOLD, CODE, DIM, Inline, Span
+from ktcli.terminal.pipetable import aligned
+
+_RULE_COLUMNS = 60
+_EACH_TIME = 400  # characters; shorter lines are looked at with each piece
+
+
+class Markdown:
+    """Draws one text after the other.
+
+    Args:
+        write: writes to the terminal, which obeys.
+        columns: returns its width.
+    """
+
+    def __init__(self, write: Callable[[str], None], columns: Callable[[], int]) -> None:
+        self._write, self._columns = write, columns
+        self._flow = Flow(write, columns, obeys=True)
+        self._line = ""  # what has come of the last line, until it is certain what it is; all of a row and of code
+        self._start: LineStart | None = None
+        self._tried = 0  # characters of the line that do not make it certain
+        self._inline = Inline()
+        self._code: Highlighter | None = None
+        self._marks = ""  # of the fence before the code
+        self._rows: list[str] = []  # of the last table
+
+    def feed(self, text: str) -> None:
+        """Draws the next piece of the text."""
+        first, *others = text.split("\n")
+        self._add(first)
+        for more in others:
+            self._end_line()
+            self._add(more)
+
+    def finish(self) -> bool:
+        """Draws what was held back: the text has ended. Returns whether something is on the last line."""
+        if self._code is not None:
+            on_line = bool(self._line)
+        else:
+            if self._line or self._start is not None:
+                self._settle(last=True)
+                self._draw_rest()
+            self._draw_table()
+            self._flow.finish()
+            on_line = not self._flow.at_start
+        self._line, self._start, self._code, self._inline = "", None, None, Inline()
+        self._tried = 0
+        return on_line
+
+    # -- lines -----------------------------------------------------------------------------------------
+
+    def _add(self, text: str) -> None:
+        if not text:
+            return
+        if self._code is not None:
+            self._line += text
+            self._write(text)
+        elif self._start is None:
+            self._line += text
+            self._settle(last=False)
+        elif self._start.kind in (LineKind.TEXT, LineKind.HEADING):
+            self._put(self._inline.feed(text))
+        else:
+            self._line += text
+
+    def _settle(self, *, last: bool) -> None:
+        """Begins to draw the line if it is certain what it is."""
+        size = len(self._line)
+        if self._start is not None or not (last or _is_due(size, self._tried)):
+            return
+        start = self._start = classify(self._line, last=last)
+        self._tried = size
+        if start is None or start.kind is LineKind.ROW:
+            return
+        self._draw_table()
+        if start.kind in (LineKind.TEXT, LineKind.HEADING):
+            self._flow.indent(start.first, start.rest, DIM if "│" in start.first else "")
+            self._put(self._inline.feed(start.body))
+
+    def _end_line(self) -> None:
+        if self._code is not None:
+            self._end_code_line(self._code)
+            return
+        self._settle(last=True)
+        self._draw_rest()
+        if self._start is not None and self._start.kind is not LineKind.ROW:
+            self._flow.newline()
+        self._line, self._start, self._inline, self._tried = "", None, Inline(), 0
+
+    def _draw_rest(self) -> None:
+        """Draws what is left of a line that has ended."""
+        start = self._start
+        assert start is not None
+        if start.kind is LineKind.ROW:
+            self._rows.append(self._line.strip())
+            self._write(f"\r{DIMMED.format(f'table, {len(self._rows)} rows')}{CLEAR_REST}")
+        elif start.kind is LineKind.FENCE:
+            self._marks, language = fence_of(start.body)
+            self._flow.put(start.first + start.body, DIM)
+            self._code = Highlighter(language)
+        elif start.kind is LineKind.RULE:
+            width = min(self._columns() - 1, _RULE_COLUMNS) - len(start.first)
+            self._flow.put(start.first + "─" * max(3, width), DIM)
+        else:
+            self._put(self._inline.finish())
+
+    def _put(self, spans: Iterable[Span]) -> None:
+        level = 0 if self._start is None else self._start.level
+        base = "" if not level else f"{BOLD};{CODE}" if level < 3 else BOLD
+        for text, style in spans:
+            self._flow.put(text, ";".join(filter(None, (base, style))))
+
+    # -- blocks ----------------------------------------------------------------------------------------
+
+    def _end_code_line(self, code: Highlighter) -> None:
+        line, self._line = self._line, ""
+        ends = closes(line, self._marks)
+        drawn = DIMMED.format(line) if ends else code.line(line)
+        if drawn is not None and "\t" not in line and sum(map(cells, line)) < self._columns():
+            self._write(f"\r{CLEAR_REST}{drawn}")
+        self._write("\n")
+        if ends:
+            self._code = None
+
+    def _draw_table(self) -> None:
+        rows, self._rows = self._rows, []
+        if not rows:
+            return
+        self._write(f"\r{CLEAR_REST}")
+        table = aligned(rows, self._columns())
+        if table is not None:
+            self._write(table)
+            return
+        for row in rows:
+            self._flow.put(row)
+            self._flow.newline()
+
+
+def _is_due(size: int, tried: int) -> bool:
+    """Returns whether a line that has come so far is to be looked at again: a long one when it has grown by a half, as
+    each look reads all of it."""
+    return size < _EACH_TIME or 2 * size >= 3 * tried
+
+
+DIMMED = f"\x1b[{DIM}m{{}}{RESET}"

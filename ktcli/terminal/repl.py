@@ -1,0 +1,229 @@
+"""Runs the loop of an interactive chat: ask the person, run a command or answer, until they leave."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from ktcli.answers.events import AnswerPiece
+from ktcli.chat.chat import Chat
+from ktcli.chat.chats import LAST, newest
+from ktcli.chat.compaction import exchanges
+from ktcli.dialogue.backend import longer_context
+from ktcli.engine.request import Finish
+from ktcli.errors import DeviceError, KtError
+from ktcli.interrupt import Interrupt
+from ktcli.terminal import attachments, slash
+from ktcli.terminal.replstate import Models, ReplState
+from ktcli.terminal.screen import Screen, visible
+from ktcli.terminal.statistics import cached_line, six_lines
+from ktcli.terminal.statusline import nearly_full, status_line
+
+
+class Asks(Protocol):
+    """A source of lines."""
+
+    def ask(self, draft: str = "") -> str | None:
+        """Returns the next text; None when the person leaves.
+
+        Args:
+            draft: what stands there already.
+        """
+
+
+class Person(Protocol):
+    """A way to speak to the person, beside answers."""
+
+    def note(self, text: str) -> None:
+        """Says something worth knowing."""
+
+    def warn(self, text: str) -> None:
+        """Says something that must not be overlooked, although the chat goes on."""
+
+    def error(self, error: KtError) -> None:
+        """Says that something went wrong; the chat goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remarks:
+    """What is said after every answer.
+
+    Attributes:
+        stats: whether to show its counts and times.
+        losses: whether to say why cached tokens could not be used.
+    """
+
+    stats: bool = False
+    losses: bool = False
+
+
+SILENT = Remarks()
+
+
+def talk(
+    chat: Chat,
+    prompt: Asks,
+    screen: Screen,
+    person: Person,
+    *,
+    remarks: Remarks = SILENT,
+    begin: Callable[[ReplState], None] | None = None,
+    models: Models | None = None,
+) -> None:
+    """Chat until the person leaves; the conversation keeps itself in a file (recorder.py).
+
+    Args:
+        begin: called first, to go on with a kept conversation; None: it is a new one.
+        models: the models that it can go on with; None: the one it has.
+    """
+    repl = ReplState(chat, lambda text: person.note(visible(text)), person.warn, screen=screen)
+    repl.models = models
+    with contextlib.closing(repl.recorder), repl.recorder.on_signals():
+        if begin is not None:
+            begin(repl)
+        elif newest() is not None:
+            person.note(f"/load {LAST} goes on with the last conversation")
+        while not repl.leaving:
+            draft, repl.draft = repl.draft, ""
+            line = prompt.ask(draft)
+            if line is None:
+                return
+            if not line.strip():
+                repl.editing = None
+                continue
+            failed = False
+            try:
+                _take(repl, line, screen, person, remarks)
+            except DeviceError as error:
+                if models is None or not models.outlives(error):
+                    raise
+                failed = True
+            except KtError as error:
+                if repl.chat.left:  # no model is there to go on with
+                    raise
+                person.error(error)
+            except KeyboardInterrupt:  # pressed again before the first was looked at
+                if repl.chat.left:
+                    raise
+                person.note(ENDS[Finish.CANCELLED])
+            if failed and models is not None:
+                models.recover()
+
+
+def _take(repl: ReplState, line: str, screen: Screen, person: Person, remarks: Remarks) -> None:
+    """Runs or answers one line, and keeps the chat."""
+    chat = repl.chat
+    try:
+        if not line.startswith("/"):
+            show(repl, partial(chat.ask, _question(repl, line)), screen, person, remarks=remarks)
+            return
+        repl.editing = None
+        slash.run(repl, line.strip())
+        if repl.again:
+            repl.again = False
+            show(repl, chat.retry, screen, person, remarks=remarks)
+    finally:
+        repl.recorder.keep()
+
+
+def _question(repl: ReplState, line: str) -> str:
+    """The question of a line, with the files that go with it; an earlier one that it replaces is taken back."""
+    text, files = attachments.named_in(line)
+    question = attachments.joined(text, [*repl.attached, *files])
+    repl.attached.clear()
+    number, repl.editing = repl.editing, None
+    if number is not None:
+        _replace(repl, number)
+    return question
+
+
+def _replace(repl: ReplState, number: int) -> None:
+    """Takes back everything from a question on; if there are answers to later ones, in a conversation of its own."""
+    turns = repl.chat.conversation.turns
+    places = [i for i, turn in enumerate(turns) if turn["role"] == "user"]
+    if number < len(places) - 1 and repl.recorder.path is not None:
+        before = repl.recorder.path.stem
+        repl.recorder.fork()
+        repl.say(f"the conversation as it was stays in {before}; /load {before} goes back")
+    repl.chat.conversation.cut(places[number])
+
+
+def show(
+    repl: ReplState,
+    start: Callable[..., Iterator[AnswerPiece] | None],
+    screen: Screen,
+    person: Person,
+    *,
+    remarks: Remarks = SILENT,
+) -> None:
+    """Show one answer as it comes; Ctrl-C stops it and keeps what was said.
+
+    Raises:
+        DeviceError: the GPU failed, and is of no more use to this process; what was said is kept.
+    """
+    chat, recorder = repl.chat, repl.recorder
+    before = chat.used
+    try:
+        with Interrupt() as interrupt:
+            screen.begin(
+                lambda: chat.answering.stats.tokens if chat.answering else 0,
+                lambda columns: _live(chat, columns),
+                lambda: chat.thought_cut,
+            )
+            try:
+                pieces = start(cancelled=interrupt, progress=screen.reading)
+                recorder.keep()
+                for piece in pieces or ():
+                    screen.piece(piece)
+            finally:
+                screen.end(gap=True, below=_below(chat, screen))
+    except DeviceError as error:
+        recorder.keep()
+        if recorder.is_kept:
+            error.hint = "the conversation is kept: kt chat --continue --device cpu goes on with it"
+        raise
+    if chat.reply is None:
+        return
+    engine = chat.backend.engine
+    if chat.reply.dropped:
+        person.note(
+            f"(the context was full: {exchanges(chat.reply.dropped)} went unread; /compact undo brings them back)"
+        )
+    ended = ENDS.get(chat.reply.finish)
+    if ended:
+        most = chat.settings.max_tokens or 0
+        said = {"context": engine.context, "max_tokens": most, "longer": longer_context(engine)}
+        person.note(ended.format(**said))
+    if chat.reply.thought_cut:
+        most = chat.settings.think_budget or 0
+        person.note(f"(the thought was ended at {most:,} tokens; /set think-budget changes it)")
+    if full := nearly_full(before, chat.used, engine.context):
+        person.note(full)
+    if remarks.stats:
+        person.note(f"{six_lines(chat.reply.stats)}\n{cached_line(chat.reply.stats)}")
+    if remarks.losses and chat.loss is not None:
+        person.note(visible(chat.loss.sentence))
+
+
+def _live(chat: Chat, columns: int) -> str:
+    """The line below an answer that is being made."""
+    if chat.answering is None:
+        return ""
+    return status_line(chat.answering.stats, chat.used, chat.backend.engine.context, columns)
+
+
+def _below(chat: Chat, screen: Screen) -> str:
+    """The line under an answer; empty where nothing came, or none is wanted."""
+    if not screen.status or chat.reply is None or not chat.reply.ids:
+        return ""
+    return status_line(chat.reply.stats, chat.used, chat.backend.engine.context, screen.columns)
+
+
+ENDS = {
+    Finish.CANCELLED: "(stopped)",
+    Finish.LENGTH: "(cut at {max_tokens:,} tokens; /set max-tokens changes it)",
+    Finish.CONTEXT: "(the context of {context:,} tokens is full: /compact makes room; {longer})",
+}

@@ -1,0 +1,242 @@
+"""The commands that can be typed after a slash in an interactive chat are one table.
+
+A command gets the `ReplState` (the chat, and a way to speak to the person) and the rest of its line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+
+from ktcli.chat.chats import LAST, newest, saved_names
+from ktcli.chat.compaction import exchanges
+from ktcli.chat.conversation import NOTHING_OMITTED
+from ktcli.chat.worktimes import time_lines
+from ktcli.errors import UsageError
+from ktcli.interrupt import Interrupt
+from ktcli.store.library import conversions
+from ktcli.terminal import slash_files as files
+from ktcli.terminal.adjust import OF_SCREEN, SETTABLE, changed, show_otherwise, shown, silent_seed
+from ktcli.terminal.replstate import ReplState
+from ktcli.terminal.statistics import cached_line, six_lines
+from ktcli.terminal.statusline import in_ascii
+
+_HELP_COLUMN = 26  # where meanings begin
+_COLUMNS = 80  # where there is no screen
+
+# What keys do, for /help.
+KEYS = (
+    ("Alt-Enter", 'a line more; so do a \\ at the end and """ around a text'),
+    ("Tab", "complete a command, a setting, a chat or a file"),
+    ("Ctrl-R", "search what was typed before; Up and Down go through it"),
+    ("Ctrl-X Ctrl-E", "write the question in your editor"),
+    ("Ctrl-C", "stop an answer; at the prompt, drop the line"),
+    ("Ctrl-D", "leave"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Slash:
+    """A command: the function it runs, the form of its line, and its meaning in words."""
+
+    run: Callable[[ReplState, str], None]
+    usage: str
+    meaning: str
+
+
+def _help(repl: ReplState, rest: str) -> None:
+    width = (repl.screen.columns if repl.screen is not None else _COLUMNS) - 1
+    typed = [(f"/{name} {slash.usage}", slash.meaning) for name, slash in TABLE.items()]
+    lines = [line for words, meaning in [*typed, *KEYS] for line in _beside(words, meaning, width)]
+    repl.say("\n".join(lines))
+
+
+def _beside(words: str, meaning: str, width: int) -> list[str]:
+    """Words and their meaning beside them, or below where a terminal is too narrow for that."""
+    if width < 2 * _HELP_COLUMN:
+        return [
+            f"  {words}",
+            *wrap(
+                meaning, max(width, _HELP_COLUMN), initial_indent="    ", subsequent_indent="    "
+            ),
+        ]
+    indent = " " * _HELP_COLUMN
+    return wrap(
+        meaning, width, initial_indent=f"  {words}".ljust(_HELP_COLUMN), subsequent_indent=indent
+    )
+
+
+def _system(repl: ReplState, rest: str) -> None:
+    if rest:
+        repl.chat.conversation.system = "" if rest in ('""', "''", "none") else rest
+    repl.say(f"system: {repl.chat.conversation.system or '(none)'}")
+
+
+def _clear(repl: ReplState, rest: str) -> None:
+    kept = repl.recorder.path if repl.chat.conversation.turns else None
+    repl.chat.conversation.clear()
+    repl.recorder.begin()
+    repl.say("a new conversation" + (f"; /load {kept.stem} goes back" if kept else ""))
+
+
+def _undo(repl: ReplState, rest: str) -> None:
+    question = repl.chat.conversation.undo()
+    repl.say("there is nothing to take back" if question is None else f"taken back: {question}")
+
+
+def _compact(repl: ReplState, rest: str) -> None:
+    if rest not in ("", "undo"):
+        raise UsageError(f"/compact {rest[:40]}: what is that?", hint="/compact, or /compact undo")
+    said = repl.chat.conversation
+    if rest:
+        if not said.omitted.turns:
+            raise UsageError("nothing was left out of this conversation")
+        said.omitted = NOTHING_OMITTED
+        repl.say("the next answer reads the whole conversation again")
+        return
+    with Interrupt() as interrupt:
+        progress = None if repl.screen is None else repl.screen.reading
+        if repl.screen is not None:
+            repl.screen.begin(int)
+        try:
+            turns = repl.chat.compact(cancelled=interrupt, progress=progress)
+        finally:
+            if repl.screen is not None:
+                repl.screen.end()
+    if not turns:
+        repl.say("(stopped: nothing changed)")
+        return
+    repl.say(f"a summary stands for {exchanges(turns)}; /compact undo brings them back:")
+    repl.say(said.omitted.summary)
+
+
+def _model(repl: ReplState, rest: str) -> None:
+    if repl.models is None:
+        raise UsageError("this chat has one model only")
+    if rest:
+        repl.models.go_to(rest)
+        return
+    rows = repl.models.names()
+    wide = max(len(name) for name, _ in rows)
+    repl.say("\n".join(f"  {name:<{wide}}  {about}".rstrip() for name, about in rows))
+
+
+def _retry(repl: ReplState, rest: str) -> None:
+    if not repl.chat.conversation.turns:
+        raise UsageError("there is no question to answer again")
+    repl.again = True
+
+
+def _stats(repl: ReplState, rest: str) -> None:
+    reply, chat = repl.chat.reply, repl.chat
+    lines = []
+    if reply is not None:
+        lines += [six_lines(reply.stats), cached_line(reply.stats)]
+        if (laps := reply.laps) is not None:
+            lines.append(time_lines(*laps))
+    if chat.totals.answers:
+        lines.append(chat.totals.lines)
+    lines.append(f"context:              {chat.used} of {chat.backend.engine.context} token(s)")
+    plain = repl.screen is not None and repl.screen.ascii
+    for line in lines:
+        repl.say(in_ascii(line) if plain else line)
+
+
+def _thoughts(repl: ReplState, rest: str) -> None:
+    thoughts = repl.screen.thoughts.strip() if repl.screen is not None else ""
+    repl.say(thoughts or "the last answer came without thoughts")
+
+
+def _edit(repl: ReplState, rest: str) -> None:
+    questions = repl.questions
+    if not questions:
+        raise UsageError("there is no question to edit yet", hint="ask something first")
+    number = len(questions) if not rest else int(rest) if rest.isdecimal() else 0
+    if not 1 <= number <= len(questions):
+        raise UsageError(
+            f"/edit {rest[:40]}: there is no such question",
+            hint=f"questions are numbered from 1 to {len(questions)}; /edit alone takes the last",
+        )
+    repl.editing, repl.draft = number - 1, questions[number - 1]
+
+
+def _exit(repl: ReplState, rest: str) -> None:
+    repl.leaving = True
+
+
+def _set(repl: ReplState, rest: str) -> None:
+    name, _, value = rest.partition(" ")
+    name = name.replace("_", "-")
+    if name in OF_SCREEN and repl.screen is not None:
+        show_otherwise(repl.screen, name, value.strip())
+    elif name:
+        repl.chat.settings = changed(repl.chat.settings, name, value.strip())
+    repl.say(shown(repl.chat.settings, repl.screen))
+    if name == "seed" and (silent := silent_seed(repl.chat.settings.sampling)):
+        repl.say(silent)
+    backend = repl.chat.backend
+    if name == "think-budget" and not backend.answers.thinks:
+        repl.say(f"{backend.name} does not think before it answers; it changes nothing")
+
+
+TABLE: dict[str, Slash] = {
+    "help": Slash(_help, "", "this list"),
+    "system": Slash(_system, "[TEXT]", "show or set the system text; none: remove"),
+    "model": Slash(_model, "[NAME]", "go on with another model; none: list those that are here"),
+    "set": Slash(_set, "[NAME VALUE]", "show or change how answers are made"),
+    "clear": Slash(_clear, "", "start a new conversation"),
+    "retry": Slash(_retry, "", "answer the last question again"),
+    "edit": Slash(_edit, "[N]", "ask the last question otherwise, or question N"),
+    "undo": Slash(_undo, "", "take back the last question and its answer"),
+    "compact": Slash(_compact, "[undo]", "let the model sum up the oldest turns, to make room"),
+    "thoughts": Slash(_thoughts, "", "what the model thought before its last answer"),
+    "stats": Slash(_stats, "", "what the last answer took, and where its time went"),
+    "read": Slash(files.attach, "FILE", "put a file into the next question; @FILE in it does too"),
+    "copy": Slash(files.copy, "[code]", "copy the last answer, or its last block of code"),
+    "export": Slash(files.export, "FILE", "write the conversation as .md or .json"),
+    "save": Slash(files.keep_copy, "NAME", "keep a copy of the conversation in the library"),
+    "load": Slash(files.go_on_with, "NAME", "go on with a kept conversation"),
+    "fork": Slash(files.fork, "[NAME]", "go on in a new conversation from here"),
+    "rename": Slash(files.rename, "NAME", "give the conversation a name"),
+    "exit": Slash(_exit, "", "leave"),
+}
+ALIASES = {"branch": "fork", "quit": "exit", "bye": "exit", "?": "help"}
+
+
+def run(repl: ReplState, line: str) -> None:
+    """Run a line that begins with a slash.
+
+    Raises:
+        UsageError: there is no such command. KtError: it failed.
+    """
+    name, _, rest = line[1:].partition(" ")
+    slash = TABLE.get(ALIASES.get(name, name))
+    if slash is None:
+        raise UsageError(
+            f"there is no command /{name}", hint="/help lists them; begin with a space to say it"
+        )
+    slash.run(repl, rest.strip())
+
+
+def words(before: str) -> Sequence[tuple[str, str]]:
+    """The completions of the last word of a line, each with its meaning."""
+    command, space, rest = before.partition(" ")
+    if not space:
+        return [(f"/{name}", slash.meaning) for name, slash in TABLE.items()]
+    if " " in rest:
+        return []
+    if command == "/set":
+        return [(name, "") for name in (*SETTABLE, *OF_SCREEN)]
+    if command == "/load":
+        last = [(LAST, "the newest")] if newest() else []
+        return [*last, *((name, "") for name in saved_names() if name != LAST)]
+    if command == "/model":
+        return [(entry.label, "") for entry in conversions()]
+    if command == "/save":
+        return [(name, "") for name in saved_names()]
+    if command == "/compact":
+        return [("undo", "read all turns again")]
+    if command == "/copy":
+        return [("code", "its last block of code")]
+    return []

@@ -1,0 +1,65 @@
+"""The text files of a model, read: what it takes to write its prompts and to read its answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ktcli.text.capabilities import Capabilities
+from ktcli.text.control import ControlTokens
+from ktcli.text.files import read_json
+from ktcli.text.settings import Settings, read_settings, read_stop_ids
+from ktcli.text.template import ChatTemplate, load_template
+from ktcli.text.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """The text files of a model, read.
+
+    Attributes:
+        control: keeps words of a conversation from becoming control tokens.
+        stop_ids: the ids of tokens that end an answer.
+        settings: the model's own settings.
+        response_template: how the checkpoint says that its answers are read, unchecked; None: it does not.
+        can: what its chat template can do.
+    """
+
+    tokenizer: Tokenizer
+    control: ControlTokens
+    template: ChatTemplate
+    stop_ids: frozenset[int]
+    settings: Settings
+    response_template: Any = None
+    can: Capabilities = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "can", Capabilities(self.template))
+
+    @property
+    def may_think(self) -> bool:
+        """Whether the template listens to `Settings.thinking`."""
+        hello = [{"role": "user", "content": "hi"}]
+        ways = (replace(self.settings, thinking=thinking) for thinking in (True, False))
+        return len({self.template.render(hello, **way.variables) for way in ways}) > 1
+
+
+def read_text_model(
+    name: str, folder: Path, *, allow_special: bool = False, tokenizer: Tokenizer | None = None
+) -> TextModel:
+    """Returns the text files of a model, read; it is cheap, so it comes before weights are converted or loaded.
+
+    Args:
+        allow_special: whether texts of a conversation may give control tokens.
+        tokenizer: the model's, if it was read before.
+    Raises:
+        BadCheckpoint: the tokenizer, template or settings are missing, damaged or hostile.
+    """
+    tokenizer = tokenizer or load_tokenizer(folder)
+    template = load_template(folder, name=name)
+    stop_ids = read_stop_ids(folder, tokenizer, template)
+    control = ControlTokens(tokenizer, allowed=allow_special)
+    config = folder / "tokenizer_config.json"
+    answers = read_json(config).get("response_template") if config.is_file() else None
+    return TextModel(tokenizer, control, template, stop_ids, read_settings(folder), answers)

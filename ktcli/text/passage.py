@@ -1,0 +1,107 @@
+"""Reads a text to measure models on, as text and as a model's ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ktcli import smallfiles
+from ktcli.errors import NotFound, UsageError
+from ktcli.resources import data_path
+from ktcli.text.control import ControlTokens
+from ktcli.text.template import special_tokens
+from ktcli.text.tokenizer import SLACK, Tokenizer, load_tokenizer
+
+MAX_BYTES = 4 << 20  # about a million tokens; cutting more into tokens takes gigabytes
+START_CHARS = 1 << 20  # of a text that are encoded first
+BUILT_IN = "built-in (Python's standard library)"
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A text and its origin.
+
+    Attributes:
+        name: a path, or BUILT_IN.
+        cut: whether the file has more bytes than are read.
+    """
+
+    name: str
+    text: str
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A text as one model's tokenizer cuts it.
+
+    Attributes:
+        ids: the ids of the text.
+        begin: the id that texts begin with; None: the model's files name none.
+        bytes_per_token: the mean bytes of text per token.
+    """
+
+    ids: tuple[int, ...]
+    begin: int | None
+    bytes_per_token: float
+
+
+def read_passage(path: Path | None) -> Passage:
+    """The text of a file, or the built-in one; of a large file the beginning.
+
+    Raises:
+        NotFound: it cannot be read.
+        UsageError: it is not UTF-8.
+    """
+    where = data_path("profiles", "text", "python.txt") if path is None else path
+    try:
+        data = smallfiles.read_start(where, MAX_BYTES + 1)
+    except OSError as error:
+        raise NotFound(
+            f"cannot read the text {str(where)[:300]}: {error.strerror}",
+            hint="name a file of plain text, or leave it out",
+        ) from error
+    cut = len(data) > MAX_BYTES
+    text = _decoded(data[:MAX_BYTES], str(where)[:300], whole=not cut)
+    return Passage(BUILT_IN if path is None else str(path), text, cut)
+
+
+def read_with(folder: Path, passage: Passage, most: int, *, allow_special: bool = False) -> Reading:
+    """The first `most` ids of a passage, by the tokenizer of the model in `folder`.
+
+    Args:
+        allow_special: whether the text may give control tokens.
+
+    Raises:
+        BadCheckpoint: the tokenizer is missing, damaged or hostile.
+    """
+    tokenizer = load_tokenizer(folder)
+    control = ControlTokens(tokenizer, allowed=allow_special)
+    ids = _first_ids(control, passage.text, most)
+    size = len(tokenizer.decode(ids, special=True).encode())
+    return Reading(tuple(ids), _begin(folder, tokenizer), size / max(1, len(ids)))
+
+
+def _first_ids(control: ControlTokens, text: str, most: int) -> list[int]:
+    """The first `most` ids of a text; of a long one no more is encoded than surely has them."""
+    start = text[: max(START_CHARS, 16 * most)]
+    ids = control.encode_text(start)
+    if len(start) < len(text) and len(ids) < most + SLACK:
+        ids = control.encode_text(text)
+    return ids[:most]
+
+
+def _begin(folder: Path, tokenizer: Tokenizer) -> int | None:
+    return tokenizer.id_of(special_tokens(folder).get("bos_token", ""))
+
+
+def _decoded(data: bytes, where: str, *, whole: bool) -> str:
+    """Decodes UTF-8; in a cut file the last character may be cut too."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if not whole and error.start > len(data) - 4:
+            return data[: error.start].decode("utf-8")
+        raise UsageError(
+            f"{where} is not UTF-8 text (byte {error.start})", hint="name a file of plain text"
+        ) from error

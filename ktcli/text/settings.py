@@ -1,0 +1,153 @@
+"""Reads how a model wants to be sampled and where it stops: `generation_config.json` and its neighbours.
+
+Missing values mean off; `do_sample` false or missing means greedy, as transformers reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ktcli.engine.sampler import SamplingSettings
+from ktcli.errors import BadCheckpoint, UsageError
+from ktcli.text.files import read_json
+from ktcli.text.template import ChatTemplate, special_tokens
+from ktcli.text.tokenizer import Tokenizer
+
+_NUMBERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_MARK = "kt0answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a chat.
+
+    Attributes:
+        sampling: how the next token is chosen.
+        max_tokens: the most tokens of one answer; None: as many as the context holds.
+        stops: texts that end an answer, beside the model's own stop tokens.
+        drops: whether the oldest turns go unread when a question does not fit; else it is refused.
+        think_budget: the most tokens of an answer's thoughts; None: as many as the model likes.
+        thinking: whether a model that can do both thinks first; None: as it likes.
+    """
+
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    max_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+    thinking: bool | None = None
+    drops: bool = True
+    think_budget: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.think_budget is not None and self.think_budget < 1:
+            raise UsageError(f"think-budget is {self.think_budget}, it can be 1 or more")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise UsageError(f"max-tokens is {self.max_tokens}, it can be 1 or more")
+
+    @property
+    def others(self) -> dict[str, Any]:
+        """The settings beside `sampling`, by name."""
+        names = ("max_tokens", "stops", "thinking", "think_budget")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The variables of the chat template: Qwen3 and GLM know the first name, DeepSeek-V3.1 and Kimi the
+        second; gpt-oss always thinks, but not always long."""
+        if self.thinking is None:
+            return {}
+        effort = "high" if self.thinking else "low"
+        return {
+            "enable_thinking": self.thinking,
+            "thinking": self.thinking,
+            "reasoning_effort": effort,
+        }
+
+
+def override(sampling: SamplingSettings, **given: Any) -> SamplingSettings:
+    """Returns `sampling` with the given values that are not None; asking for randomness ends greedy sampling.
+
+    Raises:
+        UsageError: a value out of range.
+    """
+    changes = {key: value for key, value in given.items() if value is not None}
+    if changes.keys() & {"temperature", "top_k", "top_p", "min_p"} and "greedy" not in changes:
+        changes["greedy"] = False
+    return replace(sampling, **changes)
+
+
+def carried(current: Settings, before: Settings, after: Settings) -> Settings:
+    """The settings of another model, with what was changed of those of the one before.
+
+    Args:
+        before, after: what each of the two models begins with.
+    """
+
+    def changes(now: Any, first: Any) -> dict[str, Any]:
+        names = (field.name for field in fields(now) if field.name != "sampling")
+        return {
+            name: getattr(now, name) for name in names if getattr(now, name) != getattr(first, name)
+        }
+
+    sampling = replace(after.sampling, **changes(current.sampling, before.sampling))
+    return replace(after, sampling=sampling, **changes(current, before))
+
+
+def read_settings(folder: Path) -> Settings:
+    """The model's own settings.
+
+    Raises:
+        BadCheckpoint: they make no sense.
+    """
+    path = folder / "generation_config.json"
+    given = read_json(path) if path.is_file() else {}
+    values: dict[str, Any] = {"greedy": given.get("do_sample") is not True}
+    try:
+        for name in _NUMBERS:
+            if given.get(name) is not None:
+                values[name] = _number(given[name], whole=name == "top_k")
+        longest = given.get("max_new_tokens")
+        most = None if longest is None else int(_number(longest, whole=True))
+        return Settings(SamplingSettings(**values), most)
+    except (UsageError, ValueError, OverflowError) as error:
+        raise BadCheckpoint(f"{path} makes no sense: {error}") from error
+
+
+def _number(value: Any, *, whole: bool) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{str(value)[:40]!r} is not a number")
+    return int(value) if whole else float(value)
+
+
+def read_stop_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:
+    """The ids that end an answer: those the files name, and the one the template ends a turn with."""
+    found: set[int] = set()
+    for file in ("generation_config.json", "config.json"):
+        path = folder / file
+        if path.is_file():
+            found |= _ids(read_json(path), path)
+    named = tokenizer.id_of(special_tokens(folder).get("eos_token", ""))
+    if named is not None:
+        found.add(named)
+    return frozenset(found | _end_of_turn(tokenizer, template))
+
+
+def _ids(config: Mapping[str, Any], path: Path) -> set[int]:
+    value = config.get("eos_token_id")
+    many = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(id, int) and not isinstance(id, bool) and id >= 0 for id in many):
+        raise BadCheckpoint(f"{path} has an eos_token_id that is not a token id")
+    return set(many)
+
+
+def _end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> set[int]:
+    """The special token right after an answer, in a conversation that has one."""
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": _MARK}]
+    try:
+        text = template.render(turns, add_generation_prompt=False)
+    except BadCheckpoint:  # a template may refuse this chat and take the user's
+        return set()
+    after = tokenizer.encode(text.rpartition(_MARK)[2][:1000]) if _MARK in text else []
+    return {after[0]} & tokenizer.special_ids if after else set()
