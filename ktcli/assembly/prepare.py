@@ -1,4 +1,4 @@
-"""Leads from a name to a converted model: it is pulled and converted if it is not yet.
+"""Finds the converted model that a name means: it is pulled and converted if it is not yet.
 
 Nothing large is downloaded or converted before the plan says that it fits.
 """
@@ -45,7 +45,7 @@ def prepare(
     formats: str = "",
     listener: Listener = SILENT,
 ) -> Ready:
-    """Returns the conversion that `name` means, made now if need be.
+    """Returns the conversion that `name` means; it is pulled and converted now if need be.
 
     Args:
         check: called with (name, folder) of a checkpoint before it is converted; it may raise.
@@ -92,7 +92,7 @@ def prepare(
 
 
 def converted(name: str) -> Ready | None:
-    """The conversion that `prepare` would return, if it is there already.
+    """Returns the conversion that `prepare` would return, if it is there already; None: it is not.
 
     Raises:
         UsageError, NotFound: not a name, or a folder without a model.

@@ -16,7 +16,7 @@ from ktcli.store.reference import parse
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A converted model.
+    """A converted model on disk.
 
     Attributes:
         name: the name for people.
@@ -47,7 +47,7 @@ def at_hand(name: str, formats: str = "") -> Ready | None:
 
 
 def is_stale(pack: Entry) -> bool:
-    """Returns whether a pack was made from the built-in model of an earlier kt."""
+    """Tells whether a pack was made from the built-in model of an earlier kt."""
     shipped = library.find(BUILTIN, EntryKind.CHECKPOINT) if pack.name == BUILTIN else None
     if shipped is None or not pack.in_library:
         return False

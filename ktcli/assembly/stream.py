@@ -35,7 +35,8 @@ from ktcli.weights.recipe import Recipe, split_pair
 
 
 def begun_stream(reference: Reference) -> Reference | None:
-    """The reference with the formats of a stream that was begun of this model and did not end; None: there is none."""
+    """Returns the reference, with its formats, of a stream of this model that was begun and did not end; None:
+    there is none."""
     found = (
         entry.formats
         for entry in library.entries()
@@ -152,7 +153,8 @@ def _head(
 
 
 def fetch_head(client: Hub, snapshot: Snapshot, head: Path, watcher: Watcher) -> Manifest:
-    """Fetches the small files of a repository and the headers of its weight files, and writes down all of them.
+    """Fetches the small files of a repository and the headers of its weight files, and writes the manifest of all
+    of them, which it returns.
 
     Raises:
         HubError: the hub does not give what its weight files are verified with.

@@ -43,7 +43,7 @@ class PageLayout:
 
     @classmethod
     def of(cls, spec: Spec, fmt: CacheFormat = BF16) -> PageLayout:
-        """The layout of a model's pages in a number format."""
+        """Returns the layout of a model's pages in a number format."""
         ends, offsets = {False: 0, True: 0}, []
         for state in spec.states:
             offsets.append(ends[state.windowed])
@@ -53,7 +53,7 @@ class PageLayout:
 
 
 class PageArena:
-    """Pages of one kind in main memory: their bytes lie as they are stored.
+    """The pages of one kind in main memory: their bytes lie as they are stored.
 
     Attributes:
         arena: [pages][page_bytes].
@@ -68,10 +68,10 @@ class PageArena:
     page_room = saved_page
 
     def restore_page(self, page: int, room: U8Array) -> None:
-        """Does nothing: the room is the place."""
+        """Does nothing: the bytes were read into the page itself."""
 
     def copy(self, of: int, to: int) -> None:
-        """Copies the contents of a page to another."""
+        """Copies the contents of page `of` to page `to`."""
         self.saved_page(to)[:] = self.saved_page(of)
 
 
@@ -130,7 +130,7 @@ class KvCache:
     page_room, state_room = saved_page, saved_state
 
     def restore_page(self, page: int, room: U8Array) -> None:
-        """Does nothing: the room is the place."""
+        """Does nothing: the bytes were read into the page itself."""
 
     def restore_state(self, slot: int, room: U8Array) -> None:
-        """Does nothing: the room is the place."""
+        """Does nothing: the bytes were read into the state's slot itself."""

@@ -38,13 +38,13 @@ class Logits(NamedTuple):
 
     @classmethod
     def of(cls, values: F32Array, temperature: float = 0.0) -> Logits:
-        """The logits with a summary made here."""
+        """Returns logits with their summary, which is computed here."""
         blocks = -(-len(values) // BLOCK_COLUMNS)
         peaks, sums = _summary(values, np.arange(blocks), temperature)
         return cls(values, _best(values, peaks), peaks, sums, temperature)
 
     def with_values(self, ids: Ids, values: F32Array) -> Logits:
-        """The logits with other values at `ids`; an id that comes twice has the same value twice."""
+        """Returns the logits with other values at `ids`; an id that comes twice has the same value twice."""
         changed, peaks, sums = self.values.copy(), self.peaks.copy(), self.sums.copy()
         changed[ids] = values
         blocks = np.flatnonzero(np.bincount(ids // BLOCK_COLUMNS))
@@ -52,11 +52,11 @@ class Logits(NamedTuple):
         return Logits(changed, _best(changed, peaks), peaks, sums, self.temperature)
 
     def at_temperature(self, temperature: float) -> Logits:
-        """The same logits with sums for this temperature."""
+        """Returns the same logits with their sums computed at this temperature."""
         return self if temperature == self.temperature else Logits.of(self.values, temperature)
 
     def ids_in(self, blocks: Ids) -> Ids:
-        """The ids of the tokens in these blocks; both ascending."""
+        """Returns the token ids in these blocks; both ascending."""
         ids: Ids = (blocks[:, None] * BLOCK_COLUMNS + _INSIDE).ravel()
         return ids if ids[-1] < len(self.values) else ids[ids < len(self.values)]
 

@@ -86,7 +86,7 @@ class SamplingSettings:
             raise UsageError(f"seed is {str(self.seed)[:30]}, it can be 0 to 2^64 - 1")
 
     def require_within(self, vocab: int) -> None:
-        """Refuses biases of tokens that a vocabulary of `vocab` ids does not have.
+        """Raises UsageError for biases of tokens that a vocabulary of `vocab` ids does not have.
 
         Raises:
             UsageError: there is one.
@@ -97,18 +97,18 @@ class SamplingSettings:
             )
 
     def within(self, vocab: int) -> SamplingSettings:
-        """The same settings without biases of tokens that a vocabulary of `vocab` ids does not have."""
+        """Returns the same settings without biases of tokens that a vocabulary of `vocab` ids does not have."""
         known = tuple((id, bias) for id, bias in self.logit_bias if id < vocab)
         return self if known == self.logit_bias else replace(self, logit_bias=known)
 
     @property
     def is_greedy(self) -> bool:
-        """Tells whether nothing is drawn, so that a seed changes nothing."""
+        """Whether nothing is drawn, so that a seed changes nothing."""
         return self.greedy or self.temperature == 0
 
     @property
     def counts(self) -> bool:
-        """Tells whether it matters which tokens came before."""
+        """Whether the choice of a token depends on which tokens came before."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
 
@@ -134,11 +134,11 @@ class History:
 
     @property
     def answered(self) -> NDArray[np.int32]:
-        """How often each of them is in the answer, [n]."""
+        """The number of times that each of them is in the answer, [n]."""
         return self._answered[: len(self._place)]
 
     def append(self, id: int) -> None:
-        """The answer goes on with an id."""
+        """Appends an id of the answer."""
         if not self._counts:
             return
         place = self._place.setdefault(id, len(self._place))
@@ -151,7 +151,7 @@ class History:
 
 
 class Sampler:
-    """One random sequence under one settings object.
+    """Chooses the tokens of one answer: one random sequence under one settings object.
 
     Attributes:
         seed: the seed in use, drawn if the settings name none.
@@ -174,7 +174,7 @@ class Sampler:
         self.sums_at = self._temperature if sums else 0.0
 
     def choice(self, logits: Logits, history: History, *, likeliest: int = -1) -> TokenChoice:
-        """How the next id is to be chosen; draws a number for it.
+        """Draws a random number for the next id, and returns how the library is to choose it.
 
         Args:
             logits: the logits of the last position.
@@ -204,7 +204,7 @@ class Sampler:
         )
 
     def next(self, logits: Logits, history: Sequence[int], answered: int = 0) -> int:
-        """Draws the next id: the same as the library chooses for `choice`.
+        """Draws the next id and returns it: the same as the library chooses for `choice`.
 
         Args:
             logits: the logits of the last position.
@@ -232,7 +232,7 @@ class Sampler:
         return int(ids[_pick(chances, at)[0]])
 
     def skip(self, numbers: int) -> None:
-        """Goes on behind the next `numbers` of the random sequence, as if they had been drawn."""
+        """Skips the next `numbers` numbers of the random sequence, as if they had been drawn."""
         self._random.bit_generator.advance(numbers)  # type: ignore[attr-defined]
         self.drawn += numbers
 
@@ -264,7 +264,7 @@ class Sampler:
 
 
 def chosen_id(chosen: ChosenToken, logits: Logits) -> int:
-    """The id of what was chosen from these logits.
+    """Returns the id of the token that was chosen from these logits.
 
     Raises:
         BadPack, UsageError: there is none, see `Sampler.next`.
@@ -293,7 +293,7 @@ def _check(logits: Logits) -> None:
 
 
 def penalise(logits: Logits, history: Sequence[int], penalty: float) -> Logits:
-    """The logits with those of `history` divided (positive) or multiplied (negative) by `penalty`."""
+    """Returns the logits with those of `history` divided (positive) or multiplied (negative) by `penalty`."""
     if penalty == 1.0 or not len(history):
         return logits
     seen = np.asarray(history, dtype=np.int64)
@@ -302,7 +302,7 @@ def penalise(logits: Logits, history: Sequence[int], penalty: float) -> Logits:
 
 
 def shortlist(scores: Logits, settings: SamplingSettings) -> tuple[Ids, Weights]:
-    """The tokens that survive top-k, top-p and min-p, with their chances (not summing to 1).
+    """Returns the tokens that pass top-k, top-p and min-p, with their chances (not summing to 1).
 
     Args:
         scores: logits after the penalty.

@@ -44,7 +44,7 @@ _Held = list[tuple[PagePool, int]]  # pages that are held until all is there
 
 @dataclass(frozen=True, slots=True)
 class PageLabel:
-    """What a page or a state holds.
+    """The description of a stored page or state.
 
     Attributes:
         kind: PAGE, STATE, or WINDOW: a page of the layers with a window.
@@ -64,33 +64,35 @@ class PageLabel:
 
 
 class Store(Protocol):
-    """Keeps pages and states longer than memory does."""
+    """Keeps pages and states longer than memory does, for example on disk."""
 
     @property
     def read_bps(self) -> float | None:
-        """The bytes that it reads in a second; None: it did not read yet."""
+        """The bytes that it reads in a second; None: it has not read yet."""
 
     def refresh(self) -> None:
-        """Looks at what other processes left there."""
+        """Looks for pages and states that other processes left there."""
 
     def has(self, kind: int, key: bytes) -> bool:
-        """Tells whether something is there, as far as it knows."""
+        """Tells whether a page or state with this key is stored, as far as is known."""
 
     def states(self) -> Numbers[tuple[int, bytes, bytes]]:
-        """The states there, longest prefix first: (end, previous, key)."""
+        """Returns the stored states, longest prefix first: (end, previous, key)."""
 
     def read(self, labels: Numbers[PageLabel], into: Numbers[U8Array]) -> int:
-        """Reads and checks; returns how many of the first are in their places."""
+        """Reads pages or states into memory and checks them; returns how many of the first ones are intact and in
+        place."""
 
     def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> None:
-        """Keeps something in time; another thread calls `fill`, which copies it, or returns False if it is gone."""
+        """Queues a page or state to be stored; another thread calls `fill`, which copies it, or returns False if it
+        is gone."""
 
     def use(self, keys: Iterable[bytes]) -> None:
         """Notes that a conversation with these keys, in their order, is used now."""
 
 
 class PageMemory(PagedMemory, Protocol):
-    """The memory of pages and states.
+    """The memory of pages and states, from which they are stored and into which they are read.
 
     Attributes:
         codec: the name of their layout.
@@ -104,10 +106,11 @@ class PageMemory(PagedMemory, Protocol):
     def state_bytes(self) -> int: ...
 
     def saved_state(self, slot: int) -> U8Array:
-        """The bytes of a state; for a snapshot any thread may ask."""
+        """Returns the stored bytes of a state; for a snapshot any thread may ask."""
 
     def state_room(self, slot: int) -> U8Array:
-        """Where the bytes of a state are read to; `restore_state` puts them into their place."""
+        """Returns the memory into which the bytes of a state are read; `restore_state` then puts them into its
+        slot."""
 
     def restore_state(self, slot: int, room: U8Array) -> None: ...
 
@@ -122,7 +125,7 @@ class _Kind:
 
 
 class Tier:
-    """A store below the pools of an engine.
+    """Moves pages and states between the pools of an engine and a store.
 
     Attributes:
         restored_tokens: the positions that came back from the store so far.
@@ -158,7 +161,7 @@ class Tier:
             states.on_evict = partial(self._goes, STATE)
 
     def detach(self) -> None:
-        """Leaves the pools as they were without a tier."""
+        """Removes itself from the pools, which are then as without a tier."""
         for each in self._kinds.values():
             each.pool.on_evict = None
         if self._states is not None:
@@ -168,17 +171,17 @@ class Tier:
 
     @property
     def is_busy(self) -> bool:
-        """Tells whether a step runs, or has just run and the next one is about to."""
+        """Whether a step runs, or has just run and the next one is about to."""
         since = time.monotonic() - self._touched
         return since < (_MOST_STEP_S if self._in_step else _BUSY_S)
 
     def step_begins(self) -> None:
-        """A sequence is about to run."""
+        """Notes that a step begins now."""
         self._began = self._touched = time.monotonic()
         self._in_step = True
 
     def step_ended(self, n_tokens: int) -> None:
-        """A run of `n_tokens` of a sequence was computed."""
+        """Notes that a step of `n_tokens` tokens of a sequence has ended, and measures its speed."""
         self._in_step = False
         self._touched = time.monotonic()
         if n_tokens >= _LEAST_TIMED and self._touched > self._began:
@@ -187,14 +190,14 @@ class Tier:
             self.prompt_tok_s = fresh if known is None else (known + fresh) / 2
 
     def sealed(self, page: int, label: PageLabel) -> None:
-        """A page got its content address."""
+        """Queues a page that got its content address to be stored."""
         size_bytes = self._kinds[label.kind].memory.page_bytes
         if size_bytes and not self._store.has(label.kind, label.key):
             self._put(page, label, size_bytes)
 
     def kept(self, slot: int, label: PageLabel, line: int, *, marked: bool = False) -> None:
-        """A snapshot was made of a sequence; those that are its latest when the turn is over are written, and at once
-        those from which other prompts will go on, too.
+        """Notes a snapshot of a sequence: the latest ones of a sequence are stored when the turn is over, and at
+        once those from which other prompts will go on.
 
         Args:
             marked: whether it is such a one, see `Sequence.mark`.
@@ -208,7 +211,7 @@ class Tier:
             latest.append((slot, label))
 
     def turn_over(self) -> None:
-        """An answer has ended, or another prompt begins: the latest snapshots are worth keeping."""
+        """Queues the latest snapshots of all sequences to be stored: an answer has ended, or another prompt begins."""
         for latest in self._latest.values():
             for slot, label in latest:
                 if self._states is not None and self._states.slot_of(label.key) == slot:
@@ -257,7 +260,8 @@ class Tier:
     # --- up -------------------------------------------------------------------------------------------
 
     def bring(self, content: Content, have: int) -> None:
-        """Reads what the store knows of a beginning of a content's ids, but not all of it, into free pages.
+        """Reads the longest stored beginning of a content's ids, but not all of it, into free pages, and seals
+        them.
 
         Args:
             have: the positions that memory already has.

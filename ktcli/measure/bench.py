@@ -1,4 +1,4 @@
-"""Decode and prefill, measured against what the machine can do at that moment.
+"""Measures decode and prefill against what the machine can do at that moment.
 
 Decode is compared with reading its bytes at the speed of the best plain read loop, prefill with doing
 its operations at the arithmetic peaks. Ids are drawn anew for every run, so that the experts of one
@@ -46,7 +46,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run of the work.
+    """One unit of work to measure, done once in each run.
 
     Attributes:
         n_tokens: tokens of one run.
@@ -64,7 +64,7 @@ class Job:
 
     @property
     def tokens(self) -> int:
-        """The tokens of all answers in a run."""
+        """The number of tokens of all answers in a run."""
         return self.n_tokens * self.batch
 
 
@@ -86,17 +86,17 @@ class Demand:
 
 
 class Yardstick(Protocol):
-    """The reference that a measurement is compared with."""
+    """Computes the times that a measurement is compared with."""
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
-        """The seconds of a run at the machine's ceilings, measured now."""
+        """Returns the seconds of a run at the machine's ceilings, measured now."""
 
     def predicted_s(self, engine: Engine, job: Job) -> float:
-        """The seconds of a run that the planner expects, at the ceilings of this measurement."""
+        """Returns the seconds of a run that the planner expects, at the ceilings of this measurement."""
 
 
 def steps(engine: Engine, job: Job) -> Iterator[StepShape]:
-    """The steps of a run."""
+    """Yields the shapes of the steps of a run."""
     done = 0
     while done < job.n_tokens:
         left = job.n_tokens - done
@@ -108,14 +108,14 @@ def steps(engine: Engine, job: Job) -> Iterator[StepShape]:
 
 
 def work_of(engine: Engine, job: Job, step: StepShape) -> tuple[PartWork, ...]:
-    """The work of one step of a run."""
+    """Returns the bytes and operations of one step of a run, part by part."""
     if job.batch == 1:
         return step_work(engine.model, engine.recipe, step)
     return streams_work(engine.model, engine.recipe, step, job.touched)
 
 
 def demand(engine: Engine, job: Job) -> Demand:
-    """The bytes and operations of a run."""
+    """Returns the bytes and operations of a run."""
     read, cached, ops = 0, 0, dict.fromkeys(Unit, 0)
     for step in steps(engine, job):
         for work in work_of(engine, job, step):
@@ -153,18 +153,18 @@ class Ceilings:
         return next((arena.refused for arena in self.arenas if arena.refused), "")
 
     def measure(self, kind: Ceiling) -> float:
-        """Measures a ceiling now."""
+        """Measures a ceiling now; returns its bytes or operations per second."""
         data = [arena.bytes for arena in self.arenas] if kind is Ceiling.READ else ()
         rate = self.pool.ceiling(kind, self.seconds, data)
         self.samples.setdefault(kind, []).append(rate)
         return rate
 
     def rate(self, kind: Ceiling) -> float:
-        """The median of the samples so far."""
+        """Returns the median of a ceiling's samples so far, per second."""
         return median(self.samples.get(kind) or [self.measure(kind)])
 
     def rates(self) -> Rates:
-        """The rates as the planner takes them."""
+        """Returns the sampled rates in the form that the planner takes."""
         read, int8, bf16 = map(self.rate, (Ceiling.READ, Ceiling.INT8, Ceiling.BF16))
         basis, tiles = "measured in this run", has_tiles(self.pool.isa)
         each = operation_seconds(self.pool.threads)
@@ -177,7 +177,7 @@ class Ceilings:
         return self.compute_s(wanted.ops)
 
     def compute_s(self, ops: dict[Unit, int]) -> float:
-        """The seconds of operations at the arithmetic peaks, measured now."""
+        """Returns the seconds of operations at the arithmetic peaks, measured now."""
         int8 = ops[Unit.INT8]
         rest = sum(ops.values()) - int8
         peaks = ((int8, Ceiling.INT8), (rest, Ceiling.BF16))
@@ -231,7 +231,7 @@ class BenchResult:
 
     @property
     def ops(self) -> float:
-        """The operations per second."""
+        """The operations per second that the job reached."""
         return self.demand.all_ops / self.measured.seconds
 
     @property
@@ -248,7 +248,7 @@ def run(
     pairs: int = PAIRS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> BenchResult:
-    """Measures one job on a loaded engine.
+    """Returns the measured times of one job on a loaded engine.
 
     Args:
         job: the work; its context and tokens fit the engine's context.
@@ -288,7 +288,7 @@ def run(
 
 
 def once(engine: Engine, session: Session, job: Job, ids: list[int]) -> None:
-    """Does the job once. A decode step ends with choosing a token, as an answer does."""
+    """Does the work of the job once on the session. A decode step ends with choosing a token, as an answer does."""
     session.rewind(job.context)
     if job.kind is Phase.PREFILL:
         session.feed(ids)
@@ -300,7 +300,7 @@ def once(engine: Engine, session: Session, job: Job, ids: list[int]) -> None:
 
 
 def traced(engine: Engine, context: int, trace: Callable[[Callable[[], None]], Trace]) -> Trace:
-    """Traces one decode step after `context` tokens, when a few have been decoded already.
+    """Returns the trace of one decode step after `context` tokens, when a few have been decoded already.
 
     Args:
         trace: runs a step and returns its trace.

@@ -27,7 +27,8 @@ _OF_EACH = (ModelPart.CACHE, ModelPart.STATES)
 def streams_work(
     model: Model, recipe: Recipe, step: StepShape, touched: float | None
 ) -> tuple[PartWork, ...]:
-    """The work of one step of several answers, a token of each, after `step.start` tokens of each.
+    """Returns the bytes and operations, part by part, of one step of several answers, a token of each, after
+    `step.start` tokens of each.
 
     Args:
         step: its tokens are one of each answer.
@@ -50,7 +51,7 @@ def streams_work(
 
 
 class Streams:
-    """Several answers that go on in step, each after a context of its own.
+    """Several sequences that are decoded together, each after a context of its own.
 
     Args:
         n: how many.
@@ -82,7 +83,8 @@ class Streams:
                 line.close()
 
     def touched(self, ids: I32Array) -> float | None:
-        """The mean number of experts of a layer that at least one chose in a step of `once`; None without experts."""
+        """Returns the mean number of a layer's experts that at least one answer chose in a step of `once`; None
+        without experts."""
         spec = self._engine.spec
         if not spec.moe_layers:
             return None
@@ -96,7 +98,7 @@ class Streams:
         return float(np.mean(counts))
 
     def close(self) -> None:
-        """Gives the contexts up."""
+        """Closes the sequences of the contexts."""
         for sequence in self._before:
             sequence.close()
 

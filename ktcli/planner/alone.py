@@ -38,7 +38,7 @@ from ktcli.weights.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """A model with every layer on the CPU of a host."""
+    """The memory and speed of a model with every layer on the CPU of a host."""
 
     model: Model
     host: Host
@@ -51,12 +51,12 @@ class Alone:
 
     @property
     def extra_bytes(self) -> int:
-        """The bytes that cutting weights between teams adds."""
+        """The bytes that cutting weights between teams adds to the weights."""
         return sum(extra_bytes(self.model, self.recipe, self.host.teams).values())
 
     @property
     def room_bytes(self) -> int:
-        """The `need_bytes` that fits: in the whole memory, and in that of the node which is full first."""
+        """The largest `need_bytes` that fits: into the whole memory, and into that of the node which is full first."""
         host = self.host
         room = host.room_bytes - self.extra_bytes
         fullest = node_room_bytes(
@@ -65,22 +65,23 @@ class Alone:
         return room if fullest is None else min(room, fullest)
 
     def context(self, asked: int | None) -> int:
-        """The number of positions to reserve."""
+        """Returns the number of positions to reserve: `asked`, or the default context of this model and host."""
         return asked or default_context(self.model, self.recipe, self.room_bytes, self.use)
 
     def need_bytes(self, context: int) -> int:
-        """The bytes of everything, without those that cutting adds."""
+        """Returns the bytes of weights, cache, scratch and process, without those that cutting adds."""
         return need_bytes(self.model, self.recipe, context, self.use)
 
     def fits(self, context: int) -> bool:
         return self.need_bytes(context) <= self.room_bytes
 
     def total_bytes(self, context: int) -> int:
-        """The bytes of everything, with those that cutting adds and those left free."""
+        """Returns the bytes of weights, cache, scratch and process, with those that cutting adds and those left
+        free."""
         return self.need_bytes(context) + self.extra_bytes + self.host.margin_bytes
 
     def node_needs(self, context: int) -> tuple[NodeNeed, ...]:
-        """The bytes that each node must hold; (): no memory is bound to a node."""
+        """Returns the bytes that each node must hold; (): no memory is bound to a node."""
         host = self.host
         if not host.nodes:
             return ()
@@ -88,12 +89,13 @@ class Alone:
         return node_needs(self.model, self.recipe, host.teams, host.nodes, others)
 
     def step_s(self, step: StepShape) -> float:
-        """The predicted seconds of a step."""
+        """Returns the predicted seconds of a step."""
         works = step_work(self.model, self.recipe, step)
         return step_seconds(works, self.model.operations, self.host.rates, step.n_tokens)
 
     def speed(self, context: int) -> Speed:
-        """The speed of decode early and at the end of a context, and of a prefill chunk."""
+        """Returns the predicted tokens per second: of decode early and at the end of a context, and of a prefill
+        chunk."""
         chunk, cache = min(PREFILL_CHUNK, context), self.use.cache_format
         early = min(EARLY_TOKENS, context - 1)
         return Speed(
@@ -103,7 +105,8 @@ class Alone:
         )
 
     def lines(self, context: int) -> Iterator[Line]:
-        """Yields every part with its bytes and its predicted time, the largest first; then those without weights."""
+        """Yields a plan's line for every part with its bytes and its predicted time, the largest first; then lines
+        for what is not weights."""
         model, host, recipe, use = self.model, self.host, self.recipe, self.use
         spec, line = model.spec, _Timing.of(model, recipe, context, host.rates, use).line
         extra, teams = extra_bytes(model, recipe, host.teams), len(host.teams)

@@ -56,7 +56,8 @@ class _Case:
 
 
 def plan_with(model: Model, host: Host, gpus: Sequence[Gpu], request: Request) -> Plan:
-    """Plans `model` on the CPU of `host` (`Host.beside`) and GPUs, as many of these as help; without advice.
+    """Returns the plan of `model` on the CPU of `host` (`Host.beside`) and GPUs, as many of these as help; without
+    advice.
 
     Args:
         gpus: one or more, in the order in which they take layers.
@@ -132,7 +133,7 @@ def _segment(stack: ModelLoads, budget: Budget, mask: experts.Mask) -> SegmentPl
 
 
 def simulated(hybrid: Hybrid, depth: int, position: int) -> Simulation:
-    """Simulates a decode step at `position`."""
+    """Returns the simulation of a decode step at `position` with `depth` experts deferred."""
     return simulate(hybrid.layers(position), depth, hybrid.head_s())
 
 

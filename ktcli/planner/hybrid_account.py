@@ -1,4 +1,4 @@
-"""Makes what a plan with a GPU says of itself: a line for each part, where it lies and what it takes, and sentences.
+"""Builds the lines and sentences of a plan with a GPU: for each part, where it lies and what it takes.
 
 All of it follows from decisions that `hybrid` has taken; nothing is decided here.
 """
@@ -86,7 +86,7 @@ class HybridAccount:
 
     @property
     def extra_bytes(self) -> int:
-        """The bytes that cutting weights between teams adds."""
+        """The bytes that cutting weights between teams adds to the weights."""
         return sum(extra_bytes(self.here, self.request.recipe, self.host.teams).values())
 
     @property
@@ -98,7 +98,7 @@ class HybridAccount:
     # --- lines ---
 
     def lines(self) -> Iterator[Line]:
-        """Yields all lines, the GPU's first."""
+        """Yields the plan's lines, the GPU's first."""
         yield from self._device_parts()
         yield from self._device_others()
         yield from self._main_parts()

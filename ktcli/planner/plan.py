@@ -61,7 +61,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One part of the plan.
+    """One line of the plan: a part of the model, where it lies and what it takes.
 
     Attributes:
         where: the memory it lies in: "GPU", "memory" (anywhere), or which nodes and how they share it.
@@ -80,7 +80,7 @@ class Line:
 
     @classmethod
     def reserved(cls, name: str, fmt: str, where: str, size_bytes: int, reason: str) -> Line:
-        """Makes the line of memory that is no part of the model, and that no step reads as a whole."""
+        """Returns the line of memory that is no part of the model, and that no step reads as a whole."""
         return cls(name, fmt, where, size_bytes, 0, 0.0, 0.0, reason)
 
 
@@ -95,7 +95,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Vram:
-    """The bytes of a GPU's memory that each use takes, or of that of several.
+    """The bytes of a GPU's memory by use, or of that of several.
 
     Attributes:
         weights: the weights but the embedding and the routed experts.
@@ -123,7 +123,7 @@ class Vram:
 
     @classmethod
     def together(cls, each: Iterable[Vram]) -> Vram:
-        """The bytes of several GPUs."""
+        """Returns the sum of the bytes of several GPUs, use by use."""
         rows = list(each)
         return cls(*(sum(getattr(row, name) for row in rows) for name in cls.__slots__))
 
@@ -194,12 +194,12 @@ class DevicePlan:
 
     @property
     def need(self) -> Vram:
-        """The bytes of all their memories."""
+        """The bytes of all the GPUs' memories, use by use."""
         return Vram.together(each.need for each in self.segments)
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """The first layer of each GPU but the first."""
+        """The number of the first layer of each GPU but the first."""
         return tuple(each.layers.start for each in self.segments[1:])
 
     @property
@@ -217,7 +217,7 @@ class DevicePlan:
 
     @property
     def streams(self) -> bool:
-        """Tells whether any prompt is long enough to be streamed."""
+        """Whether any prompt is long enough to be streamed."""
         return self.prefill_threshold != NEVER and self.stream_experts > 0
 
     @property
@@ -244,7 +244,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer of `place`.
+    """The plan that `place` makes: whether a model fits a machine, where each part goes, and how fast it is.
 
     Attributes:
         need_bytes: the bytes of memory that the plan takes.
@@ -284,7 +284,7 @@ class Plan:
         return self.need_bytes <= self.host.available_bytes and all(n.fits for n in self.nodes)
 
     def require(self, what: str) -> None:
-        """Raises if the plan does not fit.
+        """Raises NotEnoughMemory if the plan does not fit.
 
         Raises:
             NotEnoughMemory: it does not fit; the hint says what would make it fit.

@@ -44,7 +44,7 @@ U8Array = NDArray[np.uint8]
 
 
 class Kind(IntEnum):
-    """The kinds of record."""
+    """The kind of a record: a page, a state, or a window page."""
 
     PAGE = 1
     STATE = 2
@@ -52,7 +52,7 @@ class Kind(IntEnum):
 
 
 class Label(Protocol):
-    """What a record holds: a page or a state, of which prefix.
+    """The description of a record: a page or a state, of which prefix.
 
     Attributes:
         kind: a `Kind`.
@@ -78,11 +78,11 @@ class Label(Protocol):
 
 
 class Damaged(Exception):
-    """A file or a record is not what was written; the message completes a sentence about the file."""
+    """Raised when a file or a record is not what was written; the message completes a sentence about the file."""
 
 
 class Space(NamedTuple):
-    """Who can read a file's pages.
+    """The identity that a file's pages and their reader must share.
 
     Attributes:
         namespace: the digest of everything that changes their bytes.
@@ -122,7 +122,7 @@ class PageEntry:
 
 
 class Image:
-    """The bytes of a file while it is put together.
+    """The bytes of a file of pages while it is put together.
 
     Args:
         sizes: the bytes of data of each record to come.
@@ -140,12 +140,12 @@ class Image:
         self._at = _aligned(_HEADER.size + _ENTRY.size * len(sizes))
 
     def place(self, label: Label, size_bytes: int) -> U8Array:
-        """The memory where the next record's data belong; nothing counts before `add`."""
+        """Returns the memory for the data of the next record; the record counts once `add` is called."""
         start = self._at + 5 * len(label.ids)
         return self.bytes[start : start + size_bytes]
 
     def add(self, label: Label, size_bytes: int) -> None:
-        """Counts the record whose data were written to its place."""
+        """Adds the record whose data were written to the memory that `place` returned."""
         n = len(label.ids)
         head = label_head(label)
         self.bytes[self._at : self._at + len(head)] = np.frombuffer(head, dtype=np.uint8)
@@ -159,7 +159,7 @@ class Image:
         self._at = end
 
     def finish(self) -> U8Array:
-        """The bytes of the file."""
+        """Completes the header and returns the bytes of the whole file."""
         table = b"".join(_packed(entry) for entry in self.entries)
         first = self.entries[0].offset if self.entries else _aligned(_HEADER.size)
         head = _head(self._space, len(self.entries), self._at, 0)
@@ -171,13 +171,13 @@ class Image:
 
 
 def label_head(label: Label) -> bytes:
-    """The ids and depths of a record, as they lie before its data."""
+    """Returns the ids and depths of a record as the bytes before its data."""
     ids = np.ascontiguousarray(label.ids, dtype="<i4").tobytes()
     return ids + np.ascontiguousarray(label.depths, dtype=np.uint8).tobytes()
 
 
 def read_table(path: Path, space: Space | None = None) -> tuple[Space, tuple[PageEntry, ...]]:
-    """Reads whose pages a file holds, and its records.
+    """Returns the space of a file and the entries of its records.
 
     Args:
         space: the only one that will do; None: any.
@@ -239,7 +239,7 @@ def read_record(descriptor: int, entry: PageEntry, label: Label, data: U8Array) 
 
 
 def check_record(descriptor: int, entry: PageEntry) -> None:
-    """Reads a record of whatever prefix and size, in little memory, and compares its checksum.
+    """Reads a record of any prefix and size, in little memory, and compares its checksum.
 
     Raises:
         Damaged: it is another one. OSError: the record cannot be read.

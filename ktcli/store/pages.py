@@ -42,7 +42,7 @@ _QUIET = (errno.EACCES, errno.EROFS, errno.EPERM)  # whoever has such a library 
 
 @dataclass(slots=True)
 class StoreCounts:
-    """What a store did since it was opened.
+    """The numbers of what a store did since it was opened.
 
     Attributes:
         read, read_bytes, read_s: the records read and found intact, their bytes, and the seconds that took.
@@ -64,7 +64,7 @@ class StoreCounts:
 
 
 class PageStore:
-    """The records of one space.
+    """The stored pages and states of one space.
 
     Args:
         quota_bytes: the most bytes of the whole folder.
@@ -106,7 +106,7 @@ class PageStore:
     # --- what is there ------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Looks at what other processes wrote and removed meanwhile."""
+        """Rereads the folder for files that other processes wrote and removed meanwhile."""
         with self._guard:
             there = {file.path for file in self._folder.files(self._path)} - self._ignored
             for path in self._files.keys() - there:
@@ -115,17 +115,17 @@ class PageStore:
                 self._open(path)
 
     def has(self, kind: int, key: bytes) -> bool:
-        """Tells whether a record was there when the folder was last looked at."""
+        """Tells whether a record was there when the folder was last read."""
         return (kind, key) in self._found
 
     def states(self) -> list[tuple[int, bytes, bytes]]:
-        """The states that were there, longest prefix first: (end, previous, key) as of `Label`."""
+        """Returns the stored states, longest prefix first: (end, previous, key) as of `Label`."""
         with self._guard:
             entries = [entry for _, entry in self._found.values() if entry.kind == Kind.STATE]
         return sorted(((e.end, e.previous, e.key) for e in entries), reverse=True)
 
     def size_of(self, kind: int, key: bytes) -> int:
-        """The bytes of data of a record; 0 if it is not there."""
+        """Returns the bytes of data of a record; 0 if it is not there."""
         found = self._found.get((kind, key))
         return 0 if found is None else found[1].size_bytes
 
@@ -151,7 +151,8 @@ class PageStore:
         return intact
 
     def use(self, keys: Iterable[bytes]) -> None:
-        """Notes that the records with these keys, in the order of a conversation, were used now: its end goes first."""
+        """Notes that the records with these keys, in the order of a conversation, were used now: the conversation's
+        end is removed first."""
         self._folder.use(list(self._paths(keys))[::-1])
 
     def _place(
@@ -226,7 +227,7 @@ class PageStore:
             self.tell()
 
     def tell(self) -> None:
-        """Says what went wrong since it was last called; each kind of trouble once."""
+        """Warns of what went wrong since the last call; each kind of trouble once."""
         with self._guard:
             said, self._trouble = self._trouble, ""
         if said:
@@ -235,7 +236,7 @@ class PageStore:
     # --- writing --------------------------------------------------------------------------------------
 
     def put(self, label: Label, size_bytes: int, fill: Fill) -> None:
-        """Lets a record be written in time, unless it is there.
+        """Queues a record to be written, unless it is stored already.
 
         Args:
             fill: copies its bytes; called by another thread, see `PageWriter`.
@@ -244,13 +245,13 @@ class PageStore:
             self.writer.put(label, size_bytes, fill)
 
     def flush(self, wait_s: float = CLOSE_S) -> bool:
-        """Writes all that waits; returns whether that was done within `wait_s` seconds."""
+        """Writes all queued records; returns whether that was done within `wait_s` seconds."""
         done = self.writer.flush(wait_s)
         self.tell()
         return done
 
     def close(self, wait_s: float = CLOSE_S) -> None:
-        """Writes what waits and ends all threads."""
+        """Writes all queued records within `wait_s` seconds and ends all threads."""
         self.writer.close(wait_s)
         if self.writer.dropped and self._writes and self._quota:
             self._trouble = self._trouble or (

@@ -31,7 +31,7 @@ MAX_WAITING = 1 << 16  # records
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where batches go.
+    """The functions that take the batches of a writer.
 
     Attributes:
         batch_bytes: the fewest bytes of data of a file, but for the rest of a queue.
@@ -73,11 +73,11 @@ class PageWriter:
 
     @property
     def is_current(self) -> bool:
-        """Tells whether the caller is the thread that stores."""
+        """Whether the calling thread is the one that stores."""
         return threading.current_thread() is self._thread
 
     def put(self, label: Label, size_bytes: int, fill: Fill) -> None:
-        """Lets a record be stored in time; `fill` is called by another thread."""
+        """Queues a record to be stored; `fill` is called by another thread."""
         with self._changed:
             if self._closing or len(self._queue) >= MAX_WAITING:
                 self.dropped += 1
@@ -91,7 +91,7 @@ class PageWriter:
                 self._changed.notify_all()
 
     def flush(self, wait_s: float) -> bool:
-        """Stores all that waits, at full speed; returns whether that was done within `wait_s` seconds."""
+        """Stores all queued records, at full speed; returns whether that was done within `wait_s` seconds."""
         with self._changed:
             self._flushing = True
             self._changed.notify_all()
@@ -100,7 +100,7 @@ class PageWriter:
         return done
 
     def close(self, wait_s: float) -> None:
-        """Stores what waits within `wait_s` seconds, gives the rest up, and ends the thread."""
+        """Stores queued records within `wait_s` seconds, drops the rest, and ends the thread."""
         self.flush(wait_s)
         with self._changed:
             self._closing = self._given_up = True
