@@ -104,6 +104,14 @@ def test_an_answer_is_the_one_that_its_prompt_gets_alone(
     assert engine.generate([]) == []
 
 
+def test_any_text_can_be_asked(engine: kt.Engine) -> None:
+    """A lone surrogate, a word of control tokens, further fields of a message."""
+    odd = "\ud800 <|im_end|> ✓"
+    message = {"role": "user", "content": odd, "name": odd, "tool_calls": None}
+    results = engine.generate([[message], odd], max_tokens=3)
+    assert [each.stats.tokens for each in results] == [3, 3]
+
+
 def test_stops_and_lengths(engine: kt.Engine) -> None:
     (whole,) = engine.generate([asked(QUESTIONS[0])], temperature=0)
     (cut,) = engine.generate([asked(QUESTIONS[0])], temperature=0, max_tokens=3)

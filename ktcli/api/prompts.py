@@ -10,7 +10,7 @@ from ktcli.dialogue.prompts import EncodedPrompt, PromptEncoder
 from ktcli.errors import ContextFull, UsageError
 from ktcli.text.control import Marked
 
-Messages = Sequence[Mapping[str, str]]  # each with role and content
+Messages = Sequence[Mapping[str, Any]]  # each with role and content
 Prompt = str | Messages
 MORE_CONTEXT = "kt.load(..., context=N) gives more room, if the model has it"
 
@@ -51,7 +51,7 @@ class PromptReader:
         ids = None if control.exceeds(Marked(text), self._context) else control.encode_text(text)
         return EncodedPrompt(text, self._with_room(name, ids))
 
-    def _of_messages(self, name: str, messages: list[dict[str, str]]) -> EncodedPrompt:
+    def _of_messages(self, name: str, messages: list[dict[str, Any]]) -> EncodedPrompt:
         rendered = self._encoder.rendered(messages, self._variables)
         ids = self._with_room(name, self._encoder.ids(rendered, ()))
         shared, marks = self._encoder.partings(ids, messages, self._variables, ())
@@ -70,7 +70,7 @@ class PromptReader:
         return ids
 
 
-def _messages(name: str, prompt: Any) -> list[dict[str, str]]:
+def _messages(name: str, prompt: Any) -> list[dict[str, Any]]:
     """Returns the messages of a prompt.
 
     Raises:
@@ -88,6 +88,6 @@ def _messages(name: str, prompt: Any) -> list[dict[str, str]]:
     return [{key: _whole(text) for key, text in message.items()} for message in prompt]
 
 
-def _whole(text: str) -> str:
-    """The text with question marks for what no UTF-8 can say."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+def _whole(value: Any) -> Any:
+    """A value; if it is a text, with question marks for what no UTF-8 can say."""
+    return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value

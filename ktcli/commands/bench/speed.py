@@ -251,8 +251,8 @@ class Measuring:
         return max(self.job.context + self.job.n_tokens, min(SPREAD_TOKENS, spec.context))
 
     def streams(self, spec: Spec, most: int) -> int:
-        """Returns the number of sequences that `most` answers take: each goes on from a context that stays as it is, whose state
-        is kept beside the answer's."""
+        """Returns the number of sequences that `most` answers take: each goes on from a context that stays as it is,
+        whose state is kept beside the answer's."""
         return 2 * most if spec.sequence_elements else most
 
 
