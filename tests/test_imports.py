@@ -48,7 +48,7 @@ LEVELS = [
     {"chat"},
     {"terminal"},
     {"assembly"},
-    {"server"},
+    {"server", "api"},
     {"commands", "output"},
     {"main"},
     {"start"},
@@ -60,7 +60,7 @@ FLOOR = LEVELS[0]
 # These two stand beside: they know only the floor, and only these parts know them. The engine
 # does not: what it needs of the machine is in its plan.
 TALK = {"text", "answers", "dialogue", "chat", "terminal"}
-ABOVE = {"measure", *TALK, "server", "assembly", "commands", "output", "main"}
+ABOVE = {"measure", *TALK, "server", "assembly", "api", "commands", "output", "main"}
 BESIDE = {"hardware": ABOVE | {"hardware", "planner"}, "store": ABOVE | {"store"}}
 # The planner says where bytes go, and the number formats say how many there are.
 SIDEWAYS = {

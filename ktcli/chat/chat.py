@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
@@ -166,7 +166,7 @@ class Chat:
         *,
         cancelled: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
-    ) -> Iterator[AnswerPiece]:
+    ) -> Generator[AnswerPiece]:
         """Asks `question` and yields the answer's pieces as they come; it may be left at any piece.
 
         Raises:
@@ -195,13 +195,13 @@ class Chat:
         before: Conversation,
         cancelled: Callable[[], bool],
         progress: Progress | None,
-    ) -> Iterator[AnswerPiece]:
+    ) -> Generator[AnswerPiece]:
         self.conversation.say("user", question.encode("utf-8", "replace").decode("utf-8"))
         return self._answer(before, cancelled, progress)
 
     def _answer(
         self, before: Conversation, cancelled: Callable[[], bool], progress: Progress | None
-    ) -> Iterator[AnswerPiece]:
+    ) -> Generator[AnswerPiece]:
         """Yields the pieces of the answer to the last question; if there are none, the turns become `before`."""
         reply = self._answering = Reply()
         try:

@@ -44,7 +44,7 @@ class Replay:
         self._tokens = self._time_s = self._damaged = 0
 
     def take(self, record: Record | None) -> None:
-        """Follows one record; None: a damaged line."""
+        """Applies one record to the conversation; None: a damaged line."""
         if record is not None:
             follow = KINDS.get(
                 next(iter(record), "")
@@ -61,7 +61,7 @@ class Replay:
                 self._whole = False
 
     def saved(self) -> Saved:
-        """The conversation."""
+        """Returns the conversation that the records made."""
         unfinished = self._open is not None
         self._close()
         return Saved(

@@ -105,14 +105,14 @@ def show_otherwise(screen: Screen, name: str, value: str) -> None:
 
 
 def silent_seed(sampling: SamplingSettings) -> str:
-    """The note that a seed changes nothing; empty where it does change something."""
+    """Returns the note that a seed changes nothing; empty where it does change something."""
     if sampling.seed is None or not sampling.is_greedy:
         return ""
     return "the seed changes nothing while the most likely token is always taken; /set temperature 0.7 ends that"
 
 
 def shown(settings: Settings, screen: Screen | None = None) -> str:
-    """The text of all settings, one a line; with a screen those of its own too."""
+    """Returns the text of all settings, one a line; with a screen also of how it shows answers."""
     sampling = settings.sampling
     rows = [(name, _shown(name, getattr(sampling, name.replace("-", "_")))) for name in _SAMPLING]
     rows += [("max-tokens", _limit(settings.max_tokens))]

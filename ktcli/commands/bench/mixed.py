@@ -93,7 +93,7 @@ def mixed(
 
 
 def mixed_row(name: str, engine: Engine, result: MixedResult) -> dict[str, Any]:
-    """The row of JSON."""
+    """Returns the result as a row for --json."""
     job, gap = result.job, max(result.gaps_s, default=0.0)
     return {
         **engine_figures("mixed", name, engine),
@@ -112,7 +112,7 @@ def mixed_row(name: str, engine: Engine, result: MixedResult) -> dict[str, Any]:
 
 
 def mixed_words(row: dict[str, Any], engine: Engine) -> str:
-    """The result in words."""
+    """Returns the result in words."""
     rows = [
         ("Model", f"{row['model']}, {row['layers']} layers, {row['format'] or 'no'} experts"),
         ("Threads", threads_words(engine.pool)),

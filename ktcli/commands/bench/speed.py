@@ -246,18 +246,19 @@ class Measuring:
     trace: Path | None = None
 
     def room(self, spec: Spec) -> int:
-        """The positions for the runs, and for the tokens whose experts are counted, where the model has experts."""
+        """Returns the positions for the runs, and for the tokens whose experts are counted, where the model has
+        experts."""
         return max(self.job.context + self.job.n_tokens, min(SPREAD_TOKENS, spec.context))
 
     def streams(self, spec: Spec, most: int) -> int:
-        """The sequences that `most` answers are: each goes on from a context that stays as it is, whose state is
-        kept beside the answer's."""
+        """Returns the number of sequences that `most` answers take: each goes on from a context that stays as it is,
+        whose state is kept beside the answer's."""
         return 2 * most if spec.sequence_elements else most
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An engine, and the ceilings that it is compared with.
+    """An engine that is measured, and the ceilings that it is compared with.
 
     Attributes:
         ceilings: the ceilings of the CPU, also where the yardstick knows more.
@@ -272,7 +273,7 @@ class Made:
     def row(
         self, subject: Subject, result: BenchResult, trace: Trace | None = None
     ) -> dict[str, Any]:
-        """The row of a result.
+        """Returns the row of a result.
 
         Args:
             trace: of one decode step; None: none was taken.

@@ -51,14 +51,14 @@ def _source(value: str | None) -> str | None:
 
 
 def setting_option(name: str, *short: str, **more: Any) -> Any:
-    """The option of a setting, with the words of its row."""
+    """Returns the option of a setting, with the words of its row."""
     setting = SETTINGS[name]
     words = f"{setting.help} Default: {setting.default}."
     return typer.Option(setting.option, *short, metavar=setting.metavar, help=words, **more)
 
 
 def preferred(context: typer.Context, option: typer.CallbackParam, value: Any) -> Any:
-    """The value of an option, or of the setting of its name where the command line does not have it.
+    """Returns the value of an option, or of the setting of its name where the command line does not have it.
 
     A plan for another machine has nothing to do with the settings of this one.
     """

@@ -21,7 +21,7 @@ _NARROW = 70  # columns below which the table of parts is short
 
 
 def document(name: str, made: Plan) -> dict[str, Any]:
-    """The plan for --json."""
+    """Returns the plan for --json."""
     host, speed = made.host, made.speed
     return {
         "model": name,
@@ -75,7 +75,7 @@ def _line_document(line: Line) -> dict[str, Any]:
 def render(
     name: str, made: Plan, disk: DiskNeed | None = None, following: Sequence[str] = ()
 ) -> str:
-    """The plan for people.
+    """Returns the plan for people.
 
     Args:
         disk: what must come onto the disk; None: this is another machine.
