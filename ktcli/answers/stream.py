@@ -28,11 +28,11 @@ class StopStrings:
 
     @property
     def stopped(self) -> bool:
-        """Tells whether a stop string has appeared."""
+        """Whether a stop string has appeared."""
         return bool(self.found)
 
     def feed(self, text: str) -> str:
-        """The text that is certainly no part of a stop string."""
+        """Returns the text that is certainly no part of a stop string."""
         if self.stopped:
             return ""
         if not self._stops:
@@ -50,13 +50,13 @@ class StopStrings:
         return passed
 
     def finish(self) -> str:
-        """The text that was held back in vain."""
+        """Returns the text that was held back in vain."""
         rest, self._held = self._held, ""
         return rest
 
 
 def overlap(text: str, stop: str) -> int:
-    """The longest end of `text` with which `stop` begins."""
+    """Returns the longest end of `text` with which `stop` begins."""
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0 and not stop.startswith(text[at:]):
         at = text.find(stop[0], at + 1)
@@ -122,7 +122,7 @@ class ThoughtMarks:
         self._behind = False  # whether the next letter is the first behind a thought
 
     def without(self, pieces: Iterable[AnswerPiece]) -> tuple[AnswerPiece, ...]:
-        """The pieces without marks; those of which nothing is left are left out."""
+        """Returns the pieces without marks; those of which nothing is left are left out."""
         found = [
             (self._thought(text) if thought else self._answer(text), thought)
             for text, thought in pieces

@@ -305,7 +305,7 @@ class AnswerRun:
         return None
 
     def _closed(self, closing: Sequence[int]) -> Added:
-        """What the ids that end a thought add."""
+        """Returns what the ids that end a thought add."""
         added = []
         for id in closing:
             self._reader.hears(id)

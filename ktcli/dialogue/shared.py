@@ -108,7 +108,7 @@ class SharedScheduler:
             self._kept = None
 
     def _timeline(self, conversation: object | None) -> Sequence | None:
-        """The timeline on which a conversation goes on; one that is another's is let go."""
+        """Returns the timeline on which a conversation goes on; one that is another's is let go."""
         kept = self._kept
         if kept is not None and kept[0] is conversation:
             self._kept = None
