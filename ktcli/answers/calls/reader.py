@@ -60,7 +60,7 @@ class CallReader:
         return found
 
     def finish(self) -> list[Read]:
-        """Returns the texts and call events that were held back; no text follows. A call that is not whole ends there."""
+        """Returns the texts and call events that were held back; no text follows. A call that is cut ends there."""
         rest, self._text = self._text, ""
         if self._state == self._outside:
             self._say(rest)
