@@ -118,6 +118,8 @@ class ThoughtMarks:
 
     def __init__(self) -> None:
         self._begun = False  # whether the thought has a letter
+        self._earlier = False  # whether one before it had
+        self._spoken = False  # whether the text has a letter
         self._blank = ""  # its end, if that is blank
         self._behind = False  # whether the next letter is the first behind a thought
 
@@ -135,12 +137,15 @@ class ThoughtMarks:
             whole = whole.lstrip()
         said = whole.rstrip()
         self._blank, self._behind = whole[len(said) :], True
-        self._begun = self._begun or bool(said)
+        if said and not self._begun:
+            self._begun = True
+            return f"\n\n{said}" if self._earlier else said
         return said
 
     def _answer(self, text: str) -> str:
-        said = text.lstrip("\n") if self._behind else text
+        said = text.lstrip("\n") if self._behind and not self._spoken else text
         if said:
+            self._earlier, self._spoken = self._earlier or self._begun, True
             self._begun = self._behind = False
             self._blank = ""
         return said

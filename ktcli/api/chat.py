@@ -81,13 +81,16 @@ class TextChat:
         self._engine.backend  # noqa: B018 - raises where it is closed
         self._end()
         pieces: list[AnswerPiece] = []
+        before = self._chat.reply
         coming = self._coming = self._chat.ask(text)
         try:
             yield from without_thoughts(self._taken(coming, pieces))
         finally:
             coming.close()
             reply = self._chat.reply
-            if self._coming is coming and reply is not None and reply.run is not None:
+            if reply is None or reply is before or reply.run is None:
+                pass  # it was refused
+            elif self._coming is coming:
                 self.last = GenerationResult.of(reply.run, pieces)
 
     def _taken(

@@ -253,7 +253,7 @@ class Chat:
         """Yields the pieces of an answer; after those of each token, when its text is part of the reply, `heard` is
         told."""
         came: deque[AnswerEvent] = deque()
-        run = reply.run = self._run = AnswerRun(
+        run = reply.run = AnswerRun(
             self.backend.answers,
             self.backend.engine.context,
             prompt,
@@ -262,19 +262,22 @@ class Chat:
             came.append,
             sampler=sampler,
         )
-        run.submit()
         try:
+            run.submit()
+            self._run = run
             while run.finish is None:
                 if cancelled():
                     run.cancel()
                 for event in self.session.step():
-                    run.hear(event)
+                    if event.answer in run.parts:  # else of an answer that was interrupted twice
+                        run.hear(event)
                     while came:
                         yield from self._taken(reply, came.popleft(), progress)
         finally:
             if run.finish is None:  # nobody listens any more
                 run.cancel()
                 self.session.step()
+            run.forget()
 
     def _submit(
         self,

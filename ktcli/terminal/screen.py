@@ -152,6 +152,8 @@ class Screen:
         """
         self._clear_live()
         self._live, self._live_line = None, ""
+        if self._thought and self._shows_thoughts and self._drawing is not None:
+            self._write_piece(ANSWER)
         self._end_drawing()
         self._wipe()
         if self._last != "\n":

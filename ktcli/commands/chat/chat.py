@@ -162,7 +162,7 @@ def chat(
     asked = AnswerRequest(
         given, max_tokens, tuple(stop or ()), system, think, stats,
         allow_special=allow_special, explain_cache=explain_cache,
-        kept=kept_chat(go_on, resume), draft=_draft_wish(draft), think_budget=think_budget,
+        kept=kept_chat(go_on, resume), draft=_draft_options(draft), think_budget=think_budget,
         hides_thoughts=hide_thinking, streams_json=jsonl,
         output=None if output is None else answer_file.checked(output),
         form=asked_form(schema, format),
@@ -193,7 +193,7 @@ def chat(
             answer_once(made, words, asked)
 
 
-def _draft_wish(option: str | None) -> DraftOptions:
+def _draft_options(option: str | None) -> DraftOptions:
     from ktcli.engine.drafting import DraftOptions
 
     if option is not None:

@@ -144,7 +144,10 @@ class EngineThread:
                     keep = event.finish is not Finish.FAILED and self.scheduler.idle
                     self._timelines.end(event.answer, keep=keep)
         for hear, event in heard:
-            hear(event)
+            try:
+                hear(event)
+            except Exception:  # whoever hears tells of its own faults; others are answered on
+                event.answer.cancel()
         self._after_step()
 
 

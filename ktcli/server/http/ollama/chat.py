@@ -35,7 +35,7 @@ async def chat(request: Request) -> Answering | Response:
         return await _moved(state, body, {"message": {"role": "assistant", "content": ""}})
     with await state.lease(body.model, body.keep_s) as lease:
         settings = lease.model.texts.settings
-        options, asked = body.chat_wish(settings), body.asked(settings, caller_of(request))
+        options, asked = body.chat_options(settings), body.asked(settings, caller_of(request))
         generation = await state.generation(
             lease, lambda prompts: prompts.of_messages(asked), options
         )

@@ -110,7 +110,7 @@ class OllamaChatBody(OllamaBody):
     messages: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] | None = None
 
-    def chat_wish(self, settings: Settings) -> AnswerOptions:
+    def chat_options(self, settings: Settings) -> AnswerOptions:
         """See `answer_options`."""
         return with_tools(self.answer_options(settings), functions(self.tools), ToolChoice())
 

@@ -173,7 +173,7 @@ class ChatBody(Sampled):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 
-    def chat_wish(self, settings: Settings) -> AnswerOptions:
+    def chat_options(self, settings: Settings) -> AnswerOptions:
         """See `answer_options`."""
         likeliest = self.top_logprobs or 0
         _within("top_logprobs", likeliest, 0, LOGPROBS_MOST)
