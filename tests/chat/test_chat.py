@@ -11,8 +11,8 @@ from dialogue.fake_engine import backend
 from ktcli.chat.chat import Chat
 from ktcli.chat.conversation import Saved
 from ktcli.engine.request import Finish
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import ContextFull, KtError, UsageError
+from ktcli.sampling import SamplingSettings
 from ktcli.terminal.screen import Screen
 
 
