@@ -30,6 +30,7 @@ LEVELS = [
         "manifest",
         "native",
         "numbered",
+        "pagelabel",
         "resources",
         "sampling",
         "settings",
