@@ -121,12 +121,3 @@ class Engine(Protocol):
 
     def operations(self) -> list[tuple[str, int]]:
         """The (operation of the CPU, nanoseconds so far) pairs, in the order in which they run."""
-
-
-def depth_at(depths: tuple[tuple[int, int], ...], position: int) -> int:
-    """The depth of deferral at a position, from (position, depth) pairs that hold from their position on,
-    the first from 0 on."""
-    at = len(depths) - 1
-    while depths[at][0] > position:
-        at -= 1
-    return depths[at][1]
