@@ -16,7 +16,7 @@ from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
 from ktcli.weights.extras import extra_limit
 from ktcli.weights.gguf.header import gguf_at
-from ktcli.weights.recipe import Recipe
+from ktcli.weights.recipe import Recipe, split_pair
 
 if TYPE_CHECKING:
     from ktcli.weights.conversion import Calibration, Provenance, Report
@@ -28,6 +28,12 @@ def recipe_for(entry: Entry, experts: str | None = None, dense: str | None = Non
     if profile is not None:
         experts, dense = experts or profile.experts, dense or profile.dense
     return Recipe.named(experts, dense)
+
+
+def recipe_named(entry: Entry, formats: str) -> Recipe:
+    """The formats of "<experts>-<dense>", either or both of which may be missing, else as `recipe_for`."""
+    experts, dense = split_pair(formats)
+    return recipe_for(entry, experts or None, dense or None)
 
 
 def convert_entry(

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ktcli import manifest, smallfiles
-from ktcli.assembly.convert import recipe_for
+from ktcli.assembly.convert import recipe_named
 from ktcli.assembly.fetch import Bars, looking
 from ktcli.assembly.listener import SILENT, Listener, announce_library
 from ktcli.assembly.preview import WEIGHTS, fetch_headers
@@ -31,7 +31,7 @@ from ktcli.store.hubs import Hub, Snapshot, hub_named
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import Reference
 from ktcli.weights.arriving import Arriving
-from ktcli.weights.recipe import Recipe, split_pair
+from ktcli.weights.recipe import Recipe
 
 
 def begun_stream(reference: Reference) -> Reference | None:
@@ -92,9 +92,8 @@ def stream_model(
 
 
 def _recipe(reference: Reference) -> Recipe:
-    experts, dense = split_pair(reference.formats)
     entry = Entry(reference.name, EntryKind.CHECKPOINT, places.checkpoint_path(reference.name))
-    recipe = recipe_for(entry, experts or None, dense or None)
+    recipe = recipe_named(entry, reference.formats)
     if recipe.calibrated:
         raise UsageError(
             f"{recipe.experts_name} is made with a text, by running the whole model",

@@ -11,7 +11,7 @@ from typing import Any
 from ktcli.dialogue.backend import Identity
 from ktcli.dialogue.splice import Spoken
 from ktcli.dialogue.timeline import Timeline
-from ktcli.engine.sampler import SamplingSettings
+from ktcli.sampling import SamplingSettings
 
 ROLES = ("system", "user", "assistant")
 Turn = dict[str, str]  # role and content

@@ -14,8 +14,8 @@ from typing import Any
 
 from ktcli import smallfiles
 from ktcli.chat.conversation import ROLES, Conversation, Omission, Saved, Turn
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint, KtError, UsageError
+from ktcli.sampling import SamplingSettings
 from ktcli.text.files import read_json
 
 VERSION = 1

@@ -15,8 +15,8 @@ from ktcli.chat.lastread import LastRead, ReadRecord
 from ktcli.dialogue.backend import Identity
 from ktcli.dialogue.splice import Spoken, remember
 from ktcli.dialogue.timeline import Timeline
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import UsageError
+from ktcli.sampling import SamplingSettings
 from ktcli.text.settings import Settings
 
 LOST = "\ufffd"

@@ -29,8 +29,9 @@ from ktcli.engine.request import (
     Stats,
     Token,
 )
-from ktcli.engine.sampler import Sampler, SamplingSettings
+from ktcli.engine.sampler import Sampler
 from ktcli.errors import Busy, ContextFull
+from ktcli.sampling import SamplingSettings
 
 if TYPE_CHECKING:
     from ktcli.answers.grammar.whole import Shape

@@ -263,9 +263,9 @@ class Active:
         """Returns how the next token is to be chosen from these logits."""
         wanted = self.answer.request.logprobs
         likeliest = -1 if wanted is None else wanted
-        constraint, sampler = self.answer.request.constraint, self.answer.sampler
-        sampler.mask = None if constraint is None else constraint.mask()
-        return sampler.choice(logits, self._history, likeliest=likeliest)
+        constraint = self.answer.request.constraint
+        mask = None if constraint is None else constraint.mask()
+        return self.answer.sampler.choice(logits, self._history, mask=mask, likeliest=likeliest)
 
     def token(self, engine: Engine, chosen: ChosenToken, logits: Logits) -> Token:
         """Returns the event of the token that was chosen from these logits.

@@ -121,13 +121,4 @@ class Engine(Protocol):
         E]."""
 
     def operations(self) -> list[tuple[str, int]]:
-        """Returns the (operation of the CPU, nanoseconds so far) pairs, in the order in which they run."""
-
-
-def depth_at(depths: tuple[tuple[int, int], ...], position: int) -> int:
-    """Returns the depth of deferral at a position, from (position, depth) pairs that hold from their position on,
-    the first from 0 on."""
-    at = len(depths) - 1
-    while depths[at][0] > position:
-        at -= 1
-    return depths[at][1]
+        """The (operation of the CPU, nanoseconds so far) pairs, in the order in which they run."""

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine.arenas import refusals
-from ktcli.engine.contract import depth_at
 from ktcli.engine.draft_length import MOST_ROWS, StepTimes
 from ktcli.engine.kvcache import KvCache
 from ktcli.engine.loader import Progress, Tensors, TensorSource, load
@@ -32,6 +31,7 @@ from ktcli.ops.native import Places, assemble
 from ktcli.ops.passes import defer_experts, reuse_buffers
 from ktcli.ops.recording import record
 from ktcli.planner.cost import PieceTimes, has_tiles, piece_times, row_seconds
+from ktcli.planner.deferral import depth_at
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import Plan
 from ktcli.weights.recipe import format_of

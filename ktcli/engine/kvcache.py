@@ -14,13 +14,13 @@ from ktcli.engine.pages import PagePool, StatePool
 from ktcli.engine.pagetable import WindowPages
 from ktcli.engine.pools import Pools
 from ktcli.engine.states import StateLayout
-from ktcli.engine.tier import U8Array
 from ktcli.models import Spec
 from ktcli.native import PAGE_TOKENS
 from ktcli.native import Pool as Team
 from ktcli.ops.kvformat import BF16, CacheFormat
 from ktcli.ops.state import SNAPSHOTS, state_slots
 from ktcli.ops.tensors import ceil_to
+from ktcli.pagelabel import U8Array
 from ktcli.planner.memory import Use
 
 _LINE_BYTES = 64  # layers begin on cache lines

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from ktcli.engine.constraint import Constraint
 from ktcli.engine.drafting import NO_DRAFTS, DraftOptions
-from ktcli.engine.sampler import Sampler, SamplingSettings
+from ktcli.engine.sampler import Sampler
+from ktcli.sampling import SamplingSettings
 
 
 class Finish(Enum):

@@ -23,9 +23,9 @@ from ktcli.engine.pagetable import PageTable, pages_for
 from ktcli.engine.pools import KnownPrefix, Pools
 from ktcli.engine.prefix import Content, chain, salted
 from ktcli.engine.states import worth_a_step
-from ktcli.engine.tier import PAGE, STATE, WINDOW, PageLabel
 from ktcli.errors import ContextFull
 from ktcli.native import PAGE_TOKENS, Run
+from ktcli.pagelabel import PageKind, PageLabel
 
 _LINES = count(1)
 
@@ -195,7 +195,7 @@ class Sequence:
         span = self.length - rest, self.length
         slot = states.pool.slot_of(key)
         if self._pools.tier is not None and slot is not None:
-            label = self._label(STATE, key, page_key, span)
+            label = self._label(PageKind.STATE, key, page_key, span)
             marked = self.length in self._marks
             self._pools.tier.kept(slot, label, self._line, marked=marked)
         if rest:
@@ -351,9 +351,9 @@ class Sequence:
 
     def _seal_pages(self, at: int, key: bytes, previous: bytes, span: tuple[int, int]) -> None:
         """Seals the pages that hold the positions of `span`, unless others have the key."""
-        kinds = [(PAGE, self._pools.pages, self._table)]
+        kinds = [(PageKind.PAGE, self._pools.pages, self._table)]
         if self._windows is not None and self._pools.windows is not None:
-            kinds.append((WINDOW, self._pools.windows.pool, self._windows))
+            kinds.append((PageKind.WINDOW, self._pools.windows.pool, self._windows))
         for kind, pool, table in kinds:
             page = int(table.numbers[at])
             if pool.sealed(page) or not pool.seal(page, key):
@@ -361,7 +361,9 @@ class Sequence:
             if self._pools.tier is not None:
                 self._pools.tier.sealed(page, self._label(kind, key, previous, span))
 
-    def _label(self, kind: int, key: bytes, previous: bytes, span: tuple[int, int]) -> PageLabel:
+    def _label(
+        self, kind: PageKind, key: bytes, previous: bytes, span: tuple[int, int]
+    ) -> PageLabel:
         first, end = span
         ids, depths = self._ids[first:end].copy(), self._how[first:end].copy()
         return PageLabel(kind, key, previous, end, ids, depths)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Numbers
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,15 +19,14 @@ from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ktcli.engine.pages import PagePool, Place, PoolFull, StatePool
 from ktcli.engine.pagetable import PagedMemory, WindowPages
 from ktcli.engine.prefix import Content
 from ktcli.errors import KtError
 from ktcli.native import PAGE_TOKENS
+from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
 
-PAGE, STATE, WINDOW = 1, 2, 3  # the kinds of what is stored
 # After a step the engine counts as busy for as long as a person would notice a pause.
 _BUSY_S = 0.5
 _MOST_STEP_S = 60.0
@@ -36,31 +35,7 @@ _SPILL_BYTES = 256 << 20  # of copies of what was evicted before it was written
 _LEAST_TIMED = 64  # tokens of a step whose speed says what a prompt's tokens cost
 _STATES_OF_LINE = 2  # snapshots of one sequence that are due after a turn: the latest
 
-U8Array = NDArray[np.uint8]
-I32Array = NDArray[np.int32]
-Fill = Callable[[U8Array], bool]
 _Held = list[tuple[PagePool, int]]  # pages that are held until all is there
-
-
-@dataclass(frozen=True, slots=True)
-class PageLabel:
-    """The description of a stored page or state.
-
-    Attributes:
-        kind: PAGE, STATE, or WINDOW: a page of the layers with a window.
-        key: the key of the prefix that ends with `ids`.
-        previous: that of the prefix before them.
-        end: the positions of the prefix.
-        ids: the ids after the last full page of the prefix, or of its last page, [n].
-        depths: the depth of deferral of each, [n].
-    """
-
-    kind: int
-    key: bytes
-    previous: bytes
-    end: int
-    ids: I32Array
-    depths: U8Array
 
 
 class Store(Protocol):
@@ -73,8 +48,8 @@ class Store(Protocol):
     def refresh(self) -> None:
         """Looks for pages and states that other processes left there."""
 
-    def has(self, kind: int, key: bytes) -> bool:
-        """Tells whether a page or state with this key is stored, as far as is known."""
+    def has(self, kind: PageKind, key: bytes) -> bool:
+        """Tells whether something is there, as far as it knows."""
 
     def states(self) -> Numbers[tuple[int, bytes, bytes]]:
         """Returns the stored states, longest prefix first: (end, previous, key)."""
@@ -119,7 +94,7 @@ class PageMemory(PagedMemory, Protocol):
 class _Kind:
     """The pages of one kind, and where they lie."""
 
-    kind: int
+    kind: PageKind
     pool: PagePool
     memory: PagedMemory
 
@@ -143,13 +118,15 @@ class Tier:
     ) -> None:
         self._store, self._memory = store, memory
         self._states, self._windows = states, windows
-        self._kinds = {PAGE: _Kind(PAGE, pages, memory)}
+        self._kinds = {PageKind.PAGE: _Kind(PageKind.PAGE, pages, memory)}
         if windows is not None:
             assert windows.memory is not None
-            self._kinds[WINDOW] = _Kind(WINDOW, windows.pool, windows.memory)
+            self._kinds[PageKind.WINDOW] = _Kind(PageKind.WINDOW, windows.pool, windows.memory)
         self._guard = threading.Lock()  # of what is due and spilled
-        self._due: dict[tuple[int, bytes], int] = {}  # the page or slot of what is to be written
-        self._spilled: OrderedDict[tuple[int, bytes], U8Array] = OrderedDict()
+        self._due: dict[
+            tuple[PageKind, bytes], int
+        ] = {}  # the page or slot of what is to be written
+        self._spilled: OrderedDict[tuple[PageKind, bytes], U8Array] = OrderedDict()
         self._latest: dict[int, deque[tuple[int, PageLabel]]] = {}  # snapshots, by line
         self.prompt_tok_s: float | None = None
         self._began = self._touched = 0.0
@@ -158,7 +135,7 @@ class Tier:
         for each in self._kinds.values():
             each.pool.on_evict = partial(self._goes, each.kind)
         if states is not None:
-            states.on_evict = partial(self._goes, STATE)
+            states.on_evict = partial(self._goes, PageKind.STATE)
 
     def detach(self) -> None:
         """Removes itself from the pools, which are then as without a tier."""
@@ -203,7 +180,7 @@ class Tier:
             marked: whether it is such a one, see `Sequence.mark`.
         """
         if marked:
-            if not self._store.has(STATE, label.key):
+            if not self._store.has(PageKind.STATE, label.key):
                 self._put(slot, label, self._memory.state_bytes)
             return
         latest = self._latest.setdefault(line, deque(maxlen=_STATES_OF_LINE))
@@ -224,7 +201,7 @@ class Tier:
             self._due[name] = number
         self._store.put(label, size_bytes, lambda into: self._fill(name, into))
 
-    def _fill(self, name: tuple[int, bytes], into: U8Array) -> bool:
+    def _fill(self, name: tuple[PageKind, bytes], into: U8Array) -> bool:
         """Copies what is due; called by the store's thread."""
         with self._guard:
             spilled = self._spilled.pop(name, None)
@@ -238,12 +215,12 @@ class Tier:
                     return False
         return spilled is not None or number is not None
 
-    def _saved(self, kind: int, number: int) -> U8Array:
-        if kind == STATE:
+    def _saved(self, kind: PageKind, number: int) -> U8Array:
+        if kind == PageKind.STATE:
             return self._memory.saved_state(number)
         return self._kinds[kind].memory.saved_page(number)
 
-    def _goes(self, kind: int, number: int, key: bytes) -> None:
+    def _goes(self, kind: PageKind, number: int, key: bytes) -> None:
         """Copies what is due before its place is taken."""
         name = kind, key
         with self._guard:
@@ -286,14 +263,14 @@ class Tier:
         missing = [
             label
             for label in self._windowed(labels[:n], n * PAGE_TOKENS)
-            if self._kinds[WINDOW].pool.page_of(label.key) is None
+            if self._kinds[PageKind.WINDOW].pool.page_of(label.key) is None
         ]
-        size = sum(self._kinds[WINDOW].memory.page_bytes for _ in missing)
+        size = sum(self._kinds[PageKind.WINDOW].memory.page_bytes for _ in missing)
         pays = not missing or self._pays(n * PAGE_TOKENS, size)
-        n = self._reach(labels[: self._bring_pages(PAGE, labels[:n], held)])
+        n = self._reach(labels[: self._bring_pages(PageKind.PAGE, labels[:n], held)])
         while n and self._windows is not None:
             wanted = self._windowed(labels[:n], n * PAGE_TOKENS)
-            came = self._bring_pages(WINDOW, wanted, held, pays=pays)
+            came = self._bring_pages(PageKind.WINDOW, wanted, held, pays=pays)
             shorter = self._reach(labels[:n])
             if came == len(wanted) or shorter == n:
                 return
@@ -307,7 +284,7 @@ class Tier:
             unknown = [
                 at
                 for at in range(first, n)
-                if not self._known(WINDOW, replace(labels[at], kind=WINDOW))
+                if not self._known(PageKind.WINDOW, replace(labels[at], kind=PageKind.WINDOW))
             ]
             if not unknown:
                 break
@@ -318,18 +295,20 @@ class Tier:
         """The labels of the pages of the window before position `end`, of those of all pages up to there."""
         if self._windows is None:
             return []
-        return [replace(label, kind=WINDOW) for label in labels[self._windows.first(end) :]]
+        return [
+            replace(label, kind=PageKind.WINDOW) for label in labels[self._windows.first(end) :]
+        ]
 
-    def _known(self, kind: int, label: PageLabel) -> bool:
+    def _known(self, kind: PageKind, label: PageLabel) -> bool:
         in_memory = self._kinds[kind].pool.page_of(label.key) is not None
         return in_memory or self._stored(kind, label)
 
-    def _stored(self, kind: int, label: PageLabel) -> bool:
+    def _stored(self, kind: PageKind, label: PageLabel) -> bool:
         """Tells whether a page can be had from the store; one without bytes always can."""
         return not self._kinds[kind].memory.page_bytes or self._store.has(kind, label.key)
 
     def _bring_pages(
-        self, kind: int, labels: Numbers[PageLabel], held: _Held, *, pays: bool = False
+        self, kind: PageKind, labels: Numbers[PageLabel], held: _Held, *, pays: bool = False
     ) -> int:
         """Holds the first pages as far as memory has them, and reads those after them; returns their number.
 
@@ -354,7 +333,7 @@ class Tier:
                 break
         return n
 
-    def _read_pages(self, kind: int, labels: list[PageLabel], held: _Held) -> int:
+    def _read_pages(self, kind: PageKind, labels: list[PageLabel], held: _Held) -> int:
         """Reads pages into free ones, and holds those that came; returns their number."""
         pool, memory = self._kinds[kind].pool, self._kinds[kind].memory
         try:
@@ -372,7 +351,7 @@ class Tier:
         for page in taken[n:]:
             pool.release(page)
         held += [(pool, page) for page in taken[:n]]
-        if memory.page_bytes and (kind == PAGE or not self._memory.page_bytes):
+        if memory.page_bytes and (kind == PageKind.PAGE or not self._memory.page_bytes):
             self.restored_tokens += sum(label.ids.size for label in labels[:n])
         return n
 
@@ -391,18 +370,20 @@ class Tier:
                 return
             if end >= content.ids.size or previous != (labels[full - 1].key if full else root):
                 continue
-            state = _label(STATE, previous, content, (end - rest, end))
+            state = _label(PageKind.STATE, previous, content, (end - rest, end))
             if state.key != key:
                 continue
-            tail = [_label(PAGE, previous, content, (end - rest, end))] if rest else []
+            tail = [_label(PageKind.PAGE, previous, content, (end - rest, end))] if rest else []
             windows = self._windowed([*labels[:full], *tail], end)
             if not self._worth_reading([*labels[:full], *tail], windows, end - have):
                 continue
-            if self._bring_pages(PAGE, labels[:full], held) < full:
+            if self._bring_pages(PageKind.PAGE, labels[:full], held) < full:
                 continue
-            if self._bring_pages(PAGE, tail, held, pays=True) < len(tail):
+            if self._bring_pages(PageKind.PAGE, tail, held, pays=True) < len(tail):
                 continue
-            if not windows or self._bring_pages(WINDOW, windows, held, pays=True) == len(windows):
+            if not windows or self._bring_pages(PageKind.WINDOW, windows, held, pays=True) == len(
+                windows
+            ):
                 self._read_state(state)
                 return
 
@@ -440,12 +421,12 @@ def _labels(content: Content) -> list[PageLabel]:
     """The labels of the full pages of a prefix that leaves an id to compute."""
     labels, key = [], content.root
     for first in range(0, content.ids.size - PAGE_TOKENS, PAGE_TOKENS):
-        labels.append(_label(PAGE, key, content, (first, first + PAGE_TOKENS)))
+        labels.append(_label(PageKind.PAGE, key, content, (first, first + PAGE_TOKENS)))
         key = labels[-1].key
     return labels
 
 
-def _label(kind: int, previous: bytes, content: Content, span: tuple[int, int]) -> PageLabel:
+def _label(kind: PageKind, previous: bytes, content: Content, span: tuple[int, int]) -> PageLabel:
     """The label of what ends with the ids of a span; `previous` is the key of the prefix before it."""
     first, end = span
     depths = content.depths

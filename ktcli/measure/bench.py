@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine import Engine
-from ktcli.engine.sampler import Sampler, SamplingSettings
 from ktcli.engine.session import Session
 from ktcli.measure.clock import PAIRS, Measurement, alternate
+from ktcli.measure.greedy import GreedyChoice
 from ktcli.measure.streams import Streams, streams_work
 from ktcli.measure.synthetic import Spread, expert_spread
 from ktcli.measure.trace import Trace
@@ -259,12 +259,12 @@ def run(
     spread = expert_spread(engine, session, _SEED)  # warms up every page and the team as well
     draw, vocab = np.random.default_rng(_SEED), engine.spec.vocab
     streams = Streams(engine, job.batch, job.context, draw) if job.batch > 1 else None
-    done = 0
+    choice, done = GreedyChoice(engine), 0
 
     def work() -> None:
         nonlocal done
         if streams is None:
-            once(engine, session, job, draw.integers(0, vocab, job.n_tokens).tolist())
+            once(engine, session, job, draw.integers(0, vocab, job.n_tokens).tolist(), choice)
         else:
             streams.once(draw.integers(0, vocab, (job.n_tokens, job.batch)).astype(np.int32))
         done += 1
@@ -287,16 +287,14 @@ def run(
     return BenchResult(job, measured, demand(engine, job), spread, chosen, profile, predicted_s)
 
 
-def once(engine: Engine, session: Session, job: Job, ids: list[int]) -> None:
-    """Does the work of the job once on the session. A decode step ends with choosing a token, as an answer does."""
+def once(engine: Engine, session: Session, job: Job, ids: list[int], choice: GreedyChoice) -> None:
+    """Does the job once. A decode step ends with choosing a token, as an answer does."""
     session.rewind(job.context)
     if job.kind is Phase.PREFILL:
         session.feed(ids)
         return
-    sampler = Sampler(SamplingSettings(greedy=True))
     for token in ids:
-        depth = engine.depth_at(session.length)
-        sampler.next(session.feed([token], temperature=sampler.sums_at, defer=depth), ())
+        choice.choose([session.feed([token], defer=engine.depth_at(session.length))])
 
 
 def traced(engine: Engine, context: int, trace: Callable[[Callable[[], None]], Trace]) -> Trace:
@@ -306,13 +304,13 @@ def traced(engine: Engine, context: int, trace: Callable[[Callable[[], None]], T
         trace: runs a step and returns its trace.
     """
     session, draw = engine.session(), np.random.default_rng(_SEED)
-    job = Job(Phase.DECODE, 1, context)
+    job, choice = Job(Phase.DECODE, 1, context), GreedyChoice(engine)
     ids = draw.integers(0, engine.spec.vocab, context + WARM_UPS + 1).tolist()
     if context:
         session.feed(ids[:context])
     for token in ids[context:-1]:
-        once(engine, session, job, [token])
-    return trace(lambda: once(engine, session, job, ids[-1:]))
+        once(engine, session, job, [token], choice)
+    return trace(lambda: once(engine, session, job, ids[-1:], choice))
 
 
 def _operation_seconds(engine: Engine) -> list[tuple[str, float]]:

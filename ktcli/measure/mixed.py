@@ -13,7 +13,7 @@ from statistics import fmean, median
 import numpy as np
 
 from ktcli.engine import Answer, Engine, GenerationRequest, Limits, Scheduler, Token
-from ktcli.engine.sampler import SamplingSettings
+from ktcli.sampling import SamplingSettings
 
 _BEFORE = 16  # tokens of an answer's own prompt
 _WARM, _ALONE = 4, 24  # steps of the answers alone, before and after: not measured, measured

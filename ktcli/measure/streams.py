@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine import Engine, Sequence
-from ktcli.engine.sampler import History, Sampler, SamplingSettings
+from ktcli.measure.greedy import GreedyChoice
 from ktcli.models import Model
 from ktcli.native import Batch
-from ktcli.native.choosing import Chooser
 from ktcli.ops.part import ModelPart
 from ktcli.planner.spec import PartWork, StepShape, experts_touched, step_work
 from ktcli.weights.recipe import Recipe
@@ -59,9 +58,7 @@ class Streams:
     """
 
     def __init__(self, engine: Engine, n: int, context: int, draw: np.random.Generator) -> None:
-        self._engine, self._sampler = engine, Sampler(SamplingSettings(greedy=True))
-        self._chooser = Chooser(engine.pool, engine.spec.vocab)
-        self._nothing = History((), counts=False)
+        self._engine, self._choice = engine, GreedyChoice(engine)
         self._before = [engine.sequence() for _ in range(n)]
         for sequence in self._before:
             while sequence.length < context:
@@ -104,11 +101,8 @@ class Streams:
 
     def _step(self, lines: list[Sequence], row: I32Array) -> None:
         depth = self._engine.depth_at(lines[0].length)
-        runs = [
-            line.extend(row[i : i + 1], defer=depth, temperature=self._sampler.sums_at)
-            for i, line in enumerate(lines)
-        ]
+        runs = [line.extend(row[i : i + 1], defer=depth) for i, line in enumerate(lines)]
         rows = self._engine.run(Batch(tuple(runs)))
         for line, run in zip(lines, runs, strict=True):
             line.commit(run)
-        self._chooser.choose([self._sampler.choice(each, self._nothing) for each in rows])
+        self._choice.choose(rows)

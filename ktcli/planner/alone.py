@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from ktcli.errors import gib
 from ktcli.models.model import Model, Spec
@@ -25,7 +26,7 @@ from ktcli.planner.memory import (
     scratch_bytes,
 )
 from ktcli.planner.nodes import NodeNeed, extra_bytes, node_needs
-from ktcli.planner.plan import EARLY_TOKENS, Line, Request, Speed
+from ktcli.planner.plan import Line, Request, Speed, early_position
 from ktcli.planner.spec import (
     STATES_REASON,
     PartWork,
@@ -88,21 +89,15 @@ class Alone:
         others = beside_bytes(self.model, context, self.use) + host.margin_bytes
         return node_needs(self.model, self.recipe, host.teams, host.nodes, others)
 
-    def step_s(self, step: StepShape) -> float:
-        """Returns the predicted seconds of a step."""
+    def step_s(self, n_tokens: int, start: int = 0) -> float:
+        """The predicted seconds of a step of `n_tokens` behind `start` positions."""
+        step = StepShape(n_tokens, start, cache=self.use.cache_format)
         works = step_work(self.model, self.recipe, step)
-        return step_seconds(works, self.model.operations, self.host.rates, step.n_tokens)
+        return step_seconds(works, self.model.operations, self.host.rates, n_tokens)
 
     def speed(self, context: int) -> Speed:
-        """Returns the predicted tokens per second: of decode early and at the end of a context, and of a prefill
-        chunk."""
-        chunk, cache = min(PREFILL_CHUNK, context), self.use.cache_format
-        early = min(EARLY_TOKENS, context - 1)
-        return Speed(
-            decode=1 / self.step_s(StepShape(1, early, cache=cache)),
-            decode_full=1 / self.step_s(StepShape(1, context - 1, cache=cache)),
-            prefill=chunk / self.step_s(StepShape(chunk, cache=cache)),
-        )
+        """The predicted speed within a context."""
+        return Speed.of(context, PREFILL_CHUNK, partial(self.step_s, 1), self.step_s)
 
     def lines(self, context: int) -> Iterator[Line]:
         """Yields a plan's line for every part with its bytes and its predicted time, the largest first; then lines
@@ -145,7 +140,7 @@ class _Timing:
         decode, prefill = (
             {work.part: work for work in step_work(model, recipe, step)}
             for step in (
-                StepShape(1, min(EARLY_TOKENS, context - 1), cache=cache),
+                StepShape(1, early_position(context), cache=cache),
                 StepShape(chunk, cache=cache),
             )
         )

@@ -93,3 +93,12 @@ def context_buckets(context: int) -> tuple[int, ...]:
         starts.append(step)
         step *= 4
     return tuple(starts)
+
+
+def depth_at(depths: tuple[tuple[int, int], ...], position: int) -> int:
+    """The depth of deferral at a position, from (position, depth) pairs that hold from their position on,
+    the first from 0 on."""
+    at = len(depths) - 1
+    while depths[at][0] > position:
+        at -= 1
+    return depths[at][1]

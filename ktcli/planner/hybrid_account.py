@@ -19,7 +19,7 @@ from ktcli.planner.experts import ResidentChoice
 from ktcli.planner.host import Host, node_words
 from ktcli.planner.memory import PREFILL_CHUNK, PROCESS_BYTES, Use
 from ktcli.planner.nodes import extra_bytes
-from ktcli.planner.plan import EARLY_TOKENS, DevicePlan, Line, Request
+from ktcli.planner.plan import DevicePlan, Line, Request, early_position
 from ktcli.planner.prefill import Prefill
 from ktcli.planner.spec import (
     STATES_REASON,
@@ -108,7 +108,7 @@ class HybridAccount:
         """Yields the parts on the GPU; predicted times are those of its own work, part by part."""
         model, recipe, need = self.model, self.request.recipe, self.device.need
         cache = self.stack.cache
-        early = min(EARLY_TOKENS, self.context - 1)
+        early = early_position(self.context)
         steps = StepShape(1, early, cache=cache), StepShape(self._chunk, cache=cache)
         one, many = (
             {w.part: w for w in step_work(model, recipe, s, bytes_on_device)} for s in steps

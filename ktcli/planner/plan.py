@@ -7,7 +7,7 @@ fit says what would; what somebody forced says what it costs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +25,11 @@ from ktcli.planner.prefill import NEVER
 from ktcli.weights.recipe import Recipe
 
 EARLY_TOKENS = 512  # where in a chat the first predicted decode speed is taken
+
+
+def early_position(context: int) -> int:
+    """The position in a context where decode is predicted early in a chat."""
+    return min(EARLY_TOKENS, context - 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +96,28 @@ class Speed:
     decode: float
     decode_full: float
     prefill: float
+
+    @classmethod
+    def of(
+        cls,
+        context: int,
+        chunk: int,
+        decode_s: Callable[[int], float],
+        prefill_s: Callable[[int], float],
+    ) -> Speed:
+        """The speed within a context.
+
+        Args:
+            chunk: the most tokens of a chunk of a prompt.
+            decode_s: the seconds of a token at a position.
+            prefill_s: the seconds of a prompt of so many tokens.
+        """
+        tokens = min(chunk, context)
+        return cls(
+            decode=1 / decode_s(early_position(context)),
+            decode_full=1 / decode_s(context - 1),
+            prefill=tokens / prefill_s(tokens),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from typing import Any
 
 from ktcli import config, smallfiles
 from ktcli.errors import KtError
-from ktcli.store.pagefile import CODEC_BYTES, Damaged, Space, U8Array, check_record, read_table
+from ktcli.pagelabel import U8Array
+from ktcli.store.pagefile import CODEC_BYTES, Damaged, Space, check_record, read_table
 
 VERSION = 1
 SUFFIX = ".pages"

@@ -18,19 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from ktcli.errors import Busy, KtError
+from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
 from ktcli.store.pagefile import (
     Damaged,
     Image,
-    Kind,
-    Label,
     PageEntry,
     Space,
-    U8Array,
     read_record,
     read_table,
 )
 from ktcli.store.pagefolder import SMALL_BYTES, PageFolder
-from ktcli.store.pagewriter import Fill, PageWriter, Target
+from ktcli.store.pagewriter import PageWriter, Target
 from ktcli.threads import Threads
 
 CLOSE_S = 20.0  # the longest that the end of a conversation waits for its pages
@@ -114,24 +112,24 @@ class PageStore:
             for path in there - self._files.keys():
                 self._open(path)
 
-    def has(self, kind: int, key: bytes) -> bool:
-        """Tells whether a record was there when the folder was last read."""
+    def has(self, kind: PageKind, key: bytes) -> bool:
+        """Tells whether a record was there when the folder was last looked at."""
         return (kind, key) in self._found
 
     def states(self) -> list[tuple[int, bytes, bytes]]:
-        """Returns the stored states, longest prefix first: (end, previous, key) as of `Label`."""
+        """The states that were there, longest prefix first: (end, previous, key) as of `PageLabel`."""
         with self._guard:
-            entries = [entry for _, entry in self._found.values() if entry.kind == Kind.STATE]
+            entries = [entry for _, entry in self._found.values() if entry.kind == PageKind.STATE]
         return sorted(((e.end, e.previous, e.key) for e in entries), reverse=True)
 
-    def size_of(self, kind: int, key: bytes) -> int:
-        """Returns the bytes of data of a record; 0 if it is not there."""
+    def size_of(self, kind: PageKind, key: bytes) -> int:
+        """The bytes of data of a record; 0 if it is not there."""
         found = self._found.get((kind, key))
         return 0 if found is None else found[1].size_bytes
 
     # --- reading --------------------------------------------------------------------------------------
 
-    def read(self, labels: Sequence[Label], into: Sequence[U8Array]) -> int:
+    def read(self, labels: Sequence[PageLabel], into: Sequence[U8Array]) -> int:
         """Reads records into memory, in parallel; returns how many of the first ones are intact and in place. The
         memory of all others holds anything."""
         began = time.perf_counter()
@@ -156,7 +154,7 @@ class PageStore:
         self._folder.use(list(self._paths(keys))[::-1])
 
     def _place(
-        self, label: Label, opened: dict[Path, int], closing: ExitStack
+        self, label: PageLabel, opened: dict[Path, int], closing: ExitStack
     ) -> tuple[Path, int, PageEntry] | None:
         """The file of a record, open, and its entry; None: it is not there."""
         found = self._found.get((label.kind, label.key))
@@ -174,7 +172,7 @@ class PageStore:
             closing.callback(os.close, opened[path])
         return path, opened[path], entry
 
-    def _run(self, jobs: list[tuple[Path, int, PageEntry, Label, U8Array]]) -> list[bool]:
+    def _run(self, jobs: list[tuple[Path, int, PageEntry, PageLabel, U8Array]]) -> list[bool]:
         if self._readers is None and len(jobs) > 1:
             self._readers = Threads(_READERS, "kt-read")
         each = map if self._readers is None or len(jobs) < 2 else self._readers.map
@@ -235,8 +233,8 @@ class PageStore:
 
     # --- writing --------------------------------------------------------------------------------------
 
-    def put(self, label: Label, size_bytes: int, fill: Fill) -> None:
-        """Queues a record to be written, unless it is stored already.
+    def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> None:
+        """Lets a record be written in time, unless it is there.
 
         Args:
             fill: copies its bytes; called by another thread, see `PageWriter`.
@@ -262,7 +260,7 @@ class PageStore:
             self._readers = None
         self.tell()
 
-    def _wanted(self, labels: Sequence[Label]) -> list[bool]:
+    def _wanted(self, labels: Sequence[PageLabel]) -> list[bool]:
         self.refresh()
         return [self._writes and not self.has(label.kind, label.key) for label in labels]
 
@@ -315,7 +313,7 @@ class PageStore:
     def _chain(self, key: bytes) -> Iterator[bytes]:
         """The keys of a prefix that are stored, the last first."""
         while True:
-            found = self._found.get((Kind.PAGE, key)) or self._found.get((Kind.STATE, key))
+            found = self._found.get((PageKind.PAGE, key)) or self._found.get((PageKind.STATE, key))
             if found is None:
                 return
             yield key
@@ -326,11 +324,11 @@ class PageStore:
     def _paths(self, keys: Iterable[bytes]) -> dict[Path, None]:
         """The files in which records with these keys lie, each once, in the same order."""
         with self._guard:
-            there = (self._found.get((kind, key)) for key in keys for kind in Kind)
+            there = (self._found.get((kind, key)) for key in keys for kind in PageKind)
             return dict.fromkeys(found[0] for found in there if found is not None)
 
 
-def _read(job: tuple[Path, int, PageEntry, Label, U8Array]) -> str:
+def _read(job: tuple[Path, int, PageEntry, PageLabel, U8Array]) -> str:
     """Reads a record; returns what is wrong with it, else ""."""
     _, descriptor, entry, label, memory = job
     try:

@@ -16,11 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ktcli.store.pagefile import Image, Label, Space, U8Array
+from ktcli.pagelabel import Fill, PageLabel
+from ktcli.store.pagefile import Image, Space
 from ktcli.threads import Daemon
-
-# fill(memory): copies the bytes of a record; False if they are gone
-Fill = Callable[[U8Array], bool]
 
 BUSY_SHARE = 0.01  # of one core's time, while the engine is busy
 _REST_S = 0.5  # the longest rest, after which it looks whether the engine is still busy
@@ -42,13 +40,13 @@ class Target:
 
     space: Space
     batch_bytes: int
-    wanted: Callable[[Sequence[Label]], list[bool]]
+    wanted: Callable[[Sequence[PageLabel]], list[bool]]
     commit: Callable[[Image], bool]
     written: Callable[[], None]
 
 
 class _Due(NamedTuple):
-    label: Label
+    label: PageLabel
     size_bytes: int
     fill: Fill
 
@@ -76,8 +74,8 @@ class PageWriter:
         """Whether the calling thread is the one that stores."""
         return threading.current_thread() is self._thread
 
-    def put(self, label: Label, size_bytes: int, fill: Fill) -> None:
-        """Queues a record to be stored; `fill` is called by another thread."""
+    def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> None:
+        """Lets a record be stored in time; `fill` is called by another thread."""
         with self._changed:
             if self._closing or len(self._queue) >= MAX_WAITING:
                 self.dropped += 1

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.chat.compaction import DROP, STOP
-from ktcli.engine.sampler import RANGES, SamplingSettings
 from ktcli.errors import UsageError
+from ktcli.sampling import RANGES, SamplingSettings
 from ktcli.terminal.screen import Screen
 from ktcli.terminal.thoughts import ThoughtsView
 from ktcli.text.settings import Settings, override

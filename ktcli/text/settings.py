@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint, UsageError
+from ktcli.sampling import SamplingSettings
 from ktcli.text.files import read_json
 from ktcli.text.template import ChatTemplate, special_tokens
 from ktcli.text.tokenizer import Tokenizer

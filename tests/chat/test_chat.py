@@ -11,9 +11,9 @@ from dialogue.fake_engine import backend
 
 from ktcli.chat.chat import Chat
 from ktcli.chat.conversation import Saved
-from ktcli.engine.request import Event, Finish
-from ktcli.engine.sampler import SamplingSettings
+from ktcli.engine.request import Finish
 from ktcli.errors import ContextFull, KtError, UsageError
+from ktcli.sampling import SamplingSettings
 from ktcli.terminal.screen import Screen
 
 

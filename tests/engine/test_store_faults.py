@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from ktcli import smallfiles
 from ktcli.assembly.kvpages import store_below
 from ktcli.engine import CpuEngine, GenerationRequest, Scheduler
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.native import PAGE_TOKENS, Batch
+from ktcli.sampling import SamplingSettings
 from ktcli.store import pagefolder
 from ktcli.store.pagefolder import PageFolder
 from ktcli.store.pages import PageStore

@@ -15,7 +15,7 @@ from ktcli.hardware.text import numbered
 from ktcli.output import out, safe, table
 from ktcli.planner.hybrid_account import ON_GPU
 from ktcli.planner.memory import PREFILL_CHUNK
-from ktcli.planner.plan import EARLY_TOKENS, Line, Plan
+from ktcli.planner.plan import Line, Plan, early_position
 
 _NARROW = 70  # columns below which the table of parts is short
 
@@ -180,7 +180,7 @@ def _ms(seconds: float) -> str:
 
 def _facts(made: Plan) -> str:
     host, speed, rates = made.host, made.speed, made.host.rates
-    early = min(EARLY_TOKENS, made.context - 1)
+    early = early_position(made.context)
     somewhere = "" if made.fits else ", with enough memory"
     rows = [
         ("Machine", f"{host.name}, {host.isa}"),

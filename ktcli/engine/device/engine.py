@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ktcli.engine.arenas import refusals
-from ktcli.engine.contract import depth_at
 from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts
 from ktcli.engine.device.decode import DecodeStep, DecodeSteps, Sizes
 from ktcli.engine.device.experts import ExpertShape, HostExperts, LayerWeights
@@ -60,6 +59,7 @@ from ktcli.ops.torch.kernels import (
 )
 from ktcli.ops.torch.merging import backend_of
 from ktcli.planner.cost import PieceTimes
+from ktcli.planner.deferral import depth_at
 from ktcli.planner.device import MOST_CAPTURED
 from ktcli.planner.memory import PREFILL_CHUNK, Use
 from ktcli.weights.recipe import Recipe, stored_bytes

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ktcli.engine.device.segments import by_device
 from ktcli.engine.device.stream import Stream, device_errors
-from ktcli.engine.tier import U8Array
+from ktcli.pagelabel import U8Array
 
 
 class DevicePages:

@@ -13,7 +13,7 @@ import msgspec
 from ktcli.answers.grammar.form import AnswerConstraint
 from ktcli.engine.drafting import DraftOptions
 from ktcli.engine.request import Stats
-from ktcli.engine.sampler import SamplingSettings
+from ktcli.sampling import SamplingSettings
 
 PATH = "/engine"
 PROTOCOL: Literal[2] = 2  # of these messages: another one is of another version of kt
