@@ -11,7 +11,7 @@ from dialogue.fake_engine import backend
 
 from ktcli.chat.chat import Chat
 from ktcli.chat.conversation import Saved
-from ktcli.engine.request import Finish
+from ktcli.engine.request import Event, Finish
 from ktcli.errors import ContextFull, KtError, UsageError
 from ktcli.sampling import SamplingSettings
 from ktcli.terminal.screen import Screen
