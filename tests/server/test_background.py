@@ -57,13 +57,13 @@ def test_a_server_that_is_ready_goes_on_with_what_it_had_to_say() -> None:
     [
         ("7", ["a line", "error: the port is taken", "  take another"], "the port is taken"),
         ("1", ["a line", "Segmentation fault"], "Segmentation fault"),
-        ("0", [""], "it said nothing"),
+        ("0", [""], "it printed nothing"),
     ],
 )
 def test_a_server_that_ends_at_once_gives_its_reason(
     code: str, said: list[str], reason: str
 ) -> None:
-    with pytest.raises(NotStarted, match=f"has not started: {reason}") as caught:
+    with pytest.raises(NotStarted, match=f"did not start: {reason}") as caught:
         start(["STATUS=Loading", code, *said], 7, nothing)
     assert caught.value.exit_code == max(1, int(code))
     assert str(log_path(7)) in caught.value.hint

@@ -235,7 +235,7 @@ def test_an_answer_can_be_made_anew_and_a_question_changed(page: Browser) -> Non
 
 KEPT = "JSON.parse(localStorage.getItem('kt.conversations'))[0].messages.map(e => e.content)"
 GONE = "window.fetch = () => Promise.reject(new TypeError('gone'))"
-WRONG = "document.querySelector('#status.wrong')?.textContent.includes('not there')"
+WRONG = "document.querySelector('#status.wrong')?.textContent.includes('Cannot reach')"
 WRITTEN = "document.querySelector('#prompt').value"
 REPLACED = "document.querySelectorAll('.replaced').length"
 

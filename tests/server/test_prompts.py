@@ -116,7 +116,7 @@ CALLING = (
 def test_a_conversation_has_no_more_messages_than_the_context_has_tokens(tmp_path: Path) -> None:
     maker = PromptMaker(backend(tmp_path, context=256))
     with pytest.raises(
-        ContextFull, match="257 messages; with a context of 256 tokens it can have 256"
+        ContextFull, match="257 messages; the limit for a context of 256 tokens is 256"
     ):
         maker.of_messages(Asked([{"role": "user", "content": ""}] * 257))
     with pytest.raises(ContextFull, match="256"):  # that many are looked at

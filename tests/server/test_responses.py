@@ -203,7 +203,7 @@ def test_what_cannot_be_used_is_refused_by_name(client: OpenAI, name: str) -> No
 def test_no_response_is_kept(client: OpenAI) -> None:
     made = client.responses.create(model="fake", input="hi", store=True)
     assert made.model_dump()["store"] is False
-    with pytest.raises(NotFoundError, match="keeps no responses"):
+    with pytest.raises(NotFoundError, match="does not store responses"):
         client.responses.retrieve(made.id)
-    with pytest.raises(NotFoundError, match="keeps no responses"):
+    with pytest.raises(NotFoundError, match="does not store responses"):
         client.responses.delete(made.id)

@@ -1,4 +1,4 @@
-"""The fields of Anthropic's requests, and what they mean to the engine."""
+"""The bodies of Anthropic's requests, and their options for the engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VOLATILE = "x-anthropic-billing-header:"
 _IGNORED = frozenset({"redacted_thinking"})
 
 
-class Thinks(msgspec.Struct):
+class ThinkingOptions(msgspec.Struct):
     """The field `thinking`."""
 
     type: str = "disabled"
@@ -42,19 +42,19 @@ class MessagesBody(msgspec.Struct):
     top_p: float | None = None
     top_k: int | None = None
     stop_sequences: list[str] | None = None
-    thinking: Thinks | None = None
+    thinking: ThinkingOptions | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
 
     def answer_options(self, settings: Settings) -> AnswerOptions:
-        """How the prompt is to be answered.
+        """Returns the options of the answer: sampling, limits and constraints.
 
         Raises:
             Refusal: a value cannot be used, or `max_tokens` is missing, or leaves nothing for an answer.
         """
         if self.max_tokens is None:
-            raise _refusal("max_tokens", "max_tokens is missing")
+            raise _refusal("max_tokens", "max_tokens is required")
         said = Sampled(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -68,10 +68,11 @@ class MessagesBody(msgspec.Struct):
         return with_tools(options, self.offered, self._choice)
 
     def asked(self, settings: Settings, caller: str) -> Asked:
-        """What is to be answered, in the words of OpenAI's API, which chat templates know.
+        """Returns the messages and template variables of the conversation, in the form of OpenAI's API, which chat
+        templates know.
 
         Raises:
-            Refusal: a message is of no use.
+            Refusal: a message is invalid.
         """
         if not self.messages:
             raise _refusal("messages", "there are no messages")
@@ -111,7 +112,7 @@ class MessagesBody(msgspec.Struct):
 
     @property
     def _choice(self) -> ToolChoice:
-        """How the tools are to be used.
+        """Returns how the tools are to be used.
 
         Raises:
             Refusal: in a way that is not supported.
@@ -124,37 +125,37 @@ class MessagesBody(msgspec.Struct):
             return ToolChoice(required=True, several=several)
         name = said.get("name")
         if kind != "tool" or not isinstance(name, str) or not name:
-            words = "tool_choice.type can be auto, none, any, or tool with a name"
+            words = "tool_choice.type must be auto, none, any, or tool with a name"
             raise _refusal("tool_choice.type", words)
         return ToolChoice(required=True, name=name, several=False)
 
     def _budget(self, most: int) -> int | None:
-        """The most tokens of the thoughts of an answer of at most so many; None: as many as the model likes."""
+        """Returns the most tokens of thoughts in an answer of at most `most`; None: the model's default."""
         said, field = self.thinking, "thinking.budget_tokens"
         if said is None or said.type != "enabled" or said.budget_tokens is None:
             return None
         if said.budget_tokens < 1:
-            raise _refusal(field, f"{field} is {said.budget_tokens}, it can be 1 or more")
+            raise _refusal(field, f"{field} must be at least 1, not {said.budget_tokens}")
         if said.budget_tokens >= most:
-            words = f"{field} is {said.budget_tokens}, it must be less than max_tokens, {most}"
+            words = f"{field} must be less than max_tokens ({most}), not {said.budget_tokens}"
             raise _refusal(field, words)
         return said.budget_tokens
 
     def _form(self) -> Form | None:
-        """What the text must be: JSON of a schema."""
+        """Returns the form that the text is constrained to, JSON of a schema; None: any text."""
         said, field = (self.output_config or {}).get("format"), "output_config.format"
         if said is None:
             return None
         if not isinstance(said, dict) or said.get("type") != "json_schema":
-            raise _refusal(f"{field}.type", f"{field}.type can be json_schema")
+            raise _refusal(f"{field}.type", f"{field}.type must be json_schema")
         return Form.of_schema(said.get("schema"), f"{field}.schema")
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(tool.get("name"), str):
-        raise _refusal(f"{where}.name", f"{where}.name is no text")
+        raise _refusal(f"{where}.name", f"{where}.name must be a string")
     if tool.get("input_schema") is None:
-        raise _refusal(f"{where}.input_schema", f"{where}.input_schema is missing")
+        raise _refusal(f"{where}.input_schema", f"{where}.input_schema is required")
     require_parameters(tool["input_schema"], f"{where}.input_schema")
     function = {"name": tool["name"], "parameters": tool["input_schema"]}
     if isinstance(tool.get("description"), str):
@@ -165,7 +166,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _last_question(messages: Sequence[Mapping[str, Any]]) -> int:
-    """The place of the last message in which the user says something, not only tools; -1: there is none."""
+    """Returns the index of the last message in which the user says something, not only tools; -1: there is none."""
 
     def asks(message: Mapping[str, Any]) -> bool:
         content = message.get("content")
@@ -177,7 +178,7 @@ def _last_question(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _system(said: str | Sequence[Mapping[str, Any]] | None) -> str:
-    """The system text, without lines that change with each request."""
+    """Returns the system text, without lines that change with each request."""
     parts = [said] if isinstance(said, str) else []
     if not isinstance(said, str):
         parts = [text_of(each, f"system[{at}]") for at, each in enumerate(said or ())]
@@ -185,19 +186,24 @@ def _system(said: str | Sequence[Mapping[str, Any]] | None) -> str:
 
 
 def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> Iterator[dict[str, Any]]:
-    """The messages that one of Anthropic's is: results of tools are messages of their own.
+    """Yields the messages of one message of Anthropic's API: results of tools become messages of their own.
 
     Args:
-        asked: whether it is the last question.
+        asked: whether it is the last user message.
     """
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
-        raise _refusal(f"{where}.role", f"{where}.role is {str(role)[:40]!r}")
+        raise _refusal(
+            f"{where}.role",
+            f"{where}.role must be user, assistant or system, not {str(role)[:40]!r}",
+        )
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return
     if not isinstance(content, list):
-        raise _refusal(f"{where}.content", f"{where}.content is no text")
+        raise _refusal(
+            f"{where}.content", f"{where}.content must be a string or a list of content blocks"
+        )
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -229,7 +235,7 @@ def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> Iterator[d
 
 
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The call of a tool that a block is."""
+    """Returns the call of a `tool_use` block."""
     function = {"name": _text(block, "name", where), "arguments": block.get("input")}
     return {"id": _text(block, "id", where), "type": "function", "function": function}
 
@@ -237,7 +243,7 @@ def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _text(block: Mapping[str, Any], name: str, where: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
-        raise _refusal(f"{where}.{name}", f"{where}.{name} is no text")
+        raise _refusal(f"{where}.{name}", f"{where}.{name} must be a string")
     return value
 
 

@@ -38,7 +38,7 @@ async def chat_completions(request: Request) -> Answering:
     body = await body_of(request, ChatBody)
     with await state.lease(body.model) as lease:
         settings = lease.model.texts.settings
-        options = body.chat_wish(settings)
+        options = body.chat_options(settings)
         asked = body.asked(settings, caller_of(request))
         generation = await state.generation(
             lease, lambda prompts: prompts.of_messages(asked), options

@@ -30,7 +30,7 @@ async def responses(request: Request) -> App:
     with await state.lease(body.model) as lease:
         model = lease.model
         settings = model.texts.settings
-        options = body.response_wish(settings)
+        options = body.response_options(settings)
         asked = body.asked(settings, caller_of(request))
         try:
             generation = await state.generation(
@@ -55,9 +55,9 @@ async def input_tokens(request: Request) -> Response:
     return Response(encode(said), media_type="application/json")
 
 
-async def kept(request: Request) -> Response:
-    """Refuses to find a response."""
-    raise Refusal(404, "this server keeps no responses", "", "not_found")
+async def stored(request: Request) -> Response:
+    """Refuses access to stored responses: there are none."""
+    raise Refusal(404, "Not Found: this server does not store responses", "", "not_found")
 
 
 class EventStream:
