@@ -131,6 +131,11 @@ def test_only_fields_that_templates_read_are_kept() -> None:
     for api, body in (("ollama", OllamaChatBody), ("openai", ChatBody)):
         found: Any = body(messages=[picture, NEXT])  # type: ignore[operator]
         assert all(len(str(each)) < 200 for each in found.asked(Settings(), "").messages), api
+    custom = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
+    called = {"role": "assistant", "content": None, "tool_calls": [custom]}
+    message = ChatBody(messages=[NEXT, called, NEXT]).asked(Settings(), "").messages[1]
+    function = {"name": "patch", "arguments": {"input": "*** Begin"}}
+    assert message["tool_calls"] == [{"id": "c", "type": "function", "function": function}]
     old = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
     message = ChatBody(messages=[NEXT, old, NEXT]).asked(Settings(), "").messages[1]
     assert message["tool_calls"][0]["function"]["name"] == "f"

@@ -153,7 +153,7 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
             ("text", {"type": "text"}),
             ("thinking", {"type": "thinking", "thinking": []}),
             ("name", {"type": "tool_use", "id": "a", "name": 7, "input": {}}),
-            ("id", {"type": "tool_use", "name": "a", "input": {}}),
+            ("id", {"type": "tool_use", "id": 7, "name": "a", "input": {}}),
             ("tool_use_id", {"type": "tool_result", "tool_use_id": 7, "content": "x"}),
         )
     ),

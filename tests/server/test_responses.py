@@ -182,7 +182,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "input[0].id",
     ),
     "image": ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-    "no call": ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+    "no call": ({"input": [{"type": "function_call_output", "output": "x", "call_id": 7}]}, "input[0].call_id"),
     "no name": ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0].name"),
     "format": ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     "schema": ({"text": {"format": {"type": "json_schema", "schema": 3}}}, "text.format.schema"),

@@ -75,14 +75,14 @@ class MessagesBody(msgspec.Struct):
             Refusal: a message is invalid.
         """
         if not self.messages:
-            raise _refusal("messages", "there are no messages")
+            raise _refusal("messages", "messages must not be empty")
         system = _system(self.system)
         messages = [{"role": "system", "content": system}] if system else []
         last = _last_question(self.messages)
         for at, message in enumerate(self.messages):
             messages += _plain(message, f"messages[{at}]", asked=at == last)
         if not messages:
-            raise _refusal("messages", "the messages have no text")
+            raise _refusal("messages", "messages have no text")
         ends = messages[-1]
         continues = ends["role"] == "assistant" and "tool_calls" not in ends
         variables = dict(settings.variables)
@@ -220,7 +220,7 @@ def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> Iterator[d
         elif kind == "tool_result":
             yield {
                 "role": "tool",
-                "tool_call_id": _text(block, "tool_use_id", inner),
+                **_id(block, "tool_use_id", "tool_call_id", inner),
                 "content": text_of(block.get("content"), f"{inner}.content", gap="\n"),
             }
         elif kind not in _IGNORED and (text := text_of([block], inner, asked=asked)):
@@ -237,7 +237,12 @@ def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> Iterator[d
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Returns the call of a `tool_use` block."""
     function = {"name": _text(block, "name", where), "arguments": block.get("input")}
-    return {"id": _text(block, "id", where), "type": "function", "function": function}
+    return {**_id(block, "id", "id", where), "type": "function", "function": function}
+
+
+def _id(block: Mapping[str, Any], name: str, found: str, where: str) -> dict[str, str]:
+    """Returns the id in a field of a block, under the name that messages have for it; empty where there is none."""
+    return {} if block.get(name) is None else {found: _text(block, name, where)}
 
 
 def _text(block: Mapping[str, Any], name: str, where: str) -> str:

@@ -46,10 +46,20 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
         raise Refusal(400, f"{where} must be a list", where, "unsupported_value")
     found = []
     for at, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, dict) else None
+        function = _function(call)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise Refusal(
                 400, f"{where}[{at}].function.name must be a string", where, "unsupported_value"
             )
-        found.append({**call, "function": {"arguments": {}, **function}})
+        found.append({**call, "type": "function", "function": {"arguments": {}, **function}})
+        found[-1].pop("custom", None)
     return found
+
+
+def _function(call: Any) -> Any:
+    """Returns the name and arguments of a call; those of a custom tool, which takes a text, are an object of it."""
+    if not isinstance(call, dict):
+        return None
+    if isinstance(custom := call.get("custom"), dict) and "function" not in call:
+        return {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+    return call.get("function")

@@ -280,7 +280,7 @@ def _other(item: Mapping[str, Any], kind: Any, where: str, *, asked: bool) -> Me
         raise _refusal(f"{where}.id", words)
     if kind == "function_call_output" or ("output" in item and "call_id" in item):
         output = plain_message({"role": "tool", "content": item.get("output")}, f"{where}.output")
-        return {**output, "tool_call_id": _named(item, "call_id", where)}
+        return {**output, **_id(item, "tool_call_id", where)}
     return None
 
 
@@ -293,7 +293,7 @@ def _call(item: Mapping[str, Any], where: str) -> dict[str, Any]:
     if item["type"] == "custom_tool_call":
         said = {"input": said}
     function = {"name": _named(item, "name", where), "arguments": said}
-    call = {"id": _named(item, "call_id", where), "type": "function", "function": function}
+    call = {**_id(item, "id", where), "type": "function", "function": function}
     message = plain_message({"role": "assistant", "tool_calls": [call]}, where)
     found: dict[str, Any] = message["tool_calls"][0]
     return found
@@ -304,6 +304,11 @@ def _named(item: Mapping[str, Any], name: str, where: str) -> str:
     if not isinstance(value, str):
         raise _refusal(f"{where}.{name}", f"{where}.{name} must be a string")
     return value
+
+
+def _id(item: Mapping[str, Any], name: str, where: str) -> dict[str, str]:
+    """Returns the id of a call under the name that messages have for it; empty where the client sends none."""
+    return {} if item.get("call_id") is None else {name: _named(item, "call_id", where)}
 
 
 def _thoughts(item: Mapping[str, Any]) -> str:
