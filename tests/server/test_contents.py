@@ -47,6 +47,34 @@ def test_a_picture_is_refused_once_and_then_a_sentence(api: str) -> None:
     assert "See" in found[0] and IMAGE in found[0] and found[-1] == "Next"
 
 
+@pytest.mark.parametrize("api", PICTURES)
+def test_a_picture_that_a_tool_returned_is_never_refused(api: str) -> None:
+    """Agents put it into a message of the user behind the result, or beside it, as OpenCode and the AI SDK do."""
+    kind = "input_text" if api == "responses" else "text"
+    picture = {"role": "user", "content": [{"type": kind, "text": "Attached"}, PICTURES[api]]}
+    if api == "responses":
+        called: list[Any] = [
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "Read"},
+        ]
+    elif api == "anthropic":
+        use = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "c", "content": "Read"}
+        beside = {"role": "user", "content": [result, *picture["content"]]}
+        called = [{"role": "assistant", "content": [use]}, beside]
+        assert IMAGE in "".join(texts(api, [NEXT, *called]))
+        called[1] = {"role": "user", "content": [result]}
+    else:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        called = [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "Read"},
+        ]
+    for more in ([], called):
+        found = "".join(texts(api, [NEXT, *called, picture, *more]))
+        assert "Attached" in found and IMAGE in found
+
+
 def test_pictures_of_ollama_and_of_tools() -> None:
     asked = {"role": "user", "content": "See", "images": ["AA", "BB"]}
     with pytest.raises(Refusal, match=r"messages\[0\]\.images"):

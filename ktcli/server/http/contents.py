@@ -50,8 +50,14 @@ def text_of(content: Any, where: str, *, asked: bool = False, gap: str = "") -> 
 
 
 def last_question(roles: Sequence[Any]) -> int:
-    """Returns the index of the last user message, given the roles of all messages; -1: there is none."""
-    return max((at for at, role in enumerate(roles) if role == "user"), default=-1)
+    """Returns the index of the question that is to be answered now, given the roles of all messages; -1: there is none.
+
+    A user message that an answer follows is history. So is one right behind the result of a tool: agents put pictures
+    there that a tool returned, and nobody can take them back.
+    """
+    at = max((at for at, role in enumerate(roles) if role == "user"), default=-1)
+    is_answered = any(role in ("assistant", "tool") for role in roles[at + 1 :])
+    return -1 if is_answered or (at > 0 and roles[at - 1] == "tool") else at
 
 
 def unseen(what: str) -> str:

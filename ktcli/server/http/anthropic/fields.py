@@ -11,7 +11,7 @@ import msgspec
 from ktcli.answers.grammar.form import Form
 from ktcli.answers.grammar.whole import Shape
 from ktcli.dialogue.answer import AnswerOptions
-from ktcli.server.http.contents import text_of
+from ktcli.server.http.contents import last_question, text_of
 from ktcli.server.http.openai.fields import Sampled, few_tools, require_parameters
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.shapes import ToolChoice, with_tools
@@ -78,7 +78,7 @@ class MessagesBody(msgspec.Struct):
             raise _refusal("messages", "messages must not be empty")
         system = _system(self.system)
         messages = [{"role": "system", "content": system}] if system else []
-        last = _last_question(self.messages)
+        last = last_question([_role_of(each) for each in self.messages])
         for at, message in enumerate(self.messages):
             messages += _plain(message, f"messages[{at}]", asked=at == last)
         if not messages:
@@ -165,16 +165,12 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _last_question(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Returns the index of the last message in which the user says something, not only tools; -1: there is none."""
-
-    def asks(message: Mapping[str, Any]) -> bool:
-        content = message.get("content")
-        blocks = content if isinstance(content, list) else [content]
-        results = (isinstance(each, dict) and each.get("type") == "tool_result" for each in blocks)
-        return message.get("role") == "user" and not all(results)
-
-    return max((at for at, each in enumerate(messages) if asks(each)), default=-1)
+def _role_of(message: Mapping[str, Any]) -> Any:
+    """Returns the role of a message; "tool" where it has results of tools."""
+    content = message.get("content")
+    blocks = content if isinstance(content, list) else []
+    results = (isinstance(each, dict) and each.get("type") == "tool_result" for each in blocks)
+    return "tool" if any(results) else message.get("role")
 
 
 def _system(said: str | Sequence[Mapping[str, Any]] | None) -> str:

@@ -215,7 +215,8 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
     """Yields the messages of a list of items; thoughts, text and calls of one answer become one message. Items that say
     nothing to a model, such as those of tools that servers run themselves, are left out."""
     said: Message = {}
-    last = last_question([each.get("role") for each in items])
+    roles = ["tool" if "output" in each else each.get("role", "assistant") for each in items]
+    last = last_question(roles)
     for at, item in enumerate(items):
         where, kind = f"input[{at}]", _kind(item)
         if kind == "reasoning":
