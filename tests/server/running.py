@@ -144,7 +144,7 @@ def serving_models(
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert not begun or ready.wait(10)
+        assert not begun or ready.wait(60)  # seconds, on a machine that others use
         yield made
     finally:
         serving.stop()

@@ -116,19 +116,19 @@ def test_a_log_keeps_its_newer_half(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert other.read_text() == "".join(lines)
 
 
-def test_a_supervisor_hears_of_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_supervisor_is_sent_the_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from ktcli.assembly.listener import SILENT
 
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as hears:
-        hears.bind(str(tmp_path / "notices"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
+        notices.bind(str(tmp_path / "notices"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notices"))
         supervisor = Supervisor()
         assert "NOTIFY_SOCKET" not in os.environ
         with SupervisedListener(SILENT, supervisor).progress("Loading x", 8) as bar:
             bar.update(done=2)
-        assert values_of(hears.recv(999))["STATUS"] == "Loading x 25 %"
+        assert values_of(notices.recv(999))["STATUS"] == "Loading x 25 %"
         supervisor.ready("serving\nX=2")
-        assert values_of(hears.recv(999)) == {"READY": "1", "STATUS": "serving X=2"}
+        assert values_of(notices.recv(999)) == {"READY": "1", "STATUS": "serving X=2"}
     supervisor.ready("")  # nobody is there
     Supervisor().ready("")  # nobody ever was
 

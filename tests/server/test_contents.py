@@ -33,7 +33,7 @@ def texts(api: str, messages: list[Any]) -> list[str]:
         "anthropic": lambda: MessagesBody(messages=messages),
         "ollama": lambda: OllamaChatBody(messages=messages),
     }[api]()
-    return [each["content"] for each in body.asked(Settings(), "").messages]
+    return [each["content"] for each in body.chat_request(Settings(), "").messages]
 
 
 @pytest.mark.parametrize("api", PICTURES)
@@ -114,24 +114,28 @@ def test_items_of_responses_that_say_nothing_to_a_model_are_left_out() -> None:
         {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "*** Begin"},
         {"type": "custom_tool_call_output", "call_id": "c", "output": "Done"},
     ]
-    body = ResponseBody(input=items).asked(Settings(), "")
+    body = ResponseBody(input=items).chat_request(Settings(), "")
     assert [each["role"] for each in body.messages] == ["user", "assistant", "tool"]
     function = body.messages[1]["tool_calls"][0]["function"]
     assert function == {"name": "patch", "arguments": {"input": "*** Begin"}}
     with pytest.raises(Refusal, match="stores no items; send the item itself"):
-        ResponseBody(input=[NEXT, {"type": "item_reference", "id": "msg_1"}]).asked(Settings(), "")
+        ResponseBody(input=[NEXT, {"type": "item_reference", "id": "msg_1"}]).chat_request(
+            Settings(), ""
+        )
 
 
 def test_an_open_answer_is_gone_on_with_as_each_api_says() -> None:
     said = [NEXT, {"role": "assistant", "content": "I am"}]
-    assert MessagesBody(messages=said).asked(Settings(), "").continues
-    assert not ChatBody(messages=said).asked(Settings(), "").continues
-    assert ChatBody(messages=said, continue_final_message=True).asked(Settings(), "").continues
+    assert MessagesBody(messages=said).chat_request(Settings(), "").continues
+    assert not ChatBody(messages=said).chat_request(Settings(), "").continues
+    assert (
+        ChatBody(messages=said, continue_final_message=True).chat_request(Settings(), "").continues
+    )
     with pytest.raises(Refusal, match="cannot be used together"):
         both = ChatBody(messages=said, continue_final_message=True, add_generation_prompt=True)
-        both.asked(Settings(), "")
+        both.chat_request(Settings(), "")
     with pytest.raises(Refusal, match="requires the last message"):
-        ChatBody(messages=[NEXT], continue_final_message=True).asked(Settings(), "")
+        ChatBody(messages=[NEXT], continue_final_message=True).chat_request(Settings(), "")
 
 
 @pytest.mark.parametrize("kind", [["text"], {}, None, 3])
@@ -149,7 +153,7 @@ def test_what_anthropics_api_may_hold_beside_texts() -> None:
         messages=[NEXT, {"role": "assistant", "content": [call]}, NEXT],
         system=[PICTURES["anthropic"], {"type": "text", "text": "S"}],
     )
-    system, _, message, _ = body.asked(Settings(), "").messages
+    system, _, message, _ = body.chat_request(Settings(), "").messages
     assert system["content"] == f"{IMAGE}\nS"
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": 7}
 
@@ -158,14 +162,16 @@ def test_only_fields_that_templates_read_are_kept() -> None:
     picture = {"role": "user", "content": "See", "images": ["A" * 1000], "audio": "A" * 1000}
     for api, body in (("ollama", OllamaChatBody), ("openai", ChatBody)):
         found: Any = body(messages=[picture, NEXT])  # type: ignore[operator]
-        assert all(len(str(each)) < 200 for each in found.asked(Settings(), "").messages), api
+        assert all(len(str(each)) < 200 for each in found.chat_request(Settings(), "").messages), (
+            api
+        )
     custom = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
     called = {"role": "assistant", "content": None, "tool_calls": [custom]}
-    message = ChatBody(messages=[NEXT, called, NEXT]).asked(Settings(), "").messages[1]
+    message = ChatBody(messages=[NEXT, called, NEXT]).chat_request(Settings(), "").messages[1]
     function = {"name": "patch", "arguments": {"input": "*** Begin"}}
     assert message["tool_calls"] == [{"id": "c", "type": "function", "function": function}]
     old = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
-    message = ChatBody(messages=[NEXT, old, NEXT]).asked(Settings(), "").messages[1]
+    message = ChatBody(messages=[NEXT, old, NEXT]).chat_request(Settings(), "").messages[1]
     assert message["tool_calls"][0]["function"]["name"] == "f"
 
 

@@ -60,7 +60,7 @@ def prompt(name: str, api: str, history: History) -> str:
     except StopIteration as done:
         body = done.value
     getattr(body, options)(Settings())
-    made = prompts_of(name).of_messages(body.asked(Settings(), ""))
+    made = prompts_of(name).of_messages(body.chat_request(Settings(), ""))
     return texts().tokenizer.decode(made.ids, special=True)
 
 

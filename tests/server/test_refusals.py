@@ -263,7 +263,7 @@ def test_fields_are_refused_with_the_value_and_what_is_allowed(
     with pytest.raises(Refusal) as caught:
         options = ("chat_options", "response_options", "answer_options")
         next(getattr(asked, name) for name in options if hasattr(asked, name))(Settings())
-        asked.asked(Settings(), "")
+        asked.chat_request(Settings(), "")
     assert str(caught.value.message) == words
 
 

@@ -99,7 +99,7 @@ class Guard:
         await self._send(scope, refusal, send)
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> None:
-        """Raises: Refusal."""
+        """Checks the headers of a request. Raises: Refusal: it is not allowed."""
         rules, path = self._rules, scope["path"]
         if "content-length" in headers and "transfer-encoding" in headers:
             said = "Content-Length and Transfer-Encoding cannot be sent together"

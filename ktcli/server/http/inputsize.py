@@ -65,12 +65,12 @@ class _InputSize:
                 todo += part
 
     def count(self, work: int) -> None:
-        """Raises: ContextFull: with so much more it is too much."""
+        """Adds work. Raises: ContextFull: it is too much then."""
         self.require_room_for(work)
         self.work += work
 
     def require_room_for(self, work: int) -> None:
-        """Raises: ContextFull: with so much more it would be too much."""
+        """Checks that more work can be added. Raises: ContextFull: it would be too much."""
         if self.work + work > work_most(self.context):
             values, messages = work_most(self.context) // VALUE_WORK, _messages_most(self.context)
             raise ContextFull(

@@ -154,7 +154,7 @@ def _of_device(event: Event) -> bool:
 
 
 def _device_failure(events: Sequence[Event]) -> Exception | None:
-    """The failure of a GPU that ended answers; None: there was none."""
+    """Returns the failure of a GPU that ended answers; None: there was none."""
     return next(
         (each.error for each in events if isinstance(each, Finished) and _of_device(each)), None
     )

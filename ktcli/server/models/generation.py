@@ -94,11 +94,11 @@ class Generation:
 
     @property
     def over(self) -> bool:
-        """Tells whether every answer has ended and been told."""
+        """Tells whether every answer has ended and its events were taken."""
         return not self._open and not self._events
 
     def fail(self, error: Exception) -> None:
-        """Ends every answer with an error; what the engine still says is not told."""
+        """Ends every answer with an error; later events of the engine are dropped."""
         self.failure = error
         self.cancel()
         self._came.set()

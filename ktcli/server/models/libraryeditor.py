@@ -187,7 +187,7 @@ class _TellingBar:
             self.say()
 
     def say(self) -> None:
-        """Tells how far it is."""
+        """Sends the progress as a step."""
         if self._step is not None:
             self._told_s = time.monotonic()
             self._tell(self._step)

@@ -26,7 +26,7 @@ MOST_CHARS = 16 << 20  # of the text of these
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ChatRequest:
     """A conversation that a client wants to have answered.
 
     Attributes:
@@ -53,7 +53,7 @@ class PromptMaker:
         self._answers: OrderedDict[bytes, Spoken] = OrderedDict()
         self._chars = 0
 
-    def of_messages(self, asked: Asked) -> EncodedPrompt:
+    def of_messages(self, asked: ChatRequest) -> EncodedPrompt:
         """Returns the prompt of a conversation.
 
         Raises:
@@ -120,7 +120,7 @@ class PromptMaker:
         return self._backend.texts.tokenizer.decode(ids, special=True)
 
     def _require_room(self, ids: Sequence[int] | None) -> None:
-        """Raises: ContextFull: ids leave no room for an answer; None: there are surely too many."""
+        """Checks that ids leave room for an answer; None: there are surely too many. Raises: ContextFull."""
         context = self._backend.engine.context
         if ids is None or len(ids) >= context:
             raise too_long(None if ids is None else len(ids), context)

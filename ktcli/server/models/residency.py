@@ -91,22 +91,22 @@ class Residency:
 
     @property
     def loaded(self) -> Sequence[LoadedModel]:
-        """The models in memory, in the order in which they came."""
+        """Returns the models in memory, in the order in which they were loaded."""
         return tuple(self._loaded.values())
 
     def counts(self) -> Counts:
-        """The requests of all models."""
+        """Returns the numbers of running and waiting requests of all models."""
         schedulers = [each.model.thread.scheduler for each in self._loaded.values()]
         waiting = len(self._waiters) + sum(each.waiting for each in schedulers)
         return Counts(sum(each.active for each in schedulers), waiting)
 
     @property
     def leases(self) -> int:
-        """The leases of all models."""
+        """Returns the number of leases of all models."""
         return sum(each.leases for each in self._loaded.values())
 
     def find(self, source: ModelSource) -> LoadedModel | None:
-        """A model, if it is in memory."""
+        """Returns a model if it is in memory."""
         return self._loaded.get(source.key)
 
     def recovering(self, source: ModelSource) -> bool:
@@ -156,7 +156,7 @@ class Residency:
             self._changed.set()
 
     def drop(self, source: ModelSource) -> None:
-        """Lets a model go as soon as nobody uses it."""
+        """Unloads a model as soon as nobody uses it."""
         if source.key in self._kept_s:
             self._kept_s[source.key] = 0.0
         if (loaded := self._loaded.get(source.key)) is not None:
@@ -164,7 +164,7 @@ class Residency:
             self._changed.set()
 
     def stop(self) -> None:
-        """Ends the wait of all requests, and a load that goes on; models in memory answer on."""
+        """Cancels all waiting requests and the current load; models in memory keep answering."""
         self._stopping = True
         self._changed.set()
         for waiter in self._waiters:
@@ -200,7 +200,7 @@ class Residency:
                 await self._changed.wait()
 
     def _idle(self) -> list[LoadedModel]:
-        """The models that answer and that nobody uses."""
+        """Returns the models that can answer and that nobody uses."""
         return [each for each in self._loaded.values() if each.is_idle]
 
     async def _serve_next(self) -> bool:
@@ -324,7 +324,7 @@ class Residency:
         return source.key in self._loaded and self._usable(source) is None
 
     def _usable(self, source: ModelSource) -> LoadedModel | None:
-        """A model, if it is in memory and answers."""
+        """Returns a model if it is in memory and its GPU has not failed."""
         loaded = self._loaded.get(source.key)
         return None if loaded is None or loaded.failure is not None else loaded
 
@@ -356,7 +356,7 @@ class Residency:
         )
 
     async def _beside(self, work: Callable[[], T]) -> T:
-        """Does something on the thread for models."""
+        """Runs a function on the thread for models and returns its value."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 

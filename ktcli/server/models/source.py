@@ -31,7 +31,7 @@ class Opened(Protocol):
     backend: LocalBackend
 
     def close(self) -> None:
-        """Writes what is to be kept."""
+        """Writes what is to be kept between runs, and closes the model."""
 
     def forget(self) -> None:
         """Drops the reference to the backend, so that its memory can be freed."""
@@ -61,7 +61,7 @@ class ModelSource(Protocol):
 
     @property
     def name(self) -> str:
-        """The name for people and clients."""
+        """Returns the name for people and clients."""
 
     @property
     def key(self) -> str:
@@ -69,7 +69,7 @@ class ModelSource(Protocol):
 
     @property
     def keep_s(self) -> float:
-        """The seconds that it stays in memory when nobody uses it, unless a request says otherwise."""
+        """Returns the seconds that it stays in memory when nobody uses it, unless a request says otherwise."""
 
     def facts(self) -> ModelFacts:
         """Returns the facts of the model; on any thread.

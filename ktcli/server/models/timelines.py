@@ -31,7 +31,7 @@ class Timelines:
         return bool(self._closing)
 
     def take(self, conversation: str) -> Sequence | None:
-        """Returns the timeline on which a conversation goes on, a new one if need be; all others are let go. None: the
+        """Returns the timeline on which a conversation goes on, a new one if need be; all others are closed. None: the
         conversation has no name, and is not kept."""
         found = self._kept.pop(conversation, None)
         self._closing += self._kept.values()
@@ -68,7 +68,7 @@ class Timelines:
                 sequence.close()
 
     def close(self) -> None:
-        """Closes all of them."""
+        """Closes all timelines."""
         self.take("")
         self._closing += [sequence for _, sequence in self._used.values()]
         self._used.clear()

@@ -64,7 +64,7 @@ class Drain:
         return await self._is_quiet_in(self.seconds)
 
     async def told(self) -> None:
-        """Waits until answers that were ended have told their clients."""
+        """Waits until the clients of cancelled answers have received the error."""
         if not self.running:
             return
         self._quiet.clear()

@@ -241,7 +241,7 @@ class _Server(uvicorn.Server):
         self._drained = drained
 
     async def main_loop(self) -> None:
-        """Waits until the server is to end; tells uvicorn the date each second."""
+        """Waits until the server is to end; updates uvicorn's date header each second."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_S):

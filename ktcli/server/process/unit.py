@@ -87,5 +87,5 @@ def _escaped(char: str) -> str:
 
 
 def _in_a_line(text: str) -> str:
-    """A text for people in a line of a unit, where a backslash at the end would go on with the next line."""
+    """Returns a text as part of one line of a unit, where a backslash at the end would continue the line."""
     return "".join(each if each.isprintable() else "?" for each in text).rstrip("\\")

@@ -15,7 +15,7 @@ from ktcli.server.http.contents import last_question, text_of
 from ktcli.server.http.openai.fields import Sampled, few_tools, require_parameters
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.shapes import ToolChoice, with_tools
-from ktcli.server.models.prompts import Asked
+from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
 
 # A line that clients put first and change with each request: with it nothing would ever be found in the cache.
@@ -67,7 +67,7 @@ class MessagesBody(msgspec.Struct):
         options = replace(options, think_budget=self._budget(self.max_tokens))
         return with_tools(options, self.offered, self._choice)
 
-    def asked(self, settings: Settings, caller: str) -> Asked:
+    def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
         """Returns the messages and template variables of the conversation, in the form of OpenAI's API, which chat
         templates know.
 
@@ -91,11 +91,11 @@ class MessagesBody(msgspec.Struct):
             variables |= replace(settings, thinking=thinks).variables
         if offered := self.offered:
             variables["tools"] = offered
-        return Asked(messages, variables, caller, continues=continues)
+        return ChatRequest(messages, variables, caller, continues=continues)
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools that the model may call; those that a server would run itself are left out.
+        """Returns the tools that the model may call; those that a server would run itself are left out.
 
         Raises:
             Refusal: there are too many, or one has no name, or no schema of an object.

@@ -35,7 +35,10 @@ async def chat(request: Request) -> Answering | Response:
         return await _moved(state, body, {"message": {"role": "assistant", "content": ""}})
     with await state.lease(body.model, body.keep_s) as lease:
         settings = lease.model.texts.settings
-        options, asked = body.chat_options(settings), body.asked(settings, caller_of(request))
+        options, asked = (
+            body.chat_options(settings),
+            body.chat_request(settings, caller_of(request)),
+        )
         generation = await state.generation(
             lease, lambda prompts: prompts.of_messages(asked), options
         )
@@ -51,7 +54,7 @@ async def generate(request: Request) -> Answering | Response:
         return await _moved(state, body, {"response": ""})
     with await state.lease(body.model, body.keep_s) as lease:
         settings = lease.model.texts.settings
-        options, asked = body.answer_options(settings), body.asked(settings, caller)
+        options, asked = body.answer_options(settings), body.chat_request(settings, caller)
 
         def make(prompts: PromptMaker) -> EncodedPrompt:
             return prompts.of_text(body.prompt, caller) if body.raw else prompts.of_messages(asked)
@@ -80,7 +83,7 @@ async def _moved(state: ServerState, body: OllamaBody, said: dict[str, Any]) -> 
 
 
 def failed_early(body: bytes, refusal: Refusal) -> bytes:
-    """A stream that failed before there were any answers."""
+    """Returns the stream of a request that failed before there were any answers."""
     return encode({"error": refusal.message}) + b"\n"
 
 
@@ -138,7 +141,7 @@ class OllamaReply:
         )
 
     def _called(self, event: CallEvent) -> list[dict[str, Any]]:
-        """A call, when it is whole."""
+        """Returns a call once it is complete, else nothing."""
         name, arguments = self._call
         if isinstance(event, CallBegins):
             self._call = event.name, ""
@@ -165,7 +168,7 @@ class OllamaReply:
         return encode({**head, **said, **more}) + b"\n"
 
     def _totals(self) -> dict[str, Any]:
-        """The counts, and the times in nanoseconds."""
+        """Returns the counts, and the durations in nanoseconds."""
         stats = self._generation.answers[0].stats
         return {
             "done": True,

@@ -17,7 +17,7 @@ from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.shapes import ToolChoice, with_tools
 from ktcli.server.models.keepalive import keep_seconds
-from ktcli.server.models.prompts import Asked
+from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
 
 
@@ -114,7 +114,7 @@ class OllamaChatBody(OllamaBody):
         """Returns the options of the answer, see `answer_options`."""
         return with_tools(self.answer_options(settings), functions(self.tools), ToolChoice())
 
-    def asked(self, settings: Settings, caller: str) -> Asked:
+    def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
         """Returns the messages and template variables of the conversation.
 
         Raises:
@@ -128,7 +128,7 @@ class OllamaChatBody(OllamaBody):
         variables = self.variables(settings)
         if tools := functions(self.tools):
             variables = {**variables, "tools": tools}
-        return Asked(messages, variables, caller)
+        return ChatRequest(messages, variables, caller)
 
 
 class GenerateBody(OllamaBody):
@@ -140,7 +140,7 @@ class GenerateBody(OllamaBody):
     suffix: str = ""
     images: list[str] | None = None
 
-    def asked(self, settings: Settings, caller: str) -> Asked:
+    def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
         """Returns the messages and template variables of the prompt.
 
         Raises:
@@ -151,7 +151,7 @@ class GenerateBody(OllamaBody):
                 raise Refusal(400, f"{name} is not supported", name, "unsupported_value")
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*system, {"role": "user", "content": self.prompt}]
-        return Asked(messages, self.variables(settings), caller)
+        return ChatRequest(messages, self.variables(settings), caller)
 
 
 def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> dict[str, Any]:

@@ -157,12 +157,12 @@ class _Pull:
         thread.shutdown(wait=False)
 
     def stop(self) -> None:
-        """Ends it soon, if it has not ended."""
+        """Asks the pull to stop, if it has not ended."""
         self._stopped.set()
         self._work.add_done_callback(lambda done: done.exception())  # somebody else has told it
 
     async def end(self) -> None:
-        """Waits until it has ended.
+        """Waits until the pull has ended.
 
         Raises:
             KtError: see `LibraryEditor.pull`.
@@ -170,7 +170,7 @@ class _Pull:
         await asyncio.shield(self._work)
 
     async def steps(self) -> AsyncIterator[PullStep | None]:
-        """Yields its steps until it has ended; None: nothing has happened for a while."""
+        """Yields the steps of the pull until it has ended; None: nothing has happened for a while."""
         while True:
             try:
                 async with asyncio.timeout(ALIVE_S):

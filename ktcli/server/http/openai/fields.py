@@ -20,7 +20,7 @@ from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.shapes import GUIDES, ToolChoice, form_of_format, form_of_guides, with_tools
 from ktcli.server.models.generation import CHOICES_MOST, STOPS_MOST
-from ktcli.server.models.prompts import Asked
+from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings, override
 from ktcli.text.template import is_reserved
 
@@ -193,7 +193,7 @@ class ChatBody(Sampled):
             options = replace(options, think_budget=budget)
         return with_tools(options, self.offered, self._choice)
 
-    def asked(self, settings: Settings, caller: str) -> Asked:
+    def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
         """Returns the messages and template variables of the conversation.
 
         Raises:
@@ -211,7 +211,7 @@ class ChatBody(Sampled):
             variables["tools"] = self.offered
         if self.add_generation_prompt is False:
             variables["add_generation_prompt"] = False
-        return Asked(messages, variables, caller, continues=self._continues(messages))
+        return ChatRequest(messages, variables, caller, continues=self._continues(messages))
 
     def _continues(self, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Tells whether the answer goes on behind the last message.

@@ -27,7 +27,7 @@ from ktcli.server.http.openai.fields import (
 from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.shapes import ToolChoice, with_tools
-from ktcli.server.models.prompts import Asked
+from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
 
 METADATA_MOST, METADATA_NAME_CHARS, METADATA_CHARS = 16, 64, 512
@@ -96,7 +96,7 @@ class ResponseBody(Sampled):
             options = replace(options, shape=Shape(form))
         return with_tools(options, self.offered, self._choice)
 
-    def asked(self, settings: Settings, caller: str) -> Asked:
+    def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
         """Returns the messages and template variables of the conversation.
 
         Raises:
@@ -119,7 +119,7 @@ class ResponseBody(Sampled):
         variables |= own_variables(self.chat_template_kwargs)
         if offered := self.offered:
             variables["tools"] = offered
-        return Asked(messages, variables, caller)
+        return ChatRequest(messages, variables, caller)
 
     @property
     def offered(self) -> list[dict[str, Any]]:
@@ -178,7 +178,7 @@ class ResponseBody(Sampled):
             return Form.of_schema(said.get("schema"), f"{field}.schema")
 
     def _refuse_what_needs_a_store(self) -> None:
-        """Raises: Refusal: the request is about responses that a server would have kept."""
+        """Checks that the request does not depend on stored responses. Raises: Refusal: it does."""
         for name in ("previous_response_id", "conversation", "prompt"):
             if getattr(self, name) is not None:
                 words = f"{name} is not supported, since no responses are stored; send the whole conversation as input"
