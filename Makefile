@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # What kt imports is compiled with the installation, so that its first command starts as fast as the next; the rest
 # when it is first imported: few modules of torch and transformers ever are.
 LARGE  := torch|torchgen|functorch|transformers|sympy|networkx|mpmath|triton|mypy|mypyc|hypothesis|setuptools|pip
-COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/($(LARGE)|tests)/' ktcli $(VENV)/lib/python3*/site-packages >/dev/null 2>&1 || true
+COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/($(LARGE)|tests)/' kt ktcli $(VENV)/lib/python3*/site-packages >/dev/null 2>&1 || true
 CMAKE   = $(firstword $(wildcard $(BIN)/cmake) cmake)
 NATIVE := $(shell find native/CMakeLists.txt native/cdef.py native/include native/src -type f)
 # With one of these no environment in this tree is needed (install.sh).

@@ -25,6 +25,7 @@ from ktcli.hardware.numa import AUTO, OFF, Numa, parse_numa
 from ktcli.hardware.probe import probe
 from ktcli.measure.bench import Job, Phase, once
 from ktcli.measure.clock import PAIRS, Measurement, alternate
+from ktcli.measure.greedy import GreedyChoice
 from ktcli.store import catalog
 from ktcli.weights.recipe import Recipe
 
@@ -43,9 +44,11 @@ def engine_with(numa: Numa, layers: int) -> Engine:
 def runner(engine: Engine, job: Job) -> Callable[[], None]:
     """One run of a job, on ids that are new each time."""
     session, draw = engine.session(), np.random.default_rng(1)
+    choice = GreedyChoice(engine)
 
     def work() -> None:
-        once(engine, session, job, draw.integers(0, engine.spec.vocab, job.n_tokens).tolist())
+        ids = draw.integers(0, engine.spec.vocab, job.n_tokens).tolist()
+        once(engine, session, job, ids, choice)
 
     work()
     return work

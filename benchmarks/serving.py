@@ -80,7 +80,7 @@ import json, sys, threading, time
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.talking import Opening, open_model, prepared
 from ktcli.engine.request import Finished, GenerationRequest, Token
-from ktcli.engine.sampler import SamplingSettings
+from ktcli.sampling import SamplingSettings
 from ktcli.engine.scheduler import Limits
 from ktcli.server.models.enginethread import EngineThread
 name, ids, ends = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])

@@ -33,11 +33,11 @@ from ktcli.assembly.subject import find_subject
 from ktcli.engine import Engine
 from ktcli.engine.logits import Logits
 from ktcli.engine.request import Answer, GenerationRequest
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.hardware.gpu import CPU
 from ktcli.hardware.probe import probe
 from ktcli.native import Batch
+from ktcli.sampling import SamplingSettings
 from ktcli.text.tokenizer import Tokenizer, load_tokenizer
 
 GOALS = {1: 0.01, 16: 0.03}  # the share of its speed that an answer may lose, by the streams

@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from docs.reference import table  # noqa: E402
-from docs.terminal import PROMPT, Shell, import_everything, masked, ship_to  # noqa: E402
+from docs.terminal import PROMPT, Shell, import_everything, masked, same_rows, ship_to  # noqa: E402
 from ktcli.errors import ExitCode  # noqa: E402
 from ktcli.settings import OTHER_VARIABLES  # noqa: E402
 from ktcli.settings import TABLE as SETTINGS  # noqa: E402
@@ -122,6 +122,7 @@ def environment(folder: str) -> dict[str, str]:
         "HF_ENDPOINT": "http://127.0.0.1:9",
         "MODELSCOPE_ENDPOINT": "http://127.0.0.1:9",
         "MODELSCOPE_API_MAX_RETRIES": "1",
+        **same_rows(),
     }
 
 

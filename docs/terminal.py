@@ -278,6 +278,13 @@ NUMBERS = tuple(
 )
 
 
+def same_rows() -> dict[str, str]:
+    """Returns the variables with which kt multiplies as on a CPU without tiles, which round otherwise: figures of a
+    page must not depend on the machine that makes it."""
+    tiles = "amx_tile" in Path("/proc/cpuinfo").read_text()
+    return {"KT_ISA": "avx512"} if tiles else {}
+
+
 def masked(text: str, measured: bool = True) -> str:
     """A text without what differs from run to run.
 

@@ -22,7 +22,7 @@ SYSTEM_LIBRARY = "/usr/local/share/kt"  # where an administrator puts models for
 
 
 class Origin(Enum):
-    """Who says what a setting is."""
+    """Where the value of a setting comes from."""
 
     DEFAULT = "default"
     FILE = "file"
@@ -31,7 +31,7 @@ class Origin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What a setting is, before any option.
+    """The value of a setting as somebody stated it, before any option.
 
     Attributes:
         text: as somebody wrote it; empty: nobody did.
@@ -73,7 +73,7 @@ class Stated:
 
 
 def stated(name: str) -> Stated:
-    """What the environment says of a setting, else the file, else nobody."""
+    """Returns what the environment says of a setting, else the file, else nobody."""
     setting = SETTINGS[name]
     said = os.environ.get(setting.variable, "")
     if said.strip():
@@ -84,7 +84,7 @@ def stated(name: str) -> Stated:
 
 
 def value(name: str) -> Any:
-    """The value of a setting; None: nobody says one.
+    """Returns the value of a setting; None: nobody says one.
 
     Raises:
         UsageError: its variable makes no sense.
@@ -93,7 +93,7 @@ def value(name: str) -> Any:
 
 
 def environment() -> dict[str, str]:
-    """The variables with which another process has the same library and settings, wherever it is started."""
+    """Returns the variables with which another process has the same library and settings, wherever it is started."""
     said = {each.variable: os.environ.get(each.variable, "") for each in SETTINGS.values()}
     named = any(os.environ.get(name, "").strip() for name in ("KT_CONFIG", "XDG_CONFIG_HOME"))
     file = {"KT_CONFIG": str(settingsfile.path())} if named else {}
@@ -105,7 +105,7 @@ def environment() -> dict[str, str]:
 
 
 def home() -> Path:
-    """The library folder, absolute; it need not exist yet.
+    """Returns the library folder, absolute; it need not exist yet.
 
     Raises:
         UsageError: the setting names something that is not a folder, or one whose parent is not there, as when
@@ -150,7 +150,7 @@ def home() -> Path:
 
 
 def libraries() -> tuple[Path, ...]:
-    """The further library folders, absolute; those that somebody named need not be there.
+    """Returns the further library folders, absolute; those that somebody named need not be there.
 
     Raises:
         UsageError: the setting names what can be none, or one's own library folder makes no sense.
@@ -163,12 +163,12 @@ def libraries() -> tuple[Path, ...]:
 
 
 def forced_isa() -> str | None:
-    """The row that KT_ISA forces, None if unset; the native library checks the name."""
+    """Returns the row that KT_ISA forces, None if unset; the native library checks the name."""
     return stated("isa").text or None
 
 
 def forced_threads() -> int | None:
-    """The thread count that is set, None if none is.
+    """Returns the thread count that is set, None if none is.
 
     Raises:
         UsageError: not a whole number from 1 to 4096.
@@ -178,7 +178,7 @@ def forced_threads() -> int | None:
 
 
 def forced_tile_min() -> int | None:
-    """The tokens per expert of KT_TILE_MIN, None if unset.
+    """Returns the tokens per expert of KT_TILE_MIN, None if unset.
 
     Raises:
         UsageError: not a whole number from 1 to 4096.
@@ -188,7 +188,7 @@ def forced_tile_min() -> int | None:
 
 
 def cache_bytes() -> int | None:
-    """The most bytes that KV pages on disk may take; 0: none are kept; None if nobody says.
+    """Returns the most bytes that KV pages on disk may take; 0: none are kept; None if nobody says.
 
     Raises:
         UsageError: it is no size.

@@ -61,7 +61,7 @@ class ExitCode(IntEnum):
 
 
 def gib(size_bytes: int | float) -> str:
-    """A size for people: '3.2 GiB', '17 MiB', '512 B'."""
+    """Returns a size for people: '3.2 GiB', '17 MiB', '512 B'."""
     value = float(size_bytes)
     for unit in ("B", "KiB", "MiB"):
         if abs(value) < 1024:
@@ -87,7 +87,7 @@ def _without_middle(text: str, most: int) -> str:
 
 
 def predicted(tok_s: float) -> str:
-    """A predicted speed for people, with the two digits that a prediction has: '1.6', '16', '160', '5,300'."""
+    """Returns a predicted speed for people, with the two digits that a prediction has: '1.6', '16', '160', '5,300'."""
     digits = float(f"{tok_s:.2g}")
     return f"{digits:.1f}" if digits < 10 else f"{digits:,.0f}"
 
@@ -225,7 +225,7 @@ class DeviceError(KtError):
         super().__init__(message, hint=hint or "--device cpu runs without the GPU")
 
     def bare(self) -> Self:
-        """The same error without a traceback, which would keep the engine that failed in memory."""
+        """Returns the same error without a traceback, which would keep the engine that failed in memory."""
         return type(self)(str(self), hint=self.hint)
 
 

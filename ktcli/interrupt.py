@@ -19,7 +19,7 @@ _stoppable: list[bool] = []  # not empty: in `stoppable`, in the main thread
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """A context in which Ctrl-C raises at once, within an `Interrupt` too; for the main thread."""
+    """Opens a context in which Ctrl-C raises at once, within an `Interrupt` too; for the main thread."""
     mine = threading.current_thread() is threading.main_thread()
     if mine:
         _stoppable.append(True)

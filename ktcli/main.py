@@ -24,7 +24,7 @@ _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # by a disk
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code."""
+    """Runs one command line and returns its exit code."""
     options = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
     # Errors in the command line itself come before the option is read.
     out.mode = Mode.JSON if "--json" in options else Mode.HUMAN
@@ -137,7 +137,7 @@ def _with_code(error: KtError, code: ExitCode) -> KtError:
 
 
 def run() -> None:
-    """Run the command line of this process and end it; `ktcli.start` comes before."""
+    """Runs the command line of this process and ends it; `ktcli.start` comes before."""
     code = main(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         try:

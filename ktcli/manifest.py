@@ -146,7 +146,7 @@ class Manifest:
         return replace(self, files=())
 
     def encode(self, *, indent: int | None = 1) -> bytes:
-        """The bytes of the file; without indent one line."""
+        """Returns the bytes of the file; without indent one line."""
         source: dict[str, Any] = {
             "hub": self.hub or None,
             "repository": self.repository or None,
@@ -171,7 +171,7 @@ class Manifest:
 
 
 def encode_record(record: FileRecord) -> dict[str, Any]:
-    """The JSON object of one file."""
+    """Returns the JSON object of one file."""
     row: dict[str, Any] = {
         "name": record.name,
         "size_bytes": record.size_bytes,
@@ -182,7 +182,7 @@ def encode_record(record: FileRecord) -> dict[str, Any]:
 
 
 def read(path: Path) -> Manifest | None:
-    """The manifest in a file called CHECKPOINT or PACK; None if it is not there.
+    """Returns the manifest in a file called CHECKPOINT or PACK; None if it is not there.
 
     Raises:
         BadCheckpoint: it cannot be read or is not a manifest of that kind.
@@ -202,7 +202,7 @@ def read(path: Path) -> Manifest | None:
 
 
 def parse(data: bytes, kind: str = PACK) -> Manifest:
-    """The manifest of this kind, CHECKPOINT or PACK, in `data`.
+    """Returns the manifest of this kind, CHECKPOINT or PACK, in `data`.
 
     Raises:
         ValueError: it is none, or one of another version; the message completes "it …".

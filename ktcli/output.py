@@ -183,7 +183,7 @@ class Progress:
             self._bar.advance(self._task, amount)
 
     def update(self, *, done: int, total: int | None = None) -> None:
-        """Set what is done, and the total unless it is None."""
+        """Sets what is done, and the total unless it is None."""
         self._begin()
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total)
@@ -344,7 +344,7 @@ class Output:
     # --- questions ----------------------------------------------------------------------------
 
     def confirm(self, question: str, *, flag: str = "--yes") -> bool:
-        """Ask yes or no on the terminal; the default is no.
+        """Asks yes or no on the terminal; the default is no.
 
         Raises:
             UsageError: there is no terminal to ask on; the sentence names the flag twin.

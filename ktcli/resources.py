@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def data_path(*parts: str) -> Path:
-    """The path of a shipped file or folder, e.g. `data_path("profiles", "kt-mini")`.
+    """Returns the path of a shipped file or folder, e.g. `data_path("profiles", "kt-mini")`.
 
     Raises:
         FileNotFoundError: neither the package nor the repository it lies in has it.

@@ -39,7 +39,7 @@ class Domain:
 
 
 def whole_numbers(least: int, most: int) -> Domain:
-    """The domain of whole numbers of a range."""
+    """Returns the domain of whole numbers of a range."""
 
     def read(text: str) -> int:
         # int() itself also takes other digits, and refuses thousands of them with an error of its own.
@@ -54,7 +54,7 @@ def whole_numbers(least: int, most: int) -> Domain:
 
 
 def real_numbers(least: float, most: float) -> Domain:
-    """The domain of numbers of a range."""
+    """Returns the domain of numbers of a range."""
 
     def read(text: str) -> float:
         value = float(text)
@@ -67,7 +67,7 @@ def real_numbers(least: float, most: float) -> Domain:
 
 
 def words_like(pattern: str, allowed: str) -> Domain:
-    """The domain of words of a regular expression; whoever uses them knows more about them."""
+    """Returns the domain of words of a regular expression; whoever uses them knows more about them."""
 
     def read(text: str) -> str:
         if re.fullmatch(pattern, text, re.ASCII) is None:
@@ -78,7 +78,7 @@ def words_like(pattern: str, allowed: str) -> Domain:
 
 
 def texts(most_chars: int) -> Domain:
-    """The domain of texts of some length."""
+    """Returns the domain of texts of some length."""
 
     def read(text: str) -> str:
         if len(text) > most_chars or "\0" in text or not text.strip():
@@ -122,7 +122,7 @@ FOLDER_LISTS = Domain(_SEVERAL, f"not {_SEVERAL}", _read_folders)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting.
+    """One setting of kt: its name, its values, and the words for people.
 
     Attributes:
         name: its key in the settings file and the name of its option.
@@ -153,7 +153,7 @@ class Setting:
         return self.help.split(". ")[0].rstrip(".")
 
     def read(self, text: str, source: str, undo: str) -> Any:
-        """The value of a text.
+        """Returns the value of a text.
 
         Args:
             source: where it was said, for the sentence: "KT_THREADS".

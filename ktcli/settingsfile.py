@@ -34,7 +34,7 @@ HEADING = "# Settings of kt. An environment variable comes before what is said h
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """What a settings file says.
+    """The settings that a settings file has, and what is wrong with it.
 
     Attributes:
         texts: the text of each setting, checked.
@@ -49,14 +49,15 @@ NOTHING = SettingsFile()
 
 
 def path() -> Path:
-    """The path of the settings file, which need not exist: KT_CONFIG, else in the folder of the system for them."""
+    """Returns the path of the settings file, which need not exist: KT_CONFIG, else in the folder of the system for
+    them."""
     named = os.environ.get("KT_CONFIG", "").strip()
     folder = os.environ.get("XDG_CONFIG_HOME", "").strip() or "~/.config"
     return Path(os.path.expanduser(named or f"{folder}/kt/config.toml")).absolute()
 
 
 def shown(of: Path) -> str:
-    """A path as a person writes it: with ~ for their own folder."""
+    """Returns a path as a person writes it: with ~ for their own folder."""
     home = os.path.expanduser("~")
     return f"~{str(of)[len(home) :]}" if str(of).startswith(f"{home}/") else str(of)
 
@@ -145,7 +146,7 @@ def _checked(key: str, value: object) -> str:
 
 
 def complaint(of: Path) -> str:
-    """The sentence about what is wrong with a settings file; empty if nothing is."""
+    """Returns the sentence about what is wrong with a settings file; empty if nothing is."""
     faults = read(of).faults
     if not faults:
         return ""
@@ -197,7 +198,7 @@ def write(of: Path, text: str) -> None:
 
 
 def template() -> str:
-    """A settings file that says nothing yet: every setting as a comment."""
+    """Returns the text of a settings file that says nothing yet: every setting as a comment."""
     parts = [HEADING]
     for setting in TABLE:
         if setting.kept:

@@ -42,7 +42,7 @@ class NotSmall(OSError):
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """The bytes of a plain file that has at most `most` of them.
+    """Returns the bytes of a plain file that has at most `most` of them.
 
     Raises:
         NotSmall: it has more, or it is no plain file. OSError: it cannot be read.
@@ -54,7 +54,7 @@ def read_bounded(path: Path, most: int) -> bytes:
 
 
 def read_start(path: Path, most: int) -> bytes:
-    """The first `most` bytes of whatever the user named: a file, or a pipe until it is closed.
+    """Returns the first `most` bytes of whatever the user named: a file, or a pipe until it is closed.
 
     Raises:
         OSError: it is missing or cannot be read.
@@ -81,7 +81,7 @@ def _read(path: Path, most: int, flags: int) -> bytes:
 
 
 def json_object(data: bytes | str, **hooks: Any) -> dict[str, Any]:
-    """The object in a JSON text, nested at most MAX_NESTING levels deep.
+    """Returns the object in a JSON text, nested at most MAX_NESTING levels deep.
 
     Args:
         hooks: arguments of `json.loads`: how numbers are parsed.
@@ -125,7 +125,7 @@ def _nests_beyond(value: object, limit: int) -> bool:
 def write(
     path: Path, data: bytes | str | memoryview, mode: int = 0o644, *, tidies: bool = True
 ) -> None:
-    """Write a file as a whole or not at all: beside its name, flushed to the disk, renamed.
+    """Writes a file as a whole or not at all: beside its name, flushed to the disk, renamed.
 
     Args:
         mode: the permissions of a new file, less those that the umask takes away.
@@ -147,7 +147,8 @@ def write(
 
 
 def meant_name(name: str) -> str:
-    """The name that a file was to get which `write` had begun, as its own name says; empty: it is none of these."""
+    """Returns the name that a file was to get which `write` had begun, as its own name says; empty: it is none of
+    these."""
     found = _UNFINISHED.fullmatch(name)
     return found[1] if found else ""
 
@@ -180,7 +181,7 @@ def make_folder(path: Path, variable: str = "KT_HOME", example: str = "~/kt") ->
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append a line to a file that is there, and flush it; one torn by a power cut has no newline."""
+    """Appends a line to a file that is there, and flushes it; one torn by a power cut has no newline."""
     _put(path, line, os.O_APPEND)
 
 
@@ -199,7 +200,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder, so that names given or taken away in it survive a power cut."""
+    """Flushes a folder, so that names given or taken away in it survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -239,7 +240,7 @@ class Holder:
 def lock(
     path: Path, what: str, *, wait_s: float = 0.0, mode: int = 0o644, frees: bool = False
 ) -> Iterator[None]:
-    """Hold `path` as an exclusive lock; the kernel drops it if this process dies.
+    """Holds `path` as an exclusive lock; the kernel drops it if this process dies.
 
     Args:
         path: the lock file, there as long as somebody holds it or died holding it.
@@ -286,7 +287,7 @@ def expect(path: Path, total_bytes: int) -> None:
 
 
 def holder(path: Path) -> Holder | None:
-    """The process that holds the lock `path`; None if none does, or none that says who it is."""
+    """Returns the process that holds the lock `path`; None if none does, or none that says who it is."""
     try:
         # A pipe in its place would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -32,7 +32,7 @@ _SOON_S = 0.001
 
 
 def run() -> None:
-    """The entry point of the console script."""
+    """Runs the program: the entry point of the console script."""
     mine = False
     try:
         # A program that is started in the background may find Ctrl-C ignored; it stays so.

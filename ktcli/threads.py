@@ -24,7 +24,7 @@ _BLOCKED = signal.valid_signals() - _FAULTS
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """A context in which the calling thread, and each that it starts, takes no signals; they wait for its end."""
+    """Opens a context in which the calling thread, and each that it starts, takes no signals; they wait for its end."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     try:
         yield
@@ -39,7 +39,7 @@ class Daemon(threading.Thread):
         super().__init__(target=target, args=args, name=name, daemon=True)
 
     def start(self) -> None:
-        """Starts it."""
+        """Starts the thread."""
         with signals_blocked():
             super().start()
 

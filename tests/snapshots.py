@@ -32,7 +32,15 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from hardware.trees import TREES, build  # noqa: E402
 
-from docs.terminal import Shell, Shown, import_everything, masked, ship_to, shown_text  # noqa: E402
+from docs.terminal import (  # noqa: E402
+    Shell,
+    Shown,
+    import_everything,
+    masked,
+    same_rows,
+    ship_to,
+    shown_text,
+)
 from ktcli import resources  # noqa: E402
 from ktcli.commands.cli.table import COMMANDS, load  # noqa: E402
 
@@ -241,6 +249,7 @@ def environment(folder: Path) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "PATH": os.environ["PATH"],
         "TERM": "xterm-256color",
+        **same_rows(),
     }
 
 

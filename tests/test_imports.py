@@ -30,7 +30,9 @@ LEVELS = [
         "manifest",
         "native",
         "numbered",
+        "pagelabel",
         "resources",
+        "sampling",
         "settings",
         "settingsfile",
         "smallfiles",
@@ -40,15 +42,14 @@ LEVELS = [
     {"layers"},
     {"models"},
     {"weights", "planner"},
-    {"engine"},
+    {"engine", "text"},
     {"measure"},
-    {"text"},
     {"answers"},
     {"dialogue"},
     {"chat"},
     {"terminal"},
     {"assembly"},
-    {"server"},
+    {"server", "api"},
     {"commands", "output"},
     {"main"},
     {"start"},
@@ -60,7 +61,7 @@ FLOOR = LEVELS[0]
 # These two stand beside: they know only the floor, and only these parts know them. The engine
 # does not: what it needs of the machine is in its plan.
 TALK = {"text", "answers", "dialogue", "chat", "terminal"}
-ABOVE = {"measure", *TALK, "server", "assembly", "commands", "output", "main"}
+ABOVE = {"measure", *TALK, "server", "assembly", "api", "commands", "output", "main"}
 BESIDE = {"hardware": ABOVE | {"hardware", "planner"}, "store": ABOVE | {"store"}}
 # The planner says where bytes go, and the number formats say how many there are.
 SIDEWAYS = {

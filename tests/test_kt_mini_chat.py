@@ -20,8 +20,8 @@ from ktcli.chat import chats
 from ktcli.chat.chat import Chat
 from ktcli.chat.recorder import ChatRecorder
 from ktcli.dialogue.local import LocalBackend
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.main import main
+from ktcli.sampling import SamplingSettings
 from ktcli.store import heat, library, places
 from ktcli.store.entry import BUILTIN
 from ktcli.store.places import EntryKind

@@ -36,6 +36,8 @@ assert library.kt_isa_rows(ffi.NULL, 0) >= 1
 assert list(data_path("profiles", "models").glob("*.toml"))
 assert data_path("profiles", "text", "python.txt").is_file()  # kt eval reads it
 assert not any(name in sys.modules for name in ("torch", "numpy"))
+import kt
+assert Path(kt.__file__).parent.parent == home.parent and kt.load
 """
 
 
@@ -99,8 +101,8 @@ def test_wheel_holds_the_product_only(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         library = archive.read("ktcli/libkt.so")
-    assert {"ktcli/_native.py", "ktcli/py.typed", "ktcli/resources.py"} <= set(names)
-    assert {name.split("/")[0].partition("-")[0] for name in names} == {"ktcli"}
+    assert {"kt/py.typed", "ktcli/_native.py", "ktcli/py.typed", "ktcli/resources.py"} <= set(names)
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"kt", "ktcli"}
     assert not [name for name in names if "/recipe/" in name]
     assert [name for name in names if name.endswith(".data/data/share/man/man1/kt.1")]
     assert str(ROOT).encode() not in library

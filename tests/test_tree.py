@@ -19,7 +19,7 @@ through it is in [life-of-a-request.md](life-of-a-request.md). Imports go down o
 `python tests/test_tree.py`.
 """
 SUFFIXES = (".py", ".c", ".h", ".def")
-FOLDERS = ("ktcli", "native/include", "native/src")
+FOLDERS = ("kt", "ktcli", "native/include", "native/src")
 OTHERS = {
     "profiles/models/": "published models: names, repositories, formats, configs",
     "profiles/machines/": "machines to plan for",

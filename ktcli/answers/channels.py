@@ -56,8 +56,8 @@ class Channels:
 
     @property
     def thought(self) -> bool:
-        """Tells whether the current message is for others than the reader. What is said before a call, in the channel
-        of calls but to no tool, is for the reader."""
+        """Whether the current message is for others than the reader. What is said before a call, in the channel of
+        calls but to no tool, is for the reader."""
         head = self._tokenizer.decode(self._channel).split()
         if self._tool or not head or head[0] == FINAL:
             return False
@@ -65,11 +65,11 @@ class Channels:
 
     @property
     def thinks(self) -> bool:
-        """Tells whether the next id is text of such a message."""
+        """Whether the next id is text of such a message."""
         return self._state == MESSAGE and self.thought
 
     def feed(self, id: int) -> tuple[bool, str]:
-        """The piece that `id` completes; empty text in a head, and while a character is unfinished."""
+        """Returns the piece that `id` completes; empty text in a head, and while a character is unfinished."""
         mark = self._marks.get(id)
         if mark is None:
             if self._state == CHANNEL:
@@ -98,16 +98,16 @@ class Channels:
         return thought, text
 
     def _called(self) -> str:
-        """The tool that the head of the message names; empty: none, or nobody wants to know."""
+        """Returns the tool that the head of the message names; empty: none, or nobody wants to know."""
         found = _TOOL.search(self._head_text()) if self._calls else None
         return found[1] if found else ""
 
     def _head_text(self) -> str:
-        """The head of the message; its marks, which end every word, are blanks."""
+        """Returns the head of the message; its marks, which end every word, are blanks."""
         return " ".join(self._tokenizer.decode(part) for part in self._head)
 
     def _said(self, text: str) -> tuple[bool, str]:
-        """A piece of the current message, apart from what was said before."""
+        """Returns a piece of the current message, apart from what was said before."""
         thought = self.thought
         if text and not thought and not self._tool:
             text, self._gap = self._gap + text, ""
@@ -118,6 +118,6 @@ class Channels:
         return IN_CHANNELS.end if ended else ""
 
     def finish(self) -> tuple[bool, str]:
-        """The piece that was held back."""
+        """Returns the piece that was held back."""
         thought, text = self._said(self._detokenizer.finish())
         return thought, text + self._end_of_call()

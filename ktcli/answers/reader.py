@@ -328,12 +328,12 @@ class _ByTemplate:
 
 
 def _is_open(prompt: str) -> bool:
-    """Tells whether a thought was begun in a prompt and not ended."""
+    """Returns whether a thought was begun in a prompt and not ended."""
     return prompt.rfind(THINK) > prompt.rfind(ANSWER)
 
 
 def _special_marks(tokenizer: Tokenizer, style: CallStyle) -> dict[int, str]:
-    """The special tokens that are part of the marks of calls; elsewhere special tokens are no text."""
+    """Returns the special tokens that are part of the marks of calls; elsewhere special tokens are no text."""
     special = (token for token in tokenizer.added if token.special)
     return {
         token.id: token.text for token in special if any(token.text in mark for mark in style.marks)
@@ -345,5 +345,5 @@ def _pieces(parts: Iterable[tuple[bool, str]]) -> tuple[AnswerPiece, ...]:
 
 
 def _told(read: Iterable[Read]) -> list[ReadEvent]:
-    """What a reader of calls read, as events."""
+    """Returns what a reader of calls read, as events."""
     return [AnswerPiece(each) if isinstance(each, str) else each for each in read]

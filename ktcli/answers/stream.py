@@ -28,11 +28,11 @@ class StopStrings:
 
     @property
     def stopped(self) -> bool:
-        """Tells whether a stop string has appeared."""
+        """Whether a stop string has appeared."""
         return bool(self.found)
 
     def feed(self, text: str) -> str:
-        """The text that is certainly no part of a stop string."""
+        """Returns the text that is certainly no part of a stop string."""
         if self.stopped:
             return ""
         if not self._stops:
@@ -50,13 +50,13 @@ class StopStrings:
         return passed
 
     def finish(self) -> str:
-        """The text that was held back in vain."""
+        """Returns the text that was held back in vain."""
         rest, self._held = self._held, ""
         return rest
 
 
 def overlap(text: str, stop: str) -> int:
-    """The longest end of `text` with which `stop` begins."""
+    """Returns the longest end of `text` with which `stop` begins."""
     at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while at >= 0 and not stop.startswith(text[at:]):
         at = text.find(stop[0], at + 1)
@@ -118,11 +118,13 @@ class ThoughtMarks:
 
     def __init__(self) -> None:
         self._begun = False  # whether the thought has a letter
+        self._earlier = False  # whether one before it had
+        self._spoken = False  # whether the text has a letter
         self._blank = ""  # its end, if that is blank
         self._behind = False  # whether the next letter is the first behind a thought
 
     def without(self, pieces: Iterable[AnswerPiece]) -> tuple[AnswerPiece, ...]:
-        """The pieces without marks; those of which nothing is left are left out."""
+        """Returns the pieces without marks; those of which nothing is left are left out."""
         found = [
             (self._thought(text) if thought else self._answer(text), thought)
             for text, thought in pieces
@@ -135,12 +137,15 @@ class ThoughtMarks:
             whole = whole.lstrip()
         said = whole.rstrip()
         self._blank, self._behind = whole[len(said) :], True
-        self._begun = self._begun or bool(said)
+        if said and not self._begun:
+            self._begun = True
+            return f"\n\n{said}" if self._earlier else said
         return said
 
     def _answer(self, text: str) -> str:
-        said = text.lstrip("\n") if self._behind else text
+        said = text.lstrip("\n") if self._behind and not self._spoken else text
         if said:
+            self._earlier, self._spoken = self._earlier or self._begun, True
             self._begun = self._behind = False
             self._blank = ""
         return said

@@ -1,1 +1,1 @@
-"""Leads from a name to a running engine: the model is pulled, converted, planned and loaded if it is not yet."""
+"""Makes a running engine of a name: the model is pulled, converted, planned and loaded if it is not yet."""

@@ -1,4 +1,4 @@
-"""Chooses the format for `--experts auto`: the one that this machine's memory has room for, and a word why."""
+"""Chooses the format for `--experts auto`: the one that this machine's memory has room for, and the reason."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def chosen(
     kept: Format | None = None,
     listener: Listener = SILENT,
 ) -> str:
-    """The name of the format for the experts; the listener gets a note of it and the reason."""
+    """Returns the name of the most precise format for the experts that fits the host; the listener gets a note of
+    it and the reason."""
     choice = choose_experts(model, host, request, kept)
     listener.note(f"--experts auto: {choice.experts}, {choice.reason}")
     return choice.experts
 
 
 def kept_by(name: str, model: Model) -> Format | None:
-    """The format that holds the experts of a model's checkpoint exactly; None if no such format is known.
+    """Returns the format that holds the experts of a model's checkpoint exactly; None if no such format is known.
 
     It follows from the checkpoint's files if they are in the library, else from the catalogue, which names
     another format than the usual one only where a checkpoint's experts are in it.
@@ -56,7 +57,7 @@ def kept_by(name: str, model: Model) -> Format | None:
 def chosen_here(
     entry: Entry, dense: str | None, threads: int | None, listener: Listener = SILENT
 ) -> str:
-    """The name of the format for the experts of a checkpoint that will run on this machine."""
+    """Returns the name of the format for the experts of a checkpoint that will run on this machine."""
     host = host_here(machine_here(), threads, asked_numa(None), torch=torch_installed())
     with closing(open_checkpoint(entry.path)) as checkpoint:
         model = build(checkpoint.config)

@@ -52,7 +52,7 @@ class Trial:
 
     @property
     def pack(self) -> Path | None:
-        """The conversion that is loaded; None: random weights."""
+        """The folder of the conversion that is loaded; None: random weights are."""
         return self.subject.pack if self.layers is None else None
 
 
@@ -70,7 +70,7 @@ class PlannedTrial:
     plan: Plan
 
     def start(self) -> Pool:
-        """Starts the planned teams."""
+        """Returns a pool with the planned teams started."""
         return planned_team(self.machine.cpu, self.plan.host)
 
     @property
@@ -80,7 +80,7 @@ class PlannedTrial:
         return f"{'random weights of' if trial.pack is None else 'loading'} {trial.subject.name}"
 
     def load(self, listener: Listener = SILENT) -> CpuEngine:
-        """Loads the engine of a plan with every layer on the CPU.
+        """Returns the engine of a plan with every layer on the CPU, loaded.
 
         Raises:
             NotEnoughMemory: the plan does not fit.
@@ -91,7 +91,7 @@ class PlannedTrial:
     def load_with_device(
         self, policy: Policy = Policy.KT, listener: Listener = SILENT
     ) -> DeviceEngine:
-        """Loads the engine of a plan with a GPU.
+        """Returns the engine of a plan with a GPU, loaded.
 
         Raises:
             NotEnoughMemory, DeviceError: as `planned_engine`.
@@ -123,7 +123,7 @@ class PlannedTrial:
 
 
 def refuse_without_gpu(options: Sequence[str]) -> None:
-    """Refuses given options that mean something only with a GPU, where the plan has none.
+    """Raises UsageError if options are given that mean something only with a GPU, where the plan has none.
 
     Raises:
         UsageError: there are some.
@@ -136,7 +136,7 @@ def refuse_without_gpu(options: Sequence[str]) -> None:
 
 
 def plan_trial(trial: Trial, listener: Listener = SILENT) -> PlannedTrial:
-    """Plans a trial: on the CPU, or with a GPU where one can be used and helps.
+    """Returns a trial with its plan: on the CPU, or with a GPU where one can be used and helps.
 
     Raises:
         UsageError: an option does not fit this model or machine.

@@ -31,7 +31,7 @@ class HeldMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
-    """The memory of a model that is to be loaded.
+    """The memory that a model to be loaded needs, and what is free for it.
 
     Attributes:
         need_bytes: what its plan takes, were it alone.
@@ -56,14 +56,15 @@ class MemoryFit:
     advice: tuple[str, ...] = ()
 
     def require_alone(self, name: str) -> None:
-        """Raises: NotEnoughMemory: it does not fit even alone."""
+        """Raises NotEnoughMemory if the model does not fit even alone."""
         if self.need_bytes > self.most_bytes:
             what, hint = f"{name} with its context", "; ".join(self.advice)
             raise NotEnoughMemory(what, self.need_bytes, self.most_bytes, hint=hint)
 
 
 def fit_beside(ready: Ready, how: Opening, held: HeldMemory) -> MemoryFit:
-    """Plans a converted model as it would be loaded now, and as it would be alone; nothing is loaded.
+    """Returns whether a converted model fits into memory now, beside others, and what it would take alone; nothing
+    is loaded.
 
     A GPU is filled with experts by whoever is there first: two models that want it are never loaded together.
 

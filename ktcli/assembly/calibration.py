@@ -37,7 +37,8 @@ METHOD = "1"  # of `ktcli.measure.calibrate`; another one gives other bytes
 def calibration(
     entry: Entry, text: Path, target: Path, threads: int | None, listener: Listener = SILENT
 ) -> Calibration:
-    """The calibration of a checkpoint's model by a text; the model is only run if `target` is not there already.
+    """Returns the calibration of a checkpoint's model by a text; the model is only run if `target` is not there
+    already.
 
     Raises:
         UsageError: PyTorch is missing, or the file is no text.

@@ -16,18 +16,24 @@ from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
 from ktcli.weights.extras import extra_limit
 from ktcli.weights.gguf.header import gguf_at
-from ktcli.weights.recipe import Recipe
+from ktcli.weights.recipe import Recipe, split_pair
 
 if TYPE_CHECKING:
     from ktcli.weights.conversion import Calibration, Provenance, Report
 
 
 def recipe_for(entry: Entry, experts: str | None = None, dense: str | None = None) -> Recipe:
-    """The formats asked for, else those the catalogue recommends, else the defaults."""
+    """Returns the recipe with the formats asked for, else those the catalogue recommends, else the defaults."""
     profile = catalog.find(entry.name)
     if profile is not None:
         experts, dense = experts or profile.experts, dense or profile.dense
     return Recipe.named(experts, dense)
+
+
+def recipe_named(entry: Entry, formats: str) -> Recipe:
+    """The formats of "<experts>-<dense>", either or both of which may be missing, else as `recipe_for`."""
+    experts, dense = split_pair(formats)
+    return recipe_for(entry, experts or None, dense or None)
 
 
 def convert_entry(
@@ -39,7 +45,7 @@ def convert_entry(
     calibration: Calibration | None = None,
     listener: Listener = SILENT,
 ) -> Report:
-    """Converts a model into the folder `target`; None: into the library.
+    """Converts a model into the folder `target`, None: into the library, and returns the report.
 
     Raises:
         UsageError: the recipe says that it is calibrated, and nothing says how.
@@ -91,8 +97,8 @@ def _held(entry: Entry, target: Path, what: str) -> Iterator[None]:
 
 
 def pack_folder(entry: Entry, recipe: Recipe) -> Path:
-    """The folder of its conversion, in the library; models from outside it are told apart by place, age and a sample of
-    their bytes."""
+    """Returns the path in the library of a model's conversion; models from outside it are told apart by place, age
+    and a sample of their bytes."""
     return places.pack_path(_pack_name(entry), recipe.experts_name, recipe.dense.name)
 
 
@@ -105,14 +111,15 @@ def _pack_name(entry: Entry) -> str:
 
 
 def conversions_outside(entry: Entry) -> list[Entry]:
-    """The conversions in the library of a checkpoint outside it, which have another name; none for other entries."""
+    """Returns the conversions in the library of a checkpoint outside it, which have another name; none for other
+    entries."""
     if entry.kind is EntryKind.PACK or (name := _pack_name(entry)) == entry.name:
         return []
     return [each for each in library.entries() if each.name == name]
 
 
 def newest_ns(path: Path) -> int:
-    """The time in nanoseconds at which a file of a conversion's source was last written; 0 if there is none."""
+    """Returns the time, in nanoseconds, of the last write to a file of a conversion's source; 0 if there is none."""
     if (file := gguf_at(path)) is not None:
         return max((part.stat().st_mtime_ns for part in contents.parts(file)), default=0)
     taken = (
@@ -124,7 +131,7 @@ def newest_ns(path: Path) -> int:
 
 
 def provenance_of(path: Path) -> Provenance:
-    """The place where a checkpoint was published, as far as it is known; for a GGUF file its name."""
+    """Returns the place where a checkpoint was published, as far as it is known; for a GGUF file its name."""
     from ktcli.weights.conversion import Provenance
 
     source = manifest.read(path / manifest.CHECKPOINT)

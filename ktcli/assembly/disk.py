@@ -32,7 +32,8 @@ class DiskNeed:
 
 
 def disk_need(subject: Subject, recipe: Recipe) -> DiskNeed | None:
-    """Counts what a model needs on the disk of the library; None: the disk cannot be asked.
+    """Returns the bytes that a model needs on the disk of the library, and those free there; None: the disk cannot
+    be asked.
 
     Raises:
         UsageError: the library folder is none.

@@ -1,4 +1,4 @@
-"""Brings a repository into the library, with progress."""
+"""Fetches a repository into the library, with progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fetch(
     snapshot: Snapshot | None = None,
     limit_bps: int | None = None,
 ) -> Entry:
-    """Bring a repository into the library.
+    """Fetches a repository into the library, with progress, and returns its entry.
 
     Args:
         snapshot: what the hub said of it already; None: it is asked.
@@ -45,7 +45,7 @@ def fetch(
 
 
 def looking(reference: Reference) -> str:
-    """The sentence for people while a hub is asked."""
+    """Returns the sentence that says, for people, that a hub is asked for a repository."""
     where = f"{reference.repository}{'@' if reference.revision else ''}{reference.revision}"
     return f"Looking at {where} on {HUBS[reference.hub]} …"
 

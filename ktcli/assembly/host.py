@@ -32,23 +32,24 @@ _AGAIN_S = 3600.0
 
 
 def leave_gpus() -> None:
-    """Makes this process use GPUs only where one is asked for: what has failed fails again until kt is started anew."""
+    """Makes this process choose the CPU from now on wherever no GPU is asked for: what has failed fails again until
+    kt is started anew."""
     _left.set()
 
 
 def is_full_again() -> bool:
-    """Tells whether the memory of a GPU was full before, within an hour; called each time that it is."""
+    """Tells whether a GPU's memory was already full within the last hour; to be called each time that it is full."""
     before, _full_s[0] = _full_s[0], time.monotonic()
     return _full_s[0] - before < _AGAIN_S
 
 
 def where_now(asked: str) -> str:
-    """Returns the device that is asked for; the CPU where the choice is free and the GPUs were left."""
+    """Returns the device that is asked for; the CPU where the choice is free and `leave_gpus` was called."""
     return CPU if asked == AUTO and _left.is_set() else asked
 
 
 def machine_here(*, gpus: bool = True) -> Machine:
-    """The facts of this machine as they are now.
+    """Returns the facts of this machine as they are now.
 
     Args:
         gpus: whether to look for GPUs too, whose driver may have to wake up.
@@ -59,7 +60,7 @@ def machine_here(*, gpus: bool = True) -> Machine:
 def host_here(
     machine: Machine, threads: int | None, numa: Numa, *, torch: bool, isa: str | None = None
 ) -> Host:
-    """The facts that the planner needs of this machine, as the environment and these options want it.
+    """Returns the facts that the planner needs of this machine, as the environment and these options want it.
 
     Args:
         threads: the number of threads; None: as KT_THREADS says.
@@ -75,7 +76,7 @@ def host_here(
 
 
 def team_here(threads: int | None = None, numa: Numa | None = None, isa: str | None = None) -> Pool:
-    """Starts the teams that a command uses where no plan says which.
+    """Returns a pool with the teams started that a command uses where no plan says which.
 
     Raises:
         UsageError: more threads than cores, or nodes that cannot be used.
@@ -87,7 +88,7 @@ def team_here(threads: int | None = None, numa: Numa | None = None, isa: str | N
 
 
 def team_to_convert(threads: int | None = None) -> Pool:
-    """Starts one team over all cores, its memory anywhere: whatever is converted passes through it once.
+    """Returns a pool of one team over all cores, its memory anywhere: whatever is converted passes through it once.
 
     Raises:
         UsageError, NativeError: as `team_here`.
@@ -97,7 +98,7 @@ def team_to_convert(threads: int | None = None) -> Pool:
 
 
 def usable(machine: Machine, asked: str, listener: Listener = SILENT) -> bool:
-    """Returns whether torch can use a GPU; the listener is told why not, where there is one.
+    """Tells whether torch can use a GPU; the listener is told why not, where there is one.
 
     Raises:
         DeviceError: a GPU was asked for and cannot be used.
@@ -124,7 +125,7 @@ def usable(machine: Machine, asked: str, listener: Listener = SILENT) -> bool:
 
 
 def torch_device(index: int) -> torch.device:
-    """The torch device of a GPU of this machine."""
+    """Returns the torch device of a GPU of this machine."""
     import torch
 
     return torch.device("cuda", index)

@@ -15,7 +15,7 @@ from ktcli.store import experience
 
 
 def known_failures_of(conversion: str, gpus: Sequence[Gpu]) -> KnownFailures:
-    """What is known to fail with a conversion on these GPUs, and where more of it is kept."""
+    """Returns what is known to fail with a conversion on these GPUs, with a function that stores more of it."""
     where, versions = gpus[0].name, versions_of(gpus)
     found, day = experience.recall_failures(conversion, where, versions)
     known = Failures(**{way: found.get(way, "") for way in asdict(Failures())})
@@ -27,7 +27,7 @@ def known_failures_of(conversion: str, gpus: Sequence[Gpu]) -> KnownFailures:
 
 
 def versions_of(gpus: Sequence[Gpu]) -> str:
-    """Everything that may change what fails, as a text: another text, and all is tried again."""
+    """Returns all versions that may change what fails, as one text: with another text, all is tried again."""
     kinds = {
         f"{gpu.name} {gpu.capability or 'of unknown capability'} driver {gpu.driver or 'unknown'}"
         for gpu in gpus

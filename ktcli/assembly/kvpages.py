@@ -1,4 +1,4 @@
-"""Puts the library's store of KV pages below an engine, so that what a conversation computed outlives the process."""
+"""Connects an engine to the library's store of KV pages, so that what a conversation computed outlives the process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ktcli.store.pages import PageStore
 
 
 def cache_quota() -> int:
-    """The most bytes of KV pages on disk; 0: none are kept.
+    """Returns the most bytes of KV pages that may be on disk; 0: none are kept.
 
     Raises:
         UsageError: KT_CACHE is no size.
@@ -76,7 +76,7 @@ def _cpu_of(engine: Engine) -> str:
 def store_below(
     engine: Engine, folder: PageFolder, quota_bytes: int, model: str, listener: Listener = SILENT
 ) -> Iterator[PageStore]:
-    """Puts a store in a folder below an engine.
+    """Opens a store in a folder for the pages of an engine, and closes it when the context ends.
 
     Args:
         model: the model's name, for people.

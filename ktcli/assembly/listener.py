@@ -1,4 +1,4 @@
-"""Defines who hears what assembly does: notes, warnings and progress; nobody unless somebody listens.
+"""Defines the receivers of assembly's notes, warnings and progress; by default there is none.
 
 A command hands over the terminal, a server its log, a test a list. What is said never decides anything: an
 engine is assembled the same way whoever listens. One thing is asked: whether a model may be pulled.
@@ -14,26 +14,26 @@ from ktcli import config
 
 
 class Bar(Protocol):
-    """The progress of one thing."""
+    """A progress bar."""
 
     def advance(self, amount: int = 1) -> None:
-        """Adds `amount` to what is done."""
+        """Adds `amount` to the units that are done."""
 
     def update(self, *, done: int, total: int | None = None) -> None:
-        """Sets what is done, and the total unless it is None."""
+        """Sets the units that are done, and the total unless it is None."""
 
 
 class Listener(Protocol):
     """A receiver of notes, warnings and progress."""
 
     def note(self, text: str) -> None:
-        """Says what is happening."""
+        """Receives a sentence that says what is happening."""
 
     def warn(self, text: str) -> None:
-        """Says something the user should know although the work goes on."""
+        """Receives a sentence that the user should know although the work goes on."""
 
     def agree(self, offer: Iterable[str], command: str) -> None:
-        """Says what is about to be pulled, and asks whether it may be.
+        """Receives what is about to be pulled; returns if it may be, else raises.
 
         Args:
             command: pulls it alone.
@@ -44,7 +44,7 @@ class Listener(Protocol):
     def progress(
         self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
     ) -> AbstractContextManager[Bar]:
-        """Opens the bar of something that begins now and ends with the context.
+        """Returns the progress bar of something that begins now and ends with the context.
 
         Args:
             unit: "B" for bytes, else a word for what is counted.
@@ -59,7 +59,7 @@ class Silent:
         """Ignores a note."""
 
     def agree(self, offer: Iterable[str], command: str) -> None:
-        """Agrees."""
+        """Agrees to every pull."""
 
     def warn(self, text: str) -> None:
         """Ignores a warning."""
@@ -81,8 +81,8 @@ SILENT = Silent()
 
 
 def announce_library(listener: Listener) -> None:
-    """Warns that a new library begins where KT_HOME names a folder that is not there yet: another one may be
-    meant, on a disk that is not mounted."""
+    """Warns that a new library begins where KT_HOME names a folder that is not there yet: another one may be meant,
+    on a disk that is not mounted."""
     home = config.home()
     if config.stated("home").text and not home.exists():
         listener.note(f"A new library begins in {home}")

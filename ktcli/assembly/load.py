@@ -34,7 +34,7 @@ WHAT = "the model with its context"  # that a machine is too small for
 
 
 def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine:
-    """Loads a prepared model where it is to run.
+    """Returns the engine of a prepared model, loaded where it is to run.
 
     Raises:
         UsageError: an option does not fit this model or machine.
@@ -76,7 +76,7 @@ def _note_use(pack: Path, listener: Listener) -> None:
 def load_pack(
     path: Path, wanted: Wanted | None = None, progress: Progress | None = None
 ) -> CpuEngine:
-    """Loads the conversion in a folder with every layer on the CPU.
+    """Returns the engine of the conversion in a folder, loaded with every layer on the CPU.
 
     Args:
         progress: called with the bytes that are placed and their total.
@@ -95,7 +95,7 @@ def load_random(
     layers: int | None = None,
     progress: Progress | None = None,
 ) -> CpuEngine:
-    """Makes an engine of a config's shapes with random weights on the CPU.
+    """Returns an engine of a config's shapes with random weights on the CPU.
 
     Args:
         layers: the number of decoder layers; None: as many as fit.

@@ -28,7 +28,7 @@ from ktcli.weights.pack import Pack
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The model to load, and what it takes to find the next smaller attempt.
+    """The model to load, and what is needed to find the next smaller attempt.
 
     Attributes:
         say: called with a sentence for every step down.
@@ -64,7 +64,8 @@ class Loaded:
 def load_as_planned(
     attempt: Attempt, plan: Plan, device_of: Callable[[int], torch.device]
 ) -> Loaded:
-    """Load a model as the plan says, or as the largest plan below it that the devices hold.
+    """Loads a model as the plan says, or as the largest plan below it that the devices hold; returns the engine and
+    that plan.
 
     Args:
         device_of: the torch device of a GPU's number.
@@ -116,7 +117,8 @@ def _has_room(devices: Sequence[torch.device], planned: DevicePlan) -> bool:
 
 
 def left_bytes(device: torch.device) -> int | None:
-    """The bytes of a device that are free, or kept by torch for what it makes next; None: it is no GPU."""
+    """Returns the bytes of a device's memory that are free, or kept by torch for what it makes next; None: it is no
+    GPU."""
     if device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)
@@ -124,7 +126,7 @@ def left_bytes(device: torch.device) -> int | None:
 
 
 def release(devices: Sequence[torch.device]) -> None:
-    """Give back what a failed attempt still holds of the devices' memory."""
+    """Frees what a failed attempt still holds of the devices' memory."""
     gc.collect()  # the error's frames held tensors in cycles
     if any(device.type == "cuda" for device in devices):
         with suppress(RuntimeError):  # one that has failed takes nothing back

@@ -27,7 +27,7 @@ from ktcli.weights.schedule import AT_ONCE
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a pull would bring.
+    """The account of what a pull would bring.
 
     Attributes:
         n_files, download_bytes: what is fetched.
@@ -54,7 +54,7 @@ class Offer:
         return disk is not None and not disk.fits and 0 < self.stream_bytes <= disk.free_bytes
 
     def lines(self, streams: bool | None = None) -> Iterator[str]:
-        """The offer as lines for people.
+        """Yields the lines that show the offer to people.
 
         Args:
             streams: whether it is converted while it arrives; None: where it must be.
@@ -89,7 +89,7 @@ class Offer:
 
 
 def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = None) -> Offer:
-    """Asks the hub, and plans.
+    """Asks the hub about a repository, plans its conversion, and returns what a pull would bring.
 
     Raises:
         NotFound, HubError: there is no such repository, or the hub does not answer.
@@ -126,6 +126,6 @@ def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = No
 
 
 def stream_bytes(files: Sequence[RemoteFile], pack_bytes: int) -> int:
-    """The bytes that a model takes on the disk while it is converted as it arrives, as far as sizes tell."""
+    """Returns the bytes that a model takes on the disk while it is converted as it arrives, as far as sizes tell."""
     sizes = [file.size_bytes for file in files if file.name.endswith(WEIGHTS)]
     return pack_bytes + min(sum(sizes), AT_ONCE * max(sizes, default=0))

@@ -22,7 +22,7 @@ from ktcli.weights.recipe import Recipe
 
 
 def plan_ahead(model: Model, recipe: Recipe, wanted: Wanted, listener: Listener = SILENT) -> Plan:
-    """Plans a model that is not converted yet.
+    """Returns the plan of a model that is not converted yet.
 
     Raises:
         UsageError: an option does not fit this model or machine.
@@ -56,7 +56,7 @@ def plan_subject(
     by_memory: bool = False,
     listener: Listener = SILENT,
 ) -> Plan:
-    """Plans a model that is only looked at.
+    """Returns the plan of a model that is only looked at.
 
     Args:
         described: a file that describes another machine; None: this one.

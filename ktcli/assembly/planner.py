@@ -45,22 +45,22 @@ class Planner:
     request: Request
 
     def place(self, request: Request | None = None) -> Plan:
-        """The plan of a request; None: of the planner's own."""
+        """Returns the plan of a request; None: of the planner's own request."""
         return place(self.model, self.host, request or self.request)
 
     def on(self, available_bytes: int) -> Planner:
-        """The same planner with another amount of memory that is free."""
+        """Returns the same planner with `available_bytes` of free memory instead."""
         return replace(self, host=replace(self.host, available_bytes=available_bytes))
 
     def start(self, host: Host) -> Pool:
-        """Starts the teams of a plan's host."""
+        """Returns a pool with the teams of a plan's host started."""
         return planned_team(self.machine.cpu, host)
 
 
 def planner_of(
     model: Model, recipe: Recipe, wanted: Wanted, pack: Path, listener: Listener = SILENT
 ) -> Planner:
-    """Makes the planner of a model that is to be loaded now.
+    """Returns the planner of a model that is to be loaded now.
 
     Args:
         pack: its conversion, of which earlier runs may know something.
@@ -82,7 +82,7 @@ def planner_of(
 
 
 def host_for(machine: Machine, wanted: Wanted, *, torch: bool) -> Host:
-    """The machine as this engine would use it: an exact one runs the plainest row in one team."""
+    """Returns the host that an engine would use: an exact engine runs the plainest row in one team."""
     if wanted.exact:
         return host_here(machine, wanted.threads, OFF, torch=False, isa=EXACT_ROW)
     numa = asked_numa(None) if wanted.numa is None else wanted.numa
@@ -96,8 +96,8 @@ def informed(
     gpus: Sequence[Gpu],
     warn: Callable[[str], object] = SILENT.warn,
 ) -> Request:
-    """Returns the request with what is known of a converted model here: which experts are hot, how much memory
-    of a GPU it was given, how long a layer takes."""
+    """Returns the request with what earlier runs of a converted model taught: which experts are hot, how much
+    memory of a GPU it was given, how long a layer takes."""
     found = heat.read(pack, (spec.moe_layers, spec.experts), warn)
     known = replace(request, heat=None if found is None else found.counts)
     possible, name = candidates(gpus, request), places.conversion_name(pack)
@@ -115,7 +115,7 @@ def informed(
 
 
 def verdict(name: str, plan: Plan, *, free_bytes: int = 0) -> str:
-    """What a plan says of a model, in a line.
+    """Returns a sentence that says what memory a plan needs of how much, and how fast the model will be.
 
     Args:
         free_bytes: what another model holds and would give back.

@@ -1,4 +1,4 @@
-"""Leads from a name to a converted model: it is pulled and converted if it is not yet.
+"""Finds the converted model that a name means: it is pulled and converted if it is not yet.
 
 Nothing large is downloaded or converted before the plan says that it fits.
 """
@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from ktcli.assembly.convert import (
     conversions_outside,
     convert_entry,
     pack_folder,
-    recipe_for,
+    recipe_named,
 )
 from ktcli.assembly.fetch import fetch
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.offer import make_offer
 from ktcli.assembly.plan import plan_ahead
 from ktcli.assembly.planner import verdict
-from ktcli.assembly.ready import Ready, at_hand
+from ktcli.assembly.ready import Ready, meant, usable
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.stream import begun_stream, stream_model
 from ktcli.assembly.subject import find_subject
@@ -31,9 +30,9 @@ from ktcli.models import build
 from ktcli.store import catalog, download, library, removal
 from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
-from ktcli.store.reference import Reference, parse
+from ktcli.store.reference import Reference
 from ktcli.weights.reader import small_files_of
-from ktcli.weights.recipe import Recipe, split_pair
+from ktcli.weights.recipe import Recipe
 
 BUILTIN_WAIT_S = 30.0  # its conversion takes one
 
@@ -45,7 +44,7 @@ def prepare(
     formats: str = "",
     listener: Listener = SILENT,
 ) -> Ready:
-    """Returns the conversion that `name` means, made now if need be.
+    """Returns the conversion that `name` means; it is pulled and converted now if need be.
 
     Args:
         check: called with (name, folder) of a checkpoint before it is converted; it may raise.
@@ -55,12 +54,9 @@ def prepare(
         NotEnoughMemory: it does not fit this machine; nothing was downloaded.
         KtError: whatever stops a pull or a conversion; whoever listens does not agree to a pull.
     """
-    if (ready := at_hand(name, formats)) is not None:
+    reference, entry = meant(name, formats)
+    if (ready := usable(reference, entry)) is not None:
         return ready
-    reference = parse(name)
-    if formats:
-        reference = replace(reference, formats=formats)
-    entry = library.find(f"{reference.name}@{formats}" if formats and reference.name else name)
     if entry is None and reference.formats:  # a conversion nobody made yet, of a model that is here
         entry = library.find(reference.model, EntryKind.CHECKPOINT)
     if entry is not None and entry.kind is EntryKind.PACK:  # stale, else it would be at hand
@@ -76,13 +72,9 @@ def prepare(
         entry = _brought(reference, check, listener)
         if entry.kind is EntryKind.PACK:
             return Ready(entry.name, entry.path)
-    experts, dense = split_pair(reference.formats)
-    recipe = recipe_for(entry, experts or None, dense or None)
-    target = pack_folder(entry, recipe)
-    if (target / PACK_MANIFEST).is_file():
-        return Ready(entry.name, target)
-    if not reference.formats and (other := _other(entry)) is not None:
-        return other
+    recipe = recipe_named(entry, reference.formats)
+    if (ready := _made(entry, recipe, reference)) is not None:
+        return ready
     if check is not None:
         with small_files_of(entry.path) as folder:
             check(entry.name, folder)
@@ -92,17 +84,15 @@ def prepare(
 
 
 def converted(name: str) -> Ready | None:
-    """The conversion that `prepare` would return, if it is there already.
+    """Returns the conversion that `prepare` would return, if it is there already; None: it is not.
 
     Raises:
         UsageError, NotFound: not a name, or a folder without a model.
     """
-    entry = library.find(name)
+    reference, entry = meant(name)
     if entry is None or entry.kind is EntryKind.PACK:
         return None if entry is None else Ready(entry.name, entry.path)
-    experts, dense = split_pair(parse(name).formats)
-    target = pack_folder(entry, recipe_for(entry, experts or None, dense or None))
-    return Ready(entry.name, target) if (target / PACK_MANIFEST).is_file() else _other(entry)
+    return _made(entry, recipe_named(entry, reference.formats), reference)
 
 
 def _brought(
@@ -122,8 +112,14 @@ def _brought(
     return fetch(reference, listener, snapshot=offer.snapshot)
 
 
-def _other(entry: Entry) -> Ready | None:
-    """A conversion of a checkpoint outside the library to other formats than the usual ones, if there is one."""
+def _made(entry: Entry, recipe: Recipe, reference: Reference) -> Ready | None:
+    """The conversion of a checkpoint to a recipe; where no formats are asked for, of one outside the library one to
+    others will do; None: there is none."""
+    target = pack_folder(entry, recipe)
+    if (target / PACK_MANIFEST).is_file():
+        return Ready(entry.name, target)
+    if reference.formats:
+        return None
     made = (each for each in conversions_outside(entry) if each.complete)
     return next((Ready(entry.name, each.path) for each in made), None)
 

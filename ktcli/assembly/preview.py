@@ -51,7 +51,7 @@ class _Unwatched:
 
 
 def preview(reference: Reference, *, hub: Hub | None = None) -> Preview:
-    """Asks the hub of a reference for what a plan needs.
+    """Asks the hub of a reference for what a plan needs, and returns it.
 
     Args:
         hub: where to ask; None: the hub of the reference.
@@ -66,7 +66,7 @@ def preview(reference: Reference, *, hub: Hub | None = None) -> Preview:
 def preview_of(
     client: Hub, snapshot: Snapshot, quant: str = "", watcher: Watcher | None = None
 ) -> Preview:
-    """Looks at a repository whose list of files is known.
+    """Returns the preview of a repository whose list of files is known.
 
     Args:
         quant: of the GGUF files that are looked at; empty: its safetensors files are.
@@ -117,7 +117,7 @@ def fetch_headers(
     folder: Path,
     watcher: Watcher,
 ) -> None:
-    """Fetches the first bytes of every safetensors file among some, at least its header if it has one."""
+    """Fetches the first bytes of every safetensors file among `files`, at least its header if it has one."""
     weights = [file for file in files if file.name.endswith(WEIGHTS)]
     fetch_beginnings(client, snapshot, dict.fromkeys(weights, _FIRST_BYTES), folder, watcher)
     longer = {}

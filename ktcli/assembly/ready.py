@@ -11,12 +11,12 @@ from ktcli.manifest import PACK as PACK_MANIFEST
 from ktcli.store import library
 from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
-from ktcli.store.reference import parse
+from ktcli.store.reference import Reference, parse
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A converted model.
+    """A converted model on disk.
 
     Attributes:
         name: the name for people.
@@ -35,19 +35,35 @@ def at_hand(name: str, formats: str = "") -> Ready | None:
     Raises:
         UsageError: the name means nothing, or a conversion to other formats than those.
     """
+    return usable(*meant(name, formats))
+
+
+def meant(name: str, formats: str = "") -> tuple[Reference, Entry | None]:
+    """What a name means, to these formats if there are any, and what is there of it; None: nothing.
+
+    Raises:
+        UsageError: the name means nothing.
+    """
     reference = parse(name)
     if formats:
         reference = replace(reference, formats=formats)
-    entry = library.find(f"{reference.name}@{formats}" if formats and reference.name else name)
+    found = library.find(f"{reference.name}@{formats}" if formats and reference.name else name)
+    return reference, found
+
+
+def usable(reference: Reference, entry: Entry | None) -> Ready | None:
+    """Returns a conversion that may be used as it is; None: there is none."""
     if entry is None or entry.kind is not EntryKind.PACK:
         return None
     if reference.formats not in ("", entry.formats):
-        raise UsageError(f"{name} is a conversion to {entry.formats}, not to {reference.formats}")
+        raise UsageError(
+            f"{reference.text} is a conversion to {entry.formats}, not to {reference.formats}"
+        )
     return None if is_stale(entry) else Ready(entry.name, entry.path)
 
 
 def is_stale(pack: Entry) -> bool:
-    """Returns whether a pack was made from the built-in model of an earlier kt."""
+    """Tells whether a pack was made from the built-in model of an earlier kt."""
     shipped = library.find(BUILTIN, EntryKind.CHECKPOINT) if pack.name == BUILTIN else None
     if shipped is None or not pack.in_library:
         return False

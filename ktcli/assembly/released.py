@@ -21,7 +21,7 @@ _MAX_BYTES = 100_000_000
 
 
 class ReleasedRanges:
-    """What is left of the weight files in a folder.
+    """The record of which bytes of the weight files in a folder were given back to the disk.
 
     Args:
         head: where it is written down.
@@ -34,11 +34,11 @@ class ReleasedRanges:
         self.can_shrink = holes.can_punch(folder)
 
     def lost(self, name: str) -> Ranges:
-        """Returns the bytes of a file that are not on the disk any more."""
+        """Returns the byte ranges of a file that are not on the disk any more."""
         return self._gone.get(name, ())
 
     def keep(self, needs: Mapping[str, Ranges]) -> None:
-        """Removes the files of which something that is needed is not here any more, and forgets those that are gone.
+        """Removes the files that lack some of the bytes still needed, and the records of files that are gone.
 
         Args:
             needs: the bytes of each file that are needed.
@@ -50,7 +50,7 @@ class ReleasedRanges:
         smallfiles.write(self._path, b"".join(_line(*each) for each in there.items()))
 
     def shrink(self, name: str, ranges: Ranges) -> None:
-        """Gives bytes of a file back to the disk.
+        """Records that byte ranges of a file are given back to the disk, then punches holes there.
 
         Raises:
             OSError: the disk failed.

@@ -23,7 +23,8 @@ from ktcli.store.profile import HUBS
 
 
 def repair_entry(entry: Entry, names: Collection[str], listener: Listener = SILENT) -> None:
-    """Brings damaged files of an entry back, and nothing else; each stays until its successor is proved.
+    """Fetches or makes again the damaged files of an entry, and nothing else; each stays until its successor is
+    proved.
 
     Raises:
         NotFound: there is nothing to make them from.

@@ -33,8 +33,8 @@ class DeviceWords:
     prefill_threshold: str | None = None
 
     def of_gpu(self) -> tuple[str, ...]:
-        """The given options that mean something only with a GPU. One that says which may be used, and may come from a
-        setting, is kept to by using none."""
+        """Returns the given options that mean something only with a GPU. One that says which may be used, and may
+        come from a setting, is kept to by using none."""
         said = {
             "--gpu-experts": self.gpu_experts,
             "--prefill-threshold": self.prefill_threshold,
@@ -96,7 +96,7 @@ class Wanted:
         return CPU if self.exact else self.device.device
 
     def request(self, recipe: Recipe, spec: Spec, where: str) -> Request:
-        """Makes the request to the planner for a model in these number formats.
+        """Returns the request to the planner for a model in these number formats.
 
         Args:
             where: the device; on the CPU the other words about a GPU mean nothing, and are not looked at.

@@ -27,7 +27,7 @@ _LONGEST_TYPE = 40
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A repository of a hub on one machine.
+    """The judgement of a hub's repository on one machine.
 
     Attributes:
         model_type: of its config; empty: it has none that could be read.
@@ -44,7 +44,7 @@ class Judged:
 
     @property
     def known(self) -> str:
-        """The name in the catalogue; empty: it is not there."""
+        """The repository's name in the catalogue; empty: it is not there."""
         profile = catalog.by_repository(self.hit.hub, self.hit.repository)
         return profile.name if profile else ""
 
@@ -54,7 +54,7 @@ class Judged:
 
 
 def judge(hits: Sequence[Hit], host: Host) -> Iterator[Judged]:
-    """Yields what a hub found, in its order, each with what its config says."""
+    """Yields the judgement of each repository that a hub found, in its order, by its config."""
     for found in read_configs(hits, MAX_CONFIG_BYTES):
         yield _judged(found, host)
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ktcli import manifest, smallfiles
-from ktcli.assembly.convert import recipe_for
+from ktcli.assembly.convert import recipe_named
 from ktcli.assembly.fetch import Bars, looking
 from ktcli.assembly.listener import SILENT, Listener, announce_library
 from ktcli.assembly.preview import WEIGHTS, fetch_headers
@@ -31,11 +31,12 @@ from ktcli.store.hubs import Hub, Snapshot, hub_named
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import Reference
 from ktcli.weights.arriving import Arriving
-from ktcli.weights.recipe import Recipe, split_pair
+from ktcli.weights.recipe import Recipe
 
 
 def begun_stream(reference: Reference) -> Reference | None:
-    """The reference with the formats of a stream that was begun of this model and did not end; None: there is none."""
+    """Returns the reference, with its formats, of a stream of this model that was begun and did not end; None:
+    there is none."""
     found = (
         entry.formats
         for entry in library.entries()
@@ -91,9 +92,8 @@ def stream_model(
 
 
 def _recipe(reference: Reference) -> Recipe:
-    experts, dense = split_pair(reference.formats)
     entry = Entry(reference.name, EntryKind.CHECKPOINT, places.checkpoint_path(reference.name))
-    recipe = recipe_for(entry, experts or None, dense or None)
+    recipe = recipe_named(entry, reference.formats)
     if recipe.calibrated:
         raise UsageError(
             f"{recipe.experts_name} is made with a text, by running the whole model",
@@ -152,7 +152,8 @@ def _head(
 
 
 def fetch_head(client: Hub, snapshot: Snapshot, head: Path, watcher: Watcher) -> Manifest:
-    """Fetches the small files of a repository and the headers of its weight files, and writes down all of them.
+    """Fetches the small files of a repository and the headers of its weight files, and writes the manifest of all
+    of them, which it returns.
 
     Raises:
         HubError: the hub does not give what its weight files are verified with.

@@ -25,7 +25,7 @@ from ktcli.weights.recipe import Recipe, split_pair
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model by its shape.
+    """The model that a command is about, by its config and number formats.
 
     Attributes:
         said: the name as the user gave it.
@@ -49,7 +49,7 @@ class Subject:
 def find_subject(
     name: str, experts: str | None = None, dense: str | None = None, *, ask_hub: bool = False
 ) -> Subject:
-    """Finds the model that `name` means: on disk first, then in the catalogue, then on its hub.
+    """Returns the model that `name` means: on disk first, then in the catalogue, then on its hub.
 
     Args:
         experts, dense: names of formats to take instead of those it has or would get; None: those.
@@ -90,7 +90,7 @@ def find_subject(
 def recipe_of(
     profile: ModelProfile, experts: str | None = None, dense: str | None = None
 ) -> Recipe:
-    """The number formats of a model of the catalogue, unless others are asked for.
+    """Returns the number formats of a model of the catalogue, unless others are asked for.
 
     Raises:
         UsageError: there is no such format. KtError: the model cannot be built as the file of a user says.

@@ -60,14 +60,14 @@ class HubSupply:
         self._done = self._told = 0
 
     def close(self) -> None:
-        """Ends what is going on; what arrived stays."""
+        """Ends the transfer in progress; what arrived stays."""
         if self._transfer is not None:
             self._transfer.stop()
         self._watcher.end()
         self.checkpoint.close()
 
     def begin(self, plan: Conversion, made: Collection[str]) -> None:
-        """Begins to fetch what the first steps need.
+        """Starts fetching the files that the first steps need.
 
         Raises:
             NotEnoughDisk: there is less room than pack and files will take together.
@@ -117,7 +117,8 @@ class HubSupply:
 
     @contextmanager
     def at_hand(self, file: WeightFile) -> Iterator[None]:
-        """Waits for what a file is made from; drops afterwards what nobody needs any more."""
+        """Waits for the files that a file of the pack is made from; drops afterwards those that nobody needs any
+        more."""
         transfer, folder = self._transfer, self._head / SHARDS
         step = self._schedule.steps[self._done]
         assert transfer is not None and step.name == file.name, "steps are taken in their order"
@@ -150,7 +151,7 @@ class HubSupply:
         self._transfer.allow(sum(name in ahead for name in self._coming))
 
     def tell(self) -> None:
-        """Tells the watcher what has arrived."""
+        """Tells the watcher how many bytes have arrived since the last call."""
         assert self._transfer is not None
         now = self._transfer.new_bytes
         self._watcher.advance(now - self._told)

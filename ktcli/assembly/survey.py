@@ -56,7 +56,7 @@ class Surveyed:
 
     @property
     def is_quick(self) -> bool:
-        """Tells whether it answers faster than people read."""
+        """Whether it answers faster than people read."""
         return self.plan is not None and self.fits and self.plan.speed.decode >= READING_TOK_S
 
     @property
@@ -77,7 +77,7 @@ class Surveyed:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """The key of the order: the smaller, the better."""
+        """The key by which models are sorted: the smaller, the better."""
         if self.plan is None:
             return 3, 0.0
         if not self.fits:
@@ -90,7 +90,7 @@ class Surveyed:
 def survey(
     host: Host, wanted: Wanted, formats: Formats, profiles: Iterable[ModelProfile] | None = None
 ) -> Iterator[Surveyed]:
-    """Yields every model of the catalogue on `host`, in alphabetical order.
+    """Yields the plan of every model of the catalogue on `host`, in alphabetical order.
 
     Args:
         profiles: the models that are looked at; None: all.
@@ -117,12 +117,12 @@ def survey(
 
 
 def ranked(found: Iterable[Surveyed]) -> tuple[Surveyed, ...]:
-    """Sorts models, the best first."""
+    """Returns models sorted, the best first."""
     return tuple(sorted(found, key=lambda each: each.rank))
 
 
 def best_here(host: Host, most: int, below: int | None = None) -> tuple[Surveyed, ...]:
-    """The best models that run on `host`, one of each size, planned only until enough are found.
+    """Returns the best models that run on `host`, one of each size, planned only until enough are found.
 
     Args:
         most: how many.
@@ -150,7 +150,7 @@ def best_here(host: Host, most: int, below: int | None = None) -> tuple[Surveyed
 
 
 def on_disk() -> dict[str, str]:
-    """What of each model is on disk: a pack where there is one, else the checkpoint."""
+    """Returns what of each model is on disk, by name: "pack" where there is one, else "checkpoint"."""
     complete = [entry for entry in library.entries() if entry.complete and entry.in_library]
     kinds = sorted(complete, key=lambda entry: entry.kind is EntryKind.PACK)
     return {entry.name: entry.kind.value for entry in kinds}

@@ -1,4 +1,4 @@
-"""A model that is open to talk: its engine, its texts, and its KV pages on disk, opened and given back in one piece."""
+"""An open model: its engine, its texts, and its KV pages on disk, opened and closed in one piece."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ktcli.weights.pack import Pack
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How models are opened.
+    """The options with which models are opened.
 
     Attributes:
         quota_bytes: the most bytes of all KV pages on disk; 0: none are kept.
@@ -65,15 +65,16 @@ class OpenModel:
 
     @property
     def held_bytes(self) -> int:
-        """The memory that is free when it is left: that of its weights."""
+        """The bytes of memory that are free when it is closed: those of its weights."""
         return self.backend.engine.weights_bytes
 
     def forget(self) -> None:
-        """Lets go of the backend, after `close`, so that its memory is free once nobody else has it."""
+        """Drops its reference to the backend, after `close`, so that its memory is free once nobody else has it."""
         del self.backend
 
     def close(self) -> None:
-        """Writes what was computed and is to be kept; the memory is free once nobody has the backend any more."""
+        """Writes the pages that are to be kept, and closes the model; the memory is free once nobody has the
+        backend any more."""
         try:
             self._held.close()
         finally:
@@ -97,7 +98,7 @@ def open_model(
     how: Opening,
     hear: Callable[[TextModel], None] = lambda texts: None,
 ) -> OpenModel:
-    """Loads a converted model.
+    """Loads a converted model and returns it.
 
     Args:
         asked: the name that finds it again.
@@ -111,7 +112,8 @@ def open_model(
 
 
 def open_read(ready: Ready, texts: TextModel, asked: str, how: Opening) -> OpenModel:
-    """Loads a converted model whose texts were read, and says if one of them is not used; on any thread.
+    """Loads a converted model whose texts were read, returns it, and says if one of them is not used; on any
+    thread.
 
     Args:
         asked: the name that finds it again.
@@ -137,7 +139,8 @@ def prepared(name: str, how: Opening) -> Ready:
 
 
 def after_failure(error: DeviceError, how: Opening) -> str:
-    """Says where a model goes on whose GPU failed, once it is closed and opened again in the same way.
+    """Decides where a model whose GPU failed runs once it is closed and opened again in the same way, and returns
+    that in words.
 
     Where the memory of the GPU was full, for the first time in a while, that is the same GPU with what is free now;
     otherwise it is the CPU, also for all other models that this process opens without being asked for a GPU.
@@ -154,7 +157,7 @@ def after_failure(error: DeviceError, how: Opening) -> str:
 
 
 def plan_of(ready: Ready, how: Opening) -> Plan:
-    """Plans a converted model as it would be loaded now; nothing is loaded.
+    """Returns the plan of a converted model as it would be loaded now; nothing is loaded.
 
     Raises:
         UsageError, DeviceError: an option does not fit this model or machine. BadPack: its files are damaged.
@@ -164,8 +167,8 @@ def plan_of(ready: Ready, how: Opening) -> Plan:
 
 
 def give_back_memory() -> None:
-    """Frees what nobody holds any more, cycles of objects too: of an engine these are gigabytes. torch's share of a GPU
-    goes back to the driver, which is asked how much is free before the next model is planned."""
+    """Frees objects that nobody holds any more, cycles too: of an engine these are gigabytes. torch's share of a
+    GPU goes back to the driver, which is asked how much is free before the next model is planned."""
     torch = sys.modules.get("torch")  # if a GPU was used, it is there
     if torch is not None and torch.cuda.is_initialized():
         from ktcli.assembly.load_device import release

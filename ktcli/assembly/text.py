@@ -1,4 +1,4 @@
-"""Text files of a checkpoint that a chat would refuse are refused before its weights are converted."""
+"""Refuses a checkpoint whose text files a chat would refuse, before its weights are converted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from ktcli.weights.reader import small_files_of
 
 
 def require_known_tokenizer(path: Path) -> None:
-    """Refuses a checkpoint whose tokenizer has parts that no published one has; one without a tokenizer passes.
+    """Raises BadCheckpoint if a checkpoint's tokenizer has parts that no published one has; one without a tokenizer
+    passes.
 
     Args:
         path: a folder, or a GGUF file.

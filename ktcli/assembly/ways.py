@@ -44,7 +44,7 @@ CACHES = tuple(FORMATS)
 
 @dataclass(frozen=True, slots=True)
 class EvalRequest:
-    """The way in which the text is to be read.
+    """The request of an evaluation: how the text is to be read.
 
     Attributes:
         length, stride: the length of a window and the distance between two, in tokens.
@@ -61,11 +61,11 @@ class EvalRequest:
 
     @property
     def context(self) -> int:
-        """The positions that a window takes: its tokens, and the one that texts begin with."""
+        """The number of positions that a window takes: its tokens, and the one that texts begin with."""
         return self.length + 1
 
     def require(self) -> None:
-        """Refuses a request that makes no sense.
+        """Raises UsageError if the windows leave tokens out.
 
         Raises:
             UsageError: the windows leave tokens out.
@@ -79,7 +79,7 @@ class EvalRequest:
     def wanted(
         self, threads: int | None, numa: str | None, ways: Sequence[Way] = (), at_once: int = 1
     ) -> Wanted:
-        """The form in which an engine is to be loaded for `ways`, which share it; (): for preparing.
+        """Returns how an engine is to be loaded for `ways`, which share it; (): for preparing.
 
         Args:
             at_once: the windows of each that it reads at the same time.
@@ -123,12 +123,12 @@ class Way:
 
     @property
     def engine(self) -> tuple[Path, str]:
-        """The key of its engine: ways with the same key share one."""
+        """The key of the engine that runs it: ways with the same key share one."""
         return self.ready.pack, self.cache
 
     @property
     def logits_bytes(self) -> int:
-        """The bytes of logits beside the engine's own: those kept, and temporaries."""
+        """The bytes of logits that its evaluation holds beside the engine's own: those kept, and temporaries."""
         return 2 * 4 * piece_tokens(self.model.spec.vocab) * self.model.spec.vocab
 
 
@@ -141,7 +141,7 @@ def ways_of(
     numa: str | None,
     listener: Listener = SILENT,
 ) -> tuple[Way, ...]:
-    """Makes the ways to measure, in order, pulled and converted if need be; others are compared with the first.
+    """Returns the ways to measure, in order, pulled and converted if need be; others are compared with the first.
 
     Raises:
         UsageError: a depth, window or format that a model cannot have.
@@ -185,8 +185,8 @@ def _require_known(name: str) -> None:
 
 
 def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
-    """Reads a list of formats, each "<experts>-<dense>"; one name alone is the experts', also where it could be a
-    pair. None: as the model is.
+    """Returns the names of the conversions in a list of formats, each "<experts>-<dense>"; one name alone is the
+    experts', also where it could be a pair. None: as the model is.
 
     Raises:
         UsageError: there is no such format, it is named twice, or `name` has formats of its own.
@@ -213,7 +213,7 @@ def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
 def read(
     ways: Sequence[Way], passage: Passage, most: int, *, allow_special: bool = False
 ) -> Reading:
-    """Reads the text as ids, the same for all ways.
+    """Returns the text as ids, the same for all ways.
 
     Args:
         most: the most ids.
@@ -240,7 +240,7 @@ def read(
 def cut(
     reading: Reading, passage: Passage, asked: EvalRequest, listener: Listener = SILENT
 ) -> list[Window]:
-    """The windows of the text.
+    """Returns the text's ids cut into windows.
 
     Raises:
         UsageError: it is too short for an interval.

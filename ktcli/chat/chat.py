@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from ktcli.answers.events import AnswerPiece
-from ktcli.chat.compaction import DROP_SHARE, SUM_UP, SUMMARY_SHARE, fewest_omitted, older_turns
+from ktcli.chat.compaction import DROP_SHARE, SUM_UP, SUMMARY_SHARE, older_turns
 from ktcli.chat.conversation import Conversation, Omission, Saved, Turn
+from ktcli.chat.fitting import FittedText, Fitting
 from ktcli.chat.reply import Reply
 from ktcli.chat.worktimes import ChatTotals
 from ktcli.dialogue.answer import (
@@ -165,7 +166,7 @@ class Chat:
         *,
         cancelled: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
-    ) -> Iterator[AnswerPiece]:
+    ) -> Generator[AnswerPiece]:
         """Asks `question` and yields the answer's pieces as they come; it may be left at any piece.
 
         Raises:
@@ -194,13 +195,13 @@ class Chat:
         before: Conversation,
         cancelled: Callable[[], bool],
         progress: Progress | None,
-    ) -> Iterator[AnswerPiece]:
+    ) -> Generator[AnswerPiece]:
         self.conversation.say("user", question.encode("utf-8", "replace").decode("utf-8"))
         return self._answer(before, cancelled, progress)
 
     def _answer(
         self, before: Conversation, cancelled: Callable[[], bool], progress: Progress | None
-    ) -> Iterator[AnswerPiece]:
+    ) -> Generator[AnswerPiece]:
         """Yields the pieces of the answer to the last question; if there are none, the turns become `before`."""
         reply = self._answering = Reply()
         try:
@@ -226,9 +227,8 @@ class Chat:
         spoken = Spoken(reply.at, reply.text, tuple(reply.ids))
         if spoken.ids and self._prompts.is_whole(spoken):
             remember(self.spoken, spoken)
-        if reply.run is not None and reply.stats.prompt_tokens == len(
-            prompt.ids
-        ):  # else reading was stopped
+        read = reply.stats.prompt_tokens == len(prompt.ids)  # else reading it was stopped
+        if read and reply.run is not None:
             depths = reply.run.depths[: reply.run.length].rstrip(b"\0")
             self.timeline = reply.timeline.answered(reply.text, reply.ids, depths)
 
@@ -253,40 +253,49 @@ class Chat:
         """Yields the pieces of an answer; after those of each token, when its text is part of the reply, `heard` is
         told."""
         came: deque[AnswerEvent] = deque()
-        run = reply.run = self._run = AnswerRun(
+        run = reply.run = AnswerRun(
             self.backend.answers,
             self.backend.engine.context,
             prompt,
             options,
-            partial(self._submit, prompt.text),
+            partial(self._submit, prompt.text, options.shape),
             came.append,
             sampler=sampler,
         )
-        run.submit()
         try:
+            run.submit()
+            self._run = run
             while run.finish is None:
                 if cancelled():
                     run.cancel()
                 for event in self.session.step():
-                    run.hear(event)
+                    if event.answer in run.parts:  # else of an answer that was interrupted twice
+                        run.hear(event)
                     while came:
                         yield from self._taken(reply, came.popleft(), progress)
         finally:
             if run.finish is None:  # nobody listens any more
                 run.cancel()
                 self.session.step()
+            run.forget()
 
     def _submit(
-        self, text: str, request: GenerationRequest, sampler: Sampler | None, *, goes_on: bool
+        self,
+        text: str,
+        shape: Shape | None,
+        request: GenerationRequest,
+        sampler: Sampler | None,
+        *,
+        goes_on: bool,
     ) -> Answer:
         """Gives a request of an answer behind `text` to the model."""
         assert sampler is not None
-        if self.form is None:
+        if shape is None or shape.form is None:
             return self.session.submit(request, sampler)
         from ktcli.answers.grammar.form import AnswerConstraint
 
         said = request.prompt[len(request.prompt) - request.said :]
-        constraint = AnswerConstraint(self.form, text, tuple(said))
+        constraint = AnswerConstraint(shape.form, text, tuple(said))
         return self.session.submit(request, sampler, constraint)
 
     def _taken(
@@ -320,40 +329,22 @@ class Chat:
         else:
             self.conversation.become(before)
 
+    @property
+    def _fitting(self) -> Fitting:
+        """What makes prompts of the messages as they are now."""
+        return Fitting(self._prompts, self._settings.variables, self.spoken)
+
     def _fitted(self, reply: Reply) -> EncodedPrompt:
         """The prompt of the conversation; the oldest turns are left out if it does not fit."""
         context, said = self.backend.engine.context, self.conversation
-        was = said.omitted
-        text, ids = self._encoded(said.messages, context)
-        if self._settings.drops and (ids is None or len(ids) >= context):
-            text, ids = self._with_room(said, context // DROP_SHARE)
+        was, fitted = said.omitted, self._fitting.encoded(said.messages)
+        if self._settings.drops and not fitted.leaves(1, context):
+            fitted = self._fitting.with_room(said, context // DROP_SHARE)
             reply.dropped = said.omitted.turns - was.turns
-        if ids is None or len(ids) >= context:
+        if fitted.ids is None or not fitted.leaves(1, context):
             said.omitted = was
-            self._refuse(f"{len(ids):,}" if ids else f"more than {context:,}")
-        return self._prompt(text, ids, said.messages)
-
-    def _with_room(self, said: Conversation, most: int) -> tuple[str, list[int] | None]:
-        """The prompt of a conversation that is too long, without as many of its oldest turns as it takes to have at
-        most `most` tokens, if that is possible; its last question stays."""
-
-        def fits(turns: int) -> bool:
-            ids = self._encoded(left_out(turns), most, passing=True)[1]
-            return ids is not None and len(ids) <= most
-
-        def left_out(turns: int) -> list[Turn]:
-            return replace(said, omitted=replace(said.omitted, turns=turns)).messages
-
-        turns = fewest_omitted(len(said.turns), said.omitted.turns, fits)
-        said.omitted = replace(said.omitted, turns=turns)
-        return self._encoded(said.messages, self.backend.engine.context)
-
-    def _encoded(
-        self, messages: list[Turn], most: int, *, passing: bool = False
-    ) -> tuple[str, list[int] | None]:
-        """Messages as text and as ids; None: they are surely more than `most`."""
-        rendered = self._prompts.rendered(messages, self._settings.variables)
-        return rendered.text, self._prompts.ids(rendered, self.spoken, most, passing=passing)
+            self._refuse(fitted)
+        return self._prompt(fitted.text, fitted.ids, said.messages)
 
     def _prompt(self, text: str, ids: list[int], messages: list[Turn]) -> EncodedPrompt:
         """The prompt of messages that were rendered and cut into ids."""
@@ -376,12 +367,12 @@ class Chat:
         most = max(1, context // SUMMARY_SHARE)
         before = Conversation(said.system, said.turns[:turns], said.omitted)
         before.say("user", SUM_UP)
-        text, ids = self._encoded(before.messages, context)
-        if ids is None or len(ids) + most > context:  # the oldest of them have to go unread
-            text, ids = self._with_room(before, context - most)
-        if ids is None or len(ids) + most > context:
-            self._refuse(f"{len(ids):,}" if ids else f"more than {context:,}")
-        prompt = self._prompt(text, ids, before.messages)
+        fitted = self._fitting.encoded(before.messages)
+        if not fitted.leaves(most, context):  # the oldest of them have to go unread
+            fitted = self._fitting.with_room(before, context - most)
+        if fitted.ids is None or not fitted.leaves(most, context):
+            self._refuse(fitted)
+        prompt = self._prompt(fitted.text, fitted.ids, before.messages)
         summary = self._aside(prompt, most, cancelled, progress)
         if summary is None:
             return 0
@@ -403,12 +394,8 @@ class Chat:
         """The answer, without its thoughts, to a prompt beside the conversation; None: it was stopped."""
         options = AnswerOptions(self._sampler.settings, max_tokens=most)
         sampler = Sampler(self._sampler.settings)  # the chat's own random sequence goes on
-        form, self.form = self.form, None
-        try:
-            reply = Reply()
-            pieces = list(self._told(reply, prompt, options, sampler, cancelled, progress))
-        finally:
-            self.form = form
+        reply = Reply()
+        pieces = list(self._told(reply, prompt, options, sampler, cancelled, progress))
         if reply.finish is Finish.CANCELLED:
             return None
         return "".join(piece.text for piece in pieces if not piece.thought).strip()
@@ -431,11 +418,9 @@ class Chat:
         model = self.backend.model
         return model.name, model.pack
 
-    def _refuse(self, tokens: str) -> NoReturn:
-        alone = (
-            len(self.conversation.turns) - self.conversation.omitted.turns < 2
-            or self._settings.drops
-        )
+    def _refuse(self, fitted: FittedText) -> NoReturn:
+        said, engine = self.conversation, self.backend.engine
+        alone = len(said.turns) - said.omitted.turns < 2 or self._settings.drops
         what = "the question alone" if alone else "the conversation"
         ways = (
             "ask about a part of it"
@@ -443,7 +428,7 @@ class Chat:
             else "/compact sums it up, /undo takes a turn back, /clear starts afresh"
         )
         raise ContextFull(
-            f"{what} has {tokens} tokens and the context holds "
-            f"{self.backend.engine.context:,}, so there is no room for an answer",
-            hint=f"{ways}; {longer_context(self.backend.engine)}",
+            f"{what} has {fitted.tokens(engine.context)} tokens and the context holds "
+            f"{engine.context:,}, so there is no room for an answer",
+            hint=f"{ways}; {longer_context(engine)}",
         )

@@ -30,7 +30,7 @@ _DATED = re.compile(r"\d{4}-\d\d-\d\d-\d{6}(-\d+)?")
 
 
 def chats_folder() -> Path:
-    """The folder in which the library keeps chats."""
+    """Returns the folder in which the library keeps chats."""
     return config.home() / "chats"
 
 
@@ -49,8 +49,8 @@ def make_folder() -> Path:
 
 
 def chat_path(name: str) -> Path:
-    """The file of a name, for `/save`: in the library folder, unless the name is a path, which has a slash. It ends
-    with .json.
+    """Returns the file of a name, for `/save`: in the library folder, unless the name is a path, which has a slash. It
+    ends with .json.
 
     Raises:
         UsageError: the name cannot be one.
@@ -62,7 +62,7 @@ def chat_path(name: str) -> Path:
 
 
 def plain_name(name: str) -> str:
-    """A name in the library folder, without the ending of its file.
+    """Returns a name in the library folder, without the ending of its file.
 
     Raises:
         UsageError: it cannot be one.
@@ -96,7 +96,7 @@ def _path(name: str) -> Path:
 
 
 def files() -> list[Path]:
-    """The files of the chats in the library folder, the one used last first."""
+    """Returns the files of the chats in the library folder, the one used last first."""
     found: list[tuple[int, str, Path]] = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(chats_folder()):
@@ -117,17 +117,17 @@ def used_ns(status: os.stat_result) -> int:
 
 
 def saved_names() -> tuple[str, ...]:
-    """The names of the chats in the library folder."""
+    """Returns the names of the chats in the library folder."""
     return tuple(sorted({path.stem for path in files()}))
 
 
 def newest() -> Path | None:
-    """The file of the last chat that kept itself, None if there is none."""
+    """Returns the file of the last chat that kept itself, None if there is none."""
     return next((path for path in files() if kept_itself(path)), None)
 
 
 def newest_readable() -> tuple[Path, Saved, list[Path]]:
-    """The last chat that kept itself and can be read: its file, what it holds, and newer files that cannot be.
+    """Returns the last chat that kept itself and can be read: its file, what it holds, and newer files that cannot be.
 
     Raises:
         NotFound: there is none at all. UsageError: there are some, and none of them can be read.
@@ -149,7 +149,7 @@ def kept_itself(path: Path) -> bool:
 
 
 def find(name: str) -> Path:
-    """The file of a chat: "last", its name, a beginning of the name that no other has, or a path.
+    """Returns the file of a chat: "last", its name, a beginning of the name that no other has, or a path.
 
     Raises:
         NotFound: there is none. UsageError: it could be several, or cannot be a name.
@@ -184,7 +184,7 @@ def find(name: str) -> Path:
 
 
 def saved_hint() -> str:
-    """The advice which names there are."""
+    """Returns the advice which names there are."""
     known = ", ".join(path.stem for path in files()[:10])
     return f"saved: {known}" if known else ""
 
@@ -268,8 +268,8 @@ def require_closed(path: Path) -> None:
 
 
 def said(path: Path, words: Sequence[str]) -> str:
-    """Where a chat has all of some words, whatever their case: the first place of the first one, with what stands
-    around it; empty: it has not, or cannot be read."""
+    """Returns where a chat has all of some words, whatever their case: the first place of the first one, with what
+    stands around it; empty: it has not, or cannot be read."""
     try:
         messages = load(path).conversation.messages
     except KtError:
@@ -309,7 +309,7 @@ class Listed:
 
 
 def line_of(path: Path) -> Listed:
-    """What a list says of a chat; a file that is none says why."""
+    """Returns what a list says of a chat; of a file that is none, why it is none."""
     try:
         status = path.stat()
     except OSError as error:

@@ -18,7 +18,7 @@ SUM_UP = (
 
 
 def older_turns(turns: int, omitted: int) -> int:
-    """The number of turns that a summary replaces, of a conversation in which so many are omitted already.
+    """Returns the number of turns that a summary replaces, of a conversation in which so many are omitted already.
 
     Raises:
         UsageError: there are none.
@@ -33,8 +33,8 @@ def older_turns(turns: int, omitted: int) -> int:
 
 
 def fewest_omitted(turns: int, omitted: int, fits: Callable[[int], bool]) -> int:
-    """The number of turns to leave out of a conversation, a question and its answer at a time, so that the rest fits;
-    if nothing fits, all but the last question.
+    """Returns the number of turns to leave out of a conversation, a question and its answer at a time, so that the rest
+    fits; if nothing fits, all but the last question.
 
     The rest is tried from its end, twice as long each time, and halved between: what is tried is never much longer
     than what fits, however long the conversation is.
@@ -58,7 +58,7 @@ def fewest_omitted(turns: int, omitted: int, fits: Callable[[int], bool]) -> int
 
 
 def exchanges(turns: int) -> str:
-    """A number of turns for people."""
+    """Returns a number of turns for people."""
     count = turns // 2
     return (
         "the oldest question and its answer"

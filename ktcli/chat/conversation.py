@@ -11,7 +11,7 @@ from typing import Any
 from ktcli.dialogue.backend import Identity
 from ktcli.dialogue.splice import Spoken
 from ktcli.dialogue.timeline import Timeline
-from ktcli.engine.sampler import SamplingSettings
+from ktcli.sampling import SamplingSettings
 
 ROLES = ("system", "user", "assistant")
 Turn = dict[str, str]  # role and content
@@ -59,11 +59,11 @@ class Conversation:
         return [*first, *turns]
 
     def say(self, role: str, content: str) -> None:
-        """Append a message."""
+        """Appends a message."""
         self.turns.append({"role": role, "content": content})
 
     def clear(self) -> None:
-        """Forget the turns; the system text stays."""
+        """Forgets the turns; the system text stays."""
         self.cut(0)
 
     def cut(self, most: int) -> None:
@@ -73,7 +73,7 @@ class Conversation:
             self.omitted = NOTHING_OMITTED
 
     def copy(self) -> Conversation:
-        """A conversation of the same turns, which goes its own way."""
+        """Returns a conversation of the same turns, which goes its own way."""
         return Conversation(self.system, list(self.turns), self.omitted)
 
     def become(self, other: Conversation) -> None:

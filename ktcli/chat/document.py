@@ -14,8 +14,8 @@ from typing import Any
 
 from ktcli import smallfiles
 from ktcli.chat.conversation import ROLES, Conversation, Omission, Saved, Turn
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint, KtError, UsageError
+from ktcli.sampling import SamplingSettings
 from ktcli.text.files import read_json
 
 VERSION = 1
@@ -25,7 +25,7 @@ MAX_STOPS = 1000  # texts; each is looked for in every piece of an answer
 
 
 def save(path: Path, saved: Saved) -> None:
-    """Write a chat, as a whole or not at all.
+    """Writes a chat into a file, as a whole or not at all.
 
     Raises:
         KtError: the system refuses.
@@ -34,7 +34,7 @@ def save(path: Path, saved: Saved) -> None:
 
 
 def text_of(saved: Saved) -> str:
-    """The text of a chat's file."""
+    """Returns the text of a chat's file."""
     conversation = saved.conversation
     document = {
         "kt_chat": VERSION,
@@ -50,7 +50,7 @@ def text_of(saved: Saved) -> str:
 
 
 def markdown_of(saved: Saved) -> str:
-    """A conversation as Markdown, a heading for each message."""
+    """Returns a conversation as Markdown, a heading for each message."""
     model = "".join(filter(str.isprintable, saved.model))
     names = {"system": "System", "user": "You", "assistant": model or "The model"}
     return "\n".join(
@@ -59,7 +59,7 @@ def markdown_of(saved: Saved) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write the text of a chat, as a whole or not at all, for nobody else to read.
+    """Writes the text of a chat into a file, as a whole or not at all, for nobody else to read.
 
     Raises:
         KtError: the system refuses.
@@ -123,7 +123,7 @@ def _omission(document: Mapping[str, Any], most: int) -> Omission:
 
 
 def plain_text(value: Any) -> str:
-    """A value that should be text.
+    """Returns a value that should be text, without lone surrogates.
 
     Raises:
         ValueError: it is not.
@@ -134,7 +134,7 @@ def plain_text(value: Any) -> str:
 
 
 def others_of(values: Any) -> dict[str, Any]:
-    """Picks the known settings beside those of sampling."""
+    """Returns the known settings beside those of sampling."""
     if not isinstance(values, Mapping):
         raise ValueError("its settings are no object")
     known = ("max_tokens", "stops", "thinking", "think_budget")
@@ -154,7 +154,7 @@ def others_of(values: Any) -> dict[str, Any]:
 
 
 def sampling_of(values: Mapping[str, Any]) -> SamplingSettings:
-    """Picks the known fields of sampling: numbers, and pairs of them.
+    """Returns the known settings of sampling: numbers, and pairs of them.
 
     Raises:
         ValueError, OverflowError, UsageError: one is no number or out of range.

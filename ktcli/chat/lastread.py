@@ -79,7 +79,7 @@ class LastRead:
             self._first = most
 
     def timeline(self, conversation: Conversation) -> Timeline | None:
-        """All of it; None: nothing was read."""
+        """The timeline of what was read and said last; None: nothing was read."""
         if self._about is None:
             return None
         turns = [*conversation.turns[: self._first], *self._behind]

@@ -50,13 +50,13 @@ LOOKS, LOOK_S = 4, 0.02  # tries to lock a file, and the seconds between them
 
 
 def line_of(record: Mapping[str, Any]) -> bytes:
-    """The line of a record."""
+    """Returns the line of a record, which ends with its checksum."""
     body = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     return body[:-1] + b',"crc":"%08x"}\n' % zlib.crc32(body)
 
 
 def record_of(line: bytes) -> Record | None:
-    """The record of a line; None if it is damaged."""
+    """Returns the record of a line; None if it is damaged."""
     body, mark, crc = line.rstrip(b"\n").rpartition(b',"crc":"')
     body += b"}"
     if not mark or crc != b'%08x"}' % zlib.crc32(body):
@@ -199,12 +199,12 @@ class Log:
             os.utime(self._descriptor, ns=(least_ns, least_ns))
 
     def read(self) -> Saved:
-        """The conversation as the file has it."""
+        """Returns the conversation as the file has it."""
         with open(self.path, "rb") as file:
             return read(file, self.path)[0]
 
     def close(self) -> None:
-        """Gives the file back."""
+        """Unlocks and closes the file."""
         os.close(self._descriptor)
 
 
@@ -253,5 +253,5 @@ def is_open(path: Path) -> bool:
 
 
 def busy(path: Path) -> KtError:
-    """The error of a conversation that another process has open."""
+    """Returns the error of a conversation that another process has open."""
     return Busy(f"another kt has the chat {path.stem} open", hint="close it there first")

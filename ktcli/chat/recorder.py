@@ -28,8 +28,8 @@ from ktcli.chat.replay import Record
 from ktcli.chat.reply import Reply
 from ktcli.dialogue.backend import Identity
 from ktcli.dialogue.timeline import Timeline, common, depth_runs
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import Busy, KtError
+from ktcli.sampling import SamplingSettings
 
 
 @dataclass(frozen=True, slots=True)

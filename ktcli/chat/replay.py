@@ -15,8 +15,8 @@ from ktcli.chat.lastread import LastRead, ReadRecord
 from ktcli.dialogue.backend import Identity
 from ktcli.dialogue.splice import Spoken, remember
 from ktcli.dialogue.timeline import Timeline
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import UsageError
+from ktcli.sampling import SamplingSettings
 from ktcli.text.settings import Settings
 
 LOST = "\ufffd"
@@ -44,7 +44,7 @@ class Replay:
         self._tokens = self._time_s = self._damaged = 0
 
     def take(self, record: Record | None) -> None:
-        """Follows one record; None: a damaged line."""
+        """Applies one record to the conversation; None: a damaged line."""
         if record is not None:
             follow = KINDS.get(
                 next(iter(record), "")
@@ -61,7 +61,7 @@ class Replay:
                 self._whole = False
 
     def saved(self) -> Saved:
-        """The conversation."""
+        """Returns the conversation that the records made."""
         unfinished = self._open is not None
         self._close()
         return Saved(

@@ -40,7 +40,7 @@ class Lap:
 
     @classmethod
     def between(cls, before: Clocks, after: Clocks, seconds: float, choosing_s: float) -> Lap:
-        """The time between two looks at an engine's clocks.
+        """Returns the time between two looks at an engine's clocks.
 
         Args:
             seconds: all of it.
@@ -67,7 +67,7 @@ class Lap:
 
 @dataclass(slots=True)
 class ChatTotals:
-    """What all answers of a chat took.
+    """The sums of the counts and times of a chat's answers, and what loading its models took.
 
     Attributes:
         answers: how many were made, as far as they came.
@@ -86,7 +86,7 @@ class ChatTotals:
     answering: Lap = field(default_factory=Lap)
 
     def add(self, stats: Stats, laps: tuple[Lap, Lap] | None) -> None:
-        """Enters an answer.
+        """Adds the counts and times of an answer.
 
         Args:
             laps: its own times; None: it was stopped before its first token.
@@ -111,7 +111,7 @@ class ChatTotals:
 
 
 def time_lines(reading: Lap, answering: Lap, loading_s: float = 0.0) -> str:
-    """Where time went, in lines of at most 40 columns: each part as a share of all of it, the longest first."""
+    """Returns where time went, in lines of at most 40 columns: each part as a share of all of it, the longest first."""
     whole = loading_s + reading.seconds + answering.seconds
     lines = [_line("loading", loading_s, whole)] if loading_s else []
     for name, lap in (("reading", reading), ("answering", answering)):

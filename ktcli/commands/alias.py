@@ -75,7 +75,7 @@ def name_it(name: str, target: str) -> str:
 
 
 def called(entries: Sequence[Entry]) -> Mapping[Path, Sequence[str]]:
-    """The aliases of entries, by their paths; a file of aliases that cannot be read is warned of."""
+    """Returns the aliases of entries, by their paths; a file of aliases that cannot be read is warned of."""
     try:
         return library.called(entries)
     except KtError as error:

@@ -14,7 +14,8 @@ from ktcli import config
 from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.errors import ExitCode, NotFound, gib
 from ktcli.output import out, safe
-from ktcli.store.pagefile import Damaged, Kind, read_table
+from ktcli.pagelabel import PageKind
+from ktcli.store.pagefile import Damaged, read_table
 from ktcli.store.pagefolder import PageFolder, StoredPages
 
 app = typer.Typer(
@@ -193,7 +194,7 @@ def _held(stored: StoredPages) -> _Held:
     for file in stored.files:
         with contextlib.suppress(Damaged, OSError):
             for entry in read_table(file.path)[1]:
-                is_page, is_state = entry.kind == Kind.PAGE, entry.kind == Kind.STATE
+                is_page, is_state = entry.kind == PageKind.PAGE, entry.kind == PageKind.STATE
                 pages, states = pages + is_page, states + is_state
                 tokens += entry.n_ids if is_page else 0
     return _Held(tokens, pages, states)

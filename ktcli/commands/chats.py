@@ -187,7 +187,7 @@ def _in_library(name: str) -> Path:
 
 
 def chosen() -> Path:
-    """The chat that a person chooses on the terminal.
+    """Asks on the terminal which chat is meant, and returns its file.
 
     Raises:
         UsageError: there is no terminal, nothing to choose from, or the answer is none of it.
@@ -205,7 +205,7 @@ def chosen() -> Path:
 
 
 def listed(lines: list[Listed], *, numbered: bool = False) -> str:
-    """A table of chats; `numbered`: with numbers to choose by."""
+    """Returns a table of chats; `numbered`: with numbers to choose by."""
     rows = []
     for number, line in enumerate(lines, 1):
         words = line.problem or " ".join(line.begins[: 4 * BEGINS].split())

@@ -99,7 +99,7 @@ def _words(place: ScriptPlace, done: list[Path], *, installed: bool) -> str:
 
 
 def script(shell: str) -> str:
-    """The script of one shell."""
+    """Returns the script of one shell."""
     return _SCRIPTS[shell](verbs())
 
 

@@ -123,7 +123,7 @@ def _named(entry: Entry, recipe: Recipe, target: Path | None) -> str:
 
 
 def document(entry: Entry, recipe: Recipe, report: Report) -> dict[str, Any]:
-    """The report for --json."""
+    """Returns the report for --json."""
     return {
         "model": entry.name,
         "path": str(report.path),
@@ -158,7 +158,7 @@ def _speed(stages: Stages) -> dict[str, Any]:
 
 
 def render(words: dict[str, Any]) -> str:
-    """The report for people."""
+    """Returns the report for people."""
     name, path = safe(words["model"]), safe(words["path"])
     if words["already_complete"]:
         done = f"{name} is already converted: {path} ({gib(words['size_bytes'])})"

@@ -96,7 +96,7 @@ def _compute(engine: Engine, sequences: list[I32Array], at_once: int) -> F32Arra
 
 
 def read_ids(path: Path) -> list[I32Array]:
-    """The sequences of ids in a file.
+    """Returns the sequences of ids in a file.
 
     Raises:
         UsageError: it is neither a list of whole numbers nor a list of such lists.

@@ -11,31 +11,23 @@ import typer
 from ktcli import config
 from ktcli.assembly.disk import DiskNeed, disk_need
 from ktcli.assembly.plan import host_described, plan_subject
-from ktcli.assembly.request import DeviceWords, Wanted
+from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import Subject, find_subject
 from ktcli.assembly.survey import Formats, Surveyed, best_here, ranked, survey
+from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
 from ktcli.commands.cli.faults import warn_of_faults
 from ktcli.commands.cli.options import (
     ContextOpt,
-    DeferOpt,
     DenseOpt,
-    DeviceOpt,
     ExpertsOpt,
-    GpuExpertsOpt,
-    GpusOpt,
     JsonOpt,
-    KvOpt,
     MachineOpt,
-    NumaOpt,
-    PrefillThresholdOpt,
-    ThreadsOpt,
 )
 from ktcli.commands.view.plan import document, render
 from ktcli.commands.view.survey import render_survey, survey_document
 from ktcli.errors import ExitCode, gib
 from ktcli.hardware.disk import read_disk
-from ktcli.hardware.gpu import AUTO
-from ktcli.hardware.numa import asked_numa, parse_numa
+from ktcli.hardware.numa import parse_numa
 from ktcli.output import out, safe
 from ktcli.planner.choice import BY_MEMORY
 from ktcli.planner.plan import Plan
@@ -46,6 +38,7 @@ from ktcli.store.reference import parse
 _ALTERNATIVES = 3  # smaller models that are named where one does not fit
 
 
+@with_engine_options
 def plan(
     model: Annotated[
         str | None,
@@ -57,14 +50,7 @@ def plan(
     context: ContextOpt = None,
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
-    threads: ThreadsOpt = None,
-    numa: NumaOpt = None,
-    kv: KvOpt = "bf16",
-    device: DeviceOpt = AUTO,
-    gpus: GpusOpt = None,
-    gpu_experts: GpuExpertsOpt = None,
-    defer: DeferOpt = None,
-    prefill_threshold: PrefillThresholdOpt = None,
+    options: EngineOptions = NO_OPTIONS,
     machine: MachineOpt = None,
     json: JsonOpt = False,
 ) -> None:
@@ -84,10 +70,9 @@ def plan(
 
       kt plan qwen3-30b-a3b --machine laptop-8gb-gpu --gpu-experts front --defer 0
     """
-    words = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
     # The settings of the environment are those of this machine only.
-    teams = asked_numa(numa) if machine is None else parse_numa(numa or "auto")
-    wanted = Wanted(context, threads, numa=teams, device=words, cache=kv)
+    teams = None if machine is None else parse_numa(options.numa or "auto")
+    wanted = options.wanted(context, numa=teams)
     auto = experts == BY_MEMORY
     if model is None:
         _plan_all(wanted, Formats(None if auto else experts, dense, auto), machine)

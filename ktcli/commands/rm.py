@@ -115,7 +115,7 @@ def _question(chosen: tuple[Entry, ...], pages: tuple[StoredPages, ...]) -> str:
 
 
 def unfinished() -> list[Entry]:
-    """The entries whose pull or conversion was interrupted; those that somebody works on are noted."""
+    """Returns the entries whose pull or conversion was interrupted; those that somebody works on are noted."""
     found = [entry for entry in library.entries() if entry.managed and not entry.complete]
     for entry in found:
         if entry.running:

@@ -14,24 +14,15 @@ import typer
 from ktcli import config
 from ktcli.commands.chat.wording import lasting_name
 from ktcli.commands.cli.api_key import KeyFileOpt, KeyOpt, given_key
+from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
 from ktcli.commands.cli.given import given_words
 from ktcli.commands.cli.options import (
     ContextOpt,
-    DeferOpt,
-    DeviceOpt,
-    GpuExpertsOpt,
-    GpusOpt,
-    KvOpt,
-    NumaOpt,
-    PrefillThresholdOpt,
     PullOpt,
     QuietOpt,
-    ThreadsOpt,
 )
 from ktcli.commands.serve_sockets import OLLAMA_PORT, owners_socket, sockets_at
 from ktcli.errors import UsageError
-from ktcli.hardware.gpu import AUTO
-from ktcli.hardware.numa import asked_numa
 from ktcli.output import out, safe
 from ktcli.server.process.draintime import DRAIN_MOST_S, DRAIN_S
 from ktcli.store.entry import BUILTIN
@@ -125,6 +116,7 @@ UnitOpt = Annotated[
 ]
 
 
+@with_engine_options
 def serve(
     here: typer.Context,
     name: NameArg = None,
@@ -142,14 +134,7 @@ def serve(
     background: BackgroundOpt = False,
     print_unit: UnitOpt = False,
     context: ContextOpt = None,
-    threads: ThreadsOpt = None,
-    numa: NumaOpt = None,
-    kv: KvOpt = "bf16",
-    device: DeviceOpt = AUTO,
-    gpus: GpusOpt = None,
-    gpu_experts: GpuExpertsOpt = None,
-    defer: DeferOpt = None,
-    prefill_threshold: PrefillThresholdOpt = None,
+    options: EngineOptions = NO_OPTIONS,
     yes: PullOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -174,7 +159,6 @@ def serve(
       curl http://127.0.0.1:11435/v1/models
     """
     from ktcli.assembly.kvpages import cache_quota
-    from ktcli.assembly.request import DeviceWords, Wanted
     from ktcli.assembly.talking import Opening, prepared
     from ktcli.engine.scheduler import Limits
     from ktcli.server.models.catalogue import LibraryReader
@@ -191,11 +175,7 @@ def serve(
     kept_s = None if keep_alive is None else keep_seconds(keep_alive, "--keep-alive")
     own_s, others_s = (FOREVER, KEEP_S) if kept_s is None else (kept_s, kept_s)
     model = name or config.value("model") or BUILTIN
-    where = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
-    numa_mode = asked_numa(numa)
-    wanted = Wanted(
-        context, threads, numa=numa_mode, device=where, streams=parallel, served=True, cache=kv
-    )
+    wanted = options.wanted(context, streams=parallel, served=True)
     if print_unit:
         _print_unit(here, lasting_name(model), drain)
         return

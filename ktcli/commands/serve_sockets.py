@@ -14,7 +14,7 @@ OLLAMA_PORT = 11434
 
 @contextlib.contextmanager
 def sockets_at(host: str, ports: Iterable[int]) -> Iterator[list[socket.socket]]:
-    """The sockets at an address."""
+    """Opens the sockets at an address, and closes them in the end."""
     with contextlib.ExitStack() as held:
         made = (contextlib.closing(_at_port(host, port)) for port in dict.fromkeys(ports))
         yield [held.enter_context(each) for each in made]
@@ -46,7 +46,8 @@ def _at_port(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def owners_socket(port: int) -> Iterator[list[socket.socket]]:
-    """The Unix socket by which `kt ps` and `kt stop` find this server; none in a library that cannot be written."""
+    """Opens the Unix socket by which `kt ps` and `kt stop` find this server, and removes it in the end; none in a
+    library that cannot be written."""
     from ktcli.server.process.discovery import socket_path
     from ktcli.server.process.listening import unix_socket
 

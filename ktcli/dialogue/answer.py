@@ -29,8 +29,9 @@ from ktcli.engine.request import (
     Stats,
     Token,
 )
-from ktcli.engine.sampler import Sampler, SamplingSettings
+from ktcli.engine.sampler import Sampler
 from ktcli.errors import Busy, ContextFull
+from ktcli.sampling import SamplingSettings
 
 if TYPE_CHECKING:
     from ktcli.answers.grammar.whole import Shape
@@ -195,11 +196,13 @@ class AnswerRun:
 
     @property
     def length(self) -> int:
-        """The number of ids that the engine has computed: the answer's last one only where the engine ended it."""
+        """The number of ids that the engine has computed: the answer's last one unless it was cut there."""
         if not self.ids:
             return self.stats.prompt_tokens
-        cut = self.finish in (None, Finish.CANCELLED, Finish.FAILED) or self._reader.stopped
-        return len(self._prompt.ids) + len(self.ids) - bool(cut)
+        cut = self.finish in (None, Finish.CANCELLED, Finish.FAILED) or bool(self._reader.stopped)
+        if (constraint := self.parts[-1].request.constraint) is not None:
+            cut = cut or constraint.ended
+        return len(self._prompt.ids) + len(self.ids) - cut
 
     def submit(self) -> None:
         """Gives the request to the engine.
@@ -234,24 +237,39 @@ class AnswerRun:
             self.parts[-1].cancel()
 
     def hear(self, event: Event) -> None:
-        """Takes what the engine says of this answer."""
-        if isinstance(event, Token):
-            self._take_token(event)
-        elif isinstance(event, PromptRead):
-            if len(self.parts) < 2:
-                self._tell(PromptProgress(self._choice, event.done, event.total))
-        else:
-            self._finish(event)
+        """Takes what the engine says of this answer; never raises: what goes wrong here ends the answer."""
+        if self.finish is not None:
+            return
+        try:
+            if isinstance(event, Token):
+                self._take_token(event)
+            elif isinstance(event, PromptRead):
+                if len(self.parts) < 2:
+                    self._tell(PromptProgress(self._choice, event.done, event.total))
+            else:
+                self._finish(event)
+        except Exception as error:
+            self.cancel()
+            self._end(Finish.FAILED, error)
+
+    def forget(self) -> None:
+        """Lets go of whoever made it and hears of it; it takes no event any more."""
+        self._submit, self._tell = _submit_nothing, _tell_nobody
 
     def _take_token(self, event: Token) -> None:
-        if event.answer is not self._heard:  # the first id of this part: its prompt is read
-            self._heard = event.answer
-            self._how[:] = event.answer.depths.ljust(len(event.answer.request.prompt), b"\0")
+        self._note_prompt(event.answer)
         self._how.append(event.how)
         self.ids.append(event.id)
         self._say(event, self._reader.next())
 
+    def _note_prompt(self, part: Answer) -> None:
+        """Notes how the prompt of a part was computed, at the first event behind it."""
+        if part is not self._heard:
+            self._heard = part
+            self._how[:] = part.depths.ljust(len(part.request.prompt), b"\0")
+
     def _finish(self, event: Finished) -> None:
+        self._note_prompt(event.answer)
         finish, reader = event.finish, self._reader
         if finish is Finish.STOP and reader.spent and not reader.stopped:
             cannot = self._go_on(event.answer)
@@ -261,8 +279,12 @@ class AnswerRun:
         rest = reader.finish(whole=finish is Finish.STOP)
         if rest.text or rest.events:
             self._say(None, rest)
-        self.finish = Finish.STOP if reader.stopped else finish
-        self._tell(Ended(self._choice, self.finish, reader.stopped, event.error, reader.calls))
+        self._end(Finish.STOP if reader.stopped else finish, event.error)
+
+    def _end(self, finish: Finish, error: Exception | None) -> None:
+        self.finish, reader = finish, self._reader
+        self._tell(Ended(self._choice, finish, reader.stopped, error, reader.calls))
+        self.forget()
 
     def _say(self, token: Token | None, added: Added) -> None:
         self.text += added.text
@@ -305,10 +327,20 @@ class AnswerRun:
         return None
 
     def _closed(self, closing: Sequence[int]) -> Added:
-        """What the ids that end a thought add."""
+        """Returns what the ids that end a thought add."""
         added = []
         for id in closing:
             self._reader.hears(id)
             added.append(self._reader.next())
         events = tuple(event for each in added for event in each.events)
         return Added("".join(each.text for each in added), events)
+
+
+def _submit_nothing(
+    request: GenerationRequest, sampler: Sampler | None, *, goes_on: bool
+) -> Answer:
+    raise Busy("the answer has ended")
+
+
+def _tell_nobody(event: AnswerEvent) -> None:
+    """Nobody hears of an answer that has ended."""

@@ -119,7 +119,7 @@ def _with_systems(messages: list[Message], can: Capabilities) -> list[Message]:
 
 
 def _opening(messages: Sequence[Message]) -> int:
-    """The number of system texts at the beginning."""
+    """Returns the number of system texts at the beginning."""
     places = (at for at, each in enumerate(messages) if each["role"] != "system")
     return next(places, len(messages))
 
@@ -185,7 +185,7 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
 
 
 def _one_of(turns: Sequence[Message]) -> Message:
-    """The turn that some turns of one role are together, with all their texts and thoughts."""
+    """Returns the turn that some turns of one role are together, with all their texts and thoughts."""
     whole = {key: value for each in turns for key, value in each.items()}
     whole["content"] = _joined(*(each["content"] or "" for each in turns))
     for name in REASONING:
@@ -291,13 +291,13 @@ class _Ids:
 
 
 def _id_in(message: Mapping[str, Any], field: str) -> str:
-    """The id in a field; empty: there is none."""
+    """Returns the id in a field; empty: there is none."""
     found = message.get(field)
     return found if isinstance(found, str) else ""
 
 
 def _answered(message: Message, ids: _Ids) -> Message:
-    """A message whose calls, or whose result, have ids of the template's form."""
+    """Returns a message whose calls, or whose result, have ids of the template's form."""
     if message["role"] == "tool":
         id = ids.of_result(message)
         return {**message, "tool_call_id": id} if id is not None else message
@@ -316,7 +316,8 @@ def _formed(call: Mapping[str, Any], form: CallForm) -> Message:
 
 
 def _object_of(arguments: Any) -> dict[str, Any]:
-    """The arguments as an object; what is none is the value of one pair, so that the model sees what it wrote."""
+    """Returns the arguments as an object; what is none is the value of one pair, so that the model sees what it
+    wrote."""
     if isinstance(arguments, Mapping):
         is_deep = _is_deep(arguments)
         return {"arguments": _text_of(arguments)} if is_deep else dict(arguments)
@@ -332,7 +333,7 @@ def _object_of(arguments: Any) -> dict[str, Any]:
 
 
 def _is_deep(value: Any) -> bool:
-    """Tells whether a value is nested deeper than any template would write."""
+    """Returns whether a value is nested deeper than any template would write."""
     level = [value]
     for _ in range(_DEPTH_MOST):
         level = [part for each in level for part in _parts(each)]
@@ -384,7 +385,7 @@ def _is_whole_tool(tool: Mapping[str, Any]) -> bool:
 
 
 def _whole_tool(tool: Mapping[str, Any]) -> Message:
-    """A tool with the fields that a template takes for granted."""
+    """Returns a tool with the fields that a template takes for granted."""
     function = tool.get("function", {})
     parameters = {"type": "object", "properties": {}, **(function.get("parameters") or {})}
     whole = {**function, "description": function.get("description") or "", "parameters": parameters}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ktcli.answers.format import AnswerFormat
 from ktcli.dialogue.backend import ChatSession, Identity
 from ktcli.engine import Engine
 from ktcli.engine.drafting import DraftOptions
 from ktcli.text.model import TextModel
+
+if TYPE_CHECKING:
+    from ktcli.dialogue.shared import SharedScheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,7 @@ class LocalBackend:
         asked: the name that finds it again; empty: the same.
         pack: the identity of its conversion; empty: unknown.
         loading_s: the seconds that its engine took to be loaded.
+        shared: what makes the engine's steps for all that ask; None: one conversation at a time asks.
         answers: how it writes its answers.
     """
 
@@ -29,6 +34,7 @@ class LocalBackend:
     asked: str = ""
     pack: str = ""
     loading_s: float = 0.0
+    shared: SharedScheduler | None = field(default=None, repr=False, compare=False)
     answers: AnswerFormat = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -46,6 +52,10 @@ class LocalBackend:
 
     def session(self, draft: DraftOptions) -> ChatSession:
         """Begins a conversation, see `ChatBackend.session`."""
+        if self.shared is not None:
+            from ktcli.dialogue.shared import SharedSession  # most have an engine for themselves
+
+            return SharedSession(self.shared)
         from ktcli.dialogue.localsession import LocalSession  # a server's model needs no scheduler
 
         return LocalSession(self.engine, self.answers, draft)

@@ -20,8 +20,8 @@ IdsOf = Callable[[Sequence[Message]], Sequence[int] | None]
 
 
 def shared_ids(prompt: Sequence[int], messages: Sequence[Message], ids_of: IdsOf) -> int:
-    """The number of leading ids with which conversations that ask another first question begin, too: the same for all
-    prompts of a conversation.
+    """Returns the number of leading ids with which conversations that ask another first question begin, too: the same
+    for all prompts of a conversation.
 
     Args:
         messages: those that the prompt was made from.
@@ -34,7 +34,7 @@ def shared_ids(prompt: Sequence[int], messages: Sequence[Message], ids_of: IdsOf
 def snapshot_positions(
     prompt: Sequence[int], messages: Sequence[Message], ids_of: IdsOf, shared: int
 ) -> tuple[int, ...]:
-    """Positions of a prompt from which others will probably go on, ascending; none is its end.
+    """Returns positions of a prompt from which others will probably go on, ascending; none is its end.
 
     Args:
         messages, ids_of: see `shared_ids`; a question last.
@@ -46,13 +46,13 @@ def snapshot_positions(
 
 
 def _another(messages: Sequence[Message]) -> Message:
-    """A question that begins otherwise than the first."""
+    """Returns a question that begins otherwise than the first."""
     question = next((each["content"] for each in messages if each["role"] == "user"), "")
     return {"role": "user", "content": "1" if question.lstrip().startswith("0") else "0"}
 
 
 def _parting(prompt: Sequence[int], other: Sequence[Message], ids_of: IdsOf) -> int:
-    """The number of leading ids that a prompt of other messages has, too; 0 if the template refuses them."""
+    """Returns the number of leading ids that a prompt of other messages has, too; 0 if the template refuses them."""
     try:
         return common(prompt, ids_of(other) or ())
     except BadCheckpoint:

@@ -45,7 +45,7 @@ class Splicer:
     def ids(
         self, rendered: Marked, spoken: Sequence[Spoken], most: int, *, passing: bool = False
     ) -> list[int] | None:
-        """The ids of a rendered conversation; None if they are surely more than `most`.
+        """Returns the ids of a rendered conversation; None if they are surely more than `most`.
 
         Args:
             spoken: answers, by where they may be in the text; those that are not there are left out.
@@ -80,13 +80,13 @@ class Splicer:
         return ids
 
     def _sure(self, answers: list[Spoken], stretches: list[list[int]]) -> list[Spoken]:
-        """The answers behind which a special token begins."""
+        """Returns the answers behind which a special token begins."""
         special = self._tokenizer.special_ids
         behind = zip(answers, stretches[1:], strict=True)
         return [answer for answer, stretch in behind if stretch and stretch[0] in special]
 
     def is_whole(self, answer: Spoken, *, foreign: bool = False) -> bool:
-        """Tells whether the ids of an answer are all of its text.
+        """Returns whether the ids of an answer are all of its text.
 
         Args:
             foreign: whether they come from a file, which could name control tokens or ids that do not exist.
@@ -97,7 +97,7 @@ class Splicer:
 
 
 def _present(text: str, spoken: Sequence[Spoken]) -> list[Spoken]:
-    """The answers that are at their places in a text, one after the other."""
+    """Returns the answers that are at their places in a text, one after the other."""
     found: list[Spoken] = []
     end = 0
     for answer in spoken:

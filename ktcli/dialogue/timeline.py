@@ -40,7 +40,7 @@ class Timeline:
     depths: bytes = b""
 
     def answered(self, text: str, ids: Sequence[int], depths: bytes = b"") -> Timeline:
-        """The same, and an answer after it.
+        """Returns the same, and an answer after it.
 
         Args:
             depths: those of all ids.
@@ -70,18 +70,18 @@ class Loss:
 
 
 def depth_runs(depths: bytes) -> list[list[int]]:
-    """Depths of deferral as pairs: the number of ids with the same one behind each other, and the depth."""
+    """Returns depths of deferral as pairs: the number of ids with the same one behind each other, and the depth."""
     return [[len(list(same)), depth] for depth, same in groupby(depths)]
 
 
 def common(before: Sequence[int], now: Sequence[int]) -> int:
-    """The number of leading ids that are the same."""
+    """Returns the number of leading ids that are the same."""
     least = min(len(before), len(now))
     return next((i for i in range(least) if before[i] != now[i]), least)
 
 
 def lost(before: Timeline, now: Timeline, reused: int, decode: Decode) -> Loss | None:
-    """The loss between two prompts of a conversation; None if all that was cached is used.
+    """Returns the loss between two prompts of a conversation; None if all that was cached is used.
 
     Args:
         before: what was read and answered last.
@@ -115,7 +115,7 @@ def _other_model(before: tuple[str, str], now: tuple[str, str]) -> str:
 
 
 def _difference(before: Timeline, now: Timeline, same: int, decode: Decode) -> str:
-    """The reason why the ids differ from the place `same` on."""
+    """Returns the reason why the ids differ from the place `same` on."""
     old, new = decode(before.ids), decode(now.ids)
     start = len(decode(now.ids[:same]))
     tokens = (before.ids[same : same + 1], now.ids[same : same + 1])
@@ -155,14 +155,14 @@ def _reason(before: Timeline, now: Timeline, was: _Places, is_: _Places, at: int
 
 
 def _rewritten(name: str, old: str, new: str) -> str:
-    """The reason why an answer is written otherwise, although its text is the same."""
+    """Returns the reason why an answer is written otherwise, although its text is the same."""
     if any(old.count(mark) > new.count(mark) for mark in _THOUGHTS):
         return f"the template leaves the thoughts of {name} out"
     return f"the template writes {name} otherwise than the model did"
 
 
 def common_letters(old: str, new: str) -> int:
-    """The number of leading characters that are the same."""
+    """Returns the number of leading characters that are the same."""
     least = min(len(old), len(new))
     if old[:least] == new[:least]:
         return least
@@ -189,7 +189,7 @@ def _system(messages: Sequence[Message]) -> str:
 
 
 def _first_edited(before: Sequence[Message], now: Sequence[Message]) -> int | None:
-    """The first message that is another one than before; None if those of before are all there."""
+    """Returns the first message that is another one than before; None if those of before are all there."""
     for index, message in enumerate(before):
         if index >= len(now):
             return None
@@ -199,7 +199,7 @@ def _first_edited(before: Sequence[Message], now: Sequence[Message]) -> int | No
 
 
 def name_of(messages: Sequence[Message], index: int) -> str:
-    """A message's name for people: "question 2", "answer 1", "the system text"."""
+    """Returns a message's name for people: "question 2", "answer 1", "the system text"."""
     if index >= len(messages):
         return "the end"
     role = messages[index][0]
@@ -235,15 +235,15 @@ class _Places:
         return next((first for (role, _), (first, _) in spans if role == "user"), len(self.text))
 
     def index(self, at: int) -> int:
-        """The message that a place is in or, in the template's own text, before."""
+        """Returns the message that a place is in or, in the template's own text, before."""
         return next((i for i, (_, last) in enumerate(self._spans) if at < last), len(self._spans))
 
     def name(self, at: int) -> str:
-        """The name of the message that a place is in or before."""
+        """Returns the name of the message that a place is in or before."""
         return name_of(self._messages, self.index(at))
 
     def around(self, index: int) -> str:
-        """The text of a message with what the template puts before it."""
+        """Returns the text of a message with what the template puts before it."""
         if index >= len(self._spans):
             return self.text[self._spans[-1][1] if self._spans else 0 :]
         first = self._spans[index - 1][1] if index else 0
@@ -251,8 +251,8 @@ class _Places:
 
 
 def _span(text: str, content: str, after: int, *, answer: bool) -> tuple[int, int]:
-    """The place of a message in a text; of an answer whose thoughts are not there, of what follows them; an empty
-    span if the template writes it otherwise."""
+    """Returns the place of a message in a text; of an answer whose thoughts are not there, of what follows them; an
+    empty span if the template writes it otherwise."""
     wanted = [content.strip()]
     if answer:
         wanted += [content.rpartition(end)[2].strip() for end in _THOUGHT_ENDS if end in content]

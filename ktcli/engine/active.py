@@ -1,4 +1,4 @@
-"""One request on its way through the scheduler: what it still has to read, what comes next, what it holds."""
+"""A request that the scheduler works on: what is still to be computed of its prompt, its next token, what it holds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _even(tokens: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DraftRoom:
-    """What a step has for the drafts of one answer.
+    """The rows that a step has for the drafts of one answer.
 
     Attributes:
         outputs: the rows of its run that can give logits, 1 at least.
@@ -53,7 +53,7 @@ NO_DRAFT_ROOM = DraftRoom()
 
 @dataclass(eq=False, slots=True)
 class Active:
-    """A request with its timeline.
+    """A request that the scheduler works on, with its sequence.
 
     Attributes:
         room: the most tokens of the answer.
@@ -96,12 +96,12 @@ class Active:
 
     @property
     def reading(self) -> bool:
-        """Tells whether part of the prompt is still to be read."""
+        """Whether part of the prompt is still to be computed."""
         return self.sequence.length < self.prompt_tokens
 
     @property
     def held(self) -> bool:
-        """Tells whether it waits to be told what its answer may be; its prompt is read but for the last id."""
+        """Whether it waits for its constraint; its prompt is computed but for the last id."""
         return self._late and self.sequence.length >= self.prompt_tokens - 1
 
     @property
@@ -111,12 +111,14 @@ class Active:
 
     @property
     def pages_ahead(self) -> int:
-        """The pages that it needs beside those it holds, for what it knows and a first piece of what follows."""
+        """The number of pages that it needs beside those it holds, for its known ids and a first piece of what
+        follows."""
         return max(0, pages_for(self._ends) - pages_for(self.sequence.length))
 
     @property
     def windows_ahead(self) -> int:
-        """The same of the layers with a window, from step to step: a prompt's chunk takes more for one step."""
+        """The number of window pages that it needs beside those it holds, from step to step: a prompt's chunk takes
+        more for one step."""
         return self.sequence.windows_ahead(self._ends)
 
     @property
@@ -125,7 +127,8 @@ class Active:
         return min(len(self.known) + _SLICE, self.prompt_tokens + self.room)
 
     def open(self, engine: Engine, *, bring: bool = True) -> None:
-        """Begins, or begins again, with as much as is found of what it knows.
+        """Opens its sequence, or opens it again, with the longest part of its known ids that is found in memory or
+        on disk.
 
         Args:
             bring: whether pages may come from disk, which takes room in memory.
@@ -157,19 +160,19 @@ class Active:
             reused = sum(self._chunks[-1])
 
     def start(self, now_s: float) -> None:
-        """Its next step begins."""
+        """Notes that its next step begins; the first one ends its time in the queue."""
         if not self.answer.stats.queued_s:
             self.answer.stats.queued_s = max(now_s - self.submitted_s, 1e-9)
         self.begun = True
 
     def give_back(self) -> None:
-        """Gives its pages back; what it knows stays."""
+        """Releases its pages; its known ids stay."""
         self.sequence.close()
         self.begun = False
 
     def reads(self, engine: Engine, most: int) -> Run:
-        """The run that reads the prompt on by at most `most` tokens: a piece of the chunk that would be read in one
-        step if the request were alone.
+        """Returns the run that computes the next `most` tokens of the prompt at most: a piece of the chunk that
+        would be computed in one step if the request were alone.
 
         Raises:
             PoolFull: there are no pages for it.
@@ -201,8 +204,8 @@ class Active:
         return self._run(upto, False, depth, (at, 1))
 
     def writes(self, engine: Engine, room: DraftRoom = NO_DRAFT_ROOM) -> Run:
-        """The run that computes what the answer knows and the timeline has not: one id, or several where pages were
-        given back; and behind them a draft, each id of which has logits. Each is computed as if it came alone.
+        """Returns the run that computes the answer's ids that the sequence lacks: one id, or several where pages
+        were given back; and behind them a draft, each id of which has logits. Each is computed as if it came alone.
 
         Raises:
             PoolFull: there are no pages for it.
@@ -240,15 +243,15 @@ class Active:
         return drafted[: next(unfit, len(drafted))]
 
     def computed(self, run: Run, drafted: int, *, ends_chunk: bool) -> None:
-        """A run of this request was computed: what is sure of it counts, all but the drafted ids at its end."""
+        """Commits a run of this request that was computed, but for the drafted ids at its end."""
         if not drafted:
             self.sequence.commit(run, prompt=ends_chunk)
         elif not self.sequence.recurrent:
             self.sequence.commit(run, run.ids.size - drafted, prompt=False)
 
     def keep(self, run: Run, drafted: int, right: int) -> None:
-        """Counts the first `right` ids of a run's draft. Where layers keep states, it counts as a whole or not at all:
-        the states between are not known, and what was right is computed again."""
+        """Commits the first `right` ids of a run's draft. Where layers keep states, it is committed as a whole or
+        not at all: the states between are not known, and what was right is computed again."""
         if not self.sequence.recurrent:
             sure = run.ids.size - drafted
             rest = run._replace(ids=run.ids[sure:], start=run.start + sure)
@@ -257,15 +260,15 @@ class Active:
             self.sequence.commit(run, prompt=False)
 
     def choice(self, logits: Logits) -> TokenChoice:
-        """How the next token is to be chosen from these logits."""
+        """Returns how the next token is to be chosen from these logits."""
         wanted = self.answer.request.logprobs
         likeliest = -1 if wanted is None else wanted
-        constraint, sampler = self.answer.request.constraint, self.answer.sampler
-        sampler.mask = None if constraint is None else constraint.mask()
-        return sampler.choice(logits, self._history, likeliest=likeliest)
+        constraint = self.answer.request.constraint
+        mask = None if constraint is None else constraint.mask()
+        return self.answer.sampler.choice(logits, self._history, mask=mask, likeliest=likeliest)
 
     def token(self, engine: Engine, chosen: ChosenToken, logits: Logits) -> Token:
-        """The event of what was chosen from these logits.
+        """Returns the event of the token that was chosen from these logits.
 
         Raises:
             BadPack, UsageError: no token could be.
@@ -280,7 +283,7 @@ class Active:
         return Token(self.answer, id, Candidate(id, chosen.logprob), likeliest, how)
 
     def take(self, id: int) -> None:
-        """The answer goes on with an id."""
+        """Appends an id to the answer."""
         self.answer.ids.append(id)
         self.answer.stats.tokens += 1
         self.known.append(id)

@@ -47,7 +47,7 @@ class NodeMemory:
         self.refused = next((arena.refused for arena in self._arenas if arena.refused), "")
 
     def take(self, size_bytes: int, node: int | None = None) -> ArenaPiece:
-        """Takes the next bytes of a node's arena, or of the common one."""
+        """Returns the next `size_bytes` bytes of a node's arena, or of the common one."""
         which = -1 if node is None else node
         arena, first = self._arenas[which], self._used[which]
         self._used[which] += aligned(size_bytes)
@@ -55,12 +55,12 @@ class NodeMemory:
 
 
 def aligned(size_bytes: int) -> int:
-    """The bytes that a piece takes of its arena."""
+    """Returns the bytes that a piece takes of its arena: `size_bytes` rounded up to whole cache lines."""
     return ceil_to(size_bytes, _LINE_BYTES)
 
 
 def refusals(pool: Pool, unbound: str) -> Iterator[str]:
-    """Yields what the system refused to a pool and its memory, one sentence at most.
+    """Yields a sentence on what the system refused to a pool and its memory, one at most.
 
     Args:
         unbound: the reason why the system did not bind memory; "" if it did.

@@ -35,7 +35,7 @@ class PieceSize(NamedTuple):
 
 
 def shares(choice: PieceSize, decode_s: float, pure_steps: float) -> tuple[float, float]:
-    """The parts of their own speed that answers and the prompt keep.
+    """Returns the parts of their own speed that the answers keep, and that the prompt keeps.
 
     Args:
         decode_s: the seconds Td of a pure step.
@@ -46,7 +46,8 @@ def shares(choice: PieceSize, decode_s: float, pure_steps: float) -> tuple[float
 
 
 def pure_steps(alone_s: float, decode_s: float) -> float:
-    """The number of pure steps, whole or not, that should follow a mixed one whose piece takes `alone_s`, 0 at least.
+    """Returns the number of pure steps, whole or not, that should follow a mixed one whose piece takes `alone_s`, 0
+    at least.
 
     Answers and prompt then keep parts that are as far above, or below, what they are to keep.
     """
@@ -54,7 +55,8 @@ def pure_steps(alone_s: float, decode_s: float) -> float:
 
 
 def satisfaction(choice: PieceSize, decode_s: float) -> float:
-    """The lesser of what answers and prompt keep, over what they are to keep; 1: both keep enough."""
+    """Returns the lesser of the parts of their speed that answers and prompt keep, over those that they are to
+    keep; 1: both keep enough."""
     answers, prompt = shares(choice, decode_s, pure_steps(choice.alone_s, decode_s))
     return min(answers / ANSWERS_KEEP, prompt / PROMPT_KEEPS)
 
@@ -65,7 +67,7 @@ def best_piece(
     longest_s: float,
     before: int = 0,
 ) -> int:
-    """The tokens of a prompt that a mixed step should read.
+    """Returns the number of tokens of a prompt that a mixed step should read.
 
     Small pieces make short waits, but each costs a pass over the weights.
 

@@ -30,7 +30,7 @@ class Engine(Protocol):
 
     @property
     def model(self) -> Model:
-        """The family's layers and tensors."""
+        """The model that is loaded: the family's layers and tensors."""
 
     @property
     def recipe(self) -> Recipe:
@@ -38,11 +38,11 @@ class Engine(Protocol):
 
     @property
     def spec(self) -> Spec:
-        """The model's shape."""
+        """The sizes of the model."""
 
     @property
     def pool(self) -> Pool:
-        """The teams that run the CPU's part."""
+        """The pool whose teams run the CPU's part."""
 
     @property
     def context(self) -> int:
@@ -50,23 +50,23 @@ class Engine(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens of a prompt's chunk."""
+        """The greatest number of tokens of a prompt's chunk."""
 
     @property
     def max_rows(self) -> int:
-        """The most rows of a step: a prompt's chunk and, where there is room, answers beside it."""
+        """The greatest number of rows of a step: a prompt's chunk and, where there is room, answers beside it."""
 
     @property
     def max_outputs(self) -> int:
-        """The most rows of a step that give logits."""
+        """The greatest number of rows of a step that give logits."""
 
     @property
     def pools(self) -> Pools:
-        """The pages and states of its sequences."""
+        """The pools of the pages and states of its sequences."""
 
     @property
     def memory(self) -> PageMemory:
-        """The memory of these, from which they can be stored."""
+        """The memory of the pages and states, from which they can be stored."""
 
     @property
     def cache_format(self) -> CacheFormat:
@@ -78,13 +78,13 @@ class Engine(Protocol):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The system's refusals and what they cost; a sentence each."""
+        """The sentences for the user on what the system refused, and what that costs."""
 
     def sequence(self) -> Sequence:
-        """Opens a new timeline, which takes pages as it grows; close it in the end."""
+        """Returns a new sequence, which takes pages as it grows; close it in the end."""
 
     def session(self) -> Session:
-        """Opens a new timeline that is computed by itself, and is closed when nobody has it any more."""
+        """Returns a new session, whose sequence is computed by itself, and is closed when nobody has it any more."""
 
     def run(self, batch: Batch) -> list[Logits]:
         """Computes a batch, of runs that `Sequence.extend` made and that count once they are committed. Returns the
@@ -95,14 +95,14 @@ class Engine(Protocol):
         """
 
     def depth_at(self, position: int) -> int:
-        """The number of experts that the token of an answer at `position` may defer."""
+        """Returns the number of experts that the token of an answer at `position` may defer."""
 
     def how_at(self, position: int) -> int:
-        """The byte that says how the token of an answer at `position` is computed, see `forms`."""
+        """Returns the byte that encodes how the token of an answer at `position` is computed, see `forms`."""
 
     @property
     def batch_invariant(self) -> bool:
-        """Tells whether the logits of a run have the same bits whatever other runs and outputs its step has."""
+        """Whether the logits of a run have the same bits whatever other runs and outputs its step has."""
 
     @property
     def step_times(self) -> StepTimes | None:
@@ -114,19 +114,11 @@ class Engine(Protocol):
         """The modelled times of steps that read pieces of a prompt, of which only the ratios count."""
 
     def chunk_tokens(self, left: int) -> int:
-        """The tokens of a prompt's next chunk when `left` are left, 1..left."""
+        """Returns the number of tokens of a prompt's next chunk when `left` are left, 1..left."""
 
     def chosen(self) -> NDArray[np.int64]:
-        """The number of times that the routers chose each expert since the engine was made, [MoE layers, E]."""
+        """Returns the number of times that the routers chose each expert since the engine was made, [MoE layers,
+        E]."""
 
     def operations(self) -> list[tuple[str, int]]:
         """The (operation of the CPU, nanoseconds so far) pairs, in the order in which they run."""
-
-
-def depth_at(depths: tuple[tuple[int, int], ...], position: int) -> int:
-    """The depth of deferral at a position, from (position, depth) pairs that hold from their position on,
-    the first from 0 on."""
-    at = len(depths) - 1
-    while depths[at][0] > position:
-        at -= 1
-    return depths[at][1]

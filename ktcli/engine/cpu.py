@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine.arenas import refusals
-from ktcli.engine.contract import depth_at
 from ktcli.engine.draft_length import MOST_ROWS, StepTimes
 from ktcli.engine.kvcache import KvCache
 from ktcli.engine.loader import Progress, Tensors, TensorSource, load
@@ -32,6 +31,7 @@ from ktcli.ops.native import Places, assemble
 from ktcli.ops.passes import defer_experts, reuse_buffers
 from ktcli.ops.recording import record
 from ktcli.planner.cost import PieceTimes, has_tiles, piece_times, row_seconds
+from ktcli.planner.deferral import depth_at
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import Plan
 from ktcli.weights.recipe import format_of
@@ -39,7 +39,7 @@ from ktcli.weights.recipe import format_of
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The views in which a program leaves its results: rows of logits and their summary (see `Logits`)."""
+    """The views of a program's results: rows of logits and their summary (see `Logits`)."""
 
     logits: View
     best: View
@@ -48,7 +48,7 @@ class Outputs:
 
 
 class CpuEngine:
-    """A loaded model, see `Engine`.
+    """A loaded model with every layer on the CPU, see `Engine`.
 
     Args:
         source: the source of the weights.
@@ -118,7 +118,7 @@ class CpuEngine:
         ]
 
     def depth_at(self, position: int) -> int:
-        """The number of experts that the token of an answer at `position` may defer."""
+        """Returns the number of experts that the token of an answer at `position` may defer."""
         return depth_at(self.plan.depths, position)
 
     def how_at(self, position: int) -> int:
@@ -126,7 +126,8 @@ class CpuEngine:
 
     @cached_property
     def batch_invariant(self) -> bool:
-        """Whether no matrix can be multiplied in tiles that round otherwise: those of bf16, as most routers are."""
+        """Whether logits have the same bits in any batch: no matrix, of bf16 as most routers are, can be multiplied
+        in tiles that round otherwise."""
         return not (has_tiles(self.pool.isa) and self._multiplies_bf16())
 
     @cached_property
@@ -152,16 +153,17 @@ class CpuEngine:
         return any(fmt is not None and fmt.activation_bits == 16 for fmt in formats)
 
     def chunk_tokens(self, left: int) -> int:
-        """The tokens of a prompt's next chunk when `left` are left."""
+        """Returns the number of tokens of a prompt's next chunk when `left` are left."""
         size = min(left, self.max_tokens)
         return before_tail(size, left) if self._cache.states.elements else size
 
     def operations(self) -> list[tuple[str, int]]:
-        """The (operation, nanoseconds so far) pairs, in the order in which they run."""
+        """Returns the (operation, nanoseconds so far) pairs, in the order in which they run."""
         return self.program.profile()
 
     def chosen(self) -> NDArray[np.int64]:
-        """The number of times that the routers chose each expert since the engine was made, [MoE layers, E]."""
+        """Returns the number of times that the routers chose each expert since the engine was made, [MoE layers,
+        E]."""
         shape = self.spec.moe_layers, self.spec.experts
         counts = [self.program.chosen(routing) for routing in self.routings]
         return np.array(counts, dtype=np.int64).reshape(shape)

@@ -1,4 +1,5 @@
-"""Sources of drafted tokens: what may follow, guessed without the model, for a step that checks several at once.
+"""Sources of drafted tokens: guesses, made without the model, of what follows, for a step that checks several at
+once.
 
 A source knows nothing of the model. `Lookup` finds the latest place where the conversation's last ids stood before, and
 drafts what followed there: code that is edited, quotes and tables repeat themselves. Drafts of a model's own heads
@@ -25,7 +26,7 @@ _OUT = {n: pow(_BASE, n, 1 << 64) for n in GRAMS}
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A guess.
+    """Drafted ids, guessed to follow.
 
     Attributes:
         ids: the ids that may follow; (): there is no guess.
@@ -37,24 +38,24 @@ class Draft:
 
 
 class DraftSource(Protocol):
-    """Guesses how a conversation goes on."""
+    """Drafts the ids that may follow in a conversation."""
 
     @property
     def kinds(self) -> tuple[float, ...]:
-        """The chance that a drafted id of each kind of guess is right, as long as nobody has counted."""
+        """The assumed chance that a drafted id is right, for each kind of guess, as long as nobody has counted."""
 
     def follow(self, ids: Sequence[int]) -> None:
-        """The conversation is now `ids`; cheap where these begin with what it was before."""
+        """Sets the ids of the conversation; cheap where they begin with those it had before."""
 
     def extend(self, id: int) -> None:
-        """One more id follows."""
+        """Appends one id to the conversation."""
 
     def draft(self, most: int) -> Draft:
-        """A guess of at most `most` ids that come next."""
+        """Returns at most `most` drafted ids that may come next."""
 
 
 class Lookup:
-    """Drafts what followed the latest place where the last ids stood before.
+    """Drafts the ids that followed the latest place where the conversation's last ids stood before.
 
     Beside the ids, memory is bounded by the window, and an id costs the same however long the conversation is.
 
@@ -100,7 +101,7 @@ class Lookup:
         return tuple(self._ids[end + i % period] for i in range(most))
 
     def extend(self, id: int) -> None:
-        """One more id follows; the n-grams that ended before it become places that can be found."""
+        """Appends one id to the conversation; the n-grams that ended before it become places that can be found."""
         ids, end = self._ids, len(self._ids)
         for n in GRAMS:
             if end >= n:

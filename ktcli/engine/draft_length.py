@@ -64,11 +64,11 @@ class Acceptance:
         self._later = [_Share(prior) for prior in priors]
 
     def count(self, kind: int, place: int, right: bool) -> None:
-        """The id at `place` of a guess of this kind, all before it being right, was right or not."""
+        """Counts whether the drafted id at `place` of a guess of this kind was right, all before it being right."""
         (self._later if place else self._first)[kind].count(right)
 
     def chances(self, kind: int, most: int) -> list[float]:
-        """The chance of each of `most` ids to be right if those before it are."""
+        """Returns the chance of each of `most` drafted ids to be right if those before it are."""
         return [(self._later if place else self._first)[kind].value for place in range(most)]
 
 
@@ -91,7 +91,7 @@ class StepTimes:
         return len(self._prior)
 
     def add(self, rows: int, seconds: float) -> None:
-        """A step of so many rows took so long."""
+        """Records that a step of `rows` rows took `seconds`."""
         self._steps += 1
         if not 1 <= rows <= len(self._prior):
             return
@@ -103,7 +103,7 @@ class StepTimes:
         self._measured_at[i] = self._steps
 
     def seconds(self, rows: int) -> float:
-        """The seconds of a step of `rows` rows, expected; of more than there is a model for, of the most."""
+        """Returns the expected seconds of a step of `rows` rows; of more than there is a model for, of the most."""
         i = min(rows, len(self._prior)) - 1
         known = self._known(i)
         if known is not None:
@@ -115,15 +115,15 @@ class StepTimes:
         return self._prior[i] * self._factor(i, below, above)
 
     def at_most(self, rows: int) -> float:
-        """The seconds that a step of `rows` rows takes at most: one that was never measured may need for each row
-        beyond those that were as long as a step."""
+        """Returns an upper bound of the seconds of a step of `rows` rows: one that was never measured may need for
+        each row beyond those that were as long as a step."""
         last = min(rows, len(self._prior)) - 1
         known = next((i for i in range(last, -1, -1) if self._known(i) is not None), 0)
         return max(self.seconds(rows), self.seconds(known + 1) + (last - known) * self.seconds(1))
 
     @property
     def needs_plain(self) -> bool:
-        """Tells whether a step without a draft is due: all others are compared with those."""
+        """Whether a step without a draft should be measured next: all others are compared with those."""
         return (
             len(self._samples[0]) < _PLAIN_SAMPLES
             or self._steps - self._measured_at[0] > _PLAIN_EVERY
@@ -131,7 +131,7 @@ class StepTimes:
 
     @property
     def is_unknown(self) -> bool:
-        """Tells whether no step of a few rows was measured lately."""
+        """Whether no step of a few rows was measured lately."""
         return all(self._known(i) is None for i in range(1, 1 + _TRIED))
 
     def _known(self, i: int) -> float | None:
@@ -153,7 +153,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a length is chosen by.
+    """The facts by which the length of a draft is chosen.
 
     Attributes:
         chances: the chance of each drafted id to be right if those before it are.
@@ -171,12 +171,12 @@ class Question:
 
     @property
     def least(self) -> int:
-        """The rows of the step without a draft."""
+        """The number of rows of the step without a draft."""
         return self.beside + self.waiting + 1
 
 
 def best_length(question: Question, times: StepTimes) -> int:
-    """The number of ids to draft, 0 to len(chances), that gives the most expected tokens per second.
+    """Returns the number of ids to draft, 0 to len(chances), that gives the most expected tokens per second.
 
     Where no time of a step with a draft is known, and a short one would probably be right, that is tried.
     """
@@ -216,7 +216,7 @@ def _affordable(question: Question, times: StepTimes) -> int:
 
 @dataclass(slots=True)
 class Account:
-    """What drafts have gained, in seconds, against the same tokens one by one.
+    """The seconds that drafts have gained against computing the same tokens one by one.
 
     Attributes:
         plain_s: the seconds that all tokens so far would have taken one by one.
@@ -227,13 +227,13 @@ class Account:
     balance_s: float = 0.0
 
     def add(self, tokens: int, seconds: float, plain: float, drafted: bool) -> None:
-        """A step gave so many tokens in so many seconds; one token alone takes `plain`."""
+        """Records a step that gave `tokens` tokens in `seconds`; one token alone takes `plain` seconds."""
         self.plain_s += tokens * plain
         if drafted:
             self.balance_s = min(self.balance_s + tokens * plain - seconds, _SAVED_STEPS * plain)
 
     def may_cost(self, plain: float) -> float:
-        """The seconds that the next step may lose."""
+        """Returns the seconds by which the next step may be longer because of a draft."""
         return max(0.0, self.balance_s + _LOST_SHARE * self.plain_s + _CREDIT_STEPS * plain)
 
 

@@ -1,4 +1,4 @@
-"""The drafts of one conversation: what to try in its next step, and what its steps have taught.
+"""Chooses the drafts of one conversation, and learns from its steps how many are worth their rows.
 
     drafting.begin(prompt)
     ids = drafting.next(waiting, most, beside)  # before a step
@@ -30,7 +30,7 @@ from ktcli.planner.memory import MOST_DRAFTED
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """What is wanted to be drafted.
+    """The options for drafts.
 
     Attributes:
         drafts: whether anything is.
@@ -44,7 +44,7 @@ class DraftOptions:
 
     @classmethod
     def parse(cls, text: str | None, name: str) -> DraftOptions:
-        """Reads the value of an option or a variable of this name; None: nobody asked.
+        """Returns the options that the value of an option or a variable called `name` says; None: nobody asked.
 
         Raises:
             UsageError: it is none of off, lookup, and 1 to MOST_DRAFTED.
@@ -59,7 +59,7 @@ class DraftOptions:
         return cls(text != "off", int(text) if text in numbers else None, asked=True)
 
     def of(self, engine: Engine) -> Drafting | None:
-        """The drafts of a conversation; None: none are made.
+        """Returns the drafting of a new conversation on an engine; None: nothing is drafted.
 
         Raises:
             UsageError: somebody asked for drafts where they could change answers.
@@ -77,7 +77,7 @@ class DraftOptions:
 
 
 def cannot_draft() -> UsageError:
-    """The error where drafts were asked for and could change answers."""
+    """Returns the error that drafts were asked for where they could change answers."""
     return UsageError(
         "drafted tokens could change answers here: on a GPU, and in AMX tiles of bf16, logits depend"
         " on how many tokens share a step",
@@ -89,7 +89,7 @@ NO_DRAFTS = DraftOptions(drafts=False)
 
 
 class Drafting:
-    """Drafts for one conversation.
+    """Chooses the drafts of one conversation, and learns from its steps.
 
     Args:
         source: guesses what comes next.
@@ -115,13 +115,13 @@ class Drafting:
         self._said = 0  # ids since then
 
     def begin(self, ids: Sequence[int]) -> None:
-        """An answer to the prompt `ids` begins."""
+        """Begins an answer to the prompt `ids`."""
         self._settle()
         self._guess = Draft()
         self._source.follow(ids)
 
     def next(self, waiting: int, most: int, beside: int = 0) -> tuple[int, ...]:
-        """The ids to try in the next step.
+        """Returns the ids to draft in the next step.
 
         Args:
             waiting: the rows that it computes again.
@@ -145,11 +145,11 @@ class Drafting:
         return guess.ids[: best_length(question, self._times)]
 
     def ran(self, rows: int, beside: int, seconds: float) -> None:
-        """The step is over that computed so many rows of this conversation, and others beside them."""
+        """Records a step that computed `rows` rows of this conversation and `beside` rows of others in `seconds`."""
         self._step, self._said = (rows, beside, seconds), 0
 
     def said(self, id: int) -> None:
-        """The answer goes on with `id`."""
+        """Appends an id of the answer, and counts whether the draft had it right."""
         self._source.extend(id)
         self._said += 1
         guess, place = self._guess, self._right

@@ -14,13 +14,13 @@ from ktcli.engine.pages import PagePool, StatePool
 from ktcli.engine.pagetable import WindowPages
 from ktcli.engine.pools import Pools
 from ktcli.engine.states import StateLayout
-from ktcli.engine.tier import U8Array
 from ktcli.models import Spec
 from ktcli.native import PAGE_TOKENS
 from ktcli.native import Pool as Team
 from ktcli.ops.kvformat import BF16, CacheFormat
 from ktcli.ops.state import SNAPSHOTS, state_slots
 from ktcli.ops.tensors import ceil_to
+from ktcli.pagelabel import U8Array
 from ktcli.planner.memory import Use
 
 _LINE_BYTES = 64  # layers begin on cache lines
@@ -43,7 +43,7 @@ class PageLayout:
 
     @classmethod
     def of(cls, spec: Spec, fmt: CacheFormat = BF16) -> PageLayout:
-        """The layout of a model's pages in a number format."""
+        """Returns the layout of a model's pages in a number format."""
         ends, offsets = {False: 0, True: 0}, []
         for state in spec.states:
             offsets.append(ends[state.windowed])
@@ -53,7 +53,7 @@ class PageLayout:
 
 
 class PageArena:
-    """Pages of one kind in main memory: their bytes lie as they are stored.
+    """The pages of one kind in main memory: their bytes lie as they are stored.
 
     Attributes:
         arena: [pages][page_bytes].
@@ -68,10 +68,10 @@ class PageArena:
     page_room = saved_page
 
     def restore_page(self, page: int, room: U8Array) -> None:
-        """Does nothing: the room is the place."""
+        """Does nothing: the bytes were read into the page itself."""
 
     def copy(self, of: int, to: int) -> None:
-        """Copies the contents of a page to another."""
+        """Copies the contents of page `of` to page `to`."""
         self.saved_page(to)[:] = self.saved_page(of)
 
 
@@ -130,7 +130,7 @@ class KvCache:
     page_room, state_room = saved_page, saved_state
 
     def restore_page(self, page: int, room: U8Array) -> None:
-        """Does nothing: the room is the place."""
+        """Does nothing: the bytes were read into the page itself."""
 
     def restore_state(self, slot: int, room: U8Array) -> None:
-        """Does nothing: the room is the place."""
+        """Does nothing: the bytes were read into the state's slot itself."""

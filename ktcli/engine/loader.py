@@ -33,19 +33,19 @@ Progress = Callable[[int, int], None]
 
 
 class TensorSource(Protocol):
-    """A source of tensors' bytes."""
+    """A source that gives the bytes of tensors."""
 
     @property
     def identity(self) -> str:
-        """Says which weights these are: equal for two sources only if their bytes are."""
+        """The identity of the weights: equal for two sources only if their bytes are."""
 
     def fill(
         self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
     ) -> None:
-        """Writes bytes of the tensor, from `offset` on, into `memory`, which `target` views in the tensor's form. For a
-        packed tensor these are whole panels, for another one the whole tensor.
+        """Writes the tensor's bytes from `offset` on into `memory`, which `target` views in the tensor's form.
 
-        Of a packed tensor these are whole panels, of another one the whole tensor."""
+        Of a packed tensor these are whole panels, of another one the whole tensor.
+        """
 
     def place(
         self,
@@ -61,7 +61,7 @@ class TensorSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """A loaded model's tensors by name, and the memory they lie in.
+    """The tensors of a loaded model by name, and the memory they lie in.
 
     Attributes:
         size_bytes: the bytes that were filled.
@@ -78,7 +78,7 @@ Mask = NDArray[np.bool_]
 
 
 def expert_rows(model: Model) -> dict[int, int]:
-    """The row in a mask by the number of a decoder layer with experts."""
+    """Returns the row of each decoder layer with experts in a mask, by the layer's number."""
     layers = {t.layer for t in model.tensors if t.role is Role.EXPERTS and t.layer is not None}
     return {layer: row for row, layer in enumerate(sorted(layers))}
 
@@ -93,7 +93,7 @@ def load(
     skip: Mask | None = None,
     only: Role | None = None,
 ) -> Tensors:
-    """Places and fills every tensor of the model.
+    """Reserves memory for every tensor of the model, fills it, and returns the tensors.
 
     Args:
         only: the role of the tensors to load; None: all.
@@ -134,7 +134,7 @@ def _kept(model: Model, skip: Mask | None) -> dict[str, tuple[range, ...]]:
 
 
 def runs_of(ids: ArrayLike) -> tuple[range, ...]:
-    """The runs of consecutive ids among ascending ones."""
+    """Returns the runs of consecutive ids among ascending ids, as ranges."""
     there = np.asarray(ids, np.int64)
     parts = np.split(there, np.flatnonzero(np.diff(there) != 1) + 1)
     return tuple(range(int(part[0]), int(part[-1]) + 1) for part in parts if part.size)
@@ -213,8 +213,8 @@ def _matrices(weight: Weight, run: range) -> Weight:
 
 
 def as_array(tensor: Tensor, memory: NDArray[np.uint8]) -> NDArray[Any]:
-    """The bytes of a tensor that is not packed as an array: rows [n, k] of a table, bf16 as uint16 or f32, or a
-    vector of f32."""
+    """Returns the bytes of a tensor that is not packed as an array: rows [n, k] of a table, bf16 as uint16 or f32,
+    or a vector of f32."""
     if tensor.role is Role.TABLE:
         dtype = np.uint16 if memory.nbytes == BF16_BYTES * tensor.elements else np.float32
         return memory.view(dtype).reshape(tensor.n, tensor.k)
@@ -222,7 +222,7 @@ def as_array(tensor: Tensor, memory: NDArray[np.uint8]) -> NDArray[Any]:
 
 
 def require_ids(tensor: Tensor, values: NDArray[Any]) -> None:
-    """Checks the values of a tensor of ids.
+    """Raises BadPack if a tensor that should hold ids holds a number that is none.
 
     Raises:
         BadPack: a number of a tensor of ids is not an id.
@@ -235,7 +235,7 @@ def require_ids(tensor: Tensor, values: NDArray[Any]) -> None:
 
 
 class PackSource:
-    """Tensors of a converted model, read by all threads through the page cache.
+    """The tensors of a converted model, read by all threads through the page cache.
 
     Args:
         drop: whether to give up the cached pages of the files: there is no room for them beside the weights.
@@ -250,7 +250,7 @@ class PackSource:
 
     @classmethod
     def planned(cls, pack: Pack, pool: Pool, plan: Plan) -> PackSource:
-        """A source that gives up cached pages where the plan leaves no room for them."""
+        """Returns a source that gives up cached pages where the plan leaves no room for them."""
         drop = drops_cached(pack.size_bytes, plan.need_bytes, plan.host.available_bytes)
         return cls(pack, pool, drop=drop)
 

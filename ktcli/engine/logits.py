@@ -14,9 +14,6 @@ from numpy.typing import NDArray
 from ktcli.native import BLOCK_COLUMNS
 
 F32Array = NDArray[np.float32]
-Ids = NDArray[np.int64]
-
-_INSIDE = np.arange(BLOCK_COLUMNS)
 
 
 class Logits(NamedTuple):
@@ -39,50 +36,13 @@ class Logits(NamedTuple):
     @classmethod
     def of(cls, values: F32Array, temperature: float = 0.0) -> Logits:
         """The logits with a summary made here."""
-        blocks = -(-len(values) // BLOCK_COLUMNS)
-        peaks, sums = _summary(values, np.arange(blocks), temperature)
-        return cls(values, _best(values, peaks), peaks, sums, temperature)
-
-    def with_values(self, ids: Ids, values: F32Array) -> Logits:
-        """The logits with other values at `ids`; an id that comes twice has the same value twice."""
-        changed, peaks, sums = self.values.copy(), self.peaks.copy(), self.sums.copy()
-        changed[ids] = values
-        blocks = np.flatnonzero(np.bincount(ids // BLOCK_COLUMNS))
-        peaks[blocks], sums[blocks] = _summary(changed, blocks, self.temperature)
-        return Logits(changed, _best(changed, peaks), peaks, sums, self.temperature)
-
-    def at_temperature(self, temperature: float) -> Logits:
-        """The same logits with sums for this temperature."""
-        return self if temperature == self.temperature else Logits.of(self.values, temperature)
-
-    def ids_in(self, blocks: Ids) -> Ids:
-        """The ids of the tokens in these blocks; both ascending."""
-        ids: Ids = (blocks[:, None] * BLOCK_COLUMNS + _INSIDE).ravel()
-        return ids if ids[-1] < len(self.values) else ids[ids < len(self.values)]
-
-
-def _blocks(values: F32Array, blocks: Ids) -> F32Array:
-    """The values of these blocks, ascending, [n, 64]; the last block is padded with -infinity."""
-    whole = len(values) // BLOCK_COLUMNS
-    rows: F32Array = values[: whole * BLOCK_COLUMNS].reshape(-1, BLOCK_COLUMNS)
-    if blocks[-1] < whole:
-        return rows[blocks]
-    last = np.full((1, BLOCK_COLUMNS), -np.inf, dtype=np.float32)
-    last[0, : len(values) - whole * BLOCK_COLUMNS] = values[whole * BLOCK_COLUMNS :]
-    return np.concatenate([rows[blocks[:-1]], last])
-
-
-def _summary(values: F32Array, blocks: Ids, temperature: float) -> tuple[F32Array, F32Array]:
-    """The peaks and sums of these blocks, ascending."""
-    some = _blocks(values, blocks)
-    peaks: F32Array = some.max(axis=1)
-    if temperature == 0:
-        return peaks, np.zeros_like(peaks)
-    base = np.where(np.isfinite(peaks), peaks, 0)  # the sum of a masked block is 0
-    weights = np.exp((some - base[:, None]) / np.float32(temperature))
-    return peaks, weights.sum(axis=1)
-
-
-def _best(values: F32Array, peaks: F32Array) -> int:
-    start = int(peaks.argmax()) * BLOCK_COLUMNS
-    return start + int(values[start : start + BLOCK_COLUMNS].argmax())
+        rows = np.full((-(-len(values) // BLOCK_COLUMNS), BLOCK_COLUMNS), -np.inf, np.float32)
+        rows.reshape(-1)[: len(values)] = values
+        peaks: F32Array = rows.max(axis=1)
+        sums = np.zeros_like(peaks)
+        if temperature:
+            base = np.where(np.isfinite(peaks), peaks, 0)  # the sum of a masked block is 0
+            sums = np.exp((rows - base[:, None]) / np.float32(temperature)).sum(axis=1)
+        block = int(peaks.argmax())
+        best = block * BLOCK_COLUMNS + int(rows[block].argmax())
+        return cls(values, best, peaks, sums, temperature)

@@ -1,4 +1,5 @@
-"""The states of one sequence: where it stands, where its next step ends, and those it has gone on from."""
+"""The slots of states that one sequence holds: the current one, that of its next step's end, and spare earlier
+ones."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from ktcli.engine.pages import StatePool
 
 
 class SpareState(NamedTuple):
-    """A state that the sequence has gone on from, and finds again if nobody took its slot."""
+    """A state that the sequence has gone on from; it is still there if nobody took its slot."""
 
     position: int
     slot: int
@@ -16,7 +17,7 @@ class SpareState(NamedTuple):
 
 
 class OwnStates:
-    """The slots that a sequence holds, and those that it finds again if nobody took them.
+    """The slots of states that a sequence holds, and spare ones that it finds again if nobody took them.
 
     Attributes:
         pool: the slots of all sequences.
@@ -30,7 +31,7 @@ class OwnStates:
         self._spares: list[SpareState] = []
 
     def reserve(self) -> None:
-        """Takes a slot for the next step's end.
+        """Takes a slot for the state at the next step's end.
 
         Raises:
             PoolFull: others hold them.
@@ -39,7 +40,7 @@ class OwnStates:
             self.next_slot = self.pool.take()
 
     def go_on(self, length: int) -> None:
-        """The step's end is where the sequence stands; the state before, of `length` positions, is spare."""
+        """Makes the step's end the current state; the state before it, of `length` positions, becomes spare."""
         ticket = self.pool.spare(self.slot) if self.slot >= 0 else None
         if ticket is not None:
             self._spares.append(SpareState(length, self.slot, ticket))
@@ -47,7 +48,8 @@ class OwnStates:
         self.slot, self.next_slot = self.next_slot, -1
 
     def latest_spare(self, position: int) -> SpareState | None:
-        """The last state up to a position that was gone on from and is still there."""
+        """Returns the spare state of the most positions, up to `position`, that is still there; None: there is
+        none."""
         there = [
             each
             for each in self._spares
@@ -56,8 +58,8 @@ class OwnStates:
         return max(there, default=None)
 
     def go_back(self, length: int, spare: SpareState | None, kept: int) -> None:
-        """Stands where `length` positions are computed: at a spare state, or else at a snapshot's slot, or else (-1) at
-        the beginning."""
+        """Makes the state of `length` positions current again: a spare state, or else a snapshot's slot, or else
+        (-1) the beginning."""
         if spare is not None:
             found = self.pool.back(spare.slot, spare.ticket)
             assert found
@@ -69,13 +71,13 @@ class OwnStates:
         self._drop_after(length)
 
     def share(self, other: OwnStates) -> None:
-        """Stands, as an empty one, where another does."""
+        """Makes the other's current state current here, too, where nothing is held yet."""
         if other.slot >= 0:
             self.pool.hold(other.slot)
             self.slot = other.slot
 
     def close(self) -> None:
-        """Gives everything up."""
+        """Releases all slots."""
         self._leave()
         self._drop_after(-1)
         if self.next_slot >= 0:  # of a step that failed

@@ -1,4 +1,4 @@
-"""The running estimate of what a step costs, from the steps that were: seconds as a function of rows and positions.
+"""Estimates the seconds of a step, as a function of rows and positions, from the steps that were measured.
 
 Other programs come and go, so newer steps count for more. Steps of answers alone are kept by the number of answers. Of
 steps that read a prompt only one thing is kept: how much slower they are than a model of the machine predicts. The
@@ -37,7 +37,8 @@ class PromptPiece(NamedTuple):
 
 
 class Pace:
-    """What steps cost here and now, and what follows from it for the next one.
+    """Estimates the seconds of steps from those measured, and decides by them how much of a prompt the next one
+    reads.
 
     Args:
         longest_s: the most seconds that a step should take while answers wait for it.
@@ -51,7 +52,7 @@ class Pace:
         self._factor = 0.0  # of the model's seconds that steps take which read prompts
 
     def record(self, answers: int, piece: PromptPiece, seconds: float) -> None:
-        """Records a step: the rows of answers, the tokens of prompts that it read, and how long it took."""
+        """Records a step: the rows of answers, the piece of a prompt that it read, and the seconds it took."""
         if piece.tokens >= PIECE_STEP:
             modelled_s = self._modelled.seconds(answers, np.array([piece.tokens]), piece.start)
             self._factor = _newer(self._factor, seconds / float(modelled_s[0]))
@@ -59,14 +60,15 @@ class Pace:
             self._decode[answers] = _newer(self._decode.get(answers, 0.0), seconds)
 
     def decode_s(self, answers: int) -> float | None:
-        """The seconds of a step of so many answers alone; None: no such step was measured."""
+        """Returns the expected seconds of a step of `answers` answers alone; None: no such step was measured."""
         if not self._decode:
             return None
         known = sorted(self._decode)
         return float(np.interp(answers, known, [self._decode[rows] for rows in known]))
 
     def mixed_s(self, answers: int, piece: PromptPiece) -> float | None:
-        """The seconds of a step that also reads a piece of a prompt; None: no such step was measured."""
+        """Returns the expected seconds of a step that also reads a piece of a prompt; None: no such step was
+        measured."""
         if not self._factor:
             return None
         return float(self._mixed_s(answers, [piece.tokens], piece.start)[0])
@@ -77,7 +79,7 @@ class Pace:
         return self._factor * self._modelled.seconds(answers, tokens, start)
 
     def piece(self, answers: int, chunk: int, start: int, end: int) -> int:
-        """The most tokens of a prompt's chunk that a step should read beside so many answers, 1..chunk.
+        """Returns the most tokens of a prompt's chunk that a step should read beside so many answers, 1..chunk.
 
         Pieces get smaller where the positions before them become many, so that answers wait about equally for each.
 
@@ -106,7 +108,7 @@ class Pace:
         return piece.tokens / chunk * float(self._mixed_s(0, [chunk], piece.start)[0])
 
     def pure_steps(self, answers: int, piece: PromptPiece, chunk: int) -> float:
-        """The number of steps of answers alone that should follow one that read a piece of a prompt.
+        """Returns the number of steps of answers alone that should follow one that read a piece of a prompt.
 
         Args:
             chunk: the tokens of a whole chunk.

@@ -1,4 +1,4 @@
-"""Who has which page and which state: counts of references, content addresses, and what goes first when memory ends.
+"""The pools of pages and states: reference counts, content addresses, and the order of eviction when memory ends.
 
 Pages and states are numbers here; their memory is the engine's. A page that is *sealed* has a key that says what it
 holds (see `prefix`): it is not written any more, can be found and shared, and stays when nobody holds it, until its
@@ -22,12 +22,12 @@ _OTHERS = "other conversations hold the rest: end one, or start kt with a longer
 
 
 class PoolFull(NotEnoughMemory):
-    """All pages, or states, are held by sequences that are in use."""
+    """Raised when all pages, or states, are held by sequences that are in use."""
 
 
 @dataclass(slots=True)
 class PoolCounts:
-    """What happened in a pool since it was made.
+    """The numbers of events in a pool since it was made.
 
     Attributes:
         found, missed: the keys that were asked for and were there, or were not.
@@ -68,7 +68,7 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """The number of pages that hold nothing."""
+        """The number of pages that are neither held nor sealed."""
         return len(self._free)
 
     @property
@@ -83,11 +83,12 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """The number of pages that `take` can give."""
+        """The number of pages that `take` can give: free and idle ones."""
         return self.free + self.idle
 
     def take(self, n: int) -> list[int]:
-        """Takes `n` pages, each held once: free ones, then idle ones, the least recently used first.
+        """Takes `n` pages, each held once, and returns them: free ones, then idle ones, the least recently used
+        first.
 
         Raises:
             PoolFull: fewer are available; none was taken.
@@ -104,14 +105,14 @@ class PagePool:
         return taken
 
     def hold(self, page: int) -> None:
-        """Holds a page once more: one that somebody holds, or an idle one."""
+        """Adds a holder to a page: to one that somebody holds, or to an idle one."""
         if not self._holders[page]:
             del self._line(page)[page]  # KeyError: it is free, and holds nothing
         self._holders[page] += 1
         self.counts.most_held = max(self.counts.most_held, self.held)
 
     def release(self, page: int) -> None:
-        """Gives up a hold; without holders a sealed page is idle, any other free."""
+        """Takes a holder from a page; without holders a sealed page is idle, any other free."""
         assert self._holders[page] > 0, f"page {page} is held by nobody"
         self._holders[page] -= 1
         if self._holders[page]:
@@ -122,7 +123,7 @@ class PagePool:
             self._free.append(page)
 
     def holders(self, page: int) -> int:
-        """How often a page is held."""
+        """Returns the number of holders of a page."""
         return self._holders[page]
 
     def seal(self, page: int, key: bytes) -> bool:
@@ -135,7 +136,7 @@ class PagePool:
         return True
 
     def unseal(self, page: int) -> None:
-        """Takes the content address of a page away: its only holder writes to it."""
+        """Removes the content address of a page, because its only holder writes to it."""
         assert self._holders[page] == 1, f"page {page} has {self._holders[page]} holders"
         self._goes(page, self._keys[page])
         self._favours.discard(page)
@@ -146,7 +147,8 @@ class PagePool:
         return page in self._keys
 
     def find(self, key: bytes) -> int | None:
-        """The page with this content address, held or idle; an idle one stays so until something is taken."""
+        """Returns the page with this content address, held or idle; an idle one stays so until something is taken.
+        None: there is none."""
         page = self._pages.get(key)
         if page is None:
             self.counts.missed += 1
@@ -157,8 +159,8 @@ class PagePool:
         return page
 
     def favour(self, key: bytes) -> None:
-        """Lets the page with this content address, if there is one, go after all that are not favoured: reuse is
-        likely to begin there."""
+        """Lets the page with this content address, if there is one, be evicted after all that are not favoured:
+        reuse is likely to begin there."""
         page = self._pages.get(key)
         if page is None or page in self._favours:
             return
@@ -168,7 +170,8 @@ class PagePool:
         self._favours.add(page)
 
     def page_of(self, key: bytes) -> int | None:
-        """As `find`, for those who only look: nothing is counted or moved."""
+        """Returns the page with this content address, as `find`, but without counting or moving anything; None:
+        there is none."""
         return self._pages.get(key)
 
     def forget(self) -> None:
@@ -261,7 +264,7 @@ class StatePool:
 
     @property
     def free(self) -> int:
-        """The number of slots that hold nothing."""
+        """The number of slots that are neither held nor spare nor of a snapshot."""
         return len(self._free)
 
     @property
@@ -270,7 +273,7 @@ class StatePool:
         return len(self._snapshots)
 
     def take(self) -> int:
-        """Takes a slot, held once.
+        """Takes a slot, held once, and returns it.
 
         Raises:
             PoolFull: all are held.
@@ -288,20 +291,20 @@ class StatePool:
         return slot
 
     def hold(self, slot: int) -> None:
-        """Holds a held slot once more: what is in it will not be written any more."""
+        """Adds a holder to a held slot, whose contents will not be written any more."""
         assert self._holders[slot], f"slot {slot} is held by nobody"
         self._holders[slot] += 1
 
     def release(self, slot: int) -> None:
-        """Gives up a hold."""
+        """Takes a holder from a slot."""
         assert self._holders[slot] > 0, f"slot {slot} is held by nobody"
         self._holders[slot] -= 1
         if not self._holders[slot]:
             self._free.append(slot)
 
     def spare(self, slot: int) -> int | None:
-        """Gives up a hold, and leaves the state until the slot is needed; returns the ticket with which `back` finds
-        it, None if others hold it or it is a snapshot."""
+        """Takes a holder from a slot, and leaves the state until the slot is needed; returns the ticket with which
+        `back` finds it, None if others hold it or it is a snapshot."""
         if self._holders[slot] > 1:
             self.release(slot)
             return None
@@ -315,7 +318,7 @@ class StatePool:
         return self._spare.get(slot) == ticket
 
     def back(self, slot: int, ticket: int) -> bool:
-        """Holds a spare slot again, if the state that the ticket is for is still there."""
+        """Holds a spare slot again, if the state that the ticket is for is still there; returns whether it is."""
         if not self.has(slot, ticket):
             return False
         del self._spare[slot]
@@ -342,7 +345,7 @@ class StatePool:
         self._snapshots[key] = _Snapshot(slot, at, line, self._clock)
 
     def find(self, key: bytes) -> int | None:
-        """The slot of a snapshot, to be held before anything else is taken."""
+        """Returns the slot of a snapshot, to be held before anything else is taken; None: there is none."""
         snapshot = self._snapshots.get(key)
         if snapshot is None:
             self.counts.missed += 1
@@ -353,12 +356,12 @@ class StatePool:
         return snapshot.slot
 
     def slot_of(self, key: bytes) -> int | None:
-        """As `find`, for those who only look: nothing is counted or moved."""
+        """Returns the slot of a snapshot, as `find`, but without counting or moving anything; None: there is none."""
         snapshot = self._snapshots.get(key)
         return None if snapshot is None else snapshot.slot
 
     def places(self) -> list[tuple[Place, bytes]]:
-        """The places of all snapshots, and their keys."""
+        """Returns the places of all snapshots, and their keys."""
         return [(each.at, key) for key, each in self._snapshots.items()]
 
     def forget(self) -> None:

@@ -24,7 +24,7 @@ _NONE = -1  # in a table: no page is held there
 
 
 def pages_for(positions: int) -> int:
-    """The number of pages that hold `positions` positions."""
+    """Returns the number of pages that hold `positions` positions."""
     return -(-positions // PAGE_TOKENS)
 
 
@@ -39,17 +39,17 @@ class PagedMemory(Protocol):
     def page_bytes(self) -> int: ...
 
     def saved_page(self, page: int) -> U8Array:
-        """The bytes of a page; for a sealed one any thread may ask."""
+        """Returns the stored bytes of a page; for a sealed page any thread may ask."""
 
     def page_room(self, page: int) -> U8Array:
-        """Where the bytes of a page are read to; `restore_page` puts them into their place."""
+        """Returns the memory into which the bytes of a page are read; `restore_page` then puts them into the page."""
 
     def restore_page(self, page: int, room: U8Array) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class WindowPages:
-    """The pages of the layers with a window.
+    """The pool and memory of window pages, those of the layers with a window.
 
     Attributes:
         pool: who has which.
@@ -64,11 +64,12 @@ class WindowPages:
     memory: PagedMemory | None = None
 
     def first(self, position: int) -> int:
-        """The first page that a token at `position` sees."""
+        """Returns the index of the first page that a token at `position` sees."""
         return max(0, position + 1 - self.window) // PAGE_TOKENS
 
     def most(self, end: int) -> int:
-        """The most pages that a sequence of up to `end` positions holds at once, beside those of a prompt's chunk."""
+        """Returns the most pages that a sequence of up to `end` positions holds at once, beside those of a prompt's
+        chunk."""
         return min(pages_for(end), window_pages(self.window))
 
 
@@ -96,17 +97,18 @@ class PageTable:
 
     @property
     def held(self) -> tuple[int, ...]:
-        """The pool's pages that are held."""
+        """The numbers in the pool of the pages that are held."""
         return tuple(self.numbers[self.first : self.end].tolist())
 
     def needed(self, position: int) -> int:
-        """The first page that a token at `position` reads."""
+        """Returns the index of the first page that a token at `position` reads."""
         return 0 if self._windows is None else self._windows.first(position)
 
     # -- steps -----------------------------------------------------------------------------------------
 
     def reserve(self, length: int, end: int) -> None:
-        """Takes pages up to position `end`, and makes the one that `length` lies in, if it is begun, the table's own.
+        """Takes pages up to position `end`, and copies the one that `length` lies in, if it is begun and shared, to
+        a page of the table's own.
 
         Raises:
             PoolFull: others hold the pages; nothing was taken.
@@ -134,7 +136,7 @@ class PageTable:
         self.end += more
 
     def pass_by(self, length: int) -> None:
-        """Gives up the pages that a token at `length`, or a few positions before, does not reach any more."""
+        """Releases the pages that a token at `length`, or a few positions before, does not reach any more."""
         first = min(self.needed(length - MOST_DRAFTED), self.end)
         for page in self.numbers[self.first : first].tolist():
             self._pool.release(page)
@@ -142,14 +144,14 @@ class PageTable:
         self.first = max(self.first, first)
 
     def favour(self, keys: Numbers[bytes]) -> None:
-        """Lets pages with these keys go after others: reuse is likely to begin there."""
+        """Lets the pages with these keys be evicted after others: reuse is likely to begin there."""
         for key in keys:
             self._pool.favour(key)
 
     # -- going elsewhere -------------------------------------------------------------------------------
 
     def reachable(self, position: int, keys: Numbers[bytes]) -> int:
-        """The last position up to `position` whose pages are held or can be found.
+        """Returns the last position up to `position` whose pages are held or can be found.
 
         Args:
             keys: of the full pages of the sequence.
@@ -170,8 +172,8 @@ class PageTable:
         return 0
 
     def cut(self, length: int, keys: Numbers[bytes]) -> None:
-        """Keeps the pages of `length` positions, which is `reachable`; of those that are given up the last go first,
-        so that they are evicted first."""
+        """Keeps the pages of `length` positions, which is `reachable`, and releases the others, the last so that
+        they are evicted first."""
         first, end = self.needed(length), pages_for(length)
         back = range(first, min(self.first, end))
         for at in back:
@@ -186,13 +188,14 @@ class PageTable:
         self.first = min(self.first, self.end)
 
     def share(self, other: PageTable) -> None:
-        """Holds, as an empty table, what another holds."""
+        """Holds the pages that another table holds; this one must be empty."""
         for page in other.held:
             self._pool.hold(page)
         self.numbers[other.first : other.end] = other.numbers[other.first : other.end]
         self.first, self.end = other.first, other.end
 
     def become(self, first: int, pages: Numbers[int]) -> None:
-        """Has, as an empty table, these pages from page `first` of the sequence on; they are held for it already."""
+        """Sets these pages, already held for it, as those from page `first` of the sequence on; the table must be
+        empty."""
         self.first, self.end = first, first + len(pages)
         self.numbers[self.first : self.end] = pages

@@ -1,4 +1,4 @@
-"""What the sequences of an engine share: its pools of pages and states, and the prefixes that are known to them."""
+"""The pools of pages and states that the sequences of an engine share, and the prefixes that are known to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ktcli.native import PAGE_TOKENS
 
 
 class KnownPrefix(NamedTuple):
-    """A prefix that is known to the pools.
+    """A prefix whose pages, and state if there are any, are known to the pools.
 
     Attributes:
         keys: of its full pages.
@@ -35,7 +35,7 @@ class KnownPrefix(NamedTuple):
 
 @dataclass(slots=True)
 class Pools:
-    """What the sequences of an engine share.
+    """The pools of pages and states that the sequences of an engine share.
 
     Attributes:
         states: the slots of states; None: no layer keeps any.
@@ -57,17 +57,17 @@ class Pools:
     latent: bool = False
 
     def how(self, depth: int) -> int:
-        """The byte that says how an id is computed that is not expanded, with this depth of deferral."""
+        """Returns the byte that encodes how an id is computed that is not expanded, with this depth of deferral."""
         return depth | ABSORBED if self.latent else depth
 
     @property
     def available(self) -> tuple[int, int]:
-        """The pages that can be taken, and those of the layers with a window."""
+        """The number of pages that can be taken, and of window pages."""
         windows = self.windows
         return self.pages.available, 0 if windows is None else windows.pool.available
 
     def forget(self) -> None:
-        """Forgets all that no sequence holds: nothing is found by its ids any more."""
+        """Frees all pages and snapshots that no sequence holds: nothing is found by its ids any more."""
         self.pages.forget()
         if self.windows is not None:
             self.windows.pool.forget()
@@ -75,7 +75,7 @@ class Pools:
             self.states.forget()
 
     def find(self, content: Content) -> KnownPrefix:
-        """The longest prefix of a content's ids, but not all, that is known."""
+        """Returns the longest known prefix of a content's ids, but not all of them."""
         keys: list[bytes] = []
         found: list[int] = []
         limit, key = content.ids.size - 1, content.root

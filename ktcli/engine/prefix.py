@@ -24,14 +24,15 @@ Depths = NDArray[np.uint8]  # how each id was computed, see `forms`
 
 
 def seed(facts: Mapping[str, object]) -> bytes:
-    """The key of the empty prefix, from facts by name, of which each changes the bytes of pages; numbers, texts,
-    and lists and mappings of these."""
+    """Returns the key of the empty prefix, from facts by name, of which each changes the bytes of pages; numbers,
+    texts, and lists and mappings of these."""
     text = json.dumps({"kt_pages": VERSION, **facts}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).digest()
 
 
 def facts_of(model: Model, recipe: Recipe, weights: str) -> dict[str, object]:
-    """What the bytes of pages depend on everywhere: the weights, their formats, and the model's forward.
+    """Returns the facts that change the bytes of pages everywhere: the weights, their formats, and the model's
+    forward.
 
     Args:
         model: at the context that is asked for: rotations can depend on it.
@@ -47,7 +48,7 @@ def facts_of(model: Model, recipe: Recipe, weights: str) -> dict[str, object]:
 
 
 def chain(previous: bytes, ids: Ids, depths: Depths | None = None) -> bytes:
-    """The key of a prefix that goes on with these ids after the prefix with the key `previous`.
+    """Returns the key of a prefix that goes on with these ids after the prefix with the key `previous`.
 
     Args:
         ids: those of a page, [64], or of a part of one, [n].
@@ -61,14 +62,14 @@ def chain(previous: bytes, ids: Ids, depths: Depths | None = None) -> bytes:
 
 
 def salted(seed: bytes, salt: str) -> bytes:
-    """The key of the empty prefix for those who name this salt: they share pages with each other only. Without a salt
-    it is the seed."""
+    """Returns the key of the empty prefix for those who name this salt: they share pages with each other only.
+    Without a salt it is the seed."""
     return hashlib.sha256(seed + salt.encode("utf-8", "replace")).digest() if salt else seed
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What the keys of a sequence's pages depend on.
+    """The facts from which the keys of a sequence's pages are computed.
 
     Attributes:
         ids: [n] int32.
@@ -81,7 +82,7 @@ class Content:
     root: bytes
 
     def link(self, previous: bytes, first: int, end: int) -> bytes:
-        """The key of the prefix that ends at `end`; `previous` is that of the prefix that ends at `first`."""
+        """Returns the key of the prefix that ends at `end`; `previous` is that of the prefix that ends at `first`."""
         if first == end:
             return previous
         depths = None if self.depths is None else self.depths[first:end]

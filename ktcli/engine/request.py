@@ -1,4 +1,4 @@
-"""What is asked of a scheduler and what it answers: requests in, events out.
+"""The requests that a scheduler takes, and the events that it gives.
 
 A request is data and never changes. Its `Answer` is the account of what became of it, which the scheduler keeps:
 whoever submitted the request holds it to cancel, and finds it again in every event.
@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from ktcli.engine.constraint import Constraint
 from ktcli.engine.drafting import NO_DRAFTS, DraftOptions
-from ktcli.engine.sampler import Sampler, SamplingSettings
+from ktcli.engine.sampler import Sampler
+from ktcli.sampling import SamplingSettings
 
 
 class Finish(Enum):
@@ -47,11 +48,12 @@ class Stats:
 
     @property
     def tokens_per_step(self) -> float:
-        """The tokens that an average step gave; 0: there was none. The first token is the prompt's."""
+        """The average number of tokens that a step gave; 0: there was none. The first token is the prompt's."""
         return (self.steps + self.accepted) / self.steps if self.steps else 0.0
 
     def going_on(self, then: Stats) -> Stats:
-        """The account of an answer that another request went on with: what that one read was said, or put in."""
+        """Returns the statistics of this answer together with those of the request that continued it: the tokens
+        that request read beyond this answer are counted as put in."""
         put_in = max(0, then.prompt_tokens - self.prompt_tokens - self.tokens)
         return replace(
             self,
@@ -65,13 +67,13 @@ class Stats:
 
     @property
     def prefilled_tokens(self) -> int:
-        """The prompt tokens that were computed."""
+        """The number of prompt tokens that were computed."""
         return self.prompt_tokens - self.reused_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A prompt that is to be answered.
+    """A request for an answer to a prompt.
 
     Attributes:
         prompt: the ids of the prompt, at least one.
@@ -123,7 +125,7 @@ class Candidate:
 
 @dataclass(eq=False, slots=True)
 class Answer:
-    """One request's account.
+    """The state of one request: its answer so far, and how it ended.
 
     Attributes:
         number: the age: requests are numbered as they come.
@@ -147,13 +149,13 @@ class Answer:
     goes_on: bool = False
 
     def cancel(self) -> None:
-        """Ends the answer at the next step; nothing happens if it has ended."""
+        """Ends the answer at the next step; does nothing if it has ended."""
         self.cancelled = True
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRead:
-    """Part of the prompt was read: `done` of the `total` tokens that were not in the cache."""
+    """The event that part of the prompt was read: `done` of the `total` tokens that were not in the cache."""
 
     answer: Answer
     done: int
@@ -161,7 +163,7 @@ class PromptRead:
 
 
 class Token(NamedTuple):
-    """The next id of an answer.
+    """The event of the next id of an answer.
 
     Attributes:
         chosen: the id's chance, if chances were asked for.
@@ -178,7 +180,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of an answer; each has exactly one.
+    """The last event of an answer; each answer has exactly one.
 
     Attributes:
         error: the reason of FAILED.

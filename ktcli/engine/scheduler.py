@@ -65,7 +65,7 @@ def _importance(each: Active) -> tuple[int, int]:
 
 
 class Scheduler:
-    """Requests in, events out.
+    """Serves requests on one engine: takes requests, and gives the events of their answers.
 
     Args:
         engine: the engine, which nobody else runs meanwhile.
@@ -100,7 +100,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Tells whether there is nothing to do."""
+        """Whether no request is waiting or active."""
         return not (self._new or self._waiting or self._active)
 
     @property
@@ -122,7 +122,7 @@ class Scheduler:
         drafting: Drafting | None = None,
         goes_on: bool = False,
     ) -> Answer:
-        """Takes a request; its events come from `step`.
+        """Queues a request and returns its answer; its events come from `step`.
 
         Args:
             sampler: goes on with this random sequence; None: a new one.
@@ -150,7 +150,7 @@ class Scheduler:
         return answer
 
     def step(self) -> list[Event]:
-        """Does one step; returns what happened. Without work it returns at once.
+        """Runs one step of the engine and returns the events that it gave. Without work it returns at once.
 
         A step that is interrupted, by an exception from outside, counts for nothing and can be done again.
         """

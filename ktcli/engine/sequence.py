@@ -1,4 +1,4 @@
-"""One timeline: its ids, and the pages and states that hold what was computed of them.
+"""One timeline: its ids, and the pages and states that hold what was computed for them.
 
 A sequence takes pages when positions reach them. A full page is sealed under the key of its prefix, and whoever begins
 with the same ids shares it; the last page, which is not full, is copied before it is written if anybody else may read
@@ -23,9 +23,9 @@ from ktcli.engine.pagetable import PageTable, pages_for
 from ktcli.engine.pools import KnownPrefix, Pools
 from ktcli.engine.prefix import Content, chain, salted
 from ktcli.engine.states import worth_a_step
-from ktcli.engine.tier import PAGE, STATE, WINDOW, PageLabel
 from ktcli.errors import ContextFull
 from ktcli.native import PAGE_TOKENS, Run
+from ktcli.pagelabel import PageKind, PageLabel
 
 _LINES = count(1)
 
@@ -62,7 +62,7 @@ class Sequence:
 
     @property
     def depths(self) -> bytes:
-        """How each id was computed, a byte for each, see `forms`; those behind its end are 0."""
+        """The bytes that encode how each id was computed, one for each, see `forms`; those behind its end are 0."""
         return self._how[: self.length].tobytes().rstrip(b"\0")
 
     @property
@@ -76,7 +76,7 @@ class Sequence:
         return self._windows.held if self._windows is not None else ()
 
     def windows_ahead(self, end: int) -> int:
-        """The pages, of the layers with a window, that it needs beside those it holds to go on to `end`, a token at a
+        """Returns the number of window pages that it needs beside those it holds to go on to `end`, a token at a
         time."""
         windows = self._pools.windows
         return 0 if windows is None else max(0, windows.most(end) - len(self.window_pages))
@@ -93,7 +93,7 @@ class Sequence:
 
     @property
     def recurrent(self) -> bool:
-        """Tells whether some layer keeps a state."""
+        """Whether some layer keeps a state."""
         return self._states is not None
 
     # -- steps -----------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Sequence:
         defer: int = 0,
         chunk: tuple[int, int] | None = None,
     ) -> Run:
-        """The run of the next ids, with pages and a state to write; it counts once it is committed.
+        """Returns the run of the next ids, with pages and a state to write; it counts once it is committed.
 
         Args:
             ids: [n] int32.
@@ -154,7 +154,7 @@ class Sequence:
         return (self.length + spans[0][0], self.length + spans[0][1]) if spans else (0, 0)
 
     def commit(self, run: Run, tokens: int | None = None, *, prompt: bool = True) -> None:
-        """Counts a run that was computed.
+        """Appends the ids of a run that was computed to the sequence, and seals the pages that are full.
 
         Args:
             tokens: the first so many only, where no layer keeps a state; None: all.
@@ -195,7 +195,7 @@ class Sequence:
         span = self.length - rest, self.length
         slot = states.pool.slot_of(key)
         if self._pools.tier is not None and slot is not None:
-            label = self._label(STATE, key, page_key, span)
+            label = self._label(PageKind.STATE, key, page_key, span)
             marked = self.length in self._marks
             self._pools.tier.kept(slot, label, self._line, marked=marked)
         if rest:
@@ -204,13 +204,14 @@ class Sequence:
                 self._windows.favour([key])
 
     def mark(self, position: int) -> None:
-        """Says that others will begin with the ids up to `position` (a system prompt with its tools): where layers keep
-        states, a run ends there and leaves a snapshot."""
+        """Notes that others will begin with the ids up to `position` (a system prompt with its tools): where layers
+        keep states, a run ends there and leaves a snapshot."""
         if position > self.length and (self._pools.states or self._pools.windows):
             self._marks.append(position)
 
     def plan(self, n: int) -> None:
-        """Says that the next `n` ids are a prompt behind what is there, unless they are what was adopted."""
+        """Notes that the next `n` ids are a prompt behind the ids that are there, unless they are what was adopted,
+        and sets the form in which each is computed."""
         end = self.length + n
         if not self._pools.latent or end == self._planned:
             return
@@ -221,12 +222,12 @@ class Sequence:
             self._planned = end
 
     def forget_plan(self) -> None:
-        """Says that it is not known what follows."""
+        """Drops the plan of how the following ids are computed: it is not known what follows."""
         self._planned = self.length
 
     def until_mark(self, n: int) -> int:
-        """The tokens of the next run, of at most `n`, which should end at a mark where layers keep states, and has one
-        expanded span."""
+        """Returns the number of tokens of the next run, of at most `n`, which should end at a mark where layers
+        keep states, and has one expanded span."""
         if self._pools.latent and self._planned > self.length:
             spans = expanded_spans(self._how[self.length : min(self.length + n, self._planned)])
             n = spans[1][0] if len(spans) > 1 else n
@@ -238,8 +239,8 @@ class Sequence:
     # -- going elsewhere -------------------------------------------------------------------------------
 
     def truncate(self, position: int) -> int:
-        """Forgets everything from `position` on; returns the position really reached: the same, or an earlier one
-        where layers keep a state and that of `position` is not kept any more."""
+        """Drops all ids from `position` on; returns the position really reached: the same, or an earlier one where
+        layers keep a state and that of `position` is not kept any more."""
         wanted = max(0, min(position, self.length))
         self._planned = min(self._planned, wanted)
         reached, spare, kept = self._reachable(wanted)
@@ -252,7 +253,7 @@ class Sequence:
         return reached
 
     def fork(self) -> Sequence:
-        """Another sequence with the same ids, which shares all pages and the state."""
+        """Returns another sequence with the same ids, which shares all pages and the state."""
         made = Sequence(self._pools)
         made._ids[: self.length] = self._ids[: self.length]
         made._how[:], made._planned = self._how, self._planned
@@ -273,8 +274,8 @@ class Sequence:
         *,
         bring: bool = True,
     ) -> int:
-        """Makes the timeline the longest beginning of `ids` that is known, here or to other sequences, but never all
-        of it: at least the last id is left to compute, since its logits are wanted. Returns its length.
+        """Makes the sequence the longest beginning of `ids` that is known, here or to other sequences, but never
+        all of it: at least the last id is left to compute, since its logits are wanted. Returns its length.
 
         Args:
             how: how each id is computed; None: as a prompt of which nothing was computed. The deferral of what this
@@ -314,7 +315,7 @@ class Sequence:
         return self.length
 
     def close(self) -> None:
-        """Gives everything up; what is sealed can still be found by others, with the state at its end."""
+        """Releases all pages and states; what is sealed can still be found by others, with the state at its end."""
         self.keep()
         if self._states is not None:
             self._states.close()
@@ -350,9 +351,9 @@ class Sequence:
 
     def _seal_pages(self, at: int, key: bytes, previous: bytes, span: tuple[int, int]) -> None:
         """Seals the pages that hold the positions of `span`, unless others have the key."""
-        kinds = [(PAGE, self._pools.pages, self._table)]
+        kinds = [(PageKind.PAGE, self._pools.pages, self._table)]
         if self._windows is not None and self._pools.windows is not None:
-            kinds.append((WINDOW, self._pools.windows.pool, self._windows))
+            kinds.append((PageKind.WINDOW, self._pools.windows.pool, self._windows))
         for kind, pool, table in kinds:
             page = int(table.numbers[at])
             if pool.sealed(page) or not pool.seal(page, key):
@@ -360,7 +361,9 @@ class Sequence:
             if self._pools.tier is not None:
                 self._pools.tier.sealed(page, self._label(kind, key, previous, span))
 
-    def _label(self, kind: int, key: bytes, previous: bytes, span: tuple[int, int]) -> PageLabel:
+    def _label(
+        self, kind: PageKind, key: bytes, previous: bytes, span: tuple[int, int]
+    ) -> PageLabel:
         first, end = span
         ids, depths = self._ids[first:end].copy(), self._how[first:end].copy()
         return PageLabel(kind, key, previous, end, ids, depths)

@@ -23,7 +23,7 @@ from ktcli.native import Batch
 
 
 class Steps(Protocol):
-    """What a session needs of an engine, see `Engine`."""
+    """The part of `Engine` that a session needs."""
 
     @property
     def spec(self) -> Spec: ...
@@ -37,7 +37,7 @@ class Steps(Protocol):
 
 
 class Session:
-    """A sequence of an engine, with what it takes to compute it alone.
+    """A sequence of an engine that is computed by itself, without a scheduler.
 
     Attributes:
         context: the number of positions that it can have.
@@ -61,21 +61,22 @@ class Session:
         return self.sequence.ids
 
     def truncate(self, position: int) -> int:
-        """Forgets everything from `position` on, or from an earlier one; returns the position really reached (see
+        """Drops all ids from `position` on, or from an earlier one; returns the position really reached (see
         `rewind`). What follows is a prompt of its own."""
         reached = self.sequence.truncate(position)
         self.sequence.forget_plan()
         return reached
 
     def rewind(self, position: int) -> None:
-        """Goes back to `position` exactly, computing again what is no longer known."""
+        """Goes back to exactly `position`, computing again what is no longer known."""
         ids = self.ids[:position]
         reached = self.sequence.truncate(position)  # what was there keeps its form
         if reached < len(ids):
             self.feed(ids[reached:])
 
     def feed(self, ids: Numbers[int], *, temperature: float = 0.0, defer: int = 0) -> Logits:
-        """Appends ids; returns the logits after the last one, in place: valid until the engine's next step.
+        """Appends ids and computes them; returns the logits after the last one, in place: valid until the engine's
+        next step.
 
         Args:
             temperature: the temperature of the logits' sums; 0: without sums.

@@ -39,19 +39,20 @@ class StateLayout:
 
     @classmethod
     def of(cls, spec: Spec) -> StateLayout:
-        """The layout of a model's states, one layer behind the other."""
+        """Returns the layout of a model's states, one layer behind the other."""
         sizes = [ceil_to(s.sequence_elements, _LINE_ELEMENTS) for s in spec.states]
         ends = tuple(accumulate(sizes))
         return cls((0, *ends[:-1]), ends[-1])
 
 
 def before_tail(size: int, left: int) -> int:
-    """The tokens of the next chunk, of at most `size`, when `left` are left: see _TAIL."""
+    """Returns the number of tokens of the next chunk of a prompt, at most `size`, when `left` are left: a long rest
+    is cut before its tail, see _TAIL."""
     return min(size, left - _TAIL) if left >= _LONG else size
 
 
 def worth_a_step(positions: Iterable[int], start: int, end: int) -> list[int]:
-    """Of positions of a prompt whose tokens from `start` to `end` are new, those at which a step should end, so that
-    a state is left there: not right behind the start, and not in the tail, before which a step ends anyway."""
+    """Returns those positions at which a step should end, so that a state is left there, of a prompt whose tokens
+    from `start` to `end` are new: not right behind the start, and not in the tail, before which a step ends anyway."""
     last = end - _TAIL if end - start >= _LONG else end - 1
     return [position for position in positions if start + _TAIL <= position <= last]

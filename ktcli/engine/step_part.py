@@ -18,7 +18,7 @@ from ktcli.native.batch import Run
 
 @dataclass(eq=False, slots=True)
 class StepPart:
-    """What one request has in a step.
+    """The run of one request in a step, and the rows of logits that it got.
 
     Attributes:
         reads: whether the run reads part of the prompt; else it goes on with the answer.
@@ -41,12 +41,12 @@ class StepPart:
 
     @property
     def tokens(self) -> int:
-        """The tokens that its run computes."""
+        """The number of tokens that its run computes."""
         return self.run.ids.size
 
     @property
     def drafted(self) -> int:
-        """The drafted ones of them: those behind the first that has logits."""
+        """The number of its run's tokens that were drafted: those behind the first that has logits."""
         return max(0, self.tokens - self.run.first_output - 1)
 
     @property
@@ -55,7 +55,7 @@ class StepPart:
         return self.rows[self.right]
 
     def computed(self, rows: Iterator[Logits]) -> None:
-        """The step was computed: takes its own of the step's rows, and counts what is sure of the run."""
+        """Takes its own logits from the step's rows, and commits its run but for drafted ids."""
         run = self.run
         self.rows = [next(rows) for _ in range(run.first_output, run.ids.size)]
         self.open = bool(self.rows)
@@ -66,7 +66,7 @@ class StepPart:
         self.active.computed(run, self.drafted, ends_chunk=ends_chunk)
 
     def read_on(self) -> PromptRead | None:
-        """The event that says how far the prompt is read; None: no further than before."""
+        """Returns the event that says how far the prompt is read; None: no further than before."""
         active, stats = self.active, self.active.answer.stats
         done = active.sequence.length
         if not self.reads or done <= stats.prompt_tokens:
@@ -78,7 +78,7 @@ class StepPart:
         return PromptRead(active.answer, done - stats.reused_tokens, total)
 
     def take(self, token: Token) -> bool:
-        """The answer goes on with a token, or ends; returns whether the token is part of it."""
+        """Appends a token to the answer, or ends it; returns whether the token is part of it."""
         active, answer = self.active, self.active.answer
         self.open = False
         if token.id in answer.request.stop_ids:
@@ -103,8 +103,7 @@ class StepPart:
         return True
 
     def account(self, seconds: float, choosing_s: float) -> None:
-        """Enters the step, which took so long, into the request's statistics, and counts the drafted ids that were
-        right.
+        """Adds a step that took `seconds` to the request's statistics, and commits the drafted ids that were right.
 
         Args:
             choosing_s: those of the seconds in which tokens were chosen.
@@ -122,7 +121,7 @@ class StepPart:
             self.active.keep(self.run, drafted, self.right)
 
     def finish(self) -> Finish | None:
-        """Why the request is over after this step; None: it is not."""
+        """Returns the reason why the request is over after this step; None: it is not."""
         active = self.active
         if self.end is None and active.sequence.length == len(active.known):
             return active.finish

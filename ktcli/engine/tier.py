@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Numbers
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,15 +19,14 @@ from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ktcli.engine.pages import PagePool, Place, PoolFull, StatePool
 from ktcli.engine.pagetable import PagedMemory, WindowPages
 from ktcli.engine.prefix import Content
 from ktcli.errors import KtError
 from ktcli.native import PAGE_TOKENS
+from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
 
-PAGE, STATE, WINDOW = 1, 2, 3  # the kinds of what is stored
 # After a step the engine counts as busy for as long as a person would notice a pause.
 _BUSY_S = 0.5
 _MOST_STEP_S = 60.0
@@ -36,61 +35,39 @@ _SPILL_BYTES = 256 << 20  # of copies of what was evicted before it was written
 _LEAST_TIMED = 64  # tokens of a step whose speed says what a prompt's tokens cost
 _STATES_OF_LINE = 2  # snapshots of one sequence that are due after a turn: the latest
 
-U8Array = NDArray[np.uint8]
-I32Array = NDArray[np.int32]
-Fill = Callable[[U8Array], bool]
 _Held = list[tuple[PagePool, int]]  # pages that are held until all is there
 
 
-@dataclass(frozen=True, slots=True)
-class PageLabel:
-    """What a page or a state holds.
-
-    Attributes:
-        kind: PAGE, STATE, or WINDOW: a page of the layers with a window.
-        key: the key of the prefix that ends with `ids`.
-        previous: that of the prefix before them.
-        end: the positions of the prefix.
-        ids: the ids after the last full page of the prefix, or of its last page, [n].
-        depths: the depth of deferral of each, [n].
-    """
-
-    kind: int
-    key: bytes
-    previous: bytes
-    end: int
-    ids: I32Array
-    depths: U8Array
-
-
 class Store(Protocol):
-    """Keeps pages and states longer than memory does."""
+    """Keeps pages and states longer than memory does, for example on disk."""
 
     @property
     def read_bps(self) -> float | None:
-        """The bytes that it reads in a second; None: it did not read yet."""
+        """The bytes that it reads in a second; None: it has not read yet."""
 
     def refresh(self) -> None:
-        """Looks at what other processes left there."""
+        """Looks for pages and states that other processes left there."""
 
-    def has(self, kind: int, key: bytes) -> bool:
+    def has(self, kind: PageKind, key: bytes) -> bool:
         """Tells whether something is there, as far as it knows."""
 
     def states(self) -> Numbers[tuple[int, bytes, bytes]]:
-        """The states there, longest prefix first: (end, previous, key)."""
+        """Returns the stored states, longest prefix first: (end, previous, key)."""
 
     def read(self, labels: Numbers[PageLabel], into: Numbers[U8Array]) -> int:
-        """Reads and checks; returns how many of the first are in their places."""
+        """Reads pages or states into memory and checks them; returns how many of the first ones are intact and in
+        place."""
 
     def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> None:
-        """Keeps something in time; another thread calls `fill`, which copies it, or returns False if it is gone."""
+        """Queues a page or state to be stored; another thread calls `fill`, which copies it, or returns False if it
+        is gone."""
 
     def use(self, keys: Iterable[bytes]) -> None:
         """Notes that a conversation with these keys, in their order, is used now."""
 
 
 class PageMemory(PagedMemory, Protocol):
-    """The memory of pages and states.
+    """The memory of pages and states, from which they are stored and into which they are read.
 
     Attributes:
         codec: the name of their layout.
@@ -104,10 +81,11 @@ class PageMemory(PagedMemory, Protocol):
     def state_bytes(self) -> int: ...
 
     def saved_state(self, slot: int) -> U8Array:
-        """The bytes of a state; for a snapshot any thread may ask."""
+        """Returns the stored bytes of a state; for a snapshot any thread may ask."""
 
     def state_room(self, slot: int) -> U8Array:
-        """Where the bytes of a state are read to; `restore_state` puts them into their place."""
+        """Returns the memory into which the bytes of a state are read; `restore_state` then puts them into its
+        slot."""
 
     def restore_state(self, slot: int, room: U8Array) -> None: ...
 
@@ -116,13 +94,13 @@ class PageMemory(PagedMemory, Protocol):
 class _Kind:
     """The pages of one kind, and where they lie."""
 
-    kind: int
+    kind: PageKind
     pool: PagePool
     memory: PagedMemory
 
 
 class Tier:
-    """A store below the pools of an engine.
+    """Moves pages and states between the pools of an engine and a store.
 
     Attributes:
         restored_tokens: the positions that came back from the store so far.
@@ -140,13 +118,15 @@ class Tier:
     ) -> None:
         self._store, self._memory = store, memory
         self._states, self._windows = states, windows
-        self._kinds = {PAGE: _Kind(PAGE, pages, memory)}
+        self._kinds = {PageKind.PAGE: _Kind(PageKind.PAGE, pages, memory)}
         if windows is not None:
             assert windows.memory is not None
-            self._kinds[WINDOW] = _Kind(WINDOW, windows.pool, windows.memory)
+            self._kinds[PageKind.WINDOW] = _Kind(PageKind.WINDOW, windows.pool, windows.memory)
         self._guard = threading.Lock()  # of what is due and spilled
-        self._due: dict[tuple[int, bytes], int] = {}  # the page or slot of what is to be written
-        self._spilled: OrderedDict[tuple[int, bytes], U8Array] = OrderedDict()
+        self._due: dict[
+            tuple[PageKind, bytes], int
+        ] = {}  # the page or slot of what is to be written
+        self._spilled: OrderedDict[tuple[PageKind, bytes], U8Array] = OrderedDict()
         self._latest: dict[int, deque[tuple[int, PageLabel]]] = {}  # snapshots, by line
         self.prompt_tok_s: float | None = None
         self._began = self._touched = 0.0
@@ -155,10 +135,10 @@ class Tier:
         for each in self._kinds.values():
             each.pool.on_evict = partial(self._goes, each.kind)
         if states is not None:
-            states.on_evict = partial(self._goes, STATE)
+            states.on_evict = partial(self._goes, PageKind.STATE)
 
     def detach(self) -> None:
-        """Leaves the pools as they were without a tier."""
+        """Removes itself from the pools, which are then as without a tier."""
         for each in self._kinds.values():
             each.pool.on_evict = None
         if self._states is not None:
@@ -168,17 +148,17 @@ class Tier:
 
     @property
     def is_busy(self) -> bool:
-        """Tells whether a step runs, or has just run and the next one is about to."""
+        """Whether a step runs, or has just run and the next one is about to."""
         since = time.monotonic() - self._touched
         return since < (_MOST_STEP_S if self._in_step else _BUSY_S)
 
     def step_begins(self) -> None:
-        """A sequence is about to run."""
+        """Notes that a step begins now."""
         self._began = self._touched = time.monotonic()
         self._in_step = True
 
     def step_ended(self, n_tokens: int) -> None:
-        """A run of `n_tokens` of a sequence was computed."""
+        """Notes that a step of `n_tokens` tokens of a sequence has ended, and measures its speed."""
         self._in_step = False
         self._touched = time.monotonic()
         if n_tokens >= _LEAST_TIMED and self._touched > self._began:
@@ -187,20 +167,20 @@ class Tier:
             self.prompt_tok_s = fresh if known is None else (known + fresh) / 2
 
     def sealed(self, page: int, label: PageLabel) -> None:
-        """A page got its content address."""
+        """Queues a page that got its content address to be stored."""
         size_bytes = self._kinds[label.kind].memory.page_bytes
         if size_bytes and not self._store.has(label.kind, label.key):
             self._put(page, label, size_bytes)
 
     def kept(self, slot: int, label: PageLabel, line: int, *, marked: bool = False) -> None:
-        """A snapshot was made of a sequence; those that are its latest when the turn is over are written, and at once
-        those from which other prompts will go on, too.
+        """Notes a snapshot of a sequence: the latest ones of a sequence are stored when the turn is over, and at
+        once those from which other prompts will go on.
 
         Args:
             marked: whether it is such a one, see `Sequence.mark`.
         """
         if marked:
-            if not self._store.has(STATE, label.key):
+            if not self._store.has(PageKind.STATE, label.key):
                 self._put(slot, label, self._memory.state_bytes)
             return
         latest = self._latest.setdefault(line, deque(maxlen=_STATES_OF_LINE))
@@ -208,7 +188,7 @@ class Tier:
             latest.append((slot, label))
 
     def turn_over(self) -> None:
-        """An answer has ended, or another prompt begins: the latest snapshots are worth keeping."""
+        """Queues the latest snapshots of all sequences to be stored: an answer has ended, or another prompt begins."""
         for latest in self._latest.values():
             for slot, label in latest:
                 if self._states is not None and self._states.slot_of(label.key) == slot:
@@ -221,7 +201,7 @@ class Tier:
             self._due[name] = number
         self._store.put(label, size_bytes, lambda into: self._fill(name, into))
 
-    def _fill(self, name: tuple[int, bytes], into: U8Array) -> bool:
+    def _fill(self, name: tuple[PageKind, bytes], into: U8Array) -> bool:
         """Copies what is due; called by the store's thread."""
         with self._guard:
             spilled = self._spilled.pop(name, None)
@@ -235,12 +215,12 @@ class Tier:
                     return False
         return spilled is not None or number is not None
 
-    def _saved(self, kind: int, number: int) -> U8Array:
-        if kind == STATE:
+    def _saved(self, kind: PageKind, number: int) -> U8Array:
+        if kind == PageKind.STATE:
             return self._memory.saved_state(number)
         return self._kinds[kind].memory.saved_page(number)
 
-    def _goes(self, kind: int, number: int, key: bytes) -> None:
+    def _goes(self, kind: PageKind, number: int, key: bytes) -> None:
         """Copies what is due before its place is taken."""
         name = kind, key
         with self._guard:
@@ -257,7 +237,8 @@ class Tier:
     # --- up -------------------------------------------------------------------------------------------
 
     def bring(self, content: Content, have: int) -> None:
-        """Reads what the store knows of a beginning of a content's ids, but not all of it, into free pages.
+        """Reads the longest stored beginning of a content's ids, but not all of it, into free pages, and seals
+        them.
 
         Args:
             have: the positions that memory already has.
@@ -282,14 +263,14 @@ class Tier:
         missing = [
             label
             for label in self._windowed(labels[:n], n * PAGE_TOKENS)
-            if self._kinds[WINDOW].pool.page_of(label.key) is None
+            if self._kinds[PageKind.WINDOW].pool.page_of(label.key) is None
         ]
-        size = sum(self._kinds[WINDOW].memory.page_bytes for _ in missing)
+        size = sum(self._kinds[PageKind.WINDOW].memory.page_bytes for _ in missing)
         pays = not missing or self._pays(n * PAGE_TOKENS, size)
-        n = self._reach(labels[: self._bring_pages(PAGE, labels[:n], held)])
+        n = self._reach(labels[: self._bring_pages(PageKind.PAGE, labels[:n], held)])
         while n and self._windows is not None:
             wanted = self._windowed(labels[:n], n * PAGE_TOKENS)
-            came = self._bring_pages(WINDOW, wanted, held, pays=pays)
+            came = self._bring_pages(PageKind.WINDOW, wanted, held, pays=pays)
             shorter = self._reach(labels[:n])
             if came == len(wanted) or shorter == n:
                 return
@@ -303,7 +284,7 @@ class Tier:
             unknown = [
                 at
                 for at in range(first, n)
-                if not self._known(WINDOW, replace(labels[at], kind=WINDOW))
+                if not self._known(PageKind.WINDOW, replace(labels[at], kind=PageKind.WINDOW))
             ]
             if not unknown:
                 break
@@ -314,18 +295,20 @@ class Tier:
         """The labels of the pages of the window before position `end`, of those of all pages up to there."""
         if self._windows is None:
             return []
-        return [replace(label, kind=WINDOW) for label in labels[self._windows.first(end) :]]
+        return [
+            replace(label, kind=PageKind.WINDOW) for label in labels[self._windows.first(end) :]
+        ]
 
-    def _known(self, kind: int, label: PageLabel) -> bool:
+    def _known(self, kind: PageKind, label: PageLabel) -> bool:
         in_memory = self._kinds[kind].pool.page_of(label.key) is not None
         return in_memory or self._stored(kind, label)
 
-    def _stored(self, kind: int, label: PageLabel) -> bool:
+    def _stored(self, kind: PageKind, label: PageLabel) -> bool:
         """Tells whether a page can be had from the store; one without bytes always can."""
         return not self._kinds[kind].memory.page_bytes or self._store.has(kind, label.key)
 
     def _bring_pages(
-        self, kind: int, labels: Numbers[PageLabel], held: _Held, *, pays: bool = False
+        self, kind: PageKind, labels: Numbers[PageLabel], held: _Held, *, pays: bool = False
     ) -> int:
         """Holds the first pages as far as memory has them, and reads those after them; returns their number.
 
@@ -350,7 +333,7 @@ class Tier:
                 break
         return n
 
-    def _read_pages(self, kind: int, labels: list[PageLabel], held: _Held) -> int:
+    def _read_pages(self, kind: PageKind, labels: list[PageLabel], held: _Held) -> int:
         """Reads pages into free ones, and holds those that came; returns their number."""
         pool, memory = self._kinds[kind].pool, self._kinds[kind].memory
         try:
@@ -368,7 +351,7 @@ class Tier:
         for page in taken[n:]:
             pool.release(page)
         held += [(pool, page) for page in taken[:n]]
-        if memory.page_bytes and (kind == PAGE or not self._memory.page_bytes):
+        if memory.page_bytes and (kind == PageKind.PAGE or not self._memory.page_bytes):
             self.restored_tokens += sum(label.ids.size for label in labels[:n])
         return n
 
@@ -387,18 +370,20 @@ class Tier:
                 return
             if end >= content.ids.size or previous != (labels[full - 1].key if full else root):
                 continue
-            state = _label(STATE, previous, content, (end - rest, end))
+            state = _label(PageKind.STATE, previous, content, (end - rest, end))
             if state.key != key:
                 continue
-            tail = [_label(PAGE, previous, content, (end - rest, end))] if rest else []
+            tail = [_label(PageKind.PAGE, previous, content, (end - rest, end))] if rest else []
             windows = self._windowed([*labels[:full], *tail], end)
             if not self._worth_reading([*labels[:full], *tail], windows, end - have):
                 continue
-            if self._bring_pages(PAGE, labels[:full], held) < full:
+            if self._bring_pages(PageKind.PAGE, labels[:full], held) < full:
                 continue
-            if self._bring_pages(PAGE, tail, held, pays=True) < len(tail):
+            if self._bring_pages(PageKind.PAGE, tail, held, pays=True) < len(tail):
                 continue
-            if not windows or self._bring_pages(WINDOW, windows, held, pays=True) == len(windows):
+            if not windows or self._bring_pages(PageKind.WINDOW, windows, held, pays=True) == len(
+                windows
+            ):
                 self._read_state(state)
                 return
 
@@ -436,12 +421,12 @@ def _labels(content: Content) -> list[PageLabel]:
     """The labels of the full pages of a prefix that leaves an id to compute."""
     labels, key = [], content.root
     for first in range(0, content.ids.size - PAGE_TOKENS, PAGE_TOKENS):
-        labels.append(_label(PAGE, key, content, (first, first + PAGE_TOKENS)))
+        labels.append(_label(PageKind.PAGE, key, content, (first, first + PAGE_TOKENS)))
         key = labels[-1].key
     return labels
 
 
-def _label(kind: int, previous: bytes, content: Content, span: tuple[int, int]) -> PageLabel:
+def _label(kind: PageKind, previous: bytes, content: Content, span: tuple[int, int]) -> PageLabel:
     """The label of what ends with the ids of a span; `previous` is the key of the prefix before it."""
     first, end = span
     depths = content.depths

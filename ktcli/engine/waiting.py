@@ -1,4 +1,4 @@
-"""The queue before a scheduler: bounded, by priority, fair between callers, and nobody waits for ever."""
+"""The queue before a scheduler: bounded, by priority, fair between callers, and without starvation."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ PATIENCE = 256
 
 
 class Turns:
-    """Whose turn it is: answers that go on, the highest priority, the caller that was served longest ago, then age."""
+    """Orders answers by turns: those that go on, the highest priority, the caller that was served longest ago, then
+    age."""
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}  # of each caller, when it was last served
         self._served = 0
 
     def first(self, answers: Collection[Answer], step: int) -> list[Answer]:
-        """The answers in the order of their turns at this step."""
+        """Returns the answers in the order of their turns at this step."""
         return sorted(answers, key=lambda answer: self._rank(answer, step))
 
     def served(self, answer: Answer) -> None:
-        """The answer's caller has had its turn."""
+        """Notes that the answer's caller has had its turn."""
         self._served += 1
         self._last[answer.request.caller] = self._served
 
     def forget(self, but: Collection[Answer]) -> None:
-        """Forgets all callers but those of these answers."""
+        """Drops the records of all callers but those of these answers."""
         here = {answer.request.caller for answer in but}
         self._last = {caller: turn for caller, turn in self._last.items() if caller in here}
 
@@ -40,7 +41,7 @@ class Turns:
 
 
 def require_room(waiting: int, limit: int) -> None:
-    """Checks that one more may wait.
+    """Raises QueueFull if no further request may wait.
 
     Raises:
         QueueFull: it may not.

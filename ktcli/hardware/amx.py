@@ -68,7 +68,7 @@ class Facts:
 
     @property
     def in_cpu(self) -> bool:
-        """Tells whether CPUID lists all that the kernels use."""
+        """Whether CPUID lists all that the kernels with tiles use."""
         return self.tile and self.int8 and self.bf16 and self.shape
 
 
@@ -82,7 +82,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The three conditions, whether tiles are used, and the reason.
+    """Whether tiles are used, and the reason, with the three conditions.
 
     Attributes:
         fix: the action that makes tiles usable; empty if nothing prevents them, or nothing helps.
@@ -99,7 +99,7 @@ class Verdict:
 
 
 def explain(facts: Facts) -> Verdict:
-    """Judges the three conditions and whether tiles are used."""
+    """Returns whether tiles are used, and why, from the three conditions."""
     reason, fix = _reason(facts)
     return Verdict(
         cpuid=_cpuid(facts),
@@ -120,7 +120,7 @@ def _possible(facts: Facts) -> bool:
 
 
 def known_for_tiles(model: str | None, signature: tuple[int, int] | None) -> str:
-    """The kind of CPU, if it is one that is made with AMX; else empty."""
+    """Returns the name of the CPU's kind, if that is one made with AMX; else empty."""
     if signature in _MODELS:
         return _MODELS[signature]
     found = _NAMES.search(model or "")

@@ -1,4 +1,4 @@
-"""Limits a container puts on this process: CPU time and memory, cgroup version 1 or 2.
+"""The limits that a container puts on this process: CPU time and memory, cgroup version 1 or 2.
 
 A limit may stand on any level above us, so every level is read and the tightest counts. Inside a
 container the path that the kernel reports may not exist below the mount; the mount's root is then
@@ -17,7 +17,7 @@ _UNLIMITED = 1 << 60
 
 
 def cpu_quota(root: Path) -> float | None:
-    """The CPU time that may be used, in CPUs; None: no limit."""
+    """Returns the CPU time that may be used, in CPUs; None: no limit."""
     quotas: list[float] = []
     for folder in _levels(root, "cpu"):
         words = [whole(word) for word in (read(folder / "cpu.max") or "").split()]
@@ -31,7 +31,7 @@ def cpu_quota(root: Path) -> float | None:
 
 
 def memory_limit(root: Path) -> tuple[int, int] | None:
-    """The limit and the use without page cache of the level with least room, in bytes; None: no limit."""
+    """Returns the limit and the use without page cache, in bytes, of the level with least room; None: no limit."""
     found: list[tuple[int, int]] = []
     for folder in _levels(root, "memory"):
         limit = read_int(folder / "memory.max") or read_int(folder / "memory.limit_in_bytes")

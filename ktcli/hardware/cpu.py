@@ -22,7 +22,7 @@ _SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def read_cpu(root: Path, isa: tuple[str, ...]) -> Cpu:
-    """Reads the processor under `root`; `isa` lists what the native library can run, best first."""
+    """Returns the processor described under `root`; `isa` lists what the native library can run, best first."""
     info = read(root / "proc/cpuinfo") or ""
     cores, packages = _cores(root)
     allowed = allowed_cpus(root) or tuple(sorted(cpu for core in cores for cpu in core))
@@ -41,7 +41,7 @@ def read_cpu(root: Path, isa: tuple[str, ...]) -> Cpu:
 
 
 def read_signature(root: Path) -> tuple[int, int] | None:
-    """Reads the family and model number of the CPU; None: the system does not tell."""
+    """Returns the family and model number of the CPU; None: the system does not tell."""
     info = read(root / "proc/cpuinfo") or ""
     family, model = _field(info, "cpu family"), _field(info, "model")
     pair = whole(family), whole(model)
@@ -49,19 +49,19 @@ def read_signature(root: Path) -> tuple[int, int] | None:
 
 
 def allowed_cpus(root: Path) -> tuple[int, ...]:
-    """The CPUs this process may run on: cpuset, affinity mask and taskset all end here."""
+    """Returns the numbers of the CPUs that this process may run on: cpuset, affinity mask and taskset all end here."""
     return listed(_field(read(root / "proc/self/status") or "", "Cpus_allowed_list"))
 
 
 def online_cpus(root: Path) -> tuple[int, ...]:
-    """The CPUs that are switched on."""
+    """Returns the numbers of the CPUs that are online."""
     base = root / "sys/devices/system/cpu"
     numbers = (whole(path.name[3:]) for path in base.glob("cpu[0-9]*"))
     return listed(read(base / "online")) or tuple(sorted(n for n in numbers if n is not None))
 
 
 def physical_cores(root: Path, cpus: tuple[int, ...]) -> tuple[int, ...]:
-    """The first of `cpus` on each physical core."""
+    """Returns the first of `cpus` on each physical core."""
     wanted, (cores, _) = set(cpus), _cores(root)
     usable = (sorted(core & wanted) for core in cores)
     return tuple(sorted(core[0] for core in usable if core))

@@ -14,7 +14,7 @@ from ktcli.hardware.machine import Gpu
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """One row: bytes per second read from its memory, bf16 operations per second.
+    """One row of the table: bytes per second read from a GPU's memory, and bf16 operations per second.
 
     Attributes:
         name: a part of the GPU's name; or the kind of GPU, where its name is not listed.
@@ -77,7 +77,7 @@ _UNKNOWN = (200, 15)
 
 
 def data_sheet(gpu: Gpu) -> Sheet:
-    """The row of a GPU: the longest name that is part of its own, else that of its generation."""
+    """Returns the data sheet's row for a GPU: of the longest name that is part of its own, else of its generation."""
     words = f" {gpu.name} ".lower()
     matches = [name for name in _NAMES if f" {name.lower()}" in words and _ends(words, name)]
     if matches:

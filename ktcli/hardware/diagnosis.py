@@ -32,7 +32,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One finding.
+    """One problem of a machine, with what fixes it.
 
     Attributes:
         message: a sentence.
@@ -89,7 +89,7 @@ class HostSetting:
 
 
 def explain_rows(rows: tuple[tuple[str, bool, str], ...], forced: str | None) -> tuple[Kernel, ...]:
-    """Explains which of the rows (name, usable, missing features), best first, is used, and why."""
+    """Returns each of the rows (name, usable, missing features), best first, with whether it is used, and why."""
     usable = [name for name, ok, _ in rows if ok]
     used = forced if forced in usable else (usable[0] if usable and not forced else None)
     kernels = []
@@ -115,7 +115,7 @@ def diagnose(
     tiles: Verdict | None = None,
     tuning: Tuning | None = None,
 ) -> tuple[Problem, ...]:
-    """The problems of a machine: worst first, then the costliest.
+    """Returns the problems of a machine: worst first, then the costliest.
 
     Args:
         tiles: the verdict about AMX, if there is one.
@@ -132,7 +132,7 @@ def diagnose(
 
 
 def in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Sorts findings: the worst level first, and within it those that cost most."""
+    """Returns findings sorted: the worst level first, and within it those that cost most."""
     return tuple(sorted(problems, key=lambda problem: (-problem.level, -problem.loss)))
 
 

@@ -36,7 +36,7 @@ _LANE_BPS = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9
 
 
 def parse_device(said: str) -> tuple[str, int | None]:
-    """Parses "cuda:1" as ("cuda", 1); without a number it is None.
+    """Returns the type and number in a device's name: "cuda:1" gives ("cuda", 1); without a number it is None.
 
     Raises:
         UsageError: the text names no device.
@@ -49,7 +49,7 @@ def parse_device(said: str) -> tuple[str, int | None]:
 
 
 def gpu_numbers(said: str) -> tuple[int, ...] | None:
-    """Parses "0,1" as (0, 1), and "all" as None.
+    """Returns the GPU numbers in a list, "0,1" as (0, 1), and None for "all".
 
     Raises:
         UsageError: the text is neither, or names a GPU twice.
@@ -84,19 +84,19 @@ for i in range(torch.cuda.device_count()):
 
 
 def read_gpus(root: Path) -> tuple[Gpu, ...]:
-    """Reads the GPUs of the machine under `root`; none if the driver does not answer."""
+    """Returns the GPUs of the machine under `root`; none if the driver does not answer."""
     if root != Path("/"):
         return parse_gpus(read(root / "nvidia-smi.csv") or "")
     return ask_driver() if driver_loaded() else ()
 
 
 def driver_loaded() -> bool:
-    """Tells whether there is a driver of NVIDIA's, without starting a program."""
+    """Tells whether NVIDIA's kernel driver is loaded, without starting a program."""
     return any(map(os.path.exists, _DRIVERS))
 
 
 def ask_driver() -> tuple[Gpu, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves; none if nobody knows of any."""
+    """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves visible; none if nothing reports any."""
     named = os.environ.get(VISIBLE)
     # Of parts of GPUs, and of another order, nvidia-smi knows nothing.
     by_slot = os.environ.get("CUDA_DEVICE_ORDER", _BY_SLOT) == _BY_SLOT
@@ -110,8 +110,8 @@ def ask_driver() -> tuple[Gpu, ...]:
 
 
 def hidden() -> str:
-    """What CUDA_VISIBLE_DEVICES may have to do with it that no GPU is found, words to end a sentence with; "" if
-    nothing."""
+    """Returns words that end a sentence that no GPU is found, naming the value of CUDA_VISIBLE_DEVICES; "" if it is
+    not set."""
     named = os.environ.get(VISIBLE)
     return "" if named is None else f" of those that {VISIBLE}={named[:60]!r} names"
 
@@ -145,7 +145,7 @@ def _said(command: list[str]) -> str:
 
 
 def driven_gpus(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> int:
-    """The number of GPUs that the kernel's driver has, without asking any of them, which takes a second."""
+    """Returns the number of GPUs that the kernel's driver has, without asking any of them, which takes a second."""
     try:
         return len(list(drivers.iterdir()))
     except OSError:
@@ -153,7 +153,7 @@ def driven_gpus(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> int:
 
 
 def visible(gpus: tuple[Gpu, ...], named: str | None, uuids: Sequence[str] = ()) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, numbered as CUDA then numbers them.
+    """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves visible, numbered as CUDA then numbers them.
 
     CUDA and torch ignore everything from the first name on that means none of them, and see no GPU at all where one is
     named twice. Source: the CUDA programming guide, and `torch.cuda._parse_visible_devices`.
@@ -190,7 +190,7 @@ def _begun(gpus: Sequence[Gpu], uuids: Sequence[str], word: str) -> Gpu | None:
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """Parses rows of `nvidia-smi` in the order of `QUERY`; rows that do not parse are left out."""
+    """Returns the GPUs in rows of `nvidia-smi` in the order of `QUERY`; rows that do not parse are left out."""
     gpus = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -214,5 +214,5 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 
 def torch_installed() -> bool:
-    """Tells whether the `gpu` extra is installed; nothing is imported."""
+    """Tells whether PyTorch (the `gpu` extra) is installed; nothing is imported."""
     return find_spec("torch") is not None

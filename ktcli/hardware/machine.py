@@ -98,7 +98,7 @@ class Node:
 
     @property
     def has_memory(self) -> bool:
-        """Tells whether it has memory that we may use."""
+        """Whether it has memory that this process may use."""
         return self.allowed and self.size_bytes > 0
 
 

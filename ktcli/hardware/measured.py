@@ -20,7 +20,7 @@ GPU_RATES = ("read_bps", "bf16_ops", "copy_bps")
 
 
 def load(cpu: Cpu, threads: int, isa: str | None = None) -> Measured | None:
-    """Reads the rates of this CPU with these threads and this row; None: nobody measured them.
+    """Returns the measured rates of this CPU with these threads and this row; None: nobody measured them.
 
     Args:
         isa: the row of kernels; None: KT_ISA, else the best.
@@ -46,12 +46,12 @@ def load(cpu: Cpu, threads: int, isa: str | None = None) -> Measured | None:
 
 
 def entry(cpu: Cpu, threads: int, isa: str) -> dict[str, Any]:
-    """Everything that is kept of this CPU with these threads and this row, unchecked; empty: nothing."""
+    """Returns the stored measurements of this CPU with these threads and this row, unchecked; empty: none."""
     return entries().get(key(cpu.model, threads, isa), {})
 
 
 def with_rates(gpu: Gpu) -> Gpu:
-    """The GPU with the rates measured on GPUs of its name; unchanged if there are none."""
+    """Returns the GPU with the rates measured on GPUs of its name; unchanged if there are none."""
     found = entries().get(gpu_key(gpu), {})
     try:
         read, ops, copy = (float(found[name]) for name in GPU_RATES)
@@ -63,22 +63,23 @@ def with_rates(gpu: Gpu) -> Gpu:
 
 
 def gpu_key(gpu: Gpu) -> str:
-    """The name of a GPU's entry."""
+    """Returns the name of a GPU's entry in the file of measurements."""
     return f"GPU | {gpu.name}"
 
 
 def key(model: str | None, threads: int, isa: str) -> str:
-    """The name of a CPU's entry."""
+    """Returns the name of a CPU's entry in the file of measurements."""
     return f"{model or 'unknown'} | {threads} threads | {isa}"
 
 
 def path() -> Path:
-    """The file that holds all entries."""
+    """Returns the path of the file that holds all measurements."""
     return config.home() / "measured.json"
 
 
 def entries() -> dict[str, dict[str, Any]]:
-    """Reads all entries by name; a value that cannot be one is dropped, and gone after the next write."""
+    """Returns all entries of the file of measurements, by name; a value that cannot be one is dropped, and gone
+    after the next write."""
     try:
         known = smallfiles.json_object(smallfiles.read_bounded(path(), MAX_BYTES))
     except (OSError, ValueError):

@@ -12,7 +12,7 @@ from ktcli.hardware.text import kib, listed, read, table, whole
 
 
 def read_memory(root: Path) -> Memory:
-    """Reads the memory of the machine and of the container under `root`."""
+    """Returns the main memory of the machine and of the container under `root`."""
     info = table(read(root / "proc/meminfo"))
     total = kib(info.get("MemTotal")) or 0
     available = kib(info.get("MemAvailable"))
@@ -35,18 +35,19 @@ def read_memory(root: Path) -> Memory:
 
 
 def resident_bytes(root: Path, process: int | str = "self") -> int | None:
-    """The memory of a process that is resident; None: it is not there, or none of this user's."""
+    """Returns the resident memory of a process in bytes; None: it is not there, or none of this user's."""
     pages = (read(root / f"proc/{process}/statm") or "").split()
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else None
 
 
 def allowed_nodes(root: Path) -> tuple[int, ...] | None:
-    """The nodes whose memory this process may use, which a cpuset may limit; None: the system does not tell."""
+    """Returns the numbers of the NUMA nodes whose memory this process may use, which a cpuset may limit; None: the
+    system does not tell."""
     return listed(table(read(root / "proc/self/status")).get("Mems_allowed_list")) or None
 
 
 def read_nodes(root: Path, cores: tuple[int, ...], memory: Memory) -> tuple[Node, ...]:
-    """Reads the NUMA nodes in ascending order; one node of everything where the system shows none.
+    """Returns the NUMA nodes in ascending order; one node of everything where the system shows none.
 
     Args:
         cores: the physical cores this process may use.

@@ -24,7 +24,7 @@ _HINT = f"--numa is auto, off, a number of teams from 1 to {_MOST_ASKED}, or nod
 
 @dataclass(frozen=True, slots=True)
 class Numa:
-    """A parsed value of `--numa`.
+    """A parsed value of `--numa`: the number of teams, and whether memory is bound to them.
 
     Attributes:
         teams: the number of teams; None: one per node.
@@ -50,7 +50,7 @@ OFF = Numa(teams=1, bound=False)
 
 
 def parse_numa(text: str, source: str = "--numa") -> Numa:
-    """Parses the value of an option or a variable called `source`.
+    """Returns the parsed value of an option or a variable called `source`.
 
     Raises:
         UsageError: it is none of the four.
@@ -78,7 +78,7 @@ def parse_numa(text: str, source: str = "--numa") -> Numa:
 
 
 def asked_numa(option: str | None) -> Numa:
-    """The value of --numa, else of KT_NUMA, else auto.
+    """Returns the parsed value of --numa, else of KT_NUMA, else auto.
 
     Raises:
         UsageError: the value is none of the four.

@@ -1,4 +1,4 @@
-"""`probe()`: the machine we run on, or a recorded one below another root."""
+"""Reads the facts of the machine that kt runs on, or of a recorded one below another root."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SYSTEM_ROOT = Path("/")
 
 
 def probe(root: Path = SYSTEM_ROOT, *, gpus: bool = True) -> Machine:
-    """Reads everything; it takes milliseconds unless a GPU driver has to wake up.
+    """Returns the facts of the machine; it takes milliseconds unless a GPU driver has to wake up.
 
     Args:
         gpus: whether to look for GPUs.
@@ -89,7 +89,7 @@ def _rates(cpu: Cpu, nodes: Sequence[Node]) -> Measured | None:
 
 
 def amx_facts(machine: Machine, used_row: str) -> Facts:
-    """The facts about tiles on the running system.
+    """Returns the facts on the running system that decide whether AMX tiles are used.
 
     Args:
         used_row: the row of kernels in use; empty: none.
@@ -113,7 +113,7 @@ def amx_facts(machine: Machine, used_row: str) -> Facts:
 
 
 def usable_isa() -> tuple[str, ...]:
-    """The rows of kernels that run here, best first; empty if the native library is missing."""
+    """Returns the rows of kernels that run here, best first; empty if the native library is missing."""
     from ktcli import native
 
     try:

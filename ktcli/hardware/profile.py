@@ -32,7 +32,7 @@ MAX_NUMBER = 1e18  # bytes, or operations per second
 
 
 def document(machine: Machine) -> dict[str, Any]:
-    """The machine as a JSON object; `from_document` is the inverse."""
+    """Returns the machine as a JSON object; `from_document` is the inverse."""
     found = asdict(machine)
     found["cpu"]["cores"] = cpu_text(machine.cpu.cores)
     for node, row in zip(machine.nodes, found["nodes"], strict=True):
@@ -41,7 +41,7 @@ def document(machine: Machine) -> dict[str, Any]:
 
 
 def from_document(found: Mapping[str, Any]) -> Machine:
-    """Builds the machine of a parsed file.
+    """Returns the machine that a parsed file describes.
 
     Raises:
         ValueError: a field is missing, unknown or of the wrong type; the message names it.
@@ -91,7 +91,7 @@ def _check_cores(found: Any) -> None:
 
 
 def read_machine(path: Path) -> Machine:
-    """Reads the machine that a file describes, or a machine of `profiles/machines` by its name.
+    """Returns the machine that a file describes, or a machine of `profiles/machines` by its name.
 
     Raises:
         NotFound: there is no such file; the hint names the machines that ship with kt.
@@ -125,7 +125,7 @@ def read_machine(path: Path) -> Machine:
 
 
 def shipped() -> dict[str, Path]:
-    """The machine files that come with kt, by name."""
+    """Returns the paths of the machine files that come with kt, by name."""
     try:
         return {path.stem: path for path in data_path("profiles", "machines").glob("*.toml")}
     except FileNotFoundError:

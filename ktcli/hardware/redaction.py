@@ -1,4 +1,4 @@
-"""Takes out of a text what identifies a person or a machine, for reports that are shown to strangers."""
+"""Removes from a text what identifies a person or a machine, for reports that are shown to strangers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAST = 4  # characters of a secret's value: shorter ones are words
 
 
 def redacted(found: Any, names: Mapping[str, str]) -> Any:
-    """Returns a JSON document without the names in it; keys stay, as they are ours.
+    """Returns a JSON document with each of the names in it replaced; keys stay, as they are ours.
 
     Args:
         names: what is taken out, each with what stands in its place.
@@ -27,7 +27,8 @@ def redacted(found: Any, names: Mapping[str, str]) -> Any:
 
 
 def redacted_text(text: str, names: Mapping[str, str]) -> str:
-    """Returns `text` without the names in it, tokens, and folders of people."""
+    """Returns `text` with the names in it, tokens and home folders replaced, and credentials taken out of
+    addresses."""
     for name in sorted(names, key=len, reverse=True):
         if name:
             pattern = rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])"
@@ -37,7 +38,8 @@ def redacted_text(text: str, names: Mapping[str, str]) -> str:
 
 
 def names_of(environment: Mapping[str, str], user: str, host: str, home: str) -> dict[str, str]:
-    """What to take out of a report: folders, names, and the values of variables that are called secret."""
+    """Returns what to take out of a report, with what stands in its place: folders, names, and the values of
+    variables that are called secret."""
     names = {home: "~", user: "USER", host: "HOST", host.partition(".")[0]: "HOST"}
     for key, value in environment.items():
         if _SECRET.search(key) and len(value) >= _LEAST:

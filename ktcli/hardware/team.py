@@ -44,7 +44,7 @@ class NodeTeam:
 
 
 def team_size(cpu: Cpu, asked: int | None = None, gpus: int = 0) -> int:
-    """The number of threads: `asked`, else KT_THREADS, else as many as are worth starting.
+    """Returns the number of threads: `asked`, else KT_THREADS, else as many as are worth starting.
 
     Args:
         gpus: the number of GPUs in use; each takes a core, for the thread that drives it.
@@ -56,7 +56,7 @@ def team_size(cpu: Cpu, asked: int | None = None, gpus: int = 0) -> int:
 
 
 def forced_size(cpu: Cpu, asked: int | None = None) -> int | None:
-    """The number of threads that --threads or KT_THREADS asks for; None: neither does.
+    """Returns the number of threads that --threads or KT_THREADS asks for; None: neither does.
 
     Raises:
         UsageError: as `team_size`.
@@ -70,7 +70,7 @@ def forced_size(cpu: Cpu, asked: int | None = None) -> int | None:
 
 
 def planned_size(cpu: Cpu, asked: int | None = None, gpus: int = 0) -> int:
-    """The number of threads on a machine that is not this one: KT_THREADS does not apply to it.
+    """Returns the number of threads on a machine that is not this one: KT_THREADS does not apply to it.
 
     Raises:
         UsageError: more are asked for than there are cores.
@@ -91,7 +91,7 @@ def _within(cpu: Cpu, threads: int, saying: str) -> int:
 
 
 def on_nodes(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> Cpu:
-    """The processor as far as `numa` lets it be used: `nodes=LIST` leaves only their cores.
+    """Returns the processor with only the cores that `numa` lets be used: with `nodes=LIST`, those of these nodes.
 
     Raises:
         UsageError: a node of the list does not exist or cannot be used.
@@ -126,7 +126,7 @@ class _CorePlace:
 def node_teams(
     machine_nodes: Sequence[Node], cpu: Cpu, threads: int, numa: Numa
 ) -> tuple[NodeTeam, ...]:
-    """Divides `threads` threads into teams, in the order of their nodes.
+    """Returns `threads` threads divided into teams, in the order of their nodes.
 
     - Threads go to the teams in proportion to their cores, at least one to each.
     - With `auto` and fewer threads than nodes there are as many teams as threads; neighbouring nodes
@@ -176,8 +176,8 @@ def _places(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> list[_CorePlace]:
 
 
 def home_of(node: Node, nodes: Sequence[Node]) -> int | None:
-    """The number of the node whose memory the cores of `node` use: its own, else see the top of this file; None: no
-    node has any."""
+    """Returns the number of the node whose memory the cores of `node` use: its own, else see the top of this file;
+    None: no node has any."""
     if node.has_memory:
         return node.id
     usable = sorted(other.id for other in nodes if other.cores and other.has_memory)
@@ -211,7 +211,8 @@ def _split(places: Sequence[_CorePlace], count: int) -> list[_CorePlace]:
 
 
 def proportional(count: int, weights: Sequence[int]) -> list[int]:
-    """Divides `count` >= len(weights) things into parts of at least one, as near to the weights (> 0) as that allows.
+    """Returns `count` >= len(weights) things divided into parts of at least one, as near to the weights (> 0) as
+    that allows.
 
     No part is larger than its weight unless `count` is larger than their sum.
     """
@@ -229,7 +230,7 @@ def proportional(count: int, weights: Sequence[int]) -> list[int]:
 
 
 def bound_nodes(teams: Sequence[Team]) -> int:
-    """The number of memories that teams are bound to, each by itself; 1 where they are not bound."""
+    """Returns the number of memories that teams are bound to, each by itself; 1 where they are not bound."""
     return max(1, len({team.memory for team in teams if team.memory}))
 
 
@@ -239,7 +240,7 @@ def bound_nodes(teams: Sequence[Team]) -> int:
 def teams_here(
     nodes: Sequence[Node], cpu: Cpu, threads: int | None, numa: Numa
 ) -> tuple[NodeTeam, ...]:
-    """The teams that a command would start now, with the settings of the environment.
+    """Returns the teams that a command would start now, with the settings of the environment.
 
     Raises:
         UsageError: as `team_size` and `on_nodes`.
@@ -248,7 +249,8 @@ def teams_here(
 
 
 def pinned_to(cpu: Cpu, threads: int) -> tuple[int, ...]:
-    """The CPUs of one team over all cores, one per thread; (): more threads than cores, not pinned."""
+    """Returns the numbers of the CPUs of one team over all cores, one per thread; (): more threads than cores, not
+    pinned."""
     return cpu.cores[:threads] if threads <= len(cpu.cores) else ()
 
 
@@ -258,7 +260,7 @@ def make_team(
     isa: str | None = None,
     tile_min: tuple[int, int, int] | None = None,
 ) -> Pool:
-    """Starts the threads of these teams; nothing is measured.
+    """Returns a pool with the threads of these teams started; nothing is measured.
 
     Args:
         isa: the row of kernels; None: KT_ISA, else the best.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def read(path: Path) -> str | None:
-    """Reads the text of a file without surrounding white space; None if it cannot be read."""
+    """Returns the text of a file without surrounding white space; None if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -19,7 +19,7 @@ def read(path: Path) -> str | None:
 
 
 def read_int(path: Path) -> int | None:
-    """Reads a file that holds one whole number; None for anything else ("max" too)."""
+    """Returns the whole number that a file holds; None for anything else ("max" too)."""
     text = read(path) or ""
     number = whole(text.removeprefix("-"))
     return -number if number is not None and text.startswith("-") else number
@@ -29,7 +29,7 @@ _DIGITS = 20  # digits of the largest number that a kernel writes, 2^64 - 1
 
 
 def whole(text: str) -> int | None:
-    """Parses a number of decimal digits; None for anything else."""
+    """Returns the number that a text of decimal digits means; None for anything else."""
     plain = text.isascii() and text.isdigit() and len(text) <= _DIGITS
     return int(text) if plain else None
 
@@ -38,7 +38,7 @@ MAX_CPUS = 1 << 16  # eight times what Linux can be built for
 
 
 def listed(text: str | None) -> tuple[int, ...]:
-    """Parses a list that the kernel wrote; empty for anything else."""
+    """Returns the numbers of a list that the kernel wrote; empty for anything else."""
     try:
         return cpu_list(text)
     except ValueError:
@@ -46,7 +46,7 @@ def listed(text: str | None) -> tuple[int, ...]:
 
 
 def cpu_list(text: str | None) -> tuple[int, ...]:
-    """Parses the kernel's list notation, "0-3,8,10-11"; the result is in ascending order.
+    """Returns the numbers in a list in the kernel's notation, "0-3,8,10-11", in ascending order.
 
     Raises:
         ValueError: not such a list, or a number no machine has.
@@ -65,7 +65,7 @@ def cpu_list(text: str | None) -> tuple[int, ...]:
 
 
 def cpu_text(numbers: Iterable[int]) -> str:
-    """The inverse of `cpu_list`."""
+    """Returns the numbers as a list in the kernel's notation, "0-3,8"; the inverse of `cpu_list`."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
@@ -76,12 +76,12 @@ def cpu_text(numbers: Iterable[int]) -> str:
 
 
 def numbered(what: str, numbers: Collection[int]) -> str:
-    """Names numbered things: "node 2", "CPUs 0-31"."""
+    """Returns the name of numbered things with their numbers: "node 2", "CPUs 0-31"."""
     return f"{what}{'' if len(numbers) == 1 else 's'} {cpu_text(numbers)}"
 
 
 def table(text: str | None) -> dict[str, str]:
-    """Parses "Key: value" lines, as in meminfo; the first of equal keys wins."""
+    """Returns the values of "Key: value" lines by key, as in meminfo; the first of equal keys wins."""
     pairs: dict[str, str] = {}
     for line in (text or "").splitlines():
         key, colon, value = line.partition(":")
@@ -91,6 +91,6 @@ def table(text: str | None) -> dict[str, str]:
 
 
 def kib(value: str | None) -> int | None:
-    """The bytes of a meminfo value, "131072 kB"."""
+    """Returns the bytes of a meminfo value, "131072 kB"."""
     number = whole((value or "").split(" ")[0])
     return None if number is None else number * 1024

@@ -38,7 +38,7 @@ class Tuning:
 
 
 def read_tuning(root: Path) -> Tuning:
-    """Reads the settings of the system under `root`."""
+    """Returns the settings of the system under `root` that decide how fast kt is."""
     cpus = allowed_cpus(root) or online_cpus(root)
     clock = root / f"sys/devices/system/cpu/cpu{cpus[0] if cpus else 0}/cpufreq"
     governor = read(clock / "scaling_governor") or ""

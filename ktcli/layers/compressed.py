@@ -69,8 +69,8 @@ class CompressedAttention:
 
     @cached_property
     def o_a(self) -> tuple[Tensor, ...]:
-        """The output projection of each group, [o_lora, width of a group]; the checkpoint has them one below the
-        other."""
+        """The first output projection, one matrix [o_lora, width of a group] for each group of heads; the
+        checkpoint has them one below the other."""
         shape = (self.groups * self.o_lora, self._width // self.groups)
         whole_one = Stored(f"{self.source}.wo_a.weight", shape, count=self.o_lora)
         made = self._matrix("o_a", shape[1], ("wo_a", self.o_lora))
@@ -129,7 +129,8 @@ class CompressedAttention:
 
     @property
     def state(self) -> LayerState:
-        """The state: the window and open windows, whatever the length; pooled rows, and index keys behind them."""
+        """The sizes of the layer's state: the window and open windows, whatever the length; pooled rows, and index
+        keys behind them."""
         s, index = self.shape, self.indexer.shape if self.indexer else None
         per_key = 4 * s.heads * s.dim
         return LayerState(
@@ -143,7 +144,7 @@ class CompressedAttention:
         )
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """Maps x [T, hidden] to [T, hidden]."""
+        """Returns the attention's output [T, hidden] of its input x [T, hidden]."""
         s, at = self.shape, self.shape.dim - self.rope.dim
         latent, kv = b.split(b.linear(x, self.qkv_a), self.q_lora, s.dim)
         latent = b.norm(latent, self.norms[0], self.eps)

@@ -18,7 +18,7 @@ from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
 
 @dataclass(frozen=True)
 class Compressor:
-    """Makes one row of each window of positions: a learned weight for each row and column, a norm, and the
+    """Pools each window of positions into one row: by a learned weight for each row and column, a norm, and the
     rotation of the window's first position.
 
     Attributes:
@@ -36,7 +36,8 @@ class Compressor:
 
     @cached_property
     def projection(self) -> Tensor:
-        """The matrix of the rows, then of their scores; published in bf16 where all else is in 8 bits, and kept so."""
+        """The projection of the rows that are pooled, then of their scores; published in bf16 where all else is in
+        8 bits, and kept so."""
         shape = (self.shape.columns, self.hidden)
         pieces = (Stored(f"{self.source}.{of}.weight", shape) for of in ("wkv", "wgate"))
         name = f"{self.name}.projection"
@@ -66,8 +67,8 @@ class Compressor:
         return self.projection, self.bias, self.norm
 
     def forward(self, b: Backend, x: Value, first: int) -> Value:
-        """Maps x [T, hidden] to [T, dim], of which only rows that complete a window count; its state begins at
-        `first`."""
+        """Returns the pooled rows [T, dim] of x [T, hidden], of which only rows that complete a window count; its
+        state begins at element `first` of the layer's."""
         s, dim = self.shape, self.rope.dim
         rows, scores = b.split(b.linear(x, self.projection), s.columns, s.columns)
         pooled = b.pooling(rows, scores, self.bias, s, layer=self.layer, first=first)
@@ -79,7 +80,7 @@ class Compressor:
 
 @dataclass(frozen=True)
 class WindowIndexer:
-    """Chooses windows: small heads score the rows of a compressor of its own.
+    """Chooses the windows that a token attends to: small heads score the pooled rows of a compressor of its own.
 
     Attributes:
         compressor: makes the keys; its names are derived from this part's.
@@ -95,7 +96,7 @@ class WindowIndexer:
 
     @cached_property
     def keys(self) -> Compressor:
-        """The compressor with the names that it has in this part."""
+        """The compressor that makes the index keys, with the names that it has in this part."""
         name = f"layers.{self.layer}.attn.index_pool"
         source = f"{self.source}.compressor"
         return replace(self.compressor, layer=self.layer, name=name, source=source)
@@ -126,7 +127,8 @@ class WindowIndexer:
         return self.queries, self.weights, *self.keys.tensors
 
     def forward(self, b: Backend, x: Value, latent: Value, first: int) -> None:
-        """Chooses windows from x [T, hidden] and latent [T, q_lora]; the state of its keys begins at `first`."""
+        """Chooses the windows that each row attends to, from x [T, hidden] and the query latent [T, q_lora]; the
+        state of its keys begins at element `first` of the layer's."""
         s, rope = self.shape, self.keys.rope
         key = self.keys.forward(b, x, first)
         q = b.rope(b.linear(latent, self.queries), rope, head_width=s.dim, first=s.dim - rope.dim)

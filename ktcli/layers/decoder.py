@@ -28,7 +28,7 @@ NO_NORMS = "", ""
 
 
 def below(prefix: str, name: str) -> str:
-    """A checkpoint name below a prefix, which may be empty."""
+    """Returns the checkpoint name "prefix.name"; `name` alone where the prefix is empty."""
     return f"{prefix}.{name}" if prefix else name
 
 
@@ -46,7 +46,7 @@ NO_MULTIPLIERS = Multipliers()
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x)).
+    """A decoder layer: x + attention(norm(x)), then x + mlp(norm(x)).
 
     Attributes:
         added: the factor of the outputs of attention and MLP.
@@ -91,7 +91,7 @@ class DecoderLayer:
 
     @property
     def kind(self) -> DecoderLayer:
-        """The layer without its place: equal for layers that compute alike."""
+        """The layer without its number and names: equal for layers that compute alike."""
         attention = replace(self.attention, layer=0, source="")
         mlp = replace(self.mlp, layer=0, name="", source="")
         around = [replace(each, layer=0, name="", source="") for each in self.mixers or ()]
@@ -100,7 +100,8 @@ class DecoderLayer:
 
     @property
     def scratch(self) -> Scratch:
-        """The scratch of attention and MLP, which use the same buffers in turn, and of their mixers."""
+        """The buffer widths that attention and MLP, which use the same buffers in turn, and their mixers need in a
+        step."""
         return largest(part.scratch for part in (self.attention, self.mlp, *(self.mixers or ())))
 
     def forward(self, b: Backend, x: Value) -> Value:
@@ -179,19 +180,20 @@ class Decoder:
 
     @property
     def one_of_each(self) -> Decoder:
-        """The stack with the first layer of each kind only."""
+        """The decoder with only the first layer of each kind."""
         first = {layer.kind: layer for layer in reversed(self.layers)}
         kept = sorted(first.values(), key=lambda layer: layer.layer)
         return replace(self, layers=tuple(kept))
 
     @property
     def scratch(self) -> Scratch:
-        """The scratch of all layers, which use the same buffers in turn."""
+        """The buffer widths that all layers, which use the same buffers in turn, need in a step."""
         return largest(layer.scratch for layer in self.layers)
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """The layers that may begin on another device: all that attend to nothing an earlier layer has chosen."""
+        """The numbers of the layers that may begin on another device: those that attend to nothing an earlier layer
+        has chosen."""
         return tuple(
             layer.layer
             for layer in self.layers[1:]
@@ -199,12 +201,12 @@ class Decoder:
         )
 
     def forward(self, b: Backend) -> Value:
-        """Maps the step's ids to logits [outputs, vocab]."""
+        """Returns the logits [outputs, vocab] of the step's ids."""
         return self.part(b, None, 0, len(self.layers))
 
     def part(self, b: Backend, x: Value | None, first: int, last: int) -> Value:
-        """Maps the residual before layer `first` to that before layer `last`, or to logits [outputs, vocab] behind the
-        last one.
+        """Computes layers [first, last): returns the residual before layer `last`, or logits [outputs, vocab]
+        behind the last layer.
 
         Args:
             x: the residual; None, for the first layer: the step's ids are embedded.
@@ -230,7 +232,7 @@ class Decoder:
 
 
 def scaled(b: Backend, x: Value, by: float) -> Value:
-    """Multiplies x by a number; consumes x."""
+    """Returns x times `by`, or x itself where `by` is 1; overwrites x."""
     return x if by == 1.0 else b.scale(x, by)
 
 

@@ -21,7 +21,7 @@ STATE_LINE = 16  # f32 elements; a part of the state begins at a multiple of the
 
 
 def projection(name: str, pieces: tuple[Stored, ...], role: Role, layer: int) -> Tensor:
-    """A projection of a layer with linear attention; its gates are those that are kept exact."""
+    """Returns the declaration of a linear-attention layer's projection; projections of its gates are kept exact."""
     part = ModelPart.LINEAR if role is Role.DENSE else ModelPart.LINEAR_GATES
     return matrix(name, *pieces, role=role, layer=layer, part=part)
 
@@ -80,7 +80,7 @@ class GatedDeltaNet:
 
     @cached_property
     def learned(self) -> tuple[Tensor, Tensor]:
-        """The log of each head's decay rate, and the bias of its decay."""
+        """The vectors of the log of each head's decay rate, and of the bias of its decay."""
         shape = (self.shape.heads,)
         return (
             self._vector("log_rate", Stored(f"{self.source}.A_log", shape)),
@@ -110,14 +110,15 @@ class GatedDeltaNet:
 
     @property
     def state(self) -> LayerState:
-        """The state: the convolution's last rows, then S of every head, of which an element takes 7 operations."""
+        """The sizes of the layer's state: the convolution's last rows, then S of every head, of which an element
+        takes 7 operations."""
         s = self.shape
         ops = 7 * s.heads * s.dk * s.dv + 2 * self.conv_width * sum(self._widths)
         elements = self._conv_elements + s.state_elements
         return LayerState(sequence_elements=elements, ops_per_token=ops)
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """Maps x [T, hidden] to [T, hidden]."""
+        """Returns the layer's linear attention [T, hidden] of its input x [T, hidden]."""
         s, (keys, _, values) = self.shape, self._widths
         qkv, z = b.split(b.linear(x, self.qkvz), 2 * keys + values, values)
         beta, decay = b.split(b.linear(x, self.gates, reads=Reads.F32), s.heads, s.heads)

@@ -9,7 +9,7 @@ from ktcli.ops.table.rowwise import GateKind
 
 @dataclass(frozen=True, slots=True)
 class OwnGates:
-    """Gates that have a projection of their own.
+    """Gates on the heads' outputs, computed by a projection of their own.
 
     Attributes:
         source: checkpoint name of the projection, below the attention.
@@ -22,17 +22,17 @@ class OwnGates:
     per_column: bool = False
 
     def width(self, heads: int, columns: int) -> int:
-        """The number of gates of `heads` heads of `columns` columns."""
+        """Returns the number of gates that `heads` heads of `columns` columns have."""
         return heads * (columns if self.per_column else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class QueryGates:
-    """Gates of each column in the projection of the queries: each head there has its query and then its gates
-    (Qwen3-Next)."""
+    """Gates on each column of the heads' outputs, computed by the projection of the queries: each head there has
+    its query and then its gates (Qwen3-Next)."""
 
     kind: GateKind = GateKind.SIGMOID
 
     def width(self, heads: int, columns: int) -> int:
-        """The number of gates of `heads` heads of `columns` columns."""
+        """Returns the number of gates that `heads` heads of `columns` columns have."""
         return heads * columns

@@ -77,7 +77,7 @@ class GroupedQueryAttention:
     source: str = ""
 
     def within(self, window: int) -> GroupedQueryAttention:
-        """The same attention with a sliding window of `window` positions; 0: it attends to all."""
+        """Returns the same attention with a sliding window of `window` positions; 0: it attends to all."""
         return replace(self, shape=replace(self.shape, window=window))
 
     @property
@@ -97,7 +97,7 @@ class GroupedQueryAttention:
 
     @cached_property
     def qkv(self) -> Tensor:
-        """The projection of q, k and v, then of the indexer and the gates, where there are any."""
+        """The weight that projects to q, k and v, then to the indexer and the gates, where there are any."""
         pieces = tuple((f"{p}_proj.weight", w) for p, w in zip("qkv", self._widths, strict=True))
         index = self.indexer.projections if self.indexer else ()
         own = isinstance(self.gates, OwnGates) and f"{self.gates.source}.weight"
@@ -126,7 +126,7 @@ class GroupedQueryAttention:
 
     @cached_property
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
-        """The biases of q, k, v, and of o."""
+        """The bias of q, k and v together, and the bias of o; None where there is none."""
         assert not (self.qkv_bias and self.gates), "no family has biases on gated attention"
         pieces = ((f"{p}_proj.bias", w) for p, w in zip("qkv", self._widths, strict=True))
         qkv = self._bias("qkv_bias", *pieces) if self.qkv_bias else None
@@ -180,8 +180,8 @@ class GroupedQueryAttention:
 
     @property
     def state(self) -> LayerState:
-        """The state: keys and values, and the index key behind them; its operations are scores and weighted values
-        of every head."""
+        """The sizes of the layer's state: keys and values, and the index key behind them; its operations are scores
+        and weighted values of every head."""
         s, index = self.shape, self.indexer.shape if self.indexer else None
         return LayerState(
             position_elements=s.kept + s.beside,
@@ -194,7 +194,7 @@ class GroupedQueryAttention:
         )
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """Maps x [T, hidden] to [T, hidden]."""
+        """Returns the attention's output [T, hidden] of its input x [T, hidden]."""
         d = self.shape.head_dim
         qkv_bias, o_bias = self.biases
         index_widths = [width for _, width in self._indexer.projections] if self._indexer else []

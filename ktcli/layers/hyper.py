@@ -47,9 +47,9 @@ class HyperConnection:
 
     @cached_property
     def projection(self) -> Tensor:
-        """The projection [weights, streams * hidden]: it decides like a router, and is kept like one. It is
-        published in f32; bf16 moves the logits of random models by 0.0005 of their spread, the dense matrices in
-        bf16 by 0.013."""
+        """The weight that projects the streams to their mixing weights, [weights, streams * hidden]: it decides
+        like a router, and is kept like one. It is published in f32; bf16 moves the logits of random models by
+        0.0005 of their spread, the dense matrices in bf16 by 0.013."""
         shape = (self._weights, self.shape.streams * self.hidden)
         stored = Stored(f"{self.source}_fn", shape)
         name = f"{self.name}.fn"
@@ -84,7 +84,8 @@ class HyperConnection:
         return Scratch(streams=self.shape.streams * self.hidden)
 
     def enter(self, b: Backend, x: Value) -> tuple[Value, Value | None]:
-        """Maps streams [T, streams * hidden] to the block's input [T, hidden] and the weights that `expand` takes."""
+        """Mixes the streams [T, streams * hidden] into the block's input [T, hidden]; returns it and the weights
+        that `expand` takes, None at the end of the stack."""
         wanted = b.linear(b.norm(x, None, self.eps), self.projection, reads=Reads.F32)
         weights = b.mix(wanted, self.scale, self.base, self.shape)
         if self.at_end:
@@ -96,7 +97,7 @@ class HyperConnection:
 
 @dataclass(frozen=True)
 class StreamMean:
-    """Makes one stream of all at the end of the stack, without weights (GLM-5.3)."""
+    """Averages all streams into one at the end of the stack, without weights (GLM-5.3)."""
 
     hidden: int
     streams: int
@@ -106,7 +107,7 @@ class StreamMean:
         return ()
 
     def enter(self, b: Backend, x: Value) -> tuple[Value, None]:
-        """Maps streams [T, streams * hidden] to their mean, [T, hidden]."""
+        """Returns the mean [T, hidden] of the streams [T, streams * hidden], and None."""
         first, *others = b.split(x, *(self.streams * (self.hidden,)))
         for other in others:
             first = b.add(first, other)

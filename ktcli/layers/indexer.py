@@ -21,8 +21,8 @@ from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
 
 @dataclass(frozen=True)
 class Indexer:
-    """The parts of an indexer besides its attention's: the projections of keys and queries lie in those of the
-    attention.
+    """A lightning indexer's own weights and its choice of positions; the projections of its keys and queries lie in
+    those of the attention.
 
     Attributes:
         rope: the rotation of the first columns of each head; None: nothing is rotated.
@@ -58,8 +58,8 @@ class Indexer:
 
     @cached_property
     def weights(self) -> Tensor:
-        """The projection [heads, hidden] of the heads' weights, and behind it that of the scores of a window's keys,
-        [dim, hidden]: it decides like a router, and is kept like one."""
+        """The projection [heads, hidden] of the heads' weights, and behind it that of the scores of a window's
+        keys, [dim, hidden]: it decides like a router, and is kept like one."""
         sizes = {"weights_proj.weight": self.shape.heads}
         if self.pool:
             sizes["index_kpool_compress_gate"] = self.shape.dim
@@ -76,7 +76,7 @@ class Indexer:
 
     @cached_property
     def pool_bias(self) -> Tensor | None:
-        """The bias of the scores, [every, dim]; None: there is no pool."""
+        """The bias [every, dim] of the scores by which keys are pooled; None: keys are not pooled."""
         if self.pool is None:
             return None
         shape = self.pool.every, self.pool.dim
@@ -90,7 +90,7 @@ class Indexer:
         return (self.weights, *self.key_norm, *bias)
 
     def forward(self, b: Backend, x: Value, q: Value, key: Value) -> None:
-        """Chooses positions for the attentions up to the next indexer.
+        """Chooses the positions that the attentions up to the next indexer attend to.
 
         Args:
             x: the attention's input [T, hidden].
@@ -127,7 +127,7 @@ class BlockIndexer:
 
     @property
     def projections(self) -> tuple[tuple[str, int], ...]:
-        """The names and rows of the projections of queries and key."""
+        """The checkpoint names and row counts of the projections of queries and key."""
         s = self.shape
         return ("index_q_proj.weight", s.heads * s.dim), ("index_k_proj.weight", s.dim)
 
@@ -142,7 +142,8 @@ class BlockIndexer:
         return vector(f"layers.{self.layer}.attn.index_{of}_norm", stored, layer=self.layer)
 
     def forward(self, b: Backend, q: Value, key: Value) -> None:
-        """Chooses blocks for the attention of this layer by q [T, heads * dim] and key [T, dim], projected."""
+        """Chooses the blocks that this layer's attention attends to, by q [T, heads * dim] and key [T, dim],
+        projected."""
         dim = self.shape.dim
         q, key = (
             b.rope(b.norm(x, gain, self.eps, head_width=dim), self.rope, head_width=dim)

@@ -54,15 +54,15 @@ class KimiDelta:
 
     @cached_property
     def qkvg(self) -> Tensor:
-        """The projection of q, k, v, and the first one of the norm's gate."""
+        """The weight that projects to q, k, v, and to the low-rank input of the norm's gate."""
         named = dict(zip(("q_proj", "k_proj", "v_proj"), self._widths, strict=True))
         gate, rows = self._entering[0]
         return self._matrix("qkvg", Role.DENSE, {**named, gate: rows}, self.hidden)
 
     @cached_property
     def gates(self) -> Tensor:
-        """The projection of the learning rate, and the first one of the decay: kept in bf16, as their errors add up
-        over the tokens."""
+        """The weight that projects to the learning rate, and to the low-rank input of the decay: kept in bf16, as
+        its errors add up over the tokens."""
         decay, rows = self._entering[1]
         sizes = {"b_proj": self.shape.heads, decay: rows}
         return self._matrix("gates", Role.KEPT, sizes, self.hidden)
@@ -89,7 +89,7 @@ class KimiDelta:
 
     @cached_property
     def convs(self) -> tuple[Tensor, ...]:
-        """The convolutions of q, k and v."""
+        """The weights of the convolutions of q, k and v."""
         return tuple(
             self._vector(f"{of}_conv", f"{of}_conv1d.weight", (width, 1, self.conv_width))
             for of, width in zip("qkv", self._widths, strict=True)
@@ -97,7 +97,7 @@ class KimiDelta:
 
     @cached_property
     def learned(self) -> tuple[Tensor, Tensor]:
-        """The log of each head's decay rate, and the bias of each channel's decay."""
+        """The vectors of the log of each head's decay rate, and of the bias of each channel's decay."""
         rate = self._vector("log_rate", "A_log", (self.shape.heads,))
         return rate, self._vector("rate_bias", "dt_bias", (self.shape.decays,), neutral=0.0)
 
@@ -121,14 +121,15 @@ class KimiDelta:
 
     @property
     def state(self) -> LayerState:
-        """The state: the convolutions' last rows, then S of every head, of which an element takes 7 operations."""
+        """The sizes of the layer's state: the convolutions' last rows, then S of every head, of which an element
+        takes 7 operations."""
         s = self.shape
         ops = 7 * s.heads * s.dk * s.dv + 2 * self.conv_width * sum(self._widths)
         elements = sum(self._conv_elements) + s.state_elements
         return LayerState(sequence_elements=elements, ops_per_token=ops)
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """Maps x [T, hidden] to [T, hidden]."""
+        """Returns the layer's linear attention [T, hidden] of its input x [T, hidden]."""
         s, first, mixed = self.shape, 0, []
         (_, of_gate), (_, of_decay) = self._entering
         *qkv, gate = b.split(b.linear(x, self.qkvg), *self._widths, of_gate)

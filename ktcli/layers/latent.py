@@ -105,7 +105,8 @@ class LatentAttention:
 
     @cached_property
     def kv_b(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The tensors (uk_in [lora, nope], uk_out [nope, lora], uv [v, lora]), one matrix per head.
+        """The weights (uk_in [lora, nope], uk_out [nope, lora], uv [v, lora]) into which kv_b is split, one matrix
+        per head.
 
         GGUF files have it in two: k_b [heads, lora, nope] and v_b [heads, v, lora].
         """
@@ -149,7 +150,7 @@ class LatentAttention:
 
     @property
     def follows(self) -> bool:
-        """Whether it attends to what an earlier layer's indexer has chosen."""
+        """Whether it attends to the positions that an earlier layer's indexer has chosen."""
         return self.chosen > 0 and self.indexer is None
 
     @property
@@ -168,8 +169,8 @@ class LatentAttention:
 
     @property
     def scratch(self) -> Scratch:
-        """The scratch of the absorbed form: each head has its queries over a whole row of the cache and its results
-        over the latent, as attention computes them, and again as its products read them, at half the bytes."""
+        """The buffer widths of the absorbed form: each head has its queries over a whole row of the cache and its
+        results over the latent, as attention computes them, and again as its products read them, at half the bytes."""
         s = self.shape
         heads = s.heads * (self.state.position_elements + 3 * s.lora // 2)
         chosen = self.indexer.shape.top_k if self.indexer else 0
@@ -181,9 +182,9 @@ class LatentAttention:
 
     @property
     def state(self) -> LayerState:
-        """The state: the latent and the index key behind it, and the sums of a window of keys that is open. Its
-        operations are scores and weighted latents of every head (absorbed), or scores and weighted values
-        (expanded)."""
+        """The sizes of the layer's state: the latent and the index key behind it, and the sums of a window of keys
+        that is open. Its operations are scores and weighted latents of every head (absorbed), or scores and
+        weighted values (expanded)."""
         s = self.shape
         index = self.indexer.shape if self.indexer else None
         pool = self.indexer.pool if self.indexer else None
@@ -200,7 +201,7 @@ class LatentAttention:
         )
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """Maps x [T, hidden] to [T, hidden]."""
+        """Returns the attention's output [T, hidden] of its input x [T, hidden]."""
         s = self.shape
         a = b.linear(x, self.qkv_a, bias=self.qkv_a_bias)
         q, *others = b.split(a, *(width for _, width in self._a_pieces))

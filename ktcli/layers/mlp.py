@@ -95,6 +95,6 @@ class DenseMlp:
         return Scratch.of(self.tensors)
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """Maps x [T, hidden] to [T, hidden]."""
+        """Returns the MLP's output [T, hidden] of its input x [T, hidden]."""
         both = b.linear(x, self.gate_up, bias=self.gate_up_bias)
         return b.linear(b.swiglu(both, self.width, self.glu), self.down, bias=self.down_bias)

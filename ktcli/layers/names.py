@@ -16,8 +16,8 @@ Sources = tuple[Pieces, ...]  # alternatives, as `Tensor.sources`
 
 @dataclass(frozen=True, slots=True)
 class MlpNames:
-    """The checkpoint names below the prefix of a dense MLP; `fused`, [2I, H] with gate above up, is one tensor for
-    both."""
+    """The checkpoint names of the parts of a dense MLP, below its prefix; `fused`, [2I, H] with gate above up, is
+    one tensor for both."""
 
     gate: str = "gate_proj.weight"
     up: str = "up_proj.weight"
@@ -33,7 +33,7 @@ USUAL_MLP = MlpNames()
 
 @dataclass(frozen=True, slots=True)
 class StoredExperts:
-    """The experts of one layer in a checkpoint: `count` of `width` columns.
+    """The place of one layer's experts in a checkpoint: `count` experts of `width` columns.
 
     Attributes:
         source: checkpoint prefix of the MLP.
@@ -159,7 +159,7 @@ def _in_turn(both: Stored) -> Pieces:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionNames:
-    """The name of the learned bias that experts are chosen with.
+    """The checkpoint name of the learned bias that experts are chosen with.
 
     Attributes:
         is_row: whether its shape is [1, E] (ERNIE).
@@ -203,7 +203,7 @@ class SharedNames:
     gate: str = "shared_expert_gate.weight"
 
     def source(self, mlp: str) -> str:
-        """The expert's prefix, below or beside that of the MLP."""
+        """Returns the checkpoint prefix of the shared expert, below or beside that of the MLP."""
         return f"{mlp.rpartition('.')[0] if self.beside else mlp}.{self.expert}"
 
 
@@ -217,7 +217,7 @@ NUMBERED_EXPERTS = (
 
 @dataclass(frozen=True, slots=True)
 class SparseNames:
-    """The names below the prefix of an MLP with experts.
+    """The checkpoint names of the parts of an MLP with experts, below its prefix.
 
     Attributes:
         experts: the layouts they may have; the first that a checkpoint has is taken.

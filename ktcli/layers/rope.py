@@ -44,7 +44,7 @@ class Yarn:
 
     @property
     def cos_sin_scale(self) -> float:
-        """The factor of cos and sin."""
+        """The factor that cos and sin are multiplied by."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale and self.mscale_all_dim:
@@ -53,7 +53,7 @@ class Yarn:
 
     @property
     def score_scale(self) -> float:
-        """The factor of the attention scores: that of mscale_all_dim, squared (DeepSeek)."""
+        """The factor that attention scores are multiplied by: that of mscale_all_dim, squared (DeepSeek)."""
         return _mscale(self.factor, self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
 
 
@@ -72,7 +72,7 @@ class Llama3:
     high: float
 
     def stretch(self, inverse: F32Array) -> F32Array:
-        """The stretched radians per position of each pair."""
+        """Returns the stretched frequencies, radians per position of each pair, of the plain ones."""
         turns = self.original_context / (2 * math.pi / inverse)
         slow, fast = turns < self.low, turns > self.high
         keep = (turns - self.low) / (self.high - self.low)
@@ -96,7 +96,7 @@ def rotary(
     factors: Sequence[float] = (),
     interleaved: bool = False,
 ) -> Rope:
-    """Makes the rotary embedding of `dim` columns.
+    """Returns the rotary embedding of `dim` columns.
 
     Args:
         theta: base of the wavelengths.
@@ -136,13 +136,14 @@ class LongRope(Rope):
     beyond: tuple[float, ...] = ()
 
     def at(self, context: int) -> Rope:
-        """The rotation for a context of `context` positions."""
+        """Returns the rotary embedding for a context of `context` positions."""
         chosen = self.beyond if context > self.original else self.inv_freq
         return Rope(self.dim, chosen, self.scale, self.interleaved, self.shift)
 
 
 def at_context(part: T, context: int) -> T:
-    """Replaces the rotations in a part of a model, however deep they lie, by those for a context."""
+    """Returns a part of a model with each `LongRope` in it, however deep, replaced by the rotary embedding for a
+    context."""
     made: Any = part
     if isinstance(part, LongRope):
         made = part.at(context)
@@ -168,7 +169,7 @@ def long_rotary(
     original: int,
     interleaved: bool = False,
 ) -> LongRope:
-    """Makes LongRoPE's rotary embedding of `dim` columns.
+    """Returns LongRoPE's rotary embedding of `dim` columns.
 
     Args:
         theta: base of the wavelengths.

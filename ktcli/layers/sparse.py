@@ -54,7 +54,7 @@ class SparseMlp:
 
     @cached_property
     def router(self) -> Tensor:
-        """The router [experts, hidden], with one row more for a shared gate."""
+        """The router's weight [experts, hidden], with one row more for a shared gate."""
         pieces = [(self.names.router.weight, (self.routing.experts, self.hidden))]
         if self.shared_gate:
             pieces.append((self.names.shared.gate, (1, self.hidden)))
@@ -81,7 +81,8 @@ class SparseMlp:
 
     @cached_property
     def table(self) -> Tensor | None:
-        """The table [by_id, top_k] of experts, row behind row: whole numbers, which f32 holds."""
+        """The table [by_id, top_k] of the experts of each token id, row behind row: whole numbers, which f32 holds;
+        None: the router chooses them."""
         if not self.by_id:
             return None
         name = f"{self.source}.{self.names.router.table}"
@@ -95,7 +96,7 @@ class SparseMlp:
 
     @cached_property
     def expert_biases(self) -> tuple[Tensor, Tensor] | None:
-        """The biases of gate_up, in the order of its rows, and of down."""
+        """The biases of gate_up, in the order of its rows, and of down; None: there are none."""
         if not self.biases:
             return None
         ways, of = self.names.experts, self._stored
@@ -157,11 +158,11 @@ class SparseMlp:
 
     @property
     def scratch(self) -> Scratch:
-        """The scratch of the shared expert, and of the experts of a token side by side."""
+        """The buffer widths of the shared expert, and of the experts of a token side by side."""
         return replace(Scratch.of(self.tensors), experts=self.routing.top_k * self.width)
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """Maps x [T, hidden] to [T, hidden]."""
+        """Returns the output [T, hidden] of the chosen experts and the shared one for x [T, hidden]."""
         # [T, experts], and a column for the gate
         logits = b.linear(x, self.router, bias=self.router_bias, reads=Reads.F32)
         if self.shared_gate:

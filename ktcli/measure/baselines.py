@@ -34,7 +34,7 @@ OnCpu = Callable[[int], bool]
 def engine_under(
     policy: Policy, *given: Any, on_cpu: OnCpu | None = None, **others: Any
 ) -> DeviceEngine:
-    """An engine that shares the experts by a policy.
+    """Returns an engine that shares the experts between CPU and device by a policy.
 
     Args:
         given, others: the arguments of `DeviceEngine`.
@@ -48,7 +48,7 @@ def engine_under(
 
 
 def placement_under(policy: Policy, placement: Placement) -> Placement:
-    """The placement as a policy uses it: only kt's own defers."""
+    """Returns the placement as a policy uses it: only kt's own defers experts, and ALL_CPU has none on the device."""
     if policy is Policy.KT:
         return placement
     plain = replace(placement, depths=((0, 0),), deferral=False)
@@ -59,7 +59,7 @@ def placement_under(policy: Policy, placement: Placement) -> Placement:
 
 
 def policy_of(engine: DeviceEngine) -> Policy:
-    """The policy that an engine runs under."""
+    """Returns the policy by which an engine shares the experts between CPU and device."""
     return engine.policy if isinstance(engine, Baseline) else Policy.KT
 
 
@@ -89,7 +89,7 @@ class Baseline(DeviceEngine):
 
 @dataclass(slots=True)
 class Phases:
-    """The times of sequential phases, in seconds."""
+    """The seconds that each of the sequential phases took."""
 
     cpu_s: float = 0.0
     device_s: float = 0.0
@@ -115,13 +115,13 @@ class OnDemand(TimedRunner):
     phases: Phases = field(default_factory=Phases)
 
     def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
-        """Does nothing with `defer`: no expert is deferred here."""
+        """Begins a step; `defer` is ignored, as no expert is deferred here."""
 
     def check(self) -> None:
         pass
 
     def operations(self) -> list[tuple[str, int]]:
-        """The (phase, nanoseconds so far) pairs."""
+        """Returns the (phase, nanoseconds so far) pairs."""
         found = self.phases
         seconds = {CPU_EXPERTS: found.cpu_s, GPU_EXPERTS: found.device_s, COPIES: found.copy_s}
         return [(name, round(1e9 * each)) for name, each in seconds.items()]

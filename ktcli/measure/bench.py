@@ -1,4 +1,4 @@
-"""Decode and prefill, measured against what the machine can do at that moment.
+"""Measures decode and prefill against what the machine can do at that moment.
 
 Decode is compared with reading its bytes at the speed of the best plain read loop, prefill with doing
 its operations at the arithmetic peaks. Ids are drawn anew for every run, so that the experts of one
@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine import Engine
-from ktcli.engine.sampler import Sampler, SamplingSettings
 from ktcli.engine.session import Session
 from ktcli.measure.clock import PAIRS, Measurement, alternate
+from ktcli.measure.greedy import GreedyChoice
 from ktcli.measure.streams import Streams, streams_work
 from ktcli.measure.synthetic import Spread, expert_spread
 from ktcli.measure.trace import Trace
@@ -46,7 +46,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run of the work.
+    """One unit of work to measure, done once in each run.
 
     Attributes:
         n_tokens: tokens of one run.
@@ -64,7 +64,7 @@ class Job:
 
     @property
     def tokens(self) -> int:
-        """The tokens of all answers in a run."""
+        """The number of tokens of all answers in a run."""
         return self.n_tokens * self.batch
 
 
@@ -86,17 +86,17 @@ class Demand:
 
 
 class Yardstick(Protocol):
-    """The reference that a measurement is compared with."""
+    """Computes the times that a measurement is compared with."""
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
-        """The seconds of a run at the machine's ceilings, measured now."""
+        """Returns the seconds of a run at the machine's ceilings, measured now."""
 
     def predicted_s(self, engine: Engine, job: Job) -> float:
-        """The seconds of a run that the planner expects, at the ceilings of this measurement."""
+        """Returns the seconds of a run that the planner expects, at the ceilings of this measurement."""
 
 
 def steps(engine: Engine, job: Job) -> Iterator[StepShape]:
-    """The steps of a run."""
+    """Yields the shapes of the steps of a run."""
     done = 0
     while done < job.n_tokens:
         left = job.n_tokens - done
@@ -108,14 +108,14 @@ def steps(engine: Engine, job: Job) -> Iterator[StepShape]:
 
 
 def work_of(engine: Engine, job: Job, step: StepShape) -> tuple[PartWork, ...]:
-    """The work of one step of a run."""
+    """Returns the bytes and operations of one step of a run, part by part."""
     if job.batch == 1:
         return step_work(engine.model, engine.recipe, step)
     return streams_work(engine.model, engine.recipe, step, job.touched)
 
 
 def demand(engine: Engine, job: Job) -> Demand:
-    """The bytes and operations of a run."""
+    """Returns the bytes and operations of a run."""
     read, cached, ops = 0, 0, dict.fromkeys(Unit, 0)
     for step in steps(engine, job):
         for work in work_of(engine, job, step):
@@ -153,18 +153,18 @@ class Ceilings:
         return next((arena.refused for arena in self.arenas if arena.refused), "")
 
     def measure(self, kind: Ceiling) -> float:
-        """Measures a ceiling now."""
+        """Measures a ceiling now; returns its bytes or operations per second."""
         data = [arena.bytes for arena in self.arenas] if kind is Ceiling.READ else ()
         rate = self.pool.ceiling(kind, self.seconds, data)
         self.samples.setdefault(kind, []).append(rate)
         return rate
 
     def rate(self, kind: Ceiling) -> float:
-        """The median of the samples so far."""
+        """Returns the median of a ceiling's samples so far, per second."""
         return median(self.samples.get(kind) or [self.measure(kind)])
 
     def rates(self) -> Rates:
-        """The rates as the planner takes them."""
+        """Returns the sampled rates in the form that the planner takes."""
         read, int8, bf16 = map(self.rate, (Ceiling.READ, Ceiling.INT8, Ceiling.BF16))
         basis, tiles = "measured in this run", has_tiles(self.pool.isa)
         each = operation_seconds(self.pool.threads)
@@ -177,7 +177,7 @@ class Ceilings:
         return self.compute_s(wanted.ops)
 
     def compute_s(self, ops: dict[Unit, int]) -> float:
-        """The seconds of operations at the arithmetic peaks, measured now."""
+        """Returns the seconds of operations at the arithmetic peaks, measured now."""
         int8 = ops[Unit.INT8]
         rest = sum(ops.values()) - int8
         peaks = ((int8, Ceiling.INT8), (rest, Ceiling.BF16))
@@ -231,7 +231,7 @@ class BenchResult:
 
     @property
     def ops(self) -> float:
-        """The operations per second."""
+        """The operations per second that the job reached."""
         return self.demand.all_ops / self.measured.seconds
 
     @property
@@ -248,7 +248,7 @@ def run(
     pairs: int = PAIRS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> BenchResult:
-    """Measures one job on a loaded engine.
+    """Returns the measured times of one job on a loaded engine.
 
     Args:
         job: the work; its context and tokens fit the engine's context.
@@ -259,12 +259,12 @@ def run(
     spread = expert_spread(engine, session, _SEED)  # warms up every page and the team as well
     draw, vocab = np.random.default_rng(_SEED), engine.spec.vocab
     streams = Streams(engine, job.batch, job.context, draw) if job.batch > 1 else None
-    done = 0
+    choice, done = GreedyChoice(engine), 0
 
     def work() -> None:
         nonlocal done
         if streams is None:
-            once(engine, session, job, draw.integers(0, vocab, job.n_tokens).tolist())
+            once(engine, session, job, draw.integers(0, vocab, job.n_tokens).tolist(), choice)
         else:
             streams.once(draw.integers(0, vocab, (job.n_tokens, job.batch)).astype(np.int32))
         done += 1
@@ -287,32 +287,30 @@ def run(
     return BenchResult(job, measured, demand(engine, job), spread, chosen, profile, predicted_s)
 
 
-def once(engine: Engine, session: Session, job: Job, ids: list[int]) -> None:
+def once(engine: Engine, session: Session, job: Job, ids: list[int], choice: GreedyChoice) -> None:
     """Does the job once. A decode step ends with choosing a token, as an answer does."""
     session.rewind(job.context)
     if job.kind is Phase.PREFILL:
         session.feed(ids)
         return
-    sampler = Sampler(SamplingSettings(greedy=True))
     for token in ids:
-        depth = engine.depth_at(session.length)
-        sampler.next(session.feed([token], temperature=sampler.sums_at, defer=depth), ())
+        choice.choose([session.feed([token], defer=engine.depth_at(session.length))])
 
 
 def traced(engine: Engine, context: int, trace: Callable[[Callable[[], None]], Trace]) -> Trace:
-    """Traces one decode step after `context` tokens, when a few have been decoded already.
+    """Returns the trace of one decode step after `context` tokens, when a few have been decoded already.
 
     Args:
         trace: runs a step and returns its trace.
     """
     session, draw = engine.session(), np.random.default_rng(_SEED)
-    job = Job(Phase.DECODE, 1, context)
+    job, choice = Job(Phase.DECODE, 1, context), GreedyChoice(engine)
     ids = draw.integers(0, engine.spec.vocab, context + WARM_UPS + 1).tolist()
     if context:
         session.feed(ids[:context])
     for token in ids[context:-1]:
-        once(engine, session, job, [token])
-    return trace(lambda: once(engine, session, job, ids[-1:]))
+        once(engine, session, job, [token], choice)
+    return trace(lambda: once(engine, session, job, ids[-1:], choice))
 
 
 def _operation_seconds(engine: Engine) -> list[tuple[str, float]]:

@@ -1,4 +1,5 @@
-"""The sizes of each matrix's inputs when a model reads a text, by which a calibrated conversion weighs errors.
+"""Measures the sizes of each matrix's inputs when a model reads a text, by which a calibrated conversion weighs
+errors.
 
 The error of a product is the error of each weight times the input of its column; so a column whose inputs are
 large counts more. The model is run in torch, in f32, from a conversion of it, all layers in memory; the text is read
@@ -118,7 +119,7 @@ class _Experts(ExpertRunner):
 def calibrate(
     path: Pack, pool: Pool, ids: Sequence[int], begin: int | None, progress: Callable[[int], None]
 ) -> Importance:
-    """The importance of the columns of a model's matrices, by tensor: [count, k] f32 with mean 1.
+    """Returns the importance of the columns of a model's matrices, by tensor: [count, k] f32 with mean 1.
 
     Args:
         path: a conversion of the model.

@@ -27,13 +27,13 @@ class TimedRun:
 
     @property
     def share(self) -> float:
-        """The share of the ceiling that was reached."""
+        """The share of the ceiling that the run reached, 1: all of it."""
         return self.ideal_s / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Runs of one work, and the share of the cores that other processes used meanwhile."""
+    """The timed runs of one work, and the share of the cores that other processes used meanwhile."""
 
     runs: tuple[TimedRun, ...]
     others_share: float
@@ -52,7 +52,7 @@ class Measurement:
 
     @property
     def share(self) -> float:
-        """The median share of the ceiling."""
+        """The median share of the ceiling that the runs reached, 1: all of it."""
         return median(run.share for run in self.runs)
 
     @property
@@ -67,7 +67,7 @@ def alternate(
     pairs: int = PAIRS,
     root: Path = Path("/"),
 ) -> Measurement:
-    """Runs `work` `pairs` times, its ceiling before and after each.
+    """Runs `work` `pairs` times, its ceiling before and after each, and returns the times.
 
     Args:
         work: does the whole work once; returns the seconds of it that count; None: all of them.
@@ -98,7 +98,7 @@ class Others:
         self._own = _own_seconds()
 
     def share(self) -> float:
-        """The share of the cores that others used since; 0 where the kernel does not tell."""
+        """Returns the share of the cores that others used since; 0 where the kernel does not tell."""
         busy, total = self._read()
         elapsed = total - self._total
         if elapsed <= 0:
@@ -116,7 +116,7 @@ class Others:
 
 
 def busy_seconds(stat: str, cpus: frozenset[int]) -> tuple[float, float]:
-    """The (busy, total) seconds of `cpus` from the text of /proc/stat.
+    """Returns the (busy, total) seconds of `cpus` from the text of /proc/stat.
 
     Time stolen by the hypervisor is busy: somebody else had the core.
     """

@@ -1,4 +1,4 @@
-"""The ceilings of a device, and the comparison of a job on CPU and device with them.
+"""Measures the ceilings of a device, and compares a job on CPU and device with them.
 
 Three rates of the device are measured, with torch's own operations on far more memory than its caches
 hold: reading, bf16 products, and copies from pinned memory. The ideal of a step is the longer of what the
@@ -55,7 +55,7 @@ _ON_CPU = Probe(1 << 20, 64, 1)  # a CPU in a device's place: only in tests
 
 
 def measure_rates(device: torch.device) -> DeviceRates:
-    """Measures the rates of a device, in about a second; its memory is free again afterwards.
+    """Measures the rates of a device, in about a second, and returns them; its memory is free again afterwards.
 
     Raises:
         DeviceError: the device failed, or has no memory left.
@@ -109,7 +109,7 @@ def _seconds(stream: Stream, size: Probe, work: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The shares of CPU and device in a step.
+    """The bytes and operations that CPU and device have of a step.
 
     Attributes:
         cpu_ops: the CPU's operations by unit.
@@ -139,7 +139,7 @@ class DeviceCeilings:
         return cls(Ceilings.of(engine.pool), device, engine.placement, policy_of(engine))
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
-        """The seconds of CPU and device at the same time, each at its limit."""
+        """Returns the seconds of a run with CPU and device working at the same time, each at its limit."""
         found = [self.split(engine, job, step) for step in steps(engine, job)]
         if job.kind is Phase.DECODE:
             read = sum(each.cpu_bytes for each in found)
@@ -150,7 +150,7 @@ class DeviceCeilings:
         return max(self.cpu.compute_s(ops), theirs)
 
     def predicted_s(self, engine: Engine, job: Job) -> float:
-        """The seconds that the planner's forecast gives at the rates of this measurement."""
+        """Returns the seconds of a run that the planner's forecast gives at the rates of this measurement."""
         forecast, policy = self.forecast(engine), self.policy
         if policy in SEQUENTIAL:
             computes = policy is Policy.FIDDLER
@@ -167,7 +167,7 @@ class DeviceCeilings:
         return sum(forecast.decode_s(at, engine.depth_at(at), job.batch) for at in positions)
 
     def forecast(self, engine: Engine) -> Forecast:
-        """The forecast for this engine at these rates."""
+        """Returns the planner's forecast for this engine at the measured rates."""
         placement = self.placement
         expert = int(stack_of(engine.model, engine.recipe).expert.size_bytes.max(initial=0))
         known = Known(
@@ -182,7 +182,8 @@ class DeviceCeilings:
         return Forecast.of(engine.model, engine.recipe, known)
 
     def split(self, engine: Engine, job: Job, step: StepShape) -> Split:
-        """Splits the bytes and operations of a step of a job; a streamed step is all the device's."""
+        """Returns the bytes and operations of a step of a job, divided between CPU and device; a streamed step is
+        all the device's."""
         long = self.placement.long_prompts
         streamed = job.kind is Phase.PREFILL and long.streams(step.n_tokens)
         hit_rate = experts.hits(self.placement.mask, engine.spec.top_k).rate

@@ -41,7 +41,7 @@ class DeviceSetting:
 def planned_engine(
     model: Model, plan: Plan, pool: Pool, setting: DeviceSetting, progress: Progress | None = None
 ) -> DeviceEngine:
-    """Builds an engine of the model's true shapes, as planned; `pool` has the teams of the plan's host.
+    """Returns an engine of the model's true shapes, placed as planned; `pool` has the teams of the plan's host.
 
     Raises:
         NotEnoughMemory: it does not fit after all.

@@ -28,7 +28,7 @@ class Prompted:
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """What became of one request; times are of `time.perf_counter`.
+    """The pieces of one answer and when they came; times are of `time.perf_counter`.
 
     Attributes:
         sent_s: when it was sent.
@@ -61,7 +61,7 @@ class Endpoint:
 
     @classmethod
     def at(cls, url: str, key: str = "", model: str = "") -> Endpoint:
-        """The server at an address, with its first model unless one is named.
+        """Returns the server at an address, with its first model unless one is named.
 
         Raises:
             UsageError: the address is none, or the key is refused.
@@ -83,7 +83,7 @@ class Endpoint:
         return found if model else replace(found, model=found._first_model())
 
     def count(self, text: str) -> int | None:
-        """The tokens of a text as the server cuts it; None: it does not tell."""
+        """Returns the number of tokens into which the server cuts a text; None: it does not tell."""
         said = {"model": self.model, "content": text, "prompt": text}
         try:
             status, document = self._document("POST", "/tokenize", said)
@@ -93,7 +93,7 @@ class Endpoint:
         return len(tokens) if isinstance(tokens, list) else None
 
     def ask(self, prompt: Prompted) -> StreamedAnswer:
-        """Sends a prompt and reads the answer to its end; what goes wrong is in `error`."""
+        """Sends a prompt, reads the answer to its end and returns it; what goes wrong is in `error`."""
         found = StreamedAnswer(time.perf_counter())
         try:
             with _Exchange(self, "POST", "/v1/chat/completions", self._body(prompt)) as reply:

@@ -79,7 +79,7 @@ class Scores:
     kl: F64Array | None
 
     def first(self, n: int) -> Scores:
-        """The scores of the first n predictions."""
+        """Returns the scores of the first n predictions."""
         return Scores(self.nll[:n], self.best[:n], None if self.kl is None else self.kl[:n])
 
 
@@ -99,7 +99,7 @@ class Difference:
 
 
 def windows(ids: Sequence[int], length: int, stride: int, begin: int | None) -> list[Window]:
-    """Cuts a text into windows; every id is predicted once, but the first of all where nothing is before it.
+    """Returns a text cut into windows; every id is predicted once, but the first of all where nothing is before it.
 
     Args:
         length: the number of the text's ids in a window.
@@ -120,12 +120,12 @@ def windows(ids: Sequence[int], length: int, stride: int, begin: int | None) -> 
 
 
 def piece_tokens(vocab: int) -> int:
-    """The number of tokens of a step."""
+    """Returns the most tokens that one step of an evaluation reads, for a vocabulary of `vocab` ids."""
     return max(1, min(_PIECE_TOKENS, PIECE_BYTES // (4 * vocab)))
 
 
 def windows_at_once(over: Sequence[Window], vocab: int) -> int:
-    """The most of these windows that fit into one step, 1 at least."""
+    """Returns the greatest number of these windows that fit into one step, 1 at least."""
     rows = piece_tokens(vocab)
     cuts = [[Piece(window.ids[:-1])] for window in over if len(window.ids) - 1 <= rows]
     return max((len(step) for step in steps(cuts, rows, len(cuts))), default=1)
@@ -140,7 +140,7 @@ def score(
     progress: Progress = lambda n: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> list[Scores]:
-    """Scores the predictions of each case in these windows; each gets equally many.
+    """Returns the scores of each case's predictions in these windows; each case has equally many.
 
     Args:
         cases: the cases; their models have one vocabulary.
@@ -184,7 +184,7 @@ def _room(n: int, compare: bool) -> Scores:
 
 
 def difference(this: Scores, other: Scores) -> Difference:
-    """The difference of this case from the other, over the predictions that both made."""
+    """Returns the difference of `this` case from the `other`, over the predictions that both made."""
     n = min(len(this.nll), len(other.nll))
     one, two = this.first(n), other.first(n)
     same = interval((one.best == two.best).astype(np.float64)).within(0.0, 1.0)

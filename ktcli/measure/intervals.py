@@ -37,21 +37,21 @@ class Interval:
         return (self.high - self.low) / 2
 
     def exp(self) -> Interval:
-        """The interval of e to this mean: a perplexity from a negative log-likelihood; at most e^700, which a float
-        holds."""
+        """Returns the interval of e to the power of this mean: a perplexity from a negative log-likelihood; at most
+        e^700, which a float holds."""
         return Interval(*(exp(min(each, 700.0)) for each in (self.mean, self.low, self.high)))
 
     def scaled(self, factor: float) -> Interval:
-        """The interval in another unit; the factor is positive."""
+        """Returns the interval with mean and ends multiplied by a positive factor."""
         return Interval(self.mean * factor, self.low * factor, self.high * factor)
 
     def within(self, low: float, high: float) -> Interval:
-        """The interval cut where the quantity ends, e.g. a share at 0 and 1."""
+        """Returns the interval with its ends cut to where the quantity ends, e.g. a share at 0 and 1."""
         return Interval(self.mean, max(self.low, low), min(self.high, high))
 
 
 def interval(values: NDArray[np.float64]) -> Interval:
-    """The mean of values in the order of the text, with its interval.
+    """Returns the mean of values in the order of the text, with its interval.
 
     Args:
         values: the values [N], at least LEAST_VALUES.
@@ -63,7 +63,7 @@ def interval(values: NDArray[np.float64]) -> Interval:
 
 
 def block_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The means of the blocks, in order; their lengths differ by one at most."""
+    """Returns the means of the blocks, in order; their lengths differ by one at most."""
     if len(values) < LEAST_VALUES:
         raise ValueError(f"{len(values)} values, {LEAST_VALUES} are needed")
     count = min(MOST_BLOCKS, len(values) // LEAST_BLOCK)
@@ -73,7 +73,7 @@ def block_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def student(freedom: int) -> float:
-    """The t of a two-sided 95 % interval, within 0.001 for 5 degrees of freedom and more.
+    """Returns the t of a two-sided 95 % interval for `freedom` degrees of freedom, within 0.001 for 5 and more.
 
     Source: Abramowitz and Stegun, 26.7.5.
     """

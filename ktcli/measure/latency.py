@@ -1,4 +1,5 @@
-"""Makes of the times of answers what SGLang's `bench_serving` reports: throughput, and percentiles of latencies."""
+"""Computes from the times of answers what SGLang's `bench_serving` reports: throughput, and percentiles of
+latencies."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server did.
+    """The throughput and the latencies of a server under some traffic.
 
     Attributes:
         completed, failed: requests with an answer and without.
@@ -51,7 +52,7 @@ class Served:
 
     @classmethod
     def of(cls, driven: Driven) -> Served:
-        """What became of requests."""
+        """Returns the throughput and latencies of requests that were sent."""
         answers = [each for each in driven.answers if not each.error]
         return cls(
             len(answers),
@@ -64,17 +65,17 @@ class Served:
 
     @property
     def concurrency(self) -> float:
-        """The requests that were under way on average."""
+        """The average number of requests under way at the same time."""
         return float(self.latencies.e2e.sum()) / 1e3 / self.seconds
 
 
 def tokens_of(answer: StreamedAnswer) -> int:
-    """The tokens of an answer; its pieces where the server does not count."""
+    """Returns the number of tokens of an answer; of its pieces where the server does not count."""
     return answer.output_tokens or len(answer.pieces_s)
 
 
 def latencies(answers: Sequence[StreamedAnswer]) -> Latencies:
-    """The latencies of answers; one without a piece has neither a first nor a next one."""
+    """Returns the latencies of answers; one without a piece has neither a first nor a next one."""
     spoken = [each for each in answers if each.pieces_s]
     e2e = [each.pieces_s[-1] - each.sent_s for each in spoken]
     ttft = [each.pieces_s[0] - each.sent_s for each in spoken]
@@ -88,5 +89,5 @@ def latencies(answers: Sequence[StreamedAnswer]) -> Latencies:
 
 
 def percentile(values: Floats, percent: float) -> float:
-    """A percentile; 0 where there are no values."""
+    """Returns the value at a percentile, 0..100, of `values`; 0 where there are none."""
     return float(np.percentile(values, percent)) if values.size else 0.0

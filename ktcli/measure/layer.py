@@ -72,7 +72,7 @@ class LayerResult:
 
     @property
     def cached(self) -> bool:
-        """Tells whether the weights may have come from a cache: they are not many times as large."""
+        """Whether the weights may have come from a cache: they are not many times as large."""
         return self.stack_bytes < _STACK_CACHES / 2 * cache_bytes(3)
 
     @property
@@ -81,12 +81,12 @@ class LayerResult:
 
     @property
     def ops(self) -> float:
-        """The operations per second."""
+        """The operations per second that the layer reached."""
         return self.case.ops / self.measured.seconds
 
 
 class LayerStack:
-    """A stack of equal layers recorded as a program, and a walk through the tokens that go in.
+    """A stack of equal layers recorded as a program, with the sequence of token ids that are fed to it.
 
     Attributes:
         name: the name of the shape.
@@ -130,15 +130,15 @@ class LayerStack:
         self._pages = np.zeros(ceil(max_tokens / PAGE_TOKENS), np.int32)
 
     def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[LayerCase]:
-        """The rows that this stack can measure."""
+        """Returns the cases that this stack can measure, for these kinds of work and tokens per expert."""
         raise NotImplementedError
 
     def ids(self, n_tokens: int) -> NDArray[np.int32]:
-        """The tokens of the next step."""
+        """Returns the token ids of the next step, int32 [n_tokens]."""
         raise NotImplementedError
 
     def run(self, n_tokens: int, steps: int) -> float:
-        """The seconds of `steps` steps, of the layers alone."""
+        """Runs `steps` steps of `n_tokens` tokens; returns the seconds that the layers alone took."""
         before = self._seconds()
         for _ in range(steps):
             ids = self.ids(n_tokens)
@@ -278,7 +278,7 @@ def measure(
     pairs: int = PAIRS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> LayerResult:
-    """Measures one row.
+    """Returns the measured times of one case on its stack of layers.
 
     Args:
         pairs: the number of runs, each between two measurements of the ceiling.

@@ -23,7 +23,8 @@ _SEED = 5
 
 
 def layer_times(engine: DeviceEngine) -> Times | None:
-    """Measures t_e and T_g, medians over layers and steps; None: no two layers in a row have experts on the CPU.
+    """Returns measured t_e and T_g, medians over layers and steps; None: no two layers in a row have experts on the
+    CPU.
 
     The cache before MEASURED_AT is not filled: only the time counts. T_s cannot be seen from the CPU.
     """

@@ -1,4 +1,4 @@
-"""Answers beside a long prompt: what each keeps of the speed that it has alone, and how long answers wait.
+"""Measures answers beside a long prompt: what each keeps of the speed that it has alone, and how long answers wait.
 
 The same scheduler as everywhere serves some answers, then a prompt alone, then both.
 """
@@ -13,7 +13,7 @@ from statistics import fmean, median
 import numpy as np
 
 from ktcli.engine import Answer, Engine, GenerationRequest, Limits, Scheduler, Token
-from ktcli.engine.sampler import SamplingSettings
+from ktcli.sampling import SamplingSettings
 
 _BEFORE = 16  # tokens of an answer's own prompt
 _WARM, _ALONE = 4, 24  # steps of the answers alone, before and after: not measured, measured
@@ -24,20 +24,20 @@ _WILD = 100.0
 
 @dataclass(frozen=True, slots=True)
 class MixedJob:
-    """Answers in progress and the tokens of a prompt that comes while they are."""
+    """The number of answers in progress, and of the tokens of a prompt that comes while they are."""
 
     streams: int
     prompt_tokens: int
 
     @property
     def context(self) -> int:
-        """The positions for the prompt, and for the answers meanwhile."""
+        """The number of positions for the prompt, and for the answers meanwhile."""
         return self.prompt_tokens + 2048
 
 
 @dataclass(frozen=True, slots=True)
 class MixedResult:
-    """What was measured.
+    """The measured speeds of answers and prompt, alone and beside each other.
 
     Attributes:
         alone_tok_s: the tokens per second of each answer when no prompt is read.
@@ -57,19 +57,19 @@ class MixedResult:
 
     @property
     def streams_share(self) -> float:
-        """The part of their speed that the answers keep."""
+        """The share of their speed alone that the answers keep beside the prompt."""
         return self.beside_tok_s / self.alone_tok_s
 
     @property
     def prompt_share(self) -> float:
-        """The part of its speed that the prompt keeps."""
+        """The share of its speed alone that the prompt keeps beside the answers."""
         return self.prompt_alone_s / self.prompt_beside_s
 
 
 def measure_mixed(
     engine: Engine, job: MixedJob, progress: Callable[[int], None] = lambda steps: None
 ) -> MixedResult:
-    """Measures answers beside a prompt.
+    """Returns the measured speeds of answers and of a prompt, alone and beside each other.
 
     Args:
         progress: called after each step with the number of steps done.

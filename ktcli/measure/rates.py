@@ -25,7 +25,8 @@ LOCK_WAIT_S = 5.0  # its holder writes one small file
 
 
 def measure(machine: Machine, step: Callable[[str], None]) -> Measured:
-    """Measures with all threads for about three seconds, in the teams that a model would get; nothing is stored.
+    """Returns rates measured with all threads for about three seconds, in the teams that a model would get; nothing
+    is stored.
 
     Args:
         step: called with the name of what is measured next.
@@ -54,7 +55,7 @@ def measure(machine: Machine, step: Callable[[str], None]) -> Measured:
 
 
 def save(cpu: Cpu, rates: Measured) -> None:
-    """Keeps `rates` for the next command.
+    """Writes measured rates of the CPU to the library, for later commands.
 
     Raises:
         KtError: the library folder cannot be written.
@@ -63,7 +64,7 @@ def save(cpu: Cpu, rates: Measured) -> None:
 
 
 def save_gpu(gpu: Gpu) -> None:
-    """Keeps the rates of a GPU for the next command.
+    """Writes the measured rates of a GPU to the library, for later commands.
 
     Raises:
         KtError: the library folder cannot be written.

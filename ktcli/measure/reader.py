@@ -38,7 +38,8 @@ class Piece:
 
 
 def pieces(ids: I32Array, skip: int, rows: int) -> list[Piece]:
-    """Cuts a sequence into pieces of at most `rows` ids; the logits after its first `skip` ids are not wanted."""
+    """Returns a sequence cut into pieces of at most `rows` ids; the logits after its first `skip` ids are not
+    wanted."""
     return [
         Piece(part, min(max(0, skip - start), part.size), start == 0)
         for start in range(0, ids.size, rows)
@@ -72,7 +73,7 @@ def steps(sequences: Several[Several[Piece]], rows: int, most: int) -> Iterator[
 
 
 class TextReader:
-    """Computes steps of pieces on an engine. Close it, or what it holds stays held.
+    """Computes steps of pieces on an engine. Close it, or the sequences it holds stay held.
 
     Args:
         defer: the number of experts of each token that are deferred, at every position.
@@ -83,7 +84,7 @@ class TextReader:
         self._lines: list[Sequence] = []
 
     def read(self, step: Several[Piece]) -> F32Array:
-        """Returns the wanted logits of the pieces of a step, one piece after the other, [R, V] f32.
+        """Computes the pieces of a step and returns their wanted logits, one piece after the other, [R, V] f32.
 
         Raises:
             ContextFull, PoolFull: a sequence is too long, or there are too many.
@@ -95,7 +96,7 @@ class TextReader:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def close(self) -> None:
-        """Gives the sequences up."""
+        """Closes the sequences that it holds."""
         for line in self._lines:
             line.close()
         self._lines = []

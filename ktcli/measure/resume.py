@@ -1,4 +1,4 @@
-"""Resuming a conversation whose pages are on disk, measured against computing it again.
+"""Measures resuming a conversation whose pages are on disk, against computing it again.
 
 Each run forgets all that memory has, opens the store as a new process does, and ends with the first token after the
 prefix. Files come from the page cache, or from the disk after the page cache was told to drop them.
@@ -29,7 +29,7 @@ OpenStore = Callable[[], AbstractContextManager[PageStore]]
 
 @dataclass(frozen=True, slots=True)
 class ResumeResult:
-    """What resuming took.
+    """The measured times of resuming a conversation from disk.
 
     Attributes:
         n_tokens: the tokens of the prefix.
@@ -50,12 +50,12 @@ class ResumeResult:
 
     @property
     def warm(self) -> float:
-        """The median of the runs with a warm page cache."""
+        """The median seconds of resuming with a warm page cache."""
         return median(self.warm_s)
 
     @property
     def cold(self) -> float:
-        """The median of the runs with a cold one."""
+        """The median seconds of resuming with a cold page cache."""
         return median(self.cold_s)
 
 
@@ -68,7 +68,7 @@ def resume(
     runs: int,
     progress: Callable[[int], None] = lambda done: None,
 ) -> ResumeResult:
-    """Measures on a loaded engine whose context holds `n_tokens` and one more.
+    """Returns the measured times of resuming, on a loaded engine whose context holds `n_tokens` and one more.
 
     Args:
         files: the files of the store.

@@ -23,7 +23,7 @@ class Work(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The routed experts of one layer: H, I, E and K."""
+    """The sizes of the routed experts of one layer: H, I, E and K."""
 
     name: str
     hidden: int
@@ -33,7 +33,7 @@ class LayerShape:
 
     @classmethod
     def parse(cls, text: str) -> LayerShape:
-        """Parses a name from `SHAPES`, or H,I,E,K.
+        """Returns the shape that a text means: a name from `SHAPES`, or H,I,E,K.
 
         Raises:
             UsageError: the text is neither.
@@ -53,7 +53,8 @@ class LayerShape:
         )
 
     def tokens(self, per_expert: int) -> int:
-        """The tokens of a step in which every expert has `per_expert` (one more, where K does not divide)."""
+        """Returns the number of tokens of a step in which every expert has `per_expert` (one more, where K does not
+        divide)."""
         return ceil(per_expert * self.experts / self.top_k)
 
 
@@ -67,7 +68,7 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class LayerCase:
-    """One row to measure.
+    """One case to measure: a kind of work with its number of tokens.
 
     Attributes:
         n_tokens: the tokens of a step.

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine import Engine, Sequence
-from ktcli.engine.sampler import History, Sampler, SamplingSettings
+from ktcli.measure.greedy import GreedyChoice
 from ktcli.models import Model
 from ktcli.native import Batch
-from ktcli.native.choosing import Chooser
 from ktcli.ops.part import ModelPart
 from ktcli.planner.spec import PartWork, StepShape, experts_touched, step_work
 from ktcli.weights.recipe import Recipe
@@ -27,7 +26,8 @@ _OF_EACH = (ModelPart.CACHE, ModelPart.STATES)
 def streams_work(
     model: Model, recipe: Recipe, step: StepShape, touched: float | None
 ) -> tuple[PartWork, ...]:
-    """The work of one step of several answers, a token of each, after `step.start` tokens of each.
+    """Returns the bytes and operations, part by part, of one step of several answers, a token of each, after
+    `step.start` tokens of each.
 
     Args:
         step: its tokens are one of each answer.
@@ -50,7 +50,7 @@ def streams_work(
 
 
 class Streams:
-    """Several answers that go on in step, each after a context of its own.
+    """Several sequences that are decoded together, each after a context of its own.
 
     Args:
         n: how many.
@@ -58,9 +58,7 @@ class Streams:
     """
 
     def __init__(self, engine: Engine, n: int, context: int, draw: np.random.Generator) -> None:
-        self._engine, self._sampler = engine, Sampler(SamplingSettings(greedy=True))
-        self._chooser = Chooser(engine.pool, engine.spec.vocab)
-        self._nothing = History((), counts=False)
+        self._engine, self._choice = engine, GreedyChoice(engine)
         self._before = [engine.sequence() for _ in range(n)]
         for sequence in self._before:
             while sequence.length < context:
@@ -82,7 +80,8 @@ class Streams:
                 line.close()
 
     def touched(self, ids: I32Array) -> float | None:
-        """The mean number of experts of a layer that at least one chose in a step of `once`; None without experts."""
+        """Returns the mean number of a layer's experts that at least one answer chose in a step of `once`; None
+        without experts."""
         spec = self._engine.spec
         if not spec.moe_layers:
             return None
@@ -96,17 +95,14 @@ class Streams:
         return float(np.mean(counts))
 
     def close(self) -> None:
-        """Gives the contexts up."""
+        """Closes the sequences of the contexts."""
         for sequence in self._before:
             sequence.close()
 
     def _step(self, lines: list[Sequence], row: I32Array) -> None:
         depth = self._engine.depth_at(lines[0].length)
-        runs = [
-            line.extend(row[i : i + 1], defer=depth, temperature=self._sampler.sums_at)
-            for i, line in enumerate(lines)
-        ]
+        runs = [line.extend(row[i : i + 1], defer=depth) for i, line in enumerate(lines)]
         rows = self._engine.run(Batch(tuple(runs)))
         for line, run in zip(lines, runs, strict=True):
             line.commit(run)
-        self._chooser.choose([self._sampler.choice(each, self._nothing) for each in rows])
+        self._choice.choose(rows)

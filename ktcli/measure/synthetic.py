@@ -37,8 +37,8 @@ _SPREAD_STEP = (
 def fitting_plan(
     config: Mapping[str, Any], host: Host, request: Request, layers: int | None = None
 ) -> tuple[Model, Plan]:
-    """Cuts a model to `layers` layers and plans it; None: to as many as fit into main memory and, with a GPU, into its
-    memory.
+    """Returns a model cut to `layers` layers, and its plan; None: as many as fit into main memory and, with a GPU,
+    into its memory.
 
     The whole model decides whether a GPU is used, and which.
 
@@ -93,7 +93,7 @@ def _require_layers(spec: Spec, asked: int | None) -> None:
 def random_engine(
     model: Model, plan: Plan, pool: Pool, progress: Progress | None = None
 ) -> CpuEngine:
-    """Builds an engine of the model's shapes with random weights, as planned for the CPU.
+    """Returns an engine of the model's shapes with random weights, as planned for the CPU.
 
     Raises:
         NotEnoughMemory: the plan does not fit.
@@ -103,7 +103,7 @@ def random_engine(
 
 
 class ApartSource(RandomSource):
-    """Random weights with which tokens stay different.
+    """A source of random weights with which the hidden states of tokens stay different.
 
     Averaging by attention keeps the common part of tokens and shrinks the rest: with random weights,
     after some layers all tokens look alike and choose the same experts. So embeddings are about 64
@@ -149,12 +149,12 @@ class Spread:
 
     @property
     def even(self) -> bool:
-        """Tells whether it is close to that of equal chances."""
+        """Whether the choices are spread nearly as evenly as if all experts were equally likely."""
         return self.seen >= 0.8 * self.expected
 
 
 def expert_spread(engine: Engine, session: Session, seed: int) -> Spread | None:
-    """Counts the experts that random ids reach; None for a model without. Leaves the session empty."""
+    """Returns how evenly random ids spread over the experts; None for a model without. Leaves the session empty."""
     spec = engine.spec
     if not spec.moe_layers:
         return None

@@ -49,7 +49,7 @@ _KEY = "tile_min"  # in measured.json
 
 
 class TileMin(NamedTuple):
-    """Fewest tokens per expert for which tiles are used, in the order of kt_tile_kind."""
+    """The fewest tokens per expert for which tiles are used, in the order of kt_tile_kind."""
 
     int4: int
     int8: int
@@ -57,7 +57,7 @@ class TileMin(NamedTuple):
 
 
 class TileMinSource(Enum):
-    """The source of a choice."""
+    """The source of a chosen number of tokens."""
 
     NO_TILES = "no tiles"  # the row has none
     FORCED = "KT_TILE_MIN"
@@ -68,7 +68,8 @@ class TileMinSource(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen numbers of tokens; None: the row has no tiles or nobody has measured yet."""
+    """The chosen numbers of tokens from which tiles are used; None: the row has no tiles or nobody has measured
+    yet."""
 
     source: TileMinSource
     tile_min: TileMin | None = None
@@ -76,7 +77,7 @@ class Choice:
 
     @property
     def measurable(self) -> bool:
-        """Tells whether a measurement would be used."""
+        """Whether a measurement would be used."""
         return self.source in (TileMinSource.MEASURED, TileMinSource.UNKNOWN)
 
 
@@ -113,7 +114,7 @@ _SEED = 20_260_105
 def choose(
     isa: str, *, forced: int | None, fixed: bool, kept: tuple[TileMin, str] | None
 ) -> Choice:
-    """Chooses the numbers of tokens for the row `isa`.
+    """Returns the numbers of tokens from which the row `isa` uses tiles, and where they come from.
 
     Args:
         forced: the value of KT_TILE_MIN; None: it is unset.
@@ -132,7 +133,7 @@ def choose(
 
 
 def crossover(times: Mapping[int, tuple[float, float]]) -> int:
-    """The number of tokens from which using tiles saves most, over all numbers measured.
+    """Returns the number of tokens from which using tiles saves most, over all numbers measured.
 
     Where tiles win from one number on, that is this number. Where they win here and lose there (17
     tokens take two tiles), or a time is wrong, a single loss does not outweigh the rest.
@@ -153,7 +154,7 @@ def crossover(times: Mapping[int, tuple[float, float]]) -> int:
 
 
 def look(cpu: Cpu, threads: int, isa: str | None = None) -> Choice:
-    """The choice for a team of `threads` threads; nothing is measured.
+    """Returns the numbers of tokens from which a team of `threads` threads uses tiles; nothing is measured.
 
     Raises:
         UsageError: KT_TILE_MIN makes no sense.
@@ -172,7 +173,8 @@ def look(cpu: Cpu, threads: int, isa: str | None = None) -> Choice:
 
 
 def tile_min(cpu: Cpu, threads: int, isa: str | None = None) -> TileMin | None:
-    """The numbers of tokens for a team, measured now if nobody has; None: the library's own default.
+    """Returns the numbers of tokens from which a team uses tiles, measured now if nobody has; None: the library's
+    own default.
 
     Raises:
         UsageError: KT_TILE_MIN makes no sense.
@@ -193,7 +195,7 @@ def tile_min(cpu: Cpu, threads: int, isa: str | None = None) -> TileMin | None:
 
 
 def start_team(cpu: Cpu, teams: Sequence[NodeTeam], isa: str | None = None) -> Pool:
-    """Starts the threads of these teams, with their measured numbers of tokens for tiles.
+    """Returns a pool with the threads of these teams started, with their measured numbers of tokens for tiles.
 
     Raises:
         UsageError: KT_TILE_MIN makes no sense.
@@ -204,7 +206,7 @@ def start_team(cpu: Cpu, teams: Sequence[NodeTeam], isa: str | None = None) -> P
 
 
 def planned_team(cpu: Cpu, host: Host) -> Pool:
-    """Starts the teams that a plan was made with.
+    """Returns a pool with the teams started that a plan was made with.
 
     Args:
         cpu: the CPU of this machine.
@@ -216,7 +218,7 @@ def planned_team(cpu: Cpu, host: Host) -> Pool:
 
 
 def save(cpu: Cpu, threads: int, isa: str, found: TileMin) -> None:
-    """Keeps a measurement for the next load.
+    """Writes a measurement to the library for the next load.
 
     Raises:
         KtError: the library folder cannot be written.
@@ -249,7 +251,7 @@ def measure(
     effort: Effort | None = None,
     timed: Callable[[Program, Batch], float] | None = None,
 ) -> TileMin:
-    """Compares both kernels with all threads; nothing is stored.
+    """Returns the numbers of tokens from which tiles are faster, measured with all threads; nothing is stored.
 
     Args:
         isa: any row; without tiles both kernels are one.

@@ -51,12 +51,12 @@ class Trace:
     seconds: float
 
     def busy_share(self, track: str) -> float:
-        """The share of the time in which a track was busy."""
+        """Returns the share of the time in which a track was busy."""
         return covered_ns(e for e in self.events if e.track == track) / 1e9 / self.seconds
 
     @property
     def launches(self) -> float:
-        """The number of calls that gave work to the device, per step."""
+        """The number of calls per step that gave work to the device."""
         return sum(e.track == LAUNCHES for e in self.events) / self.steps
 
     @property
@@ -65,7 +65,7 @@ class Trace:
         return self.busy_share(LAUNCHES)
 
     def write(self, path: Path) -> None:
-        """Writes the trace-event format.
+        """Writes the trace to a file in the trace-event format.
 
         Raises:
             KtError: the file cannot be written.
@@ -76,7 +76,7 @@ class Trace:
             raise KtError(f"cannot write {path}: {error.strerror}") from error
 
     def document(self) -> dict[str, Any]:
-        """The trace as a JSON object: microseconds from the first event on."""
+        """Returns the trace as a JSON object: microseconds from the first event on."""
         first = min((e.start_ns for e in self.events), default=0)
         tracks = sorted({e.track for e in self.events})
         rows: list[dict[str, Any]] = [
@@ -98,7 +98,7 @@ class Trace:
 
 
 def covered_ns(events: Iterable[Event]) -> int:
-    """The time in which at least one of the events was under way."""
+    """Returns the nanoseconds in which at least one of the events was under way."""
     total, end = 0, 0
     for event in sorted(events, key=lambda e: e.start_ns):
         total += max(0, event.end_ns - max(end, event.start_ns))
@@ -109,7 +109,7 @@ def covered_ns(events: Iterable[Event]) -> int:
 def one_after_another(
     track: str, start_ns: int, durations: Sequence[tuple[str, int]]
 ) -> list[Event]:
-    """The events of a team's operations, which follow one another without gaps: (name, nanoseconds)."""
+    """Returns the events of a team's operations, which follow one another without gaps: (name, nanoseconds)."""
     events = []
     for name, duration in durations:
         events.append(Event(track, name, start_ns, start_ns + duration))
@@ -118,7 +118,7 @@ def one_after_another(
 
 
 def trace(engine: Engine, step: Callable[[], None]) -> Trace:
-    """Traces a step of an engine whose operations follow one another on the CPU."""
+    """Returns the trace of a step of an engine whose operations follow one another on the CPU."""
     before, start = engine.operations(), time.monotonic_ns()
     step()
     end = time.monotonic_ns()

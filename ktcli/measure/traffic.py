@@ -1,4 +1,4 @@
-"""Drives a server with requests of a length, at a rate or so many at once; what is asked never repeats."""
+"""Sends a server requests of a given length, at a rate or so many at once; no prompt repeats."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """What became of the requests.
+    """The answers to the requests that were sent.
 
     Attributes:
         answers: in the order in which they were sent.
@@ -60,7 +60,7 @@ class Driven:
 def drive(
     endpoint: Endpoint, traffic: Traffic, progress: Callable[[int], None] = lambda done: None
 ) -> Driven:
-    """Sends the requests and waits for their answers, after two short ones that tell how long a word is.
+    """Sends the requests and returns their answers, after two short ones that tell how long a word is.
 
     Args:
         progress: called with the number of requests that are done.

@@ -14,17 +14,17 @@ Config = Mapping[str, Any]
 
 
 class Family(Protocol):
-    """The interface of a family file."""
+    """The functions that each family file has."""
 
     # The model types that it builds, each with transformers' defaults of fields that a config may leave out,
     # see `completed`.
     MODEL_TYPES: Mapping[str, Mapping[str, Any]]
 
     def build(self, config: Config) -> Model:
-        """Builds the model that a config describes."""
+        """Returns the model that a config describes."""
 
     def cut(self, config: Config, layers: int) -> dict[str, Any]:
-        """Returns the config with only its first layers, see `cut` below."""
+        """Returns the config of the same model with only its first `layers` layers, see `cut` below."""
 
 
 # The family files, which are imported only when one of their model types is met: the keys of their MODEL_TYPES.
@@ -70,7 +70,7 @@ def model_types() -> tuple[str, ...]:
 
 
 def build(config: Config) -> Model:
-    """Builds the model that a `config.json` describes.
+    """Returns the model that a `config.json` describes, without weights.
 
     Raises:
         BadCheckpoint: unknown architecture, or a field missing, of the wrong type or out of bounds.
@@ -80,7 +80,8 @@ def build(config: Config) -> Model:
 
 
 def cut(config: Config, layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of which has routed experts.
+    """Returns the config of the same model with only its first `layers` layers, at least one of which has routed
+    experts.
 
     Where the model begins with more dense layers than that, fewer of them are kept. This is for measuring: a
     layer costs the same wherever it stands.

@@ -44,7 +44,7 @@ _PREFIXES = Prefixes(
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = Fields(config)
     f.only(_ONLY)
     for name in ("n_group", "topk_group"):
@@ -66,7 +66,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first `layers` layers, at least one of them with experts."""
     return {**cut_layers(config, layers), _DENSE: min(_dense(Fields(config)), layers - 1)}
 
 

@@ -28,7 +28,7 @@ def read_gqa(
     interleaved: bool = False,
     partly: bool = False,
 ) -> GroupedQueryAttention:
-    """Reads grouped-query attention.
+    """Returns the grouped-query attention that a config describes.
 
     Args:
         norms: the norms of q and k.
@@ -54,13 +54,13 @@ def read_gqa(
 
 
 def head_dim(f: Fields) -> int:
-    """Reads the number of columns of a head."""
+    """Returns the number of columns of a head."""
     hidden, heads = f.whole("hidden_size"), f.whole("num_attention_heads", high=MAX_HEADS)
     return f.whole("head_dim", high=4096, default=max(1, hidden // heads))
 
 
 def read_mla(f: Fields) -> LatentAttention:
-    """Reads multi-head latent attention."""
+    """Returns the multi-head latent attention that a config describes."""
     heads, nope = f.whole("num_attention_heads", high=MAX_HEADS), f.whole("qk_nope_head_dim")
     rope_dim, v = f.whole("qk_rope_head_dim"), f.whole("v_head_dim")
     f.require_multiple("qk_rope_head_dim", rope_dim, 2)
@@ -80,7 +80,8 @@ def read_mla(f: Fields) -> LatentAttention:
 
 
 def of_kind(f: Fields, kind: str) -> Fields:
-    """Returns the config with the rotation of one kind of layer, where transformers lists one for each kind."""
+    """Returns the config with the rotary embedding of one kind of layer, where transformers lists one for each
+    kind."""
     own = Fields(f.values.get("rope_parameters", ()), f"{f.where}: rope_parameters")
     rope = Fields(own.values.get(kind, ()), f"{f.where}: rope of {kind}")
     if rope_type(rope) in STRETCHED:  # transformers fills it in only where one rotation is for all

@@ -38,7 +38,7 @@ _NAMES = SparseNames(router=RouterNames(correction=CorrectionNames(may_lack=True
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = Fields(config)
     f.require("moe_layer_freq", f.whole("moe_layer_freq", default=1), 1)
     f.only({"scoring_func": "sigmoid"})
@@ -56,5 +56,5 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first `layers` layers, at least one of them with experts."""
     return cut_typed_dense(config, layers)

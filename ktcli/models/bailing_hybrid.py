@@ -68,7 +68,7 @@ _ONLY = {
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = _own(config)
     f.only(_ONLY)
     linear, full, is_linear = _delta(f), _latent(f), _linear_layers(f)
@@ -88,7 +88,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first `layers` layers, at least one of them with experts."""
     f = _own(config)
     kinds = [_LINEAR if linear else _FULL for linear in _linear_layers(f)]
     return cut_typed_dense({**f.values, "layer_types": kinds}, layers)

@@ -44,7 +44,7 @@ TEXT = "text_config"  # the part of the text model in a vision-language model's 
 
 
 def completed(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the config with the fields that it leaves out as transformers' class has them; a null is not left out.
+    """Returns the config with the fields that it leaves out set to transformers' defaults; a null is not left out.
 
     Args:
         usual: default by field; those of the text model's part are below `TEXT`.
@@ -78,13 +78,13 @@ class Fields:
         self.values, self.where = values, where
 
     def has(self, *names: str) -> bool:
-        """Tells whether one of the names is there and not null."""
+        """Tells whether the object has one of the names, and its value is not null."""
         return any(self.values.get(name) is not None for name in _spelled(names))
 
     def whole(
         self, *names: str, low: int = 1, high: int = MAX_WIDTH, default: int | None = None
     ) -> int:
-        """Returns the first of `names` that is there, as an integer in low..high."""
+        """Returns the value of the first of `names` that is there, as an integer in low..high."""
         name, value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not a whole number")
@@ -95,7 +95,7 @@ class Fields:
     def number(
         self, *names: str, low: float = 0.0, high: float = 1e9, default: float | None = None
     ) -> float:
-        """Returns the first of `names` that is there, as a finite number in low..high."""
+        """Returns the value of the first of `names` that is there, as a finite number in low..high."""
         name, value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not a number")
@@ -106,26 +106,27 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Returns a field that is true or false."""
+        """Returns the boolean value of field `name`, or the default."""
         _, value = self._first((name,), default)
         if not isinstance(value, bool):
             raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not true or false")
         return value
 
     def text(self, name: str, default: str) -> str:
-        """Returns a field that is a text."""
+        """Returns the text value of field `name`, or the default."""
         _, value = self._first((name,), default)
         if not isinstance(value, str):
             raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not a text")
         return value
 
     def require_width(self, what: str, width: int) -> None:
-        """Refuses a product of fields that is too wide to be a model's."""
+        """Raises BadCheckpoint if `width`, a product of fields, is larger than any model's (MAX_WIDTH)."""
         if width > MAX_WIDTH:
             raise BadCheckpoint(f"{self.where}: {what} of {width} is too wide (limit {MAX_WIDTH})")
 
     def require_few(self, what: str, each: int) -> None:
-        """Refuses a number of heads or groups, found one by one in every layer, that is too large over all layers."""
+        """Raises BadCheckpoint if a layer's `each` heads or groups, which are found one by one, are too many over
+        all layers."""
         n_layers = self.whole("num_hidden_layers", high=MAX_LAYERS)
         if each * n_layers > MAX_APART:
             raise BadCheckpoint(
@@ -133,7 +134,7 @@ class Fields:
             )
 
     def require_multiple(self, what: str, value: int, divisor: int, of: str = "") -> None:
-        """Refuses a value that does not divide evenly.
+        """Raises BadCheckpoint if `value` is not a multiple of `divisor`.
 
         Args:
             of: name of the divisor, where the message would not be plain without it.
@@ -145,7 +146,7 @@ class Fields:
             )
 
     def require(self, name: str, value: Any, *allowed: Any) -> None:
-        """Refuses a value that this version does not compute."""
+        """Raises BadCheckpoint if the value of field `name` is none of `allowed`, those that this version computes."""
         if value not in allowed:
             known = ", ".join(_show(each, _plain) for each in allowed)
             raise BadCheckpoint(
@@ -153,8 +154,8 @@ class Fields:
             )
 
     def only(self, known: Mapping[str, object]) -> None:
-        """Refuses what this version does not compute: each of these flags and texts has one known value, where it is
-        given."""
+        """Raises BadCheckpoint if one of these flags and texts is given with another value than the known one, the
+        only one that this version computes."""
         for name, usual in known.items():
             if isinstance(usual, bool):
                 self.require(name, self.flag(name, usual), usual)
@@ -162,14 +163,16 @@ class Fields:
                 self.require(name, self.text(name, str(usual)), usual)
 
     def require_absent(self, name: str) -> None:
-        """Refuses a field that changes what a model computes, which this version does not."""
+        """Raises BadCheckpoint if the field is there: it changes the computation in a way that this version does
+        not support."""
         if self.has(name):
             raise BadCheckpoint(
                 f"{self.where}: {name} is {_show(self.values[name])}; this version computes without"
             )
 
     def require_no_windows(self) -> None:
-        """Refuses a list of layer types in which one has a sliding window."""
+        """Raises BadCheckpoint if the list of layer types has one other than full attention, such as a sliding
+        window."""
         types = self.values.get("layer_types") or []
         if not isinstance(types, list) or any(each != "full_attention" for each in types):
             raise BadCheckpoint(
@@ -203,5 +206,5 @@ def _show(value: Any, how: Callable[[Any], str] = repr) -> str:
 
 
 def read_eps(f: Fields) -> float:
-    """Reads the number that every RMSNorm adds to the mean square."""
+    """Returns the number that every RMSNorm adds to the mean square."""
     return f.number("rms_norm_eps", high=1.0)

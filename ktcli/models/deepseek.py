@@ -61,7 +61,7 @@ _TEXT_PREFIXES = Prefixes(
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = _text(config)
     v2, bias = _is_v2(f), f.flag("mlp_bias", False)
     if v2:
@@ -79,7 +79,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first `layers` layers, at least one of them with experts."""
     f = _text(config)
     text = cut_typed_dense(f.values, layers)
     return {**config, TEXT: text} if _is_part(config) else text

@@ -44,7 +44,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = Fields(config)
     f.require("mlp_bias", f.flag("mlp_bias", False), False)
     f.only(
@@ -76,7 +76,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first `layers` layers, at least one of them with experts."""
     types = config.get("indexer_types")
     short = {"indexer_types": types[:layers]} if isinstance(types, list) else {}
     return {**cut_typed_dense(config, layers), **short}
@@ -96,7 +96,7 @@ def _read_indexer(f: Fields, attention: LatentAttention) -> Indexer:
 
 
 def read_shared(f: Fields) -> list[bool]:
-    """Returns for each layer whether it attends to the choice of an earlier layer's indexer.
+    """Returns for each layer whether it attends to the positions that an earlier layer's indexer chose.
 
     The config has a list of types, or a pattern of letters (F: full, S: shared), or an interval: then the first layers,
     and every n-th after them, have an indexer of their own.

@@ -86,7 +86,7 @@ _PREFIXES = Prefixes(
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = Fields(config)
     f.require("mlp_bias", f.flag("mlp_bias", False), False)
     f.require("attention_bias", f.flag("attention_bias", False), False)
@@ -107,7 +107,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers."""
+    """Returns the config with only its first `layers` layers."""
     ratios = config.get("compress_ratios")
     short = {"compress_ratios": ratios[:layers]} if isinstance(ratios, list) else {}
     return {**cut_layers(config, layers), **short}

@@ -28,7 +28,7 @@ cut = cut_layers
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = Fields(config)
     kind = f.text("model_type", "")
     mlp_bias = f.flag("mlp_bias", False)

@@ -37,7 +37,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = Fields(config)
     f.only({"use_bias": False})
     attention = read_gqa(f, interleaved=True)
@@ -54,7 +54,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, the last of them with experts where no other has."""
+    """Returns the config with only its first `layers` layers, the last of them with experts where no other has."""
     f = Fields(config)
     start, step = min(_start(f), layers - 1), min(_step(f), layers)
     return {**cut_layers(config, layers), _START: start, _STEP: step, _END: -1}

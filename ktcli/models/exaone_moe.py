@@ -33,7 +33,7 @@ _NAMES = SparseNames(router=RouterNames(correction=CorrectionNames("e_score_corr
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = Fields(config)
     attention = read_gqa(f, norms=QkNorms())
     sparse = read_sparse(f, read_corrected_routing(f), correction=True, names=_NAMES)
@@ -51,7 +51,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first `layers` layers, at least one of them with experts."""
     return cut_typed_dense(config, layers)
 
 

@@ -32,14 +32,14 @@ V3_EXPERTS: Mapping[str, Any] = {
 
 
 def read_dense(f: Fields, *, bias: bool = False) -> DenseMlp:
-    """Reads an MLP without experts."""
+    """Returns the dense MLP that a config describes."""
     return DenseMlp(f.whole("hidden_size"), f.whole("intermediate_size"), bias=bias)
 
 
 def read_sparse(
     f: Fields, routing: Routing, *, correction: bool = False, names: SparseNames = USUAL_SPARSE
 ) -> SparseMlp:
-    """Reads the experts, with as many shared ones as the config says, which are stored as one MLP."""
+    """Returns the mixture of experts that a config describes, with its shared experts stored as one MLP."""
     width = f.whole("moe_intermediate_size")
     shared = f.whole("n_shared_experts", low=0, high=64, default=0) * width
     f.require_width("n_shared_experts x moe_intermediate_size", shared)
@@ -47,7 +47,7 @@ def read_sparse(
 
 
 def read_softmax_routing(f: Fields, *, normalize: bool, scaled: bool = False) -> Routing:
-    """Reads routing by softmax: the best of all experts.
+    """Returns the routing by softmax that a config describes: the best of all experts.
 
     Args:
         normalize: whether the weights of the chosen experts are divided by their sum.
@@ -59,7 +59,8 @@ def read_softmax_routing(f: Fields, *, normalize: bool, scaled: bool = False) ->
 
 
 def read_corrected_routing(f: Fields) -> Routing:
-    """Reads DeepSeek-V3's routing: sigmoid scores and a learned correction, groups by the sum of their two best."""
+    """Returns DeepSeek-V3's routing with a config's sizes: sigmoid scores and a learned correction, groups by the
+    sum of their two best."""
     experts, top_k = read_experts(f)
     routing = Routing(
         experts,
@@ -74,7 +75,7 @@ def read_corrected_routing(f: Fields) -> Routing:
 
 
 def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
-    """Reads the number of groups of experts, and how many of them a token may use."""
+    """Returns the number of groups of experts, and how many of them a token may use."""
     experts, top_k = routing.experts, routing.top_k
     n_group = f.whole("n_group", high=experts)
     topk_group = f.whole("topk_group", high=n_group)
@@ -89,7 +90,7 @@ def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
 
 
 def read_experts(f: Fields) -> tuple[int, int]:
-    """Reads the number of experts, and of experts per token."""
+    """Returns the number of experts, and of experts per token."""
     experts = f.whole("n_routed_experts", high=MAX_EXPERTS)
     top_k = f.whole("num_experts_per_tok", high=MAX_TOP_K)
     if top_k > experts:

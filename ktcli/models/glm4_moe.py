@@ -50,7 +50,7 @@ _NORMED = _O_BIASED = ("dots1", "hy_v3")  # attention_bias includes o
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = Fields(config)
     kind = f.text("model_type", "")
     f.require("mlp_bias", f.flag("mlp_bias", False), False)
@@ -77,7 +77,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first `layers` layers, at least one of them with experts."""
     return cut_typed_dense(config, layers)
 
 

@@ -64,7 +64,7 @@ _LOWEST = -5.0  # published
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = _text(config)
     f.only({"attention_bias": False, "topk_method": "noaux_tc", "scoring_func": "sigmoid"})
     shared, full = _attentions(f)
@@ -85,7 +85,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first `layers` layers, at least one of them with experts."""
     nested = config.get(TEXT)
     if isinstance(nested, Mapping):
         return {**config, TEXT: cut(nested, layers)}

@@ -49,7 +49,7 @@ cut = cut_layers
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = Fields(config)
     bias = f.flag("attention_bias", False)
     attention = read_gqa(f, qkv_bias=bias, o_bias=bias)

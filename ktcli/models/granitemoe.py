@@ -51,7 +51,7 @@ _NAMES = SparseNames(
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = Fields(config)
     sliding = f.text("model_type", "") == "granitemoe_swa"
     shared = f.whole("shared_intermediate_size", low=0, default=0)
@@ -72,7 +72,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, all of which have experts."""
+    """Returns the config with only its first `layers` layers, all of which have experts."""
     made = cut_layers(config, layers)
     thetas = made.get(_THETAS)
     return {**made, _THETAS: thetas[:layers]} if isinstance(thetas, list) else made

@@ -30,7 +30,7 @@ _LISTED = ("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_exper
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = _own(config)
     bias = f.flag("attention_bias", False)
     attention = read_gqa(f, norms=_NORMS, qkv_bias=bias, o_bias=bias)
@@ -41,7 +41,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, all of which have experts."""
+    """Returns the config with only its first `layers` layers, all of which have experts."""
     return cut_layers(_own(config).values, layers)
 
 

@@ -30,7 +30,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = Fields(config)
     bias = f.flag("attention_bias", False)
     routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False))
@@ -46,5 +46,5 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first `layers` layers, at least one of them with experts."""
     return cut_typed_dense(config, layers)

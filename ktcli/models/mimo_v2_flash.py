@@ -55,7 +55,7 @@ _LISTS = {
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = _own(config)
     _refuse_others(f)
     kinds = read_types(f, "layer_types", _FULL, _SLIDING) or []  # `_own` has made them
@@ -70,7 +70,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first `layers` layers, at least one of them with experts."""
     return cut_typed_dense(_own(config).values, layers)
 
 

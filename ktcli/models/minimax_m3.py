@@ -62,7 +62,7 @@ _NAMES = SparseNames(
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = _text(config)
     attention = read_gqa(f, norms=_NORMS, partly=True)
     kinds = read_types(f, "layer_types", _SPARSE, _FULL) or []  # `_text` has made them
@@ -77,7 +77,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first `layers` layers, at least one of them with experts."""
     return {**config, TEXT: cut_typed_dense(_text(config).values, layers)}
 
 

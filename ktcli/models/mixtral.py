@@ -34,7 +34,7 @@ _NAMES = SparseNames(
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = Fields(config)
     routing = read_softmax_routing(f, normalize=True)
     minimax = f.text("model_type", "") == "minimax_m2"

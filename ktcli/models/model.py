@@ -24,7 +24,7 @@ from ktcli.ops.tensors import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """The shape of one model.
+    """The sizes of one model that planner, engine and commands need.
 
     Attributes:
         family: the name of the family file, e.g. "deepseek".
@@ -59,32 +59,33 @@ class Spec:
 
     @property
     def position_heads(self) -> int:
-        """The number of heads of these, see `LayerState.position_heads`."""
+        """The number of heads that all layers together cache for one position, see `LayerState.position_heads`."""
         return sum(state.position_heads for state in self.states)
 
     @property
     def window(self) -> int:
-        """The positions that the widest window reaches, of the layers that have pages of their own for it; 0: none."""
+        """The number of positions that the widest window reaches, of the layers that have pages of their own for
+        it; 0: none."""
         return max((state.window for state in self.states if state.windowed), default=0)
 
     @property
     def window_elements(self) -> int:
-        """The number of elements of `position_elements` that those layers cache."""
+        """The number of elements of `position_elements` that the layers with window pages cache."""
         return sum(state.position_elements for state in self.states if state.windowed)
 
     @property
     def window_heads(self) -> int:
-        """The number of heads of `position_heads` that those layers cache."""
+        """The number of heads of `position_heads` that the layers with window pages cache."""
         return sum(state.position_heads for state in self.states if state.windowed)
 
     @property
     def latent(self) -> bool:
-        """Tells whether some layer has latent attention, whose form changes last bits, see `engine.forms`."""
+        """Whether some layer has latent attention, whose form changes last bits, see `engine.forms`."""
         return any(state.expanded_ops for state in self.states)
 
     @property
     def chooses(self) -> bool:
-        """Tells whether some layer attends to chosen positions or pooled rows, see `LayerState.chooses`."""
+        """Whether some layer attends to chosen positions or pooled rows, see `LayerState.chooses`."""
         return any(state.chooses for state in self.states)
 
     @property
@@ -105,7 +106,7 @@ class Model(Protocol):
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """The buffers that a program of the forward writes its rows into, layer after layer."""
+        """The buffers that a program of the forward pass writes its rows into, layer after layer."""
 
     @property
     def operations(self) -> int:
@@ -116,17 +117,19 @@ class Model(Protocol):
         """The patterns (`fnmatch`) of checkpoint names that are left out on purpose."""
 
     def at(self, context: int) -> Model:
-        """Returns the model as it is run with a context of `context` positions, which may decide a rotation."""
+        """Returns the model as it is run with a context of `context` positions, which may decide a rotary
+        embedding."""
 
     def forward(self, b: Backend) -> Value:
-        """Records or runs one step: ids of the step in, logits [outputs, vocab] out."""
+        """Records or computes one step on backend `b`, and returns its logits [outputs, vocab]."""
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """The layers that may begin on another device than the layer before."""
+        """The numbers of the layers that may begin on another device than the layer before."""
 
     def part(self, b: Backend, x: Value | None, first: int, last: int) -> Value:
-        """Runs layers [first, last) of a step, with the embedding before the first and the head behind the last."""
+        """Computes layers [first, last) of a step, with the embedding before the first layer and the head behind
+        the last; returns the residual before layer `last`, or the logits."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ class DecoderModel:
 
     @cached_property
     def buffers(self) -> tuple[Buffer, ...]:
-        """The buffers of one layer of each kind, which all others use again."""
+        """The buffers that a program for one layer of each kind writes, which all other layers use again."""
         return reuse_buffers(record(self.decoder.one_of_each.forward)).buffers
 
     @cached_property

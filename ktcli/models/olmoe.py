@@ -23,7 +23,7 @@ cut = cut_layers
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = Fields(config)
     f.require_absent("clip_qkv")
     bias = f.flag("attention_bias", False)

@@ -18,8 +18,8 @@ from ktcli.models.config import (
 
 
 def read_types(f: Fields, name: str, *kinds: str | int) -> list[Any] | None:
-    """Reads each layer's kind, one of `kinds`, from the list in field `name`; None: the field is not there. A list
-    may go on behind the last layer, for layers of multi-token prediction."""
+    """Returns each layer's kind, one of `kinds`, from the list in field `name`; None: the field is not there. A
+    list may go on behind the last layer, for layers of multi-token prediction."""
     types = f.values.get(name)
     if types is None:
         return None
@@ -32,7 +32,7 @@ def read_types(f: Fields, name: str, *kinds: str | int) -> list[Any] | None:
 
 
 def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int], int]:
-    """Reads the number of positions that a token of each layer sees; 0: all.
+    """Returns a function from a layer's number to the positions that a token of it sees; 0: all.
 
     Args:
         default: whether a layer has a window, unless the config lists the layers' types.
@@ -47,19 +47,20 @@ def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int]
 
 
 def read_upper_windows(f: Fields) -> Callable[[int], int]:
-    """Reads the windows of a model whose layers have one from a number on, unless the config lists the layers'
-    types."""
+    """Returns a function from a layer's number to the positions that a token of it sees, 0: all, for a model whose
+    layers have a window from a number on, unless the config lists the layers' types."""
     first = f.whole("max_window_layers", low=0, high=MAX_LAYERS)
     return read_windows(f, default=lambda i: i >= first)
 
 
 def read_first_dense(f: Fields) -> int:
-    """Reads the number of layers before the first with experts."""
+    """Returns the number of layers before the first with experts."""
     return f.whole("first_k_dense_replace", low=0, high=MAX_LAYERS)
 
 
 def read_typed_dense(f: Fields) -> Callable[[int], bool]:
-    """Reads which layers have no experts: from a list of types, or else from the number of the first ones."""
+    """Returns a function that tells whether a layer has no experts, from the config's list of types, or else from
+    the number of the first ones."""
     types = _mlp_types(f)
     if types is not None:
         return lambda i: types[i] == "dense"
@@ -73,7 +74,7 @@ def _mlp_types(f: Fields) -> list[str] | None:
 
 
 def read_listed_dense(f: Fields) -> Callable[[int], bool]:
-    """Reads which layers have no experts: those of a list, and all but every n-th."""
+    """Returns a function that tells whether a layer has no experts: those of a list, and all but every n-th."""
     listed, step = _listed_dense(f), _sparse_step(f)
     return lambda i: i in listed or bool((i + 1) % step)
 
@@ -91,20 +92,20 @@ def _sparse_step(f: Fields) -> int:
 
 
 def cut_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, where all have experts or none."""
+    """Returns the config with only its first `layers` layers; for models of which all layers have experts, or none."""
     each = ("layer_types", "mlp_layer_types")
     lists = {name: config[name][:layers] for name in each if isinstance(config.get(name), list)}
     return {**config, "num_hidden_layers": layers, **lists}
 
 
 def cut_first_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, and fewer dense ones, so that one has experts."""
+    """Returns the config with only its first `layers` layers, and so few dense ones that at least one has experts."""
     dense = min(read_first_dense(Fields(config)), layers - 1)
     return {**cut_layers(config, layers), "first_k_dense_replace": dense}
 
 
 def cut_typed_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first `layers` layers, at least one of them with experts."""
     types = _mlp_types(Fields(config))
     if types is None:
         return cut_first_dense(config, layers)
@@ -115,7 +116,7 @@ def cut_typed_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def cut_listed_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, the last of them with experts."""
+    """Returns the config with only its first `layers` layers, the last of them with experts."""
     f = Fields(config)
     return {
         **cut_layers(config, layers),

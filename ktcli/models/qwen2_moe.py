@@ -33,7 +33,7 @@ _NAMES = SparseNames(shared=SharedNames("shared_expert"))
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = Fields(config)
     attention = read_gqa(f, qkv_bias=f.flag("qkv_bias", False))
     routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False))

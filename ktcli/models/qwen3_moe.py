@@ -33,7 +33,7 @@ _VISION_NAMES = SparseNames((EachExpert(), FusedExperts(across=True)))
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     has_vision = _has_vision(config)
     f = text_part(config, f"{_VISION}_text") if has_vision else Fields(config)
     sliding = not has_vision and f.flag("use_sliding_window", False) and f.has("sliding_window")
@@ -52,7 +52,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, the last of them with experts."""
+    """Returns the config with only its first `layers` layers, the last of them with experts."""
     if not _has_vision(config):
         return cut_listed_dense(config, layers)
     return {**config, TEXT: cut_listed_dense(config[TEXT], layers)}

@@ -57,7 +57,7 @@ _NAMES = SparseNames(shared=SharedNames("shared_expert"))
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = _text(config)
     f.only({"attention_bias": False})
     next_one = f.text("model_type", "") == _NEXT
@@ -76,7 +76,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, the last of them with experts."""
+    """Returns the config with only its first `layers` layers, the last of them with experts."""
     nested = config.get(TEXT)
     if isinstance(nested, Mapping):
         return {**config, TEXT: cut(nested, layers)}

@@ -20,7 +20,7 @@ _KINDS = ("default", "linear", "dynamic", "factors", *STRETCHED)
 
 
 def read_rope(fields: Fields, dim: int, *, interleaved: bool) -> tuple[Rope, float]:
-    """Reads the rotation of `dim` columns, and DeepSeek's factor on the scores (1 without YaRN).
+    """Returns the rotary embedding of `dim` columns, and DeepSeek's factor on the scores (1 without YaRN).
 
     The fields are those of `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (the hub).
 
@@ -47,19 +47,19 @@ def read_rope(fields: Fields, dim: int, *, interleaved: bool) -> tuple[Rope, flo
 
 
 def read_theta(fields: Fields) -> float:
-    """Reads the base of the wavelengths."""
+    """Returns the base of the wavelengths."""
     rope = rope_fields(fields)
     source = rope if rope.has("rope_theta") else fields
     return source.number("rope_theta", low=1.0 + 1e-6, high=1e12, default=10_000.0)
 
 
 def rope_type(rope: Fields) -> str:
-    """Reads the type of a rotation, "default" where it has none."""
+    """Returns the type of a rotary embedding, "default" where the config has none."""
     return rope.text("rope_type", rope.text("type", "default"))
 
 
 def rotated_columns(fields: Fields, head_dim: int) -> int:
-    """Reads the number of columns of a head that are rotated: a part of them, or a number given outright."""
+    """Returns the number of columns of a head that are rotated: a part of them, or a number given outright."""
     part = rotated_part(fields)
     dim = int(head_dim * (1.0 if part is None else part))
     if part is not None and dim % 2:
@@ -76,14 +76,14 @@ def rotated_columns(fields: Fields, head_dim: int) -> int:
 
 
 def rotated_part(fields: Fields) -> float | None:
-    """Reads the part of a head that is rotated, in 0..1; None: the config says none."""
+    """Returns the part of a head's columns that is rotated, in 0..1; None: the config says none."""
     rope, name = rope_fields(fields), "partial_rotary_factor"
     source = rope if rope.has(name) else fields
     return source.number(name, high=1.0) if source.has(name) else None
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """Returns the nested fields of a config's rotation, without those that stand beside them."""
+    """Returns the nested fields of a config's rotary embedding, without those that stand beside them."""
     nested = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
     return Fields(nested, f"{fields.where}: rope")
 

@@ -68,7 +68,7 @@ _MAX_STREAMS, _MAX_ITERATIONS = 16, 1000  # the limits of kt_program_mix
 
 
 def text_part(config: Mapping[str, Any], *model_types: str) -> Fields:
-    """Returns the config of the text model in that of a vision-language model.
+    """Returns the config of the text model inside that of a vision-language model.
 
     Args:
         model_types: those that it may have; the first is the default.
@@ -139,7 +139,7 @@ def assemble(
     streams: MixShape | None = None,
     multipliers: Multipliers = NO_MULTIPLIERS,
 ) -> DecoderModel:
-    """Assembles the model of a config.
+    """Returns the model of a config, assembled from each layer's attention and MLP.
 
     Args:
         family: the name of the family file.
@@ -179,7 +179,7 @@ def _ignored(prefixes: Prefixes, n_layers: int) -> tuple[str, ...]:
 
 
 def read_streams(f: Fields) -> MixShape:
-    """Reads the hyper-connections of the residual."""
+    """Returns the sizes of the hyper-connections of the residual."""
     return MixShape(
         f.whole("hc_mult", high=_MAX_STREAMS),
         f.whole("hc_sinkhorn_iters", high=_MAX_ITERATIONS),

@@ -65,7 +65,7 @@ _ONLY = {
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """Builds the model that a config describes."""
+    """Returns the model that a config describes, without weights."""
     f = _own(config)
     f.only(_ONLY)
     kinds = read_types(f, "layer_types", _FULL, _SLIDING) or []  # `_own` has made them
@@ -88,7 +88,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first `layers` layers, at least one of them with experts."""
     text = cut_typed_dense(_own(config).values, layers)
     return {**config, TEXT: text} if _is_part(config) else text
 
@@ -192,7 +192,7 @@ def _sparse(f: Fields) -> SparseMlp:
 
 
 def read_limits(f: Fields, name: str) -> list[float]:
-    """Reads the limit of each layer's activation from the list in field `name`; 0: none."""
+    """Returns the limit of each layer's activation from the list in field `name`; 0: none."""
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     listed = f.values.get(name) or [None] * n_layers
     if not isinstance(listed, list) or len(listed) < n_layers:

@@ -55,5 +55,5 @@ class Batch:
 
     @property
     def rows(self) -> int:
-        """The number of tokens."""
+        """The number of tokens of all runs."""
         return sum(run.ids.size for run in self.runs)

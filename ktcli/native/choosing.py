@@ -49,7 +49,7 @@ class TokenChoice(NamedTuple):
 
 
 class ChosenToken(NamedTuple):
-    """What was chosen.
+    """The token that was chosen for one row of logits.
 
     Attributes:
         id: the token; BROKEN: a logit is NaN or infinite; NONE_LEFT: the mask leaves none.
@@ -63,7 +63,7 @@ class ChosenToken(NamedTuple):
 
 
 class Chooser:
-    """Chooses tokens of a vocabulary, with the threads of a pool, between other work of theirs."""
+    """Chooses tokens of a vocabulary from rows of logits, with a pool's threads."""
 
     def __init__(self, pool: Pool, vocab: int) -> None:
         self._ffi, self._lib = library()
@@ -79,7 +79,7 @@ class Chooser:
         self._rows = self._ffi.new("kt_choice[]", 1)
 
     def choose(self, choices: Sequence[TokenChoice]) -> list[ChosenToken]:
-        """Chooses a token for each row, all equal to one after the other.
+        """Returns the token chosen for each row; the results equal those of choosing one row after the other.
 
         Raises:
             NativeError: an id is outside the vocabulary.

@@ -22,7 +22,7 @@ ERROR_BYTES = 400
 
 
 class Scale(IntEnum):
-    """The storage of a format's scales; values of `kt_scale_type`."""
+    """The storage type of a format's scales; values of `kt_scale_type`."""
 
     NONE = 0
     F32 = 1
@@ -31,7 +31,7 @@ class Scale(IntEnum):
 
     @property
     def bits(self) -> int:
-        """The bits of one scale."""
+        """The number of bits of one scale."""
         return (0, 32, 16, 8)[self]
 
 
@@ -109,8 +109,8 @@ class Format:
     rotation: int = 0
 
     def of_columns(self, k: int) -> Format:
-        """The format of a matrix with `k` columns: it rotates the blocks that such a matrix has, so that parts of
-        its columns are rotated alike."""
+        """Returns the format for a matrix with `k` columns: its rotation has the blocks that such a matrix has, so
+        that parts of its columns are rotated alike."""
         block = self.rotation
         while block and -(-k // ROTATION_UNIT) * ROTATION_UNIT % block:
             block //= 2
@@ -118,12 +118,12 @@ class Format:
 
     @property
     def bits_per_weight(self) -> float:
-        """The bits of a code and its share of a scale, in a row of many columns."""
+        """The number of bits per weight: those of a code and its share of a scale, in a row of many columns."""
         return self.bits + (self.scale.bits / self.group if self.group else 0)
 
     @property
     def activation_bits(self) -> int:
-        """The bits of activations in the CPU's products with it: 8 (int8), 16 (bf16) or 32 (f32)."""
+        """The number of bits of activations in the CPU's products with it: 8 (int8), 16 (bf16) or 32 (f32)."""
         if self.bits <= 8:
             return 8 if self.codes is Codes.INTEGER else 32
         return self.bits
@@ -131,7 +131,7 @@ class Format:
 
 @cache
 def library() -> tuple[Any, Any]:
-    """The pair (ffi, lib), opened on first use."""
+    """Returns the pair (ffi, lib) of libkt, which is opened on first use."""
     try:
         from ktcli._native import ffi
     except ImportError as error:
@@ -182,7 +182,7 @@ class IsaRow:
 
 
 def isa_rows() -> tuple[IsaRow, ...]:
-    """The rows built into the library, best first."""
+    """Returns the rows built into the library, best first."""
     ffi, lib = library()
     rows = ffi.new("kt_isa_info[16]")
     n = lib.kt_isa_rows(rows, 16)
@@ -214,7 +214,8 @@ class AmxInfo:
 
 
 def amx_info() -> AmxInfo:
-    """Asks CPU and system about tiles, and for the permission, which then holds for the process."""
+    """Returns what CPU and system support of AMX tiles; asks for the permission to use them, which then holds for
+    the process."""
     ffi, lib = library()
     info = ffi.new("kt_amx_info *")
     lib.kt_amx(info)
@@ -230,13 +231,13 @@ def amx_info() -> AmxInfo:
 
 
 def cache_bytes(level: int) -> int:
-    """The size of the data cache of a level, as the CPU reports it; 0: unknown."""
+    """Returns the size of the data cache of a level, as the CPU reports it; 0: unknown."""
     return int(library()[1].kt_cache_bytes(level))
 
 
 @cache
 def c_format(fmt: Format) -> Any:
-    """The kt_format of a format."""
+    """Returns the kt_format struct of a format."""
     ffi, _ = library()
     row = {
         "bits": fmt.bits,
@@ -250,7 +251,7 @@ def c_format(fmt: Format) -> Any:
 
 
 def packed_bytes(fmt: Format, n: int, k: int) -> int:
-    """The bytes of one packed matrix [n, k].
+    """Returns the bytes of one packed matrix [n, k].
 
     Raises:
         NativeError: the format cannot hold this shape.
@@ -262,7 +263,8 @@ def packed_bytes(fmt: Format, n: int, k: int) -> int:
 
 
 def cut_columns(fmt: Format) -> int:
-    """The number of columns between the places where a packed weight can be cut: a step of the kernels, or a group."""
+    """Returns the number of columns between the places where a packed weight can be cut: a step of the kernels, or
+    a group."""
     return int(library()[1].kt_cut_columns(c_format(fmt)))
 
 
@@ -312,7 +314,7 @@ class Weight:
 
 
 def c_weights(*weights: Weight) -> Any:
-    """An array of kt_weight structs. If C keeps it, its caller must keep the weights, too."""
+    """Returns an array of kt_weight structs. If C keeps it, its caller must keep the weights, too."""
     ffi, _ = library()
     rows = [
         {
@@ -328,6 +330,6 @@ def c_weights(*weights: Weight) -> Any:
 
 
 def require(condition: bool, what: str) -> None:
-    """Raises NativeError(what) unless the condition holds."""
+    """Raises NativeError(what) if `condition` is false."""
     if not condition:
         raise NativeError(what)

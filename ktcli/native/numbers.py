@@ -15,7 +15,7 @@ from ktcli.native.library import DType, library, require
 
 
 class BadNumber(BadCheckpoint):
-    """A number of a checkpoint is NaN or infinite, or too large for what it was to be stored as.
+    """Raised when a number of a checkpoint is NaN or infinite, or too large for what it was to be stored as.
 
     Attributes:
         row: the first row of the gathered matrix that has one.
@@ -66,7 +66,7 @@ class Numbers:
 
     @classmethod
     def of(cls, matrix: NDArray[np.float32]) -> Numbers:
-        """Wraps an f32 matrix [n, k]."""
+        """Returns an f32 matrix [n, k] as `Numbers`, without a copy."""
         require(
             matrix.dtype == np.float32 and matrix.flags.c_contiguous, "matrix is not contiguous f32"
         )
@@ -74,7 +74,7 @@ class Numbers:
 
     @property
     def is_plain(self) -> bool:
-        """Tells whether its elements stand alone, in no blocks and without scales."""
+        """Whether its elements stand alone, in no blocks and without scales."""
         return isinstance(self.kind, DType) and self.kind.block[0] == 1
 
     @property
@@ -85,7 +85,7 @@ class Numbers:
 
     @property
     def whole(self) -> Gathered:
-        """A gathered matrix of all its rows in order."""
+        """The matrix as a gathered one, with all its rows in order."""
         rows = np.zeros((self.n, 2), np.int32)
         rows[:, 1] = np.arange(self.n)
         return Gathered((self,), rows, self.k)

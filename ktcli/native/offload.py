@@ -89,13 +89,14 @@ class Offload:
         self.wait = self._address(ffi.addressof(lib, "kt_offload_wait"))
 
     def ticket(self, layer: int) -> int:
-        """The argument of `submit` and `wait` for a layer: an address that is valid as long as this object."""
+        """Returns the argument of `submit` and `wait` for a layer: an address that is valid as long as this object."""
         ticket = self._lib.kt_offload_ticket(self._handle, layer)
         require(ticket != self._ffi.NULL, f"layer {layer} of {self.layers}")
         return self._address(ticket)
 
     def begin(self, n_tokens: int, defer: NDArray[np.int32] | None = None) -> None:
-        """Prepares a step of `n_tokens`, in which each layer comes once; call it before the step is launched.
+        """Prepares a step of `n_tokens` tokens, in which each layer comes once; call it before the step is
+        launched.
 
         Args:
             defer: the most experts of each token that are deferred, int32 [n_tokens]; None: none is.
@@ -111,7 +112,8 @@ class Offload:
         self._check(self._lib.kt_offload_begin(self._handle, n_tokens, depths))
 
     def result(self) -> None:
-        """Waits until nothing of the step runs any more; call it when the stream is through with it.
+        """Waits until no part of the step runs any more, and raises its error if it had one; call it when the
+        stream is through with the step.
 
         Raises:
             KtError: the first thing that went wrong in the step.
@@ -119,13 +121,13 @@ class Offload:
         self._check(self._lib.kt_offload_result(self._handle))
 
     def spans(self) -> tuple[PartSpan, ...]:
-        """The parts of the last step, in the order in which they ran; call it after `result`."""
+        """Returns the times of the last step's parts, in the order in which they ran; call it after `result`."""
         out = self._ffi.new("kt_span[]", 2 * self.layers)
         n = self._lib.kt_offload_spans(self._handle, out, 2 * self.layers)
         return tuple(PartSpan(s.layer, bool(s.deferred), s.start_ns, s.end_ns) for s in out[0:n])
 
     def close(self) -> None:
-        """Ends the thread, in the middle of a step too. Its tickets are invalid afterwards."""
+        """Ends the thread, even in the middle of a step. Its tickets are invalid afterwards."""
         self._ffi.release(self._handle)
 
     def _address(self, pointer: object) -> int:

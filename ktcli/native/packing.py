@@ -39,7 +39,7 @@ class Packing:
         self._packers = {field: _packer(of.type, nodes) for field, of in fields}
 
     def pack(self, values: Mapping[str, Any], keep: list[Any]) -> Any:
-        """Packs the struct; fields that are not given are 0.
+        """Returns the C struct with these field values; fields that are not given are 0.
 
         Raises:
             NativeError: there is no such field, or an array of another type.
@@ -55,7 +55,7 @@ class Packing:
 
 @cache
 def packing(name: str, nodes: int) -> Packing:
-    """The packing of a struct, made once."""
+    """Returns the packing rules of a struct, which are made once."""
     return Packing(name, nodes)
 
 

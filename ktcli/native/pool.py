@@ -31,7 +31,7 @@ from ktcli.native.numbers import BadNumber, CGathered, Gathered
 
 
 class Team(Protocol):
-    """The threads of one node, and the OS nodes of the memory beside them (none: anywhere)."""
+    """The threads of one node, and the OS nodes of the memory beside them; none: memory anywhere."""
 
     @property
     def threads(self) -> int: ...
@@ -126,7 +126,7 @@ class Pool:
         self.tile_min = tile_min
 
     def check(self, result: int) -> None:
-        """Raises the error of a negative result of a pool function."""
+        """Raises the error that a negative result of a pool function means."""
         if result >= 0:
             return
         sentence = self._ffi.string(self._lib.kt_pool_error(self.handle)).decode()
@@ -145,7 +145,7 @@ class Pool:
             raise BadNumber(str(error), bad_row, is_finite) from None
 
     def decode(self, source: Gathered, dst: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Decodes a checkpoint's matrix [n, k] to f32; see kt_decode.
+        """Returns a checkpoint's matrix [n, k] decoded to f32; see kt_decode.
 
         Args:
             dst: the array to write to, f32, or uint16 for the bits of bf16; None: a new f32 array.
@@ -173,7 +173,8 @@ class Pool:
         scales: NDArray[np.float32] | None = None,
         importance: NDArray[np.float32] | None = None,
     ) -> PackError:
-        """Encodes a checkpoint's matrix [n, k] into `dst`, which holds its panels; see kt_pack.
+        """Encodes a checkpoint's matrix [n, k] into `dst` as packed panels, and returns the sums of its errors; see
+        kt_pack.
 
         Args:
             scales: scales [n, groups] instead of those the encoder would choose, for 4 and 8 bits with f32 scales; 0:
@@ -209,14 +210,14 @@ class Pool:
         return PackError(*map(float, sums))
 
     def unpack(self, weight: Weight, index: int = 0) -> NDArray[np.float32]:
-        """Decodes matrix `index` to f32 [n, k]."""
+        """Returns matrix `index` decoded to f32, [n, k]."""
         out = np.empty((weight.n, weight.k), dtype=np.float32)
         pointer = self._ffi.from_buffer("float[]", out, True)
         self.check(self._lib.kt_unpack(self.handle, c_weights(weight), index, pointer))
         return out
 
     def fill_random(self, weight: Weight, seed: int) -> None:
-        """Writes random codes and scales straight into the weight's memory."""
+        """Writes random codes and scales into the weight's memory."""
         self.check(self._lib.kt_fill_random(self.handle, c_weights(weight), seed))
 
     def read_file(self, fd: int, offset: int, dst: NDArray[np.uint8]) -> None:
@@ -263,7 +264,7 @@ class Pool:
         self.check(self._lib.kt_place(self.handle, fd, offset, weight, int(axis), given))
 
     def arena(self, size_bytes: int, node: int | None = None) -> Arena:
-        """Allocates memory on a node; None: on all of them in turn."""
+        """Returns newly allocated memory on a node; None: on all of them in turn."""
         every = 0
         for memory in self._memory:
             every |= memory
@@ -272,7 +273,7 @@ class Pool:
     def ceiling(
         self, kind: Ceiling, seconds: float, data: Sequence[NDArray[np.uint8]] = ()
     ) -> float:
-        """The bytes or operations per second of the best plain loop.
+        """Measures the best plain loop and returns its bytes or operations per second.
 
         Args:
             data: for READ only: an array of each node, equally large and larger than the caches.

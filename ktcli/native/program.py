@@ -29,7 +29,7 @@ CACHES = ("bf16", "f32", "fp8")
 
 @cache
 def operation(name: str) -> tuple[Any, int, bool]:
-    """The function of an operation, its number of views, and whether it takes a struct kt_<name>.
+    """Returns the C function of an operation, its number of views, and whether it takes a struct kt_<name>.
 
     Raises:
         NativeError: there is no such operation.
@@ -47,7 +47,7 @@ def operation(name: str) -> tuple[Any, int, bool]:
 
 
 class Program:
-    """Operations, and the memory they work on.
+    """A program of operations, and the buffers that they work on.
 
     Args:
         max_tokens: the most rows of a step.
@@ -81,12 +81,12 @@ class Program:
     # -- recording -----------------------------------------------------------------------------------
 
     def buffer(self, width: int, *, outputs: bool = False) -> View:
-        """A new buffer; one row per token, or per wanted output."""
+        """Returns a new buffer of the program; it has one row per token, or per wanted output."""
         number = self._check(self._lib.kt_program_buffer(self.handle, width, int(outputs)))
         return View(number, 0, width)
 
     def append(self, name: str, views: Sequence[View | None] = (), /, **facts: Any) -> int:
-        """Append the operation kt_program_<name>; see kt_operations.h for what each computes.
+        """Appends the operation kt_program_<name>; see kt_operations.h for what each computes.
 
         Args:
             views: the operands in the order of its parameters; None: an operand that may be missing.
@@ -108,14 +108,15 @@ class Program:
         return number
 
     def given(self, experts: int, top_k: int) -> int:
-        """Appends a routing whose ids and gate the caller writes before each run (`routing` gives the arrays).
+        """Appends a routing whose ids and gates the caller writes before each run (`routing` gives the arrays), and
+        returns its number.
 
         Returns its number.
         """
         return self._check(self._lib.kt_program_given(self.handle, experts, top_k))
 
     def input(self, x: View) -> None:
-        """Declares that the caller writes `x` before the operations that are recorded next run."""
+        """Declares that the caller writes `x` before the operations run that are recorded next."""
         self._check(self._lib.kt_program_input(self.handle, self._view(x)))
 
     def part(self) -> int:
@@ -123,7 +124,7 @@ class Program:
         return self._check(self._lib.kt_program_part(self.handle))
 
     def finish(self) -> int:
-        """Reserves buffers and scratch; returns their bytes."""
+        """Reserves buffers and scratch memory; returns their bytes."""
         size = self._ffi.new("size_t *")
         result = self._lib.kt_program_finish(self.handle, size)
         if result == self._lib.KT_ERR_MEMORY:
@@ -170,7 +171,7 @@ class Program:
         self._run(self._lib.kt_program_run, batch)
 
     def run_part(self, batch: Batch, part: int) -> None:
-        """Runs the operations of one part, with the same errors."""
+        """Runs the operations of one part for a step; raises as `run`."""
         self._run(self._lib.kt_program_run_part, batch, part)
 
     def _run(self, function: Any, batch: Batch, *part: int) -> None:
@@ -216,7 +217,7 @@ class Program:
     # -- results -------------------------------------------------------------------------------------
 
     def rows(self, view: View, n: int) -> F32Array:
-        """The first `n` rows of a view, in place: valid until the next run."""
+        """Returns the first `n` rows of a view, in place: valid until the next run."""
         stride = self._ffi.new("int64_t *")
         pointer = self._lib.kt_program_data(self.handle, view.buffer, stride)
         require(
@@ -228,7 +229,8 @@ class Program:
         return rows[:, view.column : view.column + view.width]
 
     def routing(self, number: int, n: int, top_k: int) -> tuple[NDArray[np.int32], F32Array]:
-        """The ids and gate [n, top_k] in place: those of the last run, or those to write if the routing is given."""
+        """Returns the ids and gates [n, top_k] in place: those of the last run, or those to write if the routing is
+        given."""
         gate = self._ffi.new("const float **")
         ids = self._lib.kt_program_routing(self.handle, number, gate)
         require(ids != self._ffi.NULL, "no such routing")
@@ -236,8 +238,8 @@ class Program:
         return self._array(ids, shape, np.int32), self._array(gate[0], shape, np.float32)
 
     def chosen(self, routing: int) -> NDArray[np.int64]:
-        """The number of times that each expert was chosen since the program was made, [E] in place: read between
-        runs."""
+        """Returns the number of times that each expert was chosen since the program was made, [E] in place: read
+        between runs."""
         experts = self._ffi.new("int32_t *")
         counts = self._lib.kt_program_chosen(self.handle, routing, experts)
         require(counts != self._ffi.NULL, f"routing {routing} is not counted")
@@ -246,7 +248,7 @@ class Program:
         return view
 
     def profile(self) -> list[tuple[str, int]]:
-        """The (operation, nanoseconds so far) pairs in recording order."""
+        """Returns the (operation, nanoseconds so far) pairs in recording order."""
         times = self._ffi.new("int64_t[]", len(self.labels))
         n = self._lib.kt_program_profile(self.handle, times, len(self.labels))
         return list(zip(self.labels[:n], times[0:n], strict=False))

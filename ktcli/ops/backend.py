@@ -39,7 +39,8 @@ P = ParamSpec("P")
 
 
 class Call(Generic[P]):
-    """A method of a backend with the signature of a row: it makes the operation and hands it to `do`."""
+    """Gives a backend a method with the signature of a row of the table: it makes the row's operation from its
+    arguments and returns what `Backend.do` does with it."""
 
     def __init__(self, row: Callable[P, Operation]) -> None:
         self.row = row
@@ -52,7 +53,8 @@ class Call(Generic[P]):
 
 
 class Backend(ABC):
-    """The operations of a forward. `layer` numbers the cached layers from 0."""
+    """The base class of backends: one method for each operation of a forward pass. `layer` numbers the cached
+    layers from 0."""
 
     embed = Call(Embed)
     norm = Call(Norm)
@@ -80,7 +82,7 @@ class Backend(ABC):
 
     @abstractmethod
     def do(self, operation: Operation) -> Value:
-        """Does one operation, or records it, and returns its result."""
+        """Executes one operation, or records it, and returns its result."""
 
     @abstractmethod
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
@@ -92,13 +94,14 @@ class Backend(ABC):
 
     @abstractmethod
     def collect(self, started: Value) -> Value:
-        """Returns the result of what `experts` started: the weighted sum of the chosen experts -> [T, hidden].
+        """Returns the weighted sum of the chosen experts that `experts` started to compute, [T, hidden].
 
         With deferral it is the sum of the experts that this layer did not defer and of those that the layer before
-        deferred."""
+        deferred.
+        """
 
     def begin_layer(self, layer: int | None) -> None:  # noqa: B027 (most backends need not know)
-        """Tells that the operations that follow belong to decoder layer `layer`; None: to none."""
+        """Notes that the following operations belong to decoder layer `layer`; None: to no layer."""
 
 
 # The rows that a forward uses, and those that only passes over a recorded program make.

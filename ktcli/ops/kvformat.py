@@ -44,7 +44,7 @@ class CacheFormat:
     scale_bytes: int = 0
 
     def bytes_of(self, elements: int, heads: int) -> int:
-        """The bytes of so many elements and scales of heads."""
+        """Returns the bytes that `elements` elements and the scales of `heads` heads take."""
         return elements * self.element_bytes + heads * self.scale_bytes
 
 
@@ -55,7 +55,7 @@ FORMATS = {each.name: each for each in (BF16, F32_CACHE, FP8)}
 
 
 def encode(x: F32) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Encodes heads, the rows of x [..., columns]: codes [..., columns] and scale bytes [...]."""
+    """Returns the E4M3 codes [..., columns] and the scale bytes [...] of heads, the rows of x [..., columns]."""
     size = np.abs(np.asarray(x, np.float32))
     a = np.where(np.isnan(size), np.float32(np.inf), size).max(axis=-1).astype(np.float32)
     bits = a.view(np.uint32)
@@ -68,7 +68,7 @@ def encode(x: F32) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 
 def decode(codes: NDArray[np.uint8], scale: NDArray[np.uint8]) -> F32:
-    """Decodes heads, the rows of codes [..., columns] with their scale bytes [...], to f32."""
+    """Returns the f32 values of heads: the rows of codes [..., columns] times their scales [...]."""
     values = _VALUES[codes & 0x7F] * np.where(codes & 0x80, -1.0, 1.0)
     unit = np.ldexp(1.0, scale.astype(np.int64) - _BIAS)
     return np.asarray(values * unit[..., None], np.float32)

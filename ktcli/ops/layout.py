@@ -1,4 +1,4 @@
-"""Takes a row of the table of operations apart: the kind of each field, and how its value is read from an operation.
+"""Describes a row of the table of operations: the kind of each field, and how its value is read from an operation.
 
 Recorder, passes, backends, listing and tests go by this, and so know no operation by name.
 """
@@ -21,7 +21,7 @@ _OF_LAYER = frozenset({FieldKind.PAGES, FieldKind.STATE, FieldKind.FIRST})
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """The fields of a row, by kind.
+    """The fields of a row of the table of operations, grouped by kind.
 
     Attributes:
         operands: the fields that are rows of activations, in order.
@@ -47,7 +47,7 @@ class RowLayout:
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """The fields that name the result of another operation by its number."""
+        """The names of the fields that refer to a routing or choice by its number."""
         return tuple(name for name in (self.routing, self.choice) if name)
 
 
@@ -55,7 +55,7 @@ _LAYOUTS: dict[str, RowLayout] = {}
 
 
 def layout_of(row: type[Operation]) -> RowLayout:
-    """Returns the layout of a row, which is made once."""
+    """Returns the layout of a row's fields; it is made once for each row."""
     if row.name not in _LAYOUTS:
         _LAYOUTS[row.name] = _read_layout(row)
     return _LAYOUTS[row.name]

@@ -15,8 +15,8 @@ from ktcli.ops.tensors import Tensor
 
 
 def described(record: Record) -> dict[str, Any]:
-    """Describes a record as names, numbers and text: operation, layer, outs, numbers, operands, weights, facts and,
-    where there is some, what it caches and where its state begins."""
+    """Returns a record as JSON-like data: operation, layer, outs, numbers, operands, weights, facts and, where
+    there are some, what it caches and where its state begins."""
     operation = record.operation
     layout = layout_of(type(operation))
     document: dict[str, Any] = {
@@ -37,14 +37,14 @@ def described(record: Record) -> dict[str, Any]:
 
 
 def read_numbers(record: Record) -> dict[str, Number]:
-    """Returns the routing and the choice that a record reads, by field."""
+    """Returns the numbers of the routing and the choice that a record reads, by field name."""
     names = layout_of(type(record.operation)).numbers
     found = {name: getattr(record.operation, name) for name in names}
     return {name: number for name, number in found.items() if isinstance(number, Number)}
 
 
 def weights(record: Record) -> dict[str, Tensor]:
-    """Returns the tensors that a record names, by field."""
+    """Returns the weight tensors that a record uses, by field name."""
     names = layout_of(type(record.operation)).weights
     found = {name: getattr(record.operation, name) for name in names}
     return {name: tensor for name, tensor in found.items() if tensor is not None}
@@ -70,7 +70,8 @@ class Section:
 
 
 def sections(recording: Recording) -> list[Section]:
-    """Returns the recording in order, but with each kind of layer once, where its first one stands."""
+    """Returns the sections of a recording in order; decoder layers that compute the same share one section, at the
+    place of the first of them."""
     made: list[Section] = []
     alike: dict[str, int] = {}  # what a layer does -> its place among `made`
     for layer, group in groupby(recording.records, key=lambda record: record.layer):

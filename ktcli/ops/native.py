@@ -47,7 +47,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A recording that became a program.
+    """A program made of a recording, and where its results lie.
 
     Attributes:
         results: the views of the recording's results.
@@ -59,7 +59,8 @@ class Assembled:
 
 
 def assemble(recording: Recording, program: Program, places: Places) -> Assembled:
-    """Appends every record to a new program, and finishes it."""
+    """Appends every record of a recording to a new program, finishes the program, and returns where its results
+    lie."""
     for buffer in recording.buffers:
         program.buffer(buffer.width, outputs=buffer.outputs)
     numbers: dict[Number, int] = {}

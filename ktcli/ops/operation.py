@@ -103,12 +103,12 @@ class Operation:
 
     @property
     def in_place(self) -> bool:
-        """Tells whether the result takes the place of the first operand."""
+        """Whether the result takes the place of the first operand."""
         return False
 
     @property
     def cached(self) -> Cached:
-        """The elements that it caches for each position, where it has a field of kind PAGES."""
+        """The elements that it caches for each position; only for an operation with a field of kind PAGES."""
         return Cached(0, (), 0)
 
     def widths(self) -> Widths:

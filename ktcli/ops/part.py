@@ -35,8 +35,8 @@ class ModelPart(Enum):
 
     @property
     def runs_beside_experts(self) -> bool:
-        """Tells whether the part can run at the same time as the routed experts of its layer: neither needs the
-        other. Every other part of a layer comes before them."""
+        """Whether the part can run at the same time as the routed experts of its layer: neither needs the other.
+        Every other part of a layer comes before them."""
         return self in (ModelPart.SHARED, ModelPart.DENSE_MLP)
 
 

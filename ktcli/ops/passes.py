@@ -11,7 +11,8 @@ from ktcli.ops.table.experts import Carry, Experts, SplitRouting
 
 
 def defer_experts(recording: Recording, layers: int) -> Recording:
-    """Lets the first `layers` layers with experts defer some of them to the next one; a step says how many.
+    """Returns the recording with the routings of the first `layers` layers with experts split into immediate and
+    deferred experts; a step says how many are deferred.
 
     Each such routing is split. Deferred experts are computed after the immediate ones, into a buffer of their own, and
     their sum is added to that of the next layer's experts.
@@ -47,8 +48,8 @@ def defer_experts(recording: Recording, layers: int) -> Recording:
 
 
 def reuse_buffers(recording: Recording) -> Recording:
-    """Puts new contents into buffers whose contents nobody reads any more, so that a model of sixty layers needs
-    about as many buffers as one of its layers."""
+    """Returns the recording with its buffers reused: a buffer whose contents nobody reads any more takes the next
+    contents of its width, so that a model of sixty layers needs about as many buffers as one of its layers."""
     touched = [{view.buffer: None for view in each.views} for each in recording.records]
     last = {buffer: i for i, every in enumerate(touched) for buffer in every}
     last.update((result.buffer, len(recording.records)) for result in recording.results)

@@ -17,7 +17,7 @@ from ktcli.ops.tensors import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A result that is not rows: the n-th routing, or the n-th choice, of a recording."""
+    """The index of a result that is not rows: the n-th routing, or the n-th choice, of a recording."""
 
     kind: FieldKind
     n: int
@@ -37,7 +37,7 @@ class Buffer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An operation of a recording.
+    """One recorded operation.
 
     Attributes:
         operation: the call, whose operands are views and numbers, and whose weights are declared tensors.
@@ -53,17 +53,18 @@ class Record:
 
     @property
     def operands(self) -> tuple[View | None, ...]:
-        """The views that it reads, and may overwrite, in the order of the row; None for one that it goes without."""
+        """The views that it reads, and may overwrite, in the order of the row's fields; None for an optional one
+        that is left out."""
         names = layout_of(type(self.operation)).operands
         return tuple(getattr(self.operation, name) for name in names)
 
     @property
     def views(self) -> Iterator[View]:
-        """The views that it touches: results, then operands."""
+        """Yields the views that it writes, then those that it reads."""
         return (view for view in (*self.outs, *self.operands) if view is not None)
 
     def renamed(self, to: Callable[[View], View]) -> Record:
-        """Returns the same operation on other views."""
+        """Returns the same record with each of its views replaced by `to(view)`."""
         names = layout_of(type(self.operation)).operands
         views = {name: getattr(self.operation, name) for name in names}
         moved = {name: to(view) for name, view in views.items() if view is not None}
@@ -73,7 +74,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A forward as data.
+    """A recorded forward pass: its operations in order, their buffers, and its results.
 
     Attributes:
         records: in the order in which they run.
@@ -87,7 +88,8 @@ class Recording:
 
 
 class Recorder(Backend):
-    """Records what a forward does, and checks that widths, matrices and vectors fit each other."""
+    """A backend that records the operations of a forward pass, and checks that widths, matrices and vectors fit
+    each other."""
 
     summary = Call(Summary)
 
@@ -99,7 +101,7 @@ class Recorder(Backend):
         self._layer: int | None = None
 
     def finish(self, *results: View) -> Recording:
-        """Returns everything that was recorded, with `results` as the views that are read in the end."""
+        """Returns the recording of all operations so far, with `results` as the views that are read in the end."""
         return Recording(tuple(self._records), tuple(self._buffers), results)
 
     def begin_layer(self, layer: int | None) -> None:
@@ -154,7 +156,8 @@ class Recorder(Backend):
 
 
 def record(forward: Callable[[Backend], Value]) -> Recording:
-    """Records a forward and the summary of its logits; the results are logits, best, peaks and sums."""
+    """Returns the recording of a forward pass and the summary of its logits; the results are logits, best, peaks
+    and sums."""
     recorder = Recorder()
     logits = forward(recorder)
     return recorder.finish(logits, *recorder.summary(logits))

@@ -39,7 +39,8 @@ class Scratch:
 
     @classmethod
     def of(cls, tensors: Iterable[Tensor]) -> Scratch:
-        """Returns the buffers that any layer with these tensors has: inputs and outputs of its dense projections."""
+        """Returns the buffer widths that any layer with these tensors needs: inputs and outputs of its dense
+        projections."""
         return cls(dense=max((t.n for t in tensors if t.role is Role.DENSE), default=0))
 
     def __or__(self, other: Scratch) -> Scratch:
@@ -48,5 +49,5 @@ class Scratch:
 
 
 def largest(needs: Iterable[Scratch]) -> Scratch:
-    """Returns the buffers that can hold any of `needs`."""
+    """Returns the least scratch whose every width is at least that of each of `needs`."""
     return reduce(Scratch.__or__, needs, Scratch())

@@ -22,14 +22,14 @@ GQA_SPLIT_PAGES, MLA_SPLIT_PAGES = 2, 4
 
 
 def state_slots(streams: int = 1) -> int:
-    """The slots for states with so many sequences at once: of each two steps, one of which is written while the other
-    is read, and the snapshots."""
+    """Returns the number of state slots that `streams` sequences need at once: two for each, as a step reads one
+    and writes the other, and the snapshots."""
     return 2 * streams + SNAPSHOTS
 
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """The state of one layer for one sequence.
+    """The sizes of the state that one layer keeps of one sequence.
 
     Attributes:
         position_elements: elements cached for each position, in pages, all of them together.
@@ -61,16 +61,16 @@ class LayerState:
 
     @property
     def windowed(self) -> bool:
-        """Tells whether its positions lie in window pages, which a sequence gives up when its window has passed."""
+        """Whether its positions lie in window pages, which a sequence gives up when its window has passed."""
         return self.window > 0 and self.position_elements > 0 and not self.chosen
 
     @property
     def chooses(self) -> bool:
-        """Tells whether a token attends to chosen positions, or to pooled rows: those are kept in plain numbers."""
+        """Whether a token attends to chosen positions, or to pooled rows: those are kept in plain numbers."""
         return self.position_elements > 0 and not self.position_heads
 
     def position_bytes(self, fmt: CacheFormat) -> int:
-        """The bytes of a cached position."""
+        """Returns the bytes of one cached position in the cache format `fmt`."""
         return fmt.bytes_of(self.position_elements, self.position_heads)
 
     def bytes_read(self, start: int, n_tokens: int, fmt: CacheFormat) -> int:
@@ -93,7 +93,8 @@ class LayerState:
         return n_tokens + (min(start, self.window - 1) if self.window else start)
 
     def ops(self, start: int, n_tokens: int) -> int:
-        """Returns the operations of that step against the cache."""
+        """Returns the number of operations (a multiply-add is two) against the cache of a step of tokens start …
+        start + n_tokens - 1."""
         if not self._chooses(start, n_tokens):
             return self._attending_ops(start, n_tokens)
         choosing = _pairs(start, n_tokens, 0) * self.index_ops

@@ -17,7 +17,7 @@ from ktcli.ops.part import Access, ModelPart
 
 
 class Role(Enum):
-    """Decides a tensor's number format, through the recipe of a conversion."""
+    """The role of a tensor, from which the recipe of a conversion takes its number format."""
 
     EXPERTS = "experts"  # routed experts: the recipe's --experts format
     DENSE = "dense"  # attention projections, dense MLP, shared experts, lm_head: --dense
@@ -74,21 +74,21 @@ class Stored:
 
     @property
     def one(self) -> tuple[int, ...]:
-        """The shape of one matrix as it lies there, before it is transposed and rows are chosen."""
+        """The shape of one matrix in the checkpoint, before it is transposed and rows are chosen."""
         if self.band:
             return (self.band.rows, *self.shape[1:])
         return self.shape[1:] if self.matrix else self.shape
 
     @property
     def rows(self) -> int:
-        """The number of rows that it gives; of a vector, the number of elements."""
+        """The number of rows that are taken of a matrix; of a vector, the number of elements."""
         one = self.one
         height = prod(one[:-1]) if len(one) > 1 and not self.transposed else prod(one[-1:])
         return self.count or -(-(height - self.first) // self.step)
 
     @property
     def columns(self) -> int:
-        """The number of columns of each row; 1 for a vector."""
+        """The number of columns of each row that is taken; 1 for a vector."""
         if len(self.one) < 2:
             return 1
         return prod(self.one[:-1]) if self.transposed else self.one[-1]
@@ -153,7 +153,8 @@ def matrix(
     role: Role = Role.DENSE,
     cut: Cut = Cut.ROWS,
 ) -> Tensor:
-    """Declares a matrix with which every token is multiplied: the rows of the pieces, one below the other."""
+    """Returns the declaration of a matrix with which every token is multiplied: the rows of the pieces, one below
+    the other."""
     n, k = sum(piece.rows for piece in pieces), pieces[0].columns
     return Tensor(name, n, k, role, (pieces,), layer=layer, cut=cut, part=part)
 
@@ -161,8 +162,8 @@ def matrix(
 def vector(
     name: str, *pieces: Stored, layer: int | None, neutral: float = 1.0, below: int = 0
 ) -> Tensor:
-    """Declares a vector: the elements of the pieces, one behind the other; with `below`, a table of one row of ids
-    per token."""
+    """Returns the declaration of a vector: the elements of the pieces, one behind the other; with `below`, a table
+    of one row of ids per token."""
     length = sum(piece.rows * piece.columns for piece in pieces)
     return Tensor(
         name,
@@ -179,5 +180,5 @@ def vector(
 
 
 def ceil_to(value: int, multiple: int) -> int:
-    """Rounds `value` up to a multiple."""
+    """Returns `value` rounded up to a multiple of `multiple`."""
     return -(-value // multiple) * multiple

@@ -22,7 +22,7 @@ from ktcli.weights.recipe import Recipe
 
 
 def advice_alone(alone: Alone, context: int) -> Iterator[str]:
-    """Yields what would make the plan fit, the smallest sacrifice first."""
+    """Yields sentences on what would make a plan for the CPU fit, the smallest sacrifice first."""
     host = alone.host
     shorter = fitting_context(alone.model, alone.recipe, alone.room_bytes, alone.use)
     if shorter >= LEAST_CONTEXT:
@@ -40,7 +40,7 @@ def advice_alone(alone: Alone, context: int) -> Iterator[str]:
 def advice_with(
     model: Model, host: Host, gpus: Sequence[Gpu], request: Request, made: Plan
 ) -> Iterator[str]:
-    """Yields what would make a plan with GPUs fit into main memory."""
+    """Yields sentences on what would make a plan with GPUs fit into main memory."""
     assert host.beside is not None
     alone = Alone.of(model, host, request)
     if alone.fits(alone.context(request.context)):

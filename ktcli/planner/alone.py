@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from ktcli.errors import gib
 from ktcli.models.model import Model, Spec
@@ -25,7 +26,7 @@ from ktcli.planner.memory import (
     scratch_bytes,
 )
 from ktcli.planner.nodes import NodeNeed, extra_bytes, node_needs
-from ktcli.planner.plan import EARLY_TOKENS, Line, Request, Speed
+from ktcli.planner.plan import Line, Request, Speed, early_position
 from ktcli.planner.spec import (
     STATES_REASON,
     PartWork,
@@ -38,7 +39,7 @@ from ktcli.weights.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """A model with every layer on the CPU of a host."""
+    """The memory and speed of a model with every layer on the CPU of a host."""
 
     model: Model
     host: Host
@@ -51,12 +52,12 @@ class Alone:
 
     @property
     def extra_bytes(self) -> int:
-        """The bytes that cutting weights between teams adds."""
+        """The bytes that cutting weights between teams adds to the weights."""
         return sum(extra_bytes(self.model, self.recipe, self.host.teams).values())
 
     @property
     def room_bytes(self) -> int:
-        """The `need_bytes` that fits: in the whole memory, and in that of the node which is full first."""
+        """The largest `need_bytes` that fits: into the whole memory, and into that of the node which is full first."""
         host = self.host
         room = host.room_bytes - self.extra_bytes
         fullest = node_room_bytes(
@@ -65,45 +66,42 @@ class Alone:
         return room if fullest is None else min(room, fullest)
 
     def context(self, asked: int | None) -> int:
-        """The number of positions to reserve."""
+        """Returns the number of positions to reserve: `asked`, or the default context of this model and host."""
         return asked or default_context(self.model, self.recipe, self.room_bytes, self.use)
 
     def need_bytes(self, context: int) -> int:
-        """The bytes of everything, without those that cutting adds."""
+        """Returns the bytes of weights, cache, scratch and process, without those that cutting adds."""
         return need_bytes(self.model, self.recipe, context, self.use)
 
     def fits(self, context: int) -> bool:
         return self.need_bytes(context) <= self.room_bytes
 
     def total_bytes(self, context: int) -> int:
-        """The bytes of everything, with those that cutting adds and those left free."""
+        """Returns the bytes of weights, cache, scratch and process, with those that cutting adds and those left
+        free."""
         return self.need_bytes(context) + self.extra_bytes + self.host.margin_bytes
 
     def node_needs(self, context: int) -> tuple[NodeNeed, ...]:
-        """The bytes that each node must hold; (): no memory is bound to a node."""
+        """Returns the bytes that each node must hold; (): no memory is bound to a node."""
         host = self.host
         if not host.nodes:
             return ()
         others = beside_bytes(self.model, context, self.use) + host.margin_bytes
         return node_needs(self.model, self.recipe, host.teams, host.nodes, others)
 
-    def step_s(self, step: StepShape) -> float:
-        """The predicted seconds of a step."""
+    def step_s(self, n_tokens: int, start: int = 0) -> float:
+        """The predicted seconds of a step of `n_tokens` behind `start` positions."""
+        step = StepShape(n_tokens, start, cache=self.use.cache_format)
         works = step_work(self.model, self.recipe, step)
-        return step_seconds(works, self.model.operations, self.host.rates, step.n_tokens)
+        return step_seconds(works, self.model.operations, self.host.rates, n_tokens)
 
     def speed(self, context: int) -> Speed:
-        """The speed of decode early and at the end of a context, and of a prefill chunk."""
-        chunk, cache = min(PREFILL_CHUNK, context), self.use.cache_format
-        early = min(EARLY_TOKENS, context - 1)
-        return Speed(
-            decode=1 / self.step_s(StepShape(1, early, cache=cache)),
-            decode_full=1 / self.step_s(StepShape(1, context - 1, cache=cache)),
-            prefill=chunk / self.step_s(StepShape(chunk, cache=cache)),
-        )
+        """The predicted speed within a context."""
+        return Speed.of(context, PREFILL_CHUNK, partial(self.step_s, 1), self.step_s)
 
     def lines(self, context: int) -> Iterator[Line]:
-        """Yields every part with its bytes and its predicted time, the largest first; then those without weights."""
+        """Yields a plan's line for every part with its bytes and its predicted time, the largest first; then lines
+        for what is not weights."""
         model, host, recipe, use = self.model, self.host, self.recipe, self.use
         spec, line = model.spec, _Timing.of(model, recipe, context, host.rates, use).line
         extra, teams = extra_bytes(model, recipe, host.teams), len(host.teams)
@@ -142,7 +140,7 @@ class _Timing:
         decode, prefill = (
             {work.part: work for work in step_work(model, recipe, step)}
             for step in (
-                StepShape(1, min(EARLY_TOKENS, context - 1), cache=cache),
+                StepShape(1, early_position(context), cache=cache),
                 StepShape(chunk, cache=cache),
             )
         )

@@ -30,7 +30,7 @@ class FormatChoice:
 def choose_experts(
     model: Model, host: Host, request: Request, kept: Format | None = None
 ) -> FormatChoice:
-    """Chooses the format for the experts of `model` on `host`.
+    """Returns the most precise format for the experts of `model` that fits the memory of `host`, and the reason.
 
     Args:
         request: the context, device and dense format to plan with.

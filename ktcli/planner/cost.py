@@ -54,7 +54,7 @@ class Rates:
     operation_s: float = OPERATION_S
 
     def reached(self, unit: Unit, n_tokens: int) -> float:
-        """The operations per second that the engine's own loop of this kind reaches."""
+        """Returns the operations per second that the engine's own loop of this kind reaches."""
         peak = self.int8_ops if unit is Unit.INT8 else self.bf16_ops
         if not self.tiles:
             return peak * PEAK_SHARE[unit]
@@ -130,7 +130,8 @@ _ASSUMED_HZ = 2.5e9  # all cores busy with wide vectors; server CPUs lie between
 
 
 def assumed_read_bps(threads: float, nodes: int = 1) -> float:
-    """The cautious bandwidth of threads that read from the memory of all of `nodes` alike, bytes per second.
+    """Returns a cautious bandwidth, bytes per second, of `threads` threads that read from the memory of `nodes`
+    nodes alike.
 
     A node has at least two memory channels, about 50 GB/s; CPUs with many cores come with more
     channels, about 4 GB/s per core. Only one of several nodes counts: most reads cross the link between them.
@@ -139,7 +140,7 @@ def assumed_read_bps(threads: float, nodes: int = 1) -> float:
 
 
 def assumed_rates(isa: str, cores: float, read_bps: float) -> Rates:
-    """The cautious rates of `cores` cores of a CPU that nobody has measured."""
+    """Returns cautious rates of `cores` cores of a CPU that nobody has measured."""
     row = ROWS.get(isa, ROWS["portable"])
     tiles = has_tiles(isa)
     basis = (
@@ -156,12 +157,12 @@ def assumed_rates(isa: str, cores: float, read_bps: float) -> Rates:
 
 
 def has_tiles(isa: str) -> bool:
-    """Returns whether a row of kernels multiplies with tiles."""
+    """Tells whether a row of kernels multiplies with AMX tiles."""
     return "amx_tile" in ROWS[isa].flags if isa in ROWS else False
 
 
 def seconds(work: PartWork, rates: Rates, n_tokens: int) -> float:
-    """The seconds of one part of a step of `n_tokens` tokens."""
+    """Returns the predicted seconds of one part of a step of `n_tokens` tokens."""
     reading = work.read_bytes / (rates.read_bps * READ_SHARE)
     ops = work.ops + (DECODE_OPS * work.read_bytes if work.unit is Unit.CODES else 0)
     computing = ops / rates.reached(work.unit, n_tokens)
@@ -169,12 +170,13 @@ def seconds(work: PartWork, rates: Rates, n_tokens: int) -> float:
 
 
 def operation_seconds(threads: int) -> float:
-    """The seconds in which `threads` threads enter and leave one operation of a program."""
+    """Returns the seconds that `threads` threads take to enter and leave one operation of a program."""
     return ALONE_S if threads == 1 else OPERATION_S
 
 
 def step_seconds(works: Iterable[PartWork], operations: int, rates: Rates, n_tokens: int) -> float:
-    """The seconds of a whole step: its parts run one after the other, in so many operations of a program."""
+    """Returns the predicted seconds of a whole step: its parts run one after the other, in `operations` operations
+    of a program."""
     parts = sum(seconds(work, rates, n_tokens) for work in works)
     return parts + STEP_S + operations * rates.operation_s
 
@@ -182,7 +184,8 @@ def step_seconds(works: Iterable[PartWork], operations: int, rates: Rates, n_tok
 def row_seconds(
     model: Model, recipe: Recipe, rates: Rates, most: int, cache: CacheFormat = BF16
 ) -> tuple[float, ...]:
-    """The seconds of decode steps of 1 to `most` rows, all with logits; so few stream weights as one does.
+    """Returns the modelled seconds of decode steps of 1 to `most` rows, all with logits; so few rows stream the
+    weights as one does.
 
     Powers of two and `most` are modelled, what lies between them is interpolated.
     """
@@ -209,20 +212,22 @@ class PieceTimes:
     def seconds(
         self, answers: int, tokens: NDArray[np.float64], start: float
     ) -> NDArray[np.float64]:
-        """The seconds of steps of so many answers that read each so many tokens from position `start` on."""
+        """Returns the modelled seconds of steps of `answers` answers that also read `tokens` tokens of a prompt
+        from position `start` on, one for each element of `tokens`."""
         first_s = np.interp(answers + tokens, self.tokens, self.first_s)
         return np.asarray(first_s + self.position_s * tokens * start, dtype=np.float64)
 
     @staticmethod
     def assumed(most: int) -> PieceTimes:
-        """The times where nothing is modelled: a pass over the weights costs what `PASS_TOKENS` tokens do."""
+        """Returns times for an engine that nobody modelled: a pass over the weights costs what `PASS_TOKENS` tokens
+        do."""
         return PieceTimes((1, most + 1), (1.0, 1.0 + most / PASS_TOKENS), 0.0)
 
 
 def piece_times(
     model: Model, recipe: Recipe, rates: Rates, most: int, context: int, cache: CacheFormat = BF16
 ) -> PieceTimes:
-    """The times of steps that read pieces of powers of two from 1 to `most` tokens.
+    """Returns the modelled times of steps that read pieces of powers of two from 1 to `most` tokens.
 
     Few tokens reach most experts, and cost a pass over the weights.
 

@@ -38,7 +38,7 @@ class Times:
 
 
 def require(depth: int | None, top_k: int) -> None:
-    """Refuses a depth that the model cannot have.
+    """Raises UsageError for a depth of deferral that the model cannot have.
 
     Raises:
         UsageError: fewer than `IMMEDIATE` of a token's experts would be left.
@@ -51,17 +51,17 @@ def require(depth: int | None, top_k: int) -> None:
 
 
 def limit(hits: float, top_k: int) -> int:
-    """The most experts that may be deferred when `hits` of the `top_k` chosen ones are expected on the CPU."""
+    """Returns the most experts that may be deferred when `hits` of the `top_k` chosen ones are expected on the CPU."""
     return max(0, min(floor(hits + _EPS) - IMMEDIATE, top_k // 2))
 
 
 def saturating(times: Times) -> int:
-    """The least n with n t_e >= T_g."""
+    """Returns the least number n of deferred experts with n t_e >= T_g, which is enough to keep the CPU busy."""
     return ceil(times.device_s / times.expert_s - _EPS) if times.expert_s > 0 else 0
 
 
 def depth(times: Times, hits: float, top_k: int) -> int:
-    """The number of experts to defer: as few as reach the best time that is allowed.
+    """Returns the number of experts to defer: as few as reach the best time that is allowed.
 
     That is `saturating` within `limit`; fewer where shared experts hide the rest, and 0 where a step is
     no faster with deferral.
@@ -72,12 +72,12 @@ def depth(times: Times, hits: float, top_k: int) -> int:
 
 
 def deferred(hits: float, n: int) -> float:
-    """The number of a token's `hits` that are deferred at depth n."""
+    """Returns the expected number of a token's `hits` that are deferred at depth n."""
     return min(float(n), max(0.0, hits - IMMEDIATE))
 
 
 def layer_seconds(times: Times, hits: float, n: int = 0) -> float:
-    """The seconds of one layer in the steady state."""
+    """Returns the seconds of one MoE layer in the steady state, with n experts deferred."""
     busy, deferred_s = hits * times.expert_s, deferred(hits, n) * times.expert_s
     if deferred_s == 0.0:
         return times.device_s + max(busy, times.shared_s)
@@ -85,10 +85,20 @@ def layer_seconds(times: Times, hits: float, n: int = 0) -> float:
 
 
 def context_buckets(context: int) -> tuple[int, ...]:
-    """The positions from which on the depth is chosen anew: 0, then 2048 and every fourfold."""
+    """Returns the positions from which on the depth is chosen anew: 0, then 2048 and every fourfold up to the
+    context."""
     starts = [0]
     step = 2048
     while step < context:
         starts.append(step)
         step *= 4
     return tuple(starts)
+
+
+def depth_at(depths: tuple[tuple[int, int], ...], position: int) -> int:
+    """The depth of deferral at a position, from (position, depth) pairs that hold from their position on,
+    the first from 0 on."""
+    at = len(depths) - 1
+    while depths[at][0] > position:
+        at -= 1
+    return depths[at][1]

@@ -60,7 +60,7 @@ class Budget:
 
     @property
     def experts_bytes(self) -> int:
-        """The bytes that experts may take."""
+        """The bytes of the GPU's memory that experts may take."""
         return self.limit_bytes - self.need.total
 
     @property
@@ -68,7 +68,7 @@ class Budget:
         return self.experts_bytes >= 0
 
     def without_stream(self) -> Budget:
-        """The budget with nothing set aside for streaming: for a model whose experts all fit."""
+        """Returns the budget with nothing set aside for streaming: for a model whose experts all fit."""
         return replace(self, need=replace(self.need, stream=0), stream_experts=0)
 
 
@@ -106,7 +106,7 @@ class DeviceSizes:
     def of(
         cls, spec: Spec, stack: ModelLoads, streams: int = 1, layers: range | None = None
     ) -> DeviceSizes:
-        """Counts the sizes of some layers; None: of all.
+        """Returns the sizes of some layers; None: of all.
 
         Activations per token, in f32, are the residual stream, its norm and two sums; the widest product and
         what follows it; gate, up and activation of the chosen experts; a residual of streams, before and after
@@ -132,15 +132,15 @@ class DeviceSizes:
         )
 
     def step_bytes(self, n_tokens: int, context: int) -> int:
-        """The bytes of a chunk's workspace: activations, the causal mask (a byte per pair), a row of logits of each
-        sequence."""
+        """Returns the bytes of a chunk's workspace: activations, the causal mask (a byte per pair), a row of logits
+        of each sequence."""
         fixed = self.streams * self.logits_bytes + (EXPANDED_BYTES if self.expands else 0)
         return n_tokens * (self.token_bytes + context) + fixed
 
     def graph_bytes(self, context: int) -> int:
-        """The bytes of captured steps: that of one sequence, and what those of several take beside it. Each has its
-        own inputs and results, of which logits are almost all; the steps themselves work in the same memory, on
-        logits in four forms."""
+        """Returns the bytes of captured steps: that of one sequence, and what those of several take beside it. Each
+        has its own inputs and results, of which logits are almost all; the steps themselves work in the same
+        memory, on logits in four forms."""
         *_, most = sizes = captured_sizes(self.streams)
         if most == 1:
             return GRAPH_BYTES
@@ -157,12 +157,13 @@ class DeviceSizes:
 
 
 def captured_sizes(streams: int) -> tuple[int, ...]:
-    """The numbers of sequences for which decode steps are captured, when up to `streams` are decoded together."""
+    """Returns the numbers of sequences for which decode steps are captured, when up to `streams` are decoded
+    together."""
     return tuple(size for i, size in enumerate(CAPTURED) if not i or CAPTURED[i - 1] < streams)
 
 
 def margin_bytes(vram_bytes: int) -> int:
-    """The bytes of a GPU's memory that a plan leaves free."""
+    """Returns the bytes of a GPU's memory that a plan leaves free."""
     return max(_MARGIN_LEAST, min(int(vram_bytes * _MARGIN_SHARE), _MARGIN_LIMIT))
 
 
@@ -175,7 +176,7 @@ def share_out(
     limit: int | None = None,
     longest: int | None = None,
 ) -> Budget:
-    """Makes the budget of a context.
+    """Returns how a GPU's memory is shared out for a context before experts are chosen.
 
     Args:
         context: the positions of the cache.
@@ -221,15 +222,15 @@ def share_out(
 def cache_bytes(
     spec: Spec, context: int, chunk: int, streams: int = 1, cache: CacheFormat = BF16
 ) -> int:
-    """The bytes of the cache of some sequences whose steps have up to `chunk` tokens, with one page of each kind and
-    one state more for rows of a step that belong to none."""
+    """Returns the bytes of the cache of `streams` sequences whose steps have up to `chunk` tokens, with one page of
+    each kind and one state more for rows of a step that belong to none."""
     scratch = PAGE_TOKENS * kv_bytes_per_token(spec, cache)
     pages = Use(streams=streams, cache=cache.name).cache_bytes(spec, context, chunk)
     return pages + scratch + states_bytes(spec, streams)
 
 
 def states_bytes(spec: Spec, streams: int = 1) -> int:
-    """The bytes of states that layers keep of sequences whatever their length, with one state more."""
+    """Returns the bytes of the states that layers keep of sequences whatever their length, with one state more."""
     return sequence_bytes(spec, streams) + spec.sequence_elements * F32_BYTES
 
 
@@ -238,5 +239,5 @@ def _pages(context: int) -> int:
 
 
 def chunk_limit(context: int) -> int:
-    """The tokens of the longest chunk worth having: CHUNK_LIMIT, or the context in whole grains."""
+    """Returns the tokens of the longest chunk worth having: CHUNK_LIMIT, or the context in whole grains."""
     return max(min(CHUNK_LIMIT, context // GRAIN * GRAIN), min(PREFILL_CHUNK, context))

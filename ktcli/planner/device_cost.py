@@ -50,7 +50,7 @@ MEASURED_AT = 512  # positions in the cache when T_g is measured
 
 
 def router_kernels(n_tokens: int, experts: int, hidden: int, *, is_split: bool = False) -> int:
-    """The kernels of a layer's router and its choice, in a step of so many rows.
+    """Returns the number of kernels of a layer's router and its choice, in a step of `n_tokens` rows.
 
     Args:
         is_split: whether not all of its product are logits of experts.
@@ -80,7 +80,7 @@ class DeviceRates:
 
 
 def device_rates(gpu: Gpu) -> DeviceRates:
-    """The measured rates, else those of the data sheet and of the link on paper."""
+    """Returns the measured rates of a GPU, else those of the data sheet and of the link on paper."""
     sheet = data_sheet(gpu)
     words = []
     if gpu.read_bps is None or gpu.bf16_ops is None:
@@ -99,7 +99,7 @@ def device_rates(gpu: Gpu) -> DeviceRates:
 
 
 def slowest(each: Sequence[DeviceRates]) -> DeviceRates:
-    """The rates that every GPU of several reaches."""
+    """Returns the rates that every one of several GPUs reaches."""
     bases = dict.fromkeys(rates.basis for rates in each)
     return DeviceRates(
         read_bps=min(rates.read_bps for rates in each),
@@ -112,7 +112,7 @@ def slowest(each: Sequence[DeviceRates]) -> DeviceRates:
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """The times of a model's layers with CPU and GPUs sharing them.
+    """The predicted times of a model's layers with CPU and GPUs sharing them.
 
     Attributes:
         cpu: the rates of the threads that run the CPU's experts.
@@ -131,19 +131,19 @@ class Hybrid:
     gpus: int = 1
 
     def by_layer(self, values: tuple[float, ...] | tuple[int, ...]) -> F64Array:
-        """Spreads values of MoE layers over all layers, zero elsewhere, [L]."""
+        """Returns values of MoE layers spread over all layers, zero elsewhere, [L]."""
         found = np.zeros(self.stack.layers)
         found[self.stack.moe] = values
         return found
 
     @property
     def k_cpu(self) -> F64Array:
-        """The expected experts of a token on the CPU, [L]."""
+        """The expected number of a token's experts on the CPU, in each layer, [L]."""
         return self.by_layer(self.hits.k_cpu)
 
     @property
     def k_gpu(self) -> F64Array:
-        """The expected experts of a token on the GPU, [L]."""
+        """The expected number of a token's experts on the GPU, in each layer, [L]."""
         return np.where(self.by_layer(self.resident) > 0, self.stack.top_k - self.k_cpu, 0.0)
 
     def _kernels(self, n_tokens: int) -> tuple[F64Array, F64Array]:
@@ -161,7 +161,8 @@ class Hybrid:
     # --- decode -----------------------------------------------------------------------------------
 
     def layers(self, position: int, answers: int = 1) -> list[Layer]:
-        """The layers of a step of one token of each of some answers at `position`, for the simulation."""
+        """Returns the times of the layers, for the simulation, in a decode step of `answers` sequences at
+        `position`."""
         stack, rates, n = self.stack, self.device, answers
         products = self._products(stack.before, n), self._products(stack.beside, n)
         kernels = self._kernels(n)
@@ -188,7 +189,7 @@ class Hybrid:
         return touched(resident, self.k_gpu, answers), touched(left, self.k_cpu, answers)
 
     def times(self, position: int) -> Times:
-        """The times t_e, T_g and T_s of the average layer with experts on the CPU; zeros if there is none."""
+        """Returns t_e, T_g and T_s of the average layer with experts on the CPU; zeros if there is none."""
         found = [layer for layer in self.layers(position) if layer.hits > 0]
         if not found:
             return Times(0.0, 0.0)
@@ -200,13 +201,13 @@ class Hybrid:
         )
 
     def mean_hits(self) -> float:
-        """The mean experts of a token on the CPU, over the layers that have some there."""
+        """Returns the mean number of a token's experts on the CPU, over the layers that have some there."""
         some = [hits for hits in self.hits.k_cpu if hits > 0]
         return sum(some) / len(some) if some else 0.0
 
     @property
     def expert_s(self) -> list[float]:
-        """The seconds t_e of each layer, by the roofline."""
+        """The seconds t_e of one expert on the CPU in each layer, by the roofline."""
         unit, expert = self.stack.expert_unit, self.stack.expert
         cache: dict[tuple[float, float], float] = {}
         for size, ops in zip(expert.size_bytes.tolist(), expert.ops.tolist(), strict=True):
@@ -218,15 +219,15 @@ class Hybrid:
         return [cache[pair] for pair in pairs]
 
     def head_s(self, answers: int = 1) -> float:
-        """The seconds of the graphs' launches, the output head, the copy of the logits, and the borders between
-        GPUs."""
+        """Returns the seconds of the graphs' launches, the output head, the copy of the logits, and the borders
+        between GPUs."""
         head, rates = self.stack.head, self.device
         reading = head.read_bytes / (rates.read_bps * READ_SHARE)
         copying = answers * 4 * self.stack.vocab / rates.copy_bps
         return self.gpus * LAUNCH_S + (self.gpus - 1) * BORDER_S + reading + copying
 
     def cache_s(self, position: int) -> float:
-        """The seconds of one layer's attention over `position` cached positions."""
+        """Returns the seconds of one layer's attention over `position` cached positions."""
         return self._cache_s(position - 1, 1)
 
     def _cache_s(self, start: int, n_tokens: int) -> float:
@@ -236,7 +237,7 @@ class Hybrid:
         return max(reading, ops / (self.device.bf16_ops * ATTENTION_SHARE))
 
     def part_s(self, work: PartWork) -> float:
-        """The seconds of one part of a step on the GPU by itself."""
+        """Returns the seconds that one part of a step takes on the GPU by itself."""
         attends = work.unit in (Unit.ATTENTION, Unit.CODES)
         share = ATTENTION_SHARE if attends else GEMM_SHARE
         reading = work.read_bytes / (self.device.read_bps * READ_SHARE)
@@ -267,7 +268,8 @@ class Hybrid:
     # --- prefill ----------------------------------------------------------------------------------
 
     def device_chunk_s(self, n_tokens: int, start: int) -> tuple[F64Array, F64Array]:
-        """The seconds of each layer's parts before the experts and beside them, on the GPU, for a chunk; [L] each."""
+        """Returns the seconds of each layer's parts before the experts and beside them, on the GPU, for a chunk;
+        [L] each."""
         stack, cache = self.stack, self._cache_s(start, n_tokens)
         kernels = self._kernels(n_tokens)
         before = self._products(stack.before, n_tokens) + cache + kernels[0] * PREFILL_LAUNCH_S
@@ -275,8 +277,8 @@ class Hybrid:
         return before, beside
 
     def experts_chunk_s(self, n_tokens: int, hits: F64Array, experts: F64Array) -> F64Array:
-        """The seconds of each layer for `experts` [L] on the GPU that `hits` [L] per token go to: tiles of the packed
-        weights are read, decoded where they are used, and multiplied."""
+        """Returns the seconds of each layer for `experts` [L] on the GPU that `hits` [L] per token go to: tiles of
+        the packed weights are read, decoded where they are used, and multiplied."""
         rates, expert = self.device, self.stack.expert
         passed = touched(experts, hits, n_tokens) * expert.size_bytes
         computing = n_tokens * hits * expert.ops / min(rates.bf16_ops * TILE_SHARE, TILE_OPS)

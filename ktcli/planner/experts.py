@@ -57,7 +57,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResidentChoice:
-    """A mask within the budget.
+    """The chosen mask of the experts on the GPU, within the budget.
 
     Attributes:
         rule: "uniform", "front", "hot", "all" or "mask".
@@ -83,7 +83,7 @@ class Hits:
 
 
 def choose(wish: Wish, heat: Heat | None, room: Room, most: float = 1.0) -> ResidentChoice:
-    """Chooses the mask that `wish` asks for; None: everything if it fits, else hot with a heat map, else uniform.
+    """Returns the mask that `wish` asks for; None: everything if it fits, else hot with a heat map, else uniform.
 
     Args:
         most: the share of all chosen experts beyond which more on the GPU would not help, where nobody wishes for them.
@@ -126,7 +126,7 @@ def choose(wish: Wish, heat: Heat | None, room: Room, most: float = 1.0) -> Resi
 
 
 def uniform(count: int, room: Room) -> Mask:
-    """The mask with `count` experts in each layer, at even distances."""
+    """Returns the mask with `count` experts in each layer, at even distances."""
     mask = room.empty
     mask[:, np.arange(count) * room.experts // max(1, count)] = True
     return mask
@@ -145,7 +145,8 @@ def _weights(heat: Heat | None, shape: tuple[int, ...]) -> NDArray[np.float64]:
 
 
 def hits(mask: Mask, top_k: int, heat: Heat | None = None) -> Hits:
-    """The expected hits under a mask; an expert that the heat map never saw counts as half a hit."""
+    """Returns the expected hits on CPU and GPU under a mask; an expert that the heat map never saw counts as half a
+    hit."""
     layers, experts = mask.shape
     weights = _weights(heat, mask.shape)
     on_gpu = np.where(mask, weights, 0.0).sum(axis=1) / weights.sum(axis=1)
@@ -157,15 +158,16 @@ def hits(mask: Mask, top_k: int, heat: Heat | None = None) -> Hits:
 def touched(
     experts: NDArray[np.float64] | float, hits: NDArray[np.float64] | float, n_tokens: int
 ) -> NDArray[np.float64]:
-    """The expected number of experts, of `experts` equally likely ones, that at least one of `n_tokens` tokens
-    chooses, where a token chooses `hits` of them on average; layer by layer."""
+    """Returns the expected number of experts, of `experts` equally likely ones, that at least one of `n_tokens`
+    tokens chooses, where a token chooses `hits` of them on average; layer by layer."""
     share = np.minimum(1.0, hits / np.maximum(experts, 1.0))
     found: NDArray[np.float64] = experts * (1.0 - (1.0 - share) ** n_tokens)
     return found
 
 
 def parse_mask(text: str, layers: int, experts: int) -> Mask:
-    """Reads a mask as people write it: one line per MoE layer, "0-15,32"; empty: none; "#" begins a comment.
+    """Returns the mask in a text as people write it: one line per MoE layer, "0-15,32"; empty: none; "#" begins a
+    comment.
 
     Raises:
         UsageError: other lines, or ids that the model does not have.

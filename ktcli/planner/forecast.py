@@ -61,13 +61,13 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The times of one model on a machine with a GPU."""
+    """The predicted times of one model on a machine with a GPU, for given rates and a given mask."""
 
     prefill: Prefill
 
     @classmethod
     def of(cls, model: Model, recipe: Recipe, known: Known) -> Forecast:
-        """Makes the forecast of a model from rates and a mask."""
+        """Returns the forecast of a model from rates and a mask."""
         stack = stack_of(model, recipe, known.cache)
         hits = experts.hits(known.mask, stack.top_k, known.heat)
         resident = tuple(int(n) for n in known.mask.sum(axis=1))
@@ -80,7 +80,8 @@ class Forecast:
         return self.prefill.hybrid
 
     def decode_s(self, position: int, depth: int = 0, answers: int = 1) -> float:
-        """The seconds of one token of each of some answers at `position`, CPU and GPU working at the same time."""
+        """Returns the seconds of a decode step of `answers` sequences at `position`, CPU and GPU working at the
+        same time."""
         hybrid = self.hybrid
         layers, hits = hybrid.layers(position, answers), hybrid.mean_hits()
         if answers > 1 and hits:  # each answer defers some of its own
@@ -89,12 +90,13 @@ class Forecast:
         return simulate(layers, depth, hybrid.head_s(answers)).step_s
 
     def prefill_s(self, n_tokens: int, threshold: int, start: int = 0) -> float:
-        """The seconds of a prompt's next tokens, with `start` positions before them in the cache."""
+        """Returns the seconds of a prompt's next `n_tokens` tokens, with `start` positions before them in the
+        cache."""
         whole = self.prefill.seconds(start + n_tokens, threshold)
         return whole - self.prefill.seconds(start, threshold)
 
     def on_demand_s(self, n_tokens: int, start: int, *, may_compute: bool) -> float:
-        """The seconds of a step in which one phase comes after the other, without a graph.
+        """Returns the seconds of a step in which one phase comes after the other, without a graph.
 
         Args:
             may_compute: whether the CPU computes an expert where that is faster; else all are fetched.
@@ -116,14 +118,14 @@ class Forecast:
     # --- one expert in main memory ------------------------------------------------------------------
 
     def compute_s(self, n_tokens: int) -> float:
-        """The seconds of `n_tokens` tokens through one expert on the CPU."""
+        """Returns the seconds of `n_tokens` tokens through one expert on the CPU."""
         hybrid, (size, ops) = self.hybrid, self._expert()
         reading = size / (hybrid.cpu.read_bps * CPU_READ_SHARE)
         computing = n_tokens * ops / hybrid.cpu.reached(hybrid.stack.expert_unit, n_tokens)
         return max(reading, computing) if n_tokens == 1 else reading + computing
 
     def fetch_s(self, n_tokens: int) -> float:
-        """The seconds to bring one expert to the GPU and to run `n_tokens` tokens through it there."""
+        """Returns the seconds to bring one expert to the GPU and to run `n_tokens` tokens through it there."""
         device, (size, ops) = self.hybrid.device, self._expert()
         reading = size / (device.read_bps * READ_SHARE)
         computing = n_tokens * ops / (device.bf16_ops * TILE_SHARE)
@@ -131,7 +133,7 @@ class Forecast:
         return size / self.prefill.copy_bps + max(reading, computing) + launches
 
     def is_faster_on_cpu(self, n_tokens: int) -> bool:
-        """Returns whether the CPU computes `n_tokens` tokens of an expert in main memory sooner than the GPU."""
+        """Tells whether the CPU computes `n_tokens` tokens of an expert in main memory sooner than the GPU."""
         return self.compute_s(n_tokens) <= self.fetch_s(n_tokens)
 
     def _expert(self) -> tuple[float, float]:
@@ -141,7 +143,7 @@ class Forecast:
 
 
 def forecast(model: Model, plan: Plan, device: DevicePlan) -> Forecast:
-    """Makes the forecast with the rates and the mask of a plan."""
+    """Returns the forecast with the rates and the mask of a plan."""
     known = Known(
         plan.host.rates,
         device.rates,

@@ -1,4 +1,4 @@
-"""Boils the hardware probe's facts down to what the planner needs to know of a machine.
+"""Reduces the hardware probe's facts to what the planner needs to know of a machine.
 
 Threads are physical cores of this process's cpuset: a second hyperthread adds nothing to loops that
 already fill a core's ports or its memory queue. Memory is what is available now, within the cgroup.
@@ -76,7 +76,7 @@ def host_of(
     numa: Numa = AUTO,
     torch: bool = False,
 ) -> Host:
-    """Makes the planner's facts of `machine`.
+    """Returns the facts of `machine` that the planner needs.
 
     Args:
         threads: the forced number of threads; None: one per physical core of the cpuset, less one beside a GPU.
@@ -222,5 +222,5 @@ def _memory_notes(machine: Machine, numa: Numa, counted: Sequence[Node]) -> Iter
 
 
 def node_words(nodes: Sequence[Node]) -> str:
-    """The words for nodes: "node 2", "nodes 0-3"."""
+    """Returns the words for nodes: "node 2", "nodes 0-3"."""
     return numbered("node", [node.id for node in nodes])

@@ -25,7 +25,7 @@ from ktcli.planner.host import Host
 from ktcli.planner.hybrid_account import HybridAccount
 from ktcli.planner.memory import LEAST_CONTEXT
 from ktcli.planner.nodes import node_needs, traffic_bytes
-from ktcli.planner.plan import EARLY_TOKENS, DevicePlan, Plan, Request, SegmentPlan, Speed
+from ktcli.planner.plan import DevicePlan, Plan, Request, SegmentPlan, Speed, early_position
 from ktcli.planner.prefill import NEVER, Prefill
 from ktcli.planner.segments import Devices
 from ktcli.planner.simulate import CPU, GPU, Simulation, simulate
@@ -56,7 +56,8 @@ class _Case:
 
 
 def plan_with(model: Model, host: Host, gpus: Sequence[Gpu], request: Request) -> Plan:
-    """Plans `model` on the CPU of `host` (`Host.beside`) and GPUs, as many of these as help; without advice.
+    """Returns the plan of `model` on the CPU of `host` (`Host.beside`) and GPUs, as many of these as help; without
+    advice.
 
     Args:
         gpus: one or more, in the order in which they take layers.
@@ -81,7 +82,7 @@ def _devices(
     worth = Worth()
     if request.gpu_experts is None:
         rates = slowest([device_rates(gpu) for gpu in gpus])
-        position = min(EARLY_TOKENS, (request.context or model.spec.context) - 1)
+        position = early_position(request.context or model.spec.context)
         conditions = Conditions(stack, host.rates, rates, request.times, request.defer, position)
         worth = conditions.worth()
     answers = request.use.streams
@@ -98,10 +99,13 @@ def _planned(case: _Case, choice: ResidentChoice, budgets: Sequence[Budget]) -> 
     prefill = Prefill(hybrid, chunk, stream_experts)
     threshold = _threshold(case, prefill, choice)
     depths = _depths(case, hybrid)
-    early = simulated(hybrid, depths[0][1], min(EARLY_TOKENS, context - 1))
-    late = simulated(hybrid, depths[-1][1], context - 1)
-    tokens = min(chunk, context)
-    speed = Speed(1 / early.step_s, 1 / late.step_s, tokens / prefill.seconds(tokens, threshold))
+    early = simulated(hybrid, depths[0][1], early_position(context))
+    speed = Speed.of(
+        context,
+        chunk,
+        lambda at: simulated(hybrid, deferral.depth_at(depths, at), at).step_s,
+        lambda tokens: prefill.seconds(tokens, threshold),
+    )
     device = DevicePlan(
         segments=tuple(_segment(stack, each, choice.mask) for each in budgets),
         resident=tuple(tuple(np.flatnonzero(row).tolist()) for row in choice.mask),
@@ -132,7 +136,7 @@ def _segment(stack: ModelLoads, budget: Budget, mask: experts.Mask) -> SegmentPl
 
 
 def simulated(hybrid: Hybrid, depth: int, position: int) -> Simulation:
-    """Simulates a decode step at `position`."""
+    """Returns the simulation of a decode step at `position` with `depth` experts deferred."""
     return simulate(hybrid.layers(position), depth, hybrid.head_s())
 
 

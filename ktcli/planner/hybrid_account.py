@@ -1,4 +1,4 @@
-"""Makes what a plan with a GPU says of itself: a line for each part, where it lies and what it takes, and sentences.
+"""Builds the lines and sentences of a plan with a GPU: for each part, where it lies and what it takes.
 
 All of it follows from decisions that `hybrid` has taken; nothing is decided here.
 """
@@ -19,7 +19,7 @@ from ktcli.planner.experts import ResidentChoice
 from ktcli.planner.host import Host, node_words
 from ktcli.planner.memory import PREFILL_CHUNK, PROCESS_BYTES, Use
 from ktcli.planner.nodes import extra_bytes
-from ktcli.planner.plan import EARLY_TOKENS, DevicePlan, Line, Request
+from ktcli.planner.plan import DevicePlan, Line, Request, early_position
 from ktcli.planner.prefill import Prefill
 from ktcli.planner.spec import (
     STATES_REASON,
@@ -86,7 +86,7 @@ class HybridAccount:
 
     @property
     def extra_bytes(self) -> int:
-        """The bytes that cutting weights between teams adds."""
+        """The bytes that cutting weights between teams adds to the weights."""
         return sum(extra_bytes(self.here, self.request.recipe, self.host.teams).values())
 
     @property
@@ -98,7 +98,7 @@ class HybridAccount:
     # --- lines ---
 
     def lines(self) -> Iterator[Line]:
-        """Yields all lines, the GPU's first."""
+        """Yields the plan's lines, the GPU's first."""
         yield from self._device_parts()
         yield from self._device_others()
         yield from self._main_parts()
@@ -108,7 +108,7 @@ class HybridAccount:
         """Yields the parts on the GPU; predicted times are those of its own work, part by part."""
         model, recipe, need = self.model, self.request.recipe, self.device.need
         cache = self.stack.cache
-        early = min(EARLY_TOKENS, self.context - 1)
+        early = early_position(self.context)
         steps = StepShape(1, early, cache=cache), StepShape(self._chunk, cache=cache)
         one, many = (
             {w.part: w for w in step_work(model, recipe, s, bytes_on_device)} for s in steps

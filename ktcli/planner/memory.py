@@ -43,20 +43,20 @@ MARGIN_LIMIT_BYTES = 4 << 30
 
 
 def window_pages(window: int) -> int:
-    """The most pages that a sequence holds for a window of so many positions when it goes on: a few positions can be
-    taken back, the window may begin in the middle of a page and end in one, and a page that others read is copied
-    before it is written."""
+    """Returns the most pages that a sequence holds for a window of `window` positions when it goes on: a few
+    positions can be taken back, the window may begin in the middle of a page and end in one, and a page that others
+    read is copied before it is written."""
     return -(-(window + MOST_DRAFTED) // PAGE_TOKENS) + 2
 
 
 def margin_bytes(total_bytes: int) -> int:
-    """The bytes that are left free of a machine's `total_bytes`."""
+    """Returns the bytes that are left free of a machine's `total_bytes`."""
     return min(int(total_bytes * _MARGIN_SHARE), MARGIN_LIMIT_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """The use of an engine, as far as its memory depends on it.
+    """How an engine is used, as far as its memory depends on it.
 
     Attributes:
         exact: whether activations and cache are f32, on the portable row in one team, to compare with a reference.
@@ -78,21 +78,21 @@ class Use:
         return F32_CACHE if self.exact else FORMATS[self.cache]
 
     def position_bytes(self, spec: Spec) -> int:
-        """The bytes that one cached position occupies over all layers."""
+        """Returns the bytes that one cached position occupies over all layers."""
         return kv_bytes_per_token(spec, self.cache_format)
 
     def kind_bytes(self, spec: Spec) -> tuple[int, int]:
-        """The part of these in pages that a sequence keeps, and the part of the layers with a window in pages of their
-        own."""
+        """Returns the bytes of a position in pages that a sequence keeps, and those in the window pages of the
+        layers with a window."""
         windows = self.cache_format.bytes_of(spec.window_elements, spec.window_heads)
         return self.position_bytes(spec) - windows, windows
 
     def pages(self, context: int) -> int:
-        """The pages of the contexts of all streams, which share them."""
+        """Returns the number of pages for the contexts of all streams, which share them."""
         return self.streams * -(-context // PAGE_TOKENS)
 
     def window_pages(self, spec: Spec, context: int, chunk: int = 0) -> int:
-        """The pages of the layers with a window: every stream's window, a prompt's chunk, and some earlier windows to
+        """Returns the number of window pages: every stream's window, a prompt's chunk, and some earlier windows to
         begin with; no more than whole contexts have, and none where no layer has a window.
 
         Args:
@@ -105,13 +105,13 @@ class Use:
         return min(self.pages(context), self.streams * window_pages(spec.window) + written + kept)
 
     def cache_bytes(self, spec: Spec, context: int, chunk: int = 0) -> int:
-        """The bytes of all these pages; `chunk` as of `window_pages`."""
+        """Returns the bytes of all pages and window pages; `chunk` as of `window_pages`."""
         whole, in_windows = self.kind_bytes(spec)
         pages = self.pages(context), self.window_pages(spec, context, chunk)
         return PAGE_TOKENS * (pages[0] * whole + pages[1] * in_windows)
 
     def cache_words(self, spec: Spec, context: int, chunk: int = 0) -> str:
-        """What these pages hold, for people; `chunk` as of `window_pages`."""
+        """Returns what the pages hold, as words for people; `chunk` as of `window_pages`."""
         times = f"{self.streams} x " if self.streams > 1 else ""
         whole, in_windows = self.kind_bytes(spec)
         positions = f"{times}{context} positions, {gib(whole)} each"
@@ -121,11 +121,11 @@ class Use:
         return f"{positions}; {kept}, {gib(in_windows)} each, where windows are {spec.window}"
 
     def states_bytes(self, spec: Spec) -> int:
-        """The bytes of the states beside them."""
+        """Returns the bytes of the states that layers keep of sequences whatever their length."""
         return sequence_bytes(spec, self.streams)
 
     def outputs(self, spec: Spec, context: int) -> int:
-        """The number of positions of a step that can give logits."""
+        """Returns the number of positions of a step that can give logits."""
         if not self.all_logits:
             return max(1, min(max(self.streams, 1 + MOST_DRAFTED), context))
         return max(
@@ -135,7 +135,7 @@ class Use:
         )
 
     def logits_bytes(self, spec: Spec, context: int) -> int:
-        """The bytes of the logits of all those positions but one, which `scratch_bytes` counts."""
+        """Returns the bytes of the logits of all those positions but one, which `scratch_bytes` counts."""
         return 4 * spec.vocab * (self.outputs(spec, context) - 1)
 
 
@@ -143,12 +143,12 @@ TALK = Use()  # one conversation, as fast as the machine allows
 
 
 def need_bytes(model: Model, recipe: Recipe, context: int, use: Use = TALK) -> int:
-    """The bytes of everything: weights, cache, scratch and the process itself."""
+    """Returns the bytes of memory that a model takes: weights, cache, scratch and the process itself."""
     return weight_bytes(model, recipe) + beside_bytes(model, context, use)
 
 
 def beside_bytes(model: Model, context: int, use: Use = TALK) -> int:
-    """The bytes of everything but the weights: cache, scratch and the process itself."""
+    """Returns the bytes of memory beside the weights: cache, scratch and the process itself."""
     spec = model.spec
     logits = use.logits_bytes(spec, context)
     cache = use.cache_bytes(spec, context) + use.states_bytes(spec)
@@ -156,7 +156,7 @@ def beside_bytes(model: Model, context: int, use: Use = TALK) -> int:
 
 
 def drops_cached(pack_bytes: int, need_bytes: int, available_bytes: int) -> bool:
-    """Returns whether a pack's cached pages must go while it is loaded: with them there is no room for it.
+    """Tells whether a pack's cached pages must be dropped while it is loaded: with them there is no room for it.
 
     Otherwise they stay, and the next start reads memory instead of a disk.
     """
@@ -164,7 +164,8 @@ def drops_cached(pack_bytes: int, need_bytes: int, available_bytes: int) -> bool
 
 
 def scratch_bytes(model: Model, streams: int = 1) -> int:
-    """The bytes of the buffers of a step of PREFILL_CHUNK tokens and a row of every other stream; one gives logits.
+    """Returns the bytes of the buffers of a step of PREFILL_CHUNK tokens and a row of every other stream; one gives
+    logits.
 
     The buffers hold all rows that the forward records, and once more as products read them, no wider than the widest;
     gate and up and then the activation of the chosen experts; ids and gates of every routing; chosen places of every
@@ -189,7 +190,7 @@ def node_room_bytes(
     margin_bytes: int,
     use: Use = TALK,
 ) -> int | None:
-    """The largest `need_bytes` with which no node runs full; None: nothing is bound.
+    """Returns the largest `need_bytes` with which no node runs full; None: nothing is bound.
 
     A longer context grows on all nodes alike, so the node with the least left over decides.
 
@@ -206,7 +207,7 @@ def node_room_bytes(
 
 
 def fitting_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TALK) -> int:
-    """The most positions that fit into `room_bytes`, whole pages; 0 if none do."""
+    """Returns the most positions that fit into `room_bytes`, whole pages; 0 if none do."""
     spec = model.spec
     longest = model.spec.context
     room = room_bytes - need_bytes(model, recipe, 0, use) - use.logits_bytes(model.spec, longest)
@@ -220,7 +221,8 @@ def fitting_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TA
 
 
 def default_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TALK) -> int:
-    """Returns DEFAULT_CONTEXT, or less where the model ends or the memory does, and for programs more.
+    """Returns the positions that a context has unless asked otherwise: DEFAULT_CONTEXT, or less where the model
+    ends or the memory does, and for programs more.
 
     A context nobody can use is no default: below LEAST_CONTEXT the model is refused instead.
     """

@@ -35,7 +35,7 @@ class NodeNeed:
 
 
 def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[int, ...]:
-    """The bytes of each team's slice of a tensor; (): it is not cut, but interleaved.
+    """Returns the bytes of each team's slice of a tensor; (): it is not cut, but interleaved.
 
     Slices along columns have scales of their own, on lines of their own: cutting adds up to a line per panel.
     """
@@ -45,7 +45,7 @@ def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[
 def extra_bytes(
     model: HasTensors, recipe: Recipe, teams: Sequence[Team]
 ) -> Mapping[ModelPart, int]:
-    """The bytes that cutting adds to each part."""
+    """Returns the bytes that cutting adds to each part."""
     extra: dict[ModelPart, int] = {}
     shares = [team.threads for team in teams]
     for tensor in model.tensors if len(teams) > 1 else ():
@@ -63,7 +63,7 @@ def node_needs(
     nodes: Sequence[Node],
     interleaved_bytes: int,
 ) -> tuple[NodeNeed, ...]:
-    """The bytes that each of `nodes` must hold.
+    """Returns the bytes that each of `nodes` must hold.
 
     Args:
         teams: the bound teams; a team on several nodes has an equal share of its slices on each.
@@ -88,7 +88,7 @@ def node_needs(
 def traffic_bytes(
     model: Model, recipe: Recipe, n_teams: int, tensors: Sequence[Tensor] | None = None
 ) -> int:
-    """The bytes of activations that pass between `n_teams` teams for one decoded token, with all tensors of
+    """Returns the bytes of activations that pass between `n_teams` teams for one decoded token, with all tensors of
     the model or only some in main memory.
 
     With H hidden, K experts per token, n teams, and a = 1 byte per activation for integer weights, 2 for

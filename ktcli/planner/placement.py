@@ -38,7 +38,7 @@ SMALL_BYTES = 256 << 20
 
 
 def place(model: Model, host: Host, request: Request) -> Plan:
-    """Plans `model` on `host`.
+    """Returns the plan of `model` on `host`.
 
     Raises:
         UsageError: the request is beyond the model, or of another, or there is no such GPU.
@@ -92,8 +92,8 @@ def _placed(model: Model, host: Host, request: Request) -> Plan:
 
 
 def candidates(gpus: Sequence[Gpu], request: Request) -> tuple[Gpu, ...]:
-    """The GPUs that a request means, in the order in which they take layers: those that it names, else all, those with
-    most memory free first; (): the CPU.
+    """Returns the GPUs that a request means, in the order in which they take layers: those that it names, else all,
+    those with most memory free first; (): the CPU.
 
     Raises:
         UsageError: one cannot be used, or the text means none.
@@ -135,7 +135,7 @@ def _left_over(gpus: Sequence[Gpu], candidates: Sequence[Gpu], made: Plan) -> tu
 
 
 def is_small(model: Model, recipe: Recipe) -> bool:
-    """Returns whether a model stays on the CPU with `auto`, whatever GPUs there are."""
+    """Tells whether a model stays on the CPU with `auto`, whatever GPUs there are."""
     return weight_bytes(model, recipe) < SMALL_BYTES
 
 

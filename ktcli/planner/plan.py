@@ -7,7 +7,7 @@ fit says what would; what somebody forced says what it costs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +25,11 @@ from ktcli.planner.prefill import NEVER
 from ktcli.weights.recipe import Recipe
 
 EARLY_TOKENS = 512  # where in a chat the first predicted decode speed is taken
+
+
+def early_position(context: int) -> int:
+    """The position in a context where decode is predicted early in a chat."""
+    return min(EARLY_TOKENS, context - 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +66,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One part of the plan.
+    """One line of the plan: a part of the model, where it lies and what it takes.
 
     Attributes:
         where: the memory it lies in: "GPU", "memory" (anywhere), or which nodes and how they share it.
@@ -80,7 +85,7 @@ class Line:
 
     @classmethod
     def reserved(cls, name: str, fmt: str, where: str, size_bytes: int, reason: str) -> Line:
-        """Makes the line of memory that is no part of the model, and that no step reads as a whole."""
+        """Returns the line of memory that is no part of the model, and that no step reads as a whole."""
         return cls(name, fmt, where, size_bytes, 0, 0.0, 0.0, reason)
 
 
@@ -92,10 +97,32 @@ class Speed:
     decode_full: float
     prefill: float
 
+    @classmethod
+    def of(
+        cls,
+        context: int,
+        chunk: int,
+        decode_s: Callable[[int], float],
+        prefill_s: Callable[[int], float],
+    ) -> Speed:
+        """The speed within a context.
+
+        Args:
+            chunk: the most tokens of a chunk of a prompt.
+            decode_s: the seconds of a token at a position.
+            prefill_s: the seconds of a prompt of so many tokens.
+        """
+        tokens = min(chunk, context)
+        return cls(
+            decode=1 / decode_s(early_position(context)),
+            decode_full=1 / decode_s(context - 1),
+            prefill=tokens / prefill_s(tokens),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Vram:
-    """The bytes of a GPU's memory that each use takes, or of that of several.
+    """The bytes of a GPU's memory by use, or of that of several.
 
     Attributes:
         weights: the weights but the embedding and the routed experts.
@@ -123,7 +150,7 @@ class Vram:
 
     @classmethod
     def together(cls, each: Iterable[Vram]) -> Vram:
-        """The bytes of several GPUs."""
+        """Returns the sum of the bytes of several GPUs, use by use."""
         rows = list(each)
         return cls(*(sum(getattr(row, name) for row in rows) for name in cls.__slots__))
 
@@ -194,12 +221,12 @@ class DevicePlan:
 
     @property
     def need(self) -> Vram:
-        """The bytes of all their memories."""
+        """The bytes of all the GPUs' memories, use by use."""
         return Vram.together(each.need for each in self.segments)
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """The first layer of each GPU but the first."""
+        """The number of the first layer of each GPU but the first."""
         return tuple(each.layers.start for each in self.segments[1:])
 
     @property
@@ -217,7 +244,7 @@ class DevicePlan:
 
     @property
     def streams(self) -> bool:
-        """Tells whether any prompt is long enough to be streamed."""
+        """Whether any prompt is long enough to be streamed."""
         return self.prefill_threshold != NEVER and self.stream_experts > 0
 
     @property
@@ -244,7 +271,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer of `place`.
+    """The plan that `place` makes: whether a model fits a machine, where each part goes, and how fast it is.
 
     Attributes:
         need_bytes: the bytes of memory that the plan takes.
@@ -284,7 +311,7 @@ class Plan:
         return self.need_bytes <= self.host.available_bytes and all(n.fits for n in self.nodes)
 
     def require(self, what: str) -> None:
-        """Raises if the plan does not fit.
+        """Raises NotEnoughMemory if the plan does not fit.
 
         Raises:
             NotEnoughMemory: it does not fit; the hint says what would make it fit.

@@ -27,7 +27,7 @@ STAGING_PASSES = 3
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """The times of a prefill.
+    """The predicted times of a prefill, with experts where the mask has them or streamed to the GPU.
 
     Attributes:
         chunk: the tokens of one streamed pass over the layers.
@@ -40,21 +40,22 @@ class Prefill:
 
     @property
     def plain_chunk(self) -> int:
-        """The tokens of a chunk that is not streamed: as on the CPU, or longer if no expert is there."""
+        """The number of tokens of a chunk that is not streamed: as on the CPU, or longer if no expert is there."""
         return PREFILL_CHUNK if any(self.hybrid.hits.k_cpu) else self.chunk
 
     def on_cpu_s(self, n_tokens: int) -> float:
-        """The seconds of a prompt with the experts where the mask has them, in chunks of `plain_chunk`."""
+        """Returns the seconds of a prompt with the experts where the mask has them, in chunks of `plain_chunk`."""
         starts = range(0, n_tokens, self.plain_chunk)
         return sum(self._cpu_chunk(min(self.plain_chunk, n_tokens - at), at) for at in starts)
 
     def streamed_s(self, n_tokens: int) -> float:
-        """The seconds of a prompt with all experts on the GPU, in chunks of `chunk`."""
+        """Returns the seconds of a prompt with all experts on the GPU, in chunks of `chunk`."""
         starts = range(0, n_tokens, self.chunk)
         return sum(self._streamed_chunk(min(self.chunk, n_tokens - at), at) for at in starts)
 
     def seconds(self, n_tokens: int, threshold: int) -> float:
-        """The seconds of a prompt as a session reads it: chunks of at least `threshold` tokens are streamed."""
+        """Returns the seconds of a prompt as a session reads it: chunks of at least `threshold` tokens are
+        streamed."""
         done, total = 0, 0.0
         while done < n_tokens:
             size = min(self.chunk, n_tokens - done)
@@ -67,7 +68,7 @@ class Prefill:
         return total
 
     def threshold(self) -> int:
-        """The least multiple of GRAIN from which on a chunk is faster streamed; NEVER if none is.
+        """Returns the least multiple of GRAIN from which on a chunk is faster streamed; NEVER if none is.
 
         What streaming costs is mostly the same for every length, so what it saves grows with the length.
         """
@@ -81,7 +82,7 @@ class Prefill:
         return self.streamed_s(n_tokens) < self.on_cpu_s(n_tokens)
 
     def cpu_experts_s(self, n_tokens: int) -> float:
-        """The seconds that the CPU's experts take for a chunk by themselves."""
+        """Returns the seconds that the CPU's experts take for a chunk by themselves."""
         h = self.hybrid
         left = h.stack.experts - h.by_layer(h.resident)
         return float(self._cpu_experts(n_tokens, h.k_cpu, left).sum())

@@ -55,15 +55,15 @@ class Devices:
     limits: Mapping[int, int] = field(default_factory=dict)
 
     def limit(self, gpu: Gpu) -> int:
-        """The most bytes that may be taken of a GPU."""
+        """Returns the most bytes that may be taken of a GPU."""
         return min(self.limits.get(gpu.index, gpu.free_bytes), gpu.free_bytes)
 
     def sizes(self, layers: range) -> DeviceSizes:
-        """What some layers take."""
+        """Returns the bytes that some layers take on a GPU, part by part."""
         return DeviceSizes.of(self.spec, self.stack, self.answers, layers)
 
     def budgets(self, context: int, *, streams: bool) -> tuple[Budget, ...]:
-        """The budgets of the GPUs that get layers, which may be too small. Their chunks are equal.
+        """Returns the budgets of the GPUs that get layers, which may be too small. Their chunks are equal.
 
         Args:
             streams: whether long prompts would be worth streaming.
@@ -100,18 +100,18 @@ class Devices:
         return found if all(each.chunk == least for each in found) else shared(least)
 
     def fits(self, context: int) -> bool:
-        """Tells whether everything but experts fits."""
+        """Tells whether the GPUs hold everything but experts with a context of `context` positions."""
         return all(each.fits for each in self.budgets(context, streams=False))
 
     def fitting(self, most: int) -> int:
-        """The most positions, whole pages up to `most`, with which everything but experts fits; 0: none."""
+        """Returns the most positions, whole pages up to `most`, with which everything but experts fits; 0: none."""
         if self.fits(most):
             return most
         pages = range(PAGE_TOKENS, most, PAGE_TOKENS)
         return bisect_left(pages, True, key=lambda n: not self.fits(n)) * PAGE_TOKENS
 
     def default_context(self, *, served: bool = False) -> int:
-        """The context when nobody asks: DEFAULT_CONTEXT, or less where the model or the GPUs' memory ends.
+        """Returns the context when nobody asks: DEFAULT_CONTEXT, or less where the model or the GPUs' memory ends.
 
         At least LEAST_CONTEXT, with which the GPUs may be too small.
 

@@ -58,7 +58,7 @@ class Simulation:
     step_s: float
 
     def busy_s(self, where: str) -> float:
-        """The seconds that the CPU or the GPU was at work; waiting is not work."""
+        """Returns the seconds that the CPU or the GPU was at work; waiting is not work."""
         ours = (span for span in self.spans if span.where == where and span.what != "wait")
         return sum(span.end_s - span.start_s for span in ours)
 
@@ -84,7 +84,7 @@ class _Track:
 
 
 def simulate(layers: Sequence[Layer], depth: int = 0, tail_s: float = 0.0) -> Simulation:
-    """Simulates one step of one token.
+    """Returns the simulation of one decode step of one token.
 
     Args:
         depth: the most experts per token and layer that are deferred.

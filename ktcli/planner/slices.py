@@ -19,7 +19,8 @@ ROW_UNIT = PANEL_ROWS  # rows of a dense matrix
 
 
 def cut(width: int, unit: int, shares: Sequence[int]) -> tuple[range, ...]:
-    """Cuts 0..width into consecutive ranges, one per share and as near to its proportion as whole units allow.
+    """Returns 0..width cut into consecutive ranges, one per share and as near to its proportion as whole units
+    allow.
 
     Every range but the last ends on a multiple of `unit`, and none is more than one unit from its
     proportion of the units (the last of which may be a part of one): cutting where the running sum of the
@@ -57,7 +58,7 @@ class Slice:
 
 
 def slices_of(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[Slice, ...]:
-    """The slices of a packed tensor, one per team; empty if it is not cut.
+    """Returns the slices of a packed tensor, one per team; empty if it is not cut.
 
     The experts of a layer are cut by width: columns of down, and the rows of gate and up that give them.
     """

@@ -52,7 +52,7 @@ class PartSize:
 
 @dataclass(frozen=True, slots=True)
 class PartWork:
-    """The work of one step in one part: bytes read from memory, operations (multiply and add are two)."""
+    """The work of one step in one part: bytes read from memory, and operations (multiply and add are two)."""
 
     part: ModelPart
     unit: Unit
@@ -89,7 +89,7 @@ STATES_REASON = f"before and after a step, and at {SNAPSHOTS} earlier positions"
 
 
 def format_name(tensor: Tensor, recipe: Recipe) -> str:
-    """The number format of a tensor, for people."""
+    """Returns the name of a tensor's number format, for people."""
     if tensor.role is Role.EXPERTS:
         return recipe.experts_name
     fmt = format_of(tensor, recipe)
@@ -99,12 +99,12 @@ def format_name(tensor: Tensor, recipe: Recipe) -> str:
 
 
 def kv_bytes_per_token(spec: Spec, cache: CacheFormat = BF16) -> int:
-    """The bytes that one cached position occupies over all layers."""
+    """Returns the bytes that one cached position occupies over all layers."""
     return cache.bytes_of(spec.position_elements, spec.position_heads)
 
 
 def parts(model: HasTensors, recipe: Recipe) -> tuple[PartSize, ...]:
-    """The parts of a model, largest first; sizes are those of the stored tensors."""
+    """Returns the parts of a model, largest first; sizes are those of the stored tensors."""
     sizes: dict[ModelPart, int] = {}
     formats: dict[ModelPart, str] = {}
     for tensor in model.tensors:
@@ -115,33 +115,37 @@ def parts(model: HasTensors, recipe: Recipe) -> tuple[PartSize, ...]:
 
 
 def weight_bytes(model: HasTensors, recipe: Recipe) -> int:
-    """The bytes of all stored tensors."""
+    """Returns the bytes of all stored tensors."""
     return sum(stored_bytes(tensor, recipe) for tensor in model.tensors)
 
 
 def sequence_bytes(spec: Spec, streams: int = 1) -> int:
-    """The bytes of the states that layers keep of sequences whatever their length, at several positions."""
+    """Returns the bytes of the states that layers keep of `streams` sequences whatever their length, at several
+    positions."""
     return state_slots(streams) * spec.sequence_elements * F32_BYTES
 
 
 def step_work(
     model: Model, recipe: Recipe, step: StepShape, size_of: SizeOf = stored_bytes
 ) -> tuple[PartWork, ...]:
-    """The bytes read and operations done by one step, per part; `size_of` gives a tensor's bytes where it lies."""
+    """Returns the bytes read and operations done by one step, per part; `size_of` gives a tensor's bytes where it
+    lies."""
     works = [tensor_work(tensor, model.spec, recipe, step, size_of) for tensor in model.tensors]
     works += _attention_work(model.spec, step), _state_work(model.spec, step)
     return _merged(works)
 
 
 def experts_touched(spec: Spec, n_tokens: int) -> float:
-    """The expected experts of a layer that at least one of `n_tokens` chooses, if all are equally likely."""
+    """Returns the expected number of experts of a layer that at least one of `n_tokens` chooses, if all are equally
+    likely."""
     return float(touched(spec.experts, spec.top_k, n_tokens))
 
 
 def tensor_work(
     tensor: Tensor, spec: Spec, recipe: Recipe, step: StepShape, size_of: SizeOf = stored_bytes
 ) -> PartWork:
-    """The bytes read and operations done by one step with one tensor; `size_of` gives its bytes where it lies."""
+    """Returns the bytes read and operations done by one step with one tensor; `size_of` gives its bytes where it
+    lies."""
     stored = size_of(tensor, recipe)
     fmt = format_of(tensor, recipe)
     unit = UNITS[fmt.activation_bits] if fmt is not None else Unit.BF16
@@ -168,8 +172,8 @@ def tensor_work(
 def cache_work(
     states: Iterable[LayerState], start: int, n_tokens: int, cache: CacheFormat = BF16
 ) -> tuple[int, int]:
-    """The bytes read of the cache, and the operations, of tokens start … start + n_tokens - 1 in these layers: scores
-    and weighted sums; token i of them sees start + i + 1 positions at most."""
+    """Returns the bytes read of the cache, and the operations, of tokens start … start + n_tokens - 1 in these
+    layers: scores and weighted sums; token i of them sees start + i + 1 positions at most."""
     read = ops = 0
     for state in states:
         read += state.bytes_read(start, n_tokens, cache)

@@ -78,23 +78,24 @@ class ModelLoads:
         return len(self.before.ops)
 
     def cache_work(self, start: int, n_tokens: int) -> tuple[float, float]:
-        """The mean bytes read of the cache and operations of one layer, for tokens start … start + n_tokens - 1."""
+        """Returns the mean bytes read of the cache and operations of one layer, for tokens start … start + n_tokens
+        - 1."""
         read, ops = cache_work(self.states, start, n_tokens, self.cache)
         return read / self.layers, ops / self.layers
 
     def room(self, budget_bytes: int, layers: range | None = None) -> Room:
-        """The room that a mask of these layers, or of all, may fill."""
+        """Returns the memory that a mask of these layers, or of all, may fill."""
         moe = self.moe[self.routed(layers)] if layers is not None else self.moe
         sizes = tuple(int(size) for size in self.expert.size_bytes[moe])
         return Room(sizes, self.experts, budget_bytes)
 
     def routed(self, layers: range) -> slice:
-        """The rows of a mask that belong to these layers."""
+        """Returns the rows of a mask that belong to these layers, as a slice."""
         return slice(*np.searchsorted(self.moe, (layers.start, layers.stop)).tolist())
 
 
 def stack_of(model: Model, recipe: Recipe, cache: CacheFormat = BF16) -> ModelLoads:
-    """The loads of every layer, with a cache of this format."""
+    """Returns the loads of every layer of a model, with a cache of this format."""
     spec, one = model.spec, StepShape(1)
     sums = {name: np.zeros((2, spec.layers)) for name in ("before", "beside", "expert")}
     head, unit, moe = PartWork(ModelPart.HEAD, Unit.BF16, 0, 0), Unit.INT8, set()
@@ -137,7 +138,8 @@ def stack_of(model: Model, recipe: Recipe, cache: CacheFormat = BF16) -> ModelLo
 
 
 def split(model: Model, mask: Mask) -> tuple[Share, Share]:
-    """Splits a model into the shares of main memory (embedding and other experts) and of the GPU (all else).
+    """Returns a model's tensors as two shares: of main memory (embedding and other experts) and of the GPU (all
+    else).
 
     Biases of experts are few: both have all of them.
     """
@@ -164,7 +166,7 @@ def _some(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 
 def plain_bytes(tensor: Tensor, fmt: Format) -> int:
-    """The bytes of each value of a matrix that lies on a GPU as plain rows; 0: it stays packed.
+    """Returns the bytes of each value of a matrix that lies on a GPU as plain rows; 0: it stays packed.
 
     Matrices of plain numbers that are used alone are rows, for the vendor's products; those that are kept
     exact are f32, as they are computed so.
@@ -175,7 +177,7 @@ def plain_bytes(tensor: Tensor, fmt: Format) -> int:
 
 
 def bytes_on_device(tensor: Tensor, recipe: Recipe) -> int:
-    """The bytes of a tensor on a GPU: as stored, or those of plain rows (see `plain_bytes`)."""
+    """Returns the bytes of a tensor on a GPU: as stored, or those of plain rows (see `plain_bytes`)."""
     fmt = format_of(tensor, recipe)
     each = 0 if fmt is None else plain_bytes(tensor, fmt)
     return each * tensor.n * tensor.k if each else stored_bytes(tensor, recipe)

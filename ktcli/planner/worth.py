@@ -41,7 +41,7 @@ class Worth:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a step's time follows from beside the experts' places.
+    """What a decode step's time depends on besides where experts lie.
 
     Attributes:
         times: t_e and T_g where they were measured.
@@ -57,7 +57,7 @@ class Conditions:
     position: int
 
     def worth(self) -> Worth:
-        """The shares worth having, of those that are tried."""
+        """Returns the shares of the chosen experts worth having on GPUs, of those that are tried."""
         if not self.stack.experts:
             return Worth()
         *partial, whole = (self.step_s(part / _PARTS) for part in range(_PARTS + 1))
@@ -67,7 +67,7 @@ class Conditions:
         return Worth(some, all=whole <= best * _WHOLE)
 
     def step_s(self, rate: float) -> float:
-        """The seconds of a step with this share of the chosen experts on GPUs."""
+        """Returns the simulated seconds of a decode step with this share of the chosen experts on GPUs."""
         stack, layers = self.stack, len(self.stack.moe)
         hits = Hits((stack.top_k * (1.0 - rate),) * layers, rate)
         resident = (round(rate * stack.experts),) * layers

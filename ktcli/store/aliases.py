@@ -34,7 +34,7 @@ class Alias:
 
 
 def every() -> tuple[Alias, ...]:
-    """All aliases, in alphabetical order.
+    """Returns all aliases, in alphabetical order.
 
     Raises:
         KtError: the file cannot be read, or is no file of aliases.
@@ -43,7 +43,7 @@ def every() -> tuple[Alias, ...]:
 
 
 def target_of(name: str) -> str:
-    """The text that an alias stands for, upper or lower case; empty: it is none, or a model has this name.
+    """Returns the text that an alias stands for, upper or lower case; empty: it is none, or a model has this name.
 
     Raises:
         UsageError: it leads back to itself. KtError: the file cannot be read.
@@ -59,12 +59,12 @@ def target_of(name: str) -> str:
 
 
 def is_hidden(alias: Alias) -> bool:
-    """Returns whether a model has the name by now, so that the alias is not asked."""
+    """Tells whether a model has the name by now, so that the alias is not asked."""
     return catalog.find(alias.name) is not None or places.is_taken(alias.name)
 
 
 def require_free(name: str) -> None:
-    """Checks that a name can be an alias.
+    """Raises UsageError if a name cannot be an alias.
 
     Raises:
         UsageError: it cannot be the name of a model, or a model has it.
@@ -81,7 +81,7 @@ def require_free(name: str) -> None:
 
 
 def save(name: str, target: str) -> str:
-    """Lets a name stand for a text; returns what it stood for before, empty: nothing.
+    """Saves an alias for a text; returns the text that it stood for before, empty: none.
 
     Raises:
         UsageError: the name cannot be one, or would stand for itself. KtError: the library cannot be written.
@@ -99,7 +99,7 @@ def save(name: str, target: str) -> str:
 
 
 def remove(name: str) -> Alias:
-    """Forgets an alias, and nothing else.
+    """Removes an alias, and nothing else; returns it.
 
     Raises:
         NotFound: there is none; the hint has the nearest.

@@ -25,14 +25,14 @@ _KINDS = {
 
 
 class Flusher:
-    """Has what is written to a file flushed now and then: so a slow disk shows in the progress, and not at the end."""
+    """Writes to a file and flushes it now and then: so a slow disk shows in the progress, and not at the end."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._unflushed = 0
 
     def put(self, data: bytes) -> None:
-        """Writes all of `data`.
+        """Writes all of `data` to the file, and flushes it now and then.
 
         Raises:
             OSError: the system refuses.
@@ -51,7 +51,7 @@ class Flusher:
 
 
 def padding(size_bytes: int) -> int:
-    """The zeros behind a member."""
+    """Returns the number of zero bytes behind a member of `size_bytes` bytes."""
     return -size_bytes % tarfile.BLOCKSIZE
 
 
@@ -78,7 +78,7 @@ class Archive:
         return self._at == 0
 
     def read(self, size: int) -> bytes:
-        """The next bytes, fewer only at the end."""
+        """Returns the next `size` bytes, fewer only at the end of the archive."""
         parts, left = [], size
         while left and (part := os.read(self._descriptor, min(left, _BLOCK))):
             parts.append(part)
@@ -87,7 +87,7 @@ class Archive:
         return b"".join(parts)
 
     def exactly(self, size: int) -> bytes:
-        """The next bytes.
+        """Returns the next `size` bytes.
 
         Raises:
             BadCheckpoint: the archive ends before.
@@ -98,7 +98,7 @@ class Archive:
         return data
 
     def skip(self, size: int) -> None:
-        """Leaves out the next bytes."""
+        """Skips the next `size` bytes."""
         if self._size is None:
             for begin in range(0, size, _BLOCK):
                 self.exactly(min(_BLOCK, size - begin))
@@ -109,7 +109,7 @@ class Archive:
             os.lseek(self._descriptor, size, os.SEEK_CUR)
 
     def header(self) -> tarfile.TarInfo | None:
-        """The next member, which is a plain file; None: the archive ends here.
+        """Reads the header of the next member, which is a plain file, and returns it; None: the archive ends here.
 
         Raises:
             BadCheckpoint: it is something else, or no header of a tar archive.
@@ -149,14 +149,14 @@ class Archive:
         return info
 
     def bad(self, what: str) -> BadCheckpoint:
-        """The error about the archive: "FILE …, at byte N"."""
+        """Returns an error about the archive whose message says where: "FILE …, at byte N"."""
         return BadCheckpoint(
             f"{self.name} {what} (byte {self._at:,})",
             hint="export the model once more, and copy it anew",
         )
 
     def cut(self) -> BadCheckpoint:
-        """The error that the archive ends too early."""
+        """Returns the error that the archive ends too early."""
         return BadCheckpoint(
             f"{self.name} ends too early, at byte {self._at:,}",
             hint="copy it once more; what was imported is kept, and the same command goes on from there",

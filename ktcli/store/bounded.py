@@ -1,4 +1,4 @@
-"""A transfer of which only the first files may arrive: as many as somebody allows, who takes them away again.
+"""Transfers files in their order, at most as many as the caller allows, who removes them again.
 
 It runs beside whoever uses the files. A file that arrives damaged is fetched once more before that is an error.
 """
@@ -17,7 +17,7 @@ POLL_S = 0.1
 
 
 class BoundedTransfer(Transfer):
-    """A transfer of files in their order; see `Transfer`.
+    """Transfers files in their order, only as many as are allowed; see `Transfer`.
 
     Args:
         folder: where the complete files go; partial ones lie in `scratch`.
@@ -41,11 +41,11 @@ class BoundedTransfer(Transfer):
 
     @property
     def new_bytes(self) -> int:
-        """The bytes that have arrived since the beginning."""
+        """The number of bytes that have arrived since the transfer was made."""
         return self._new_bytes
 
     def start(self) -> None:
-        """Begins to fetch what is allowed, in a thread of its own."""
+        """Starts fetching the files that are allowed, in a thread of its own."""
 
         def run() -> None:
             try:
@@ -57,13 +57,13 @@ class BoundedTransfer(Transfer):
         self._thread.start()
 
     def allow(self, count: int) -> None:
-        """Lets the first `count` files arrive."""
+        """Allows the first `count` files to be fetched."""
         with self._moved:
             self._allowed = count
             self._moved.notify_all()
 
     def wait_for(self, name: str, waiting: Callable[[], None]) -> None:
-        """Returns when a file is complete and verified.
+        """Waits until a file is complete and verified.
 
         Args:
             waiting: called now and then.
@@ -79,7 +79,7 @@ class BoundedTransfer(Transfer):
             waiting()
 
     def stop(self) -> None:
-        """Ends it; what arrived stays."""
+        """Stops the transfer; what arrived stays."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(2.0)

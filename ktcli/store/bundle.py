@@ -56,13 +56,13 @@ class BundlePart:
         return sum(file.size_bytes for file in self.files)
 
     def folder(self, name: str) -> str:
-        """Its folder in the archive, for a model of this name."""
+        """Returns the part's folder in the archive, for a model of this name."""
         return (
             f"{self.kind.value}s/{name}@{self.formats}" if self.formats else f"checkpoints/{name}"
         )
 
     def refuse_other(self, data: bytes) -> None:
-        """Refuses a manifest that does not list exactly the other files of this part.
+        """Raises ValueError if a manifest does not list exactly the other files of this part.
 
         Raises:
             ValueError: it does not; the message completes "it …".
@@ -88,7 +88,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What an archive holds.
+    """The list of a bundle: the model's name and the files of its parts.
 
     Attributes:
         name: the name of the model in the library.
@@ -106,11 +106,11 @@ class Bundle:
 
     @property
     def identity(self) -> str:
-        """A hash of everything but the heat map, which changes whenever somebody talks to the model."""
+        """The hash of everything but the heat map, which changes whenever somebody talks to the model."""
         return hashlib.sha256(Bundle(self.name, self.parts).encode()).hexdigest()
 
     def members(self) -> Iterator[Member]:
-        """Yields everything behind the list, in the order of the archive."""
+        """Yields every member behind the list, in the order of the archive."""
         if self.heat is not None:
             yield Member(f"heat/{self.name}.json", self.heat.size_bytes, self.heat.sha256)
         for part in self.parts:
@@ -118,7 +118,7 @@ class Bundle:
                 yield Member(f"{part.folder(self.name)}/{file.name}", file.size_bytes, file.sha256)
 
     def encode(self) -> bytes:
-        """The bytes of the list."""
+        """Returns the bundle as the bytes of the list at its beginning."""
         parts = [
             {"kind": part.kind.value, "formats": part.formats, "files": list(map(_row, part.files))}
             for part in self.parts
@@ -129,7 +129,7 @@ class Bundle:
 
 
 def parse(data: bytes) -> Bundle:
-    """The bundle that a list describes.
+    """Returns the bundle that a list describes.
 
     Raises:
         ValueError: it is none, or it asks for what no bundle of kt's has; the message completes "it …".
@@ -155,22 +155,22 @@ def parse(data: bytes) -> Bundle:
 
 
 def manifest_name(kind: EntryKind) -> str:
-    """The name of the manifest of entries of this kind."""
+    """Returns the file name of the manifest of entries of this kind."""
     return manifest.PACK if kind is EntryKind.PACK else manifest.CHECKPOINT
 
 
 def formats_of(found: Manifest) -> str:
-    """The formats of a conversion as one word; empty for a checkpoint."""
+    """Returns the formats of a conversion as "<experts>-<dense>"; empty for a checkpoint."""
     return f"{found.formats.experts}-{found.formats.dense}" if found.formats else ""
 
 
 def is_name(text: str) -> bool:
-    """Returns whether a model in a bundle can be called so."""
+    """Tells whether a text can be the name of a model in a bundle."""
     return _NAME.fullmatch(text) is not None
 
 
 def head(name: str, size_bytes: int) -> bytes:
-    """The bytes before a member: equal for equal arguments, whoever writes them and when."""
+    """Returns the tar header of a member: equal for equal arguments, whoever writes it and when."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = size_bytes, 0o644
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
@@ -202,7 +202,7 @@ def _part(row: object) -> BundlePart:
 
 
 def refuse_name(name: str) -> None:
-    """Refuses names that no file of a model has.
+    """Raises ValueError for a name that no file of a model has.
 
     Raises:
         ValueError: this is one of them; the message completes "it …".

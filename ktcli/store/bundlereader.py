@@ -40,7 +40,7 @@ _MARKS = "kt-import."  # begins what an import keeps in a folder beside the file
 
 
 def read_list(archive: Archive) -> Bundle:
-    """The list at the beginning of a bundle.
+    """Reads the list at the beginning of a bundle and returns it.
 
     Raises:
         BadCheckpoint: it is no bundle, or a damaged one.
@@ -76,11 +76,11 @@ class Arrival:
 
     @property
     def mark(self) -> Path:
-        """The file that says which import was interrupted."""
+        """The path of the file that says which import was interrupted."""
         return self.folder / scan.IMPORTING
 
     def has(self, file: FileRecord) -> bool:
-        """Returns whether a file arrived in an earlier run: it has its name, so it was proved."""
+        """Tells whether a file arrived in an earlier run: it has its name, so it was proved."""
         if self.known:
             return True
         try:
@@ -90,7 +90,7 @@ class Arrival:
         return stat.S_ISREG(status.st_mode) and status.st_size == file.size_bytes
 
     def leftovers(self) -> set[str]:
-        """The names of what only an import has in its folder, killed ones too."""
+        """Returns the names of the files in its folder that only an import has, killed ones too."""
         own = f"{manifest_name(self.part.kind)}."
         return {
             name
@@ -100,7 +100,7 @@ class Arrival:
         }
 
     def tidy(self) -> None:
-        """Removes what only an import has, once all is there, and a folder in which nothing arrived."""
+        """Removes the files that only an import has, once all is there, and a folder in which nothing arrived."""
         there, own = set(os.listdir(self.folder)), self.leftovers()
         if manifest_name(self.part.kind) in there or there == own:
             for name in own:
@@ -110,14 +110,14 @@ class Arrival:
 
     @property
     def missing_bytes(self) -> int:
-        """The bytes that are still to be written."""
+        """The number of bytes that are still to be written."""
         return sum(file.size_bytes for file in self.part.files if not self.has(file))
 
 
 def receive(
     archive: Archive, bundle: Bundle, name: str, arguments: Sequence[str], watcher: Watcher
 ) -> list[Entry]:
-    """Brings the parts of a bundle into the library.
+    """Writes the parts of a bundle into the library.
 
     Args:
         archive: read up to the end of its list, which is `bundle`.

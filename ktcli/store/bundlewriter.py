@@ -60,17 +60,17 @@ class Export:
 
     @property
     def total_bytes(self) -> int:
-        """The size of the archive."""
+        """The size of the archive in bytes."""
         return sum(_room(each) for each in self.pieces()) + len(_END)
 
     def pieces(self) -> Iterator[Member]:
-        """Yields the members, the list among them."""
+        """Yields the members of the archive, the list among them."""
         text = self.bundle.encode()
         yield Member(LIST, len(text), hashlib.sha256(text).hexdigest())
         yield from self.bundle.members()
 
     def source(self, member: Member) -> Path | bytes:
-        """The bytes of a member, or the file that has them."""
+        """Returns the bytes of a member, or the path of the file that has them."""
         if member.name == LIST:
             return self.bundle.encode()
         for part, folder in zip(self.bundle.parts, self.folders, strict=True):
@@ -81,7 +81,7 @@ class Export:
 
 
 def gather(entries: Sequence[Entry]) -> Export:
-    """The bundle of complete entries of one model. No file of theirs is read but the manifests.
+    """Returns the bundle of complete entries of one model. No file of theirs is read but the manifests.
 
     Raises:
         NotFound: nobody recorded the hashes of one. BadCheckpoint: its manifest is damaged.
@@ -144,7 +144,7 @@ def write_stream(what: Export, descriptor: int, watcher: Watcher) -> None:
 
 
 def write_file(what: Export, target: Path, watcher: Watcher) -> None:
-    """Writes an archive into a file, which appears when it is whole; goes on where an earlier run stopped.
+    """Writes an archive into a file, which appears when it is whole; continues where an earlier run stopped.
 
     Raises:
         UsageError: the file exists, or beside it FILE.part, which is of something else.

@@ -27,7 +27,7 @@ _MOST_FILES = 500  # of a user
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A repository of a model type that kt runs, of which nothing but this is known.
+    """A repository of a model type that kt runs, for which there is no profile.
 
     Attributes:
         repositories: hub ("hf", "ms") → repository id.
@@ -38,13 +38,13 @@ class Published:
 
     @property
     def reference(self) -> str:
-        """The text that means it, for any command."""
+        """The text that means this repository in any command."""
         return self.repositories["hf"]
 
 
 @cache
 def published() -> tuple[Published, ...]:
-    """The published repositories that are known beside the profiles, by name."""
+    """Returns the known repositories without a profile, by name."""
     table = tomllib.loads(data_path("profiles", "published.toml").read_text(encoding="utf-8"))
     found = [
         Published(row["model_type"], {hub: row[hub] for hub in HUBS if hub in row})
@@ -54,28 +54,28 @@ def published() -> tuple[Published, ...]:
 
 
 def folder() -> Path:
-    """The folder of the user's own profiles, which need not exist."""
+    """Returns the path of the folder of the user's own profiles, which need not exist."""
     return settingsfile.path().parent / "catalog.d"
 
 
 def names() -> tuple[str, ...]:
-    """Every short name, in alphabetical order."""
+    """Returns every short name, in alphabetical order."""
     return tuple(sorted({*_shipped(), *_own()}))
 
 
 def faults() -> tuple[KtError, ...]:
-    """What is wrong with the profiles of the user, one error for each file."""
+    """Returns the errors in the user's profiles, one for each file."""
     return tuple(each for each in _all_own().values() if isinstance(each, KtError))
 
 
 def find(name: str) -> ModelProfile | None:
-    """The profile of a short name, upper or lower case; None if there is none that can be read."""
+    """Returns the profile of a short name, upper or lower case; None if there is none that can be read."""
     lower = name.lower()
     return _load(lower) if lower in _shipped() else _own().get(lower)
 
 
 def get(name: str) -> ModelProfile:
-    """The profile of a short name.
+    """Returns the profile of a short name.
 
     Raises:
         NotFound: there is none; the hint has the nearest names.
@@ -87,7 +87,7 @@ def get(name: str) -> ModelProfile:
 
 
 def by_repository(hub: str, repository: str) -> ModelProfile | None:
-    """The profile whose weights are this repository; one of ours before one of the user's."""
+    """Returns the profile whose weights are this repository; one of ours before one of the user's."""
     wanted = repository.lower()
     for name in sorted(names(), key=lambda each: each not in _shipped()):
         profile = get(name)
@@ -97,7 +97,8 @@ def by_repository(hub: str, repository: str) -> ModelProfile | None:
 
 
 def unknown(name: str, also: tuple[str, ...] = ()) -> KtError:
-    """The error for a name that means nothing, or whose file cannot be read; `also` are names of the library."""
+    """Returns the error for a name that means nothing, or whose file cannot be read; `also` are names of the
+    library."""
     if isinstance(own := _all_own().get(name.lower()), KtError):
         return own
     repositories = (each.reference for each in published())
@@ -107,7 +108,8 @@ def unknown(name: str, also: tuple[str, ...] = ()) -> KtError:
 
 
 def nearest(name: str, known: tuple[str, ...]) -> list[str]:
-    """At most three names that look like `name`: models with routed experts, best first, then the nearest of all."""
+    """Returns at most three names that look like `name`: models with routed experts, best first, then the nearest
+    of all."""
     from difflib import get_close_matches
 
     lower = name.lower()
@@ -129,7 +131,7 @@ def _is_dense(name: str) -> bool:
 
 
 def repositories_like(hub: str, repository: str) -> list[str]:
-    """At most three repositories of the catalogue that look like one, those with routed experts first."""
+    """Returns at most three repositories of the catalogue that look like one, those with routed experts first."""
     from difflib import get_close_matches
 
     known = {p.repositories[hub]: p for p in map(get, names()) if hub in p.repositories}
@@ -138,13 +140,13 @@ def repositories_like(hub: str, repository: str) -> list[str]:
 
 
 def matching(words: str) -> tuple[ModelProfile, ...]:
-    """The models of which each of the words, upper or lower case, is in the name, the title, the model type or the id
-    of a repository, in alphabetical order."""
+    """Returns the profiles, in alphabetical order, that have each of the words, upper or lower case, in the name,
+    the title, the model type or the id of a repository."""
     return tuple(profile for profile in map(get, names()) if _says(words, _spoken_of(profile)))
 
 
 def published_matching(words: str) -> tuple[Published, ...]:
-    """The same of the repositories without a profile: each of the words is in the model type or an id."""
+    """Returns the repositories without a profile that have each of the words in the model type or an id."""
     return tuple(
         each
         for each in published()

@@ -22,7 +22,7 @@ def look(
     hub: Hub | None = None,
     tell: Callable[[str], object] = lambda sentence: None,
 ) -> tuple[Hub, Snapshot]:
-    """Asks the hubs of a reference in turn; returns the first that has the repository, with what it says of it.
+    """Asks the hubs of a reference in turn; returns the first that has the repository, and its snapshot there.
 
     Args:
         hub: the only one that is asked; None: those of the reference.
@@ -55,7 +55,7 @@ def look(
 
 
 def candidates(reference: Reference) -> tuple[tuple[str, str], ...]:
-    """The hubs to ask in turn, each with the id of the repository there."""
+    """Returns the hubs to ask in turn, each with the id of the repository there."""
     first = (reference.hub, reference.repository)
     if not reference.anywhere:
         return (first,)
@@ -64,7 +64,7 @@ def candidates(reference: Reference) -> tuple[tuple[str, str], ...]:
 
 
 def only_from(reference: Reference, hub: str) -> Reference:
-    """The same model of a hub alone.
+    """Returns the reference to the same model on one hub alone.
 
     Raises:
         UsageError: it is no model of a hub, or of another one, or kt does not know its id there.

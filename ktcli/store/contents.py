@@ -17,7 +17,7 @@ _PIECES, _PIECE_BYTES = (
 
 
 def parts(file: Path) -> list[Path]:
-    """The files of the numbered set that a GGUF file belongs to, as far as they are there."""
+    """Returns the files on disk of the numbered set that a GGUF file belongs to."""
     try:
         there = set(os.listdir(file.parent))  # a name may claim a set of 99,999 files
     except OSError:
@@ -30,12 +30,12 @@ def parts(file: Path) -> list[Path]:
 
 
 def weights(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, by name."""
+    """Returns the safetensors files of a folder, by name."""
     return sorted(each for each in folder.glob("*.safetensors") if each.is_file())
 
 
 def sample(files: Iterable[Path]) -> str:
-    """Returns a hash of a few places of files, their sizes and names: another one where nearly all bytes are others,
+    """Returns a hash of the sizes, names and a few bytes of files: another one where nearly all bytes are others,
     whatever the times say.
 
     Raises:
@@ -70,14 +70,15 @@ def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def written_bytes(folder: Path, *, below: bool = True) -> int:
-    """The bytes that the files of a folder take, and those of the folders in it if `below`; those of a partial file
-    have gaps between them."""
+    """Returns the bytes on disk of the files of a folder, and of the folders in it if `below`; those of a partial
+    file have gaps between them."""
     found = (each for path, each in walk(folder) if below or path.parent == folder)
     return sum(min(each.st_size, _SECTOR * each.st_blocks) for each in found)
 
 
 def bytes_below(folder: str | Path) -> int:
-    """The bytes of every regular file below a folder, as `walk` finds them, without a path for each of thousands."""
+    """Returns the bytes of every regular file below a folder, as `walk` finds them, without a path for each of
+    thousands."""
     total = 0
     try:
         with os.scandir(folder) as items:

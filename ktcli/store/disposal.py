@@ -15,7 +15,7 @@ from ktcli.store.reference import parse
 
 @dataclass(frozen=True, slots=True)
 class Disposed:
-    """What a removal removed.
+    """The result of a removal.
 
     Attributes:
         labels: of the entries.
@@ -31,7 +31,7 @@ class Disposed:
 
 @dataclass(frozen=True, slots=True)
 class Disposal:
-    """What is to be removed.
+    """The plan of a removal: the entries to remove.
 
     Attributes:
         whole: names of models that are removed as a whole.
@@ -42,7 +42,8 @@ class Disposal:
 
     @classmethod
     def of(cls, models: Sequence[str]) -> Disposal:
-        """What names mean, as `kt list` shows them: a name without formats means all that there is of a model.
+        """Returns the plan that removes what names mean, as `kt list` shows them: a name without formats means all
+        that there is of a model.
 
         Raises:
             NotFound: there is no such model. UsageError: it does not lie in the library folder.
@@ -56,11 +57,11 @@ class Disposal:
         return cls(tuple(chosen.values()), frozenset(whole - {""}))
 
     def pages(self) -> tuple[StoredPages, ...]:
-        """The KV pages on disk that go with it."""
+        """Returns the KV pages on disk that are removed with the entries."""
         return removal.pages_of([entry for entry in self.entries if entry.complete], self.whole)
 
     def carry_out(self) -> Disposed:
-        """Removes it.
+        """Removes the entries and all that goes with them; returns what was removed.
 
         Raises:
             Busy: another process works on one of these models. KtError: the system refuses.

@@ -63,7 +63,7 @@ def pull(
     snapshot: Snapshot | None = None,
     limit_bps: int | None = None,
 ) -> Entry:
-    """Bring a repository into the library; return at once if it is there.
+    """Fetches a repository into the library and returns its entry; returns at once if it is there.
 
     Args:
         hub: where to get it from; None: the hub of the snapshot, else those of the reference in turn.
@@ -118,12 +118,12 @@ def pull(
 
 
 def is_begun(name: str) -> bool:
-    """Returns whether a pull of this model was begun and did not end."""
+    """Tells whether a pull of this model was begun and did not end."""
     return (places.checkpoint_path(name) / scan.PULLING).is_file()
 
 
 def wanted(snapshot: Snapshot, quant: str = "") -> tuple[RemoteFile, ...]:
-    """The files of a repository that kt takes.
+    """Returns the files of a repository that kt takes.
 
     Args:
         quant: of which its GGUF files are taken; empty: its safetensors files are.
@@ -226,7 +226,7 @@ def fetch_beginnings(
     folder: Path,
     watcher: Watcher,
 ) -> None:
-    """Fetches the first bytes of files, as many as `lengths` says of each, under their names."""
+    """Fetches the first bytes of files, as many as `lengths` says of each, and stores them under the files' names."""
     with explained(snapshot.hub, snapshot.repository, snapshot.revision):
         places = [
             replace(

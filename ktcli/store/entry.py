@@ -171,6 +171,6 @@ class Entry:
 
 
 def is_recommended(entry: Entry) -> bool:
-    """Returns whether an entry has the formats that a conversion gets when nobody asks for others."""
+    """Tells whether an entry has the formats that a conversion gets when nobody asks for others."""
     profile = catalog.find(entry.name)
     return profile is not None and entry.formats == f"{profile.experts}-{profile.dense}"

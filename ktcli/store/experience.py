@@ -44,7 +44,7 @@ class Experience:
 
 
 def recall(conversion: str, gpu: str, free_bytes: int) -> Experience:
-    """Reads the experience of a conversion; the memory limit counts only while no more is free than then."""
+    """Returns the stored experience of a conversion; its memory limit only while no more is free than then."""
     found = _read(_GPU).get(_key(conversion, gpu))
     if not isinstance(found, dict):
         return Experience()
@@ -62,12 +62,13 @@ def recall(conversion: str, gpu: str, free_bytes: int) -> Experience:
 
 
 def one_of(gpu: str, number: int) -> str:
-    """The name under which the memory of one GPU is kept: of several of a name each may have another neighbour."""
+    """Returns the name under which the memory of one GPU is kept: of several of a name each may have another
+    neighbour."""
     return f"{gpu}, number {number}"
 
 
 def note_memory(conversion: str, gpu: str, free_bytes: int, limit_bytes: int) -> None:
-    """Keeps the limit that worked; where the library cannot be written, it is forgotten."""
+    """Stores the memory limit that worked; where the library cannot be written, it is forgotten."""
     _note(
         _GPU,
         _key(conversion, gpu),
@@ -77,12 +78,12 @@ def note_memory(conversion: str, gpu: str, free_bytes: int, limit_bytes: int) ->
 
 
 def note_times(conversion: str, gpu: str, layer_s: tuple[float, float, float]) -> None:
-    """Keeps the measured times, see `Experience`."""
+    """Stores the measured times of a layer, see `Experience`."""
     _note(_GPU, _key(conversion, gpu), "layer_s", list(layer_s))
 
 
 def recall_prompt_rate(conversion: str, cpu: str) -> float | None:
-    """Reads the tokens of a prompt that a conversion computes in a second; None: nobody measured.
+    """Returns the tokens of a prompt that a conversion computes in a second; None: nobody measured.
 
     Args:
         cpu: the name of the CPU with its threads and row of kernels, see `hardware.measured.key`.
@@ -94,15 +95,16 @@ def recall_prompt_rate(conversion: str, cpu: str) -> float | None:
 
 
 def note_prompt_rate(conversion: str, cpu: str, tok_s: float) -> None:
-    """Keeps that rate, if it is another than the one known; where the library cannot be written, it is forgotten."""
+    """Stores the tokens of a prompt per second, if they are others than those known; where the library cannot be
+    written, they are forgotten."""
     known = recall_prompt_rate(conversion, cpu)
     if known is None or abs(tok_s - known) > _SAME * known:
         _note(_CPU, _key(conversion, cpu), "prompt_tok_s", tok_s)
 
 
 def recall_failures(conversion: str, gpu: str, versions: str) -> tuple[dict[str, str], str]:
-    """Reads the ways that failed with these versions, each with the reason, and the date on which the last was found;
-    ({}, ""): none is known to fail.
+    """Returns the ways that failed with these versions, each with the reason, and the date on which the last was
+    found; ({}, ""): none is known to fail.
 
     Args:
         versions: everything that may change what fails, as a text.
@@ -120,14 +122,14 @@ def recall_failures(conversion: str, gpu: str, versions: str) -> tuple[dict[str,
 
 
 def note_failures(conversion: str, gpu: str, versions: str, why: Mapping[str, str]) -> None:
-    """Keeps all ways that fail with these versions, instead of those known before."""
+    """Stores all ways that fail with these versions, instead of those known before."""
     plain = {way: _plain(reason) for way, reason in why.items() if reason}
     found = {"with": versions, "on": date.today().isoformat(), "why": plain}
     _note(_GPU, _key(conversion, gpu), _FAILED, found)
 
 
 def forget_failures() -> None:
-    """Forgets every way that failed, so that the next start tries it again."""
+    """Removes every stored failure, so that the next start tries each way again."""
     if any(isinstance(entry, dict) and _FAILED in entry for entry in _read(_GPU).values()):
         _change(_GPU, lambda known: {key: _without_failures(each) for key, each in known.items()})
 

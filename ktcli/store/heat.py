@@ -39,7 +39,7 @@ I64Array = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Heat:
-    """Counts how often experts were chosen.
+    """The numbers of times that experts were chosen.
 
     Attributes:
         counts: the choices of each expert, [MoE layers, E] int64, none larger than `tokens`.
@@ -51,7 +51,7 @@ class Heat:
 
     @classmethod
     def of(cls, counts: I64Array, top_k: int) -> Heat:
-        """The map of counts that did not fade yet, where every layer chose `top_k` experts for each token.
+        """Returns the map of fresh counts, where every layer chose `top_k` experts for each token.
 
         Counts of a step that broke off need not be whole tokens, but no expert exceeds them.
         """
@@ -62,32 +62,34 @@ class Heat:
         return Heat(self.counts + other.counts, self.tokens + other.tokens)
 
     def faded(self) -> Heat:
-        """The map halved until it stands for at most FADE_TOKENS; ratios stay, but for rounding down."""
+        """Returns the map with its counts halved until it stands for at most FADE_TOKENS; ratios stay, but for
+        rounding down."""
         halvings = 0
         while self.tokens >> halvings > FADE_TOKENS:
             halvings += 1
         return Heat(self.counts >> halvings, self.tokens >> halvings)
 
     def hit_rate(self, share: float) -> float:
-        """The share of all choices that the best `share` of all experts take; 0 if nothing was counted."""
+        """Returns the share of all choices that the best `share` of all experts take; 0 if nothing was counted."""
         ordered = np.sort(self.counts, axis=None)[::-1]
         best = max(1, round(share * ordered.size))
         return float(ordered[:best].sum() / max(1, ordered.sum()))
 
     def needed(self, hits: float) -> I64Array:
-        """The number of experts of each layer that take at least this share of its choices, [MoE layers]."""
+        """Returns, for each layer, the least number of its experts that take a share `hits` of its choices, [MoE
+        layers]."""
         reached = np.cumsum(np.sort(self.counts, axis=1)[:, ::-1], axis=1)
         missing = reached < hits * reached[:, -1:]
         return np.where(reached[:, -1] > 0, missing.sum(axis=1) + 1, 0).astype(np.int64)
 
 
 def path_of(model: str) -> Path:
-    """The path where the map of a model lies or will lie, see `places.model_name`."""
+    """Returns the path of a model's heat map, which need not exist, see `places.model_name`."""
     return _folder() / f"{model}.json"
 
 
 def lock(*, frees: bool = False) -> AbstractContextManager[None]:
-    """The lock that whoever changes maps holds; `frees`: to remove one."""
+    """Returns the lock to hold while heat maps are changed; `frees`: to remove one."""
     what = "changing the heat map of a model"
     return smallfiles.lock(_folder() / ".lock", what, wait_s=WAIT_S, frees=frees)
 
@@ -99,7 +101,7 @@ def _folder() -> Path:
 def read(
     pack: Path, shape: tuple[int, int], warn: Callable[[str], object] = lambda said: None
 ) -> Heat | None:
-    """The heat map of the model of a pack, which need not exist; None if there is none that can be used.
+    """Returns the heat map of the model of a pack, which need not exist; None if there is none that can be used.
 
     Args:
         shape: MoE layers and experts of the model.
@@ -121,7 +123,7 @@ def read(
 
 
 def add(pack: Path, fresh: Heat, warn: Callable[[str], object] = lambda said: None) -> bool:
-    """Add fresh counts to the map of the model of a pack; processes that do so at once lose nothing.
+    """Adds fresh counts to the map of the model of a pack; processes that do so at once lose nothing.
 
     Args:
         warn: as for `read`; a map that is ignored is replaced.

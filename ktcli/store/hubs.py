@@ -52,16 +52,16 @@ class Snapshot:
 
 
 class Hub(Protocol):
-    """A place that serves models."""
+    """A server of model repositories."""
 
     def look(self, repository: str, revision: str) -> Snapshot:
-        """Asks the hub for the files of a repository; an empty revision is the default branch."""
+        """Asks the hub for a repository and returns its list of files; an empty revision is the default branch."""
 
     def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
-        """Says where a file is, and what the server wants to see."""
+        """Returns the address of a file, with the headers that the server wants."""
 
     def cached(self, snapshot: Snapshot, name: str) -> Path | None:
-        """The file as the hub's own client keeps it on this machine; None: it does not."""
+        """Returns the path of a file in the cache of the hub's own client on this machine; None: it is not there."""
 
 
 _COMMIT = re.compile(
@@ -79,7 +79,7 @@ def _listed(name: object, size: object, sha256: object, blob: object = None) -> 
 
 
 def hub_named(name: str) -> Hub:
-    """The hub of this short name: "hf" or "ms"."""
+    """Returns the hub of this short name: "hf" or "ms"."""
     return ModelScope() if name == "ms" else HuggingFace()
 
 
@@ -266,7 +266,7 @@ def asking(hub: str, repository: str, revision: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained(hub: str, repository: str, revision: str) -> Iterator[None]:
-    """Turns the errors of clients, network and disk into ours."""
+    """Turns errors of clients, network and disk that are raised in the block into kt's."""
     try:
         yield
     except KtError:

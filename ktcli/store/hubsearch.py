@@ -40,7 +40,7 @@ class Hit:
 
     @property
     def reference(self) -> str:
-        """The text that means it, for any command."""
+        """The text that means this repository in any command."""
         return self.repository if self.hub == "hf" else f"{self.hub}:{self.repository}"
 
 
@@ -54,7 +54,7 @@ class FoundConfig:
 
 
 def search_hub(hub: str, words: str, limit: int) -> tuple[Hit, ...]:
-    """The repositories that a hub finds for words, those with most downloads first.
+    """Returns the repositories that a hub finds for words, those with most downloads first.
 
     Raises:
         HubError: the hub does not answer, or its client cannot search.
@@ -69,7 +69,7 @@ def search_hub(hub: str, words: str, limit: int) -> tuple[Hit, ...]:
 
 
 def read_configs(hits: Sequence[Hit], most_bytes: int) -> Iterator[FoundConfig]:
-    """Yields the configs of repositories in their order, a few of them asked for at a time.
+    """Yields the `config.json` of repositories in their order, a few of them asked for at a time.
 
     Args:
         most_bytes: a longer file is not taken.

@@ -13,7 +13,7 @@ _BLOCK = 1 << 22
 
 
 def digest(path: Path, advance: Callable[[int], None] = lambda n: None) -> str:
-    """The SHA-256 of a file, hexadecimal; `advance` is called with the bytes of each read."""
+    """Returns the SHA-256 of a file, hexadecimal; `advance` is called with the bytes of each read."""
     state = hashlib.sha256()
     with path.open("rb", buffering=0) as stream:
         while block := stream.read(_BLOCK):
@@ -23,7 +23,7 @@ def digest(path: Path, advance: Callable[[int], None] = lambda n: None) -> str:
 
 
 def digests(path: Path, advance: Callable[[int], None] = lambda n: None) -> tuple[str, str]:
-    """The SHA-256 of a file, and its hash as a git blob, hexadecimal; `advance` as for `digest`."""
+    """Returns the SHA-256 of a file, and its hash as a git blob, hexadecimal; `advance` as for `digest`."""
     state = hashlib.sha256()
     blob = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb", buffering=0) as stream:
@@ -37,7 +37,7 @@ def digests(path: Path, advance: Callable[[int], None] = lambda n: None) -> tupl
 def check(
     folder: Path, files: tuple[FileRecord, ...], advance: Callable[[int], None]
 ) -> Iterator[tuple[FileRecord, str]]:
-    """Compares files with their records in the manifest; yields each with "" or with what is wrong."""
+    """Compares files with their records in the manifest; yields each record with "" or with what is wrong."""
     for file in files:
         path = folder / file.name
         try:

@@ -30,7 +30,8 @@ from ktcli.store.scan import builtin_entry, entries_of, entry_at, local_entry
 
 
 def entries() -> tuple[Entry, ...]:
-    """Everything in one's own library and the further ones, and the built-in model, by name; partial ones too."""
+    """Returns the entries in one's own library and the further ones, and the built-in model, by name; partial ones
+    too."""
     found = [*entries_of(EntryKind.CHECKPOINT), *entries_of(EntryKind.PACK)]
     own = builtin_entry()
     if own is not None:
@@ -74,8 +75,8 @@ def _spoken(found: list[Entry]) -> list[Entry]:
 
 
 def matching(name: str) -> tuple[Entry, ...]:
-    """All entries that `name` can mean: packs first, led by the one in the formats that the catalogue recommends;
-    for a local folder or file the entry itself, then the packs that were ever made from it.
+    """Returns all entries that `name` can mean: packs first, led by the one in the formats that the catalogue
+    recommends; for a local folder or file the entry itself, then the packs that were ever made from it.
 
     Raises:
         UsageError: not a name. NotFound: a local folder that is not there or holds no model.
@@ -98,13 +99,13 @@ def matching(name: str) -> tuple[Entry, ...]:
 
 
 def conversions() -> list[Entry]:
-    """The models that are converted, by their names."""
+    """Returns the entries of converted models, by their names."""
     packs = (each for each in entries() if each.kind is EntryKind.PACK and each.complete)
     return sorted(packs, key=lambda each: each.label)
 
 
 def find(name: str, kind: EntryKind | None = None) -> Entry | None:
-    """The complete entry that `name` means; packs before checkpoints; None if there is none.
+    """Returns the complete entry that `name` means; packs before checkpoints; None if there is none.
 
     A local folder or file means itself, whichever formats are asked for: packs may have been made from it
     before its files were changed.
@@ -114,7 +115,7 @@ def find(name: str, kind: EntryKind | None = None) -> Entry | None:
 
 
 def resolve(name: str, kind: EntryKind | None = None) -> Entry:
-    """The complete entry that `name` means; packs before checkpoints.
+    """Returns the complete entry that `name` means; packs before checkpoints.
 
     Args:
         kind: the only kind that will do; None: either.
@@ -145,7 +146,7 @@ def resolve(name: str, kind: EntryKind | None = None) -> Entry:
 
 
 def require_meaning(name: str) -> Reference:
-    """Reads a name that is to be kept, and checks that it means a model: here, in the catalogue, or a repository.
+    """Parses a name that is to be kept, and checks that it means a model: here, in the catalogue, or a repository.
 
     Raises:
         UsageError: not a name. NotFound: it means nothing, or a folder without a model.
@@ -157,7 +158,7 @@ def require_meaning(name: str) -> Reference:
 
 
 def called(found: Sequence[Entry]) -> dict[Path, tuple[str, ...]]:
-    """The aliases of entries, by their paths.
+    """Returns the aliases of entries, by the entries' paths.
 
     Raises:
         KtError: the file of aliases cannot be read.
@@ -180,8 +181,8 @@ def called(found: Sequence[Entry]) -> dict[Path, tuple[str, ...]]:
 
 
 def identity(pack: Path) -> str:
-    """The identity of a conversion: equal ones have the same weights in the same formats; empty if it has no
-    manifest."""
+    """Returns the identity of a conversion: equal ones have the same weights in the same formats; empty if it has
+    no manifest."""
     try:
         data = smallfiles.read_bounded(pack / manifest.PACK, manifest.MAX_BYTES)
     except OSError:
@@ -190,7 +191,7 @@ def identity(pack: Path) -> str:
 
 
 def incomplete(entry: Entry) -> KtError:
-    """The error that an entry is not complete: who works on it, or the command that goes on with it."""
+    """Returns the error that an entry is not complete: who works on it, or the command that goes on with it."""
     what = f"{entry.label} is not complete: {entry.problem}"
     if entry.running:
         return Busy(what, hint="wait until it ends, or stop it; nothing it finished is lost")
@@ -199,7 +200,7 @@ def incomplete(entry: Entry) -> KtError:
 
 @contextmanager
 def repairable(pack: Path) -> Iterator[None]:
-    """Gives errors about a damaged pack the command that repairs it; its checkpoint stays."""
+    """Adds to errors about a damaged pack, raised in the block, the command that repairs it; its checkpoint stays."""
     try:
         yield
     except BadPack as error:

@@ -30,7 +30,7 @@ def note(name: str, origin: Path) -> None:
 
 
 def origin_of(name: str) -> Path | None:
-    """The folder or file that the packs called `name` were made from; None if nobody recorded it."""
+    """Returns the folder or file that the packs called `name` were made from; None if nobody recorded it."""
     try:
         text = os.fsdecode(smallfiles.read_bounded(_path(name), _MAX_BYTES))
     except OSError:
@@ -39,7 +39,7 @@ def origin_of(name: str) -> Path | None:
 
 
 def names_of(origin: Path) -> frozenset[str]:
-    """The names of the packs that were made from a folder or file, at any time."""
+    """Returns the names of the packs that were ever made from a folder or file."""
     try:
         known = sorted(os.listdir(_path("x").parent))
     except OSError:
@@ -50,7 +50,7 @@ def names_of(origin: Path) -> frozenset[str]:
 
 
 def forget(name: str) -> None:
-    """Removes the record of `name`."""
+    """Removes the record of where the packs called `name` were made from."""
     with contextlib.suppress(FileNotFoundError):
         _path(name).unlink()
 

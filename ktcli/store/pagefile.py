@@ -15,14 +15,14 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
+
+from ktcli.pagelabel import PageLabel, U8Array
 
 MAGIC = b"ktpages\0"
 VERSION = 1
@@ -39,50 +39,13 @@ _LABEL = struct.Struct("<32s32sIII")
 _ALIGNMENT = 64
 _BLOCK = 1 << 20  # of a record that is only checked
 
-I32Array = NDArray[np.int32]
-U8Array = NDArray[np.uint8]
-
-
-class Kind(IntEnum):
-    """The kinds of record."""
-
-    PAGE = 1
-    STATE = 2
-    WINDOW = 3  # a page of the layers with a window
-
-
-class Label(Protocol):
-    """What a record holds: a page or a state, of which prefix.
-
-    Attributes:
-        kind: a `Kind`.
-        key: the content address of the prefix that ends here.
-        previous: that of the prefix before the first of `ids`.
-        end: the positions of the whole prefix.
-        ids: the last ids of the prefix, those of a page's positions, [n], at most 64.
-        depths: the depth of deferral with which each was computed, [n].
-    """
-
-    @property
-    def kind(self) -> int: ...
-    @property
-    def key(self) -> bytes: ...
-    @property
-    def previous(self) -> bytes: ...
-    @property
-    def end(self) -> int: ...
-    @property
-    def ids(self) -> I32Array: ...
-    @property
-    def depths(self) -> U8Array: ...
-
 
 class Damaged(Exception):
-    """A file or a record is not what was written; the message completes a sentence about the file."""
+    """Raised when a file or a record is not what was written; the message completes a sentence about the file."""
 
 
 class Space(NamedTuple):
-    """Who can read a file's pages.
+    """The identity that a file's pages and their reader must share.
 
     Attributes:
         namespace: the digest of everything that changes their bytes.
@@ -122,7 +85,7 @@ class PageEntry:
 
 
 class Image:
-    """The bytes of a file while it is put together.
+    """The bytes of a file of pages while it is put together.
 
     Args:
         sizes: the bytes of data of each record to come.
@@ -139,12 +102,12 @@ class Image:
         self.entries: list[PageEntry] = []
         self._at = _aligned(_HEADER.size + _ENTRY.size * len(sizes))
 
-    def place(self, label: Label, size_bytes: int) -> U8Array:
+    def place(self, label: PageLabel, size_bytes: int) -> U8Array:
         """The memory where the next record's data belong; nothing counts before `add`."""
         start = self._at + 5 * len(label.ids)
         return self.bytes[start : start + size_bytes]
 
-    def add(self, label: Label, size_bytes: int) -> None:
+    def add(self, label: PageLabel, size_bytes: int) -> None:
         """Counts the record whose data were written to its place."""
         n = len(label.ids)
         head = label_head(label)
@@ -153,13 +116,13 @@ class Image:
         entry = PageEntry(
             label.kind, label.key, label.previous, label.end, n, 0, self._at, size_bytes
         )
-        self.entries.append(_checked(entry, crc32(data.data, _label_crc(entry))))
+        self.entries.append(replace(entry, crc=crc32(data.data, _label_crc(entry))))
         end = _aligned(self._at + data.size)
         self.bytes[self._at + data.size : end] = 0
         self._at = end
 
     def finish(self) -> U8Array:
-        """The bytes of the file."""
+        """Completes the header and returns the bytes of the whole file."""
         table = b"".join(_packed(entry) for entry in self.entries)
         first = self.entries[0].offset if self.entries else _aligned(_HEADER.size)
         head = _head(self._space, len(self.entries), self._at, 0)
@@ -170,14 +133,14 @@ class Image:
         return self.bytes[: self._at]
 
 
-def label_head(label: Label) -> bytes:
+def label_head(label: PageLabel) -> bytes:
     """The ids and depths of a record, as they lie before its data."""
     ids = np.ascontiguousarray(label.ids, dtype="<i4").tobytes()
     return ids + np.ascontiguousarray(label.depths, dtype=np.uint8).tobytes()
 
 
 def read_table(path: Path, space: Space | None = None) -> tuple[Space, tuple[PageEntry, ...]]:
-    """Reads whose pages a file holds, and its records.
+    """Returns the space of a file and the entries of its records.
 
     Args:
         space: the only one that will do; None: any.
@@ -217,7 +180,7 @@ def read_table(path: Path, space: Space | None = None) -> tuple[Space, tuple[Pag
     return there, entries
 
 
-def read_record(descriptor: int, entry: PageEntry, label: Label, data: U8Array) -> None:
+def read_record(descriptor: int, entry: PageEntry, label: PageLabel, data: U8Array) -> None:
     """Reads the data of a record into `data`, [size_bytes], and checks that they are those of `label`.
 
     Raises:
@@ -239,7 +202,7 @@ def read_record(descriptor: int, entry: PageEntry, label: Label, data: U8Array) 
 
 
 def check_record(descriptor: int, entry: PageEntry) -> None:
-    """Reads a record of whatever prefix and size, in little memory, and compares its checksum.
+    """Reads a record of any prefix and size, in little memory, and compares its checksum.
 
     Raises:
         Damaged: it is another one. OSError: the record cannot be read.
@@ -283,11 +246,6 @@ def _packed(entry: PageEntry) -> bytes:
 def _entry(fields: tuple[bytes, bytes, int, int, int, int, int, int]) -> PageEntry:
     key, previous, kind, end, n_ids, crc, offset, size_bytes = fields
     return PageEntry(kind, key, previous, end, n_ids, crc, offset, size_bytes)
-
-
-def _checked(entry: PageEntry, crc: int) -> PageEntry:
-    return PageEntry(entry.kind, entry.key, entry.previous, entry.end, entry.n_ids, crc,
-                 entry.offset, entry.size_bytes)  # fmt: skip
 
 
 def _label_crc(entry: PageEntry) -> int:

@@ -28,7 +28,8 @@ from typing import Any
 
 from ktcli import config, smallfiles
 from ktcli.errors import KtError
-from ktcli.store.pagefile import CODEC_BYTES, Damaged, Space, U8Array, check_record, read_table
+from ktcli.pagelabel import U8Array
+from ktcli.store.pagefile import CODEC_BYTES, Damaged, Space, check_record, read_table
 
 VERSION = 1
 SUFFIX = ".pages"
@@ -47,12 +48,12 @@ _LATEST_NS = (
 
 
 class OtherVersion(KtError):
-    """The folder was made by a version of kt that keeps pages otherwise."""
+    """Raised when the folder was made by a version of kt that keeps pages otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A file of pages.
+    """One file of stored pages.
 
     Attributes:
         used_ns: when it was used last, in nanoseconds of a clock that never goes back.
@@ -65,7 +66,7 @@ class PageFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredPages:
-    """The pages of one model in one layout.
+    """The stored pages of one model in one layout.
 
     Attributes:
         name: the folder's name.
@@ -96,7 +97,7 @@ class StoredPages:
 
 
 class PageFolder:
-    """The folder at `path`, which need not exist yet."""
+    """The folder of KV pages at `path`, which need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -106,13 +107,13 @@ class PageFolder:
 
     @classmethod
     def of_library(cls) -> PageFolder:
-        """The folder of the library."""
+        """Returns the folder of KV pages in the library."""
         return cls(config.home() / "kv")
 
     # --- whose it is ------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Checks that this version may read and write here.
+        """Raises OtherVersion if this version may not read and write here.
 
         Raises:
             OtherVersion: it may not.
@@ -133,11 +134,11 @@ class PageFolder:
             )
 
     def folder_of(self, space: Space) -> Path:
-        """The folder of the pages of a space."""
+        """Returns the path of the folder with the pages of a space."""
         return self.path / f"{space.namespace.hex()[:32]}-{space.codec}"
 
     def make(self) -> None:
-        """Makes the folder itself, for its owner's eyes only.
+        """Creates the folder itself, readable by its owner only.
 
         Raises:
             OSError: the system refuses.
@@ -146,7 +147,7 @@ class PageFolder:
         self.path.mkdir(mode=_FOLDER_MODE, exist_ok=True)
 
     def prepare(self, space: Space, about: dict[str, Any]) -> Path:
-        """Makes the folder of a space and returns it; the caller holds the lock.
+        """Creates the folder of a space and returns its path; the caller holds the lock.
 
         Raises:
             OSError: the system refuses.
@@ -168,7 +169,7 @@ class PageFolder:
     def lock(
         self, wait_s: float = _LOCK_WAIT_S, *, frees: bool = False
     ) -> AbstractContextManager[None]:
-        """The lock that whoever changes the folder holds; `frees`: to remove something."""
+        """Returns the lock to hold while the folder is changed; `frees`: to remove something."""
         what = "removing KV pages" if frees else "writing KV pages"
         path = self.path / _LOCK
         return smallfiles.lock(path, what, wait_s=wait_s, mode=_FILE_MODE, frees=frees)
@@ -176,12 +177,12 @@ class PageFolder:
     # --- files --------------------------------------------------------------------------------------
 
     def stored(self) -> tuple[StoredPages, ...]:
-        """Everything in it, that of the model used last first."""
+        """Returns the pages of every model in it, those of the model used last first."""
         found = [StoredPages(f.name, _about(f), tuple(self.files(f))) for f in self._folders()]
         return tuple(sorted(found, key=lambda each: (-each.used_ns, each.name)))
 
     def files(self, folder: Path) -> Iterator[PageFile]:
-        """The files of pages in one of its folders; links are none."""
+        """Yields the files of pages in one of its folders; links are left out."""
         if folder.is_symlink():
             return
         try:
@@ -199,7 +200,7 @@ class PageFolder:
             return
 
     def write(self, folder: Path, image: U8Array) -> Path:
-        """Writes a file of pages whole or not at all; the caller holds the lock.
+        """Writes a file of pages, whole or not at all, and returns its path; the caller holds the lock.
 
         Raises:
             OSError: the system refuses; nothing is left of it.
@@ -209,7 +210,7 @@ class PageFolder:
         return path
 
     def use(self, paths: list[Path]) -> None:
-        """Notes that files are used now: each goes after those before it in the list, and after all others."""
+        """Sets the time of last use of files to now: each after those before it in the list, and after all others."""
         now = max(time.time_ns(), self._newest + 1)
         for n, path in enumerate(paths):
             with contextlib.suppress(
@@ -219,8 +220,8 @@ class PageFolder:
         self._newest = now + len(paths)
 
     def keep_within(self, most_bytes: int, more_bytes: int) -> None:
-        """Removes files where those there and `more_bytes` to come exceed `most_bytes`; some more than necessary, so
-        that this is not done for every file. The caller holds the lock."""
+        """Removes files where those there and `more_bytes` to come exceed `most_bytes`; some more than necessary,
+        so that this is not done for every file. The caller holds the lock."""
         if self._sizes is None:
             self._remove_unfinished()
         size, small = self._usage()
@@ -268,7 +269,7 @@ class PageFolder:
                     path.unlink()
 
     def quota(self, given: int | None) -> int:
-        """The most bytes that it may hold: what was given, or a share of the disk, as if it held none yet."""
+        """Returns the most bytes that it may hold: `given`, or a share of the disk, as if it held none yet."""
         if given is not None:
             return given
         free = smallfiles.free_bytes(self.path)
@@ -279,7 +280,7 @@ class PageFolder:
     def verify(
         self, stored: StoredPages, advance: Callable[[int], None]
     ) -> Iterator[tuple[PageFile, str]]:
-        """Reads every file of a space; yields each with "" or with what is wrong."""
+        """Checks every file of one model's pages; yields each with "" or with what is wrong."""
         codec = stored.name.partition("-")[2]
         for file in stored.files:
             try:
@@ -294,8 +295,8 @@ class PageFolder:
             yield file, problem
 
     def remove(self, name: str | None = None) -> int:
-        """Removes the pages of one space, or all, of whatever version; returns the bytes freed. What kt did not make
-        stays.
+        """Removes the pages of one space, or all, of whatever version; returns the bytes freed. Files that kt did
+        not make stay.
 
         Raises:
             Busy: another process is writing. KtError: the system refuses.

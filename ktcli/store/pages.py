@@ -18,19 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from ktcli.errors import Busy, KtError
+from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
 from ktcli.store.pagefile import (
     Damaged,
     Image,
-    Kind,
-    Label,
     PageEntry,
     Space,
-    U8Array,
     read_record,
     read_table,
 )
 from ktcli.store.pagefolder import SMALL_BYTES, PageFolder
-from ktcli.store.pagewriter import Fill, PageWriter, Target
+from ktcli.store.pagewriter import PageWriter, Target
 from ktcli.threads import Threads
 
 CLOSE_S = 20.0  # the longest that the end of a conversation waits for its pages
@@ -42,7 +40,7 @@ _QUIET = (errno.EACCES, errno.EROFS, errno.EPERM)  # whoever has such a library 
 
 @dataclass(slots=True)
 class StoreCounts:
-    """What a store did since it was opened.
+    """The numbers of what a store did since it was opened.
 
     Attributes:
         read, read_bytes, read_s: the records read and found intact, their bytes, and the seconds that took.
@@ -64,7 +62,7 @@ class StoreCounts:
 
 
 class PageStore:
-    """The records of one space.
+    """The stored pages and states of one space.
 
     Args:
         quota_bytes: the most bytes of the whole folder.
@@ -106,7 +104,7 @@ class PageStore:
     # --- what is there ------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Looks at what other processes wrote and removed meanwhile."""
+        """Rereads the folder for files that other processes wrote and removed meanwhile."""
         with self._guard:
             there = {file.path for file in self._folder.files(self._path)} - self._ignored
             for path in self._files.keys() - there:
@@ -114,24 +112,24 @@ class PageStore:
             for path in there - self._files.keys():
                 self._open(path)
 
-    def has(self, kind: int, key: bytes) -> bool:
+    def has(self, kind: PageKind, key: bytes) -> bool:
         """Tells whether a record was there when the folder was last looked at."""
         return (kind, key) in self._found
 
     def states(self) -> list[tuple[int, bytes, bytes]]:
-        """The states that were there, longest prefix first: (end, previous, key) as of `Label`."""
+        """The states that were there, longest prefix first: (end, previous, key) as of `PageLabel`."""
         with self._guard:
-            entries = [entry for _, entry in self._found.values() if entry.kind == Kind.STATE]
+            entries = [entry for _, entry in self._found.values() if entry.kind == PageKind.STATE]
         return sorted(((e.end, e.previous, e.key) for e in entries), reverse=True)
 
-    def size_of(self, kind: int, key: bytes) -> int:
+    def size_of(self, kind: PageKind, key: bytes) -> int:
         """The bytes of data of a record; 0 if it is not there."""
         found = self._found.get((kind, key))
         return 0 if found is None else found[1].size_bytes
 
     # --- reading --------------------------------------------------------------------------------------
 
-    def read(self, labels: Sequence[Label], into: Sequence[U8Array]) -> int:
+    def read(self, labels: Sequence[PageLabel], into: Sequence[U8Array]) -> int:
         """Reads records into memory, in parallel; returns how many of the first ones are intact and in place. The
         memory of all others holds anything."""
         began = time.perf_counter()
@@ -151,11 +149,12 @@ class PageStore:
         return intact
 
     def use(self, keys: Iterable[bytes]) -> None:
-        """Notes that the records with these keys, in the order of a conversation, were used now: its end goes first."""
+        """Notes that the records with these keys, in the order of a conversation, were used now: the conversation's
+        end is removed first."""
         self._folder.use(list(self._paths(keys))[::-1])
 
     def _place(
-        self, label: Label, opened: dict[Path, int], closing: ExitStack
+        self, label: PageLabel, opened: dict[Path, int], closing: ExitStack
     ) -> tuple[Path, int, PageEntry] | None:
         """The file of a record, open, and its entry; None: it is not there."""
         found = self._found.get((label.kind, label.key))
@@ -173,7 +172,7 @@ class PageStore:
             closing.callback(os.close, opened[path])
         return path, opened[path], entry
 
-    def _run(self, jobs: list[tuple[Path, int, PageEntry, Label, U8Array]]) -> list[bool]:
+    def _run(self, jobs: list[tuple[Path, int, PageEntry, PageLabel, U8Array]]) -> list[bool]:
         if self._readers is None and len(jobs) > 1:
             self._readers = Threads(_READERS, "kt-read")
         each = map if self._readers is None or len(jobs) < 2 else self._readers.map
@@ -226,7 +225,7 @@ class PageStore:
             self.tell()
 
     def tell(self) -> None:
-        """Says what went wrong since it was last called; each kind of trouble once."""
+        """Warns of what went wrong since the last call; each kind of trouble once."""
         with self._guard:
             said, self._trouble = self._trouble, ""
         if said:
@@ -234,7 +233,7 @@ class PageStore:
 
     # --- writing --------------------------------------------------------------------------------------
 
-    def put(self, label: Label, size_bytes: int, fill: Fill) -> None:
+    def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> None:
         """Lets a record be written in time, unless it is there.
 
         Args:
@@ -244,13 +243,13 @@ class PageStore:
             self.writer.put(label, size_bytes, fill)
 
     def flush(self, wait_s: float = CLOSE_S) -> bool:
-        """Writes all that waits; returns whether that was done within `wait_s` seconds."""
+        """Writes all queued records; returns whether that was done within `wait_s` seconds."""
         done = self.writer.flush(wait_s)
         self.tell()
         return done
 
     def close(self, wait_s: float = CLOSE_S) -> None:
-        """Writes what waits and ends all threads."""
+        """Writes all queued records within `wait_s` seconds and ends all threads."""
         self.writer.close(wait_s)
         if self.writer.dropped and self._writes and self._quota:
             self._trouble = self._trouble or (
@@ -261,7 +260,7 @@ class PageStore:
             self._readers = None
         self.tell()
 
-    def _wanted(self, labels: Sequence[Label]) -> list[bool]:
+    def _wanted(self, labels: Sequence[PageLabel]) -> list[bool]:
         self.refresh()
         return [self._writes and not self.has(label.kind, label.key) for label in labels]
 
@@ -314,7 +313,7 @@ class PageStore:
     def _chain(self, key: bytes) -> Iterator[bytes]:
         """The keys of a prefix that are stored, the last first."""
         while True:
-            found = self._found.get((Kind.PAGE, key)) or self._found.get((Kind.STATE, key))
+            found = self._found.get((PageKind.PAGE, key)) or self._found.get((PageKind.STATE, key))
             if found is None:
                 return
             yield key
@@ -325,11 +324,11 @@ class PageStore:
     def _paths(self, keys: Iterable[bytes]) -> dict[Path, None]:
         """The files in which records with these keys lie, each once, in the same order."""
         with self._guard:
-            there = (self._found.get((kind, key)) for key in keys for kind in Kind)
+            there = (self._found.get((kind, key)) for key in keys for kind in PageKind)
             return dict.fromkeys(found[0] for found in there if found is not None)
 
 
-def _read(job: tuple[Path, int, PageEntry, Label, U8Array]) -> str:
+def _read(job: tuple[Path, int, PageEntry, PageLabel, U8Array]) -> str:
     """Reads a record; returns what is wrong with it, else ""."""
     _, descriptor, entry, label, memory = job
     try:

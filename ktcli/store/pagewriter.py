@@ -16,11 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ktcli.store.pagefile import Image, Label, Space, U8Array
+from ktcli.pagelabel import Fill, PageLabel
+from ktcli.store.pagefile import Image, Space
 from ktcli.threads import Daemon
-
-# fill(memory): copies the bytes of a record; False if they are gone
-Fill = Callable[[U8Array], bool]
 
 BUSY_SHARE = 0.01  # of one core's time, while the engine is busy
 _REST_S = 0.5  # the longest rest, after which it looks whether the engine is still busy
@@ -31,7 +29,7 @@ MAX_WAITING = 1 << 16  # records
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where batches go.
+    """The functions that take the batches of a writer.
 
     Attributes:
         batch_bytes: the fewest bytes of data of a file, but for the rest of a queue.
@@ -42,13 +40,13 @@ class Target:
 
     space: Space
     batch_bytes: int
-    wanted: Callable[[Sequence[Label]], list[bool]]
+    wanted: Callable[[Sequence[PageLabel]], list[bool]]
     commit: Callable[[Image], bool]
     written: Callable[[], None]
 
 
 class _Due(NamedTuple):
-    label: Label
+    label: PageLabel
     size_bytes: int
     fill: Fill
 
@@ -73,10 +71,10 @@ class PageWriter:
 
     @property
     def is_current(self) -> bool:
-        """Tells whether the caller is the thread that stores."""
+        """Whether the calling thread is the one that stores."""
         return threading.current_thread() is self._thread
 
-    def put(self, label: Label, size_bytes: int, fill: Fill) -> None:
+    def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> None:
         """Lets a record be stored in time; `fill` is called by another thread."""
         with self._changed:
             if self._closing or len(self._queue) >= MAX_WAITING:
@@ -91,7 +89,7 @@ class PageWriter:
                 self._changed.notify_all()
 
     def flush(self, wait_s: float) -> bool:
-        """Stores all that waits, at full speed; returns whether that was done within `wait_s` seconds."""
+        """Stores all queued records, at full speed; returns whether that was done within `wait_s` seconds."""
         with self._changed:
             self._flushing = True
             self._changed.notify_all()
@@ -100,7 +98,7 @@ class PageWriter:
         return done
 
     def close(self, wait_s: float) -> None:
-        """Stores what waits within `wait_s` seconds, gives the rest up, and ends the thread."""
+        """Stores queued records within `wait_s` seconds, drops the rest, and ends the thread."""
         self.flush(wait_s)
         with self._changed:
             self._closing = self._given_up = True

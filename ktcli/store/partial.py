@@ -34,7 +34,7 @@ _START = Path("/proc/sys/kernel/random/boot_id")  # another one after each start
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A file to fetch.
+    """A file to fetch, with its address.
 
     Attributes:
         name: as it will be called in the folder.
@@ -78,16 +78,16 @@ class PartialFile:
 
     @property
     def arrived_bytes(self) -> int:
-        """The bytes that are there."""
+        """The number of bytes that have arrived."""
         return sum(self._done)
 
     def missing(self, chunk: int) -> tuple[int, int]:
-        """The range of a chunk that is still to come: its first byte, and the one after its last."""
+        """Returns the range of a chunk that has not arrived: its first byte, and the one after its last."""
         start = chunk * self._chunk
         return start + self._done[chunk], min(start + self._chunk, self.located.size_bytes)
 
     def frontier(self) -> int:
-        """The bytes from the beginning of the file that are there without a gap."""
+        """Returns the number of bytes that have arrived from the beginning of the file without a gap."""
         while self._first_open < len(self._done):
             start, end = self.missing(self._first_open)
             if start < end:
@@ -96,7 +96,7 @@ class PartialFile:
         return self.located.size_bytes
 
     def write(self, offset: int, data: bytes | memoryview) -> int:
-        """Puts bytes that continue a chunk, or several chunks, at their place; returns how many were new."""
+        """Writes bytes that continue a chunk, or several chunks, at their place; returns how many were new."""
         new, view = 0, memoryview(data)
         while view:
             chunk = offset // self._chunk
@@ -118,7 +118,8 @@ class PartialFile:
         return len(fresh)
 
     def open(self) -> int:
-        """Returns the descriptor of the bytes, for reading and writing; it is made if need be."""
+        """Returns the descriptor of the file with the bytes, for reading and writing; the file is created if need
+        be."""
         with self._lock:
             if self._descriptors is None:
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -136,14 +137,14 @@ class PartialFile:
             return self._descriptors[0]
 
     def close(self) -> None:
-        """Closes the files and leaves them."""
+        """Closes the open files, which stay on the disk."""
         with self._lock:
             for descriptor in self._descriptors or ():
                 os.close(descriptor)
             self._descriptors = None
 
     def remove(self) -> None:
-        """Gives up what arrived."""
+        """Deletes what arrived."""
         self.close()
         for path in (self.counters_path, self.bytes_path):
             with contextlib.suppress(FileNotFoundError):
@@ -152,7 +153,7 @@ class PartialFile:
         self._first_open = self._unflushed = 0
 
     def finish(self, path: Path) -> None:
-        """Flushes the complete file and gives it its name; what was there before is replaced."""
+        """Flushes the complete file and renames it to `path`; what was there before is replaced."""
         os.fsync(self.open())
         self.close()
         os.replace(self.bytes_path, path)

@@ -30,12 +30,12 @@ _FOLDERS = {f"{kind.value}s" for kind in EntryKind}
 
 
 def folder_of(kind: EntryKind, shared: Path | None = None) -> Path:
-    """The folder that entries of this kind lie in, of one's own library or of a further one."""
+    """Returns the folder that entries of this kind lie in, of one's own library or of a further one."""
     return (shared or config.home()) / f"{kind.value}s"
 
 
 def shared_with(folder: Path) -> Path | None:
-    """The further library that a folder is an entry of; None: it is one's own, or of none."""
+    """Returns the further library that a folder is an entry of; None: it is one's own, or of none."""
     parent = folder.absolute().parent
     for library in config.libraries():
         if parent.name in _FOLDERS and parent.parent in (library, library.resolve()):
@@ -44,27 +44,28 @@ def shared_with(folder: Path) -> Path | None:
 
 
 def checkpoint_path(name: str) -> Path:
-    """The folder where the checkpoint of a library name lies or will lie."""
+    """Returns the path of the checkpoint of a library name, which need not exist."""
     return config.home() / "checkpoints" / _one_folder(name)
 
 
 def pack_path(name: str, experts: str, dense: str) -> Path:
-    """The folder where a conversion lies or will lie."""
+    """Returns the path of a conversion, which need not exist."""
     return config.home() / "packs" / _one_folder(f"{_one_folder(name)}@{experts}-{dense}")
 
 
 def lock_path(name: str, shared: Path | None = None) -> Path:
-    """The lock that whoever changes a model's files holds, in one's own library or in a further one."""
+    """Returns the path of the lock to hold while a model's files are changed, in one's own library or in a further
+    one."""
     return (shared or config.home()) / "locks" / f"{_one_folder(name)}.lock"
 
 
 def run_folder() -> Path:
-    """The folder of what running servers leave for others: sockets, and logs of those in the background."""
+    """Returns the path of the folder for running servers' sockets, and logs of those in the background."""
     return config.home() / "run"
 
 
 def private_run_folder() -> Path:
-    """The folder of running servers, in which nobody else may write: the right to is taken from others.
+    """Returns the path of the folder of running servers, after taking from others the right to write there.
 
     Raises:
         KtError: it is another user's, or that cannot be changed.
@@ -91,7 +92,7 @@ def private_run_folder() -> Path:
 
 
 def server_sockets() -> list[Path]:
-    """The sockets of this library's servers; some may be left from servers that were killed.
+    """Returns the paths of the sockets of this library's servers; some may be left from servers that were killed.
 
     Raises:
         KtError: others could have put them there.
@@ -100,12 +101,12 @@ def server_sockets() -> list[Path]:
 
 
 def is_name(text: str) -> bool:
-    """Returns whether a text can be the name of a model: safe as one folder, and without a mark of formats."""
+    """Tells whether a text can be the name of a model: safe as one folder, and without a mark of formats."""
     return re.fullmatch(NAME, text) is not None
 
 
 def is_taken(name: str) -> bool:
-    """Returns whether a checkpoint or a conversion of this name lies in the library or a further one, upper or lower
+    """Tells whether a checkpoint or a conversion of this name lies in the library or a further one, upper or lower
     case; that of a folder outside it has the name of this folder, too."""
     wanted = name.lower()
     for kind, library in product(EntryKind, (None, *config.libraries())):
@@ -121,7 +122,7 @@ def is_taken(name: str) -> bool:
 
 
 def local_name(folder: Path, mark: str) -> str:
-    """A name in the library for what belongs to a folder outside it.
+    """Returns the name in the library for what belongs to a folder outside it.
 
     Args:
         mark: a text that goes into the name's hash beside the folder's path.
@@ -132,13 +133,13 @@ def local_name(folder: Path, mark: str) -> str:
 
 
 def conversion_name(pack: Path) -> str:
-    """The name that tells a conversion from all others, whether it is in a library or not."""
+    """Returns the name that tells a conversion from all others, whether it is in a library or not."""
     inside = pack.parent.resolve() == folder_of(EntryKind.PACK).resolve()
     return pack.name if inside or shared_with(pack) else local_name(pack, "pack")
 
 
 def model_name(pack: Path) -> str:
-    """The name that all conversions of one model in the library share; a pack outside it has its own."""
+    """Returns the name that all conversions of one model in the library share; a pack outside it has its own."""
     return conversion_name(pack).partition("@")[0]
 
 

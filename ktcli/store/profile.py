@@ -62,7 +62,7 @@ class ModelProfile:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The model's `config.json`.
+        """The object in the model's `config.json`.
 
         Raises:
             NotFound, KtError: a built-in model is missing or damaged.
@@ -70,7 +70,8 @@ class ModelProfile:
         return _builtin_config(self.builtin) if self.builtin else self.table
 
     def fault(self, error: KtError) -> KtError:
-        """The error that a model cannot be built as its profile says, with file, line and key where a user wrote it."""
+        """Returns the error that a model cannot be built from its profile, with file, line and key where a user
+        wrote it."""
         if self.origin is None:
             return error
         try:
@@ -128,7 +129,7 @@ class _ProfileText:
 
 
 def read_profile(path: Path, *, shipped: bool) -> ModelProfile:
-    """Reads the profile of the model that the file is called after.
+    """Returns the profile in a file, which is named after its model.
 
     Raises:
         KtError: it cannot be read, or is not one; the message has file, line and key.
@@ -231,7 +232,7 @@ def _builtin_config(folder: str) -> dict[str, Any]:
 
 
 def builtin_path(folder: str) -> Path:
-    """The folder, or a file in it, of a model that ships with kt.
+    """Returns the path of the folder, or of a file in it, of a model that ships with kt.
 
     Raises:
         NotFound: this installation lacks it.

@@ -37,7 +37,7 @@ class Quant:
 
 
 def quants_of(snapshot: Snapshot) -> tuple[Quant, ...]:
-    """The quants of a repository, smallest first."""
+    """Returns the quants of a repository, smallest first."""
     known: dict[str, RemoteFile] = {
         file.name: file for file in snapshot.files if _FILE.fullmatch(file.name)
     }
@@ -55,7 +55,7 @@ def quants_of(snapshot: Snapshot) -> tuple[Quant, ...]:
 
 
 def quant_named(snapshot: Snapshot, name: str) -> Quant:
-    """The quant of this name, upper or lower case.
+    """Returns the quant called `name`, upper or lower case.
 
     Raises:
         BadCheckpoint: the repository has none; the hint names those that it has.
@@ -71,15 +71,15 @@ def quant_named(snapshot: Snapshot, name: str) -> Quant:
 
 
 def recommended(quants: tuple[Quant, ...], free_bytes: int) -> Quant:
-    """The quant to take where the disk has `free_bytes`: kt makes its own formats of it, so the most precise one
-    of up to eight bits, as long as it leaves as much room again for the conversion; else the smallest."""
+    """Returns the quant to take where the disk has `free_bytes`: kt makes its own formats of it, so the most
+    precise one of up to eight bits, as long as it leaves as much room again for the conversion; else the smallest."""
     narrow = [each for each in quants if each.name.upper() not in _WIDE] or list(quants)
     fitting = [each for each in narrow if 2 * each.size_bytes <= free_bytes]
     return (fitting or narrow[:1])[-1]
 
 
 def choose(snapshot: Snapshot, quants: tuple[Quant, ...], free_bytes: int) -> BadCheckpoint:
-    """The error that a quant has to be named: each with its size, and the best one here."""
+    """Returns the error that a quant has to be named: it lists each with its size, and the best one here."""
     best = recommended(quants, free_bytes)
     listed = ", ".join(
         f"{each.name} ({gib(each.size_bytes)}"

@@ -70,7 +70,7 @@ class Reference:
 
     @property
     def lasting(self) -> str:
-        """Text that means the same in every folder, whatever becomes of aliases; without the formats."""
+        """The text that means the same model in every folder, whatever becomes of aliases; without the formats."""
         if self.folder is not None:
             return str(self.folder)
         if not self.repository or catalog.find(self.name) is not None:
@@ -81,12 +81,12 @@ class Reference:
 
     @property
     def model(self) -> str:
-        """The same model in any formats, as text that `parse` reads."""
+        """The text that means the same model in any formats, as `parse` reads it."""
         return self.name if self.folder is None else str(self.folder)
 
 
 def parse(text: str) -> Reference:
-    """Reads the name of a model.
+    """Returns the model that a text names.
 
     Raises:
         UsageError: it cannot be the name of anything.
@@ -114,7 +114,7 @@ def is_short(name: str) -> bool:
 
 
 def repository_named(name: str) -> str:
-    """The repository whose name in the library is `name`, as `parse` reads it; empty if none is called so."""
+    """Returns the repository that has the library name `name`, as `parse` reads it; empty if there is none."""
     stem, dash, quant = name.rpartition(_QUANT_MARK)
     if dash and (found := repository_named(stem)):
         return f"{found}:{quant}"
@@ -229,7 +229,7 @@ def _page(text: str) -> tuple[str, str] | None:
 
 
 def quant_of(*parts: str) -> str:
-    """The quant that the name of a GGUF file ends with, or that of the folder it lies in; empty: neither.
+    """Returns the quant that the name of a GGUF file ends with, or that of the folder it lies in; empty: neither.
 
     Args:
         parts: the path of the file.

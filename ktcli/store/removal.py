@@ -70,7 +70,7 @@ def forget(model: str) -> bool:
 
 
 def pages_of(gone: Collection[Entry], models: Collection[str]) -> tuple[StoredPages, ...]:
-    """The KV pages on disk that go with conversions that are removed, and all of `models`. Those that an equal
+    """Returns the KV pages on disk to remove with removed conversions, and all of `models`. Those that an equal
     conversion under another name can use stay, as do those of whose origin nothing is known.
 
     Args:
@@ -94,7 +94,8 @@ def pages_of(gone: Collection[Entry], models: Collection[str]) -> tuple[StoredPa
 
 
 def leftovers() -> tuple[Path, ...]:
-    """Folders that an interrupted removal, a killed calibration or a killed benchmark left behind."""
+    """Returns the paths of the folders that an interrupted removal, a killed calibration or a killed benchmark left
+    behind."""
     folders = [places.folder_of(kind) for kind in EntryKind]
     removed = [path for folder in folders for path in sorted(folder.glob(".*.removed.*"))]
     begun = (CALIBRATING, RESUMING)

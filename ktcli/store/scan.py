@@ -37,7 +37,7 @@ def entries_of(kind: EntryKind) -> Iterator[Entry]:
 
 
 def unreadable(library: Path) -> str:
-    """The reason why a further library cannot be read, for people; empty: it can."""
+    """Returns the reason why a further library cannot be read, for people; empty: it can."""
     for folder in (library, *(folder_of(kind, library) for kind in EntryKind)):
         try:
             os.scandir(folder).close()
@@ -65,7 +65,7 @@ def _entries_in(folder: Path, kind: EntryKind, shared: Path | None) -> Iterator[
 
 
 def entry_at(path: Path, kind: EntryKind, shared: Path | None = None) -> Entry:
-    """The entry of one folder of one's own library, or of a further one."""
+    """Returns the entry of one folder in one's own library, or in a further one."""
     found = _entry_at(path, kind, lock_path(path.name.partition("@")[0], shared))
     return replace(found, managed=False, shared=shared) if shared else found
 
@@ -118,7 +118,7 @@ def _manifest_name(kind: EntryKind) -> str:
 
 
 def builtin_entry() -> Entry | None:
-    """The entry of the model that ships with kt; None if its files are not there."""
+    """Returns the entry of the model that ships with kt; None if its files are not there."""
     profile = catalog.find(BUILTIN)
     if profile is None:
         return None
@@ -132,7 +132,7 @@ def builtin_entry() -> Entry | None:
 
 
 def local_entry(folder: Path) -> Entry:
-    """The entry of a folder or GGUF file that somebody named, in the library or not."""
+    """Returns the entry of a folder or GGUF file that somebody named, in the library or not."""
     try:
         mode = folder.stat().st_mode
         if stat.S_ISREG(mode) and folder.suffix.lower() == GGUF:

@@ -1,4 +1,4 @@
-"""Says what takes how much room in the library: checkpoints, conversions and KV pages of models, and the rest."""
+"""Counts the bytes that the library takes: checkpoints, conversions and KV pages of models, and the rest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Taken:
 
 
 def by_model() -> tuple[Taken, ...]:
-    """The bytes of every model of which something lies in the library, the largest first."""
+    """Returns the bytes of every model of which something lies in the library, the largest first."""
     sizes: dict[str, dict[str, int]] = {}
 
     def add(name: str, kind: str, size_bytes: int) -> None:
@@ -56,17 +56,17 @@ def by_model() -> tuple[Taken, ...]:
 
 
 def left_bytes() -> int:
-    """The bytes of what killed processes left, which `kt prune` removes."""
+    """Returns the bytes of the files that killed processes left, which `kt prune` removes."""
     return sum(status.st_size for path in removal.leftovers() for _, status in contents.walk(path))
 
 
 def all_bytes() -> int:
-    """The bytes of every file in the library folder: models, and chats, settings and records."""
+    """Returns the bytes of every file in the library folder: models, and chats, settings and records."""
     return sum(status.st_size for _, status in contents.walk(config.home()))
 
 
 def converted() -> tuple[Entry, ...]:
-    """The complete checkpoints of models of which there is a complete conversion."""
+    """Returns the complete checkpoints of models of which there is a complete conversion."""
     entries = [each for each in library.entries() if each.managed and each.complete]
     packs = {each.name for each in entries if each.kind is EntryKind.PACK}
     return tuple(

@@ -1,4 +1,5 @@
-"""Keeps tokens with the server that they are for: the same scheme, host and port, wherever it redirects to.
+"""Keeps access tokens from any other server than their own: the same scheme, host and port, wherever it redirects
+to.
 
 `requests` drops an `Authorization` header in time, but cookies know no ports, and ModelScope's clients send the token
 as one; so every session of this process is held to the rule.
@@ -17,13 +18,13 @@ _LEFT = (
 
 
 def is_same_server(url: str, other: str) -> bool:
-    """Returns whether two addresses have the same scheme, host and port; False where one of them has none."""
+    """Tells whether two addresses have the same scheme, host and port; False where one of them has none."""
     server = _server(url)
     return server is not None and server == _server(other)
 
 
 def hold() -> None:
-    """Makes every session of `requests` drop tokens where a redirect leads to another server, from now on."""
+    """Changes `requests` so that every session drops tokens where a redirect leads to another server, from now on."""
     import requests
 
     usual = requests.Session.rebuild_auth

@@ -42,19 +42,20 @@ _TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 5
 
 
 class Stalled(OSError):
-    """The server hardly sends, closed the connection early, or answers with something else than was asked for."""
+    """Raised when the server hardly sends, closed the connection early, or answers with something else than was
+    asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A file that is complete and is what the hub says."""
+    """A file that is complete and has the hash that the hub says."""
 
     located: Located
     sha256: str
 
 
 class Throttle:
-    """Holds several connections to a rate; None: no limit."""
+    """Limits the rate of several connections together, bytes per second; None: no limit."""
 
     def __init__(self, bytes_per_s: int | None) -> None:
         self._rate = bytes_per_s
@@ -63,7 +64,7 @@ class Throttle:
 
     @property
     def block_bytes(self) -> int:
-        """The bytes to read at once: about a tenth of a second of a limited rate."""
+        """The number of bytes to read at once: about a tenth of a second of a limited rate."""
         return _BLOCK if not self._rate else max(1 << 10, min(_BLOCK, self._rate // 10))
 
     def wait(self, n_bytes: int, stop: threading.Event) -> float:
@@ -79,7 +80,7 @@ class Throttle:
 
 
 class Transfer:
-    """One fetch of several files into a folder.
+    """One transfer of several files into a folder.
 
     Args:
         folder: where the complete files go; partial ones lie in `scratch`.
@@ -108,7 +109,7 @@ class Transfer:
         self._new_bytes = 0
 
     def run(self, advance: Callable[[int], None]) -> None:
-        """Fetches what is missing; returns when every file is complete and verified.
+        """Fetches the missing parts of all files; returns when every file is complete and verified.
 
         Args:
             advance: called with the bytes that arrived since its last call.
@@ -309,7 +310,7 @@ class Transfer:
 
 
 def open_chunks(file: PartialFile) -> Iterator[tuple[PartialFile, int]]:
-    """Yields a file with each of its chunks of which something is missing."""
+    """Yields (file, chunk) for each chunk of the file that has not arrived completely."""
     for chunk in range(file.n_chunks):
         start, end = file.missing(chunk)
         if start < end:

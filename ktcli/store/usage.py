@@ -18,7 +18,8 @@ _MOST_BYTES = 200  # of a line
 
 
 def note(conversion: str, identity: str, sample: str) -> bool:
-    """Notes that a conversion (`places.conversion_name`) is used now; a library that cannot be written forgets it.
+    """Records that a conversion (`places.conversion_name`) is used now; where the library cannot be written, that
+    is lost.
 
     Args:
         identity: of its manifest.
@@ -40,7 +41,7 @@ def note(conversion: str, identity: str, sample: str) -> bool:
 
 
 def last_used_s(conversion: str) -> float | None:
-    """The time in seconds since 1970 at which a conversion was last used; None: nobody noted one."""
+    """Returns the time in seconds since 1970 at which a conversion was last used; None: nobody noted one."""
     try:
         return _path(conversion).stat().st_mtime
     except (OSError, ValueError):
@@ -48,7 +49,7 @@ def last_used_s(conversion: str) -> float | None:
 
 
 def forget(conversion: str) -> None:
-    """Removes the note."""
+    """Removes the record of when a conversion was last used."""
     with contextlib.suppress(OSError):
         _path(conversion).unlink(missing_ok=True)
 

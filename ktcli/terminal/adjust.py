@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.chat.compaction import DROP, STOP
-from ktcli.engine.sampler import RANGES, SamplingSettings
 from ktcli.errors import UsageError
+from ktcli.sampling import RANGES, SamplingSettings
 from ktcli.terminal.screen import Screen
 from ktcli.terminal.thoughts import ThoughtsView
 from ktcli.text.settings import Settings, override
@@ -105,14 +105,14 @@ def show_otherwise(screen: Screen, name: str, value: str) -> None:
 
 
 def silent_seed(sampling: SamplingSettings) -> str:
-    """The note that a seed changes nothing; empty where it does change something."""
+    """Returns the note that a seed changes nothing; empty where it does change something."""
     if sampling.seed is None or not sampling.is_greedy:
         return ""
     return "the seed changes nothing while the most likely token is always taken; /set temperature 0.7 ends that"
 
 
 def shown(settings: Settings, screen: Screen | None = None) -> str:
-    """The text of all settings, one a line; with a screen those of its own too."""
+    """Returns the text of all settings, one a line; with a screen also of how it shows answers."""
     sampling = settings.sampling
     rows = [(name, _shown(name, getattr(sampling, name.replace("-", "_")))) for name in _SAMPLING]
     rows += [("max-tokens", _limit(settings.max_tokens))]

@@ -17,7 +17,7 @@ _MOST_AFTER = 16  # of those are tried one after the other
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file of text.
+    """A text file that goes into a question.
 
     Attributes:
         name: the path as the person named it.
@@ -82,7 +82,7 @@ def named_in(question: str) -> tuple[str, list[Attachment]]:
 
 
 def joined(question: str, files: list[Attachment]) -> str:
-    """A question with files below it."""
+    """Returns a question with files below it."""
     return "\n\n".join([question, *(file.block for file in files)])
 
 

@@ -24,7 +24,7 @@ _MOST_UNCERTAIN = 200  # characters
 
 
 class LineKind(Enum):
-    """The kinds of lines."""
+    """The kinds of lines that Markdown has."""
 
     TEXT = "text"  # of a paragraph, an item, a quote
     HEADING = "heading"
@@ -35,7 +35,7 @@ class LineKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LineStart:
-    """A line of which it is certain what it is.
+    """A line of Markdown whose kind is certain, though its end may not have come.
 
     Attributes:
         body: what has come of its text; for a fence the marks and what stands behind them.
@@ -51,7 +51,8 @@ class LineStart:
 
 
 def classify(source: str, *, last: bool) -> LineStart | None:
-    """Tells what a line is of which `source` has come; None: that depends on what follows.
+    """Returns the kind of a line of which `source` has come, and what stands before its text; None: that depends on
+    what follows.
 
     Args:
         last: whether it is the whole line.
@@ -89,7 +90,7 @@ def classify(source: str, *, last: bool) -> LineStart | None:
 
 
 def fence_of(body: str) -> tuple[str, str]:
-    """The marks of a fence, and the name of the language, if there is one."""
+    """Returns the marks of a fence, and the name of the language, if there is one."""
     found = _FENCE.match(body)
     assert found is not None
     return found[1], found[2]

@@ -16,7 +16,7 @@ _LEAST_COLUMNS = 2  # a wide character
 
 @lru_cache(maxsize=4096)
 def cells(character: str) -> int:
-    """The columns that a character takes: 0, 1 or 2."""
+    """Returns the number of columns that a character takes: 0, 1 or 2."""
     if " " <= character <= "~":
         return 1
     if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
@@ -27,7 +27,8 @@ def cells(character: str) -> int:
 
 
 class Flow:
-    """Writes words as they come; a word that does not fit is taken back and begins the next line.
+    """Writes text to a terminal as it comes, broken between words: a word that does not fit is taken back and begins
+    the next line.
 
     Lines of Chinese and Japanese are broken between any two characters.
 

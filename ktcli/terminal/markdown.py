@@ -20,7 +20,7 @@ _EACH_TIME = 400  # characters; shorter lines are looked at with each piece
 
 
 class Markdown:
-    """Draws one text after the other.
+    """Draws texts of Markdown on a terminal as they come, one after the other.
 
     Args:
         write: writes to the terminal, which obeys.

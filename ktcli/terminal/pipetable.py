@@ -18,7 +18,8 @@ _MOST_COLUMNS = 30
 
 
 def aligned(rows: Sequence[str], columns: int) -> str | None:
-    """Draws a table in a terminal of so many columns; None: the second row does not make it one.
+    """Returns a table of Markdown with aligned columns, for a terminal of so many; None: the second row does not make
+    it a table.
 
     Args:
         rows: its lines, each of which begins with a bar.

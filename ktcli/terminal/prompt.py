@@ -33,7 +33,7 @@ def is_open(text: str) -> bool:
 
 
 def cleaned(text: str) -> str:
-    """The text without the marks that kept it open."""
+    """Returns the text without the marks that kept it open."""
     stripped = text.strip()
     if stripped.startswith(QUOTES) and stripped.endswith(QUOTES) and len(stripped) >= 6:
         return stripped[3:-3].strip("\n")
@@ -41,7 +41,7 @@ def cleaned(text: str) -> str:
 
 
 class Prompt:
-    """Asks for lines on the terminal.
+    """Asks the person for texts on the terminal, with a history and completions.
 
     Args:
         history: the file of earlier lines; they are kept in memory where it cannot be written.

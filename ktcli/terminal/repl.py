@@ -24,7 +24,7 @@ from ktcli.terminal.statusline import nearly_full, status_line
 
 
 class Asks(Protocol):
-    """A source of lines."""
+    """Where the texts of the person come from: a prompt on the terminal, or lines of a pipe."""
 
     def ask(self, draft: str = "") -> str | None:
         """Returns the next text; None when the person leaves.
@@ -35,7 +35,7 @@ class Asks(Protocol):
 
 
 class Person(Protocol):
-    """A way to speak to the person, beside answers."""
+    """Says things to the person beside the answers of the model: notes, warnings, errors."""
 
     def note(self, text: str) -> None:
         """Says something worth knowing."""
@@ -49,7 +49,7 @@ class Person(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Remarks:
-    """What is said after every answer.
+    """Says which remarks follow every answer.
 
     Attributes:
         stats: whether to show its counts and times.
@@ -73,7 +73,7 @@ def talk(
     begin: Callable[[ReplState], None] | None = None,
     models: Models | None = None,
 ) -> None:
-    """Chat until the person leaves; the conversation keeps itself in a file (recorder.py).
+    """Runs a chat until the person leaves; the conversation keeps itself in a file (recorder.py).
 
     Args:
         begin: called first, to go on with a kept conversation; None: it is a new one.
@@ -159,7 +159,7 @@ def show(
     *,
     remarks: Remarks = SILENT,
 ) -> None:
-    """Show one answer as it comes; Ctrl-C stops it and keeps what was said.
+    """Shows one answer as it comes; Ctrl-C stops it and keeps what was said.
 
     Raises:
         DeviceError: the GPU failed, and is of no more use to this process; what was said is kept.

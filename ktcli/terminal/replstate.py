@@ -17,7 +17,7 @@ class Models(Protocol):
     """The models that a chat can go on with."""
 
     def names(self) -> Sequence[tuple[str, str]]:
-        """Their names, each with a word about it; that of the present one is not empty."""
+        """Returns the names of the models, each with a word about it; that of the present one is not empty."""
 
     def go_to(self, name: str) -> None:
         """Lets the chat go on with another one.
@@ -40,7 +40,7 @@ class Models(Protocol):
 
 @dataclass(slots=True)
 class ReplState:
-    """The state that commands act on.
+    """The state of a chat on the terminal, which slash commands read and change.
 
     Attributes:
         say: shows a line to the person.

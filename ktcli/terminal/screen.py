@@ -41,7 +41,7 @@ def _picture(match: re.Match[str]) -> str:
 
 
 class Drawing(Protocol):
-    """Draws one text on a terminal."""
+    """Draws one text on a terminal as it comes, plain or as Markdown."""
 
     def feed(self, text: str) -> None:
         """Draws the next piece."""
@@ -102,7 +102,7 @@ class Screen:
         live: Callable[[int], str] | None = None,
         cut: Callable[[], bool] = bool,
     ) -> None:
-        """A new answer comes.
+        """Begins a new answer.
 
         Args:
             tokens: returns how many tokens it has so far.
@@ -152,6 +152,8 @@ class Screen:
         """
         self._clear_live()
         self._live, self._live_line = None, ""
+        if self._thought and self._shows_thoughts and self._drawing is not None:
+            self._write_piece(ANSWER)
         self._end_drawing()
         self._wipe()
         if self._last != "\n":

@@ -205,7 +205,7 @@ ALIASES = {"branch": "fork", "quit": "exit", "bye": "exit", "?": "help"}
 
 
 def run(repl: ReplState, line: str) -> None:
-    """Run a line that begins with a slash.
+    """Runs a line that begins with a slash.
 
     Raises:
         UsageError: there is no such command. KtError: it failed.
@@ -220,7 +220,7 @@ def run(repl: ReplState, line: str) -> None:
 
 
 def words(before: str) -> Sequence[tuple[str, str]]:
-    """The completions of the last word of a line, each with its meaning."""
+    """Returns the completions of the last word of a line, each with its meaning."""
     command, space, rest = before.partition(" ")
     if not space:
         return [(f"/{name}", slash.meaning) for name, slash in TABLE.items()]

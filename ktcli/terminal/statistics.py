@@ -6,7 +6,8 @@ from ktcli.engine.request import Stats
 
 
 def six_lines(stats: Stats) -> str:
-    """The statistics under an answer, in the words of ollama and KTransformers; and what was drafted, if anything."""
+    """Returns the statistics under an answer, in the words of ollama and KTransformers; and what was drafted, if
+    anything."""
 
     def rate(count: int, seconds: float) -> float:
         return count / seconds if seconds > 0 else 0.0
@@ -26,5 +27,5 @@ def six_lines(stats: Stats) -> str:
 
 
 def cached_line(stats: Stats) -> str:
-    """The line below the six: the tokens of the prompt that were in the cache, and all of them."""
+    """Returns the line below the six: the tokens of the prompt that were in the cache, and all of them."""
     return f"{'cached / prompt:':<22}{stats.reused_tokens} / {stats.prompt_tokens} token(s)"

@@ -10,7 +10,7 @@ _FULL_SHARE = 0.8  # of the context, from which a word is said about it
 
 
 def status_line(stats: Stats, used: int, context: int, columns: int) -> str:
-    """Returns the line, with as many of its parts as fit.
+    """Returns the line below an answer (tokens, speed, context), with as many of its parts as fit.
 
     Args:
         used: the tokens in the context, of `context`.
@@ -24,12 +24,13 @@ def status_line(stats: Stats, used: int, context: int, columns: int) -> str:
 
 
 def in_ascii(line: str) -> str:
-    """A line of kt's own, such as these, for a terminal that shows no other characters than ASCII."""
+    """Returns a line of kt itself, such as these, for a terminal that shows no other characters than ASCII."""
     return line.translate(_IN_ASCII)
 
 
 def nearly_full(before: int, used: int, context: int) -> str:
-    """The word that is said once, with the answer that takes the context over 80 %; empty: it is not this one."""
+    """Returns the word that is said once, with the answer that takes the context over 80 %; empty: it is not this
+    one."""
     full = _FULL_SHARE * context
     if not before < full <= used:
         return ""
@@ -41,7 +42,7 @@ def nearly_full(before: int, used: int, context: int) -> str:
 
 
 def time_left(seconds: float, done: int, total: int) -> str:
-    """The time that a prompt takes from here, at the speed that it had so far; empty: that is not known yet."""
+    """Returns the time that a prompt takes from here, at the speed that it had so far; empty: that is not known yet."""
     if done <= 0 or seconds < 1:
         return ""
     left = round(seconds * (total - done) / done)

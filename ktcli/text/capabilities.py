@@ -69,7 +69,7 @@ class Capabilities:
 
     @cached_property
     def system(self) -> bool:
-        """Tells whether a system text at the beginning is rendered."""
+        """Whether a system text at the beginning is rendered."""
         return self._keeps([_says("system", _SYSTEM), _says("user", _ASKED)], _SYSTEM, _ASKED)
 
     @cached_property
@@ -79,7 +79,7 @@ class Capabilities:
 
     @cached_property
     def later_system(self) -> bool:
-        """Tells whether a system text in the middle of a conversation is rendered where it stands."""
+        """Whether a system text in the middle of a conversation is rendered where it stands."""
         said = [
             _says("system", _SYSTEM),
             _says("user", _ASKED),
@@ -91,7 +91,7 @@ class Capabilities:
 
     @cached_property
     def repeated_roles(self) -> bool:
-        """Tells whether two turns of one role may follow each other."""
+        """Whether two turns of one role may follow each other."""
         users = [_says("user", _ASKED), _says("user", _NEXT)]
         answers = [_says("user", _ASKED), _says("assistant", _SAID), _says("assistant", _LATER)]
         ends = [*answers, _says("user", _NEXT)]
@@ -99,12 +99,12 @@ class Capabilities:
 
     @cached_property
     def answer_first(self) -> bool:
-        """Tells whether a conversation may begin with an answer."""
+        """Whether a conversation may begin with an answer."""
         return self._keeps([_says("assistant", _SAID), _says("user", _ASKED)], _SAID, _ASKED)
 
     @cached_property
     def sparse_tools(self) -> bool:
-        """Tells whether tools may lack a description, and parameters or their properties."""
+        """Whether tools may lack a description, and parameters or their properties."""
         bare, empty = _tool(describes=False), _tool(describes=False)
         empty["function"]["parameters"] = {"type": "object"}
         texts = [self._rendered([_says("user", _ASKED)], tools=[each]) for each in (bare, empty)]
@@ -128,7 +128,7 @@ class Capabilities:
     # -- asking --------------------------------------------------------------------------------------
 
     def _called(self, form: CallForm) -> str | None:
-        """The text of a call and its result; None: something of them is missing."""
+        """Returns the text of a call and its result; None: something of them is missing."""
         id = _NINE_ID if form.ids is IdForm.NINE else _ID
         found = self._rendered(list(_calling(form, id)), tools=[_tool(describes=True)])
         if found is None or not all(word in found for word in (_VALUE, _RESULT)):
@@ -161,7 +161,7 @@ class Capabilities:
         return found is not None and f"{_VALUE}2" in found and f"{_RESULT}2" in found
 
     def _keeps(self, messages: Sequence[Message], *words: str) -> bool:
-        """Tells whether the words are rendered, each behind the one before."""
+        """Returns whether the words are rendered, each behind the one before."""
         found = self._rendered(messages)
         if found is None:
             return False
@@ -169,7 +169,7 @@ class Capabilities:
         return -1 not in places and places == sorted(places)
 
     def _rendered(self, messages: Sequence[Message], **more: Any) -> str | None:
-        """The text of a conversation; None: the template refuses it, or has had its time."""
+        """Returns the text of a conversation; None: the template refuses it, or has had its time."""
         if self._spent_s > _MOST_S:
             return None
         began_s = time.thread_time()
@@ -203,7 +203,7 @@ def _call(form: CallForm, id: str, value: str) -> Message:
 
 
 def _calling(form: CallForm, id: str) -> Iterator[Message]:
-    """A conversation with a call and its result."""
+    """Yields a conversation with a call and its result."""
     yield _says("user", _ASKED)
     yield {"role": "assistant", "content": form.content, "tool_calls": [_call(form, id, _VALUE)]}
     yield _result(id, _RESULT)

@@ -52,22 +52,22 @@ class Codec(Protocol):
         """The added tokens, in the order of their ids."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; added tokens in it are recognised."""
+        """Returns the ids of a text; added tokens in it are recognised."""
 
     def encode_spans(self, text: str) -> Encoded:
-        """The ids of a text as by `encode`, with the place of each token in the text."""
+        """Returns the ids of a text as by `encode`, with the place of each token in the text."""
 
     def encode_plain(self, texts: Sequence[str], unknown: Sequence[int]) -> list[list[int]]:
-        """The ids of texts in which the added tokens `unknown` are words like any other."""
+        """Returns the ids of texts in which the added tokens `unknown` are words like any other."""
 
     def decode(self, ids: Sequence[int], *, special: bool) -> str:
-        """The text of ids, with special tokens or without."""
+        """Returns the text of ids, with special tokens or without."""
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token."""
+        """Returns the id of a token."""
 
     def word_of(self, id: int) -> str | None:
-        """The token of an id, in the letters of the vocabulary."""
+        """Returns the token of an id, in the letters of the vocabulary."""
 
 
 class LibraryCodec:
@@ -100,7 +100,7 @@ class LibraryCodec:
         return [_ids(inner, text) for text in texts]
 
     def prepare(self, unknown: Sequence[int]) -> tokenizers.Tokenizer:
-        """The tokenizer of `encode_plain`, made once."""
+        """Returns the tokenizer of `encode_plain`, made once."""
         key = tuple(unknown)
         if key not in self._plain:
             self._plain[key] = _without(self._inner, frozenset(unknown))
@@ -117,7 +117,7 @@ class LibraryCodec:
 
 
 def _ids(inner: tokenizers.Tokenizer, text: str) -> list[int]:
-    """The ids of a text, without their places in it, which would take the library as long again."""
+    """Returns the ids of a text, without their places in it, which would take the library as long again."""
     return list(inner.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
@@ -128,7 +128,8 @@ BORDER = "\ufdd4kt-border\ufdd5"  # an added token of `encode_plain`: what follo
 
 
 def _without(inner: tokenizers.Tokenizer, unknown: frozenset[int]) -> tokenizers.Tokenizer:
-    """A copy of a tokenizer that does not find the added tokens `unknown`, but BORDER; all other ids are the same."""
+    """Returns a copy of a tokenizer that does not find the added tokens `unknown`, but BORDER; all other ids are the
+    same."""
     import tokenizers
 
     document: dict[str, Any] = json.loads(inner.to_str())

@@ -210,7 +210,7 @@ def _model(model: Any, refuse: Callable[[str], BadCheckpoint]) -> bool:
 def _steps(
     step: Any, part: str, children: str, refuse: Callable[[str], BadCheckpoint], depth: int = 0
 ) -> list[Json]:
-    """A component and all that it holds, as a flat list."""
+    """Returns a component and all that it holds, as a flat list."""
     if step is None:
         return []
     if not isinstance(step, Mapping):
@@ -231,7 +231,7 @@ def _count(steps: list[Json], part: str, refuse: Callable[[str], BadCheckpoint])
 
 
 def _own_growth(step: Json, refuse: Callable[[str], BadCheckpoint]) -> int:
-    """The factor by which a step can lengthen a text through what it is told to write."""
+    """Returns the factor by which a step can lengthen a text through what it is told to write."""
     kind = step.get("type")
     if kind == "Precompiled":
         _charsmap(step.get("precompiled_charsmap"), refuse)
@@ -279,7 +279,7 @@ def _charsmap(table: Any, refuse: Callable[[str], BadCheckpoint]) -> None:
 
 
 def _regex(step: Json) -> str:
-    """A step's regular expression; empty if it has none."""
+    """Returns a step's regular expression; empty if it has none."""
     pattern = step.get("pattern")
     return str(pattern["Regex"]) if isinstance(pattern, Mapping) and "Regex" in pattern else ""
 

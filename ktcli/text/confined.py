@@ -150,7 +150,7 @@ class _Helper:
             raise
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """The answer to a request; waits as long as the helper's processor time lasts."""
+        """Returns the answer to a request; waits as long as the helper's processor time lasts."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -178,7 +178,7 @@ class _Helper:
                 self._process.kill()
 
     def _why(self) -> str:
-        """The reason why the helper ended, or has to."""
+        """Returns the reason why the helper ended, or has to."""
         self._process.kill()
         status = self._process.wait()
         if -status == signal.SIGXCPU:
@@ -190,7 +190,7 @@ class _Helper:
 
 
 def _tied() -> list[str]:
-    """The arguments of a helper that is to end with the thread that starts it: the main one, which lasts."""
+    """Returns the arguments of a helper that is to end with the thread that starts it: the main one, which lasts."""
     return [TIED] if threading.current_thread() is threading.main_thread() else []
 
 
@@ -254,7 +254,7 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _spent() -> float:
-    """The processor time of this process, in seconds."""
+    """Returns the processor time of this process, in seconds."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 

@@ -68,7 +68,7 @@ class Marked:
         return self.marked.replace(self.mark, "") if self.mark else self.marked
 
     def parts(self, cuts: Sequence[int]) -> list[Marked]:
-        """The parts of the text between the characters `cuts` of it, ascending; the last one is its rest."""
+        """Returns the parts of the text between the characters `cuts` of it, ascending; the last one is its rest."""
         ends = self._places(cuts)
         return [
             Marked(self.marked[first:last], self.mark)
@@ -76,7 +76,8 @@ class Marked:
         ]
 
     def _places(self, cuts: Sequence[int]) -> list[int]:
-        """The places in the text with marks of characters of the text without them, ascending; behind marks there."""
+        """Returns the places in the text with marks of characters of the text without them, ascending; behind marks
+        there."""
         if not (self.mark and self.mark in self.marked):
             return [min(cut, len(self.marked)) for cut in cuts]
         found, plain, at = [], 0, 0
@@ -135,20 +136,20 @@ class ControlTokens:
         return Marked(text.replace(escaped, mark) if escaped in text else text, mark)
 
     def joined(self, rendered: Marked, text: str) -> Marked:
-        """A rendered conversation with a text of the model behind it, whose words become no control tokens."""
+        """Returns a rendered conversation with a text of the model behind it, whose words become no control tokens."""
         mark = self._mark(rendered.text, text)
         said = rendered.marked.replace(rendered.mark, mark) if rendered.mark else rendered.marked
         return Marked(said + self._in_answers.marked(text, mark), mark)
 
     def encode(self, rendered: Marked) -> list[int]:
-        """The ids of a rendered conversation."""
+        """Returns the ids of a rendered conversation."""
         marks = bool(rendered.mark) and rendered.mark in rendered.marked
         if not marks and not (self._tokenizer.rewrites and self.ids):
             return self._tokenizer.encode(rendered.marked)
         return self._tokenizer.encode_marked(rendered.marked, rendered.mark, self.ids)
 
     def encode_text(self, text: str) -> list[int]:
-        """The ids of a text outside any turn: none of them is a control token's."""
+        """Returns the ids of a text outside any turn: none of them is a control token's."""
         mark = self._mark(text)
         return self.encode(Marked(self._everywhere.marked(text, mark), mark))
 
@@ -164,7 +165,7 @@ class ControlTokens:
         )
 
     def _mark(self, *values: Any) -> str:
-        """A character that is in none of the texts, nor is the form that JSON may give it.
+        """Returns a character that is in none of the texts, nor is the form that JSON may give it.
 
         Raises:
             UsageError: the texts hold every character that could be one.
@@ -186,7 +187,7 @@ class ControlTokens:
     def _marked(
         self, messages: Sequence[Message], more: Mapping[str, Any], mark: str
     ) -> tuple[list[Message], dict[str, Any]]:
-        """A conversation with marks in its control words."""
+        """Returns a conversation with marks in its control words."""
         everywhere = lambda text: self._everywhere.marked(text, mark)  # noqa: E731
         in_answers = lambda text: self._in_answers.marked(text, mark)  # noqa: E731
         said = [_each(each, in_answers if _is_answer(each) else everywhere) for each in messages]
@@ -195,7 +196,7 @@ class ControlTokens:
     def _guarded(
         self, messages: Sequence[Message], more: Mapping[str, Any], mark: str
     ) -> tuple[list[Message], dict[str, Any]]:
-        """A marked conversation with further marks wherever a text could be part of a control word."""
+        """Returns a marked conversation with further marks wherever a text could be part of a control word."""
 
         def everywhere(text: str) -> str:
             return self._everywhere.guarded(text, mark)

@@ -17,10 +17,10 @@ class _Decoding(Protocol):
     """Turns ids into text, piece by piece."""
 
     def feed(self, id: int) -> str:
-        """The text that `id` completes."""
+        """Returns the text that `id` completes."""
 
     def finish(self) -> str:
-        """The text that was held back and is whole."""
+        """Returns the text that was held back and is whole."""
 
 
 class Detokenizer:
@@ -35,11 +35,11 @@ class Detokenizer:
         self._decoding: _Decoding = kind(tokenizer)
 
     def feed(self, id: int) -> str:
-        """The text that `id` completes; empty while a character is unfinished."""
+        """Returns the text that `id` completes; empty while a character is unfinished."""
         return self._decoding.feed(id)
 
     def finish(self) -> str:
-        """The text that was held back and is whole; the next id begins a new text."""
+        """Returns the text that was held back and is whole; the next id begins a new text."""
         return self._decoding.finish()
 
 
@@ -99,7 +99,7 @@ class _Windows:
 
 
 def _unfinished(data: bytes) -> bytes:
-    """The bytes at the end of `data` that begin a character and lack the rest of it."""
+    """Returns the bytes at the end of `data` that begin a character and lack the rest of it."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(data)
     return bytes(decoder.getstate()[0])

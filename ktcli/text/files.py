@@ -16,7 +16,7 @@ MAX_JSON_BYTES = 16 << 20  # tokenizer_config.json of the largest vocabularies h
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The bytes of a file that must hold something.
+    """Returns the bytes of a file that must hold something.
 
     Raises:
         BadCheckpoint: missing, no plain file, empty, or larger than `most`.
@@ -33,7 +33,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int) -> str:
-    """The text of a file in UTF-8, each end of a line as "\\n".
+    """Returns the text of a file in UTF-8, each end of a line as "\\n".
 
     Raises:
         BadCheckpoint: as `read_bytes`, or not UTF-8.
@@ -46,7 +46,7 @@ def read_text(path: Path, most: int) -> str:
 
 
 def read_json(path: Path, most: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """The object that a JSON file holds.
+    """Returns the object that a JSON file holds.
 
     Raises:
         BadCheckpoint: as `read_text`, or not JSON, or not an object.

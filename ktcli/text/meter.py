@@ -44,7 +44,7 @@ class Meter:
 
     @classmethod
     def for_input(cls, items: int, chars: int) -> Meter:
-        """A meter for a conversation of this size: an honest template passes over it many times."""
+        """Returns a meter for a conversation of this size: an honest template passes over it many times."""
         return cls(
             steps=STEPS + 200 * items,
             items=ITEMS + 4 * items,

@@ -47,7 +47,7 @@ class Reading:
 
 
 def read_passage(path: Path | None) -> Passage:
-    """The text of a file, or the built-in one; of a large file the beginning.
+    """Returns the text of a file, or the built-in one; of a large file the beginning.
 
     Raises:
         NotFound: it cannot be read.
@@ -67,7 +67,7 @@ def read_passage(path: Path | None) -> Passage:
 
 
 def read_with(folder: Path, passage: Passage, most: int, *, allow_special: bool = False) -> Reading:
-    """The first `most` ids of a passage, by the tokenizer of the model in `folder`.
+    """Returns the first `most` ids of a passage, by the tokenizer of the model in `folder`.
 
     Args:
         allow_special: whether the text may give control tokens.
@@ -83,7 +83,7 @@ def read_with(folder: Path, passage: Passage, most: int, *, allow_special: bool 
 
 
 def _first_ids(control: ControlTokens, text: str, most: int) -> list[int]:
-    """The first `most` ids of a text; of a long one no more is encoded than surely has them."""
+    """Returns the first `most` ids of a text; of a long one no more is encoded than surely has them."""
     start = text[: max(START_CHARS, 16 * most)]
     ids = control.encode_text(start)
     if len(start) < len(text) and len(ids) < most + SLACK:

@@ -182,7 +182,7 @@ _KINDS: tuple[tuple[type, str], ...] = (
 
 
 def _kind(value: Any) -> str:
-    """The kind of a value, in the words of templates."""
+    """Returns the kind of a value, in the words of templates."""
     for kind, word in _KINDS:
         if isinstance(value, kind):
             return word
@@ -270,7 +270,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return run
 
     def _first(self, call: Callable[..., Any], context: Context) -> tuple[Any, ...]:
-        """The arguments that jinja2 would pass to `call` before the value."""
+        """Returns the arguments that jinja2 would pass to `call` before the value."""
         wants = getattr(getattr(call, "jinja_pass_arg", None), "name", None)
         given = {"context": context, "eval_context": context.eval_ctx, "environment": self}
         return (given[wants],) if wants else ()
@@ -289,7 +289,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     # The methods that the rewritten tree calls.
 
     def rounds(self, values: Any) -> list[Any]:
-        """The values that a loop goes over: every round is paid before the first."""
+        """Returns the values that a loop goes over: every round is paid before the first."""
         return list(self.meter.each(values))
 
     def glue(self, *parts: Any) -> str:

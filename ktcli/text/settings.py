@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint, UsageError
+from ktcli.sampling import SamplingSettings
 from ktcli.text.files import read_json
 from ktcli.text.template import ChatTemplate, special_tokens
 from ktcli.text.tokenizer import Tokenizer
@@ -79,7 +79,7 @@ def override(sampling: SamplingSettings, **given: Any) -> SamplingSettings:
 
 
 def carried(current: Settings, before: Settings, after: Settings) -> Settings:
-    """The settings of another model, with what was changed of those of the one before.
+    """Returns the settings of another model, with what was changed of those of the one before.
 
     Args:
         before, after: what each of the two models begins with.
@@ -96,7 +96,7 @@ def carried(current: Settings, before: Settings, after: Settings) -> Settings:
 
 
 def read_settings(folder: Path) -> Settings:
-    """The model's own settings.
+    """Returns the model's own settings.
 
     Raises:
         BadCheckpoint: they make no sense.
@@ -122,7 +122,7 @@ def _number(value: Any, *, whole: bool) -> float:
 
 
 def read_stop_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:
-    """The ids that end an answer: those the files name, and the one the template ends a turn with."""
+    """Returns the ids that end an answer: those the files name, and the one the template ends a turn with."""
     found: set[int] = set()
     for file in ("generation_config.json", "config.json"):
         path = folder / file
@@ -143,7 +143,7 @@ def _ids(config: Mapping[str, Any], path: Path) -> set[int]:
 
 
 def _end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> set[int]:
-    """The special token right after an answer, in a conversation that has one."""
+    """Returns the special token right after an answer, in a conversation that has one."""
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": _MARK}]
     try:
         text = template.render(turns, add_generation_prompt=False)

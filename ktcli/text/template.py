@@ -140,7 +140,7 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _size(value: Any) -> tuple[int, int]:
-    """The numbers of items and characters of nested plain values."""
+    """Returns the numbers of items and characters of nested plain values."""
     items = chars = 0
     todo = [value]
     while todo:
@@ -157,7 +157,7 @@ def _size(value: Any) -> tuple[int, int]:
 
 
 def find_template(folder: Path, *, name: str) -> str:
-    """The text of a model's template.
+    """Returns the text of a model's template.
 
     Raises:
         BadCheckpoint: the folder has none; base models do not, and some makers publish a program instead.
@@ -179,7 +179,7 @@ def find_template(folder: Path, *, name: str) -> str:
 
 
 def _default_of(named: Sequence[Any]) -> str | None:
-    """The template that is called default, else the first; None if it is no text."""
+    """Returns the template that is called default, else the first; None if it is no text."""
     texts = {
         str(entry.get("name")): entry.get("template") for entry in named if isinstance(entry, dict)
     }
@@ -200,5 +200,5 @@ def special_tokens(folder: Path) -> dict[str, str]:
 
 
 def load_template(folder: Path, *, name: str) -> ChatTemplate:
-    """The template of the model whose data files lie in `folder`."""
+    """Returns the template of the model whose data files lie in `folder`."""
     return ChatTemplate(find_template(folder, name=name), name=name, tokens=special_tokens(folder))

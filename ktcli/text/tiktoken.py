@@ -27,7 +27,7 @@ PATTERNS: dict[str, tuple[str, int]] = {"TikTokenTokenizer": (KIMI, 256)}
 
 
 def find(folder: Path) -> Path | None:
-    """The rank file of a model, None if it has none."""
+    """Returns the rank file of a model, None if it has none."""
     named = [folder / name for name in NAMES if (folder / name).is_file()]
     return next(iter([*named, *sorted(folder.glob("*.tiktoken"))]), None)
 
@@ -89,7 +89,7 @@ def read_ranks(path: Path) -> dict[bytes, int]:
 
 
 def _special_names(settings: dict[str, Any], first: int, count: int) -> list[tuple[str, bool]]:
-    """The texts of the ids that follow the ranks, and whether they are left out of an answer."""
+    """Returns the texts of the ids that follow the ranks, and whether they are left out of an answer."""
     given = settings.get("added_tokens_decoder")
     rows = given if isinstance(given, dict) else {}
     names = []
@@ -102,7 +102,7 @@ def _special_names(settings: dict[str, Any], first: int, count: int) -> list[tup
 
 
 def letters() -> list[str]:
-    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    """Returns the printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = iter(range(256, 512))
     return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]

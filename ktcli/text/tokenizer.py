@@ -59,11 +59,11 @@ class Tokenizer:
         self.special_ids = frozenset(token.id for token in self.added if token.special)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; added tokens in it are recognised, and none are put around it."""
+        """Returns the ids of a text; added tokens in it are recognised, and none are put around it."""
         return self._read(lambda: self._codec.encode(_clean(text)))
 
     def encode_marked(self, text: str, mark: str, control: frozenset[int]) -> list[int]:
-        """The ids of a text without its marks; a word with a mark in it becomes no control token.
+        """Returns the ids of a text without its marks; a word with a mark in it becomes no control token.
 
         The text between two control tokens is encoded apart from all else, so only those stretches differ from
         `encode` that hold a mark.
@@ -91,7 +91,7 @@ class Tokenizer:
         return ids + self._stretch(clean[at:], mark, control, stretch, begins=at == 0)
 
     def _unmasked(self, text: str, mark: str, control: frozenset[int]) -> str:
-        """A text with a mark in each place that is a control token after normalization alone, such as ＜s＞."""
+        """Returns a text with a mark in each place that is a control token after normalization alone, such as ＜s＞."""
         words = {token.id: token.text for token in self.added}
         found = self._read(lambda: self._codec.encode_spans(text))
         pairs = zip(found.ids, found.spans, strict=True)
@@ -106,7 +106,7 @@ class Tokenizer:
     def _stretch(
         self, text: str, mark: str, control: frozenset[int], ids: list[int], *, begins: bool
     ) -> list[int]:
-        """The ids of a text between control tokens: `ids` if it holds no mark."""
+        """Returns the ids of a text between control tokens: `ids` if it holds no mark."""
         if mark not in text:
             return ids
         text = text.translate(_RESERVED)
@@ -141,7 +141,7 @@ class Tokenizer:
         return False
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """The text of ids; an incomplete character shows as U+FFFD."""
+        """Returns the text of ids; an incomplete character shows as U+FFFD."""
         return _guarded(
             f"{self._where} cannot write the ids", lambda: self._codec.decode(ids, special=special)
         )
@@ -156,7 +156,7 @@ class Tokenizer:
         return token is not None and _BYTE.fullmatch(token) is not None and self.is_text(id)
 
     def bytes_of(self, id: int) -> bytes:
-        """The bytes that an id adds to the text, where `byte_level` or `is_byte`; none if it is no text."""
+        """Returns the bytes that an id adds to the text, where `byte_level` or `is_byte`; none if it is no text."""
         token = self._word_of(id) or ""
         if self._falls_back:
             return bytes([int(token[1:-1], 16)])
@@ -166,11 +166,11 @@ class Tokenizer:
             return token.encode("utf-8", "replace")
 
     def id_of(self, token: str) -> int | None:
-        """The id of one token, None if there is no such token."""
+        """Returns the id of one token, None if there is no such token."""
         return self._codec.id_of(token)
 
     def _word_of(self, id: int) -> str | None:
-        """The token of an id that is text."""
+        """Returns the token of an id that is text."""
         return None if id in self.special_ids else self._codec.word_of(id)
 
     def _read(self, call: Callable[[], T]) -> T:
@@ -209,7 +209,7 @@ def examine_tokenizer(folder: Path) -> None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of the model whose data files lie in `folder`.
+    """Returns the tokenizer of the model whose data files lie in `folder`.
 
     Raises:
         BadCheckpoint: there is none, or it is empty, too large, malformed, or of parts that no published one has.

@@ -42,13 +42,13 @@ class ControlWords:
                 yield at
 
     def found(self, text: str) -> list[str]:
-        """The words in a text, in order; of words that begin at the same place the shortest."""
+        """Returns the words in a text, in order; of words that begin at the same place the shortest."""
         places = self.places(text)
         ends = ((at, bisect_right(self._shortest, text[at : at + self._longest])) for at in places)
         return [self._shortest[below - 1] for _, below in ends]
 
     def marked(self, text: str, mark: str) -> str:
-        """A text with a mark behind the first character of each word."""
+        """Returns a text with a mark behind the first character of each word."""
         cuts = [at + 1 for at in self.places(text)]
         if not cuts:
             return text
@@ -56,7 +56,8 @@ class ControlWords:
         return mark.join(text[first:last] for first, last in pieces)
 
     def guarded(self, text: str, mark: str, kept: Sequence[int] = ()) -> str:
-        """A text with a mark wherever a part of it could be part of a word, whatever stands before and behind it.
+        """Returns a text with a mark wherever a part of it could be part of a word, whatever stands before and behind
+        it.
 
         That is behind each character that begins a word, and at the beginning, spaces aside, if the text could go on
         with a word.
@@ -98,7 +99,7 @@ class ControlWords:
 
 
 def _heads(words: Sequence[str]) -> re.Pattern[str]:
-    """A quick expression that finds at least the places where a word begins."""
+    """Returns a quick expression that finds at least the places where a word begins."""
     heads: set[str] = set()
     for size in range(MAX_HEAD_CHARS, 0, -1):
         heads = {word[:size] for word in words}
@@ -112,7 +113,7 @@ def _heads(words: Sequence[str]) -> re.Pattern[str]:
 
 
 def _any_of(texts: set[str]) -> str:
-    """An expression for any of some texts that looks at each letter once."""
+    """Returns an expression for any of some texts that looks at each letter once."""
     ways = [
         re.escape(first) + (_any_of(rests) if "" not in rests else "")
         for first, rests in _by_first(texts)

@@ -32,7 +32,8 @@ Words = NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class Across:
-    """A GPTQ or AWQ matrix. Parts: qweight, scales, qzeros, and g_idx where there is one.
+    """The storage of a GPTQ or AWQ matrix, coded by input. Parts: qweight, scales, qzeros, and g_idx where there is
+    one.
 
     Attributes:
         group: the number of inputs that share a scale; 0: all.

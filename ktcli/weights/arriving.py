@@ -16,7 +16,7 @@ from ktcli.weights.storage import Part, Raw, Read
 
 
 class OtherHeader(BadCheckpoint):
-    """A weight file has another header than was fetched of it before."""
+    """Raised when a weight file has another header than was fetched of it before."""
 
 
 class Arriving(Checkpoint):
@@ -35,11 +35,12 @@ class Arriving(Checkpoint):
 
     @property
     def presumed(self) -> frozenset[str]:
-        """The weight files with tensors that were taken for biases of zeros, which kt leaves out, and not read yet."""
+        """The names of the weight files not read yet with tensors that were taken for biases of zeros, which kt
+        leaves out."""
         return frozenset(part.file for part in self._presumed)
 
     def arrived(self, file: str, path: Path) -> None:
-        """Opens a weight file.
+        """Opens a weight file that has arrived, and compares it with its header.
 
         Args:
             path: where it lies.
@@ -68,7 +69,7 @@ class Arriving(Checkpoint):
                 )
 
     def data_start(self, file: str) -> int:
-        """The bytes of a weight file's header, with its length; its first tensor lies behind them."""
+        """Returns the bytes of a weight file's header, with its length; its first tensor lies behind them."""
         header = read_header(self.path / file, self._sizes[file])
         return 8 + len(header.raw)
 
@@ -78,11 +79,11 @@ class Arriving(Checkpoint):
         self._lost.pop(file, None)
 
     def lost(self, file: str, ranges: Ranges) -> None:
-        """Notes which bytes of a weight file are not on the disk any more."""
+        """Notes that these byte ranges of a weight file are not on the disk any more."""
         self._lost[file] = ranges
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
-        """The bytes, as of `Checkpoint.read`; they are never some that are lost."""
+        """Returns the bytes that `wanted` names, as `Checkpoint.read` does; none of them may be lost."""
         end = wanted.offset + (wanted.count - 1) * wanted.stride + wanted.size_bytes
         lost = self._lost.get(wanted.file, ())
         assert not touches(lost, wanted.offset, end), f"{wanted.file} is read too late"

@@ -1,5 +1,5 @@
-"""The check of a checkpoint before its first byte is converted: all tensors of the model are there, in the right
-shapes, and nothing else."""
+"""Checks a checkpoint before its first byte is converted: all tensors of the model are there, in the right shapes,
+and nothing else."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def check(model: Model, checkpoint: Reader) -> int:
 
 
 def needed(tensors: Iterable[Tensor], checkpoint: Reader) -> dict[str, Ranges]:
-    """The bytes, by file, that hold what some tensors are made from, with those that they take factors from.
+    """Returns the byte ranges, by file, that hold what some tensors are made from, with those that they take
+    factors from.
 
     Raises:
         BadCheckpoint: the checkpoint does not have them.
@@ -95,8 +96,8 @@ def _left_over(model: Model, unused: list[str]) -> list[str]:
 
 
 def lossless_format(model: Model, checkpoint: Reader) -> Format | None:
-    """The smallest format that holds the routed experts of a checkpoint exactly; None: only f32 does, or there are
-    no experts.
+    """Returns the smallest format that holds the routed experts of a checkpoint exactly; None: only f32 does, or
+    there are no experts.
 
     Raises:
         BadCheckpoint: the checkpoint does not have them.
@@ -109,8 +110,8 @@ def lossless_format(model: Model, checkpoint: Reader) -> Format | None:
 
 
 def kept_in_f32(model: Model, checkpoint: Reader) -> tuple[ModelPart, ...]:
-    """Parts of a model with tables, or tensors that no format is chosen for, whose numbers the checkpoint has as f32
-    or f16, which bf16 does not hold: see `Recipe.in_f32`.
+    """Returns the parts of a model with tables, or tensors that no format is chosen for, whose numbers the
+    checkpoint has as f32 or f16, which bf16 does not hold: see `Recipe.in_f32`.
 
     Raises:
         BadCheckpoint: the checkpoint does not have them.

@@ -79,7 +79,7 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        """Close the files."""
+        """Closes the files."""
         self._files.close()
 
     @property
@@ -88,7 +88,7 @@ class Checkpoint:
         return self._names
 
     def unused(self, taken: Collection[str]) -> list[str]:
-        """The tensors besides `taken` that are not mere companions of others."""
+        """Returns the names of the tensors besides `taken` that are not mere companions of others."""
         return [
             name
             for name, part in self.parts.items()
@@ -107,16 +107,16 @@ class Checkpoint:
 
     @property
     def small_files(self) -> tuple[str, ...]:
-        """Names of the small files that a pack takes over, sorted."""
+        """The names of the small files that a pack takes over, sorted."""
         names = sorted(path.name for path in self.path.iterdir())
         return tuple(n for n in names if extra_limit(n) and is_regular(inside(self.path, n)))
 
     def small_file(self, name: str) -> bytes:
-        """The contents of a small file."""
+        """Returns the contents of a small file."""
         return read_bounded(inside(self.path, name), extra_limit(name))
 
     def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:
-        """The tensor called `name`.
+        """Returns the source tensor called `name`.
 
         Raises:
             BadCheckpoint: it is missing, of a type that cannot be read, or not of the expected shape.
@@ -133,7 +133,8 @@ class Checkpoint:
         return source
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
-        """The bytes, in the given memory or new one. Several threads may call it at once.
+        """Returns the bytes that `wanted` names, in the given memory or new one. Several threads may call it at
+        once.
 
         Raises:
             BadCheckpoint: the file ended early or the disk failed.
@@ -141,7 +142,8 @@ class Checkpoint:
         return self._files.read(wanted, into)
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """The rows of a span as they are stored, from the bytes that its storage wanted.
+        """Returns the rows of a span as numbers in their stored types, from the bytes `raws` that its storage
+        wanted.
 
         Raises:
             BadCheckpoint: a scale is NaN or Inf, or parts of the source contradict each other.
@@ -149,7 +151,7 @@ class Checkpoint:
         return self._files.numbers(pool, span, raws)
 
     def decode(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Matrix:
-        """The rows of a span as f32.
+        """Returns the rows of a span decoded to f32, from the bytes `raws` that its storage wanted.
 
         Raises:
             BadCheckpoint: a value is NaN or Inf.
@@ -157,12 +159,12 @@ class Checkpoint:
         return self._files.decode(pool, span, raws)
 
     def refusal(self, source: StorageSource, error: BadCheckpoint) -> BadCheckpoint:
-        """An error about the numbers of a source, with its name and file."""
+        """Returns `error` about the numbers of a source with the source's name and file added."""
         return self._files.refusal(source, error)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The object in `config.json`.
+    """Returns the object in `config.json`.
 
     Raises:
         BadCheckpoint: missing, too large, not JSON, not an object, or it holds NaN or Infinity.
@@ -177,8 +179,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def parse_object(data: bytes, what: str) -> dict[str, Any]:
-    """A JSON object from a small file called `what`, without NaN, Infinity, endless nesting, and names that have two
-    values: readers differ in which of them counts.
+    """Returns the JSON object in a small file called `what`, without NaN, Infinity, endless nesting, and names that
+    have two values: readers differ in which of them counts.
 
     Raises:
         BadCheckpoint: it is something else.
@@ -214,7 +216,7 @@ def parse_object(data: bytes, what: str) -> dict[str, Any]:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of the file `name` of a model folder, links followed.
+    """Returns the path of the file `name` of a model folder, links followed.
 
     A link may lead only to the folder itself or, as in the cache of the Hugging Face hub, to `blobs`
     beside `snapshots`.

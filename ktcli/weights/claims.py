@@ -42,7 +42,7 @@ ROUTED = re.compile(r"(?:.*\.)?experts\..*")  # not the shared experts
 
 
 def source_names(parts: Parts) -> set[str]:
-    """The names of a checkpoint's sources: its tensors, and weights that lie under other names."""
+    """Returns the names of a checkpoint's sources: its tensors, and weights that lie under other names."""
     names = set(parts)
     for name in parts:
         for suffix in (".weight_packed", ".qweight"):
@@ -52,7 +52,7 @@ def source_names(parts: Parts) -> set[str]:
 
 
 def source_named(name: str, parts: Parts, scheme: Scheme, hint: str) -> StorageSource:
-    """The source called `name`, which `source_names` has.
+    """Returns the source called `name`, which `source_names` has.
 
     Raises:
         BadCheckpoint: it is of a type that kt does not read, or its parts do not fit together.

@@ -155,7 +155,7 @@ _SIGNED = tuple(float(code - 256 * (code > 127)) for code in range(256))
 
 
 def fp8(block: tuple[int, int]) -> Coded:
-    """A storage of E4M3 codes with one scale for each block."""
+    """Returns the storage of E4M3 codes with one scale for each block."""
     named = {
         (FP8_BLOCK, FP8_BLOCK): "blocks of 128 x 128",
         (1, 0): "rows",
@@ -166,7 +166,7 @@ def fp8(block: tuple[int, int]) -> Coded:
 
 
 def integers(bits: int, group: int, scale: str, *, symmetric: bool = True) -> Coded:
-    """A storage of packed codes of 4 or 8 bits with a `scale` for each `group` of columns (0: a row)."""
+    """Returns the storage of packed codes of 4 or 8 bits with a `scale` for each `group` of columns (0: a row)."""
     of = f"groups of {group}" if group else "rows"
     label = f"int{bits} with {scale.lower()} scales of {of}"
     lossless = lossless_int4(group, scale) if bits == 4 and symmetric else None
@@ -178,8 +178,8 @@ MXFP4 = Coded("mxfp4", "mxfp4", 4, E2M1_VALUES, (1, 32))
 
 
 def lossless_int4(group: int, scale: str) -> str | None:
-    """The name of the smallest 4-bit format that holds symmetric codes with such scales: its groups must not be
-    larger, and its scales as precise; None: there is none."""
+    """Returns the name of the smallest 4-bit format that holds symmetric codes with such scales: its groups must
+    not be larger, and its scales as precise; None: there is none."""
     exact = [] if scale == "BF16" else ["-f32"]
     if group % 128 == 0:
         return "".join(["int4-g128", *exact])

@@ -1,4 +1,4 @@
-"""Columns of a matrix on one scale.
+"""Finds factors that bring the columns of a matrix to one scale.
 
 In a trained output head some columns are many times as large as the others, in all rows. A format with one scale for
 many columns then rounds all the others away (kt-mini: one column 14 times as large, nearly all of the 0.005 nats per
@@ -23,13 +23,13 @@ MOST = 256.0  # the largest factor, and the inverse of the smallest
 
 
 def suffers(fmt: Format) -> bool:
-    """Tells whether large columns spoil others in this format: it has integer codes with shared scales and no
-    rotation that spreads what is large."""
+    """Tells whether columns with large values cost others precision in this format: it has integer codes with
+    shared scales and no rotation that spreads large values."""
     return fmt.bits <= 8 and fmt.codes is Codes.INTEGER and not fmt.rotation
 
 
 def factors_of(largest: Matrix, gain: Matrix) -> Matrix:
-    """Factors [k] f32 by which to divide the columns of a matrix, and to multiply the gain with.
+    """Returns the factors [k] f32 by which to divide the columns of a matrix, and to multiply the gain with.
 
     Args:
         largest: the largest magnitude of each column in a sample of the rows, [k].
@@ -52,11 +52,11 @@ class Factors:
         self._found: dict[str, Matrix] = {}  # [k], by the vector
 
     def of_vector(self, name: str) -> Matrix | None:
-        """The factors [k] to multiply a vector with; None: no matrix was divided."""
+        """Returns the factors [k] to multiply a vector with; None: no matrix's columns were divided by it."""
         return self._found.get(name)
 
     def of_columns(self, tensor: Tensor, gain: Tensor) -> Matrix:
-        """The factors [k] that divide the columns of a matrix and multiply `gain`.
+        """Returns the factors [k] that divide the columns of a matrix and multiply `gain`.
 
         Raises:
             BadCheckpoint: a value is NaN or Inf, or a file cannot be read.
@@ -69,7 +69,7 @@ class Factors:
         return self._found[gain.name]
 
     def largest(self, spans: list[ByteSpan]) -> Matrix:
-        """The largest magnitude in each column of the spans, [k]; one span is in memory at a time."""
+        """Returns the largest magnitude in each column of the spans, [k]; one span is in memory at a time."""
         return reduce(np.maximum, (np.abs(self._values(span)).max(axis=0) for span in spans))
 
     def _values(self, span: ByteSpan) -> Matrix:

@@ -46,23 +46,23 @@ class Calibration:
 
 
 class Supply(Protocol):
-    """Somebody who brings the files of a checkpoint as a conversion needs them, and takes them away behind it."""
+    """Fetches the files of a checkpoint as a conversion needs them, and removes each behind its last use."""
 
     def begin(self, plan: Conversion, made: Collection[str]) -> None:
-        """Called once, before anything is made.
+        """Prepares the supply; called once, before anything is made.
 
         Args:
             made: the names of the files of the pack that are there.
         """
 
     def at_hand(self, file: WeightFile) -> AbstractContextManager[None]:
-        """Waits until everything that a file is made from can be read; without an error the file is complete and
-        listed when the context ends, and is never asked for again."""
+        """Waits until everything that a file of the pack is made from can be read; if the context ends without an
+        error, the file is complete and listed, and is never asked for again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a pack is made from.
+    """The checkpoint that a pack is made from.
 
     Attributes:
         name: the name of the checkpoint for people.
@@ -101,12 +101,12 @@ class Conversion:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weight files."""
+        """The bytes of all weight files."""
         return sum(file.size_bytes for file in self.files)
 
     @property
     def extra_bytes(self) -> int:
-        """Bytes of the small files that the pack takes over."""
+        """The bytes of the small files that the pack takes over."""
         return sum(record.size_bytes for record in self.manifest.extras)
 
 

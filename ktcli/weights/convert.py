@@ -53,7 +53,7 @@ def convert(
     provenance: Provenance = UNRECORDED,
     calibration: Calibration | None = None,
 ) -> Report:
-    """Convert the checkpoint in `source` into a pack in the folder `out`, or finish it there.
+    """Converts the checkpoint in `source` into a pack in the folder `out`, or finishes it there.
 
     Raises:
         BadCheckpoint: the checkpoint is damaged, hostile or of an unknown kind.
@@ -83,7 +83,7 @@ def convert_source(
     provenance: Provenance = UNRECORDED,
     calibration: Calibration | None = None,
 ) -> Report:
-    """Converts a checkpoint that is open, as `convert` does; what its supply raises ends the conversion."""
+    """Converts an open checkpoint, as `convert` does; what its supply raises ends the conversion."""
     checkpoint = source.checkpoint
     recipe = replace(recipe, calibrated=calibration is not None)
     plan = planned(checkpoint, recipe, provenance, calibration)
@@ -110,7 +110,7 @@ def convert_source(
 def planned(
     checkpoint: Reader, recipe: Recipe, provenance: Provenance, calibration: Calibration | None
 ) -> Conversion:
-    """Plans the pack that a checkpoint and a recipe give; no weight is read.
+    """Returns the plan of the pack that a checkpoint and a recipe give; no weight is read.
 
     Raises:
         BadCheckpoint: the checkpoint is damaged, hostile or of an unknown kind.

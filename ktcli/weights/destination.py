@@ -35,13 +35,13 @@ PART = "kt.json.part"
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A folder, which need not exist, and what is to be written into it."""
+    """The folder that a conversion writes into, which need not exist, and what is to be written."""
 
     path: Path
     plan: Conversion
 
     def refuse_foreign(self) -> None:
-        """Refuses a folder that holds something else than a pack or a started conversion.
+        """Raises UsageError if the folder holds something else than a pack or a started conversion.
 
         Raises:
             UsageError: it is a file, or holds files but neither a pack nor a started one.
@@ -58,7 +58,7 @@ class Destination:
 
     @property
     def leftovers(self) -> list[Path]:
-        """The files that only an unfinished conversion has, or one that was killed while it tidied up."""
+        """The paths of the files that only an unfinished conversion has, or one that was killed while it tidied up."""
         begun = {f"{file.name}{smallfiles.SUFFIX}" for file in self.plan.files} | {PART, LOCK}
         small = {PART, MANIFEST, *(record.name for record in self.plan.manifest.extras)}
         names = os.listdir(self.path) if self.path.is_dir() else ()
@@ -69,7 +69,7 @@ class Destination:
         ]
 
     def complete(self) -> Manifest | None:
-        """The manifest of a pack that is already there; None: there is none.
+        """Returns the manifest of a pack that is already there; None: there is none.
 
         Raises:
             UsageError: there is another one.
@@ -88,15 +88,15 @@ class Destination:
 
     @property
     def missing(self) -> list[WeightFile]:
-        """The weight files that are not there yet."""
+        """The weight files that are not written yet."""
         return [file for file in self.plan.files if not is_regular(self.path / file.name)]
 
     def remaining_bytes(self) -> int:
-        """The bytes that are still to be written; files that an earlier run completed count as there."""
+        """Returns the bytes that are still to be written; files that an earlier run completed count as there."""
         return sum(file.size_bytes for file in self.missing) + self.plan.extra_bytes
 
     def check_space(self, what: str) -> None:
-        """Checks that the disk has room for what is still to be written; called before anything is.
+        """Raises NotEnoughDisk if the disk has no room for what is still to be written; called before anything is.
 
         Args:
             what: names the conversion in the message.
@@ -109,8 +109,8 @@ class Destination:
 
     @contextmanager
     def held(self, what: str) -> Iterator[None]:
-        """Holds the folder's lock for one conversion; afterwards only complete files are there, and the list of them if
-        some but not all are.
+        """Holds the folder's lock for one conversion; afterwards only complete files are there, and the list of
+        them if some but not all are.
 
         Raises:
             Busy: another process holds it.
@@ -126,7 +126,8 @@ class Destination:
                     self.path.rmdir()
 
     def resume(self) -> list[FileRecord]:
-        """The complete files of an earlier run, the first ones of the plan; starts a fresh list if there are none.
+        """Returns the complete files of an earlier run, the first ones of the plan; starts a fresh list if there
+        are none.
 
         Raises:
             UsageError: the earlier run completed files of another model or recipe.
@@ -147,7 +148,7 @@ class Destination:
         return records
 
     def add(self, record: FileRecord) -> None:
-        """Records one more file as complete."""
+        """Appends one more complete file to the list of complete files."""
         smallfiles.append_line(self.path / PART, _line(record))
 
     def _has(self, record: FileRecord, file: WeightFile) -> bool:

@@ -1,4 +1,4 @@
-"""From the tensors of a checkpoint to the stored bytes of a model's tensors, in bounded memory.
+"""Encodes the tensors of a checkpoint as the stored bytes of a model's tensors, in bounded memory.
 
 Strips are read ahead by threads of their own while the pool encodes the one before, and come out in the order in which
 their bytes are stored. Packed tensors are never decoded as a whole: the library takes the rows of a panel from what was
@@ -54,7 +54,7 @@ class Encoder:
         self.sums: dict[TensorKind, PackError] = {}
 
     def encode(self, tensors: Sequence[Tensor]) -> Iterator[NDArray[np.uint8]]:
-        """The stored bytes of `tensors`, one behind the other, in parts.
+        """Yields the stored bytes of `tensors`, one behind the other, in parts.
 
         A part stays as it is until the second one after it is asked for.
 

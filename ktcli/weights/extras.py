@@ -23,5 +23,6 @@ EXTRAS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
 
 
 def extra_limit(name: str) -> int:
-    """The largest size in bytes accepted of a file that a pack takes over; 0: it takes over no file of that name."""
+    """Returns the largest size in bytes accepted of a file that a pack takes over; 0: it takes over no file of that
+    name."""
     return next((limit for pattern, limit in EXTRAS if pattern.fullmatch(name)), 0)

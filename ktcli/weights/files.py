@@ -14,7 +14,8 @@ from ktcli.weights.storage import ByteSpan, Matrix, Raw, Read, StorageSource
 
 
 class Files:
-    """Files by the name that a `Read` gives them. Not mapped: a failing disk is an error and not a signal.
+    """The open files of a checkpoint by the name that a `Read` gives them. Not mapped: a failing disk is an error
+    and not a signal.
 
     Args:
         paths: the path of each file by that name.
@@ -32,7 +33,7 @@ class Files:
             raise
 
     def open(self, name: str, path: Path) -> None:
-        """Opens one more file.
+        """Opens one more file, under `name`.
 
         Raises:
             BadCheckpoint: it cannot be read.
@@ -43,18 +44,18 @@ class Files:
             raise BadCheckpoint(f"{name} cannot be read: {error.strerror}") from error
 
     def forget(self, name: str) -> None:
-        """Closes a file, if it is open; nobody reads it meanwhile."""
+        """Closes a file, if it is open; no thread may read it meanwhile."""
         if (descriptor := self._descriptors.pop(name, None)) is not None:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Close the files."""
+        """Closes the files."""
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
-        """The bytes of `wanted`, in the given memory or in new memory.
+        """Returns the bytes of `wanted`, in the given memory or in new memory.
 
         Raises:
             BadCheckpoint: the file ended early or the disk failed.
@@ -77,7 +78,8 @@ class Files:
             done += got
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """The rows of a span as they are stored, from the bytes that its storage wanted.
+        """Returns the rows of a span as numbers in their stored types, from the bytes `raws` that its storage
+        wanted.
 
         Raises:
             BadCheckpoint: a scale is NaN or Inf, or parts of the source contradict each other.
@@ -88,7 +90,7 @@ class Files:
             raise self.refusal(span.source, error) from None
 
     def decode(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Matrix:
-        """The rows of a span as f32.
+        """Returns the rows of a span decoded to f32, from the bytes `raws` that its storage wanted.
 
         Raises:
             BadCheckpoint: a value is NaN or Inf, or parts of the source contradict each other.
@@ -100,6 +102,6 @@ class Files:
             raise self.refusal(span.source, error) from None
 
     def refusal(self, source: StorageSource, error: BadCheckpoint) -> BadCheckpoint:
-        """The error that the numbers of a source are not as they must be, with its name and file."""
+        """Returns `error` about the numbers of a source with the source's name and file added."""
         what = "holds NaN or Inf" if isinstance(error, BadNumber) else f"is damaged: {error}"
         return BadCheckpoint(f"{source.name} in {source.file} {what}", hint=self._hint)

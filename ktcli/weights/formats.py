@@ -26,7 +26,7 @@ MIXED, CALIBRATED = "-mixed", "-calibrated"
 
 @dataclass(frozen=True, slots=True)
 class FormatRow:
-    """A format with the choices that depend on it.
+    """A row of the table of formats: a format with the choices that depend on it.
 
     Attributes:
         better: name of the format one step more precise, for the down projections of "-mixed": their errors go
@@ -70,24 +70,24 @@ _BETTER = {row.format.name: row.better for row in TABLE if row.better}
 
 
 def better_than(fmt: Format) -> Format | None:
-    """The format one step more precise; None: there is none."""
+    """Returns the format one step more precise than `fmt`; None: there is none."""
     name = _BETTER.get(fmt.name)
     return None if name is None else FORMATS[name]
 
 
 def steps_from(fmt: Format) -> tuple[Format, ...]:
-    """The more precise formats, step by step."""
+    """Returns the formats more precise than `fmt`, step by step."""
     following = better_than(fmt)
     return () if following is None else (following, *steps_from(following))
 
 
 def mixable() -> tuple[str, ...]:
-    """The names of the formats that have a more precise one."""
+    """Returns the names of the formats that have a more precise one."""
     return tuple(_BETTER)
 
 
 def format_named(name: str) -> Format:
-    """The row called `name`.
+    """Returns the format called `name`.
 
     Raises:
         UsageError: there is none; the hint lists the names.

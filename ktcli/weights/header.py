@@ -62,7 +62,7 @@ class Header:
 
 
 def is_regular(path: Path) -> bool:
-    """Tells whether `path` is a plain file: a pipe or a device would block or never end."""
+    """Tells whether `path` is a regular file: a pipe or a device would block or never end."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):
@@ -70,7 +70,7 @@ def is_regular(path: Path) -> bool:
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """Reads the whole of a small file.
+    """Returns the whole contents of a small file.
 
     Raises:
         BadCheckpoint: missing, not a plain file, or larger than `limit` bytes.
@@ -84,7 +84,7 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 
 def read_header(path: Path, size_bytes: int | None = None) -> Header:
-    """Reads the header of the safetensors file at `path`, every range checked against the file's size.
+    """Returns the header of the safetensors file at `path`, every range checked against the file's size.
 
     Args:
         size_bytes: of the whole file, where only its beginning is here; None: all of it is.
@@ -132,7 +132,8 @@ def read_header(path: Path, size_bytes: int | None = None) -> Header:
 def encode_header(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> bytes:
-    """The length and JSON of a file that holds `tensors` (name to dtype and shape) in this order, without gaps.
+    """Returns the length and JSON of a file that holds `tensors` (name to dtype and shape) in this order, without
+    gaps.
 
     Padded with spaces so that the data begins at a multiple of 64 bytes.
     """

@@ -1,4 +1,4 @@
-"""The losses of a conversion: the sums that the encoder counts, as the errors and cosines that a manifest records."""
+"""Computes the errors and cosines that a manifest records from the sums that the encoder counts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ ByKind = dict[str, float]
 
 
 def losses(sums: Mapping[TensorKind, PackError]) -> tuple[ByKind, ByKind]:
-    """The relative error of each kind of tensor, and the cosine between its products before and after."""
+    """Returns the relative error of each kind of tensor, and the cosine between its products before and after."""
     there = {kind.value: sums[kind] for kind in TensorKind if kind in sums}
     errors = {name: _relative(each.error, each.square) for name, each in there.items()}
     return errors, {name: _cosine(each) for name, each in there.items()}
 
 
 def overall(files: Sequence[WeightFile], manifest: Manifest) -> ByKind:
-    """The relative error of the whole model: root mean square over the files, by elements of each kind of tensor.
+    """Returns the relative error of the whole model: root mean square over the files, by elements of each kind of
+    tensor.
 
     Raises:
         BadPack: the manifest lists other files.

@@ -22,7 +22,7 @@ _WEIGHTS = re.compile(r"layer-[0-9]{5}\.safetensors|outer\.safetensors")
 
 
 def format_names(recipe: Recipe) -> FormatNames:
-    """The entry of a manifest for a recipe; `recipe_of` undoes it."""
+    """Returns the entry of a manifest for a recipe; `recipe_of` undoes it."""
     chosen = (recipe.experts, recipe.dense, recipe.down)
     rows = {row.name: _format_row(row) for row in chosen if row}
     in_f32 = tuple(part.value for part in recipe.in_f32)
@@ -30,7 +30,7 @@ def format_names(recipe: Recipe) -> FormatNames:
 
 
 def parse_pack(data: bytes, what: str = manifest.PACK) -> tuple[Manifest, Recipe]:
-    """Parses the manifest in `data` and the recipe it names.
+    """Returns the manifest in `data` and the recipe it names.
 
     Raises:
         BadPack: it is no manifest of a pack, or of formats that this kt does not know.
@@ -50,7 +50,7 @@ def parse_pack(data: bytes, what: str = manifest.PACK) -> tuple[Manifest, Recipe
 
 
 def recipe_of(names: FormatNames, what: str = manifest.PACK) -> Recipe:
-    """The recipe whose formats are named, and are the same in this kt.
+    """Returns the recipe whose formats are named, and are the same in this kt.
 
     Raises:
         BadPack: a format is unknown, or another one in this kt.

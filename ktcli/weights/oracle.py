@@ -26,7 +26,7 @@ _SCALES = {Scale.F32: ("<f4", 0), Scale.BF16: ("<u2", 16), Scale.E8M0: ("u1", 23
 
 
 def e4m3_value(code: int) -> float:
-    """The value of an E4M3 byte, read digit by digit."""
+    """Returns the value of an E4M3 byte, computed from sign, exponent and fraction."""
     exponent, mantissa = code >> 3 & 15, code & 7
     if code & 127 == 127:
         return float("nan")
@@ -56,7 +56,7 @@ class PanelLayout:
 
 
 def layout(fmt: Format, k: int) -> PanelLayout:
-    """The layout of a panel with `k` columns."""
+    """Returns the layout of a panel with `k` columns."""
     line = {32: 1, 16: 2, 8: 4, 4: 4}[fmt.bits]
     step = 16 * line
     columns = -(-k // max(step, fmt.group)) * max(step, fmt.group)
@@ -70,7 +70,7 @@ def layout(fmt: Format, k: int) -> PanelLayout:
 def pack(
     fmt: Format, matrix: F32, scales: F32 | None = None, importance: F32 | None = None
 ) -> NDArray[np.uint8]:
-    """The packed bytes of `matrix` [n, k] f32.
+    """Returns the packed bytes of `matrix` [n, k] f32.
 
     Args:
         scales: given scales [n, groups] f32, for formats with f32 scales.
@@ -105,7 +105,7 @@ def pack(
 
 
 def unpack(fmt: Format, data: NDArray[np.uint8], n: int, k: int) -> F32:
-    """The matrix [n, k] f32 that packed bytes hold."""
+    """Returns the matrix [n, k] f32 decoded from packed bytes."""
     lay = layout(fmt, k)
     panels = -(-n // PANEL_ROWS)
     rows = data.reshape(panels, lay.panel_bytes)
@@ -125,7 +125,7 @@ def unpack(fmt: Format, data: NDArray[np.uint8], n: int, k: int) -> F32:
 
 
 def rotation_block(fmt: Format, k: int) -> int:
-    """The number of columns of each rotated block of a matrix with `k` columns."""
+    """Returns the number of columns of each rotated block of a matrix with `k` columns."""
     block = fmt.rotation
     while -(-k // ROTATION_UNIT) * ROTATION_UNIT % block:
         block //= 2
@@ -133,7 +133,7 @@ def rotation_block(fmt: Format, k: int) -> int:
 
 
 def rotate(x: F32, block: int) -> F32:
-    """Rows [n, columns] times the Hadamard matrix of their blocks, in the specified order of operations."""
+    """Returns rows [n, columns] times the Hadamard matrix of their blocks, in the specified order of operations."""
     out = x.reshape(-1, block)
     h = 1
     while h < block:
@@ -157,7 +157,8 @@ def _block_means(counts: F32, block: int, k: int) -> F32:
 def encode(
     fmt: Format, matrix: F32, given: F32 | None = None, importance: F32 | None = None
 ) -> tuple[NDArray[np.generic], F32 | None]:
-    """The codes [n, k] and scales [n, groups] of a matrix of whole groups; scales are None where there are none.
+    """Returns the codes [n, k] and scales [n, groups] of a matrix of whole groups; scales are None where there are
+    none.
 
     Codes are f32 values, bf16 bits, signed integers, E4M3 bytes, or indices into the codebook. Given
     scales [n, groups] are used where their magnitude is within 2^-60..2^60. The errors of a column count by its
@@ -182,7 +183,7 @@ def encode(
 
 
 def decode(fmt: Format, codes: NDArray[np.generic], scales: F32 | None) -> F32:
-    """The f32 matrix that codes and scales mean."""
+    """Returns the f32 matrix that codes and scales represent."""
     if fmt.bits == 32:
         return codes.astype(np.float32)
     if fmt.bits == 16:
@@ -197,7 +198,7 @@ def decode(fmt: Format, codes: NDArray[np.generic], scales: F32 | None) -> F32:
 
 
 def round_to_bf16(x: F32) -> NDArray[np.uint16]:
-    """The bf16 bits of finite values, rounded to nearest even; values that overflow become infinite."""
+    """Returns the bf16 bits of finite values, rounded to nearest even; values that overflow become infinite."""
     bits = x.view(np.uint32)
     return ((bits + (0x7FFF + (bits >> 16 & 1))) >> 16).astype(np.uint16)
 
@@ -230,7 +231,7 @@ def _usable(given: F32) -> NDArray[np.bool_]:
 
 
 def nearest_e4m3(v: F32) -> NDArray[np.uint8]:
-    """The codes nearest to finite values, the even one of two; those beyond the range get its end."""
+    """Returns the E4M3 codes nearest to finite values, ties to the even code; those beyond the range get its end."""
     sizes = E4M3_VALUES[:127].astype(np.float64)
     middles = (sizes[:-1] + sizes[1:]) / 2
     size = np.abs(v).astype(np.float64)

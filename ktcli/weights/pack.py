@@ -90,12 +90,12 @@ class WeightFile:
 
 
 def file_name(layer: int | None) -> str:
-    """The name of the file that holds the tensors of a layer; None: the tensors of no layer."""
+    """Returns the name of the file that holds the tensors of a layer; None: the tensors of no layer."""
     return OUTER if layer is None else f"layer-{layer:05}.safetensors"
 
 
 def weight_files(tensors: Iterable[Tensor], recipe: Recipe) -> tuple[WeightFile, ...]:
-    """The weight files of a pack: layers in order, then the outer one.
+    """Returns the weight files of a pack: layers in order, then the outer one.
 
     Raises:
         NativeError: a format cannot hold the shape of a tensor.
@@ -172,7 +172,7 @@ class Pack:
 
     @classmethod
     def open(cls, path: Path) -> Pack:
-        """Opens the pack in the folder `path`.
+        """Returns the open pack in the folder `path`.
 
         Raises:
             BadPack: there is none, or its manifest, a header or a file's size is not as it must be.
@@ -198,7 +198,7 @@ class Pack:
         return self.manifest.size_bytes
 
     def locate(self, tensor: Tensor) -> Location:
-        """The place of `tensor`'s bytes.
+        """Returns the file and position of `tensor`'s bytes.
 
         Raises:
             BadPack: it is missing, or stored with another format or shape than model and recipe say.
@@ -233,7 +233,7 @@ class Pack:
 
 
 def is_pack(path: Path) -> bool:
-    """Tells whether `path` is a folder that says it is a complete pack."""
+    """Tells whether `path` is a folder with the manifest of a complete pack."""
     return is_regular(path / manifest.PACK)
 
 

@@ -20,12 +20,12 @@ def union(pairs: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def total(ranges: Ranges) -> int:
-    """Returns the number of their bytes."""
+    """Returns the number of bytes in the ranges."""
     return sum(stop - start for start, stop in ranges)
 
 
 def between(ranges: Ranges, start: int, stop: int) -> Ranges:
-    """Returns what ranges leave out of the bytes from `start` to `stop`."""
+    """Returns the bytes from `start` to `stop` that are in none of the ranges."""
     found, at = [], start
     for first, last in ranges:
         found.append((at, min(first, stop)))
@@ -34,6 +34,6 @@ def between(ranges: Ranges, start: int, stop: int) -> Ranges:
 
 
 def touches(ranges: Ranges, start: int, stop: int) -> bool:
-    """Tells whether ranges hold any of the bytes from `start` to `stop`."""
+    """Tells whether any byte from `start` to `stop` is in the ranges."""
     before = bisect_left(ranges, (stop, 0))  # those that begin below `stop`
     return start < stop and before > 0 and ranges[before - 1][1] > start

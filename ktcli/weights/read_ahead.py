@@ -1,4 +1,4 @@
-"""Strips are read while others are encoded: by threads of their own, into memory that is reused."""
+"""Reads strips while others are encoded: by threads of their own, into memory that is reused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINE = 64  # bytes; each read begins at a multiple of it in memory
 
 
 class Slots:
-    """A ring of memory that is reused, so that a conversion's need is soon reached and never exceeded.
+    """A ring of buffers that are reused, so that a conversion's need is soon reached and never exceeded.
 
     The memory that `take` returns stays as it is until `count` more were taken.
     """
@@ -28,7 +28,7 @@ class Slots:
         self._slots = deque([np.empty(0, dtype=np.uint8)] * count)
 
     def take(self, size_bytes: int) -> Raw:
-        """Returns memory with undefined contents."""
+        """Returns the next buffer with `size_bytes` bytes of undefined contents."""
         self._slots.rotate(-1)
         if self._slots[0].size < size_bytes:
             self._slots[0] = np.empty(0, dtype=np.uint8)  # give it back first

@@ -17,7 +17,7 @@ from ktcli.weights.storage import Reader
 
 
 def open_checkpoint(path: Path) -> Reader:
-    """Opens the checkpoint at `path`; the caller closes it.
+    """Returns the open checkpoint at `path`; the caller closes it.
 
     Raises:
         BadCheckpoint: there is none, or it is damaged, hostile or of a kind that cannot be read.
@@ -30,7 +30,7 @@ def open_checkpoint(path: Path) -> Reader:
 
 
 def config_of(path: Path) -> Mapping[str, Any]:
-    """The `config.json` of the checkpoint at `path`.
+    """Returns the `config.json` object of the checkpoint at `path`.
 
     Raises:
         BadCheckpoint: there is none, or it cannot be read.
@@ -42,7 +42,7 @@ def config_of(path: Path) -> Mapping[str, Any]:
 
 
 def examine(path: Path) -> None:
-    """Checks that the checkpoint at `path` can be converted, as far as its headers tell.
+    """Raises BadCheckpoint if the checkpoint at `path` cannot be converted, as far as its headers tell.
 
     Raises:
         BadCheckpoint: it cannot.

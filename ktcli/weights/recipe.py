@@ -67,12 +67,12 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """ "<experts>-<dense>", as in the names of conversions; `split_pair` undoes it."""
+        """The name "<experts>-<dense>", as in the names of conversions; `split_pair` undoes it."""
         return f"{self.experts_name}-{self.dense.name}"
 
     @classmethod
     def named(cls, experts: str | None = None, dense: str | None = None) -> Recipe:
-        """The recipe of these names; None takes the default.
+        """Returns the recipe of these names; None takes the default.
 
         Args:
             experts: the name of a format; with "-mixed", down projections are one step more precise; with
@@ -91,13 +91,13 @@ class Recipe:
 
     @property
     def bits_per_expert_weight(self) -> float:
-        """The average bits of gate, up and down projections, which have equally many weights, in rows of many
-        columns."""
+        """The average number of bits per weight of gate, up and down projections, which have equally many weights,
+        in rows of many columns."""
         down = self.down or self.experts
         return (2 * self.experts.bits_per_weight + down.bits_per_weight) / 3
 
     def like(self, experts: str, dense: str) -> Recipe:
-        """The recipe of these names for the same checkpoint.
+        """Returns the recipe of these names for the same checkpoint, with the same parts in f32.
 
         Raises:
             UsageError: as `named`.
@@ -106,11 +106,11 @@ class Recipe:
 
     @property
     def searches(self) -> bool:
-        """Tells whether any of its formats searches scales, for which the importance of columns counts."""
+        """Whether any of its formats searches scales, for which the importance of columns counts."""
         return any(format_of_kind(kind, self).bits == SEARCHED_BITS for kind in TensorKind)
 
     def mixed(self) -> Recipe:
-        """The same recipe with down projections one step more precise.
+        """Returns the same recipe with down projections one step more precise.
 
         Raises:
             UsageError: nothing is more precise than the experts' format.
@@ -125,7 +125,7 @@ class Recipe:
 
 
 def automatic() -> tuple[str, ...]:
-    """Names of experts' formats among which `--experts auto` chooses, the most bits first."""
+    """Returns the names of the experts' formats among which `--experts auto` chooses, the most bits first."""
     names = (f"{row.format.name}{ending}" for row in TABLE for ending in row.automatic)
     return tuple(sorted(names, key=lambda name: -Recipe.named(name).bits_per_expert_weight))
 
@@ -136,7 +136,7 @@ def names_experts(text: str) -> bool:
 
 
 def split_pair(text: str) -> tuple[str, str]:
-    """The names in "<experts>-<dense>", either of which may have dashes of its own; ("", "") for "".
+    """Returns the names in "<experts>-<dense>", either of which may have dashes of its own; ("", "") for "".
 
     The table of formats says where the first ends; no text can be read as two pairs. One name alone is the experts',
     without a dense one, unless it is a pair too ("int4-g32-f32"). A text with an unknown name is cut at its last dash,
@@ -153,7 +153,7 @@ def split_pair(text: str) -> tuple[str, str]:
 
 
 def kind_of(tensor: Tensor) -> TensorKind | None:
-    """The kind that a recipe and a report count a tensor as; None: it is stored as plain rows."""
+    """Returns the kind that a recipe and a report count a tensor as; None: it is stored as plain rows."""
     match tensor.role:  # asked for each tensor of each step that is planned
         case Role.EXPERTS:
             return TensorKind.DOWN if tensor.cut is Cut.COLUMNS else TensorKind.EXPERTS
@@ -166,7 +166,7 @@ def kind_of(tensor: Tensor) -> TensorKind | None:
 
 
 def format_of_kind(kind: TensorKind, recipe: Recipe) -> Format:
-    """The packed format of all tensors of a kind."""
+    """Returns the packed format of all tensors of a kind."""
     match kind:
         case TensorKind.DENSE:
             return recipe.dense
@@ -179,7 +179,7 @@ def format_of_kind(kind: TensorKind, recipe: Recipe) -> Format:
 
 
 def format_of(tensor: Tensor, recipe: Recipe) -> Format | None:
-    """The packed format of `tensor`; None: plain rows of a table or a vector, see `plain_bytes`."""
+    """Returns the packed format of `tensor`; None: plain rows of a table or a vector, see `plain_bytes`."""
     kind = kind_of(tensor)
     if kind is not None and is_in_f32(tensor, recipe):
         return FORMATS["f32"]
@@ -192,7 +192,7 @@ def is_in_f32(tensor: Tensor, recipe: Recipe) -> bool:
 
 
 def stored_bytes(tensor: Tensor, recipe: Recipe) -> int:
-    """Bytes of the whole tensor, all its matrices, in a pack and in memory.
+    """Returns the bytes of the whole tensor, all its matrices, in a pack and in memory.
 
     Raises:
         NativeError: its format cannot hold this shape.
@@ -204,6 +204,6 @@ def stored_bytes(tensor: Tensor, recipe: Recipe) -> int:
 
 
 def plain_bytes(tensor: Tensor, recipe: Recipe) -> int:
-    """The bytes of an element of a table (bf16, or f32) or vector (f32)."""
+    """Returns the bytes of an element of a table (bf16, or f32) or vector (f32)."""
     narrow = tensor.role is Role.TABLE and not is_in_f32(tensor, recipe)
     return BF16_BYTES if narrow else F32_BYTES

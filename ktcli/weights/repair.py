@@ -52,7 +52,7 @@ def repair(
     provenance: Provenance = UNRECORDED,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Makes damaged files of a pack again from the checkpoint in `source`.
+    """Makes the damaged files of a pack again from the checkpoint in `source`.
 
     Args:
         provenance: of the checkpoint.
@@ -72,7 +72,7 @@ def repair_from(
     provenance: Provenance = UNRECORDED,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Makes damaged files of a pack again from a checkpoint that is open, as `repair` does.
+    """Makes the damaged files of a pack again from an open checkpoint, as `repair` does.
 
     Raises:
         BadPack: its manifest is damaged, it was made from another checkpoint, or a file became another one than it

@@ -1,4 +1,5 @@
-"""Which bytes of a checkpoint's files a conversion needs when, and how many of them lie on the disk at a time.
+"""Computes which bytes of a checkpoint's files a conversion needs when, and how many of them lie on the disk at a
+time.
 
 A pure count over sizes. The files of a pack are made one after the other, each as a whole; a file of the checkpoint is
 fetched for the first that needs it and dropped after the last. In between, where the disk can give up parts of a file
@@ -59,21 +60,22 @@ class Schedule:
 
     @cached_property
     def files(self) -> tuple[str, ...]:
-        """The files of the checkpoint that are needed, in the order in which they are; others are never fetched."""
+        """The names of the checkpoint's files that are needed, in the order in which they are; others are never
+        fetched."""
         return tuple(dict.fromkeys(file for step in self.steps for file in sorted(step.needs)))
 
     @cached_property
     def last_use(self) -> Mapping[str, int]:
-        """The last step that needs each file."""
+        """The index of the last step that needs each file, by the file's name."""
         return {file: i for i, step in enumerate(self.steps) for file in step.needs}
 
     def kept(self, file: str, done: int) -> Ranges:
-        """The bytes of a file that are needed after `done` steps."""
+        """Returns the byte ranges of a file that are still needed after `done` steps."""
         return self._kept[file][done]
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The most bytes that pack and checkpoint take together."""
+        """The most bytes that pack and checkpoint take together on the disk."""
         held = list(self._written)  # pack and checkpoint during each step
         for file in self.files:
             since = 0 if file in self.source.present else self._first_use[file]
@@ -84,7 +86,8 @@ class Schedule:
         return max([whole + min(sum(sizes), AT_ONCE * max(sizes, default=0)), *held])
 
     def allowed(self, done: int) -> int:
-        """The number of `files`, counted from the first, that may be on the disk or fetched after `done` steps.
+        """Returns the number of `files`, counted from the first, that may be on the disk or fetched after `done`
+        steps.
 
         A file may come before its step if until then no step has more than `peak_bytes` on the disk.
         """

@@ -48,7 +48,8 @@ class Scheme:
 
 
 def read_scheme(config: Mapping[str, Any]) -> Scheme:
-    """The scheme of a `config.json`, or of its text model where that is the quantized one (Kimi-K2.5).
+    """Returns the quantization scheme of a `config.json`, or of its text model where that is the quantized one
+    (Kimi-K2.5).
 
     Raises:
         BadCheckpoint: it is of a kind that kt does not read, or contradicts itself.

@@ -14,7 +14,7 @@ from threading import Lock
 
 
 class Stopwatch:
-    """The time during which at least one thread was busy.
+    """Counts the time during which at least one thread was busy.
 
     Attributes:
         seconds: seconds of work that is over.
@@ -60,11 +60,11 @@ class Stages:
     writing: float
 
     def rate(self, seconds: float) -> float:
-        """The bytes of the checkpoint per second."""
+        """Returns the bytes of the checkpoint per second, for a stage that was busy for `seconds`."""
         return self.source_bytes / max(seconds, 1e-9)
 
     @property
     def bound(self) -> str:
-        """The stage that was busy longest."""
+        """The name of the stage that was busy longest."""
         names = "reading", "encoding", "writing"
         return max(names, key=lambda name: float(getattr(self, name)))

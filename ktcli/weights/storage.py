@@ -72,17 +72,17 @@ class StorageSource:
 
     @property
     def rows(self) -> int:
-        """The product of all dimensions but the last."""
+        """The number of rows: the product of all dimensions but the last."""
         return prod(self.shape[:-1])
 
     @property
     def columns(self) -> int:
-        """The last dimension; 1 for a scalar."""
+        """The number of columns: the last dimension; 1 for a scalar."""
         return self.shape[-1] if self.shape else 1
 
     @property
     def file(self) -> str:
-        """The file of its first part."""
+        """The name of the file of its first part."""
         return self.parts[0].file
 
     @property
@@ -93,7 +93,7 @@ class StorageSource:
 
 @dataclass(frozen=True, slots=True)
 class ByteSpan:
-    """Rows [start, stop) of a source; all of it unless said otherwise."""
+    """The rows [start, stop) of a source; all of it unless said otherwise."""
 
     source: StorageSource
     start: int = 0
@@ -117,26 +117,27 @@ class Storage(Protocol):
 
     @property
     def label(self) -> str:
-        """A name for people: "bf16", "FP8 (E4M3) in blocks of 128 x 128"."""
+        """The name of the storage for people: "bf16", "FP8 (E4M3) in blocks of 128 x 128"."""
 
     @property
     def lossless(self) -> str | None:
         """The name of the smallest format that holds all its numbers exactly; None: only f32 does."""
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """The bytes of a span. Spans that together are a source want each of its bytes once; bytes that many rows
-        share (the scales of a block) may be wanted by each of them."""
+        """Returns the reads that give the bytes of a span. Spans that together are a source want each of its bytes
+        once; bytes that many rows share (the scales of a block) may be wanted by each of them."""
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """The matrix [span.rows, columns], as it lies in the bytes where the library reads it so.
+        """Returns the matrix [span.rows, columns] in its stored type where the library reads it, from the bytes of
+        `reads`.
 
         Raises:
             BadCheckpoint: a scale is NaN or Inf, or parts of the source contradict each other.
         """
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """The scales [span.rows, groups of `fmt`] with which `fmt` holds the span exactly; None: it chooses well
-        enough by itself, or there is nothing to keep."""
+        """Returns the scales [span.rows, groups of `fmt`] with which `fmt` holds the span exactly; None: the
+        encoder chooses them well enough by itself, or there is nothing to keep."""
 
 
 class Reader(Protocol):
@@ -144,65 +145,66 @@ class Reader(Protocol):
 
     @property
     def path(self) -> Path:
-        """The folder or file, for messages."""
+        """The path of the folder or file, for messages."""
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The object of a `config.json` of the hub."""
+        """The object in the `config.json`, as on the hub."""
 
     @property
     def digest(self) -> str:
-        """The SHA-256 over what describes the tensors; it tells checkpoints apart."""
+        """The SHA-256 over what describes the tensors, hexadecimal; it tells checkpoints apart."""
 
     @property
     def names(self) -> Collection[str]:
         """The names of all sources; others may be among them, which `find` refuses."""
 
     def unused(self, taken: Collection[str]) -> list[str]:
-        """The names of the parts besides `taken`, without those that only help to read these."""
+        """Returns the names of the parts besides `taken`, without those that only help to read these."""
 
     @property
     def small_files(self) -> tuple[str, ...]:
         """The names of the small files that a pack takes over, sorted; "config.json" is one."""
 
     def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:
-        """The source called `name`.
+        """Returns the source called `name`.
 
         Raises:
             BadCheckpoint: it is missing, stored in a way that cannot be read, or not of the expected shape.
         """
 
     def small_file(self, name: str) -> bytes:
-        """The contents of a small file."""
+        """Returns the contents of a small file."""
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
-        """The bytes, in the given memory or new one. Several threads may call it at once.
+        """Returns the bytes that `wanted` names, in the given memory or new one. Several threads may call it at
+        once.
 
         Raises:
             BadCheckpoint: the file ended early or the disk failed.
         """
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """The numbers as of `Storage.numbers`, with errors that name source and file."""
+        """Returns the rows of a span as numbers, as `Storage.numbers` does, with errors that name source and file."""
 
     def decode(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Matrix:
-        """The numbers of a span as f32.
+        """Returns the rows of a span decoded to f32.
 
         Raises:
             BadCheckpoint: a number is NaN or Inf.
         """
 
     def refusal(self, source: StorageSource, error: BadCheckpoint) -> BadCheckpoint:
-        """An error about the numbers of a source, with its name and file."""
+        """Returns `error` about the numbers of a source with the source's name and file added."""
 
     def close(self) -> None:
-        """Close the files."""
+        """Closes the files."""
 
 
 def read_rows(
     source: StorageSource, checkpoint: Reader, pool: Pool
 ) -> Iterator[tuple[int, Matrix]]:
-    """Yields the rows of a source, some at a time: the number of the first, and their values, f32.
+    """Yields the rows of a source, some at a time, as (index of the first row, values [rows, columns] f32).
 
     Raises:
         BadCheckpoint: a number is NaN or Inf, or a file cannot be read.
@@ -215,13 +217,13 @@ def read_rows(
 
 
 def rows_of(part: Part, row_bytes: int, start: int, stop: int) -> Read:
-    """Rows [start, stop) of a part whose rows have `row_bytes`."""
+    """Returns the read of rows [start, stop) of a part whose rows have `row_bytes` bytes."""
     return Read(part.file, part.entry.offset + start * row_bytes, (stop - start) * row_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class PlainStorage:
-    """A storage of the numbers themselves; one part."""
+    """A storage of plain numbers, without codes or scales; one part."""
 
     dtype: DType
     lossless: str | None
@@ -244,7 +246,7 @@ class PlainStorage:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A storage of whole numbers, rounded where f32 does not hold them: a table of experts; one part."""
+    """A storage of whole numbers, rounded where f32 does not hold them, for a table of experts; one part."""
 
     dtype: str
     lossless: None = None

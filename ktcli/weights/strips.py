@@ -1,4 +1,4 @@
-"""Tensors cut into strips: some rows of one matrix, few enough to be read, encoded and written while others are.
+"""Cuts tensors into strips: some rows of one matrix, few enough to be read, encoded and written while others are.
 
 A strip says which rows of which sources it is made of, and in which order they are stored. The cuts depend on shapes
 alone, so neither the bytes of a conversion nor its sums of errors depend on the machine.
@@ -52,12 +52,13 @@ class Strip:
     index: int = 0
 
     def is_transposed(self, span: int) -> bool:
-        """Tells whether the rows that are taken from a span are its columns."""
+        """Tells whether a span's columns, instead of its rows, are the rows of the strip."""
         return any(rows.stored.transposed for rows in self.rows if rows.span == span)
 
     @property
     def map(self) -> NDArray[np.int32]:
-        """The span of each stored row and the row within it, [n, 2]; -1 for both of a row of padding."""
+        """The source of each stored row, [n, 2]: the index of its span, and the row within that; -1 for both of a
+        row of padding."""
         slices = (rows.chosen for rows in self.rows)
         taken = [np.arange(each.start, each.stop, each.step) for each in slices]
         alternate = self.tensor.alternate
@@ -73,8 +74,8 @@ class Strip:
 
 
 def pieces_of(tensor: Tensor, checkpoint: Reader) -> tuple[Stored, ...]:
-    """The alternative of `tensor.sources` that the checkpoint has: the first whose names and shapes are there, else
-    the first whose names are, else the first."""
+    """Returns the alternative of `tensor.sources` that the checkpoint has: the first whose names and shapes are
+    there, else the first whose names are, else the first."""
     named = [
         pieces
         for pieces in tensor.sources
@@ -87,7 +88,7 @@ def pieces_of(tensor: Tensor, checkpoint: Reader) -> tuple[Stored, ...]:
 
 
 def cut(tensor: Tensor, checkpoint: Reader) -> Iterator[Strip]:
-    """The strips of a tensor in the order of their bytes.
+    """Yields the strips of a tensor in the order of their bytes.
 
     Raises:
         BadCheckpoint: a source is missing or has another shape than the model says.
@@ -160,7 +161,7 @@ def _rows(
 
 
 def sample(tensor: Tensor, checkpoint: Reader) -> list[ByteSpan]:
-    """The spans of up to SAMPLE rows of a plain matrix, in runs spread over all of it."""
+    """Returns the spans of up to SAMPLE rows of a plain matrix, in runs spread over all of it."""
     (stored,) = pieces_of(tensor, checkpoint)
     source = checkpoint.find(stored.name, stored.shape)
     between = max(tensor.n * PANEL_ROWS // SAMPLE, PANEL_ROWS)

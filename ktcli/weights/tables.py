@@ -1,4 +1,4 @@
-"""The check of tables of experts, which a token's id indexes, before a conversion writes anything.
+"""Checks tables of experts, which a token's id indexes, before a conversion writes anything.
 
 A number that names no expert would otherwise be found when the model is loaded, long after its conversion.
 """
@@ -19,14 +19,14 @@ from ktcli.weights.strips import pieces_of
 
 
 def first_outside(values: NDArray[np.float32], below: int) -> int | None:
-    """The index of the first number that is not whole or not one of 0..below - 1; None: there is none."""
+    """Returns the index of the first number that is not whole or not one of 0..below - 1; None: there is none."""
     flat = values.reshape(-1)
     good = (flat >= 0) & (flat < below) & (flat == np.floor(flat))
     return None if good.all() else int(good.argmin())
 
 
 def check_tables(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> None:
-    """Checks that the tensors that hold ids of experts hold nothing else.
+    """Raises BadCheckpoint if one of the tensors that hold ids of experts holds anything else.
 
     Raises:
         BadCheckpoint: one does not, is missing, or a file cannot be read.

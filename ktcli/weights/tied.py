@@ -1,4 +1,4 @@
-"""The remark about a head that config.json ties to the embedding but that the checkpoint has as a tensor of its own."""
+"""Finds an output head that config.json ties to the embedding but that the checkpoint has as a tensor of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ktcli.weights.storage import Reader, StorageSource, read_rows
 
 
 def remark(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> str | None:
-    """A sentence for the user about a tied head with weights of its own; None: there is none, or they are equal.
+    """Returns a sentence for the user about a tied head with weights of its own; None: there is none, or they are
+    equal.
 
     Raises:
         BadCheckpoint: a file cannot be read.

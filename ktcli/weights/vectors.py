@@ -1,4 +1,5 @@
-"""The vectors of a model from the values of a checkpoint: elements chosen, moved, concatenated or interleaved."""
+"""Assembles the vectors of a model from the values of a checkpoint: elements chosen, moved, concatenated or
+interleaved."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from ktcli.weights.strips import Strip, StripRows
 
 
 def vector_of(strip: Strip, values: Sequence[Matrix]) -> Matrix:
-    """The vector [k] of a strip.
+    """Returns the vector [k] that a strip stores, from the values of its spans.
 
     Args:
         values: the values of each span, [rows, columns] f32.

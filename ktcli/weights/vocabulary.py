@@ -68,18 +68,19 @@ class Pieces:
 
 
 def document(vocabulary: Pieces) -> Json:
-    """The whole `tokenizer.json` of a vocabulary."""
+    """Returns the whole `tokenizer.json` object of a vocabulary."""
     texts = [(piece.text, piece.kind) for piece in vocabulary.pieces]
     return whole(added_tokens(texts), steps(vocabulary))
 
 
 def whole(added: list[Json], steps: Json) -> Json:
-    """A `tokenizer.json` with these added tokens and steps."""
+    """Returns a `tokenizer.json` object with these added tokens and these steps: normalizer, pre-tokenizer, model,
+    decoder."""
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **steps}
 
 
 def added_tokens(tokens: Sequence[tuple[str, PieceKind]]) -> list[Json]:
-    """The tokens that are found in a text before it is cut."""
+    """Returns the `added_tokens` entries of those tokens that are found in a text before it is cut."""
     return [
         added_token(id, text, special=kind != PieceKind.USER_DEFINED)
         for id, (text, kind) in enumerate(tokens)
@@ -88,13 +89,13 @@ def added_tokens(tokens: Sequence[tuple[str, PieceKind]]) -> list[Json]:
 
 
 def added_token(id: int, text: str, *, special: bool) -> Json:
-    """An entry for a token that is found in a text before it is cut."""
+    """Returns the `added_tokens` entry of one token that is found in a text before it is cut."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": id, "content": text, **flags, "special": special}
 
 
 def steps(vocabulary: Pieces) -> Json:
-    """The normalizer, pre-tokenizer, model and decoder of a vocabulary."""
+    """Returns the normalizer, pre-tokenizer, model and decoder of a vocabulary, as in `tokenizer.json`."""
     before, cut = _spaces(vocabulary)
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if vocabulary.prefix else []
     back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
@@ -111,7 +112,7 @@ def steps(vocabulary: Pieces) -> Json:
 
 
 def bpe(texts: Sequence[str], merges: list[list[str]], **more: Any) -> Json:
-    """A model that joins neighbours by a list of pairs."""
+    """Returns the BPE model of a `tokenizer.json`, which joins neighbouring tokens by a list of pairs."""
     return {
         "type": "BPE",
         "dropout": None,
@@ -128,7 +129,7 @@ def bpe(texts: Sequence[str], merges: list[list[str]], **more: Any) -> Json:
 
 
 def byte_level(patterns: Sequence[str], model: Json, *, nfc: bool = False) -> Json:
-    """The normalizer, pre-tokenizer, model and decoder of a vocabulary of bytes.
+    """Returns the normalizer, pre-tokenizer, model and decoder of a vocabulary of bytes, as in `tokenizer.json`.
 
     Args:
         patterns: regular expressions that cut words; each cuts the pieces that the ones before left whole.

@@ -21,7 +21,7 @@ FLUSH_BYTES = 256 << 20
 
 
 class FileWriter:
-    """One file: `write` its parts, then `finish`. Leaving the `with` block earlier removes it.
+    """Writes one file: `write` its parts, then `finish`. Leaving the `with` block earlier removes it.
 
     A part is hashed and written at the same time, by two threads of their own, and a third flushes; parts keep their
     order. A part must not be changed after it was handed over until the next call returns. Errors of the system
@@ -54,14 +54,14 @@ class FileWriter:
             self._beside.unlink(missing_ok=True)
 
     def write(self, part: memoryview | bytes) -> None:
-        """Appends `part`; returns when the one before is hashed and written."""
+        """Appends `part` to the file; returns when the part before it is hashed and written."""
         self.size_bytes += len(part)
         self._settle()
         self._part = [self._start(self._hash.update, part), self._start(self._put, part)]
         self._unflushed += len(part)
 
     def finish(self, wanted: str | None = None) -> str:
-        """Completes the file: flushes it and gives it its name. Returns its SHA-256.
+        """Completes the file, flushes and renames it, and returns its SHA-256.
 
         Args:
             wanted: the SHA-256 that it must have; None: whatever it has.
@@ -107,7 +107,7 @@ class FileWriter:
 
 @contextmanager
 def explained(what: str, folder: Path, need_bytes: Callable[[], int]) -> Iterator[None]:
-    """Turns a failure to write into one sentence.
+    """Turns an error of writing within the `with` block into one sentence about `what`.
 
     Args:
         need_bytes: returns the bytes that are still to be written; called when the disk is full.

@@ -1,6 +1,7 @@
 """Turns of a conversation: what is computed, what is kept, and how it ends."""
 
 import io
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from dialogue.fake_engine import backend
 from ktcli.chat.chat import Chat
 from ktcli.chat.conversation import Saved
 from ktcli.engine.request import Finish
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import ContextFull, KtError, UsageError
+from ktcli.sampling import SamplingSettings
 from ktcli.terminal.screen import Screen
 
 
@@ -395,3 +396,40 @@ def test_taking_back_what_was_summed_up_ends_the_summary(tmp_path: Path) -> None
     assert chat.conversation.omitted.turns == 4
     chat.conversation.undo()
     assert chat.conversation.omitted.turns == 0 and len(chat.conversation.messages) == 3
+
+
+def test_an_answer_that_was_interrupted_twice_ends_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in a step, and again in the step that would have told the engine to end."""
+    chat = Chat(backend(tmp_path))
+    step, steps = chat.session.step, itertools.count(1)
+
+    def interrupted() -> list[Event]:
+        if next(steps) in (6, 7):
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(chat.session, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        say(chat, "first")
+    for question in ("second", "third", "fourth"):
+        assert say(chat, question) == f"you said {question}"
+
+
+def test_parts_of_an_answer_with_several_thoughts_stay_apart(tmp_path: Path) -> None:
+    said = (
+        "<|channel|>analysis<|message|>First.<|end|><|start|>assistant"
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+        "<|channel|>analysis<|message|>Second.<|end|><|start|>assistant"
+        "<|channel|>final<|message|>yes<|return|>"
+    )
+    (tmp_path / "channels").mkdir()
+    chat = Chat(backend(tmp_path / "channels", lambda q: said, **CHANNELS))
+    pieces = list(chat.ask("q"))
+    assert "".join(p.text for p in pieces if p.thought) == "First.\n\nSecond."
+    assert "".join(p.text for p in pieces if not p.thought) == "I look.\n\nyes"
+    chat = Chat(backend(tmp_path, lambda q: "<think>a</think>\n\nOne.<think>b</think>\n\nTwo."))
+    pieces = list(chat.ask("q"))
+    assert "".join(p.text for p in pieces if p.thought) == "a\n\nb"
+    assert "".join(p.text for p in pieces if not p.thought) == "One.\n\nTwo."

@@ -16,8 +16,8 @@ from ktcli.chat.chat import Chat
 from ktcli.chat.chats import chat_path, load, saved_names
 from ktcli.chat.conversation import Conversation, Saved
 from ktcli.chat.document import save
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
+from ktcli.sampling import SamplingSettings
 from ktcli.terminal import slash
 from ktcli.terminal.prompt import cleaned, is_open
 from ktcli.terminal.replstate import ReplState

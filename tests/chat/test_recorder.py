@@ -18,8 +18,8 @@ from ktcli.chat.log import read_path
 from ktcli.chat.recorder import ChatRecorder
 from ktcli.dialogue.local import LocalBackend
 from ktcli.engine.forms import ABSORBED
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import KtError
+from ktcli.sampling import SamplingSettings
 from ktcli.terminal.repl import talk
 from ktcli.terminal.replstate import ReplState
 from ktcli.terminal.thoughts import ThoughtsView

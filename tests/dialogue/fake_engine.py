@@ -140,7 +140,7 @@ class FakeEngine:
 
     def logits(self, cache: list[int]) -> np.ndarray:
         assistant = self.tokenizer.id_of("<|assistant|>")
-        at = max(i for i, id in enumerate(cache) if id == assistant)
+        at = max((i for i, id in enumerate(cache) if id == assistant), default=-1)
         question = self.tokenizer.decode(cache[:at], special=True).rpartition("<|user|>")[2]
         reply = self.script(question.removesuffix("<|end|>"))
         ids = self.tokenizer.encode(reply) if isinstance(reply, str) else reply

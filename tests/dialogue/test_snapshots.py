@@ -25,8 +25,8 @@ from ktcli.dialogue.local import LocalBackend
 from ktcli.dialogue.snapshots import IdsOf, shared_ids, snapshot_positions
 from ktcli.dialogue.timeline import common, depth_runs
 from ktcli.engine.request import Answer
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint
+from ktcli.sampling import SamplingSettings
 from ktcli.server.attached.backend import AttachedModel
 from ktcli.server.attached.client import ServerPlace, facts_of
 from ktcli.server.attached.wire import EngineFacts

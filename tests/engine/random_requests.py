@@ -16,8 +16,8 @@ from ktcli.assembly.load import load_pack
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.engine import CpuEngine, Finish, GenerationRequest, Limits, Scheduler
 from ktcli.engine.request import Answer, Finished
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.hardware.gpu import CPU
+from ktcli.sampling import SamplingSettings
 
 CONTEXT, VOCAB = 256, 99
 

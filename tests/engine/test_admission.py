@@ -6,10 +6,10 @@ import pytest
 
 from ktcli.engine.pace import PromptPiece
 from ktcli.engine.request import Finish, Finished, GenerationRequest
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.errors import UsageError
 from ktcli.native import PAGE_TOKENS, Batch
+from ktcli.sampling import SamplingSettings
 from tests.engine.toy import VOCAB, ToyEngine
 
 GREEDY = SamplingSettings(greedy=True)

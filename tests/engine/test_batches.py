@@ -14,7 +14,7 @@ import pytest
 from convert import convert_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loading import load_engine
+from loading import load_engine, without_tiles
 from numpy.typing import NDArray
 from reference import case_named, write_checkpoint
 
@@ -66,7 +66,8 @@ def loaded(name: str, formats: str, exact: bool, folder: Path, cache: str = "bf1
     path = convert_checkpoint(checkpoint, folder / "pack", experts=experts, dense=dense)
     defer = int(build(Pack.open(path).config).spec.experts > 0)
     how = {"exact": exact, "cache": cache}
-    return load_engine(path, context=CONTEXT, threads=2, streams=OUTPUTS, defer=defer, **how)
+    with without_tiles():
+        return load_engine(path, context=CONTEXT, threads=2, streams=OUTPUTS, defer=defer, **how)
 
 
 @dataclass(frozen=True)

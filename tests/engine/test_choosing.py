@@ -1,8 +1,9 @@
-"""The library chooses the ids that the plain sampler in numpy chooses, for many rows at once."""
+"""The library chooses the ids that the rules choose, for many rows at once."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,15 +11,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktcli.engine.logits import Logits
-from ktcli.engine.sampler import History, Sampler, SamplingSettings, chosen_id
+from ktcli.engine.sampler import History, Sampler, chosen_id
 from ktcli.errors import BadPack, NativeError, UsageError
-from ktcli.native import Pool
+from ktcli.native import BLOCK_COLUMNS, Batch, Pool, Program, Run
 from ktcli.native.choosing import Chooser
-from tests.engine.test_sampler import plain as by_the_rules
+from ktcli.sampling import SamplingSettings
+from tests.engine import oracle_sampler as oracle
 
 SIZES = [1, 63, 91, 128, 4001]
 MANY = 40_000
-Row = tuple[int, float, bool, bool, int, SamplingSettings, int]
+
+
+class NativeLogits:
+    """Logits whose summary a program made."""
+
+    def __init__(self, size: int, pool: Pool) -> None:
+        blocks = -(-size // BLOCK_COLUMNS)
+        self._program = Program(pool, max_tokens=1, max_outputs=1, exact=False)
+        views = [self._program.buffer(width, outputs=True) for width in (size, 1, blocks, blocks)]
+        self._program.append("summary", (*views[1:], views[0]))
+        self._program.finish()
+        self._rows = [self._program.rows(view, 1)[0] for view in views]
+
+    def of(self, values: np.ndarray, temperature: float) -> Logits:
+        self._rows[0][:] = values
+        none = np.zeros(1, dtype=np.int32)
+        self._program.run(Batch((Run(none, 0, none, 0, temperature),)))
+        row, best, peaks, sums = (each.copy() for each in self._rows)
+        return Logits(row, int(best[0]), peaks, sums, temperature)
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +47,52 @@ def choosers() -> dict[int, Chooser]:
     return {size: Chooser(pool, size) for size in (*SIZES, MANY)}
 
 
-rows = st.tuples(
-    st.sampled_from([0, 0, 1, 2]),  # ids masked: none, most, all of some blocks
-    st.sampled_from([0.01, 1.0, 3.0, 12.0]),
-    st.booleans(),
-    st.booleans(),
-    st.integers(0, 2**32 - 1),
-    st.builds(
+@pytest.fixture(scope="module")
+def native() -> dict[int, NativeLogits]:
+    pool = Pool(2)
+    return {size: NativeLogits(size, pool) for size in SIZES}
+
+
+class Row(NamedTuple):
+    """A row of logits and how its token is chosen.
+
+    Attributes:
+        allowed: 0: every id, 1: three of ten, 2: half of the blocks, 3: the first half is minus infinity.
+        history: the ids that came before, half of them in the answer.
+    """
+
+    allowed: int
+    spread: float
+    ties: bool
+    seed: int
+    settings: SamplingSettings
+    history: int
+
+    def values(self, size: int) -> np.ndarray:
+        values = np.random.default_rng(self.seed).normal(0, self.spread, size).astype(np.float32)
+        if self.allowed == 3:
+            values[: size // 2] = -np.inf
+        return np.round(values) if self.ties else values
+
+    def mask(self, size: int) -> np.ndarray | None:
+        """A mask that leaves at least one id."""
+        if self.allowed not in (1, 2):
+            return None
+        draw = np.random.default_rng(self.seed + 1)
+        bits = draw.random(-(-size // 32) * 32) < 0.3
+        if self.allowed == 2:
+            bits = np.repeat(draw.random(-(-size // 64)) < 0.5, 64)[: bits.size]
+        bits[draw.integers(size)] = True
+        return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+rows = st.builds(
+    Row,
+    allowed=st.sampled_from([0, 0, 1, 2, 3]),
+    spread=st.sampled_from([0.01, 1.0, 3.0, 12.0]),
+    ties=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+    settings=st.builds(
         SamplingSettings,
         temperature=st.sampled_from([0.3, 0.7, 1.0, 2.0]),
         top_k=st.sampled_from([0, 0, 1, 20, 500, 10**6]),
@@ -44,54 +103,38 @@ rows = st.tuples(
         presence_penalty=st.sampled_from([0.0, 0.5]),
         frequency_penalty=st.sampled_from([0.0, -0.3]),
     ),
-    st.integers(0, 40),
+    history=st.integers(0, 40),
 )
 
 
-def logits_of(size: int, row: Row) -> Logits:
-    _, spread, ties, summed, seed, settings, _ = row
-    values = np.random.default_rng(seed).normal(0, spread, size).astype(np.float32)
-    return Logits.of(
-        np.round(values) if ties else values, Sampler(settings).sums_at if summed else 0.0
-    )
-
-
-def mask_of(size: int, row: Row) -> np.ndarray | None:
-    """A mask that leaves at least one id."""
-    if not row[0]:
-        return None
-    draw = np.random.default_rng(row[4] + 1)
-    bits = draw.random(-(-size // 32) * 32) < 0.3
-    if row[0] == 2:
-        bits = np.repeat(draw.random(-(-size // 64)) < 0.5, 64)[: bits.size]
-    bits[draw.integers(size)] = True
-    return np.packbits(bits, bitorder="little").view(np.uint32)
-
-
 @given(size=st.sampled_from(SIZES), some=st.lists(rows, min_size=1, max_size=5))
-def test_the_same_ids_as_in_numpy(choosers: dict[int, Chooser], size: int, some: list[Row]) -> None:
-    choices, expected, changed = [], [], []
+def test_the_choice_is_that_of_the_rules(
+    choosers: dict[int, Chooser], native: dict[int, NativeLogits], size: int, some: list[Row]
+) -> None:
+    """Whoever summarises the logits: a program, numpy, or nobody."""
+    choices, expected = [], []
     for row in some:
-        draw = np.random.default_rng(row[4] + 2)
-        bias = tuple(
-            (int(id), 1.5) for id in draw.choice(size, min(size, row[6] % 3), replace=False)
-        )
-        settings = replace(row[5], seed=row[4], logit_bias=bias)
-        prompt = draw.integers(0, size, row[6] // 2).tolist()
-        answer = draw.integers(0, size, row[6] - row[6] // 2).tolist()
+        draw = np.random.default_rng(row.seed + 2)
+        biased = draw.choice(size, min(size, row.history % 3), replace=False)
+        bias = tuple((int(id), 1.5) for id in biased)
+        settings = replace(row.settings, seed=row.seed, logit_bias=bias)
+        prompt = draw.integers(0, size, row.history // 2).tolist()
+        answer = draw.integers(0, size, row.history - row.history // 2).tolist()
         history = History(prompt, counts=settings.counts)
         for id in answer:
             history.append(id)
-        logits, sampler, plain = logits_of(size, row), Sampler(settings), Sampler(settings)
-        sampler.mask = plain.mask = mask_of(size, row)
-        before = logits.values.copy()
-        choices.append(sampler.choice(logits, history))
-        expected.append(plain.next(logits, [*prompt, *answer], len(answer)))
-        changed.append(plain._changed(logits, [*prompt, *answer], len(answer)).values)
-        assert (logits.values == before).all()
-    chosen = [each.id for each in choosers[size].choose(choices)]
-    for row, mine, theirs, values in zip(some, chosen, expected, changed, strict=True):
-        assert mine == theirs or is_rounding(values, row, mine)
+        values, mask = row.values(size), row.mask(size)
+        before = values.copy()
+        for logits in (
+            Logits.of(values),
+            Logits.of(values, Sampler(settings).sums_at),
+            native[size].of(values, Sampler(settings).sums_at),
+        ):
+            choices.append(Sampler(settings).choice(logits, history, mask=mask))
+            expected.append((oracle.changed(values, settings, prompt, answer, mask), settings))
+        assert (values == before).all()
+    for chosen, wanted in zip(choosers[size].choose(choices), expected, strict=True):
+        assert oracle.is_choice(chosen.id, *wanted)
 
 
 @pytest.mark.parametrize("spread", [0.1, 1.0, 3.0])
@@ -107,28 +150,19 @@ def test_flat_rows_of_many_tokens(
         values[np.arange(MANY) // 64 % 5 == 0] += np.float32(uneven)
         logits = Logits.of(np.round(values, 2), Sampler(settings).sums_at)
         choices.append(Sampler(settings).choice(logits, History((), counts=False)))
-        expected.append(Sampler(settings).next(logits, ()))
-    assert [each.id for each in choosers[MANY].choose(choices)] == expected
-
-
-def is_rounding(values: np.ndarray, row: Row, id: int) -> bool:
-    """Tells whether the number drawn lies so close to the edge of this id that the last bit of an exponential decides,
-    which may also put the last token that top-p keeps in or out."""
-    assert not row[5].greedy
-    chances = by_the_rules(values, replace(row[5], repetition_penalty=1.0), [])
-    end, drawn = chances[: id + 1].sum(), np.random.default_rng(row[4]).random()
-    off = 1e-6 + (chances[chances > 0].min() if row[5].top_p < 1 else 0)
-    return bool(end - chances[id] - off <= drawn <= end + off)
+        expected.append((logits.values, settings))
+    for chosen, wanted in zip(choosers[MANY].choose(choices), expected, strict=True):
+        assert oracle.is_choice(chosen.id, *wanted)
 
 
 @given(size=st.sampled_from(SIZES), row=rows, wanted=st.integers(0, 8))
 def test_logarithms_are_those_of_the_logits_as_they_came(
     choosers: dict[int, Chooser], size: int, row: Row, wanted: int
 ) -> None:
-    logits, sampler = logits_of(size, row), Sampler(replace(row[5], seed=1))
-    sampler.mask = mask_of(size, row)
-    history = History([0, size - 1], counts=True)
-    (chosen,) = choosers[size].choose([sampler.choice(logits, history, likeliest=wanted)])
+    sampler, history = Sampler(replace(row.settings, seed=1)), History([0, size - 1], counts=True)
+    logits = Logits.of(row.values(size), sampler.sums_at)
+    choice = sampler.choice(logits, history, mask=row.mask(size), likeliest=wanted)
+    (chosen,) = choosers[size].choose([choice])
     exact = logits.values.astype(np.float64)
     exact -= np.log(np.exp(exact - exact.max()).sum()) + exact.max()
     assert chosen.logprob == pytest.approx(exact[chosen.id], abs=1e-5)
@@ -153,12 +187,10 @@ def test_logits_that_are_not_numbers_are_an_error_of_their_row_only(
 
 
 def test_a_mask_without_a_token_is_an_error(choosers: dict[int, Chooser]) -> None:
-    logits, sampler = Logits.of(np.zeros(91, np.float32)), Sampler(SamplingSettings())
-    sampler.mask = np.zeros(3, np.uint32)
-    (chosen,) = choosers[91].choose([sampler.choice(logits, History((), counts=False))])
-    for choose in (lambda: chosen_id(chosen, logits), lambda: sampler.next(logits, ())):
-        with pytest.raises(UsageError, match="the mask leaves none"):
-            choose()
+    logits, history = Logits.of(np.zeros(91, np.float32)), History((), counts=False)
+    choice = Sampler(SamplingSettings()).choice(logits, history, mask=np.zeros(3, np.uint32))
+    with pytest.raises(UsageError, match="the mask leaves none"):
+        chosen_id(*choosers[91].choose([choice]), logits)
 
 
 def test_an_id_outside_the_vocabulary_is_refused(choosers: dict[int, Chooser]) -> None:

@@ -15,10 +15,10 @@ import pytest
 from ktcli.engine.active import Active
 from ktcli.engine.pages import PoolFull
 from ktcli.engine.request import Answer, Finished, GenerationRequest
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.engine.scheduler import Scheduler
 from ktcli.engine.sequence import Sequence
 from ktcli.native.batch import Run
+from ktcli.sampling import SamplingSettings
 from tests.engine.toy import ToyEngine
 
 GREEDY = SamplingSettings(greedy=True)

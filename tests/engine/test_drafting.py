@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,11 +22,12 @@ from ktcli.engine.draft_length import StepTimes
 from ktcli.engine.drafting import Drafting
 from ktcli.engine.logits import Logits
 from ktcli.engine.request import Finish, GenerationRequest, Stats
-from ktcli.engine.sampler import History, Sampler, SamplingSettings
+from ktcli.engine.sampler import History, Sampler
 from ktcli.engine.scheduler import Scheduler
 from ktcli.engine.sequence import Sequence as Timeline
 from ktcli.native import Batch
 from ktcli.native.choosing import TokenChoice
+from ktcli.sampling import SamplingSettings
 from tests.engine.toy import Oracle
 
 CONTEXT = 200
@@ -67,7 +69,7 @@ class Watched(Sampler):
     def __post_init__(self) -> None:
         Sampler.__init__(self, self.given)
 
-    def choice(self, logits: Logits, history: History, **wanted: int) -> TokenChoice:
+    def choice(self, logits: Logits, history: History, **wanted: Any) -> TokenChoice:
         sums = logits.sums if logits.temperature else np.zeros(1)
         parts = logits.values, logits.peaks, sums, np.array([logits.best])
         self.rows.append(np.concatenate([part.astype(np.float64) for part in parts]))

@@ -14,8 +14,8 @@ from loading import load_engine
 
 from ktcli.engine import CpuEngine, GenerationRequest, Scheduler
 from ktcli.engine.request import Answer, Token
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.engine.sequence import Sequence as Timeline
+from ktcli.sampling import SamplingSettings
 
 CONTEXT, TOKENS = 320, 12
 TEXT = np.random.default_rng(11).integers(0, 99, CONTEXT).tolist()

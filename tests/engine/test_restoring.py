@@ -34,7 +34,7 @@ from timelines import advance
 from ktcli.assembly.kvpages import store_below
 from ktcli.engine import CpuEngine
 from ktcli.engine.pages import PoolFull
-from ktcli.engine.tier import PAGE, U8Array
+from ktcli.pagelabel import PageKind, U8Array
 from ktcli.store.pagefolder import PageFolder
 from ktcli.store.pages import PageStore
 
@@ -96,7 +96,7 @@ class StoredWorld(World):
         tier = pools.tier
         assert tier is not None
         tier._memory = came = Recording(self.engine.memory)
-        tier._kinds[PAGE] = replace(tier._kinds[PAGE], memory=came)
+        tier._kinds[PageKind.PAGE] = replace(tier._kinds[PageKind.PAGE], memory=came)
         try:
             super().act(at, what, a, b)
         finally:

@@ -23,11 +23,12 @@ from ktcli.engine.request import (
     PromptRead,
     Token,
 )
-from ktcli.engine.sampler import Sampler, SamplingSettings
+from ktcli.engine.sampler import Sampler
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.engine.sequence import Sequence
 from ktcli.errors import ContextFull, DeviceError, QueueFull, UsageError
 from ktcli.native import Batch
+from ktcli.sampling import SamplingSettings
 from tests.engine.toy import STOP, Oracle, ToyEngine
 
 GREEDY = SamplingSettings(greedy=True)

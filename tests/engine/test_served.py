@@ -19,8 +19,8 @@ from ktcli.engine.device.passes import LongPrompts
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.drafting import Drafting, DraftOptions
 from ktcli.engine.request import Answer
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import KtError
+from ktcli.sampling import SamplingSettings
 
 CONTEXT = 256
 # Grouped and latent attention, windows, states.

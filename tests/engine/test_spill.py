@@ -9,7 +9,8 @@ import pytest
 
 from ktcli.engine import tier
 from ktcli.engine.pages import PagePool
-from ktcli.engine.tier import PAGE, Fill, PageLabel, Tier, U8Array
+from ktcli.engine.tier import Tier
+from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
 
 PAGE_BYTES = 64
 
@@ -89,7 +90,7 @@ class Engine:
             key = bytes([name])
             self.pool.seal(page, key)
             none = np.zeros(0, np.int32)
-            label = PageLabel(PAGE, key, b"", 64, none, none.astype(np.uint8))
+            label = PageLabel(PageKind.PAGE, key, b"", 64, none, none.astype(np.uint8))
             self.tier.sealed(page, label)
             self.pool.release(page)
 

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from ktcli import smallfiles
 from ktcli.assembly.kvpages import store_below
 from ktcli.engine import CpuEngine, GenerationRequest, Scheduler
-from ktcli.engine.sampler import SamplingSettings
 from ktcli.native import PAGE_TOKENS, Batch
+from ktcli.sampling import SamplingSettings
 from ktcli.store import pagefolder
 from ktcli.store.pagefolder import PageFolder
 from ktcli.store.pages import PageStore
@@ -367,14 +367,17 @@ def test_each_page_that_is_written_is_read_when_the_conversation_goes_on(
 ) -> None:
     """Prompt and answer, by the scheduler, each turn as if in a process of its own."""
     folder, text = PageFolder(tmp_path / "kv"), TEXT[:100].tolist()
-    greedy, before, written = SamplingSettings(greedy=True), 0, 0
+    greedy, before, written, how = SamplingSettings(greedy=True), 0, 0, b""
     for _ in range(3):
         leave(engine)
         with store_below(engine, folder, 1 << 40, "m") as store:
             scheduler = Scheduler(engine)
-            reply = scheduler.submit(GenerationRequest(list(text), greedy, max_tokens=50))
+            request = GenerationRequest(list(text), greedy, max_tokens=50, depths=how)
+            reply = scheduler.submit(request)
             while not scheduler.idle:
                 scheduler.step()
+        said = range(len(text), len(text) + len(reply.ids))
+        how = reply.depths.ljust(len(text), b"\0") + bytes(map(engine.how_at, said))
         kept = before if engine.pools.states is not None else before // PAGE_TOKENS * PAGE_TOKENS
         assert reply.stats.reused_tokens == kept
         if engine.pools.states is None:

@@ -7,6 +7,7 @@ router is undecided.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -121,9 +122,10 @@ def test_fast_stays_close(converted: Converted, isa: str, sizes: list[int]) -> N
     assert decided.mean() > 0.3, left_out
     difference = (logits - judged.logits)[decided]
     rms = np.sqrt((difference**2).mean()) / judged.logits.std()
-    top1 = (logits.argmax(-1) == judged.logits.argmax(-1))[decided].mean()
+    others = int((logits.argmax(-1) != judged.logits.argmax(-1))[decided].sum())
     bound = converted.case.fast_error
-    assert rms <= bound and top1 >= 1 - bound, f"rms {rms:.4f}, top-1 {top1:.3f}, {left_out}"
+    allowed = math.ceil(bound * decided.sum())
+    assert rms <= bound and others <= allowed, f"rms {rms:.4f}, {others} others, {left_out}"
 
 
 @pytest.mark.in_turn("converted")

@@ -19,6 +19,7 @@ from ktcli.weights.recipe import Recipe
 
 N_TOKENS = 70
 UNDECIDED = 1e-2
+TIED = 1e-6  # scores so close may be ordered otherwise by another library
 Converted = tuple[Path, list[int], Judged]
 # (experts, the dense rest): each format at least once on either side.
 PAIRS = [
@@ -78,9 +79,18 @@ def converted(
         checkpoint = checkpoint_of(case)
         pack = convert_checkpoint(checkpoint, folder / "pack", experts=experts, dense=dense)
         decoded = requantised(checkpoint, folder / "decoded", Recipe.named(experts, dense))
-        ids = np.random.default_rng(2).integers(0, 99, N_TOKENS).tolist()
-        made[name] = pack, ids, judge(case, decoded, ids)
+        made[name] = (pack, *decided_ids(case, decoded))
     return made[name]
+
+
+def decided_ids(case: Case, checkpoint: Path) -> tuple[list[int], Judged]:
+    """Ids at none of which a router is undecided by less than f32 rounds: the first such draw, and what they give."""
+    for seed in range(2, 12):
+        ids = np.random.default_rng(seed).integers(0, 99, N_TOKENS).tolist()
+        judged = judge(case, checkpoint, ids)
+        if judged.margin.min() >= TIED:
+            break
+    return ids, judged
 
 
 @pytest.mark.each_once

@@ -13,7 +13,7 @@ from ktcli.models import Model
 from ktcli.planner.forecast import Forecast, forecast
 from ktcli.planner.host import host_of
 from ktcli.planner.placement import place
-from ktcli.planner.plan import EARLY_TOKENS, Plan, Request
+from ktcli.planner.plan import Plan, Request, early_position
 
 CASES = [
     ("laptop-8gb-gpu", "qwen3-30b-a3b"),
@@ -34,7 +34,7 @@ def made(machine: str, name: str) -> tuple[Model, Plan, Forecast]:
 def test_it_says_what_the_plan_says(machine: str, name: str):
     _, plan, found = made(machine, name)
     assert plan.device is not None
-    early = min(EARLY_TOKENS, plan.context - 1)
+    early = early_position(plan.context)
     assert 1 / found.decode_s(early, plan.device.depth) == pytest.approx(plan.speed.decode)
     tokens = min(plan.device.chunk, plan.context)
     seconds = found.prefill_s(tokens, plan.device.prefill_threshold)

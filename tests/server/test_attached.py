@@ -29,7 +29,7 @@ from ktcli.engine.request import Finish
 from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.server.attached.backend import AttachedBackend, AttachedModel
 from ktcli.server.attached.client import Exchange, ServerPlace, facts_of, load
-from ktcli.server.attached.wire import PATH, EngineFacts, LoadableEngine
+from ktcli.server.attached.wire import PATH, PROTOCOL, EngineFacts, LoadableEngine
 from ktcli.server.http.state import Rules
 from ktcli.server.process.listening import unix_socket
 
@@ -284,7 +284,14 @@ def test_wrong_requests_are_refused_or_harmless(tmp_path: Path) -> None:
     ids = backend.texts.tokenizer.encode("<|user|>hi<|end|><|assistant|>")
     with served(backend, path):
         for each in (*WRONG, *HARMLESS):
-            body = {"pack": PACK, "ids": ids, "sampling": {}, "max_tokens": 2, **each}
+            body = {
+                "protocol": PROTOCOL,
+                "pack": PACK,
+                "ids": ids,
+                "sampling": {},
+                "max_tokens": 2,
+                **each,
+            }
             exchange = Exchange(
                 ServerPlace(path, "fake"), f"{PATH}/generate", msgspec.json.encode(body)
             )

@@ -15,7 +15,7 @@ import pytest
 import requests
 from anthropic import Anthropic
 from dialogue.fake_engine import VOCAB, FakeEngine, write_tokenizer
-from server.running import Running, running
+from server.running import Running, running, scripted
 
 from ktcli.dialogue.local import LocalBackend
 from ktcli.engine.scheduler import Limits
@@ -253,3 +253,16 @@ def wait_for(what: Callable[[], bool]) -> None:
     while not what():
         assert time.monotonic() < until
         time.sleep(0.005)
+
+
+def test_no_thought_at_all_where_the_model_ends_at_once(tmp_path: Path) -> None:
+    """A budget of nothing, a prompt that opens the thought, and an end as the first id: the engine's thread lives."""
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|><think>{% endif %}"
+    )
+    with running(scripted(tmp_path, lambda question: "<think>", template=template)) as server:
+        for budget in (0, 0, 5):
+            body = {"messages": ASKED, "max_tokens": 20, "thinking_token_budget": budget}
+            reply = requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=20)
+            assert reply.status_code == 200, reply.text

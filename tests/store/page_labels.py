@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.store.pagefile import Kind, Space
+from ktcli.pagelabel import PageKind, PageLabel
+from ktcli.store.pagefile import Space
 from ktcli.store.pagefolder import PageFolder
 from ktcli.store.pages import PageStore
 
@@ -16,49 +16,39 @@ SPACE = Space(hashlib.sha256(b"model").digest(), "cpu")
 PAGE_BYTES = 1000
 
 
-@dataclass(frozen=True)
-class Part:
-    """A label."""
-
-    kind: int
-    key: bytes
-    previous: bytes
-    end: int
-    ids: NDArray[np.int32]
-    depths: NDArray[np.uint8]
-
-
-def conversation(name: str, pages: int, *, states: int = 0) -> list[Part]:
+def conversation(name: str, pages: int, *, states: int = 0) -> list[PageLabel]:
     """The records of a conversation; every `states`-th page has a state beside it."""
     made, previous = [], b"\0" * 32
     for n in range(pages):
         ids = np.random.default_rng([*name.encode(), n]).integers(0, 1000, 64).astype(np.int32)
         key = hashlib.sha256(previous + ids.tobytes()).digest()
-        made.append(Part(Kind.PAGE, key, previous, 64 * (n + 1), ids, np.zeros(64, np.uint8)))
+        made.append(
+            PageLabel(PageKind.PAGE, key, previous, 64 * (n + 1), ids, np.zeros(64, np.uint8))
+        )
         if states and n % states == states - 1:
             none = np.zeros(0, np.int32), np.zeros(0, np.uint8)
-            made.append(Part(Kind.STATE, key, key, 64 * (n + 1), *none))
+            made.append(PageLabel(PageKind.STATE, key, key, 64 * (n + 1), *none))
         previous = key
     return made
 
 
-def data_of(part: Part, size: int = PAGE_BYTES) -> NDArray[np.uint8]:
+def data_of(part: PageLabel, size: int = PAGE_BYTES) -> NDArray[np.uint8]:
     """The bytes that a record must have."""
     return np.random.default_rng([*part.key, part.kind]).integers(0, 256, size).astype(np.uint8)
 
 
-def put(store: PageStore, parts: list[Part], size: int = PAGE_BYTES) -> None:
+def put(store: PageStore, parts: list[PageLabel], size: int = PAGE_BYTES) -> None:
     """Lets records be written; `flush` does it."""
     for part in parts:
 
-        def fill(memory: NDArray[np.uint8], part: Part = part) -> bool:
+        def fill(memory: NDArray[np.uint8], part: PageLabel = part) -> bool:
             memory[:] = data_of(part, size)
             return True
 
         store.put(part, size, fill)
 
 
-def read(store: PageStore, parts: list[Part], size: int = PAGE_BYTES) -> int:
+def read(store: PageStore, parts: list[PageLabel], size: int = PAGE_BYTES) -> int:
     """Reads records; returns how many came, each of which has the bytes that it must have."""
     into = [np.zeros(size, dtype=np.uint8) for _ in parts]
     n = store.read(parts, into)

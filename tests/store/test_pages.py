@@ -18,12 +18,13 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from store.page_labels import PAGE_BYTES, SPACE, Part, conversation, data_of, opened, put, read
+from store.page_labels import PAGE_BYTES, SPACE, conversation, data_of, opened, put, read
 
 from ktcli import smallfiles
 from ktcli.errors import Busy
+from ktcli.pagelabel import PageKind, PageLabel
 from ktcli.store import pagefile, pagefolder
-from ktcli.store.pagefile import Damaged, Kind, PageEntry, Space, read_table
+from ktcli.store.pagefile import Damaged, PageEntry, Space, read_table
 from ktcli.store.pagefolder import OtherVersion, PageFolder
 from ktcli.store.pages import PageStore
 
@@ -37,7 +38,7 @@ def files_of(folder: PageFolder) -> list[Path]:
     return sorted(folder.path.glob("*/*.pages"))
 
 
-def stored(folder: PageFolder, parts: list[Part], size: int = PAGE_BYTES) -> Path:
+def stored(folder: PageFolder, parts: list[PageLabel], size: int = PAGE_BYTES) -> Path:
     """Writes records to one file by a process of its own, as it were."""
     before = set(files_of(folder))
     store = opened(folder)
@@ -55,7 +56,7 @@ def test_a_new_process_reads_what_was_written_and_nothing_is_written_twice(
     again = opened(folder)
     assert read(again, parts) == len(parts) and again.counts.read == len(parts)
     assert again.states() == sorted(
-        ((p.end, p.previous, p.key) for p in parts if p.kind == Kind.STATE), reverse=True
+        ((p.end, p.previous, p.key) for p in parts if p.kind == PageKind.STATE), reverse=True
     )
     put(again, parts)
     again.close()
@@ -96,7 +97,7 @@ def test_records_behind_a_damaged_one_do_not_count(folder: PageFolder) -> None:
 
 def test_states_whose_pages_are_not_stored_are_written_all_the_same(folder: PageFolder) -> None:
     """As where the memory of the pages was needed before they were copied."""
-    states = [part for part in conversation("a", 3, states=1) if part.kind == Kind.STATE]
+    states = [part for part in conversation("a", 3, states=1) if part.kind == PageKind.STATE]
     store, before = opened(folder), threading.active_count()
     put(store, states)
     store.close(5.0)
@@ -133,9 +134,13 @@ def test_another_conversations_page_is_never_used(folder: PageFolder) -> None:
     store = opened(folder)
     assert read(store, other) == 0
     # Nor if the key is the same, and only the tokens tell.
-    impostor = Part(Kind.PAGE, one[0].key, one[0].previous, 64, other[0].ids, one[0].depths)
+    impostor = PageLabel(
+        PageKind.PAGE, one[0].key, one[0].previous, 64, other[0].ids, one[0].depths
+    )
     assert store.read([impostor], [np.zeros(PAGE_BYTES, np.uint8)]) == 0
-    deferred = Part(Kind.PAGE, one[1].key, one[1].previous, 128, one[1].ids, one[1].depths + 1)
+    deferred = PageLabel(
+        PageKind.PAGE, one[1].key, one[1].previous, 128, one[1].ids, one[1].depths + 1
+    )
     assert opened(folder).read([deferred], [np.zeros(PAGE_BYTES, np.uint8)]) == 0
 
 
@@ -246,7 +251,7 @@ def forged(folder: PageFolder, entries: list[PageEntry], size_bytes: int) -> Pat
 
 def test_records_do_not_lie_over_each_other(folder: PageFolder) -> None:
     part, size = conversation("a", 1)[0], 1 << 20
-    one = PageEntry(Kind.PAGE, part.key, part.previous, 64, 64, 0, 4096, size - 4096 - 5 * 64)
+    one = PageEntry(PageKind.PAGE, part.key, part.previous, 64, 64, 0, 4096, size - 4096 - 5 * 64)
     read_table(forged(folder, [one], size))
     with pytest.raises(Damaged, match="damaged header"):
         read_table(forged(folder, [one, one], size))
@@ -256,7 +261,7 @@ def test_a_record_of_any_size_is_verified_in_little_memory(folder: PageFolder) -
     part, size = conversation("a", 1)[0], 1 << 28
     forged(
         folder,
-        [PageEntry(Kind.PAGE, part.key, part.previous, 64, 64, 0, 4096, size - 4096 - 5 * 64)],
+        [PageEntry(PageKind.PAGE, part.key, part.previous, 64, 64, 0, 4096, size - 4096 - 5 * 64)],
         size,
     )
     tracemalloc.start()

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 from store.page_labels import SPACE, conversation
 
+from ktcli.pagelabel import PageLabel
 from ktcli.store import pagewriter
-from ktcli.store.pagefile import Image, Label
+from ktcli.store.pagefile import Image
 from ktcli.store.pagewriter import BUSY_SHARE, PageWriter, Target
 
 SIZE = 100
@@ -63,5 +64,5 @@ def test_while_the_engine_is_busy_it_works_for_a_small_share_of_the_time(
     assert rested <= passed[0] <= rested + 3 if busy else passed[0] <= 2
 
 
-def all_wanted(labels: Sequence[Label]) -> list[bool]:
+def all_wanted(labels: Sequence[PageLabel]) -> list[bool]:
     return [True] * len(labels)

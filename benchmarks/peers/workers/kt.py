@@ -10,7 +10,7 @@ from benchmarks.peers.workers.serve import serve
 from ktcli import __version__
 from ktcli.assembly.load import load_random
 from ktcli.assembly.request import Wanted
-from ktcli.engine.sampler import Sampler, SamplingSettings
+from ktcli.measure.greedy import GreedyChoice
 from ktcli.measure.streams import Streams
 from ktcli.measure.synthetic import expert_spread
 from ktcli.store import catalog
@@ -29,6 +29,7 @@ class Kt:
         wanted = Wanted(spec["context"], spec["threads"], streams=spec["streams"])
         engine = load_random(profile.config, recipe, wanted, spec["layers"])
         self._engine, self._session = engine, engine.session()
+        self._choice = GreedyChoice(engine)
         self.vocab = engine.spec.vocab
         spread = expert_spread(engine, self._session, _SEED)
         self.about: dict[str, Any] = {
@@ -49,9 +50,8 @@ class Kt:
 
     def decode(self, ids: list[int]) -> None:
         self._session.truncate(0)
-        sampler = Sampler(SamplingSettings(greedy=True))
         for token in ids:
-            sampler.next(self._session.feed([token], temperature=sampler.sums_at), ())
+            self._choice.choose([self._session.feed([token])])
 
     def decode_streams(self, ids: list[list[int]]) -> None:
         streams = Streams(self._engine, len(ids[0]), 0, np.random.default_rng(_SEED))

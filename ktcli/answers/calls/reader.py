@@ -52,7 +52,7 @@ class CallReader:
         self._value: _Value | None = None
 
     def feed(self, text: str) -> list[Read]:
-        """What a piece of the answer says."""
+        """Returns the texts and call events that a piece of the answer completes."""
         self._text += text
         while self._text and self._state():
             pass
@@ -60,7 +60,7 @@ class CallReader:
         return found
 
     def finish(self) -> list[Read]:
-        """What was held back; no text follows. A call that is not whole ends where it does."""
+        """Returns the texts and call events that were held back; no text follows. A call that is cut ends there."""
         rest, self._text = self._text, ""
         if self._state == self._outside:
             self._say(rest)
@@ -72,7 +72,7 @@ class CallReader:
         return found
 
     def whole_calls_in(self, text: str) -> list[Read]:
-        """The calls that are whole in a text, without what stands around them."""
+        """Returns the calls that are whole in a text, without what stands around them."""
         reader = CallReader(self._style, self._tools)
         found = reader.feed(text)
         whole = {each.number for each in found if isinstance(each, CallEnds)}
@@ -123,7 +123,7 @@ class CallReader:
     # --- a call ------------------------------------------------------------------------------
 
     def _name(self) -> bool:
-        """The name stands behind the mark."""
+        """Reads the name behind the mark; returns whether there was one to go on with."""
         style = self._style
         ends = [mark for mark in (style.name_end, style.key[0], style.end) if mark]
         found = _first(self._text, ends)
@@ -141,7 +141,7 @@ class CallReader:
         return self._open(self._before_json if is_json else self._in_pairs)
 
     def _no_call(self, chars: int) -> bool:
-        """What began like a call is a text, and so are the next characters."""
+        """Takes what began like a call, and the next characters, as text."""
         self._out.append(self._blank + self._raw + self._text[:chars])
         self._text = self._text[chars:]
         self._raw = self._blank = ""
@@ -155,7 +155,7 @@ class CallReader:
         self._out.append(CallBegins(self.calls, name, given))
 
     def _before_json(self) -> bool:
-        """The arguments are an object, perhaps in a fence; a call without one has no arguments."""
+        """Looks for the object of the arguments, perhaps in a fence; a call without one has none."""
         _, mark = self._upto("{", self._style.end)
         if mark == "{":
             self._text = mark + self._text
@@ -173,7 +173,7 @@ class CallReader:
         return self._json.ended and (bool(self._style.end) or self._close())
 
     def _close(self) -> bool:
-        """The call is through."""
+        """Ends the call."""
         if self._state == self._in_value and self._value is not None:
             self._out.append(CallArguments(self.calls, self._value.finish()))
         if self._style.arguments is Arguments.PAIRS or self._empty:
@@ -239,7 +239,7 @@ class CallReader:
     # --- name and arguments in one object ----------------------------------------------------
 
     def _object(self) -> bool:
-        """The call is an object. Arguments behind the name go out as they come; in any other order, when it is
+        """Reads a call that is an object. Arguments behind the name go out as they come; in any other order, when it is
         whole."""
         style = self._style
         body = self._raw.removeprefix(style.begin) + self._text
@@ -320,32 +320,32 @@ class _Value:
 
 
 def _first(text: str, marks: list[str]) -> tuple[int, str] | None:
-    """The place of the first of some marks, the longest of those that begin there; either kind of quotation marks will
-    do."""
+    """Returns the place of the first of some marks, the longest of those that begin there; either kind of quotation
+    marks will do."""
     places = [(text.find(spelt), -len(mark), mark) for mark in marks for spelt in _spellings(mark)]
     found = min((each for each in places if each[0] >= 0), default=None)
     return None if found is None else (found[0], found[2])
 
 
 def _object_in(text: str) -> tuple[str, str] | None:
-    """The blanks before an object, and the text from it on; None: the text begins with something else."""
+    """Returns the blanks before an object, and the text from it on; None: the text begins with something else."""
     found = text.lstrip()
     return (text[: len(text) - len(found)], found) if found[:1] in ("{", "[") else None
 
 
 def _kept(text: str, marks: tuple[str, ...] | list[str]) -> int:
-    """The letters at the end of a text that may begin a mark."""
+    """Returns the letters at the end of a text that may begin a mark."""
     spelt = (each for mark in marks if mark for each in _spellings(mark))
     return max((overlap(text, each) for each in spelt), default=0)
 
 
 def _spellings(mark: str) -> tuple[str, ...]:
-    """A mark with the quotation marks of its style, and with the others."""
+    """Returns a mark with the quotation marks of its style, and with the others."""
     return (mark, mark.replace('"', "'")) if '"' in mark else (mark,)
 
 
 def _text_of(literal: str) -> str:
-    """The text that a literal of JSON means; empty: none."""
+    """Returns the text that a literal of JSON means; empty: none."""
     try:
         return str(json.loads(literal))
     except ValueError:
@@ -353,7 +353,7 @@ def _text_of(literal: str) -> str:
 
 
 def _calls_in(text: str) -> list[tuple[str, str]] | None:
-    """The names and arguments of the calls in a JSON text; None: it is none."""
+    """Returns the names and arguments of the calls in a JSON text; None: it is none."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -68,7 +68,7 @@ class CallStyle:
         return (self.begin, *(opening for opening, _ in self.sections))
 
     def value_end(self, key: str) -> str:
-        """The mark behind the value of a key."""
+        """Returns the mark behind the value of a key."""
         return f"{self.value[1]}{key}>" if self.tagged else self.value[1]
 
     @property
@@ -160,5 +160,5 @@ GENERIC = CallStyle("generic", (), Arguments.OBJECT, "<tool_call>", "</tool_call
 
 
 def style_of(template: str) -> CallStyle | None:
-    """How a model with this chat template writes calls; None: it has no way that is known."""
+    """Returns how a model with this chat template writes calls; None: it has no way that is known."""
     return next((row for row in STYLES if all(mark in template for mark in row.told_by)), None)

@@ -22,7 +22,7 @@ class Tools:
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, Any]]) -> Tools:
-        """The tools of a request, as OpenAI's API has them."""
+        """Returns the tools of a request, as OpenAI's API has them."""
         found: dict[str, Mapping[str, Any]] = {}
         for tool in tools:
             function = tool.get("function")
@@ -32,11 +32,11 @@ class Tools:
         return cls(found)
 
     def is_text(self, tool: str, key: str) -> bool:
-        """Tells whether a value can be nothing but a text."""
+        """Returns whether a value can be nothing but a text."""
         return self._types(tool, key) <= {"string"}
 
     def value(self, tool: str, key: str, text: str) -> Any:
-        """The value that a text means: of the first type that takes it, the text itself last."""
+        """Returns the value that a text means: of the first type that takes it, the text itself last."""
         types = self._types(tool, key)
         if "string" in types and len(types) == 1:
             return text
@@ -49,11 +49,11 @@ class Tools:
         return text if types and not _is_one_of(found, types) else found
 
     def typed(self, tool: str, key: str, text: str) -> Any:
-        """The value that a text means where the schema says a type; else the text."""
+        """Returns the value that a text means where the schema says a type; else the text."""
         return self.value(tool, key, text) if self._types(tool, key) else text
 
     def _types(self, tool: str, key: str) -> set[str]:
-        """The types that a value may have; empty: nothing is said."""
+        """Returns the types that a value may have; empty: nothing is said."""
         properties = self.parameters.get(tool, {}).get("properties")
         schema = properties.get(key) if isinstance(properties, Mapping) else None
         return _types_of(schema, self.parameters.get(tool, {}), 0)
@@ -63,7 +63,7 @@ _DEPTH = 8  # of schemas in schemas that are looked at
 
 
 def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
-    """The types that a schema allows; empty: nothing is said."""
+    """Returns the types that a schema allows; empty: nothing is said."""
     if not isinstance(schema, Mapping) or depth > _DEPTH:
         return set()
     if isinstance(schema.get("$ref"), str):
@@ -82,7 +82,7 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
 
 
 def referred(ref: str, root: Mapping[str, Any]) -> Any:
-    """What a reference inside a schema's document means; None: nothing."""
+    """Returns what a reference inside a schema's document means; None: nothing."""
     at: Any = root if ref.startswith("#") else None
     for part in ref[1:].split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -109,7 +109,7 @@ def _is_one_of(value: Any, types: set[str]) -> bool:
 
 
 def _loosely(text: str, types: set[str]) -> Any:
-    """What Python's words mean where JSON's were due; the text itself if nothing."""
+    """Returns what Python's words mean where JSON's were due; the text itself if nothing."""
     words = {"True": True, "False": False, "None": None}
     if text in words and ("boolean" in types or "null" in types):
         return words[text]

@@ -149,7 +149,7 @@ class _CallWriter:
 
 
 def _listed(schema: Any) -> list[str]:
-    """The texts that a schema lists; none: it lists nothing, or something else."""
+    """Returns the texts that a schema lists; none: it lists nothing, or something else."""
     if not isinstance(schema, Mapping):
         return []
     values = [schema["const"]] if "const" in schema else schema.get("enum")

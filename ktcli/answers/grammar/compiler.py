@@ -164,7 +164,7 @@ class GrammarCompiler:
     def constraints(
         self, shape: Shape, style: CallStyle | None, prompt: str | None, count: int = 1
     ) -> list[GrammarConstraint]:
-        """The constraints of as many answers; the other arguments are those of `grammar_of`.
+        """Returns the constraints of as many answers; the other arguments are those of `grammar_of`.
 
         Raises:
             UsageError: the shape is wrong, or beyond a limit.
@@ -244,7 +244,7 @@ def _unusable(field: str, why: str) -> UsageError:
 
 
 def _sentence(error: str) -> str:
-    """What llguidance says, in one line."""
+    """Returns what llguidance says, in one line."""
     lines = [line.strip() for line in error.splitlines()]
     said = next((line for line in lines if line and not line.startswith("<")), "unknown reason")
     return " ".join(said.split())[:200]

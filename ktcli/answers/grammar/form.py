@@ -49,16 +49,16 @@ class Form:
 
     @classmethod
     def of_schema(cls, schema: Any, field: str) -> Form:
-        """JSON of a schema."""
+        """Returns JSON of a schema."""
         return cls(Notation.SCHEMA, schema, field)
 
     @classmethod
     def of_object(cls, field: str) -> Form:
-        """Any JSON object."""
+        """Returns any JSON object."""
         return cls(Notation.SCHEMA, {"type": "object"}, field)
 
     def part(self, name: str) -> Part:
-        """The form as one of llguidance's grammars.
+        """Returns the form as one of llguidance's grammars.
 
         Raises:
             UsageError: it is none, or beyond a limit.
@@ -108,7 +108,7 @@ def _read(text: str, field: str) -> Any:
 
 
 def schema_part(schema: dict[str, Any], name: str) -> Part:
-    """JSON of a checked schema as one of llguidance's grammars."""
+    """Returns JSON of a checked schema as one of llguidance's grammars."""
     return {"name": name, "json_schema": {**schema, "x-guidance": _JSON}}
 
 

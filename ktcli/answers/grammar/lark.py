@@ -43,27 +43,27 @@ class GrammarWriter:
         return self.part(schema_part(schema, name))
 
     def special(self, word: str) -> str:
-        """A special token, empty if there is none of this name."""
+        """Returns a special token, empty if there is none of this name."""
         id = self._special.get(word)
         return "" if id is None else f"<[{id}]>"
 
     def token(self, word: str) -> str:
-        """An added token, special or not, which is not spelled; empty if there is none of this name."""
+        """Returns an added token, special or not, which is not spelled; empty if there is none of this name."""
         id = next((token.id for token in self._added if token.text == word), None)
         return "" if id is None else f"<[{id}]>"
 
     def opening(self, mark: str) -> str:
-        """A mark that is a token, or begins with a special one; empty if it would be spelled."""
+        """Returns a mark that is a token, or begins with a special one; empty if it would be spelled."""
         spelled = self.text(mark)
         return self.token(mark) or (spelled if spelled.startswith("<[") else "")
 
     def text(self, text: str) -> str:
-        """A text that stands there, special tokens in it as such; empty for an empty one."""
+        """Returns a text that stands there, special tokens in it as such; empty for an empty one."""
         return " ".join(each for each, _ in self._pieces(text))
 
     def until(self, mark: str, name: str, but: str = "") -> str:
-        """Any text, and the mark behind it; neither the mark nor `but` is in the text. Adds rules that begin with
-        `name`."""
+        """Returns any text, and the mark behind it; neither the mark nor `but` is in the text. Adds rules that begin
+        with `name`."""
         pieces = self._pieces(mark)
         if all(plain for _, plain in pieces):
             if not self._is_plain(but):
@@ -79,22 +79,22 @@ class GrammarWriter:
         return self.rule(name, f"{name.upper()}{'' if before else '?'} {rest_}")
 
     def without(self, marks: Iterable[str], name: str) -> str:
-        """Any text that holds none of some marks, one letter at least; adds a rule of this name."""
+        """Returns any text that holds none of some marks, one letter at least; adds a rule of this name."""
         plain = [f" & ~/{ANY}{_escaped(mark)}{ANY}/" for mark in marks if self._is_plain(mark)]
         return self.rule(name, f"/(?s:.+)/{''.join(plain)}")
 
     def _is_plain(self, mark: str) -> bool:
-        """Tells whether a mark can be part of a text: special tokens cannot."""
+        """Returns whether a mark can be part of a text: special tokens cannot."""
         return bool(mark) and all(plain for _, plain in self._pieces(mark))
 
     def whole(self, start: str) -> str:
-        """The grammar as llguidance takes it."""
+        """Returns the grammar as llguidance takes it."""
         rules = "\n".join(f"{name}: {body}" for name, body in self._rules.items())
         first = {"lark_grammar": f"start: {start}\n{rules}\n"}
         return json.dumps({"grammars": [first, *self._parts]})
 
     def _pieces(self, text: str) -> list[tuple[str, bool]]:
-        """The parts of a text as Lark has them, and whether each is plain text."""
+        """Returns the parts of a text as Lark has them, and whether each is plain text."""
         found, at = [], 0
         for match in self._words.finditer(text) if self._words else ():
             if match.start() > at:
@@ -105,7 +105,7 @@ class GrammarWriter:
 
 
 def optional_line() -> str:
-    """A line's end that may stand there."""
+    """Returns a line's end that may stand there."""
     return f"{_LINE}?"
 
 

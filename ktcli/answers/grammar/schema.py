@@ -21,8 +21,9 @@ _REFS = 16  # references that are followed, one to the next
 
 
 def checked_schema(schema: Any, field: str) -> dict[str, Any]:
-    """A schema as it is compiled: within limits, with `anyOf` for each `oneOf` whose branches exclude each other, and
-    without properties that it does not name where it says nothing of them: some models would not come to an end.
+    """Returns a schema as it is compiled: within limits, with `anyOf` for each `oneOf` whose branches exclude each
+    other, and without properties that it does not name where it says nothing of them: some models would not come to an
+    end.
 
     Args:
         field: what errors call it.
@@ -66,7 +67,7 @@ def _too_large(field: str) -> UsageError:
 
 
 def _schemas_in(schema: Any) -> list[Mapping[str, Any]]:
-    """All objects in a schema but those of values."""
+    """Returns all objects in a schema but those of values."""
     found: list[Mapping[str, Any]] = []
     left = [schema]
     while left:
@@ -80,7 +81,7 @@ def _schemas_in(schema: Any) -> list[Mapping[str, Any]]:
 
 
 def _combines(schema: Any) -> bool:
-    """Tells whether one object may have to fit several schemas, so that none of them names all of its properties."""
+    """Returns whether one object may have to fit several schemas, so that none of them names all of its properties."""
     for each in _schemas_in(schema):
         others = _COMBINING & each.keys()
         if "allOf" in others or "if" in others or (others and "properties" in each):
@@ -91,7 +92,7 @@ def _combines(schema: Any) -> bool:
 
 
 def _closed(schema: Any) -> Any:
-    """A schema whose objects have no properties but those that are named, where it does not say so."""
+    """Returns a schema whose objects have no properties but those that are named, where it does not say so."""
     if isinstance(schema, list):
         return [_closed(each) for each in schema]
     if not isinstance(schema, Mapping):
@@ -115,7 +116,7 @@ class _Branches:
         self._root, self._left = root, _PAIRS
 
     def apart(self, schema: Any) -> Any:
-        """A schema with `anyOf` in place of each `oneOf` of which no value can fit two branches."""
+        """Returns a schema with `anyOf` in place of each `oneOf` of which no value can fit two branches."""
         if isinstance(schema, list):
             return [self.apart(each) for each in schema]
         if not isinstance(schema, Mapping):
@@ -129,7 +130,7 @@ class _Branches:
         return found
 
     def _exclude(self, branches: Sequence[Any]) -> bool:
-        """Tells whether no value fits two of some schemas, as far as their types and fixed properties say."""
+        """Returns whether no value fits two of some schemas, as far as their types and fixed properties say."""
         self._left -= len(branches) * (len(branches) - 1) // 2
         if self._left < 0:
             return False
@@ -155,7 +156,7 @@ def _differ(one: Mapping[str, Any], other: Mapping[str, Any], root: Mapping[str,
 def _fixed_apart(
     one: Mapping[str, Any], other: Mapping[str, Any], name: str, root: Mapping[str, Any]
 ) -> bool:
-    """Tells whether a property has values in one schema that it cannot have in another; both are of objects."""
+    """Returns whether a property has values in one schema that it cannot have in another; both are of objects."""
     if _types(one) != {"object"} or _types(other) != {"object"}:
         return False
     mine, theirs = (_fixed(_followed(_property(each, name), root)) for each in (one, other))
@@ -163,7 +164,7 @@ def _fixed_apart(
 
 
 def _followed(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema that a reference inside the document means; the schema itself if it is none."""
+    """Returns the schema that a reference inside the document means; the schema itself if it is none."""
     for _ in range(_REFS):
         ref = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(ref, str):
@@ -196,7 +197,8 @@ def _types(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _fixed(schema: Mapping[str, Any]) -> set[str] | None:
-    """The texts of the values that a schema lists; None: it lists none. Numbers are not told apart by their texts."""
+    """Returns the texts of the values that a schema lists; None: it lists none. Numbers are not told apart by their
+    texts."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(values, list) or any(
         isinstance(value, (float, Mapping, list)) for value in values

@@ -64,7 +64,7 @@ class _Tokens:
 def read_vocabulary(
     tokenizer: Tokenizer, stop_ids: Collection[int], size: int
 ) -> llguidance.LLTokenizer:
-    """A tokenizer for masks of `size` ids; it takes a second for 130,000 tokens.
+    """Returns a tokenizer for masks of `size` ids; it takes a second for 130,000 tokens.
 
     Raises:
         UsageError: no token of the vocabulary ends an answer.
@@ -87,7 +87,7 @@ def read_vocabulary(
 
 
 def _decoded(tokenizer: Tokenizer, size: int) -> dict[int, bytes]:
-    """The bytes that each id adds to a text, by what the decoder writes."""
+    """Returns the bytes that each id adds to a text, by what the decoder writes."""
     first = tokenizer.encode(_BEFORE)
     before = tokenizer.decode(first)
     found = {}

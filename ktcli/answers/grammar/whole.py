@@ -33,7 +33,7 @@ class Frame:
 
     @classmethod
     def of(cls, answers: Answers | None) -> Frame:
-        """The marks of answers that the model's own template reads; None: it has none."""
+        """Returns the marks of answers that the model's own template reads; None: it has none."""
         if answers is None:
             return USUAL
         needed = answers.template.field(FieldRole.ANSWER) is not answers.template.rest
@@ -65,11 +65,11 @@ class Shape:
 
     @property
     def free(self) -> bool:
-        """Tells whether an answer may be any text."""
+        """Whether an answer may be any text."""
         return self.form is None and (self.calls is None or self.calls.free)
 
     def holds(self, style: CallStyle | None) -> bool:
-        """Tells whether a model that writes calls so is held to anything."""
+        """Returns whether a model that writes calls so is held to anything."""
         return not self.free or (style is not None and not style.bare)
 
 
@@ -80,7 +80,7 @@ def grammar_of(
     prompt: str | None,
     frame: Frame = USUAL,
 ) -> str:
-    """The grammar of an answer, as llguidance takes it.
+    """Returns the grammar of an answer, as llguidance takes it.
 
     Args:
         style: how the model writes calls; None: in no way that is known.
@@ -115,7 +115,7 @@ def _calls(writer: GrammarWriter, style: CallStyle | None, shape: Shape) -> str:
 
 
 def _framed(writer: GrammarWriter, form: Form, prompt: str | None, frame: Frame) -> str:
-    """A form between the marks that its text needs."""
+    """Returns a form between the marks that its text needs."""
     body = writer.part(form.part("body"))
     if prompt is None:
         return body
@@ -127,7 +127,7 @@ def _framed(writer: GrammarWriter, form: Form, prompt: str | None, frame: Frame)
 
 
 def _thought(writer: GrammarWriter, prompt: str | None, frame: Frame) -> str:
-    """What may stand before the answer, and is its thought; a thought that the prompt begins must end.
+    """Returns what may stand before the answer, and is its thought; a thought that the prompt begins must end.
 
     Only the token for it begins one: a model without such a token has no thoughts, and would spell it by mistake.
     """

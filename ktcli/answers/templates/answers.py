@@ -46,7 +46,7 @@ class Answers:
         stop_ids: Collection[int],
         known: CallStyle | None,
     ) -> Answers:
-        """The answers of a model with these texts.
+        """Returns the answers of a model with these texts.
 
         Args:
             known: the style that its chat template tells.
@@ -75,7 +75,7 @@ class Answers:
         return _around(found) if found is not self.template.rest else ("", "")
 
     def ending(self, last: Field | None) -> str:
-        """The token at the end of an answer that a field needs, which the engine kept; empty: it needs none."""
+        """Returns the token at the end of an answer that a field needs, which the engine kept; empty: it needs none."""
         words = () if last is None or last is self.template.rest else last.words
         return next((text for text in self.endings if _is_in(text, words)), "")
 
@@ -90,7 +90,7 @@ def _example(pattern: Pattern | None) -> str:
 
 
 def _is_in(text: str, words: Collection[str]) -> bool:
-    """Tells whether a text is part of some words, which may have escapes."""
+    """Returns whether a text is part of some words, which may have escapes."""
     return any(text in word or text in re.sub(r"\\(.)", r"\1", word) for word in words)
 
 
@@ -98,7 +98,7 @@ def _is_in(text: str, words: Collection[str]) -> bool:
 
 
 def calls_of(value: Any) -> list[Mapping[str, Any]]:
-    """The functions that a value calls, each with its name.
+    """Returns the functions that a value calls, each with its name.
 
     Raises:
         ValueError: it is no call.
@@ -115,7 +115,7 @@ def calls_of(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _style(template: AnswerTemplate, known: CallStyle | None) -> CallStyle | None:
-    """The style of calls that a template reads: the one that is known, or JSON between its own marks."""
+    """Returns the style of calls that a template reads: the one that is known, or JSON between its own marks."""
     calls = template.field(FieldRole.CALLS)
     if calls is None or template.rest is not template.field(FieldRole.ANSWER):
         return None
@@ -127,7 +127,7 @@ def _style(template: AnswerTemplate, known: CallStyle | None) -> CallStyle | Non
 
 
 def _reads(template: AnswerTemplate, style: CallStyle) -> bool:
-    """Tells whether a template reads a call that is written in a style, and nothing beside it."""
+    """Returns whether a template reads a call that is written in a style, and nothing beside it."""
     parser = AnswerParser(template)
     events = [*parser.feed(_written(style)), *parser.finish()]
     if any(isinstance(event, Says) and _is_other(event) for event in events):
@@ -152,7 +152,7 @@ def _is_other(event: Says) -> bool:
 
 
 def _written(style: CallStyle) -> str:
-    """A call, as a style has it."""
+    """Returns a call, as a style has it."""
     opened, closed = style.section
     begin = "" if style.bare else style.begin
     if style.arguments is Arguments.OBJECT:

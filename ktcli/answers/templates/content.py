@@ -50,12 +50,12 @@ class FieldContent:
 
     @property
     def is_plain_json(self) -> bool:
-        """Tells whether the text is JSON as it stands."""
+        """Whether the text is JSON as it stands."""
         return self.kind == "json" and not (self.texts or self.bare_keys or self.any_text)
 
 
 def read_content(kind: Any, args: Any, depth: int = 0) -> FieldContent:
-    """The content of a kind, with its settings.
+    """Returns the content of a kind, with its settings.
 
     Raises:
         ValueError: there is no such kind, or a setting makes no sense.
@@ -111,7 +111,7 @@ def _separator(value: Any) -> str:
 
 
 def value_of(text: str, content: FieldContent) -> Any:
-    """What a text means.
+    """Returns what a text means.
 
     Raises:
         ValueError: nothing.
@@ -159,7 +159,7 @@ def _json(text: str, content: FieldContent) -> Any:
 
 
 def _without_texts(text: str, opened: str, closed: str, taken: list[str]) -> str:
-    """A text in which numbers stand for the texts between two marks; adds these to `taken`."""
+    """Returns a text in which numbers stand for the texts between two marks; adds these to `taken`."""
     parts, at = [], 0
     while (start := text.find(opened, at)) >= 0:
         end = text.find(closed, start + len(opened))
@@ -187,11 +187,11 @@ class PairReader:
         self._content, self._finder = content, Finder(content.tag)
 
     def feed(self, text: str) -> list[tuple[str, Any]]:
-        """The pairs that a piece of text completes."""
+        """Returns the pairs that a piece of text completes."""
         return [self._pair(found.groups) for found in self._finder.feed(text)]
 
     def finish(self) -> list[tuple[str, Any]]:
-        """The other ones; no text follows."""
+        """Returns the other ones; no text follows."""
         return [self._pair(found.groups) for found in self._finder.finish()]
 
     def _pair(self, groups: Mapping[str, str]) -> tuple[str, Any]:
@@ -240,7 +240,7 @@ def check_shape(shape: Any) -> None:
 
 
 def shaped(shape: Any, names: Mapping[str, Any]) -> Any:
-    """A shape with values in the place of their names.
+    """Returns a shape with values in the place of their names.
 
     Raises:
         ValueError: a name means nothing.

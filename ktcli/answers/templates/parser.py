@@ -96,14 +96,14 @@ class AnswerParser:
         self.feed(begun)
 
     def feed(self, text: str) -> list[Event]:
-        """What a piece of the answer says."""
+        """Returns what a piece of the answer says."""
         for at in range(0, len(text), _SLICE):
             self._text += text[at : at + _SLICE]
             self._read(ended=False)
         return self._told()
 
     def finish(self) -> list[Event]:
-        """What was held back; no text follows, and a field that is open ends."""
+        """Returns what was held back; no text follows, and a field that is open ends."""
         self._read(ended=True)
         self._close("")
         return self._told()

@@ -98,12 +98,12 @@ class Pattern:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Pattern:
-        """The pattern of some texts, of which the longest that is there counts."""
+        """Returns the pattern of some texts, of which the longest that is there counts."""
         longest = sorted(dict.fromkeys(texts), key=len, reverse=True)
         return cls("|".join(map(re.escape, longest)))
 
     def groups(self, match: Match, text: Callable[[int, int], str]) -> dict[str, str]:
-        """The named groups that are part of a match; `text` gives what stands between two places."""
+        """Returns the named groups that are part of a match; `text` gives what stands between two places."""
         pairs = zip(self.names, match.places[::2], match.places[1::2], strict=True)
         return {name: text(start, end) for name, start, end in pairs if min(start, end) >= 0}
 
@@ -170,8 +170,8 @@ class Pattern:
     def closure(
         self, node: int, places: frozenset[TextPlace]
     ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """The nodes that take a letter, or end the match, which a node leads to at one of these places, the preferred
-        first, each with the slots noted on the way there."""
+        """Returns the nodes that take a letter, or end the match, which a node leads to at one of these places, the
+        preferred first, each with the slots noted on the way there."""
         known = self._closures.get((node, places))
         if known is None:
             found: dict[int, tuple[int, ...]] = {}
@@ -197,7 +197,7 @@ class Pattern:
         return self._begin
 
     def takes(self, node: int, letter: str) -> int:
-        """The node behind a letter; -1: it is not taken."""
+        """Returns the node behind a letter; -1: it is not taken."""
         here = self._nodes[node]
         return here.ways[0] if here.takes is not None and here.takes[letter] else -1
 
@@ -253,7 +253,7 @@ class _Letters(dict[str, bool]):
 
 
 def _letters(op: Any, value: Any) -> _Letters:
-    """The letters that a part of a pattern takes.
+    """Returns the letters that a part of a pattern takes.
 
     Raises:
         ValueError: it is no such part.
@@ -302,7 +302,7 @@ _CATEGORIES: dict[str, Callable[[str], bool]] = {
 
 
 def _example(parts: Any) -> str | None:
-    """The shortest text that a pattern of letters takes; None: it has a part of which no example is simple."""
+    """Returns the shortest text that a pattern of letters takes; None: it has a part of which no example is simple."""
     found = []
     for op, value in parts:
         if op is _constants.LITERAL:

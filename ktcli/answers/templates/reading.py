@@ -43,7 +43,7 @@ class Telling:
         self.calls = 0
 
     def tell(self, events: Iterable[Event]) -> Added:
-        """What some events add to the answer."""
+        """Returns what some events add to the answer."""
         said, pieces = [], list[Read | AnswerPiece]()
         for event in events:
             role = FieldRole.OTHER if event.field is None else event.field.role
@@ -70,7 +70,7 @@ class Telling:
         return tuple(found)
 
     def _text(self, event: Event) -> str:
-        """The text that an event says; what joins fields of text stands before the next of them."""
+        """Returns the text that an event says; what joins fields of text stands before the next of them."""
         if not isinstance(event, Opens):
             return event.text if isinstance(event, Says) else ""
         role, join = event.field.role, event.field.join or ""
@@ -81,7 +81,7 @@ class Telling:
     # --- calls --------------------------------------------------------------------------------
 
     def _called(self, event: Event, tools: Tools) -> list[Read]:
-        """What an event says of calls; arguments in plain JSON and in pairs are told as they come."""
+        """Returns what an event says of calls; arguments in plain JSON and in pairs are told as they come."""
         if isinstance(event, Opens):
             return self._call(event, tools)
         if self._pairs is not None:
@@ -98,7 +98,7 @@ class Telling:
         return self._whole(event, tools) if isinstance(event, Closes) else []
 
     def _call(self, event: Opens, tools: Tools) -> list[Read]:
-        """What the mark says that begins a call."""
+        """Returns what the mark says that begins a call."""
         self._raw, self._reader, self._pairs = [event.text], None, None
         style, content = self._answers.style, event.field.content
         if style is not None and content.is_plain_json and style.arguments is not Arguments.PAIRS:
@@ -132,17 +132,17 @@ class _PairTelling:
         self._lead, self._failed = "{", False
 
     def feed(self, text: str) -> list[Read]:
-        """What a piece of the call says."""
+        """Returns what a piece of the call says."""
         return self._told(lambda: self._reader.feed(text))
 
     def finish(self) -> list[Read]:
-        """The rest of it; a call that is not whole ends where it does."""
+        """Returns the rest of it; a call that is not whole ends where it does."""
         last = self._told(self._reader.finish)
         end = "{}" if self._lead == "{" else "}"
         return [*last, CallArguments(self._number, end), CallEnds(self._number)]
 
     def _told(self, read: Callable[[], list[tuple[str, Any]]]) -> list[Read]:
-        """The pairs as pieces of JSON; behind one that means nothing there are no more."""
+        """Returns the pairs as pieces of JSON; behind one that means nothing there are no more."""
         found: list[Read] = []
         try:
             for key, value in [] if self._failed else read():
@@ -155,7 +155,7 @@ class _PairTelling:
 
 
 def _typed(value: Any, tools: Tools, name: str, key: str) -> str:
-    """A value as JSON; a text gets the type that the tool's schema says.
+    """Returns a value as JSON; a text gets the type that the tool's schema says.
 
     Raises:
         ValueError: JSON has no such value.
@@ -165,7 +165,7 @@ def _typed(value: Any, tools: Tools, name: str, key: str) -> str:
 
 
 def _arguments(call: Mapping[str, Any], tools: Tools) -> str:
-    """The arguments of a call, as JSON; texts get the types that the tool's schema says.
+    """Returns the arguments of a call, as JSON; texts get the types that the tool's schema says.
 
     Raises:
         ValueError: they are none.
@@ -196,7 +196,7 @@ class _Blanks:
         self._held, self._begun = "", False
 
     def feed(self, text: str) -> str:
-        """What is surely not the end's blanks."""
+        """Returns what is surely not the end's blanks."""
         if not self._strip:
             return text
         whole = self._held + text

@@ -83,7 +83,7 @@ class Search:
         self._threads, self.done = [], True
 
     def _skipped(self, text: str, index: int) -> int:
-        """The next place in a text where something can begin, if nothing has."""
+        """Returns the next place in a text where something can begin, if nothing has."""
         first = self._pattern.first
         idle = self.match is None and (not self._threads or self._threads[0].start == self.at)
         if first is None or not idle or (self._pattern.asks and not self._before):
@@ -135,12 +135,12 @@ class Finder:
         self._again = 0
 
     def feed(self, text: str) -> list[FoundMatch]:
-        """The matches that no further text changes."""
+        """Returns the matches that no further text changes."""
         self._text += text
         return self._found(ended=False)
 
     def finish(self) -> list[FoundMatch]:
-        """The other ones; no text follows."""
+        """Returns the other ones; no text follows."""
         return self._found(ended=True)
 
     def _found(self, *, ended: bool) -> list[FoundMatch]:
@@ -173,7 +173,7 @@ class Finder:
 
 
 def _places(before: str, behind: str) -> frozenset[TextPlace]:
-    """What holds between two letters, of which one may be missing."""
+    """Returns what holds between two letters, of which one may be missing."""
     edge = (bool(before) and is_word(before)) != (bool(behind) and is_word(behind))
     found = {TextPlace.EDGE if edge else TextPlace.NO_EDGE}
     return frozenset(

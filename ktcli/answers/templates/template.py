@@ -47,7 +47,7 @@ class FieldRole(Enum):
 
     @classmethod
     def of(cls, name: str) -> FieldRole:
-        """The role of a field of this name."""
+        """Returns the role of a field of this name."""
         return next((role for role in cls if name in role.value), cls.OTHER)
 
 
@@ -78,11 +78,12 @@ class Field:
 
     @property
     def streams(self) -> bool:
-        """Tells whether its text is its value."""
+        """Whether its text is its value."""
         return self.content.kind in STREAMED
 
     def called(self, groups: Mapping[str, str]) -> str:
-        """The tool that the mark which opened it names, if its text is then the pairs of arguments; else empty."""
+        """Returns the tool that the mark which opened it names, if its text is then the pairs of arguments; else
+        empty."""
         function = self.shape.get("function") if isinstance(self.shape, dict) else None
         match function:
             case {"name": str(name), "arguments": "{content}", **more} if not more:
@@ -91,7 +92,7 @@ class Field:
         return ""
 
     def value(self, body: str, groups: Mapping[str, str]) -> Any:
-        """What its text means.
+        """Returns what its text means.
 
         Args:
             groups: those of the mark that opened it.
@@ -124,11 +125,11 @@ class AnswerTemplate:
     starts: tuple[str, ...] = ()
 
     def field(self, role: FieldRole) -> Field | None:
-        """The first field of a role; None: there is none."""
+        """Returns the first field of a role; None: there is none."""
         return next((field for field in self.fields if field.role is role), None)
 
     def begun(self, prompt: str) -> str:
-        """What a prompt already has of the answer; empty as well where no mark tells where that begins."""
+        """Returns what a prompt already has of the answer; empty as well where no mark tells where that begins."""
         if self.starts:
             end = max(
                 (at + len(text) if (at := prompt.rfind(text)) >= 0 else -1) for text in self.starts
@@ -146,7 +147,7 @@ class AnswerTemplate:
 
 
 def read_template(value: Any) -> AnswerTemplate:
-    """A template as a file has it.
+    """Returns a template as a file has it.
 
     Raises:
         ValueError: it is wrong, beyond a limit, or asks for what is not supported; the message says what.
@@ -214,7 +215,7 @@ def _read_field(name: str, value: Any) -> Field:
 
 
 def _mark(what: str, value: Mapping[str, Any], key: str) -> tuple[Pattern | None, tuple[str, ...]]:
-    """The mark under a key, as texts or as a pattern, and the texts."""
+    """Returns the mark under a key, as texts or as a pattern, and the texts."""
     pattern = f"{key}_pattern"
     if key in value and pattern in value:
         raise ValueError(f"{what} has both {key} and {pattern}")
@@ -236,7 +237,7 @@ def _mark(what: str, value: Mapping[str, Any], key: str) -> tuple[Pattern | None
 
 
 def _texts_in(value: Any) -> tuple[str, ...]:
-    """All texts in nested plain values."""
+    """Returns all texts in nested plain values."""
     if isinstance(value, (dict, list)):
         parts = value.values() if isinstance(value, dict) else value
         return tuple(text for part in parts for text in _texts_in(part))

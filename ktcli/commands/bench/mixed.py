@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from ktcli.assembly.bench import Trial, plan_trial, refuse_without_gpu
-from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.subject import find_subject
+from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
 from ktcli.commands.cli.options import (
-    DeferOpt,
     DenseOpt,
-    DeviceOpt,
     ExpertsOpt,
-    GpuExpertsOpt,
-    GpusOpt,
     JsonOpt,
     LayersOpt,
     ModelArg,
-    NumaOpt,
-    PrefillThresholdOpt,
-    ThreadsOpt,
 )
 from ktcli.commands.view.figures import engine_figures, show_results, threads_words, warn_noisy
 from ktcli.engine import Engine
-from ktcli.hardware.gpu import AUTO
-from ktcli.hardware.numa import asked_numa
 from ktcli.measure.clock import NOISY_SHARE, Others
 from ktcli.measure.mixed import MixedJob, MixedResult, measure_mixed
 from ktcli.models import build
@@ -41,6 +33,7 @@ PromptOpt = Annotated[
 ]
 
 
+@partial(with_engine_options, without=("kv",))
 def mixed(
     model: ModelArg,
     layers: LayersOpt = None,
@@ -48,13 +41,7 @@ def mixed(
     tokens: PromptOpt = 4096,
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
-    threads: ThreadsOpt = None,
-    numa: NumaOpt = None,
-    device: DeviceOpt = AUTO,
-    gpus: GpusOpt = None,
-    gpu_experts: GpuExpertsOpt = None,
-    defer: DeferOpt = None,
-    prefill_threshold: PrefillThresholdOpt = None,
+    options: EngineOptions = NO_OPTIONS,
     json: JsonOpt = False,
 ) -> None:
     """What answers and a long prompt leave one another.
@@ -72,13 +59,12 @@ def mixed(
     most = build(subject.config).spec.context
     job = MixedJob(streams, min(tokens, most - 256))
     context = min(job.context, most)
-    words = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
-    asked = Wanted(context, threads, streams=streams + 1, numa=asked_numa(numa), device=words)
+    asked = options.wanted(context, streams=streams + 1)
     planned = plan_trial(Trial(subject, asked, layers), out)
     used = planned.plan.device
     engine: Engine
     if used is None:
-        refuse_without_gpu(words.of_gpu())
+        refuse_without_gpu(asked.device.of_gpu())
         engine = planned.load(out)
     else:
         engine = planned.load_with_device(listener=out)
@@ -93,7 +79,7 @@ def mixed(
 
 
 def mixed_row(name: str, engine: Engine, result: MixedResult) -> dict[str, Any]:
-    """The row of JSON."""
+    """Returns the result as a row for --json."""
     job, gap = result.job, max(result.gaps_s, default=0.0)
     return {
         **engine_figures("mixed", name, engine),
@@ -112,7 +98,7 @@ def mixed_row(name: str, engine: Engine, result: MixedResult) -> dict[str, Any]:
 
 
 def mixed_words(row: dict[str, Any], engine: Engine) -> str:
-    """The result in words."""
+    """Returns the result in words."""
     rows = [
         ("Model", f"{row['model']}, {row['layers']} layers, {row['format'] or 'no'} experts"),
         ("Threads", threads_words(engine.pool)),

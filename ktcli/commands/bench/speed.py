@@ -15,27 +15,20 @@ import typer
 
 from ktcli.assembly.bench import PlannedTrial, Trial, plan_trial, refuse_without_gpu
 from ktcli.assembly.host import torch_device
-from ktcli.assembly.request import DeviceWords, Wanted
+from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import Subject, find_subject
 from ktcli.commands.bench.kernel import kernel
 from ktcli.commands.bench.mixed import mixed
 from ktcli.commands.bench.resume import resume
 from ktcli.commands.bench.serve import serve
+from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
 from ktcli.commands.cli.options import (
-    DeferOpt,
     DenseOpt,
-    DeviceOpt,
     ExpertsOpt,
-    GpuExpertsOpt,
-    GpusOpt,
     JsonOpt,
-    KvOpt,
     LayersOpt,
     ModelArg,
-    NumaOpt,
-    PrefillThresholdOpt,
     RunsOpt,
-    ThreadsOpt,
     writable,
 )
 from ktcli.commands.view.device_figures import Used, device_figures
@@ -43,8 +36,6 @@ from ktcli.commands.view.figures import show_results
 from ktcli.commands.view.speed import batch_words, speed_row, speed_words, warn_about
 from ktcli.engine import Engine
 from ktcli.errors import UsageError
-from ktcli.hardware.gpu import AUTO
-from ktcli.hardware.numa import asked_numa
 from ktcli.measure.bench import (
     BenchResult,
     Ceilings,
@@ -138,6 +129,7 @@ def _tokens(default: str) -> Any:
 
 
 @app.command()
+@with_engine_options
 def decode(
     model: ModelArg,
     layers: LayersOpt = None,
@@ -146,14 +138,7 @@ def decode(
     batch: BatchOpt = "1",
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
-    threads: ThreadsOpt = None,
-    numa: NumaOpt = None,
-    kv: KvOpt = "bf16",
-    device: DeviceOpt = AUTO,
-    gpus: GpusOpt = None,
-    gpu_experts: GpuExpertsOpt = None,
-    defer: DeferOpt = None,
-    prefill_threshold: PrefillThresholdOpt = None,
+    options: EngineOptions = NO_OPTIONS,
     policy: PolicyOpt = Policy.KT,
     runs: RunsOpt = PAIRS,
     profile: ProfileOpt = False,
@@ -178,15 +163,14 @@ def decode(
 
       kt bench decode qwen3-30b-a3b --gpu-experts 64 --defer 2 --trace step.json
     """
-    words = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
-    asked = Wanted(threads=threads, numa=asked_numa(numa), device=words, cache=kv)
     measured = Measuring(Job(Phase.DECODE, tokens, context), runs, policy, profile, trace)
     if (batches := _batches(batch)) != (1,):
         _refuse_with_batches(measured)
-    _bench(find_subject(model, experts, dense), asked, layers, measured, batches)
+    _bench(find_subject(model, experts, dense), options.wanted(), layers, measured, batches)
 
 
 @app.command()
+@with_engine_options
 def prefill(
     model: ModelArg,
     layers: LayersOpt = None,
@@ -194,14 +178,7 @@ def prefill(
     context: ContextOpt = 0,
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
-    threads: ThreadsOpt = None,
-    numa: NumaOpt = None,
-    kv: KvOpt = "bf16",
-    device: DeviceOpt = AUTO,
-    gpus: GpusOpt = None,
-    gpu_experts: GpuExpertsOpt = None,
-    defer: DeferOpt = None,
-    prefill_threshold: PrefillThresholdOpt = None,
+    options: EngineOptions = NO_OPTIONS,
     policy: PolicyOpt = Policy.KT,
     runs: RunsOpt = PAIRS,
     profile: ProfileOpt = False,
@@ -217,10 +194,8 @@ def prefill(
 
       kt bench prefill kt-mini --profile
     """
-    words = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
-    asked = Wanted(threads=threads, numa=asked_numa(numa), device=words, cache=kv)
     measured = Measuring(Job(Phase.PREFILL, tokens, context), runs, policy, profile)
-    _bench(find_subject(model, experts, dense), asked, layers, measured)
+    _bench(find_subject(model, experts, dense), options.wanted(), layers, measured)
 
 
 app.command()(resume)
@@ -246,18 +221,19 @@ class Measuring:
     trace: Path | None = None
 
     def room(self, spec: Spec) -> int:
-        """The positions for the runs, and for the tokens whose experts are counted, where the model has experts."""
+        """Returns the positions for the runs, and for the tokens whose experts are counted, where the model has
+        experts."""
         return max(self.job.context + self.job.n_tokens, min(SPREAD_TOKENS, spec.context))
 
     def streams(self, spec: Spec, most: int) -> int:
-        """The sequences that `most` answers are: each goes on from a context that stays as it is, whose state is
-        kept beside the answer's."""
+        """Returns the number of sequences that `most` answers take: each goes on from a context that stays as it is,
+        whose state is kept beside the answer's."""
         return 2 * most if spec.sequence_elements else most
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An engine, and the ceilings that it is compared with.
+    """An engine that is measured, and the ceilings that it is compared with.
 
     Attributes:
         ceilings: the ceilings of the CPU, also where the yardstick knows more.
@@ -272,7 +248,7 @@ class Made:
     def row(
         self, subject: Subject, result: BenchResult, trace: Trace | None = None
     ) -> dict[str, Any]:
-        """The row of a result.
+        """Returns the row of a result.
 
         Args:
             trace: of one decode step; None: none was taken.

@@ -34,7 +34,7 @@ _OWN = (
 
 @dataclass(frozen=True, slots=True)
 class Attaching:
-    """What a command line says of servers.
+    """The options of a command line that decide whether a chat uses the model of a server.
 
     Attributes:
         wanted: whether their models may be used.
@@ -50,7 +50,7 @@ class Attaching:
 
     @classmethod
     def of(cls, here: typer.Context) -> Attaching:
-        """What the command line of `kt chat` says; settings are for the server as well."""
+        """Reads them from the command line of `kt chat`; settings are for the server as well."""
 
         def given(name: str) -> bool:
             return getattr(here.get_parameter_source(name), "name", "") == "COMMANDLINE"
@@ -67,7 +67,7 @@ class Attaching:
     def attach(
         self, ready: Ready, asked: str, hear: Callable[[TextModel], None] = lambda texts: None
     ) -> AttachedModel | None:
-        """The model of a server; None: none has it, or it is not to be used.
+        """Returns the model of a server; None: none has it, or it is not to be used.
 
         Args:
             asked: the name that finds the model again.

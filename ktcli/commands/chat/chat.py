@@ -41,24 +41,15 @@ from ktcli.commands.chat.options import (
 )
 from ktcli.commands.chat.request import AnswerRequest, kept_chat, preferred_settings
 from ktcli.commands.chat.wording import lasting_name, who_and_what, words_for_model
+from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
 from ktcli.commands.cli.options import (
     AllowSpecialOpt,
     ContextOpt,
-    DeferOpt,
-    DeviceOpt,
-    GpuExpertsOpt,
-    GpusOpt,
     JsonOpt,
-    KvOpt,
-    NumaOpt,
-    PrefillThresholdOpt,
     PullOpt,
     QuietOpt,
-    ThreadsOpt,
 )
 from ktcli.errors import UsageError
-from ktcli.hardware.gpu import AUTO
-from ktcli.hardware.numa import asked_numa
 from ktcli.output import out
 
 if TYPE_CHECKING:
@@ -71,6 +62,7 @@ if TYPE_CHECKING:
     from ktcli.text.settings import Settings
 
 
+@with_engine_options
 def chat(
     here: typer.Context,
     name: NameArg = None,
@@ -92,14 +84,7 @@ def chat(
     resume: Resume = None,
     allow_special: AllowSpecialOpt = False,
     context: ContextOpt = None,
-    threads: ThreadsOpt = None,
-    numa: NumaOpt = None,
-    kv: KvOpt = "bf16",
-    device: DeviceOpt = AUTO,
-    gpus: GpusOpt = None,
-    gpu_experts: GpuExpertsOpt = None,
-    defer: DeferOpt = None,
-    prefill_threshold: PrefillThresholdOpt = None,
+    options: EngineOptions = NO_OPTIONS,
     draft: DraftOpt = None,
     no_kv_cache: NoKvCache = False,
     no_attach: NoAttach = False,
@@ -137,7 +122,6 @@ def chat(
       kt chat --continue
     """
     from ktcli.assembly.kvpages import cache_quota
-    from ktcli.assembly.request import DeviceWords, Wanted
     from ktcli.assembly.talking import Opening
 
     given = {
@@ -162,7 +146,7 @@ def chat(
     asked = AnswerRequest(
         given, max_tokens, tuple(stop or ()), system, think, stats,
         allow_special=allow_special, explain_cache=explain_cache,
-        kept=kept_chat(go_on, resume), draft=_draft_wish(draft), think_budget=think_budget,
+        kept=kept_chat(go_on, resume), draft=_draft_options(draft), think_budget=think_budget,
         hides_thoughts=hide_thinking, streams_json=jsonl,
         output=None if output is None else answer_file.checked(output),
         form=asked_form(schema, format),
@@ -172,9 +156,8 @@ def chat(
         asked.require_model()
     needs_prompt = "--output" if output else "--jsonl" if jsonl else "--json" if json else ""
     words = words_for_model(prompt, needs_prompt, named=name is not None)
-    where = DeviceWords(device, gpus, gpu_experts, defer, prefill_threshold)
     how = Opening(
-        Wanted(context, threads, numa=asked_numa(numa), device=where, cache=kv),
+        options.wanted(context),
         0 if no_kv_cache else cache_quota(),
         config.records_heat(),
         allow_special,
@@ -193,7 +176,7 @@ def chat(
             answer_once(made, words, asked)
 
 
-def _draft_wish(option: str | None) -> DraftOptions:
+def _draft_options(option: str | None) -> DraftOptions:
     from ktcli.engine.drafting import DraftOptions
 
     if option is not None:

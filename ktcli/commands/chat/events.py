@@ -21,7 +21,7 @@ class AnswerEvents:
         self._stream = stream
 
     def begin(self, tokens: Callable[[], int], *, cut: Callable[[], bool]) -> None:
-        """A new answer comes; nothing is written."""
+        """Does nothing: a new answer is announced by no line."""
 
     def reading(self, done: int, total: int) -> None:
         """Writes how many tokens of the prompt are read."""
@@ -32,7 +32,7 @@ class AnswerEvents:
         self._write({"event": "text", "text": piece.text, "thought": piece.thought})
 
     def end(self) -> None:
-        """The pieces are at their end; nothing is written."""
+        """Does nothing: `answer` writes the last line."""
 
     def answer(self, document: dict[str, Any]) -> None:
         """Writes the whole answer: the last line."""

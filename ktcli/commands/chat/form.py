@@ -16,7 +16,7 @@ _MOST_BYTES = 1 << 20  # of the file; blanks and all
 
 
 def asked_form(schema: Path | None, format: str | None) -> Form | None:
-    """The form that --schema or --format asks for; None without them. It is checked before a model is loaded.
+    """Returns the form that --schema or --format asks for; None without them. It is checked before a model is loaded.
 
     Raises:
         UsageError: both were given, the file cannot be read, or the schema cannot be used.

@@ -71,7 +71,7 @@ class ModelChoice:
         self._settings_of, self._attach = settings_of, attach
 
     def names(self) -> Sequence[tuple[str, str]]:
-        """See `Models`."""
+        """Returns the names of the library's models, each with a word about it, see `Models`."""
         here = self._open
         known = {each.label: each.path for each in library.conversions()}
         if not any(path.samefile(here.ready.pack) for path in known.values()):
@@ -106,14 +106,15 @@ class ModelChoice:
         self._how.listener.note(f"{said} answers from here on")
 
     def outlives(self, error: DeviceError) -> bool:
-        """See `Models`. It does not where the GPU was asked for, or a server has the model."""
+        """Tells whether the chat can go on after its GPU failed: not where the GPU was asked for, or a server has the
+        model. See `Models`."""
         where = "" if self._open.place else after_failure(error, self._how)
         if where:
             self._how.listener.warn(f"{error}: the chat goes on {where}; ask again")
         return bool(where)
 
     def recover(self) -> None:
-        """See `Models`.
+        """Loads the model again after its GPU failed, see `Models`.
 
         Raises:
             KtError: main memory is too small for that.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
+    """Asks one question, shows its answer as the command line wants it, and says on stderr how it ended."""
     from ktcli.chat.recorder import ChatRecorder
     from ktcli.commands.chat.events import AnswerEvents
     from ktcli.dialogue.backend import longer_context
@@ -96,7 +97,7 @@ def _remark(made: Chat, reply: Reply, asked: AnswerRequest) -> None:
 
 
 def document(made: Chat, reply: Reply, text: str, thinking: str) -> dict[str, Any]:
-    """The answer for --json, its text and its thoughts apart."""
+    """Returns the answer for --json, its text and its thoughts apart."""
     stats = reply.stats
     return {
         "text": text,
@@ -145,12 +146,14 @@ def _taken_over(recorder: ChatRecorder, made: Chat, asked: AnswerRequest) -> Non
 
 
 def put_over(made: Chat, asked: AnswerRequest) -> None:
+    """Puts the options of the command line over the settings and the system text of a kept conversation."""
     made.settings = asked.over(made.settings)
     if asked.system is not None:
         made.conversation.system = asked.system
 
 
 def screen_for(asked: AnswerRequest) -> Screen:
+    """Returns the screen that answers are shown on, as options and settings want them shown."""
     from ktcli.commands.view.bars import can_draw
     from ktcli.terminal.screen import Screen
     from ktcli.terminal.thoughts import ThoughtsView

@@ -29,7 +29,7 @@ class KeptChat:
 
 
 def kept_chat(last: bool, name: str | None) -> KeptChat | None:
-    """The conversation that --continue or --resume means; None without them.
+    """Returns the conversation that --continue or --resume means; None without them.
 
     Raises:
         UsageError: both were given, or the file is no conversation. NotFound: there is none.

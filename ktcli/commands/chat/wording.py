@@ -18,7 +18,7 @@ PIPE = "-"  # a prompt that is all on standard input
 def who_and_what(
     name: str | None, prompt: str | None, default: str = BUILTIN
 ) -> tuple[str, str | None]:
-    """The model and the prompt of a command line; a prompt of None: ask for it.
+    """Returns the model and the prompt of a command line; a prompt of None: ask for it.
 
     One argument is a model if it can be one, else a prompt for the default model if it contains white
     space.
@@ -46,7 +46,7 @@ def who_and_what(
 
 
 def words_for_model(prompt: str | None, option: str, *, named: bool) -> str | None:
-    """The text for the model: the prompt, and below it the text on standard input; None: ask a person.
+    """Returns the text for the model: the prompt, and below it the text on standard input; None: ask a person.
 
     Args:
         option: one that needs a prompt; empty: none.
@@ -82,7 +82,7 @@ def words_for_model(prompt: str | None, option: str, *, named: bool) -> str | No
 
 
 def lasting_name(model: str) -> str:
-    """The name that finds a model again from any folder."""
+    """Returns the name that finds a model again from any folder."""
     path = Path(model).expanduser()
     is_path = model.startswith((".", "~", "/")) or model.endswith(".gguf")
     return str(path.absolute()) if is_path and path.exists() else model

@@ -32,7 +32,7 @@ KeyFileOpt = Annotated[
 
 
 def given_key(key: str | None, file: Path | None) -> str:
-    """The key that the options give; empty: none.
+    """Returns the key that the options give; empty: none.
 
     Raises:
         UsageError: it is none, both are given, or others can read the file.

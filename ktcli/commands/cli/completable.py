@@ -63,7 +63,7 @@ class Verb:
 
 
 def verbs() -> list[Verb]:
-    """Every command that the help shows, subcommands after their family."""
+    """Returns every command that the help shows, subcommands after their family."""
     found = []
     for name, row in COMMANDS.items():
         if row.summary:
@@ -125,8 +125,8 @@ def _argument(words: str, metavar: str) -> Values:
 
 
 def values_of(metavar: str | None) -> Values:
-    """The values that a metavar stands for: "auto|cpu|cuda|cuda:N" are three words and something to be typed; one
-    in brackets may be left out."""
+    """Returns the values that a metavar stands for: "auto|cpu|cuda|cuda:N" are three words and something to be typed;
+    one in brackets may be left out."""
     found = Values()
     for word in (metavar or "").strip("[]").split("|"):
         if word in _MEANINGS:

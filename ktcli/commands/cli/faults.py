@@ -7,6 +7,6 @@ from ktcli.store import catalog
 
 
 def warn_of_faults() -> None:
-    """Says what is wrong with each of them; the others are shown all the same."""
+    """Warns of each of the user's profiles that cannot be read; the other models are shown all the same."""
     for fault in catalog.faults():
         out.warn(str(fault), hint=fault.hint)

@@ -19,7 +19,7 @@ EXAMPLES = (
 
 
 def page(width: int) -> str:
-    """The page for a terminal of this many columns."""
+    """Returns the page for a terminal of this many columns."""
     shown = {name: row for name, row in COMMANDS.items() if row.summary}
     parts = [help.wrapped(text, width) for text in ("Usage: kt COMMAND [OPTIONS]", SUMMARY)]
     for heading in dict.fromkeys(row.heading for row in shown.values()):

@@ -12,7 +12,7 @@ from ktcli.commands.chat.wording import lasting_name
 
 
 def given_words(context: typer.Context, without: Collection[str] = ()) -> list[str]:
-    """The command and what its command line gave, in the order of its help; paths are absolute.
+    """Returns the command and what its command line gave, in the order of its help; paths are absolute.
 
     Args:
         context: of the command that runs.

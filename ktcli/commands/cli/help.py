@@ -26,7 +26,7 @@ def columns() -> int:
 
 
 def usage(command: Any) -> str:
-    """What follows the words of a command: '[OPTIONS] NAME'."""
+    """Returns what follows the words of a command: '[OPTIONS] NAME'."""
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     shown = [_argument(each) for each in arguments]
     if not shown and getattr(command, "commands", {}):
@@ -41,7 +41,7 @@ def _argument(parameter: Any) -> str:
 
 
 def meaning(parameter: Any) -> tuple[str, str]:
-    """The names of a parameter with the word for its value; and what it means, with its default."""
+    """Returns the names of a parameter with the word for its value; and what it means, with its default."""
     if parameter.param_type_name == "argument":
         names = str(parameter.metavar).strip("[]")
     else:
@@ -59,7 +59,8 @@ def meaning(parameter: Any) -> tuple[str, str]:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """The paragraphs of a command's docstring; examples begin with spaces, and those that follow each other are one."""
+    """Yields the paragraphs of a command's docstring; examples begin with spaces, and those that follow each other are
+    one."""
     examples: list[str] = []
     for paragraph in text.split("\n\n"):
         if paragraph.startswith("  "):
@@ -75,7 +76,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def render(words: str, command: Any, parameters: Iterable[Any], width: int) -> str:
-    """The help of a command.
+    """Returns the help of a command.
 
     Args:
         words: how it is called: "kt bench decode".
@@ -104,13 +105,13 @@ def render(words: str, command: Any, parameters: Iterable[Any], width: int) -> s
 
 
 def wrapped(text: str, width: int, indent: str = "") -> str:
-    """A text in lines of at most `width` columns; those after the first are indented."""
+    """Returns a text in lines of at most `width` columns; those after the first are indented."""
     lines = wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
     return "\n".join(lines)
 
 
 def example(line: str, width: int) -> str:
-    """An example, below two spaces; one that is too long goes on in lines that a shell joins again."""
+    """Returns an example, below two spaces; one that is too long goes on in lines that a shell joins again."""
     command, _, comment = line.partition(_COMMENT)
     if len(line) + 2 <= width:
         return f"  {line}"
@@ -129,7 +130,7 @@ def example(line: str, width: int) -> str:
 
 
 def listed(rows: Iterable[tuple[str, str]], width: int) -> str:
-    """Names and their meanings: in two columns where both have room, else one below the other."""
+    """Returns names and their meanings: in two columns where both have room, else one below the other."""
     known = list(rows)
     first = max((len(name) for name, _ in known if len(name) <= _MOST_NAMES), default=0)
     beside = first + 4 <= width // 2

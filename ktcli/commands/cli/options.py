@@ -17,7 +17,6 @@ import typer
 
 from ktcli import config
 from ktcli.errors import UsageError
-from ktcli.hardware.gpu import gpu_numbers, parse_device
 from ktcli.output import Mode, out
 from ktcli.settings import SETTINGS
 
@@ -51,14 +50,14 @@ def _source(value: str | None) -> str | None:
 
 
 def setting_option(name: str, *short: str, **more: Any) -> Any:
-    """The option of a setting, with the words of its row."""
+    """Returns the option of a setting, with the words of its row."""
     setting = SETTINGS[name]
     words = f"{setting.help} Default: {setting.default}."
     return typer.Option(setting.option, *short, metavar=setting.metavar, help=words, **more)
 
 
 def preferred(context: typer.Context, option: typer.CallbackParam, value: Any) -> Any:
-    """The value of an option, or of the setting of its name where the command line does not have it.
+    """Returns the value of an option, or of the setting of its name where the command line does not have it.
 
     A plan for another machine has nothing to do with the settings of this one.
     """
@@ -68,26 +67,6 @@ def preferred(context: typer.Context, option: typer.CallbackParam, value: Any) -
         return value
     said = config.value(str(option.name).replace("_", "-"))
     return value if said is None else said
-
-
-def _device(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
-    """Refuses an unknown device before anything is pulled or converted for it."""
-    value = preferred(context, option, value)
-    parse_device(value)
-    return value
-
-
-def _gpus(context: typer.Context, option: typer.CallbackParam, value: str | None) -> str | None:
-    """Refuses what names no GPUs, as early."""
-    value = preferred(context, option, value)
-    if value is not None:
-        gpu_numbers(value)
-    return value
-
-
-def _cache(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
-    value = preferred(context, option, value)
-    return str(SETTINGS["kv"].read(value, "--kv", "leave it out"))
 
 
 def writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
@@ -184,37 +163,6 @@ MachineOpt = Annotated[
         help="Plan for a machine that ships with kt or that this file describes, not for this one.",
     ),
 ]
-KvOpt = Annotated[str, setting_option("kv", callback=_cache)]
-DeviceOpt = Annotated[str, setting_option("device", callback=_device)]
-GpusOpt = Annotated[str | None, setting_option("gpus", callback=_gpus)]
-GpuExpertsOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--gpu-experts",
-        metavar="N|uniform|front|hot|FILE",
-        help="Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer."
-        " Default: what fits, hottest first.",
-    ),
-]
-DeferOpt = Annotated[
-    int | None,
-    typer.Option(
-        "--defer",
-        metavar="N",
-        min=0,
-        help="Experts per token that the CPU may finish one layer later. Default: as few as keep it busy.",
-    ),
-]
-PrefillThresholdOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--prefill-threshold",
-        metavar="N|never",
-        help="Tokens from which on a prompt's experts are streamed through the GPU. Default: where that"
-        " becomes faster.",
-    ),
-]
-
 AllowSpecialOpt = Annotated[
     bool,
     typer.Option(

@@ -32,7 +32,7 @@ class ScriptPlace:
 
 
 def place_of(shell: str) -> ScriptPlace:
-    """The place of a shell's completion, by the variables that the shell itself heeds."""
+    """Returns the place of a shell's completion, by the variables that the shell itself heeds."""
     home = Path(os.path.expanduser("~"))
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
     if shell == "fish":

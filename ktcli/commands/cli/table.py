@@ -147,7 +147,7 @@ COMMANDS: dict[str, Row] = {
 
 
 def load(name: str) -> Any:
-    """The click command of one row."""
+    """Returns the click command of one row."""
     import typer
 
     module, _, attribute = COMMANDS[name].target.partition(":")

@@ -36,7 +36,7 @@ _LIMIT = ("\u2502", "|")  # stands where the memory ends, in a bar of more than 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBar:
-    """One memory.
+    """One memory of a machine, and what of it a plan takes.
 
     Attributes:
         label: its name.
@@ -53,7 +53,8 @@ class MemoryBar:
         return sum(self.parts)
 
     def draw(self, cells: int, glyphs: Sequence[str], limit: str) -> str:
-        """The bar in `cells` characters: its parts, then what stays free; `limit` marks where the memory ends."""
+        """Returns the bar in `cells` characters: its parts, then what stays free; `limit` marks where the memory
+        ends."""
         scale = max(self.need_bytes, self.have_bytes, 1)
         drawn, done = "", 0
         for size, glyph in zip(self.parts, glyphs, strict=False):
@@ -81,7 +82,8 @@ def can_draw(stream: TextIO | None = None) -> bool:
 
 
 def bars_of(made: Plan, disk: DiskNeed | None = None) -> tuple[MemoryBar, ...]:
-    """The memories of a plan: main memory as a whole or by nodes, the GPU's, and the disk if something must come."""
+    """Returns the memories of a plan: main memory as a whole or by nodes, the GPU's, and the disk if something must
+    come."""
     device = made.device
     near = _parts([line for line in made.lines if line.where != ON_GPU])
     bars = [MemoryBar("memory", near, made.host.available_bytes)]
@@ -118,7 +120,7 @@ def _parts(lines: Sequence[Line]) -> tuple[int, ...]:
 
 
 def draw(bars: Sequence[MemoryBar]) -> str:
-    """The bars below each other and what their shades mean."""
+    """Returns the bars below each other and what their shades mean."""
     width, plain = out.width or _WIDTH, not can_draw()
     glyphs = [kind[2 if plain else 1] for kind in (*KINDS, _FREE)]
     amounts = [f"{gib(bar.need_bytes)}, {gib(bar.have_bytes)} free" for bar in bars]

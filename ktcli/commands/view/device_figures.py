@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What is known of the device of an engine that is measured."""
+    """The device of an engine that is measured, with its plan, rates and policy."""
 
     engine: DeviceEngine
     plan: DevicePlan
@@ -29,7 +29,7 @@ class Used:
 
 
 def device_figures(used: Used, result: BenchResult, trace: Trace | None) -> dict[str, Any]:
-    """The figures for --json.
+    """Returns the figures for --json.
 
     Args:
         trace: the trace of one decode step; None: none was taken.
@@ -59,7 +59,7 @@ def device_figures(used: Used, result: BenchResult, trace: Trace | None) -> dict
 
 
 def trace_figures(trace: Trace) -> dict[str, Any]:
-    """The figures of the traced step; the profiler slows it down a little, so shares count, not its time."""
+    """Returns the figures of the traced step; the profiler slows it down a little, so shares count, not its time."""
     of_device = [event for event in trace.events if event.track == DEVICE]
     found: dict[str, Any] = {
         "traced_step_ms": 1e3 * trace.seconds,
@@ -74,12 +74,12 @@ def trace_figures(trace: Trace) -> dict[str, Any]:
 
 
 def hit_rate(chosen: NDArray[np.int64], mask: NDArray[np.bool_]) -> float:
-    """The share of the choices [MoE layers, E] that fell on experts of the device; 0 without choices."""
+    """Returns the share of the choices [MoE layers, E] that fell on experts of the device; 0 without choices."""
     return float(chosen[mask].sum() / max(1, chosen.sum()))
 
 
 def device_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """The rows for people."""
+    """Returns the rows for people."""
     counts = found["gpu_experts"]
     each = f"{counts[0]}" if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
     rows = [

@@ -13,7 +13,7 @@ from ktcli.planner.plan import Cost, DevicePlan, SegmentPlan
 
 
 def device_document(made: DevicePlan) -> dict[str, Any]:
-    """The GPUs' part of a plan, for --json."""
+    """Returns the GPUs' part of a plan, for --json."""
     return {
         "gpus": [_segment_document(each) for each in made.segments],
         "need_bytes": made.need.total,
@@ -60,7 +60,7 @@ def _segment_document(each: SegmentPlan) -> dict[str, Any]:
 
 
 def device_rows(made: DevicePlan) -> list[tuple[str, str]]:
-    """The GPUs' part of a plan, for people."""
+    """Returns the GPUs' part of a plan, for people."""
     rows = [(f"GPU {each.gpu.index}", _segment_words(made, each)) for each in made.segments]
     busy = f"CPU {made.cpu_busy:.0%} and GPU {made.gpu_busy:.0%} busy while decoding"
     if len(rows) == 1:
@@ -78,7 +78,7 @@ def _segment_words(made: DevicePlan, each: SegmentPlan) -> str:
 
 
 def rate_rows(rates: DeviceRates) -> list[tuple[str, str]]:
-    """The GPU's rates and where they come from, for people."""
+    """Returns the GPU's rates and where they come from, for people."""
     words = (
         f"GPU read {rates.read_bps / 1e9:.0f} GB/s, bf16 {rates.bf16_ops / 1e12:.0f} TFLOP/s,"
         f" copies to it {rates.copy_bps / 1e9:.0f} GB/s"
@@ -87,6 +87,6 @@ def rate_rows(rates: DeviceRates) -> list[tuple[str, str]]:
 
 
 def cost_words(cost: Cost) -> str:
-    """The sentence "--defer 0: 12.1 instead of 15.3 tokens/s of decode"."""
+    """Returns the sentence "--defer 0: 12.1 instead of 15.3 tokens/s of decode"."""
     own, forced = predicted(cost.own), predicted(cost.forced)
     return f"{cost.option}: {forced} instead of {own} tokens/s of {cost.what}"

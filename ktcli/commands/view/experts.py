@@ -78,7 +78,7 @@ class Recorded:
 
 
 def show_experts(model: str, config: Mapping[str, Any]) -> None:
-    """Draw the heat map of the conversion that `kt chat MODEL` would use.
+    """Draws the heat map of the conversion that `kt chat MODEL` would use.
 
     Raises:
         UsageError: the model has no experts.
@@ -99,7 +99,7 @@ def show_experts(model: str, config: Mapping[str, Any]) -> None:
 
 
 def document(recorded: Recorded) -> dict[str, Any]:
-    """The map for --json."""
+    """Returns the map for --json."""
     known = recorded.heat
     return {
         "name": recorded.name,
@@ -134,13 +134,13 @@ class Canvas:
         return cls(stream, columns, plain=not can_draw(stream))
 
     def paint(self, shade: Shade, cells: int = 1) -> str:
-        """The text of `cells` cells in one shade."""
+        """Returns the text of `cells` cells in one shade."""
         text = (shade.ascii if self.plain else shade.glyph) * cells
         return out.style(text, shade.style, self.stream) if shade.style else text
 
 
 def render(recorded: Recorded, canvas: Canvas) -> str:
-    """The picture, its legend and a summary."""
+    """Returns the picture, its legend and a summary."""
     title = safe(recorded.name)
     if not recorded.heat.tokens:
         return (
@@ -214,7 +214,7 @@ class HeatMapLayout:
 
     @classmethod
     def of(cls, experts: int, room: int) -> HeatMapLayout:
-        """The layout that is as wide as `room` columns allow, all cells alike."""
+        """Returns the layout that is as wide as `room` columns allow, all cells alike."""
         per_cell = -(-experts // max(8, room))
         cells = -(-experts // per_cell)
         cell = max(1, min(WIDEST_CELL, room // cells)) if per_cell == 1 else 1
@@ -222,7 +222,7 @@ class HeatMapLayout:
 
 
 def even_shares(counts: NDArray[np.int64], per_cell: int) -> F64Array:
-    """The mean choices of the experts of each cell, in multiples of an even share."""
+    """Returns the mean choices of the experts of each cell, in multiples of an even share."""
     starts = np.arange(0, counts.size, per_cell)
     sizes = np.diff(np.append(starts, counts.size))
     shares: F64Array = np.add.reduceat(counts, starts) / sizes

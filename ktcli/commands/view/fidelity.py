@@ -18,8 +18,8 @@ WORDS = {
 
 
 def error_report(path: Path) -> dict[str, Any] | None:
-    """The number formats, the errors of the whole model, and by file the errors and cosines of each kind; None if
-    the pack cannot be read."""
+    """Returns the number formats, the errors of the whole model, and by file the errors and cosines of each kind; None
+    if the pack cannot be read."""
     from ktcli.models import build
     from ktcli.weights.losses import overall
     from ktcli.weights.pack import weight_files
@@ -39,7 +39,7 @@ def error_report(path: Path) -> dict[str, Any] | None:
 
 
 def render_report(name: str, report: dict[str, Any], *, layers: bool = False) -> str:
-    """The report in words, a line per kind: over all layers, and its worst one. Older packs have no cosines.
+    """Returns the report in words, a line per kind: over all layers, and its worst one. Older packs have no cosines.
 
     Args:
         layers: whether a line per layer follows.

@@ -14,7 +14,7 @@ from ktcli.output import out
 
 
 def machine_figures(machine: Machine, pool: Pool) -> dict[str, Any]:
-    """The facts of the machine without its name: results are meant to be shared."""
+    """Returns the facts of the machine without its name: results are meant to be shared."""
     return {
         "cpu": machine.cpu.model,
         "sockets": machine.cpu.sockets,
@@ -27,7 +27,7 @@ def machine_figures(machine: Machine, pool: Pool) -> dict[str, Any]:
 
 
 def engine_figures(work: str, name: str, engine: Engine) -> dict[str, Any]:
-    """The fields with which a row of results begins: the work, and the engine that it was done on."""
+    """Returns the fields with which a row of results begins: the work, and the engine that it was done on."""
     return {
         "work": work,
         "model": name,
@@ -39,7 +39,7 @@ def engine_figures(work: str, name: str, engine: Engine) -> dict[str, Any]:
 
 
 def measured_figures(measured: Measurement) -> dict[str, Any]:
-    """The fields with which a row ends whose runs stood between ceilings."""
+    """Returns the fields with which a row ends whose runs stood between ceilings."""
     return {
         "runs": len(measured.runs),
         "noisy": measured.noisy,
@@ -69,13 +69,13 @@ def show_results(
 
 
 def threads_words(pool: Pool) -> str:
-    """The threads for people: "2, avx512", "64 in 2 teams, amx"."""
+    """Returns the threads for people: "2, avx512", "64 in 2 teams, amx"."""
     teams = len(pool.node_threads)
     return f"{pool.threads}{f' in {teams} teams' if teams > 1 else ''}, {pool.isa}"
 
 
 def ceiling_figures(ceilings: Ceilings) -> dict[str, float]:
-    """The figures of all ceilings; one that the work did not need is measured now."""
+    """Returns the figures of all ceilings; one that the work did not need is measured now."""
     return {
         "read_gb_s": ceilings.rate(Ceiling.READ) / 1e9,
         "int8_gop_s": ceilings.rate(Ceiling.INT8) / 1e9,
@@ -84,7 +84,7 @@ def ceiling_figures(ceilings: Ceilings) -> dict[str, float]:
 
 
 def ceiling_words(ceilings: Ceilings) -> str:
-    """The ceilings in words."""
+    """Returns the ceilings in words."""
     rates = ceiling_figures(ceilings)
     int8, bf16 = 1e9 * rates["int8_gop_s"], 1e9 * rates["bf16_gflop_s"]
     return (
@@ -94,7 +94,7 @@ def ceiling_words(ceilings: Ceilings) -> str:
 
 
 def ops_words(rate: float, what: str = "OP") -> str:
-    """A rate of operations per second with three digits: "1.79 TOP/s", "512 GFLOP/s"."""
+    """Returns a rate of operations per second with three digits: "1.79 TOP/s", "512 GFLOP/s"."""
     prefix, value = ("T", rate / 1e12) if rate >= 0.9995e12 else ("G", rate / 1e9)
     digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:.{digits}f} {prefix}{what}/s"

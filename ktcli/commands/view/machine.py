@@ -33,12 +33,12 @@ class TeamsHere:
         return sum(team.threads for team in self.teams)
 
     def document(self) -> dict[str, Any]:
-        """The teams for --json."""
+        """Returns the teams for --json."""
         teams = [asdict(team) for team in self.teams]
         return {"threads": self.count, "numa": str(self.numa), "teams": teams}
 
     def rows(self) -> list[tuple[str, str]]:
-        """The rows for people: one, or one for each team below it."""
+        """Returns the rows for people: one, or one for each team below it."""
         said = f", because {self.forced} says so" if self.forced else ""
         if len(self.teams) == 1:
             return [("Threads", f"{_team_words(self.teams[0])}{said}")]
@@ -61,7 +61,7 @@ class TilesHere:
     choice: tiles.Choice | None
 
     def document(self) -> dict[str, Any]:
-        """The report for --json."""
+        """Returns the report for --json."""
         found, choice = self.verdict, self.choice
         least = choice.tile_min if choice else None
         return {
@@ -75,7 +75,7 @@ class TilesHere:
         }
 
     def rows(self) -> list[tuple[str, str]]:
-        """The rows for people: the verdict, and below it the checks that it rests on."""
+        """Returns the rows for people: the verdict, and below it the checks that it rests on."""
         found = self.verdict
         checks = {"CPU": found.cpuid, "system": found.os, "permission": found.permission}
         words = {True: "yes", False: "no", None: "–"}
@@ -132,7 +132,7 @@ class Examination:
 
 
 def render(found: Examination) -> str:
-    """The verdict, a few rows, and what is wrong."""
+    """Returns the verdict, a few rows, and what is wrong."""
     notes = [problem for problem in found.problems if problem.level is Level.NOTE]
     shown = [problem for problem in found.problems if problem.level is not Level.NOTE]
     words = [found.verdict, out.table(_short_rows(found))]
@@ -142,7 +142,7 @@ def render(found: Examination) -> str:
 
 
 def render_all(found: Examination) -> str:
-    """The verdict and every fact and finding."""
+    """Returns the verdict and every fact and finding."""
     begin = found.begin.rows() if found.begin and found.has_tiles else []
     rows = [
         *_processor_rows(found.machine, _shown_kernels(found), found.threads),

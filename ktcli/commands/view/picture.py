@@ -11,7 +11,7 @@ _TICKS = 5  # about so many on an axis
 
 
 def new_picture(width: float, height: float) -> xml.Element:
-    """An empty picture on white, of so many pixels."""
+    """Returns an empty picture on white, of so many pixels."""
     picture = xml.Element(
         "svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width} {height}",
         width=f"{width}", height=f"{height}",
@@ -33,7 +33,7 @@ def write(picture: xml.Element, path: Path) -> None:
 
 
 def step_of(length: float) -> float:
-    """A round distance of ticks on an axis: 1, 2 or 5 times a power of ten."""
+    """Returns a round distance of ticks on an axis: 1, 2 or 5 times a power of ten."""
     rough = length / _TICKS
     power = 10.0 ** floor(log10(rough))
     return float(next(n * power for n in (1, 2, 5, 10) if n * power >= rough))

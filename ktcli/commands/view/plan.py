@@ -15,13 +15,13 @@ from ktcli.hardware.text import numbered
 from ktcli.output import out, safe, table
 from ktcli.planner.hybrid_account import ON_GPU
 from ktcli.planner.memory import PREFILL_CHUNK
-from ktcli.planner.plan import EARLY_TOKENS, Line, Plan
+from ktcli.planner.plan import Line, Plan, early_position
 
 _NARROW = 70  # columns below which the table of parts is short
 
 
 def document(name: str, made: Plan) -> dict[str, Any]:
-    """The plan for --json."""
+    """Returns the plan for --json."""
     host, speed = made.host, made.speed
     return {
         "model": name,
@@ -75,7 +75,7 @@ def _line_document(line: Line) -> dict[str, Any]:
 def render(
     name: str, made: Plan, disk: DiskNeed | None = None, following: Sequence[str] = ()
 ) -> str:
-    """The plan for people.
+    """Returns the plan for people.
 
     Args:
         disk: what must come onto the disk; None: this is another machine.
@@ -180,7 +180,7 @@ def _ms(seconds: float) -> str:
 
 def _facts(made: Plan) -> str:
     host, speed, rates = made.host, made.speed, made.host.rates
-    early = min(EARLY_TOKENS, made.context - 1)
+    early = early_position(made.context)
     somewhere = "" if made.fits else ", with enough memory"
     rows = [
         ("Machine", f"{host.name}, {host.isa}"),

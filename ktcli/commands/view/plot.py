@@ -38,7 +38,7 @@ class Chart:
 
     @classmethod
     def of(cls, title: str, rows: Sequence[tuple[str, Interval]], *, zero: bool) -> Chart:
-        """A chart whose axis has room for all intervals.
+        """Returns a chart whose axis has room for all intervals.
 
         Args:
             zero: whether the axis shows 0.
@@ -53,12 +53,12 @@ class Chart:
         return cls(title, named, ticks[0], ticks[-1], ticks)
 
     def share(self, value: float) -> float:
-        """The place of a value on the axis, 0 to 1."""
+        """Returns the place of a value on the axis, 0 to 1."""
         return (value - self.low) / (self.high - self.low)
 
 
 def charts(found: Found) -> list[Chart]:
-    """The charts of a result: likelihoods where there is one way only, else the losses of the others."""
+    """Returns the charts of a result: likelihoods where there is one way only, else the losses of the others."""
     pairs = [(result.way.label, result.against) for result in found.results if result.against]
     if not pairs:
         alone = [(result.way.label, result.nll) for result in found.results]
@@ -70,7 +70,8 @@ def charts(found: Found) -> list[Chart]:
 
 
 def drawn(found: Found, columns: int) -> str:
-    """The charts of the differences as text for a terminal of so many columns; empty without differences, or room."""
+    """Returns the charts of the differences as text for a terminal of so many columns; empty without differences, or
+    room."""
     if len(found.results) < 2:
         return ""
     return "\n\n".join(filter(None, (_text(chart, columns) for chart in charts(found))))

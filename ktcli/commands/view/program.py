@@ -56,7 +56,7 @@ class _ProgramLines:
         self._buffers, self._recipe = recording.buffers, recipe
 
     def section(self, section: Section) -> str:
-        """The lines of a section, one for each record, below the layers that they stand for."""
+        """Returns the lines of a section, one for each record, below the layers that they stand for."""
         layers, lines = section.layers, []
         if layers:
             alike = f", and alike {_ranges(layers[1:])}" if layers[1:] else ""

@@ -80,7 +80,7 @@ class Found:
 
 
 def document(found: Found) -> dict[str, Any]:
-    """The figures for --json, nats per token unless their name says otherwise."""
+    """Returns the figures for --json, nats per token unless their name says otherwise."""
     text = found.passage.text.encode()
     return {
         "text": {
@@ -129,7 +129,7 @@ def _figures(value: Interval) -> dict[str, float]:
 
 
 def words(found: Found) -> str:
-    """The table for people, and what its columns mean."""
+    """Returns the table for people, and what its columns mean."""
     asked, reading = found.asked, found.reading
     width = min(80, out.width or 80)
     lines = wrap(

@@ -21,7 +21,7 @@ _MOST_REASON = 60
 def found_document(
     found: Sequence[Surveyed], published: Sequence[Published], judged: Sequence[Judged]
 ) -> dict[str, Any]:
-    """What was found, for --json."""
+    """Returns the results of a search for --json."""
     return {
         "models": [_known(each) for each in found],
         "published": [
@@ -61,7 +61,7 @@ def _judged(each: Judged) -> dict[str, Any]:
 
 
 def known_table(found: Sequence[Surveyed]) -> str:
-    """The models of the catalogue, with as many columns as the terminal has room for."""
+    """Returns the models of the catalogue, with as many columns as the terminal has room for."""
     columns = _columns(3, 6, 7)
     speed = "TOKENS/S" if columns > 3 else "T/S"
     head = ("MODEL", "MEMORY", speed, "PARAMETERS", "DOWNLOAD", "LICENCE", "FAMILY")
@@ -90,13 +90,13 @@ def _need_bytes(each: Surveyed) -> int:
 
 
 def published_table(published: Sequence[Published]) -> str:
-    """The repositories that are known by name only."""
+    """Returns the repositories that are known by name only."""
     rows = [(f"kt plan {each.reference}", each.model_type) for each in published]
     return out.table(rows, ("PUBLISHED; THE HUB KNOWS MORE", "FAMILY"))
 
 
 def hub_table(judged: Sequence[Judged]) -> str:
-    """What the hubs found; the last column says why kt cannot run a model."""
+    """Returns a table of what the hubs found; the last column says why kt cannot run a model."""
     columns = _columns(2, 5, 5)
     head = ("REPOSITORY", "HERE", "PARAMETERS", "DOWNLOADS", "FAMILY")
     rows = []

@@ -26,7 +26,7 @@ _PANEL, _HEIGHT, _TOP, _BOTTOM, _MARGIN, _AXIS = 340, 220, 56, 52, 16, 56
 def serving_document(
     endpoint: Endpoint, traffic: Traffic, served: Served, retokenized: int | None
 ) -> dict[str, Any]:
-    """What was found, under the names of SGLang's `bench_serving`; latencies in milliseconds.
+    """Returns the results under the names of SGLang's `bench_serving`; latencies in milliseconds.
 
     Args:
         retokenized: the tokens of the answers as the server cuts them; None: it does not tell.
@@ -63,7 +63,7 @@ def serving_document(
 
 
 def serving_words(found: dict[str, Any]) -> str:
-    """The block that SGLang prints, of a document."""
+    """Returns the block that SGLang prints, of a document."""
     rate, most = found["request_rate"], found["max_concurrency"]
     retokenized = found["total_output_tokens_retokenized"]
     rows: list[tuple[str, Any]] = [
@@ -96,7 +96,7 @@ def serving_words(found: dict[str, Any]) -> str:
 
 
 def request_lines(driven: Driven) -> str:
-    """A line of JSON for each request, in the order in which they were sent; seconds."""
+    """Returns a line of JSON for each request, in the order in which they were sent; seconds."""
     first_s = min((each.sent_s for each in driven.answers), default=0.0)
     return "".join(
         json.dumps(_request(at, each, first_s)) + "\n" for at, each in enumerate(driven.answers)

@@ -21,7 +21,7 @@ from ktcli.output import counted, out
 
 
 def speed_row(subject: Subject, engine: Engine, result: BenchResult) -> dict[str, Any]:
-    """The row of one result, led by the keys that every benchmark of kt has."""
+    """Returns the row of one result, led by the keys that every benchmark of kt has."""
     measured, spread = result.measured, result.spread
     attention_s = result.attention_s  # 0 where the CPU has none of it
     row: dict[str, Any] = {
@@ -63,7 +63,7 @@ def speed_row(subject: Subject, engine: Engine, result: BenchResult) -> dict[str
 def speed_words(
     row: dict[str, Any], result: BenchResult, pool: Pool, ceilings: Ceilings, profile: bool
 ) -> str:
-    """The speed in words."""
+    """Returns the speed in words."""
     of = "read bandwidth" if result.job.kind is Phase.DECODE else "arithmetic peak"
     layers = f"{row['layers']} of {row['layers_of_model']} layers"
     experts = f"{row['format']} experts, " if row["format"] else ""
@@ -119,7 +119,7 @@ def _profile_table(result: BenchResult) -> str:
 def batch_words(
     rows: list[dict[str, Any]], results: list[BenchResult], pool: Pool, ceilings: Ceilings
 ) -> str:
-    """The speeds of several numbers of answers, in words."""
+    """Returns the speeds of several numbers of answers, in words."""
     first = speed_words(rows[0], results[0], pool, ceilings, profile=False).split("\n")
     head = [line for line in first if line.startswith(("Model", "Threads", "Ceiling"))]
     lines = [

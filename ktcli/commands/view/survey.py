@@ -18,7 +18,7 @@ _NARROW, _MIDDLE, _WIDE = 60, 96, 200  # columns below which the table has fewer
 
 
 def survey_document(host: Host, found: Sequence[Surveyed]) -> dict[str, Any]:
-    """The models for --json, best first."""
+    """Returns the models for --json, best first."""
     best = found[0] if found and found[0].fits else None
     return {
         "machine": {
@@ -63,7 +63,7 @@ def surveyed_document(each: Surveyed) -> dict[str, Any]:
 def render_survey(
     host: Host, found: tuple[Surveyed, ...], machine: str = "", disk: Disk | None = None
 ) -> str:
-    """The models for people.
+    """Returns the models for people.
 
     Args:
         machine: the name of another machine; empty: this one.
@@ -89,7 +89,7 @@ def render_survey(
 
 
 def origins(found: Sequence[Surveyed]) -> list[str]:
-    """A line for each model that is known from a file of the user."""
+    """Returns a line for each model that is known from a file of the user."""
     return [
         out.fold(f"{each.profile.name}: from {safe(shown(each.profile.origin))}", "  ")
         for each in found
@@ -120,7 +120,7 @@ def _machine_words(host: Host) -> str:
 
 
 def survey_table(found: Sequence[Surveyed]) -> str:
-    """The table of models, with as many columns as the terminal has room for."""
+    """Returns the table of models, with as many columns as the terminal has room for."""
     width = out.width or _WIDE
     columns = 3 if width < _NARROW else 5 if width < _MIDDLE else 6
     head = (

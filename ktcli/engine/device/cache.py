@@ -29,7 +29,7 @@ _ALIGNMENT = 256  # bytes; layers begin at multiples of it
 
 
 class DeviceCache:
-    """Pages and states in device memory.
+    """The pages and states of all sequences in device memory.
 
     Args:
         pages: the number of pages that sequences can have together.
@@ -88,7 +88,8 @@ class DeviceCache:
     def parts(
         self, widths: Sequence[Sequence[int]], *, windowed: bool = False
     ) -> list[torch.Tensor]:
-        """The parts of the layers' pages, or of their window pages, [pages, elements] each, scratch included.
+        """Returns the parts of the layers' pages, or of their window pages, [pages, elements] each, scratch
+        included.
 
         Args:
             widths: the elements of a position in each layer's parts, see `cached_parts`; a part lies together for all
@@ -126,8 +127,8 @@ class PageCopy:
 
 
 def cached_parts(recording: Recording, layers: int, fmt: CacheFormat = BF16) -> list[list[int]]:
-    """The elements of a position in each part of each layer's pages, as the operations have cut them, and the scales of
-    each part if the format has any."""
+    """Returns the elements of a position in each part of each layer's pages, as the operations have cut them, and
+    the scales of each part if the format has any."""
     scales: list[list[int]] = [[] for _ in range(layers)]
     cuts: list[set[int]] = [{0} for _ in range(layers)]
     for each in recording.records:

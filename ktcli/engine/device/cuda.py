@@ -39,7 +39,7 @@ class _MemoryOperation(ctypes.Structure):
 
 
 def launch_host_function(stream: int, function: int, argument: int) -> None:
-    """Lets `function(argument)`, of type cudaHostFn_t, run when the stream gets there; capturable.
+    """Enqueues the call `function(argument)`, of type cudaHostFn_t, into the stream; capturable.
 
     Raises:
         DeviceError: CUDA refused.
@@ -49,12 +49,12 @@ def launch_host_function(stream: int, function: int, argument: int) -> None:
 
 
 def write_flag(stream: int, address: int) -> None:
-    """Lets the stream write 1 to the 32 bits at a device address."""
+    """Enqueues a write of 1 to the 32 bits at a device address."""
     _memory_operations(stream, _MemoryOperation(_WRITE_VALUE_32, address, 1))
 
 
 def await_flag(stream: int, address: int) -> None:
-    """Lets the stream wait until the 32 bits are 1, and write 0: one operation for both."""
+    """Enqueues a wait until the 32 bits at a device address are 1, and a write of 0: one operation for both."""
     _memory_operations(
         stream,
         _MemoryOperation(_WAIT_VALUE_32, address, 1, _WAIT_EQUAL),
@@ -63,7 +63,7 @@ def await_flag(stream: int, address: int) -> None:
 
 
 def register(address: int, size_bytes: int) -> None:
-    """Pins memory that is not torch's, for copies that run beside other work.
+    """Pins host memory that is not torch's, for copies that run beside other work.
 
     Raises:
         DeviceError: the system does not allow so much pinned memory.
@@ -74,12 +74,12 @@ def register(address: int, size_bytes: int) -> None:
 
 
 def unregister(address: int) -> None:
-    """Undoes `register`; at exit the runtime may be gone already, which is fine."""
+    """Unpins memory that `register` pinned; at exit the runtime may be gone already, which is fine."""
     _runtime().cudaHostUnregister(_pointer(address))
 
 
 def device_address(address: int) -> int:
-    """The device's address of pinned memory."""
+    """Returns the device address of pinned host memory."""
     found = ctypes.c_void_p()
     call = _runtime().cudaHostGetDevicePointer
     _check(call(ctypes.byref(found), _pointer(address), 0), "cudaHostGetDevicePointer")
@@ -87,7 +87,7 @@ def device_address(address: int) -> int:
 
 
 def loaded_library(name: str, maps: str) -> str | None:
-    """The path of the first shared library in a process's mappings whose file name begins with `name`."""
+    """Returns the path of the first shared library in a process's mappings whose file name begins with `name`."""
     for line in maps.splitlines():
         _, slash, path = line.partition("/")
         file = Path(path).name
@@ -97,8 +97,8 @@ def loaded_library(name: str, maps: str) -> str | None:
 
 
 def own_runtime(torch_folder: Path, maps: str) -> Any:
-    """The CUDA runtime that torch calls: what its own library names, which sees no other that is in the process; else
-    the first that is loaded.
+    """Returns the CUDA runtime library that torch calls: the one that torch's library links, whatever else is in
+    the process; else the first that is loaded.
 
     Raises:
         DeviceError: there is none.

@@ -60,7 +60,7 @@ class Sizes:
 
 
 class DecodeStep:
-    """The captured step of one token of each sequence.
+    """The captured decode step of one token of each of B sequences.
 
     Args:
         forwards: the forward of each segment.
@@ -109,7 +109,7 @@ class DecodeStep:
         self._replay = self._warmed() if captured else self._works()
 
     def run(self, runs: Sequence[Run]) -> None:
-        """Computes runs of one token each, as many as it was made for at most; see `summary`.
+        """Computes runs of one token each, at most as many as it was made for; results are read with `summary`.
 
         Raises:
             DeviceError: the device failed.
@@ -140,12 +140,12 @@ class DecodeStep:
         temperatures[:n], temperatures[n:] = [run.temperature for run in runs], 0.0
 
     def logits(self) -> NDArray[np.float32]:
-        """The logits [B, vocab] of the last step, in place."""
+        """Returns the logits [B, vocab] of the last step, in place."""
         found: NDArray[np.float32] = self._logits.numpy()
         return found
 
     def summary(self, row: int, temperature: float) -> Logits:
-        """The logits of one sequence with their summary, in place."""
+        """Returns the logits of one sequence of the last step with their summary, in place."""
         return Logits(
             self._logits[row].numpy(),
             int(self._best[row]),
@@ -235,7 +235,8 @@ class DecodeSteps:
         self._made: dict[int, DecodeStep | None] = {1: make(1)}
 
     def of(self, n: int) -> DecodeStep | None:
-        """The step for n sequences; None: there is none, as they are too many or the device's memory is full."""
+        """Returns the captured step for n sequences; None: there is none, as they are too many or the device's
+        memory is full."""
         size = next((size for size in self._sizes if size >= n), None)
         if size is None:
             return None
@@ -251,7 +252,7 @@ class DecodeSteps:
 def fill_tables(
     tables: NDArray[np.int32], given: Sequence[NDArray[np.int32] | None], nobody: int = 0
 ) -> None:
-    """Writes the page tables of runs, as much of each as has room.
+    """Writes the page tables of runs, as much of each as there is room for.
 
     Args:
         tables: [n, P], perhaps more than runs.
@@ -301,6 +302,6 @@ class _Pairs:
 
 
 def pinned(stream: Stream, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor in pinned host memory."""
+    """Returns a new tensor in pinned host memory."""
     size = torch.Size(shape).numel() * dtype.itemsize
     return stream.pinned(size).view(dtype).view(shape)

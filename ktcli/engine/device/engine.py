@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ktcli.engine.arenas import refusals
-from ktcli.engine.contract import depth_at
 from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts
 from ktcli.engine.device.decode import DecodeStep, DecodeSteps, Sizes
 from ktcli.engine.device.experts import ExpertShape, HostExperts, LayerWeights
@@ -60,6 +59,7 @@ from ktcli.ops.torch.kernels import (
 )
 from ktcli.ops.torch.merging import backend_of
 from ktcli.planner.cost import PieceTimes
+from ktcli.planner.deferral import depth_at
 from ktcli.planner.device import MOST_CAPTURED
 from ktcli.planner.memory import PREFILL_CHUNK, Use
 from ktcli.weights.recipe import Recipe, stored_bytes
@@ -68,7 +68,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class DeviceEngine:
-    """A loaded model, see `Engine`.
+    """A loaded model with experts divided between devices and main memory, see `Engine`.
 
     Attributes:
         placement: the placement that it follows.
@@ -152,19 +152,19 @@ class DeviceEngine:
         return F32_CACHE if self.exact else FORMATS[self.placement.cache]
 
     def depth_at(self, position: int) -> int:
-        """The number of experts that the token at `position` may defer."""
+        """Returns the number of experts that the token at `position` may defer."""
         return depth_at(self.placement.depths, position)
 
     def how_at(self, position: int) -> int:
         return self.pools.how(self.depth_at(position))
 
     def follow(self, depths: tuple[tuple[int, int], ...]) -> None:
-        """Defers by other depths from now on, see `Placement.depths`."""
+        """Sets the depths of deferral that are used from now on, see `Placement.depths`."""
         self.placement = replace(self.placement, depths=depths)
 
     @property
     def host(self) -> HostExperts | None:
-        """The experts in main memory, if there are any."""
+        """The experts in main memory; None: there are none."""
         return self._ways.host
 
     def sequence(self) -> Sequence:
@@ -174,7 +174,7 @@ class DeviceEngine:
         return Session(self)
 
     def run(self, batch: Batch) -> list[Logits]:
-        """The logits of each output row, see `Engine`.
+        """Computes a batch and returns the logits of each output row, see `Engine`.
 
         Where a kernel fails that no step used before, the batch runs again without such kernels. What failed since the
         last batch is said, and kept when this one has run without it.
@@ -196,7 +196,7 @@ class DeviceEngine:
         return logits
 
     def forget_choices(self) -> None:
-        """Resets the counts of chosen experts, after steps that only measure."""
+        """Resets the counts of chosen experts to 0, after steps that only measure."""
         with running(self._streams):
             for counts in self._chosen:
                 counts.zero_()
@@ -206,33 +206,35 @@ class DeviceEngine:
         return self._host_bytes + self._on_device.size_bytes
 
     def chosen(self) -> NDArray[np.int64]:
-        """The number of times that each expert was chosen since the engine was made, [MoE layers, E]."""
+        """Returns the number of times that each expert was chosen since the engine was made, [MoE layers, E]."""
         with device_errors("counting"), running(self._streams):
             found = [counts.cpu().numpy() for counts in self._chosen]
         return np.concatenate(found)
 
     @property
     def batch_invariant(self) -> bool:
-        """False: kernels of the device round otherwise for other numbers of rows."""
+        """Whether logits have the same bits in any batch: False, as kernels of the device round otherwise for other
+        numbers of rows."""
         return False
 
     @property
     def step_times(self) -> None:
-        """Kernels of the device round otherwise for other numbers of rows."""
+        """The times of decode steps by their rows: None, as kernels of the device round otherwise for other numbers
+        of rows, so that drafts could change an answer."""
         return None
 
     @property
     def piece_times(self) -> PieceTimes:
-        """An assumption: nobody has modelled prompts that are read beside answers on a device."""
+        """The assumed times of steps that read pieces of a prompt: nobody has modelled them for a device."""
         return PieceTimes.assumed(self.max_tokens)
 
     def chunk_tokens(self, left: int) -> int:
-        """The tokens of a prompt's next chunk, when `left` are left."""
+        """Returns the number of tokens of a prompt's next chunk, when `left` are left."""
         size = self.placement.long_prompts.chunk_tokens(left)
         return before_tail(size, left) if self.spec.sequence_elements else size
 
     def operations(self) -> list[tuple[str, int]]:
-        """The (operation of the CPU, nanoseconds so far) pairs, in the order in which they run."""
+        """Returns the (operation of the CPU, nanoseconds so far) pairs, in the order in which they run."""
         return self._ways.runner.operations()
 
     # -- loading -------------------------------------------------------------------------------------
@@ -488,8 +490,8 @@ def _one_count(
 
 
 def count(chosen: Tensor, ids: Several[Tensor]) -> None:
-    """Adds to chosen [layers, experts] how often each layer's ids [T, top_k] name each expert; negative ids name
-    none."""
+    """Adds to chosen [layers, experts] the number of times that each layer's ids [T, top_k] name each expert;
+    negative ids name none."""
     layers, experts = chosen.shape
     first = torch.arange(0, layers * experts, experts, device=chosen.device)
     numbers = torch.stack(list(ids)).long()

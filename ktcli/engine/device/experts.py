@@ -79,7 +79,7 @@ def _can_flag(device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """The experts of one layer in main memory: the rows of gate_up and the columns of down of each node.
+    """The weights of one layer's experts in main memory: the rows of gate_up and the columns of down of each node.
 
     Attributes:
         extras: the extras, which lie on the device.
@@ -91,7 +91,7 @@ class LayerWeights:
 
     @cached_property
     def slice_extras(self) -> tuple[Extras, ...]:
-        """The extras of each node that has some columns."""
+        """The biases and activation for the columns of each node that has some."""
         ends = np.cumsum([down.k for down in self.down]).tolist()
         spans = zip([0, *ends[:-1]], ends, strict=True)
         return tuple(self.extras.columns(first, last) for first, last in spans if last > first)
@@ -116,7 +116,7 @@ class ExpertShape:
 
 
 class HostExperts:
-    """The experts of all layers in main memory.
+    """The experts of all layers in main memory, computed by the CPU beside a device's stream.
 
     Args:
         layers: the weights of each layer in order; None: all its experts are on the device.
@@ -172,7 +172,7 @@ class HostExperts:
     # -- of a step -----------------------------------------------------------------------------------
 
     def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
-        """Begins a step; call it before the step's work is given to the stream.
+        """Prepares a step; call it before the step's work is given to the stream.
 
         Args:
             defer: the most experts of each token that may be deferred; None: none.
@@ -181,8 +181,8 @@ class HostExperts:
 
     @contextmanager
     def rehearsed(self) -> Iterator[None]:
-        """A block in which the CPU is neither told nor awaited: kernels are compiled there, longer than the watchdog
-        allows a step to take."""
+        """Keeps the CPU out of the block: it is neither told nor awaited, while kernels are compiled, longer than
+        the watchdog allows a step to take."""
         self._rehearses = True
         try:
             yield
@@ -190,7 +190,8 @@ class HostExperts:
             self._rehearses = False
 
     def outbox(self, layer: int, n_tokens: int) -> Sent | None:
-        """Where a kernel may write x, ids and gate of a few rows of a layer; None: nowhere, `enter` copies them."""
+        """Returns the pinned buffers into which a kernel may write x, ids and gate of a few rows of a layer; None:
+        there are none, and `enter` copies them."""
         if not self.has(layer) or n_tokens > SENT_ROWS:
             return None
         i = self._numbers[layer]
@@ -199,8 +200,8 @@ class HostExperts:
     def enter(
         self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False
     ) -> None:
-        """Lets the CPU begin with x [T, hidden] f32, ids and gate [T, top_k], all on the device, or sent by a kernel to
-        the outbox."""
+        """Starts the CPU on a layer's experts of x [T, hidden] f32, ids and gate [T, top_k], all on the device, or
+        already written to the outbox if `sent`."""
         i, stream = self._numbers[layer], self._streams[layer]
         if not sent:
             self._copy(i, stream, x, ids, gate)
@@ -221,7 +222,7 @@ class HostExperts:
         copy(self._gate[i][:n], gate)
 
     def leave(self, layer: int, n_tokens: int) -> Tensor:
-        """Waits for the CPU; returns its sum [T, hidden] f32, on the device."""
+        """Waits for the CPU and returns its sum of the experts [T, hidden] f32, on the device."""
         i, stream = self._numbers[layer], self._streams[layer]
         if self._rehearses:
             pass
@@ -237,7 +238,7 @@ class HostExperts:
         return result[:, : self.shape.hidden]
 
     def check(self) -> None:
-        """Raises the CPU's error of a step; call it after the stream was synchronized.
+        """Raises the error that the CPU had in a step; call it after the stream was synchronized.
 
         Raises:
             KtError: with the sentence of the native library.
@@ -245,7 +246,8 @@ class HostExperts:
         self._offload.result()
 
     def spans(self) -> Sequence[PartSpan]:
-        """The times of the last step's parts; their layers count those of `layers` that are not None."""
+        """Returns the times of the last step's parts; their layers are counted among those of `layers` that are not
+        None."""
         return self._offload.spans()
 
     @property
@@ -254,11 +256,11 @@ class HostExperts:
         return tuple(self._numbers)
 
     def operations(self) -> list[tuple[str, int]]:
-        """The (operation, nanoseconds so far) pairs, over all steps, in the order in which they run."""
+        """Returns the (operation, nanoseconds so far) pairs, over all steps, in the order in which they run."""
         return self._program.profile()
 
     def hits(self, n_tokens: int) -> dict[int, int]:
-        """The number of experts that the CPU computed in the last step, for each layer it has."""
+        """Returns the number of experts that the CPU computed in the last step, for each layer that has some there."""
         ids = {layer: self._ids[i][:n_tokens].numpy() for layer, i in self._numbers.items()}
         return {
             layer: int((self.elsewhere[layer][chosen[chosen >= 0]] == 0).sum())
@@ -341,7 +343,7 @@ def _unpin(streams: Sequence[Stream], address: int) -> None:
 
 
 def spin_us(device: torch.device, threads: int) -> int:
-    """The microseconds that the CPU's threads spin before they sleep, beside a device: one thread of its stream waits,
-    too."""
+    """Returns the microseconds that the CPU's threads spin before they sleep, beside a device: one thread of its
+    stream waits, too."""
     usable = len(os.sched_getaffinity(0))
     return _SPIN_US if device.type == "cuda" and threads < usable else _SPIN_CROWDED_US

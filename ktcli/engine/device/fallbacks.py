@@ -1,4 +1,4 @@
-"""What an engine learned of the faster ways that fail on its devices, so that the next one need not try them again.
+"""Records which faster ways fail on an engine's devices, so that the next engine need not try them again.
 
 Triton's kernels come before torch's operations, launches that begin early before late ones, and captured steps before
 steps that are launched anew. What fails here does so for these versions of everything and this model; whoever makes an
@@ -28,7 +28,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class KnownFailures:
-    """What earlier engines learned, and who keeps what this one learns.
+    """The faster ways that failed with earlier engines, and a function that stores what this one finds.
 
     Attributes:
         known: the ways that are not tried.
@@ -41,7 +41,7 @@ class KnownFailures:
     keep: Callable[[Failures], object] = lambda _: None
 
     def sentences(self, failures: Failures, missing: str = "") -> Iterator[str]:
-        """The warnings of what fails.
+        """Yields the sentences that warn of what fails.
 
         Args:
             missing: what the system lacks for Triton's kernels, which is looked for at each start.

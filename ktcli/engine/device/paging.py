@@ -1,4 +1,4 @@
-"""Pages and states of a device on their way to a store, and back: through pinned memory, in a stream of their own.
+"""Copies pages and states between a device and a store: through pinned memory, in a stream of their own.
 
 What is saved is not written any more, and the step that wrote it is done, so its copies wait for no other stream and no
 step waits for them; the copying engines of a GPU leave its processors alone. The bytes of a page are those of each
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ktcli.engine.device.segments import by_device
 from ktcli.engine.device.stream import Stream, device_errors
-from ktcli.engine.tier import U8Array
+from ktcli.pagelabel import U8Array
 
 
 class DevicePages:
@@ -30,15 +30,15 @@ class DevicePages:
         self.page_bytes = self._pages.size_bytes
 
     def saved_page(self, page: int) -> U8Array:
-        """The bytes of a page; for a sealed one any thread may ask."""
+        """Returns the bytes of a page, copied to host memory; for a sealed page any thread may ask."""
         return self._pages.saved(page)
 
     def page_room(self, page: int) -> U8Array:
-        """Where the bytes of a page are read to."""
+        """Returns the host memory into which the bytes of a page are read, before `restore_page`."""
         return np.empty(self.page_bytes, dtype=np.uint8)
 
     def restore_page(self, page: int, room: U8Array) -> None:
-        """Copies the bytes of a page to its place."""
+        """Copies the bytes of a page from host memory to the page on the device."""
         self._pages.restore(page, room)
 
 
@@ -59,15 +59,15 @@ class DeviceMemory(DevicePages):
         self.state_bytes = self._states.size_bytes
 
     def saved_state(self, slot: int) -> U8Array:
-        """The bytes of a state; for a snapshot any thread may ask."""
+        """Returns the bytes of a state, copied to host memory; for a snapshot any thread may ask."""
         return self._states.saved(slot)
 
     def state_room(self, slot: int) -> U8Array:
-        """Where the bytes of a state are read to."""
+        """Returns the host memory into which the bytes of a state are read, before `restore_state`."""
         return np.empty(self.state_bytes, dtype=np.uint8)
 
     def restore_state(self, slot: int, room: U8Array) -> None:
-        """Copies the bytes of a state to its place."""
+        """Copies the bytes of a state from host memory to its slot on the device."""
         self._states.restore(slot, room)
 
 

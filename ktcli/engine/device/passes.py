@@ -1,4 +1,4 @@
-"""How a batch is cut into passes over the model: which runs are computed together, and where their experts are.
+"""Cuts a batch into passes over the model: which runs are computed together, and where their experts are.
 
 As a rule the whole batch is one pass. Prompts that are long enough to have their experts brought to the device are a
 pass of their own: that takes far longer than the step of the answers beside them, and defers nothing. And the CPU takes
@@ -37,17 +37,17 @@ class LongPrompts:
 
     @property
     def longest(self) -> int:
-        """The tokens of the longest chunk of either kind, for which memory is set aside whether one is streamed or
-        not."""
+        """The number of tokens of the longest chunk of either kind, for which memory is set aside whether one is
+        streamed or not."""
         return max(self.chunk, self.short)
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens of a step."""
+        """The greatest number of tokens of a step."""
         return self.longest if self.streams(self.chunk) else self.short
 
     def chunk_tokens(self, left: int) -> int:
-        """The tokens of the next chunk, when `left` are left."""
+        """Returns the number of tokens of the next chunk, when `left` are left."""
         long = min(left, self.chunk)
         return long if self.streams(long) else min(left, self.short)
 
@@ -65,12 +65,12 @@ class Pass:
 
     @property
     def single(self) -> bool:
-        """Tells whether each run has one token, which is no piece of a chunk."""
+        """Whether each run has one token, which is no piece of a chunk."""
         return all(is_single(run) for _, run in self.runs)
 
 
 def passes(runs: Sequence[Run], rule: LongPrompts, most: int) -> list[Pass]:
-    """Cuts a batch into passes, in the order in which they are to run.
+    """Returns a batch cut into passes, in the order in which they are to run.
 
     Args:
         most: the tokens of a pass that is not streamed.

@@ -35,7 +35,7 @@ Span = tuple[int, int]
 
 
 class PinnedWeights:
-    """Main memory of experts that is pinned block by block.
+    """The weights of experts in main memory, which a thread pins block by block.
 
     Args:
         spans: the bytes of all experts that are in main memory, in any order.
@@ -63,12 +63,12 @@ class PinnedWeights:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes that are pinned by now."""
+        """The number of bytes that are pinned by now."""
         pinned = zip(self._blocks, self._pinned, strict=True)
         return sum(last - first for (first, last), there in pinned if there)
 
     def begin(self) -> None:
-        """Starts pinning, unless it was started before."""
+        """Starts the thread that pins, unless it was started before."""
         if self._thread is not None or not self._blocks or not self.wanted:
             return
         work = self._blocks, self._pinned, self._streams[0], self._stop, self.finished
@@ -80,7 +80,7 @@ class PinnedWeights:
         self._thread.start()
 
     def sources(self, address: int, size_bytes: int) -> list[Tensor] | None:
-        """Bytes of the weights as uint8 tensors, each within what was pinned at once; None: not all are pinned."""
+        """Returns bytes of the weights as uint8 tensors, each within one pinned block; None: not all are pinned."""
         found, last = [], address + size_bytes
         while address < last:
             number = bisect.bisect_right(self._blocks, address, key=itemgetter(0)) - 1

@@ -44,7 +44,7 @@ class Placement:
 
     @classmethod
     def of(cls, plan: Plan, device: DevicePlan) -> Placement:
-        """The placement of a plan."""
+        """Returns the placement that a plan says."""
         threshold = device.prefill_threshold if device.streams else None
         short = device.chunk if device.mask.all() else PREFILL_CHUNK
         streams = [each.need.stream for each in device.segments]

@@ -26,10 +26,10 @@ from ktcli.ops.torch.parts import Parts
 
 
 class Runner(ExpertRunner, Protocol):
-    """A runner of the routed experts of a step."""
+    """Computes the routed experts of a step, on CPU and device."""
 
     def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
-        """Begins a step; call it before the step's work is given to the stream.
+        """Prepares a step; call it before the step's work is given to the stream.
 
         Args:
             defer: the most experts of each token that may be deferred; None: none.
@@ -43,12 +43,12 @@ class TimedRunner(Runner, Protocol):
     """A runner that records the times of its steps."""
 
     def operations(self) -> list[tuple[str, int]]:
-        """The (phase, nanoseconds so far) pairs."""
+        """Returns the (phase, nanoseconds so far) pairs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """The device's own experts.
+    """Computes the experts that lie on the device.
 
     Attributes:
         stacks: the stacks of each layer, perhaps of no experts.
@@ -58,23 +58,23 @@ class Resident:
     stacks: Sequence[PackedStack]
 
     def run(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor | None:
-        """The sum of the chosen experts that are here, [T, hidden]; None if the layer has none."""
+        """Returns the weighted sum of the chosen experts that are here, [T, hidden]; None if the layer has none."""
         stacks = self.stacks[layer]
         return apply(self.kernels, stacks, x, ids, gate) if stacks.gate_up.count else None
 
     def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> OwnExperts | None:
-        """The same experts, to be computed."""
+        """Returns the chosen experts that are here, not computed yet; None if the layer has none."""
         stacks = self.stacks[layer]
         return OwnExperts(self.kernels, stacks, x, ids, gate) if stacks.gate_up.count else None
 
 
 def apply(kernels: Kernels, s: PackedStack, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor:
-    """The weighted sum of the chosen experts that are in the stacks, [T, hidden]."""
+    """Returns the weighted sum of the chosen experts that are in the stacks, [T, hidden]."""
     return kernels.experts(x, ids, gate, s.slots, s.gate_up, s.down, s.extras)
 
 
 class Coupled(Runner):
-    """Runs experts on CPU and device at the same time.
+    """Computes experts on CPU and device at the same time.
 
     Args:
         host: experts in main memory; None: there are none.
@@ -114,13 +114,13 @@ class Coupled(Runner):
             self._host.check()
 
     def operations(self) -> list[tuple[str, int]]:
-        """The (operation of the CPU, nanoseconds so far) pairs. The device's times are seen only in a trace, as
-        nothing waits for it here."""
+        """Returns the (operation of the CPU, nanoseconds so far) pairs. The device's times are seen only in a
+        trace, as nothing waits for it here."""
         return [] if self._host is None else self._host.operations()
 
 
 class Streamed(Runner):
-    """Runs all experts on the device; slabs of them come over the link, one ahead.
+    """Computes all experts on the device; slabs of them are copied from main memory, one ahead.
 
     Args:
         slabs: those of each device.
@@ -130,7 +130,7 @@ class Streamed(Runner):
         self._slabs, self._resident = slabs, resident
 
     def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
-        """Does nothing with `defer`: no expert is deferred here."""
+        """Prepares a step; `defer` is ignored, as no expert is deferred here."""
         for slabs in self._slabs:
             slabs.begin()
 

@@ -45,7 +45,7 @@ class Segment:
 def segments_of(
     model: Model, devices: Sequence[torch.device], borders: Sequence[int] = ()
 ) -> tuple[Segment, ...]:
-    """Makes the segments of a model.
+    """Returns the segments of a model, one for each device, in the order of their layers.
 
     Args:
         borders: the first layer of each device but the first.
@@ -62,13 +62,13 @@ def segments_of(
 
 
 def layer_devices(segments: Sequence[Segment]) -> list[torch.device]:
-    """The device of each layer."""
+    """Returns the device of each layer."""
     return [each.device for each in segments for _ in each.layers]
 
 
 @contextmanager
 def running(streams: Iterable[Stream]) -> Iterator[None]:
-    """A block in which torch's own operations go to the stream of their device; the last one's is current."""
+    """Makes torch's own operations in the block go to the stream of their device; the last stream is current."""
     with ExitStack() as stack:
         for stream in streams:
             stack.enter_context(stream.running())
@@ -76,19 +76,19 @@ def running(streams: Iterable[Stream]) -> Iterator[None]:
 
 
 def by_device(streams: Iterable[Stream]) -> Mapping[torch.device, Stream]:
-    """The streams by their device."""
+    """Returns the streams by their device."""
     return {each.device: each for each in streams}
 
 
 class Border:
-    """The way of a captured step's rows from one stream's device to another's, through pinned memory."""
+    """Passes the rows of a captured step from one stream's device to another's, through pinned memory."""
 
     def __init__(self, before: Stream, behind: Stream) -> None:
         self._before, self._behind = before, behind
         self._there: Tensor | None = None
 
     def leave(self, x: Tensor) -> None:
-        """Copies rows out, in the first stream; those of all steps have one shape."""
+        """Copies rows to pinned memory, in the first stream; those of all steps have one shape."""
         if self._there is None:
             self._host = self._before.pinned(x.nbytes).view(x.dtype).view(x.shape)
             with self._behind.running():
@@ -96,18 +96,18 @@ class Border:
         self._before.copy(self._host, x.contiguous())
 
     def cross(self) -> None:
-        """Makes the second stream wait for what the first has been given."""
+        """Makes the second stream wait for the work that the first has been given."""
         self._behind.after(self._before.mark())
 
     def enter(self) -> Tensor:
-        """Copies the rows in, in the second stream."""
+        """Copies the rows from pinned memory, in the second stream, and returns them."""
         assert self._there is not None
         self._behind.copy(self._there, self._host)
         return self._there
 
 
 def brought(x: Tensor, before: Stream, behind: Stream) -> Tensor:
-    """Rows on the second stream's device, when the first has made them."""
+    """Returns rows that the first stream makes, copied to the second stream's device once they are made."""
     behind.after(before.mark())
     with before.running(), behind.running():
         return x.to(behind.device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Experts on their way from main memory to the device: slabs through a double buffer.
+"""Copies experts from main memory to the device: slabs through a double buffer.
 
 A slab is as many experts of one layer as its buffer holds. While the device computes with one slab, the next is on the
 link, from where its experts lie if that is pinned; else the one after it is being gathered in pinned memory. The order
@@ -52,8 +52,8 @@ class Slab:
         pool.copy([(to + first, source, size) for first, source, size in self.pieces()])
 
     def pieces(self) -> Iterator[tuple[int, int, int]]:
-        """Yields the experts in the order in which they are copied: the first byte of some in the slab, their address
-        in main memory, and their bytes."""
+        """Yields the runs of experts in the order in which they are copied: their first byte in the slab, their
+        address in main memory, and their bytes."""
         for weight, first, _ in self._places():
             size = _matrix_bytes(weight)
             for run in runs_of(self.experts):
@@ -61,7 +61,7 @@ class Slab:
                 first += len(run) * size
 
     def stacks(self, memory: Tensor, slots: Tensor) -> list[PackedStack]:
-        """The stacks in memory that holds the pieces: one pair for each slice."""
+        """Returns the stacks of experts in memory that holds the pieces: one pair for each slice."""
         packed = []
         for weight, first, _ in self._places():
             size = _matrix_bytes(weight)
@@ -74,7 +74,7 @@ class Slab:
         ]
 
     def slots(self, experts: int) -> Tensor:
-        """The row of each expert in the stacks, int32 [experts]; -1: none."""
+        """Returns the index of each expert in the stacks, int32 [experts]; -1: it is not there."""
         found = torch.full((experts,), -1, dtype=torch.int32)
         found[list(self.experts)] = torch.arange(len(self.experts), dtype=torch.int32)
         return found
@@ -90,7 +90,8 @@ class Slab:
 
 
 def spans_of(layer: LayerWeights, experts: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yields where the chosen experts [E] of a layer lie in main memory: first byte, and the one behind the last."""
+    """Yields the addresses of the chosen experts [E] of a layer in main memory: first byte, and the one behind the
+    last."""
     ids = tuple(np.flatnonzero(experts).tolist())
     for _, address, size in Slab(0, layer, ids).pieces():
         yield address, address + size
@@ -99,7 +100,8 @@ def spans_of(layer: LayerWeights, experts: NDArray[np.bool_]) -> Iterator[tuple[
 def slabs_of(
     layers: Sequence[LayerWeights | None], wanted: NDArray[np.bool_], size_bytes: int
 ) -> tuple[Slab, ...]:
-    """Divides the wanted experts [layers, experts] into slabs of at most `size_bytes`, at least one expert each."""
+    """Returns the wanted experts [layers, experts] divided into slabs of at most `size_bytes`, at least one expert
+    each."""
     found = []
     for i, weights in enumerate(layers):
         if weights is not None:
@@ -110,7 +112,7 @@ def slabs_of(
 
 
 class SlabStream:
-    """Brings slabs to the device in their order, one ahead.
+    """Copies slabs to the device in their order, one ahead.
 
     Args:
         pool: gathers the slabs; nothing else uses it between `begin` and the last slab.
@@ -140,7 +142,7 @@ class SlabStream:
         self._loaded = self._taken = 0
 
     def begin(self) -> None:
-        """Starts the copies of the first two slabs; all will be taken once more. The compute stream is idle."""
+        """Starts the copies of the first two slabs; all will be taken once more. The compute stream must be idle."""
         self._copies.synchronize()  # a step that was broken off may have left a copy without its mark
         self._loaded = self._taken = 0
         self._pinned.begin()
@@ -148,8 +150,8 @@ class SlabStream:
         self._load()
 
     def of_layer(self, layer: int) -> Iterator[list[PackedStack]]:
-        """Yields the slabs of a layer, the slices of each. The work with one must be in the stream before the next
-        is asked for."""
+        """Yields the stacks of each slab of a layer, one for each slice. The work with one must be in the stream
+        before the next is asked for."""
         while self._taken < len(self._slabs) and self._slabs[self._taken].layer == layer:
             which, slab = self._taken % 2, self._slabs[self._taken]
             copied = self._copied[which]

@@ -1,4 +1,4 @@
-"""Steps on a device: decode replays a captured step, prompts and what is beside them run as they come.
+"""Runs steps on a device: decode replays a captured step, prompts and what is beside them run as they come.
 
 A prompt takes one of two ways through the experts in main memory: short chunks let the CPU compute them, long ones
 bring them to the device. The way is decided for each step by its own length, so a long prompt's last few tokens go the
@@ -33,7 +33,7 @@ Forward = Callable[[Tensor, Sequence[Rows], Tensor | None, Runner], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """The ways in which steps run.
+    """The forwards, captured steps and runners by which steps run.
 
     Attributes:
         forwards: the forward of each segment.
@@ -54,13 +54,14 @@ class Ways:
 
 
 class DeviceSteps:
-    """Runs batches on a device."""
+    """Runs batches on a device: decode by a captured step, everything else anew."""
 
     def __init__(self, ways: Ways) -> None:
         self._ways = ways
 
     def run(self, batch: Batch) -> list[Logits]:
-        """The logits of each output row, in place where they come from a captured step: valid until the next one."""
+        """Computes a batch and returns the logits of each output row, in place where they come from a captured
+        step: valid until the next one."""
         found: list[list[Logits]] = [[] for _ in batch.runs]
         host, rule = self._ways.host, self._ways.long_prompts
         most = rule.short if host is None else min(rule.short, host.shape.max_tokens)
@@ -124,13 +125,13 @@ def _outputs(runs: Sequence[Run], device: torch.device) -> Tensor | None:
 
 
 def depths(runs: Sequence[Run]) -> Depths:
-    """The depth of deferral of each row."""
+    """Returns the depth of deferral of each row of the runs."""
     each = np.array([run.defer for run in runs], dtype=np.int32)
     return np.repeat(each, [run.ids.size for run in runs])
 
 
 def parts_of(runs: Sequence[Run], device: torch.device) -> Iterator[Rows]:
-    """Yields the parts of a step: neighbours of one token together, each other run by itself."""
+    """Yields the rows of a step in parts: neighbouring runs of one token together, each other run by itself."""
     for single, some in groupby(runs, key=is_single):
         for group in [list(some)] if single else [[run] for run in some]:
             yield _rows(group, device)

@@ -35,26 +35,27 @@ class Mark(Protocol):
     """A point in a stream's work."""
 
     def wait(self) -> None:
-        """Returns when the stream has got there."""
+        """Waits until the stream has reached the mark."""
 
 
 class Stream(Protocol):
-    """Ordered work on one device."""
+    """Work on one device that runs in the order in which it was given."""
 
     @property
     def device(self) -> torch.device: ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copies `source` to `target`, of one shape and dtype, without gaps; either may lie in pinned host memory."""
+        """Enqueues a copy of `source` to `target`, of one shape and dtype, without gaps; either may lie in pinned
+        host memory."""
 
     def call(self, function: int, argument: int) -> None:
-        """Runs a C function of type cudaHostFn_t, given by address, with its argument."""
+        """Enqueues the call of a C function of type cudaHostFn_t, given by address, with its argument."""
 
     def write_flag(self, address: int) -> None:
-        """Writes 1 to the 32 bits of pinned memory at a host address."""
+        """Enqueues a write of 1 to the 32 bits of pinned memory at a host address."""
 
     def await_flag(self, address: int) -> None:
-        """Waits until the 32 bits at a host address are 1, then writes 0."""
+        """Enqueues a wait until the 32 bits at a host address are 1, then a write of 0."""
 
     def pin(self, address: int, size_bytes: int) -> None:
         """Pins host memory for `copy` beside other work, until `unpin`."""
@@ -63,10 +64,10 @@ class Stream(Protocol):
         """Waits for the stream's work with pinned memory, then unpins it; call it before the memory is freed."""
 
     def pinned(self, size_bytes: int) -> Tensor:
-        """Allocates pinned host memory, uint8."""
+        """Returns newly allocated pinned host memory, uint8."""
 
     def mark(self) -> Mark:
-        """Marks the end of the work that was given to the stream so far."""
+        """Returns a mark at the end of the work that was given to the stream so far."""
 
     def after(self, mark: Mark) -> None:
         """Makes all further work wait for a mark of another stream of the device."""
@@ -78,17 +79,18 @@ class Stream(Protocol):
         `work` has run before: kernels are compiled and workspaces taken by then."""
 
     def running(self) -> AbstractContextManager[None]:
-        """A block in which torch's own operations go to the stream."""
+        """Returns a context in which torch's own operations go to the stream."""
 
     def synchronize(self) -> None:
-        """Returns when everything is done; a core may be busy with waiting.
+        """Waits until all work of the stream is done; a core may be busy with waiting.
 
         Raises:
             DeviceError: something failed.
         """
 
     def sleep(self) -> None:
-        """Returns when everything is done, some tens of microseconds late, and leaves the core to others meanwhile.
+        """Waits until all work of the stream is done, some tens of microseconds longer, and leaves the core to
+        others meanwhile.
 
         Raises:
             DeviceError: something failed.
@@ -96,7 +98,7 @@ class Stream(Protocol):
 
 
 class StreamCall(NamedTuple):
-    """A call of a host stream, and when it was made: nanoseconds of CLOCK_MONOTONIC."""
+    """One call of a host stream, and the time when it was made: nanoseconds of CLOCK_MONOTONIC."""
 
     name: str
     start_ns: int
@@ -290,8 +292,8 @@ class CudaStream:
 
 
 def pinned_memory(device: torch.device, size_bytes: int) -> Tensor:
-    """Pinned host memory, uint8, for a GPU that is the thread's current one. It is not torch's own, which ends the
-    process where it comes back after the GPU has failed.
+    """Returns newly allocated pinned host memory, uint8, for a GPU that is the thread's current one. It is not
+    torch's own, which ends the process where it comes back after the GPU has failed.
 
     Raises:
         DeviceError: the system does not allow so much.
@@ -354,12 +356,12 @@ def one_step(streams: Sequence[Stream]) -> Iterator[None]:
 
 
 def stream_on(device: torch.device, number: int = 0) -> Stream:
-    """A stream of a device; work of other numbers runs beside it."""
+    """Returns a stream of a device; work of other numbers runs beside it."""
     return CudaStream(device, number) if device.type == "cuda" else HostStream()
 
 
 def device_name(device: torch.device) -> str:
-    """The name of a device's kind: results of two of one kind are the same bits."""
+    """Returns the name of a device's kind: two devices of one kind give results of the same bits."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

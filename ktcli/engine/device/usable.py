@@ -10,7 +10,7 @@ INSTALL = "pip install 'ktcli[gpu]' brings the torch that GPUs need"
 
 
 def why_not(torch_name: str = "torch") -> str:
-    """The reason why no GPU can be used, one clause: "torch is not installed (…)"; "" if one can.
+    """Returns the reason why torch can use no GPU, as one clause: "torch is not installed (…)"; "" if it can.
 
     Args:
         torch_name: the module, for tests.

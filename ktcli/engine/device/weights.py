@@ -97,7 +97,7 @@ class _Part:
 
 
 def device_bytes(model: Model, recipe: Recipe, mask: Mask) -> int:
-    """The device memory of the weights, in bytes."""
+    """Returns the bytes of device memory that the weights take."""
     return sum(ceil_to(part.size_bytes, _ALIGNMENT) for part in _parts(model, recipe, mask))
 
 
@@ -109,7 +109,7 @@ def load_device(
     devices: Sequence[torch.device],
     progress: Progress | None = None,
 ) -> DeviceModel:
-    """Loads the weights into device memory.
+    """Loads the weights into device memory and returns them.
 
     Args:
         mask: true for the experts on the device, bool [MoE layers, E].

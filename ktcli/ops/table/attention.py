@@ -52,7 +52,7 @@ class GqaShape:
 
     @property
     def value_dim(self) -> int:
-        """The columns of a head's values, and of its result."""
+        """The number of columns of a head's values, and of its result."""
         return self.v or self.head_dim
 
     @property
@@ -127,16 +127,16 @@ class ChooseShape:
 
     @property
     def partials(self) -> int:
-        """The f32 elements with which a token scores all places of a page: their keys, scores, and sorted scores with
-        numbers of 64 bits."""
+        """The number of f32 elements that a token's scoring of all places of a page takes: their keys, scores, and
+        sorted scores with numbers of 64 bits."""
         return max(1, PAGE_TOKENS // self.every) * (self.dim + 5 * self.heads)
 
 
 @dataclass(frozen=True, slots=True)
 class Choose(Operation):
-    """Appends the index key [T, dim] and chooses the positions that each token attends to by the index queries
-    [T, heads * dim] and their weights [T, heads]; without weights each head chooses blocks for itself. The choice
-    holds until the next `choose`."""
+    """Appends the index key [T, dim] and chooses the positions that each token attends to by the index queries [T,
+    heads * dim] and their weights [T, heads]; without weights each head chooses blocks for itself. The chosen
+    positions hold until the next `choose`."""
 
     name = "choose"
     outs = ()
@@ -177,7 +177,8 @@ class MlaShape:
 
     @property
     def cached_heads(self) -> int:
-        """The heads that are cached: the columns of `lora`, and those of `rope`."""
+        """The number of heads that are cached, each with a scale: that of the latent, and that of the rotated
+        columns, if any."""
         return 2 if self.rope else 1
 
 
@@ -245,7 +246,8 @@ class MqaShape:
 
     @property
     def partials(self) -> int:
-        """The f32 elements with which a token attends to all pooled rows of a page: rows three times, and scores."""
+        """The number of f32 elements that a token's attention to all pooled rows of a page takes: rows three times,
+        and scores."""
         if not self.every:
             return 0
         return max(1, PAGE_TOKENS // self.every) * (3 * self.dim + 2 * self.heads)

@@ -59,9 +59,10 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class Route(Operation):
-    """Chooses experts per token -> a routing, for `experts`.
+    """Chooses the experts of each token and their weights -> a routing, which `experts` takes.
 
-    table [vocab * top_k] holds the experts of each token id, and then nothing is chosen."""
+    table [vocab * top_k] holds the experts of each token id, and then nothing is chosen.
+    """
 
     name = "route"
     outs = ()
@@ -87,9 +88,11 @@ class Route(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Experts(Operation):
-    """Starts the chosen experts -> what `collect` takes. It is called once per layer with experts, in their order.
+    """Starts computing the chosen experts of each token -> a handle that `collect` takes. It is called once per
+    layer with experts, in their order.
 
-    gate_up_bias and down_bias have one value for each row of each expert's matrix."""
+    gate_up_bias and down_bias have one value for each row of each expert's matrix.
+    """
 
     name = "experts"
 
@@ -116,9 +119,11 @@ class Experts(Operation):
 
 @dataclass(frozen=True, slots=True)
 class SplitRouting(Operation):
-    """Makes two routings from one: the immediate experts and, if it `defers`, the deferred ones; see kt_program_split.
+    """Splits a routing into two: the immediate experts and, if it `defers`, the deferred ones; see
+    kt_program_split.
 
-    elsewhere is not 0 for an expert that another device computes."""
+    elsewhere is not 0 for an expert that another device computes.
+    """
 
     name = "split"
     outs = ()
@@ -131,13 +136,13 @@ class SplitRouting(Operation):
 
     @property
     def experts(self) -> int:
-        """The number of experts that `elsewhere` is about."""
+        """The number of experts in the table `elsewhere`."""
         return self.elsewhere.elements if self.elsewhere else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Carry(Operation):
-    """Adds the sum of deferred experts to x, in steps that defer; overwrites x."""
+    """Adds the sum of the deferred experts of the layer before to x, in steps that defer; overwrites x."""
 
     name = "carry"
     outs = ()

@@ -38,7 +38,7 @@ class Conv(Operation):
 
     @property
     def width(self) -> int:
-        """The number of rows of x that a row sees, itself included."""
+        """The number of rows of x that one result row depends on, its own included."""
         columns: int = self.x.width
         return self.weight.k // columns
 

@@ -11,7 +11,7 @@ from ktcli.ops.tensors import ceil_to
 
 
 class Reads(IntEnum):
-    """The type in which a product reads its activations; values of `kt_reads`."""
+    """The type to which a product rounds its activations; values of `kt_reads`."""
 
     FORMAT = 0
     F32 = 1
@@ -47,7 +47,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Embed(Operation):
-    """Looks up the rows of the step's ids -> [T, hidden]."""
+    """Looks up the embedding rows of the step's ids -> [T, hidden]."""
 
     name = "embed"
     reads_step = True
@@ -57,7 +57,7 @@ class Embed(Operation):
 
     @property
     def vocab(self) -> int:
-        """The number of rows of the table."""
+        """The number of rows of the embedding."""
         return self.table.n
 
     def widths(self) -> Widths:
@@ -89,7 +89,7 @@ class Norm(Operation):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm(Operation):
-    """Applies LayerNorm to each row: less its mean, over its standard deviation, times gain, plus bias."""
+    """Applies LayerNorm to each row: (x - mean) / standard deviation * gain + bias."""
 
     name = "layer_norm"
 
@@ -121,7 +121,7 @@ class Linear(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Rotate(Operation):
-    """Rotates columns [first, first + dim) of each run of `head_width`; overwrites x."""
+    """Applies rotary embeddings to columns [first, first + dim) of each run of `head_width`; overwrites x."""
 
     name = "rope"
     outs = ()
@@ -137,7 +137,7 @@ class Rotate(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Swiglu(Operation):
-    """Computes silu(gate) * up, or another such activation, of alternating runs of 16 columns -> [T, width]."""
+    """Computes silu(gate) * up, or the activation that `glu` says, of alternating runs of 16 columns -> [T, width]."""
 
     name = "swiglu"
 
@@ -151,7 +151,8 @@ class Swiglu(Operation):
 
 @dataclass(frozen=True, slots=True)
 class GateRows(Operation):
-    """Multiplies x by sigmoid, silu or softplus of `by`, whose columns each belong to an equal run of columns of x."""
+    """Multiplies x by sigmoid, silu or softplus of `by`; each column of `by` counts for an equal run of columns of
+    x."""
 
     name = "gate"
 
@@ -165,7 +166,7 @@ class GateRows(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Add(Operation):
-    """Adds a and b."""
+    """Computes a + b, of equal shapes."""
 
     name = "add"
 
@@ -178,7 +179,7 @@ class Add(Operation):
 
 @dataclass(frozen=True, slots=True)
 class ScaleRows(Operation):
-    """Multiplies x by a number; overwrites x."""
+    """Multiplies x by a constant; overwrites x."""
 
     name = "scale"
 
@@ -195,7 +196,7 @@ class ScaleRows(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Select(Operation):
-    """Copies the rows that are wanted as outputs -> [outputs, hidden]."""
+    """Copies the rows of x whose logits are wanted -> [outputs, hidden]."""
 
     name = "select"
     reads_step = True
@@ -209,7 +210,7 @@ class Select(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Summary(Operation):
-    """Summarises each row of logits for the sampler; see kt_program_summary for the exact rule."""
+    """Computes the summary of each row of logits that the sampler reads; see kt_program_summary for the exact rule."""
 
     name = "summary"
     outs = ("best", "peaks", "sums")

@@ -77,7 +77,8 @@ class Collapse(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Expand(Operation):
-    """Mixes the streams of x and adds to each its share of y; `by` is [T, streams + streams^2]."""
+    """Computes the next streams: mixes those of x and adds to each its share of y; `by` is [T, streams +
+    streams^2]."""
 
     name = "expand"
 

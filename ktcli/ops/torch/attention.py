@@ -38,7 +38,7 @@ def gqa(
     cache: KvPages,
     exact: bool = False,
 ) -> Tensor:
-    """Appends k and v to the cache, then attends causally.
+    """Appends k and v to the cache, then returns causal grouped-query attention.
 
     Args:
         q: [T, heads * D], rotated; k: [T, kv * D]; v: [T, kv * V].
@@ -99,7 +99,7 @@ def mla(
     cache: tuple[Pages],
     exact: bool = False,
 ) -> Tensor:
-    """Appends the latent to the cache, then attends causally.
+    """Appends the latent to the cache, then returns causal latent attention.
 
     Args:
         q: [T, heads * (nope + rope)], rotated; latent: [T, lora + rope], normed and rotated.
@@ -156,7 +156,7 @@ def _absorb_run(
 def expand(
     held: Tensor, weights: tuple[Packed, Packed, Packed], s: MlaShape, exact: bool
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Expands keys and values of cached rows [L, lora + rope], a few heads at a time.
+    """Yields keys and values, expanded from cached latent rows [L, lora + rope], for a few heads at a time.
 
     Yields:
         The heads, their keys [heads, L, nope + rope] and values [heads, L, v], in the cache's dtype.
@@ -193,7 +193,8 @@ def absorb(
     *,
     written: bool = False,
 ) -> Tensor:
-    """Attends with one query per sequence, [S, heads, nope + rope], to the latents `held` themselves.
+    """Returns latent attention in its absorbed form: one query per sequence, [S, heads, nope + rope], attends to
+    the latents `held` themselves.
 
     Args:
         held: [S, L, lora + rope] f32.
@@ -216,7 +217,7 @@ def absorb(
 
 
 def seen_by(rows: Rows, window: int = 0) -> Tensor:
-    """Returns bool [S, L]: the places of the page table that the one row of each sequence may attend to."""
+    """Returns the mask bool [S, L] of the cached positions that the one row of each sequence may attend to."""
     length = rows.pages.shape[1] * PAGE_TOKENS
     return _visible(torch.arange(length, device=rows.pages.device), rows.positions, window)
 
@@ -259,7 +260,7 @@ def _sunk(q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor) -> tuple[Tenso
 
 
 def with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Computes the softmax of scores [..., L] with one more score in the denominator, sinks [..., 1] or None."""
+    """Returns the softmax of scores [..., L] with one more score in the denominator, sinks [..., 1] or None."""
     if sinks is None:
         return scores.softmax(-1)
     peak = torch.maximum(scores.amax(-1, keepdim=True), sinks)
@@ -310,16 +311,16 @@ def _attend(
 
 
 def attend_causally(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Computes `attend` of the last T of L positions, each of which sees those up to itself. torch's rule that says so
-    lets flash attention do it where it can."""
+    """Returns softmax(q k^T scale) v where q is the last T of L positions and each sees those up to itself. torch's
+    causal mask lets flash attention compute it where it can."""
     seen = causal_lower_right(q.shape[2], k.shape[2])
     with sdpa_kernel(_BACKENDS):
         return scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
-    """Computes softmax(q k^T scale) v over the keys that each query sees: [..., T, D], [..., L, D], [..., L, V] of one
-    dtype and bool [..., T, L] -> [..., T, V].
+    """Returns softmax(q k^T scale) v over the keys that each query sees: [..., T, D], [..., L, D], [..., L, V] of
+    one dtype and bool [..., T, L] -> [..., T, V].
 
     Never by cuDNN, which torch prefers on some GPUs: it compiles a plan for every new length, and prompts bring a new
     one with each chunk.

@@ -35,35 +35,35 @@ Routed = tuple[torch.Tensor, torch.Tensor]  # ids int32 [T, K], gate f32 [T, K]
 
 
 class ExpertRunner(Protocol):
-    """Runs the chosen experts of a layer, wherever they lie. `layer` counts the layers with experts from 0."""
+    """Computes the chosen experts of a layer, wherever they lie. `layer` counts the layers with experts from 0."""
 
     def outbox(self, layer: int, n_tokens: int) -> Sent | None:
-        """Where whoever routes so many rows is to write x, ids and gates, since others wait for them; None: nowhere,
-        `start` sees to it."""
+        """Returns the buffers into which the router of a layer writes its rows x, ids and gates [n_tokens, ...]
+        directly, for whoever computes experts elsewhere; None: there are none, and `start` copies what is needed."""
         return None
 
     def start(
         self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor, *, sent: bool = False
     ) -> Any:
-        """Begins to compute the experts ids [T, K] of x [T, H], weighted by gate [T, K], where others do it, and
-        returns what `along` and `finish` take.
+        """Starts computing the experts ids [T, K] of x [T, H], weighted by gate [T, K], and returns a handle that
+        `along` and `finish` take.
 
         Args:
             sent: whether all three have been written to the outbox.
         """
 
     def along(self, pending: Any, mlp: Mlp) -> Parts | None:
-        """Computes the experts that are on the device, and an MLP of the same rows in the same kernels, and returns its
-        sum; None: it was not computed."""
+        """Computes the experts that are on the device together with an MLP of the same rows, in the same kernels,
+        and returns the MLP's output; None: the MLP was not computed."""
         return None
 
     def finish(self, pending: Any) -> Value | Parts:
-        """Returns the weighted sum [T, H] f32, with what the runner deferred in the layer before, if it defers. Only
-        with kernels that are `merged` it may be a sum that has not been taken."""
+        """Returns the weighted sum of the chosen experts [T, H] f32, with what the runner deferred in the layer
+        before, if it defers. Only with kernels that are `merged` it may be `Parts`, a sum that has not been taken."""
 
 
 class OwnExperts:
-    """The chosen experts that are in a stack on the device, computed when their sum is asked for."""
+    """The chosen experts of a layer that are in a stack on the device, computed when their sum is asked for."""
 
     def __init__(
         self, kernels: Kernels, stack: PackedStack, x: Value, ids: torch.Tensor, gate: torch.Tensor
@@ -74,7 +74,8 @@ class OwnExperts:
         self._sum: Value | Parts | None = None
 
     def along(self, mlp: Mlp) -> Parts | None:
-        """Computes them, and an MLP of x in the same kernels, and returns its sum; None: it was not computed."""
+        """Computes the experts together with an MLP of x, in the same kernels, and returns the MLP's output; None:
+        the MLP was not computed."""
         merged = self._kernels.merged
         if self._sum is not None or merged is None:
             return None
@@ -84,7 +85,8 @@ class OwnExperts:
         return along
 
     def sum(self) -> Value | Parts:
-        """The weighted sum [T, H]; not yet taken, if a kernel makes parts."""
+        """Returns the weighted sum of the experts [T, H]; as `Parts`, not yet added up, if a merged kernel computed
+        it."""
         if self._sum is None:
             merged = self._kernels.merged
             made = None if merged is None else merged.experts(*self._given)
@@ -151,7 +153,7 @@ class StepInputs:
 
 
 class TorchBackend(Backend):
-    """Executes one step.
+    """Executes the operations of one step's forward pass in torch.
 
     Attributes:
         routings: the ids and gates that the router chose in each layer with experts so far.
@@ -166,7 +168,7 @@ class TorchBackend(Backend):
         self._chosen: Sequence[Chosen | None] = ()  # of each part
 
     def run(self, forward: Callable[[Backend], Value]) -> Value:
-        """Runs the forward; returns its logits [outputs, vocab]."""
+        """Runs the forward pass and returns its logits [outputs, vocab]."""
         return forward(self)
 
     def do(self, operation: Operation) -> Any:

@@ -37,7 +37,7 @@ _BLOCK_QUERIES = 64
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The places that rows attend to.
+    """The places, positions or windows of them, that rows attend to.
 
     Attributes:
         places: int64 [T, lists, K]; a place behind the row's own position is not attended to.
@@ -51,7 +51,7 @@ class Chosen:
     every: int = 1
 
     def mask(self, rows: slice, length: int) -> Tensor:
-        """Returns bool [lists, T, length]: the positions that some rows chose."""
+        """Returns the mask bool [lists, T, length] of the positions that the rows of a slice chose."""
         places = self.places[rows]
         shape = (*places.shape[:2], length // self.block + 1)  # one may be open from there on
         taken = torch.zeros(shape, dtype=torch.bool, device=places.device).scatter_(2, places, True)
@@ -66,8 +66,8 @@ class Chosen:
         return Chosen(places, self.every)
 
     def positions(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns what the one list of each row means: positions int64 [T, K'], and bool [T, K'], whether the row
-        attends there."""
+        """Returns the positions of each row's one list, int64 [T, K'], and the mask bool [T, K'] of those that the
+        row may attend to."""
         places, own = self.places[:, 0], (positions + 1) // self.every
         if self.every == 1:
             return places, places <= positions[:, None]
@@ -88,7 +88,8 @@ def choose(
     cache: tuple[Tensor],
     exact: bool = False,
 ) -> Chosen | None:
-    """Appends the index keys to the cache, then chooses by the rule of kt_program_choose.
+    """Appends the index keys to the cache, then returns the places that each row attends to, by the rule of
+    kt_program_choose.
 
     Args:
         q: [T, heads * dim], rotated; key: [T, dim], normed and rotated; weight: [T, heads] or None.
@@ -165,7 +166,8 @@ def mla(
     cache: tuple[Pages],
     exact: bool = False,
 ) -> Tensor:
-    """Appends the latent to the cache, then attends to the chosen positions, or to all; see `attention.mla`."""
+    """Appends the latent to the cache, then returns latent attention over the chosen positions, or over all;
+    arguments and result are those of `attention.mla`."""
     weights = uk_in, uk_out, uv
     if chosen is None:
         return attention.mla(q, latent, *weights, shape, rows=rows, cache=cache, exact=exact)
@@ -207,7 +209,8 @@ def gqa(
     cache: KvPages,
     exact: bool = False,
 ) -> Tensor:
-    """Appends k and v to the cache, then attends to the chosen blocks, or to all; see `attention.gqa`."""
+    """Appends k and v to the cache, then returns grouped-query attention over the chosen blocks, or over all;
+    arguments and result are those of `attention.gqa`."""
     if chosen is None:
         return attention.gqa(q, k, v, shape, sinks, rows=rows, cache=cache, exact=exact)
     assert sinks is None and not shape.window, "no family has both"

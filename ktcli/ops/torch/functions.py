@@ -71,7 +71,8 @@ class Rows:
 
     @property
     def forms(self) -> Iterator[tuple[int, int, bool]]:
-        """Yields the (first, end, absorbed) rows of a sequence that have one form of latent attention."""
+        """Yields (first, end, absorbed) for each stretch of a sequence's rows that takes one form of latent
+        attention."""
         done = 0
         for first, end in (*self.absorbed, (self.run, self.run)):
             if done < first:
@@ -82,17 +83,18 @@ class Rows:
 
     @property
     def single(self) -> bool:
-        """Tells whether the rows are computed in the form of one row of each sequence."""
+        """Whether each sequence has one row, and that row is no piece of a longer chunk."""
         return self.run == 1 and self.chunk <= 1
 
     def apart(self) -> Rows:
-        """Returns each row as a sequence of its own, with the pages of its sequence and without its state."""
+        """Returns the rows with each as a sequence of its own, with the pages of its sequence and without its
+        state."""
         pages, windows = self.pages.repeat_interleave(self.run, 0), self.windows
         windows = None if windows is None else windows.repeat_interleave(self.run, 0)
         return Rows(self.positions, pages, 1, ids=self.ids, live=self.live, windows=windows)
 
     def in_windows(self) -> Rows:
-        """Returns the rows as the layers with a window see them."""
+        """Returns the rows with window pages in place of `pages`, for layers with a sliding window."""
         assert self.windows is not None, "the step says nothing of window pages"
         return replace(self, pages=self.windows)
 
@@ -107,7 +109,7 @@ def norm(
     head_width: int | None = None,
     columns: int | None = None,
 ) -> Tensor:
-    """Applies RMSNorm to each run of W columns of x [T, N], or to the first columns of x alone; gain [W] f32, W = N
+    """Returns RMSNorm of each run of W columns of x [T, N], or of the first columns of x alone; gain [W] f32, W = N
     without one and without a head_width."""
     if columns is not None:
         x[:, :columns] = norm(x[:, :columns], gain, eps, head_width)
@@ -119,13 +121,13 @@ def norm(
 
 
 def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Applies LayerNorm to each row of x [T, N]; gain and bias [N] f32."""
+    """Returns LayerNorm of each row of x [T, N]; gain and bias [N] f32."""
     return torch.nn.functional.layer_norm(x, (x.shape[1],), gain, bias, eps)
 
 
 def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
-    """Computes silu(gate) * up, or what `glu` says -> [T, width]; in x [T, 2I'] runs of 16 gate and 16 up columns
-    alternate."""
+    """Returns silu(gate) * up, or the activation that `glu` says, [T, width]; in x [T, 2I'] runs of 16 gate and 16
+    up columns alternate."""
     gate, up = x.reshape(x.shape[0], -1, 2, PANEL_ROWS).unbind(2)
     if glu.limit:
         up = up.clamp(-glu.limit, glu.limit)
@@ -136,7 +138,7 @@ def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
 
 
 def gate(x: Tensor, by: Tensor, kind: GateKind = GateKind.SIGMOID) -> Tensor:
-    """Multiplies x [T, N] by sigmoid, silu or softplus of by [T, G], each for N / G columns."""
+    """Returns x [T, N] times sigmoid, silu or softplus of by [T, G], each column of which counts for N / G columns."""
     opened = _OPENED[kind](by)
     runs = torch.unflatten(x, -1, (by.shape[-1], -1))
     return (runs * opened[..., None]).flatten(-2)
@@ -150,24 +152,24 @@ _OPENED: dict[GateKind, Callable[[Tensor], Tensor]] = {
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
-    """Adds a and b, [T, N] each."""
+    """Returns a + b, [T, N] each."""
     return a + b
 
 
 def scale(x: Tensor, by: float) -> Tensor:
-    """Multiplies x by a number."""
+    """Returns x * by."""
     return x * by
 
 
 @cache
 def frequencies(rope: Rope, device: torch.device) -> Tensor:
-    """Returns a rotation's frequencies, f32 [dim/2], made at the first use on a device: before anything is captured
-    there."""
+    """Returns a rotary embedding's frequencies in radians per position, f32 [dim/2], made at the first use on a
+    device: before anything is captured there."""
     return torch.tensor(rope.inv_freq, dtype=torch.float32, device=device)
 
 
 def rope(x: Tensor, rope: Rope, head_width: int, first: int = 0, *, rows: Rows) -> Tensor:
-    """Rotates columns [first, first + dim) of each run of `head_width` of x [T, N], and returns all of them."""
+    """Returns x [T, N] with columns [first, first + dim) of each run of `head_width` rotated by their positions."""
     inv_freq, half, interleaved = frequencies(rope, x.device), rope.dim // 2, rope.interleaved
     positions = rows.positions + rope.shift if rope.shift else rows.positions
     # In f32, as the models were trained: the angle is rounded before its sine is taken.
@@ -193,7 +195,7 @@ def linear(
     *,
     exact: bool = False,
 ) -> Tensor:
-    """Computes x [T, K] W^T + bias -> [T, N] f32. For bf16, which has the range of f32, WIDE is like FORMAT."""
+    """Returns x [T, K] W^T + bias, [T, N] f32. For bf16, which has the range of f32, WIDE is like FORMAT."""
     exact = exact or reads is Reads.F32
     dtype = read_type(exact)
     if isinstance(weight, PlainMatrix):
@@ -205,13 +207,14 @@ def linear(
 
 
 def blocks(w: Packed, elements: int) -> list[Packed]:
-    """Splits the rows of a matrix into blocks of about `elements` elements, each of which is unpacked at once."""
+    """Returns views of the rows of a matrix in blocks of about `elements` elements, each of which is unpacked at
+    once."""
     step = ceil_to(max(1, elements // w.k), PANEL_ROWS)
     return [rows_of(w, first, min(first + step, w.n)) for first in range(0, w.n, step)]
 
 
 def product(x: Tensor, w: Tensor, *, exact: bool) -> Tensor:
-    """Multiplies x [(B,) T, K] by the transpose of w [(B,) N, K], of the dtype products read -> f32.
+    """Returns x [(B,) T, K] times the transpose of w [(B,) N, K], of the dtype that products read, as f32.
 
     The last two lines are not yet run: only a GPU multiplies bf16 to f32.
     """
@@ -225,7 +228,7 @@ def product(x: Tensor, w: Tensor, *, exact: bool) -> Tensor:
 
 
 def unpack_all(w: Packed, indices: Tensor, *, exact: bool = False) -> Tensor:
-    """Unpacks the matrices of `indices` (int [m]) -> [m, n, k] bf16; f32 if exact."""
+    """Returns the unpacked matrices of `indices` (int [m]), [m, n, k] bf16; f32 if exact."""
     return unpack_many(w, indices, read_type(exact))
 
 
@@ -235,7 +238,7 @@ def read_type(exact: bool) -> torch.dtype:
 
 
 def rounded(x: Tensor, exact: bool) -> Tensor:
-    """Returns x as products read it, in f32."""
+    """Returns x in f32, rounded to bf16 unless `exact`."""
     return x if exact else x.bfloat16().float()
 
 
@@ -250,7 +253,7 @@ def route(
     *,
     rows: Rows | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Chooses top_k experts per token by the rule of kt_program_route.
+    """Returns the top_k experts of each token and their gates, chosen by the rule of kt_program_route.
 
     Args:
         logits: [T, E] f32; bias: [E] f32, added to the scores for choosing only.
@@ -273,7 +276,7 @@ def route(
 
 
 def scores(logits: Tensor, kind: Score) -> Tensor:
-    """Returns the score of each expert, [T, E]."""
+    """Returns the router's score of each expert, [T, E], from its logits."""
     if kind is Score.SOFTMAX:
         return logits.softmax(-1)
     if kind is Score.SIGMOID:
@@ -309,7 +312,7 @@ def experts(
     *,
     exact: bool = False,
 ) -> Tensor:
-    """Sums gate * down(swiglu(gate_up x)) over the chosen experts that are here, by ascending id.
+    """Returns the sum of gate * down(swiglu(gate_up x)) over the chosen experts that are here, by ascending id.
 
     Args:
         x: [T, H]; ids: int32 [T, K], negative: skipped; gate: [T, K].

@@ -12,12 +12,13 @@ from ktcli.ops.table.streams import MixShape
 
 
 def spread(x: Tensor, streams: int) -> Tensor:
-    """Copies x [T, width] into each stream -> [T, streams * width]."""
+    """Returns x [T, width] copied into each stream, [T, streams * width]."""
     return x.repeat(1, streams)
 
 
 def mix(x: Tensor, scale: Tensor, base: Tensor, shape: MixShape) -> Tensor:
-    """Computes weights from x: [T, streams] of entry alone, or [T, weights]; scale [1] or [3], base as wide as x."""
+    """Returns the weights of streams from x: [T, streams] of entry alone, or [T, weights]; scale [1] or [3], base
+    as wide as x."""
     n, eps = shape.streams, shape.eps
     if x.shape[1] == n:
         return torch.sigmoid(x * scale + base) + eps
@@ -37,12 +38,13 @@ def mix(x: Tensor, scale: Tensor, base: Tensor, shape: MixShape) -> Tensor:
 
 
 def collapse(x: Tensor, by: Tensor) -> Tensor:
-    """Adds up the streams of x [T, streams * width], weighted by `by` [T, streams] -> [T, width]."""
+    """Returns the sum of the streams of x [T, streams * width], weighted by `by` [T, streams], [T, width]."""
     return (torch.unflatten(x, -1, (by.shape[1], -1)) * by[..., None]).sum(1)
 
 
 def expand(x: Tensor, y: Tensor, by: Tensor) -> Tensor:
-    """Mixes the streams: stream k is by[k] * y + the sum over streams j of by[streams + j * streams + k] * x[j]."""
+    """Returns the mixed streams: stream k is by[k] * y + the sum over streams j of by[streams + j * streams + k] *
+    x[j]."""
     streams = x.shape[1] // y.shape[1]
     post, comb = torch.split(by, [streams, streams**2], -1)
     # Element by element: a GPU would multiply matrices of f32 in a shorter format.

@@ -32,7 +32,7 @@ Kernel = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """A table of kernels.
+    """A table of kernels: a function for each operation, and those of the experts' runners.
 
     Attributes:
         operations: a kernel for each operation that the backend does not do by itself.
@@ -141,19 +141,21 @@ def triton_fails(device: torch.device) -> str:
 
 
 def kernels_fail(device: torch.device) -> str:
-    """Returns why the first kernel failed on a device, as `triton_fails`, where that lasts as long as the versions of
-    everything; "" otherwise."""
+    """Returns why the first Triton kernel failed on a device, where it will fail until some version changes; ""
+    otherwise."""
     return _failed.get(device, "") if triton_fails(device) else ""
 
 
 def start_late(device: torch.device, reason: str) -> None:
-    """Lets kernels begin only when the one before has ended, for a reason that was found earlier."""
+    """Disables early starts on a device, so that each kernel begins only when the one before has ended, and records
+    the reason, which was found earlier."""
     if not _triton_lacks() and _give_up_early_starts(device):
         _late[device] = reason
 
 
 def early_starts_fail(device: torch.device) -> str:
-    """Returns why kernels do not start early on a device that seemed to be able to, as words; "" otherwise."""
+    """Returns the reason, as words, for which early starts were disabled on a device that seemed to support them;
+    "" otherwise."""
     return _late.get(device, "")
 
 
@@ -172,7 +174,7 @@ def _first_words(error: Exception) -> str:
 
 
 def compiled_before() -> bool:
-    """Tells whether kernels of steps lie compiled in Triton's cache, or there is no Triton."""
+    """Tells whether Triton's cache holds compiled kernels of steps, or Triton cannot be used at all."""
     if _triton_lacks():
         return True
     folder = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"

@@ -18,7 +18,7 @@ Sent = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Queries and keys before they are normed and rotated, and values.
+    """The inputs of grouped-query attention: queries and keys before they are normed and rotated, and values.
 
     Attributes:
         q, k, v: sums [T, heads * D], [T, kv heads * D] and [T, kv heads * value_dim].
@@ -38,7 +38,8 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Queries before their last columns are rotated, and the latent before its norm and rotation.
+    """The inputs of latent attention: queries before their last columns are rotated, and the latent before its norm
+    and rotation.
 
     Attributes:
         q: a sum [T, heads * (nope + rope)].

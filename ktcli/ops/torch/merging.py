@@ -37,7 +37,7 @@ from ktcli.ops.torch.parts import Parts
 def backend_of(
     weights: Weights, step: StepInputs, kernels: Kernels, runner: ExpertRunner
 ) -> TorchBackend:
-    """The backend of a step with this table of kernels."""
+    """Returns the backend that executes a step with this table of kernels."""
     kind = TorchBackend if kernels.merged is None else MergingBackend
     return kind(weights, step, kernels, runner)
 
@@ -102,7 +102,7 @@ class _Head:
 
 
 class MergingBackend(TorchBackend):
-    """Executes one step."""
+    """Executes the operations of one step's forward pass, several as one merged kernel where there is one."""
 
     def __init__(
         self, weights: Weights, step: StepInputs, kernels: Kernels, runner: ExpertRunner

@@ -62,7 +62,7 @@ def mqa(
     state: States,
     exact: bool = False,
 ) -> Tensor:
-    """Appends the pooled rows to the cache and kv to the state, then attends.
+    """Appends the pooled rows to the cache and kv to the state, then returns multi-query attention over both.
 
     Args:
         q: [T, heads * dim], kv: [T, dim], rotated; pooled: [T, dim], or None.

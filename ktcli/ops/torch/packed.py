@@ -119,8 +119,8 @@ class Extras:
         return sum(bias.nbytes for bias in biases if bias is not None)
 
     def columns(self, first: int, last: int) -> Extras:
-        """Returns the extras of columns [first, last) of the experts' width; `first` is a multiple of 16. The first
-        columns bring the bias of down, so that it is added once."""
+        """Returns the biases and activation for columns [first, last) of the experts' width; `first` is a multiple
+        of 16. The first columns bring the bias of down, so that it is added once."""
         if self.gate_up_bias is None:
             return self
         rows = self.gate_up_bias[:, 2 * first : 2 * ceil_to(last, PANEL_ROWS)]
@@ -153,17 +153,17 @@ def rows_of(w: Packed, first: int, last: int) -> Packed:
 
 
 def unpack(w: Packed, index: int, dtype: torch.dtype) -> Tensor:
-    """Unpacks matrix `index` -> [n, k]; exact in f32, else rounded once to `dtype`."""
+    """Returns the unpacked matrix `index`, [n, k]; exact in f32, else rounded once to `dtype`."""
     return _decode(w, w.data[index : index + 1], dtype)[0]
 
 
 def unpack_many(w: Packed, indices: Tensor, dtype: torch.dtype) -> Tensor:
-    """Unpacks the matrices of `indices` (int [m], on the device) -> [m, n, k], without host synchronisation."""
+    """Returns the unpacked matrices of `indices` (int [m], on the device), [m, n, k], without host synchronisation."""
     return _decode(w, w.data.index_select(0, indices), dtype)
 
 
 def unpack_whole(w: Packed, dtype: torch.dtype) -> Tensor:
-    """Unpacks all matrices -> [count, n, k]."""
+    """Returns all matrices unpacked, [count, n, k]."""
     return _decode(w, w.data, dtype)
 
 

@@ -38,20 +38,20 @@ def _parts(flat: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
 
 
 def window_rows(part: Tensor, dim: int, every: int) -> Tensor:
-    """Returns the rows of each page of a part [pages, 64, …], which begin it: [pages, 64 / every, dim], one at
+    """Returns the pooled rows that each page of a part [pages, 64, …] begins with: [pages, 64 / every, dim], one at
     least."""
     rows = max(1, PAGE_TOKENS // every)
     return torch.unflatten(part.flatten(1)[:, : rows * dim], 1, (rows, dim))
 
 
 def append_heads(cache: KvPages, k: Tensor, v: Tensor, rows: Rows) -> None:
-    """Writes k and v [T, heads * …] to their places."""
+    """Writes k and v [T, heads * …] to their positions in the cache."""
     for pages, new in zip(cache, (k, v), strict=True):
         append(pages, new, rows)
 
 
 def append(pages: Pages, new: Tensor, rows: Rows) -> None:
-    """Writes the rows `new` [T, …] to their places in pages [pages, 64, …]."""
+    """Writes the rows `new` [T, …] to their positions in pages [pages, 64, …]."""
     table = rows.pages.repeat_interleave(rows.run, 0) if rows.run > 1 else rows.pages
     page = table.gather(1, (rows.positions // PAGE_TOKENS)[:, None])[:, 0].long()
     place = rows.positions % PAGE_TOKENS
@@ -62,35 +62,37 @@ def append(pages: Pages, new: Tensor, rows: Rows) -> None:
 
 
 def plain(pages: Pages) -> Tensor:
-    """Returns pages that are plain numbers: layers that choose have no others."""
+    """Returns `pages` as the tensor of plain numbers that it is: layers that choose positions have no others."""
     assert isinstance(pages, Tensor)
     return pages
 
 
 def of_columns(pages: Pages, *widths: int) -> Pages:
-    """Returns pages of heads that have so many columns each, and scales of their own if there are any."""
+    """Returns `pages` with heads of `widths` columns, each with scales of its own in an fp8 cache."""
     if isinstance(pages, Tensor):
         return pages
     return pages.of_heads(*(width for width in widths if width))
 
 
 def memory_of(pages: Pages) -> tuple[Tensor, Tensor | None]:
-    """Returns the memory of pages: their numbers or codes, and their scales, if they have any."""
+    """Returns the tensors of pages: their numbers or codes, and their scales; None without scales."""
     return (pages, None) if isinstance(pages, Tensor) else (pages.codes, pages.scales)
 
 
 def held_at(pages: Pages, table: Tensor) -> Tensor:
-    """Returns what the pages of page tables [S, P] hold, f32 [S, L, elements]."""
+    """Returns the cached rows of the pages in page tables [S, P], f32 [S, L, elements]."""
     if isinstance(pages, ScaledPages):
         return pages.at(table.long(), torch.float32).flatten(1, 2)
     return pages[table.long()].flatten(1, 2).float()
 
 
 def append_windows(cache: Tensor, new: Tensor, rows: Rows, every: int) -> None:
-    """Writes those of the rows `new` [T, dim] that complete a window to their places in cache [pages, R, dim].
+    """Writes those of the pooled rows `new` [T, dim] that complete a window to their places in cache [pages, R,
+    dim].
 
     Their number is not asked of the device: a run has room for `most`, and one that is beyond its end writes anew what
-    its place, in a window that is not complete, holds."""
+    its place, in a window that is not complete, holds.
+    """
     most = -(-rows.run // every)
     start = rows.positions.view(-1, rows.run)[:, :1]
     after = every - 1 - start % every + every * torch.arange(most, device=new.device)
@@ -103,14 +105,15 @@ def append_windows(cache: Tensor, new: Tensor, rows: Rows, every: int) -> None:
 
 
 def windows_at(cache: Tensor, table: Tensor, numbers: Tensor, every: int) -> Tensor:
-    """Returns rows of windows, [..., M, dim] f32, of a page table [..., P]; numbers int64 [..., M], kept inside it."""
+    """Returns pooled rows of windows, [..., M, dim] f32, by a page table [..., P]; window numbers int64 [..., M],
+    clamped to the table."""
     last = ((numbers + 1) * every - 1).clamp(max=table.shape[-1] * PAGE_TOKENS - 1)
     page = table.expand(*last.shape[:-1], -1).gather(-1, last // PAGE_TOKENS).long()
     return cache[page, last % PAGE_TOKENS // every].float()
 
 
 def held_by(pages: Pages, table: Tensor, positions: Tensor) -> Tensor:
-    """Returns what a sequence's pages hold by position, [L, elements]; zero behind the last of `positions`, where a
+    """Returns a sequence's cached rows by position, [L, elements]; zero behind the last of `positions`, where a
     page may hold anything."""
     own = table.long()
     held = (pages.at(own) if isinstance(pages, ScaledPages) else pages[own]).flatten(0, 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A sum of parts for each row.
+    """A sum of parts for each row, not yet added up.
 
     Attributes:
         values: [T, P, N] f32; neighbouring columns lie side by side.
@@ -28,28 +28,28 @@ class Parts:
 
     @classmethod
     def of(cls, x: Tensor) -> Parts:
-        """The rows x [T, N] as a sum of one part."""
+        """Returns the rows x [T, N] as a sum of one part."""
         return cls(x[:, None])
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The rows and columns of the sum."""
+        """The number of rows and of columns of the sum."""
         return self.values.shape[0], self.values.shape[2]
 
     @property
     def alone(self) -> Tensor | None:
-        """The sum [T, N], if it is but one part as it is."""
+        """The rows [T, N] where the sum has only one part, without a gate; else None."""
         if self.values.shape[1] > 1 or self.routed is not None or self.beside is not None:
             return None
         return self.values[:, 0]
 
     def columns(self, first: int, last: int) -> Parts:
-        """The sum of some columns."""
+        """Returns the sum of columns [first, last) only."""
         beside = None if self.beside is None else self.beside[..., first:last]
         return replace(self, values=self.values[..., first:last], beside=beside)
 
     def total(self) -> Tensor:
-        """Takes the sum [T, N], part after part."""
+        """Returns the sum [T, N] f32, added part after part."""
         if (alone := self.alone) is not None:
             return alone
         values = self.values

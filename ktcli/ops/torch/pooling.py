@@ -21,9 +21,11 @@ from ktcli.ops.torch.recurrent import States
 def pooling(
     x: Tensor, score: Tensor, bias: Tensor, shape: PoolShape, *, rows: Rows, state: States
 ) -> Tensor:
-    """Pools x by score, both [T, columns] -> [T, dim], a window's row where its last position is, else zeros.
+    """Returns x pooled by the softmax of score, both [T, columns]: [T, dim], a window's row where its last position
+    is, else zeros.
 
-    bias: [every * columns], added to the scores of each place in a window."""
+    bias: [every * columns], added to the scores of each place in a window.
+    """
     n, every, overlap = state.slots.shape[1], shape.every, shape.overlap
     score = score + bias.view(every, -1)[rows.positions % every]
     positions = rows.positions.view(n, -1)

@@ -38,7 +38,7 @@ class States:
     first: int = 0
 
     def read(self, shape: tuple[int, ...]) -> Tensor:
-        """Returns the part's first elements of each sequence, [sequences, *shape]."""
+        """Returns the first elements of the operation's part of each sequence's state, [sequences, *shape]."""
         part = self.memory[:, self.first : self.first + torch.Size(shape).numel()]
         source = self.slots[0]
         found = part.index_select(0, source.clamp(min=0))
@@ -46,13 +46,13 @@ class States:
         return torch.where((source >= 0)[:, None], found, 0.0).view(-1, *shape)
 
     def write(self, values: Tensor) -> None:
-        """Writes values [sequences, …] as the part's first elements."""
+        """Writes values [sequences, …] to the first elements of the operation's part of each sequence's state."""
         flat, first = values.flatten(1), self.first
         self.memory[:, first : first + flat.shape[1]].index_copy_(0, self.slots[1], flat)
 
 
 def conv(x: Tensor, weight: Tensor, *, rows: Rows, state: States) -> Tensor:
-    """Computes silu(sum over i of weight[i] * row t - W + 1 + i) of x [T, N], weight [W * N] -> [T, N]."""
+    """Returns silu(sum over i of weight[i] * row t - W + 1 + i) of x [T, N], weight [W * N] -> [T, N]."""
     taps, run, columns = weight.view(-1, x.shape[1]), rows.run, x.shape[1]
     before = state.read((len(taps) - 1, columns))
     wide = torch.cat((before, x.reshape(-1, run, columns)), 1)
@@ -75,7 +75,7 @@ def delta(
     rows: Rows,
     state: States,
 ) -> Tensor:
-    """Applies the gated delta rule by kt_program_delta's formula -> [T, heads * dv] f32.
+    """Returns the result of the gated delta rule by kt_program_delta's formula, [T, heads * dv] f32.
 
     Args:
         q, k, v: [T, key_heads * dk] twice, [T, heads * dv].

@@ -19,7 +19,7 @@ _HALF_LEAST = 0x400000  # the bits of 2^-127, which is subnormal: the value of s
 
 @dataclass(frozen=True, slots=True)
 class ScaledPages:
-    """A part of a layer's pages.
+    """One part of a layer's pages in an fp8 cache.
 
     Attributes:
         codes: uint8 [pages, 64, elements].
@@ -32,17 +32,17 @@ class ScaledPages:
     widths: tuple[int, ...] = ()
 
     def of_heads(self, *widths: int) -> ScaledPages:
-        """Returns the pages of heads that have so many columns each."""
+        """Returns the same pages with heads of `widths` columns."""
         return replace(self, widths=widths)
 
     def write(self, page: Tensor, place: Tensor, new: Tensor) -> None:
-        """Writes the rows `new` [T, elements] to places in pages."""
+        """Encodes the rows `new` [T, elements] and writes them to the given pages and places."""
         made = [encode(head) for head in self._split(new.float())]
         self.codes[page, place] = torch.cat([codes.flatten(1) for codes, _ in made], -1)
         self.scales[page, place] = torch.cat([scale for _, scale in made], -1)
 
     def at(self, table: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        """Returns the rows of the pages of a table […], [..., 64, elements]."""
+        """Returns the decoded rows of the pages of a table […], [..., 64, elements]."""
         scales = torch.split(self.scales[table], [len(w) for w in self._heads()], -1)
         heads = zip(self._split(self.codes[table]), scales, strict=True)
         return torch.cat([decode(*head).flatten(-2) for head in heads], -1).to(dtype)
@@ -59,7 +59,8 @@ class ScaledPages:
 
 
 def encode(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Encodes heads, the rows of x f32 [..., columns]: codes uint8 [..., columns] and scale bytes uint8 [...]."""
+    """Returns the codes uint8 [..., columns] and scale bytes uint8 [...] of heads, the rows of x f32 [...,
+    columns]."""
     most = x.abs().nan_to_num(nan=float("inf"), posinf=float("inf")).amax(-1)
     bits = most.view(torch.int32)
     above = ((bits & 0x7FFFFF) > 0x600000).int()
@@ -71,7 +72,7 @@ def encode(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decode(codes: Tensor, scale: Tensor) -> Tensor:
-    """Decodes heads, the rows of codes [..., columns] with their scale bytes [...], to f32."""
+    """Returns the f32 values of heads: the rows of codes [..., columns] times their scales [...]."""
     wide = scale.int()
     unit = torch.where(wide > 0, wide << 23, _HALF_LEAST).view(torch.float32)
     return codes.view(torch.float8_e4m3fn).float() * unit[..., None]

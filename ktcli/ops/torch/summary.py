@@ -14,7 +14,7 @@ Summarize = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 def summarize(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes what the choice of a token reads of its logits [B, vocab], each row at its temperature [B].
+    """Returns the summary of logits [B, vocab] that the sampler reads, each row at its temperature [B].
 
     Returns:
         best [B], the place of the highest logit; peaks and sums [B, blocks], see `Logits`. Sums are 0 at temperature 0.

@@ -309,7 +309,7 @@ def _merge_kernel(
 
 
 def append(cache: Pages, new: Tensor, rows: Rows) -> None:
-    """Writes the rows `new` [T, width] to their places in cache [pages, 64, width…]."""
+    """Writes the rows `new` [T, width] to their positions in cache [pages, 64, width…]."""
     if isinstance(cache, ScaledPages):
         return append_scaled(cache, new, rows)
     width = new.shape[1]
@@ -323,8 +323,8 @@ def append(cache: Pages, new: Tensor, rows: Rows) -> None:
 def gqa_one(
     q: Tensor, cache: KvPages, rows: Rows, shape: GqaShape, sinks: Tensor | None = None
 ) -> Tensor:
-    """Attends with one query per sequence, q [sequences, heads * D], over what the cache holds up to its position ->
-    [sequences, heads * value_dim] f32."""
+    """Returns grouped-query attention of one query per sequence, q [sequences, heads * D], over the cached
+    positions up to its own: [sequences, heads * value_dim] f32."""
     s = shape
     group = s.heads // s.kv_heads
     parts = _Parts(rows, s.heads, s.value_dim, GQA_SPLIT_PAGES)
@@ -343,7 +343,7 @@ def gqa_one(
 def mla_one(
     absorbed: Tensor, q: Tensor, latent: Latent, cache: Pages, rows: Rows, shape: MlaShape
 ) -> Tensor:
-    """Appends the latent to the cache, and attends with one query per sequence on the latent itself -> [sequences,
+    """Appends the latent to the cache, and returns absorbed latent attention of one query per sequence, [sequences,
     heads * lora] f32.
 
     Args:
@@ -372,8 +372,8 @@ def mla_one(
 def attend_latent(
     latent: Latent, uk_in: Packed, uv: Packed, shape: MlaShape, *, rows: Rows, cache: tuple[Pages]
 ) -> Tensor:
-    """Rotates queries, norms and rotates the latent, appends it to the cache, and attends; one row of each sequence ->
-    [sequences, heads * v] f32."""
+    """Rotates queries, norms and rotates the latent, appends it to the cache, and returns latent attention of one
+    row of each sequence, [sequences, heads * v] f32."""
     s, q = shape, sum_parts(latent.q)
     heads = torch.unflatten(q, -1, (s.heads, s.nope + s.rope))
     absorbed = vector_products(heads[..., : s.nope], uk_in)

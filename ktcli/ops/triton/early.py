@@ -39,7 +39,8 @@ def enter(EARLY: tl.constexpr):
 
 
 def early(of: Tensor) -> Mapping[str, bool]:
-    """Returns the options of a launch on the device of a tensor."""
+    """Returns the launch options of a kernel on the device of a tensor, which ask for an early start where it is
+    enabled."""
     return _EARLY if starts_early(of.device) else _USUAL
 
 
@@ -55,6 +56,6 @@ def starts_early(device: torch.device) -> bool:
 
 
 def start_early(device: torch.device, on: bool) -> None:
-    """Says whether kernels start early on a device from now on."""
+    """Sets whether kernels start early on a device from now on."""
     number = torch.cuda.current_device() if device.index is None else device.index
     _of_devices[number] = on

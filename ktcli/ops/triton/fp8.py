@@ -17,7 +17,7 @@ from ktcli.ops.triton.early import early, enter
 
 @triton.jit
 def coded(x, inside):
-    """Returns a head's columns x, f32, as codes, and its scale byte; int32. They are 0 where not `inside`."""
+    """Returns the E4M3 codes of a head's columns x, f32, and its scale byte; int32. They are 0 where not `inside`."""
     x = tl.where(inside, x, 0.0)
     # Sizes of numbers are ordered as their bits; NaN counts as infinity.
     most = tl.max(tl.minimum(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0x7F800000), axis=0)
@@ -29,7 +29,7 @@ def coded(x, inside):
 
 @triton.jit
 def store_head(codes, scale, x, inside):
-    """Writes a head's columns x, f32, those that are `inside`, as codes and a scale byte."""
+    """Writes a head's columns x, f32, as E4M3 codes and a scale byte; only columns that are `inside`."""
     code, byte = coded(x, inside)
     tl.store(codes, code.to(tl.uint8), mask=inside)
     tl.store(scale, byte.to(tl.uint8))
@@ -50,7 +50,7 @@ def _nearest(x):
 
 @triton.jit
 def numbers(codes):
-    """Returns the numbers of codes, bf16, which holds them exactly."""
+    """Returns the values of E4M3 codes, bf16, which holds them exactly."""
     wide = codes.to(tl.int32)
     size = (wide & 0x7F) << 20
     value = size.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120: the biases' distance
@@ -86,7 +86,7 @@ def _append_heads_kernel(
 
 
 def append_scaled(cache: ScaledPages, new: Tensor, rows: Rows) -> None:
-    """Writes the rows `new` [T, elements] to their places."""
+    """Encodes the rows `new` [T, elements] and writes them to their positions in an fp8 cache."""
     width, heads = new.shape[1], cache.scales.shape[-1]
     first, *others = cache.widths or (width // heads,) * heads
     other = others[0] if others else first

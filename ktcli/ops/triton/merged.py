@@ -139,7 +139,8 @@ def add_norm(
 def gqa(
     heads: Heads, shape: GqaShape, sinks: Tensor | None, *, rows: Rows, cache: KvPages
 ) -> Tensor:
-    """Norms and rotates the heads, appends keys and values to the cache, and attends; one row of each sequence."""
+    """Norms and rotates the heads, appends keys and values to the cache, and returns grouped-query attention of one
+    row of each sequence."""
     s, rope, sequences = shape, heads.rope or Rope(0, ()), heads.q.shape[0]
     ready = torch.empty(
         sequences, s.heads * s.head_dim, dtype=torch.float32, device=rows.pages.device

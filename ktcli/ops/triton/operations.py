@@ -43,7 +43,8 @@ UNPACKED_ELEMENTS = 1 << 26
 def product(
     x: Tensor, weight: Matrix, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
 ) -> Parts | None:
-    """Computes x [T, K] W^T + bias -> a sum [T, N]; None: not in parts, as `linear` does it alone."""
+    """Returns x [T, K] W^T + bias as a sum of parts [T, N]; None: it is not computed in parts, and `linear`
+    computes it."""
     w = weight
     if isinstance(w, PlainMatrix) or w.format.rotation or reads is Reads.F32:
         return None
@@ -55,7 +56,7 @@ def product(
 def linear(
     x: Tensor, weight: Matrix, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
 ) -> Tensor:
-    """Computes x [T, K] W^T + bias -> [T, N] f32."""
+    """Returns x [T, K] W^T + bias, [T, N] f32."""
     if (parts := product(x, weight, bias, reads)) is not None:
         return sum_parts(parts)
     w = weight
@@ -80,8 +81,8 @@ def few_experts(
     extras: Extras = NO_EXTRAS,
     mlp: Mlp | None = None,
 ) -> tuple[Parts, Parts | None] | None:
-    """Computes the chosen experts of a few rows -> a sum [T, H], and that of an MLP if it is computed along; None: not
-    in parts, as `experts` does it alone."""
+    """Returns the chosen experts of a few rows as a sum of parts [T, H], and an MLP's output if it is computed with
+    them; None: they are not computed in parts, and `experts` computes them."""
     if gate_up.count == 0 or _rotated(gate_up, down) or x.shape[0] > FEW_ROWS:
         return None
     beside = _beside(mlp) if x.shape[0] == 1 else None
@@ -111,7 +112,7 @@ def experts(
     down: Packed,
     extras: Extras = NO_EXTRAS,
 ) -> Tensor:
-    """Sums the chosen experts that are here, weighted -> [T, H] f32; see `functions.experts`."""
+    """Returns the weighted sum of the chosen experts that are here, [T, H] f32; see `functions.experts`."""
     if gate_up.count == 0:
         return x.new_zeros(x.shape[0], down.n)
     if (few := few_experts(x, ids, gate, slots, gate_up, down, extras)) is not None:
@@ -146,7 +147,8 @@ def gqa(
     rows: Rows,
     cache: KvPages,
 ) -> Tensor:
-    """Appends k and v to the cache, then attends causally; runs of more than one row, and chosen blocks, in torch."""
+    """Appends k and v to the cache, then returns causal grouped-query attention, [T, heads * V] f32; runs of more
+    than one row, and chosen blocks, are computed in torch."""
     if not rows.single or chosen is not None:
         return torch_chosen.gqa(q, k, v, shape, sinks, chosen, rows=rows, cache=cache)
     append(cache[0], k, rows)
@@ -166,8 +168,8 @@ def mla(
     rows: Rows,
     cache: tuple[Pages],
 ) -> Tensor:
-    """Appends the latent to the cache, then attends causally; runs of more than one row, and chosen positions, in
-    torch."""
+    """Appends the latent to the cache, then returns causal latent attention, [T, heads * v] f32; runs of more than
+    one row, and chosen positions, are computed in torch."""
     if not rows.single or chosen is not None:
         weights = uk_in, uk_out, uv
         return torch_chosen.mla(q, latent, *weights, shape, chosen, rows=rows, cache=cache)

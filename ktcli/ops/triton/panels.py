@@ -35,7 +35,7 @@ _UNPACK_LINES = 32
 
 
 def panel_arguments(w: Packed) -> dict[str, int]:
-    """Returns the constants of a packed weight, for every kernel here; its format must not be rotated."""
+    """Returns the compile-time constants that kernels need of a packed weight; its format must not be rotated."""
     assert not w.format.rotation, "no kernel here undoes a rotation"
     lay = layout(w.format, w.k)
     low, high = (-1, -1) if w.format.codes is Codes.E4M3 else _codebook_words(w.format.codebook)
@@ -51,7 +51,8 @@ def panel_arguments(w: Packed) -> dict[str, int]:
 
 
 def words_and_scales(w: Packed) -> tuple[Tensor, Tensor]:
-    """Returns the bytes of a weight as 32-bit words, and as its scales (words again where it has none)."""
+    """Returns the bytes of a weight viewed as 32-bit words, and viewed as its scales (words again where it has
+    none)."""
     assert w.data.is_contiguous()
     words = w.data.view(torch.int32)
     scale = SCALE_TYPES.get(w.format.scale)
@@ -126,7 +127,7 @@ def raw_code(
 def zero_of(
     n: tl.constexpr, BITS: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr
 ):  # fmt: skip
-    """Returns what `raw_code` adds to code n."""
+    """Returns the offset that `raw_code` adds to code n, as f32."""
     zero = 0.0
     if BITS == 8 and BOOK_LOW == 0:
         zero = 384.0
@@ -153,7 +154,7 @@ def code_of(
 
 @triton.jit
 def column_of(lines, n: tl.constexpr, BITS: tl.constexpr):
-    """Returns the column of code n of the words of `lines`."""
+    """Returns the matrix column of code n of the words of `lines`."""
     if BITS == 4:
         return lines // 8 * 64 + lines % 8 * 4 + n // 2 + n % 2 * 32
     return lines * (32 // BITS) + n
@@ -164,7 +165,7 @@ def scales_of(
     scales, lines, rows, inside, HALF: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Loads the scales of the words [lines, rows] of a panel, as stored; the shape is that of lines + rows.
+    """Returns the scales of the words [lines, rows] of a panel, as stored; the shape is that of lines + rows.
 
     scales: the panel's first byte, as a pointer to scales. HALF: the scales of a word's even codes (0) or of its
     odd ones (1), which differ only in groups of 32 columns at 4 bits. Four rows are one load: 8 bytes of
@@ -246,7 +247,8 @@ def _unpack_kernel(
 
 
 def unpack_all(w: Packed, indices: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Unpacks the matrices of `indices` (int [m], on the device) -> [m, n, k]; each value rounded once to `dtype`."""
+    """Returns the unpacked matrices of `indices` (int [m], on the device), [m, n, k]; each value rounded once to
+    `dtype`."""
     if w.format.rotation:
         return unpack_many(w, indices, dtype)
     out = torch.empty(indices.shape[0], w.n, w.k, dtype=dtype, device=w.data.device)

@@ -56,8 +56,8 @@ _PROGRAMS = 528
 
 
 class Panels(NamedTuple):
-    """Packed matrices as kernels take them: words, scales, rows and columns of each, and what is known when a kernel is
-    compiled, see `panels`.
+    """The kernel arguments of packed matrices: words, scales, rows and columns of each, and compile-time constants,
+    see `panels`.
 
     Attributes:
         lines: the lines of a tile.
@@ -80,7 +80,8 @@ class Panels(NamedTuple):
 
     @classmethod
     def of(cls, w: Packed, span: int | None = None) -> Panels:
-        """Packed matrices of which programs read splits of `span` lines; None: all of them."""
+        """Returns the arguments for packed matrices of which programs read splits of `span` lines; None: all of
+        them."""
         arguments = panel_arguments(w)
         lines = arguments["COLUMNS"] * w.format.bits // 32
         known = (
@@ -218,7 +219,7 @@ def _pair_sums(x, w, panel, second, first, last):
 
 @triton.jit
 def matrix_of(ids, slots, at):
-    """Returns the matrix of the stacks that slot `at` of a routing means; negative: none that is here."""
+    """Returns the index in the stacks of the expert at slot `at` of a routing; negative: it is not here."""
     expert = tl.load(ids + at)
     matrix = tl.load(slots + tl.maximum(expert, 0))
     return tl.where(expert < 0, -1, matrix)
@@ -314,12 +315,12 @@ def _gate_up_kernel(
 
 
 def vector_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Parts:
-    """Multiplies x [T, K] by matrix 0 of w, + bias [N] -> a sum [T, N]; one row at a time."""
+    """Returns x [T, K] times matrix 0 of w, + bias [N], as a sum of parts [T, N]; one row at a time."""
     return Parts(_products(x, w, (x.stride(0), 0, 1)), beside=bias)
 
 
 def vector_products(x: Tensor, w: Packed) -> Tensor:
-    """Multiplies x [T, count, K] by the matrix of its place -> [T, count, N] f32."""
+    """Returns x [T, count, K] with each row times the matrix of its place, [T, count, N] f32."""
     rows, count, _ = x.shape
     parts = Parts(_products(x, w, (x.stride(0), x.stride(1), count)))
     return sum_parts(parts).view(rows, count, w.n)
@@ -335,8 +336,8 @@ def vector_experts(
     extras: Extras = NO_EXTRAS,
     beside: tuple[Packed, Packed, Glu] | None = None,
 ) -> tuple[Parts, Parts | None]:
-    """Computes gate * down(swiglu(gate_up x)) of each slot -> a sum [T, H], without the bias of down, and that of an
-    MLP of the same rows, if one stands beside.
+    """Returns gate * down(swiglu(gate_up x)) of each slot as a sum of parts [T, H], without the bias of down, and
+    the output of an MLP of the same rows, if `beside` gives one.
 
     x [T, H]; ids int32 [T, K]; gate f32 [T, K]; slots int32 [E]: see `functions.experts`. beside: gate_up, down and
     activation, of one row.

@@ -44,8 +44,8 @@ def _norm_kernel(
 
 @triton.jit
 def partners(column, place, half, INTERLEAVED: tl.constexpr):
-    """Returns whether each column is the second of its pair, the number of the pair, and the other column of it.
-    place: of the column among those that are rotated."""
+    """Returns for each column whether it is the second of its rotary pair, the number of the pair, and the pair's
+    other column. place: the column's place among those that are rotated."""
     if INTERLEAVED:
         second = place % 2 == 1
         pair = place // 2
@@ -59,7 +59,7 @@ def partners(column, place, half, INTERLEAVED: tl.constexpr):
 
 @triton.jit
 def turned(value, backend, second, pair, inside, inv_freq, position, scale):
-    """Returns values rotated with the partners of their pairs, where they are `inside` what is rotated."""
+    """Returns values rotated with the other values of their pairs, where they are `inside` the rotated columns."""
     # In f32, as the models were trained: the angle is rounded before its sine is taken.
     angle = position.to(tl.float32) * tl.load(inv_freq + pair, mask=inside, other=0.0)
     cos, sin = tl.cos(angle) * scale, tl.sin(angle) * scale
@@ -92,7 +92,7 @@ def _rope_kernel(
 
 @triton.jit
 def activated(gate, up, glu):
-    """Applies the activation of kt_glu, `glu_arguments`; NaN stays NaN."""
+    """Returns the activation of kt_glu of gate and up, see `glu_arguments`; NaN stays NaN."""
     alpha, limit, shift, top = glu
     gate = tl.where(gate > top, top, gate)
     up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
@@ -100,7 +100,8 @@ def activated(gate, up, glu):
 
 
 def glu_arguments(glu: Glu) -> tuple[float, float, float, float]:
-    """Returns alpha, the limit of up, the shift of up, and the limit of gate; limits may be infinite."""
+    """Returns the kernel arguments of an activation: alpha, the limit of up, the shift of up, and the limit of
+    gate; limits may be infinite."""
     limit = glu.limit or float("inf")
     return glu.alpha, limit, glu.shift, glu.gate_limit or limit
 
@@ -161,8 +162,8 @@ def choice(
     N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr,
     BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Returns the experts and gates [SLOTS] of a row by the rule of kt_program_route, of which the first TOP_K count.
-    x: its logits [BLOCK], -inf from `n_experts` on."""
+    """Returns the chosen experts and gates [SLOTS] of a row by the rule of kt_program_route, of which the first
+    TOP_K count. x: its logits [BLOCK], -inf from `n_experts` on."""
     expert = tl.arange(0, BLOCK)
     known = expert < n_experts
     if SCORE == 1:
@@ -205,7 +206,7 @@ def write_choice(
     chosen, gate, row, live, ids, gates, to_ids, to_gates,
     TOP_K: tl.constexpr, MASKED: tl.constexpr, SENT: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the experts and gates of a row, -1 if it is not live and MASKED; to main memory, too, if SENT."""
+    """Writes the chosen experts and gates of a row, -1 if it is not live and MASKED; to main memory, too, if SENT."""
     if MASKED:
         chosen = tl.where(tl.load(live + row) != 0, chosen, -1)
     slot = tl.arange(0, SLOTS)
@@ -257,7 +258,7 @@ def norm(
     head_width: int | None = None,
     columns: int | None = None,
 ) -> Tensor:
-    """Applies RMSNorm to each run of W columns of x [T, N], or to its first columns; see `functions.norm`."""
+    """Returns RMSNorm of each run of W columns of x [T, N], or of its first columns; see `functions.norm`."""
     out = x if columns is not None else torch.empty(x.shape, dtype=torch.float32, device=x.device)
     n = columns or x.shape[1]
     values = x.new_ones(head_width or n) if gain is None else gain
@@ -271,7 +272,7 @@ def norm(
 
 
 def rope(x: Tensor, rope: Rope, head_width: int, first: int = 0, *, rows: Rows) -> Tensor:
-    """Rotates columns [first, first + dim) of each run of `head_width` of x [T, N]; see `functions.rope`."""
+    """Returns x [T, N] with columns [first, first + dim) of each run of `head_width` rotated; see `functions.rope`."""
     inv_freq = frequencies(rope, x.device)
     positions = rows.positions + rope.shift if rope.shift else rows.positions
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
@@ -283,13 +284,13 @@ def rope(x: Tensor, rope: Rope, head_width: int, first: int = 0, *, rows: Rows) 
 
 
 def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
-    """Computes silu(gate) * up, or what `glu` says -> [T, width]; in x [T, 2I'] runs of 16 gate and 16 up columns
-    alternate."""
+    """Returns silu(gate) * up, or the activation that `glu` says, [T, width]; in x [T, 2I'] runs of 16 gate and 16
+    up columns alternate."""
     return swiglu_of(Parts.of(x), width, glu)
 
 
 def swiglu_of(parts: Parts, width: int, glu: Glu = SILU) -> Tensor:
-    """Computes `swiglu` of a sum."""
+    """Returns silu(gate) * up, or the activation that `glu` says, of a sum of parts [T, 2I'], [T, width]."""
     rows = parts.shape[0]
     out = torch.empty(rows, width, dtype=torch.float32, device=parts.values.device)
     block = (
@@ -309,7 +310,8 @@ def route(
     *,
     rows: Rows | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Chooses top_k experts per token by the rule of kt_program_route; see `functions.route`."""
+    """Returns the top_k experts of each token and their gates by the rule of kt_program_route; see
+    `functions.route`."""
     if table is not None:
         return functions.route(logits, routing, bias, table, rows=rows)
     return route_all(logits, routing, bias)
@@ -324,8 +326,8 @@ def route_all(
     x: Tensor | None = None,
     to: Sent | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Chooses top_k experts per token, -1 in rows that are not live, and writes x [T, hidden], ids and gates to pinned
-    memory, if it is said where; only the rows of both x may have gaps."""
+    """Returns the top_k experts of each token and their gates, -1 in rows that are not live, and writes x [T,
+    hidden], ids and gates to pinned memory, if `to` says where; only the rows of both x may have gaps."""
     r, tokens = routing, logits.shape[0]
     ids = torch.empty(tokens, r.top_k, dtype=torch.int32, device=logits.device)
     gate = torch.empty(tokens, r.top_k, dtype=torch.float32, device=logits.device)

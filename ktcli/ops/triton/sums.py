@@ -15,7 +15,7 @@ from ktcli.ops.triton.early import early, enter
 
 
 class Sum(NamedTuple):
-    """`Parts` as kernels take them: pointers, strides, and what is known when a kernel is compiled.
+    """The kernel arguments of a `Parts`: pointers, strides, and compile-time constants.
 
     Attributes:
         n_parts: the number of parts; all_parts is that or more, a power of two.
@@ -50,7 +50,8 @@ class Sum(NamedTuple):
 
 @triton.jit
 def summed(of, row, columns, inside):
-    """Returns columns of a row of a `Sum`: part after part, and what lies beside. They are 0 where not `inside`."""
+    """Returns columns of a row of a `Sum`, added up: part after part, then the part beside. They are 0 where not
+    `inside`."""
     total = tl.zeros(columns.shape, tl.float32)
     for number in tl.static_range(of.all_parts):
         part = tl.full([1], number, tl.int32)
@@ -82,7 +83,7 @@ def _sum_kernel(of, out, n_columns, BLOCK: tl.constexpr, EARLY: tl.constexpr):
 
 
 def sum_parts(parts: Parts) -> Tensor:
-    """Takes a sum -> [T, N] f32."""
+    """Returns the sum of parts added up, [T, N] f32."""
     if (alone := parts.alone) is not None:
         return alone
     rows, width = parts.shape

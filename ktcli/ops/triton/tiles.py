@@ -261,7 +261,8 @@ class Groups:
 
 
 def group_slots(ids: Tensor, slots: Tensor, count: int, tile_rows: int) -> Groups:
-    """Groups the slots of ids int32 [T, K] by their matrices, `count` >= 1; on the device, without waiting for it."""
+    """Returns the slots of ids int32 [T, K] grouped by their matrices, `count` >= 1; on the device, without waiting
+    for it."""
     expert = ids.flatten()
     matrix = torch.where(expert >= 0, slots[expert.clamp(min=0).long()], -1)
     matrix, order = torch.where(matrix < 0, count, matrix).sort(stable=True)
@@ -278,7 +279,8 @@ def group_slots(ids: Tensor, slots: Tensor, count: int, tile_rows: int) -> Group
 
 
 def in_word_order(x: Tensor, w: Packed) -> Tensor:
-    """Returns x [R, K] as [R, k'] in the order of w's words, zero-padded; bf16, or f32 if w is f32."""
+    """Returns x [R, K] as [R, k'] with columns in the order of the codes in w's words, zero-padded; bf16, or f32 if
+    w is f32."""
     arguments = panel_arguments(w)
     padding = arguments["COLUMNS"] - x.shape[1]
     x = x.to(operand_type(w))
@@ -292,12 +294,12 @@ def in_word_order(x: Tensor, w: Packed) -> Tensor:
 
 
 def operand_type(w: Packed) -> torch.dtype:
-    """Returns the dtype of the operands of products with w: bf16; f32 for what must stay exact."""
+    """Returns the dtype to which products with w round their operands: bf16; f32 for what must stay exact."""
     return torch.float32 if w.format.bits == 32 else torch.bfloat16
 
 
 def tile_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Parts:
-    """Multiplies x [T, K] by matrix 0 of w, + bias [N] -> a sum [T, N]."""
+    """Returns x [T, K] times matrix 0 of w, + bias [N], as a sum of parts [T, N]."""
     arguments: dict[str, Any] = panel_arguments(w)
     lines = arguments["COLUMNS"] * w.format.bits // 32
     blocks = triton.cdiv(w.n, _WEIGHT_ROWS)
@@ -326,7 +328,7 @@ def tile_experts(
     down: Packed,
     extras: Extras = NO_EXTRAS,
 ) -> Tensor:
-    """Sums gate * down(swiglu(gate_up x)) over the slots -> [T, H] f32, without the bias of down; see
+    """Returns the sum of gate * down(swiglu(gate_up x)) over the slots, [T, H] f32, without the bias of down; see
     `functions.experts`."""
     done = []
     for first in range(0, x.shape[0], CHUNK_TOKENS):
@@ -375,8 +377,8 @@ def tile_rows(rows: int) -> int:
 
 
 def tile_block(rows: int) -> dict[str, int]:
-    """Returns the shape of a program with tiles of `rows` rows: 64 kB of shared memory, 80 for int4 in groups
-    of 32 with f32 scales; nothing spills but, by 24 bytes, nl4 in groups of 32.
+    """Returns the launch constants of a program with tiles of `rows` rows: 64 kB of shared memory, 80 for int4 in
+    groups of 32 with f32 scales; nothing spills but, by 24 bytes, nl4 in groups of 32.
 
     L is the depth of one tl.dot. With 16 rows weights alone are waited for: one tile more is under way.
     """

@@ -27,6 +27,7 @@ from ktcli.engine.request import (
 from ktcli.engine.sampler import Sampler
 from ktcli.errors import KtError
 from ktcli.server.attached.wire import (
+    PROTOCOL,
     Began,
     EngineFacts,
     EngineRequest,
@@ -93,6 +94,7 @@ async def _source(state: ServerState, pack: str) -> ModelSource:
 def _facts_of(model: ServedModel) -> EngineFacts:
     backend, engine = model.backend, model.backend.engine
     return EngineFacts(
+        PROTOCOL,
         backend.name,
         backend.pack,
         engine.context,

@@ -29,6 +29,7 @@ from ktcli.errors import KtError
 from ktcli.server.attached.client import Exchange, ServerPlace, facts_of
 from ktcli.server.attached.wire import (
     PATH,
+    PROTOCOL,
     Began,
     Clock,
     EngineFacts,
@@ -132,6 +133,7 @@ class AttachedSession:
         """Sends a request, see `ChatSession.submit`."""
         body = msgspec.json.encode(
             EngineRequest(
+                PROTOCOL,
                 self._backend.facts.pack,
                 list(request.prompt),
                 replace(sampler.settings, seed=sampler.seed),

@@ -6,16 +6,17 @@ connection alive. Only the server's owner can send them, see `api.py`.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from ktcli.answers.grammar.form import AnswerConstraint
 from ktcli.engine.drafting import DraftOptions
 from ktcli.engine.request import Stats
-from ktcli.engine.sampler import SamplingSettings
+from ktcli.sampling import SamplingSettings
 
 PATH = "/engine"
+PROTOCOL: Literal[2] = 2  # of these messages: another one is of another version of kt
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
@@ -36,6 +37,7 @@ class EngineFacts(msgspec.Struct, tag="loaded"):
         drafts: whether drafts leave answers as they are.
     """
 
+    protocol: Literal[2]
     model: str
     pack: str
     context: _Count
@@ -57,6 +59,7 @@ class EngineRequest(msgspec.Struct):
         shared: how many of the first ids other conversations begin with, too.
     """
 
+    protocol: Literal[2]
     pack: str
     ids: list[int]
     sampling: SamplingSettings

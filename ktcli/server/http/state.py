@@ -172,8 +172,8 @@ class ServerState:
                 answers = loaded.model.answers
             else:
                 tokenizer = await asyncio.to_thread(source.read_tokenizer)
-                read = self.jobs.ask(lambda: source.read_text_model(tokenizer))
-                answers = AnswerFormat.of(await asyncio.wrap_future(read))
+                read = lambda: AnswerFormat.of(source.read_text_model(tokenizer))  # noqa: E731
+                answers = await asyncio.wrap_future(self.jobs.ask(read))
             asked = self.jobs.ask(lambda: ModelAbilities.of(answers))
             found = self.abilities[key] = await asyncio.wrap_future(asked)
         return found

@@ -144,7 +144,10 @@ class EngineThread:
                     keep = event.finish is not Finish.FAILED and self.scheduler.idle
                     self._timelines.end(event.answer, keep=keep)
         for on_event, event in calls:
-            on_event(event)
+            try:
+                on_event(event)
+            except Exception:  # a callback reports its own faults; other answers go on
+                event.answer.cancel()
         self._after_step()
 
 

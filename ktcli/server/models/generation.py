@@ -51,13 +51,12 @@ class Generation:
         self._metrics, self.constraints = metrics, constraints
         self._began_s = time.monotonic()
         self._events: deque[AnswerEvent] = deque()
-        self._token_s: dict[
-            int, float
-        ] = {}  # when the last token of each answer came, `time.monotonic`
+        # When the last token of each answer came, `time.monotonic`.
+        self._token_s: dict[int, float] = {}
         self._came = asyncio.Event()
         self._cancelled = False
         self.failure: Exception | None = None  # that ends it whatever the engine says
-        self.answers: list[AnswerRun] = []
+        self.answers: dict[int, AnswerRun] = {}  # by their numbers
         self._open = options.choices
         self._others_wait = options.choices > 1
         self._begin(0)
@@ -66,7 +65,7 @@ class Generation:
     @property
     def tokens(self) -> int:
         """Returns the number of tokens of all answers so far."""
-        return sum(each.stats.tokens for each in self.answers)
+        return sum(each.stats.tokens for each in self.answers.values())
 
     @property
     def counts(self) -> dict[str, int]:
@@ -106,7 +105,7 @@ class Generation:
     def cancel(self) -> None:
         """Ends every answer at the next step."""
         self._cancelled = True
-        for each in self.answers:
+        for each in self.answers.values():
             each.cancel()
 
     def _begin(self, choice: int) -> None:
@@ -123,11 +122,11 @@ class Generation:
             choice=choice,
             constraint=self.constraints[choice] if self.constraints else None,
         )
-        self.answers.append(made)
+        self.answers[choice] = made
         try:
             made.submit()
         except BaseException:
-            self.answers.pop()
+            del self.answers[choice]
             raise
 
     def receive(self, event: AnswerEvent) -> None:

@@ -36,5 +36,12 @@ class LoopQueue:
 
 
 def _call_all(calls: list[Callable[[], None]]) -> None:
+    """Makes calls, all of them: an error of one is raised behind the last."""
+    error: Exception | None = None
     for each in calls:
-        each()
+        try:
+            each()
+        except Exception as raised:
+            error = raised
+    if error is not None:
+        raise error

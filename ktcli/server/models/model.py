@@ -18,7 +18,8 @@ class ServedModel:
 
     Attributes:
         name: the name for people and clients.
-        texts: its texts. These two outlive `forget`: answers that are still being sent need them.
+        texts, answers: its text files, and how it writes answers. They and the name outlive `forget`: answers that are
+            still being sent need them.
         created: when it was loaded, seconds since 1970.
         thread: runs its engine.
         queue: carries the events of that thread to the event loop.

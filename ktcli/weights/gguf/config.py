@@ -70,7 +70,7 @@ class Architecture:
 
 
 class Metadata:
-    """Checked access to the metadata of a file, by keys without the architecture's name.
+    """The metadata of a file, read with checks, by keys without the architecture's name.
 
     Raises:
         BadCheckpoint: a value is missing or of the wrong type.
@@ -233,7 +233,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture_of(metadata: Metadata, known: tuple[str, ...]) -> Architecture:
-    """The row of a file's architecture.
+    """Returns the rules for reading a file's architecture.
 
     Args:
         known: the model types that the families read.
@@ -254,7 +254,7 @@ def architecture_of(metadata: Metadata, known: tuple[str, ...]) -> Architecture:
 def config_of(
     m: Metadata, row: Architecture, entries: Entries, factors: list[float]
 ) -> dict[str, Any]:
-    """The `config.json` that the model's makers would have written.
+    """Returns the `config.json` that the model's makers would have written.
 
     Args:
         factors: the frequency factors of the rotary embedding, one per pair of columns, where the file has them

@@ -95,7 +95,7 @@ class Gguf:
         self.close()
 
     def close(self) -> None:
-        """Close the files."""
+        """Closes the files."""
         self._files.close()
 
     @property
@@ -104,18 +104,18 @@ class Gguf:
         return self.parts.keys()
 
     def unused(self, taken: Collection[str]) -> list[str]:
-        """The tensors besides `taken`, but for the rotary embedding's factors, which are part of the configuration
-        here, and those of layers that predict several tokens at once."""
+        """Returns the names of the tensors besides `taken`, but for the rotary embedding's factors, which are part
+        of the configuration here, and those of layers that predict several tokens at once."""
         taken = {*taken, ROPE_FACTORS}
         return [name for name in self.parts if name not in taken and ".nextn." not in name]
 
     @property
     def small_files(self) -> tuple[str, ...]:
-        """Names of the files that the metadata holds, sorted."""
+        """The names of the small files that the metadata holds, sorted."""
         return tuple(sorted(("config.json", *small_file_names(self._values))))
 
     def small_file(self, name: str) -> bytes:
-        """The contents of a small file."""
+        """Returns the contents of a small file."""
         if name == "config.json":
             return json.dumps(self.config, indent=1).encode()
         return self._small_files[name]
@@ -126,7 +126,7 @@ class Gguf:
             return small_files(self._values, self._where)
 
     def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:
-        """The tensor called `name` on the hub.
+        """Returns the source tensor called `name` on the hub.
 
         Raises:
             BadCheckpoint: it is missing, of a type that cannot be read, or not of the expected shape.
@@ -151,7 +151,7 @@ class Gguf:
         return StorageSource(name, entry.shape, STORAGES[entry.dtype], (part,))
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
-        """The bytes of `wanted`, in the given memory or in new memory. Several threads may call it at once.
+        """Returns the bytes of `wanted`, in the given memory or in new memory. Several threads may call it at once.
 
         Raises:
             BadCheckpoint: the file ended early or the disk failed.
@@ -159,7 +159,8 @@ class Gguf:
         return self._files.read(wanted, into)
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """The rows of a span as they are stored, from the bytes that its storage wanted.
+        """Returns the rows of a span as numbers in their stored types, from the bytes `raws` that its storage
+        wanted.
 
         Raises:
             BadCheckpoint: a scale is NaN or Inf, or parts of the source contradict each other.
@@ -167,7 +168,7 @@ class Gguf:
         return self._files.numbers(pool, span, raws)
 
     def decode(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Matrix:
-        """The rows of a span as f32.
+        """Returns the rows of a span decoded to f32, from the bytes `raws` that its storage wanted.
 
         Raises:
             BadCheckpoint: a value is NaN or Inf.
@@ -175,7 +176,7 @@ class Gguf:
         return self._files.decode(pool, span, raws)
 
     def refusal(self, source: StorageSource, error: BadCheckpoint) -> BadCheckpoint:
-        """An error about the numbers of a source, with its name and file."""
+        """Returns `error` about the numbers of a source with the source's name and file added."""
         return self._files.refusal(source, error)
 
 

@@ -55,12 +55,13 @@ class GgufHeader:
 
 
 def is_gguf(path: Path) -> bool:
-    """Tells whether a file has a name of GGUF; its contents are checked when they are read."""
+    """Tells whether a path is named like a GGUF file; its contents are checked when they are read."""
     return path.suffix.lower() == ".gguf"
 
 
 def gguf_at(path: Path) -> Path | None:
-    """The GGUF file at `path`: it itself, or the first one of the only set in a folder that a quant was pulled to."""
+    """Returns the path of the GGUF file at `path`: it itself, or the first one of the only set in a folder that a
+    quant was pulled to; None: there is none."""
     if is_gguf(path):
         return path
     if not path.is_dir() or (path / "config.json").exists():
@@ -71,7 +72,7 @@ def gguf_at(path: Path) -> Path | None:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """The header of the file at `path`, every count and range checked against the file's size.
+    """Returns the header of the file at `path`, every count and range checked against the file's size.
 
     Raises:
         BadCheckpoint: anything about it is wrong; the sentence names file and values.

@@ -31,7 +31,7 @@ _TEMPLATE = "tokenizer.chat_template"
 
 
 def small_files(values: Mapping[str, Any], where: str) -> dict[str, bytes]:
-    """Tokenizer, template and sampling settings as hub files; without a tokenizer only the others.
+    """Returns tokenizer, template and sampling settings as hub files, by name; without a tokenizer only the others.
 
     Raises:
         BadCheckpoint: a value is of the wrong type, or the tokenizer is of a kind that kt does not read.
@@ -60,7 +60,7 @@ def small_files(values: Mapping[str, Any], where: str) -> dict[str, bytes]:
 
 
 def small_file_names(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names that `small_files` would give, without making the files."""
+    """Returns the names of the files that `small_files` would give, without making them."""
     names = ["generation_config.json"]
     names += ["chat_template.jinja"] * bool(values.get(_TEMPLATE))
     known = values.get(f"{_KEY}model", "no_vocab") != "no_vocab"

@@ -1,4 +1,4 @@
-"""Decoders of the number types of GGUF files: the usual ones are decoded by the library (blocks.c), the rest by the
+"""Decodes the number types of GGUF files: the usual ones are decoded by the library (blocks.c), the rest by the
 `gguf` package, which knows them all and uses one core."""
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from ktcli.weights.storage import PLAIN, ByteSpan, Matrix, PlainStorage, Raw, Re
 
 @dataclass(frozen=True, slots=True)
 class HalfScales(PlainStorage):
-    """Blocks that begin with an f16 scale and hold codes -8..7: 4 bits and f32 scales hold them exactly."""
+    """A storage of blocks that begin with an f16 scale and hold codes -8..7: 4 bits and f32 scales hold them
+    exactly."""
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
         elements, size = self.dtype.block
@@ -27,7 +28,7 @@ class HalfScales(PlainStorage):
 
 @dataclass(frozen=True, slots=True)
 class Packaged:
-    """Blocks of a type that the package decodes; one part."""
+    """A storage of blocks of a type that the `gguf` package decodes; one part."""
 
     dtype: str
     lossless: None = None

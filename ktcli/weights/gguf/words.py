@@ -68,7 +68,7 @@ _DEEPSEEK_LLM = (
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """One way to cut texts into words.
+    """The patterns and settings by which texts are cut into words.
 
     Attributes:
         patterns: regular expressions; each cuts the pieces that the ones before left whole.

@@ -14,7 +14,7 @@ import msgspec
 from ktcli.answers.grammar.form import Form
 from ktcli.answers.grammar.whole import Shape
 from ktcli.dialogue.answer import AnswerOptions
-from ktcli.engine.sampler import SamplingSettings
+from ktcli.sampling import SamplingSettings
 from ktcli.server.http.contents import last_question
 from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.refusals import Refusal, about

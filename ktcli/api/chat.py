@@ -1,0 +1,118 @@
+"""A conversation for Python programs, on an engine that answers other prompts and conversations as well."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+
+from ktcli.answers.events import AnswerPiece
+from ktcli.api.engine import TextEngine
+from ktcli.api.prompts import MORE_CONTEXT
+from ktcli.api.result import GenerationResult, without_thoughts
+from ktcli.api.settings import settings_over
+from ktcli.chat.chat import Chat
+from ktcli.errors import ContextFull
+
+
+class TextChat:
+    """A conversation with a loaded model: `kt.Chat`. What it has read and said is not computed again.
+
+    Args:
+        system: the text that stands before everything; empty: none.
+        max_tokens, temperature, stop, seed, think: as of `TextEngine.generate`; a seed fixes the whole conversation.
+    Attributes:
+        last: the last answer; None before the first.
+    Raises:
+        UsageError: an argument makes no sense, or the engine is closed.
+    """
+
+    def __init__(
+        self,
+        engine: TextEngine,
+        system: str = "",
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        think: bool | None = None,
+    ) -> None:
+        backend = engine.backend
+        settings = settings_over(
+            backend.texts.settings,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            stop=stop,
+            seed=seed,
+            think=think,
+        )
+        self._engine, self._chat = engine, Chat(backend, settings)
+        self._chat.conversation.system = system
+        self._coming: Generator[AnswerPiece] | None = None  # of the answer that is being made
+        self.last: GenerationResult | None = None
+        engine.join(self)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """What was said so far, as role and content of each message; a copy."""
+        said = self._chat.conversation
+        system = [{"role": "system", "content": said.system}] if said.system else []
+        return [dict(message) for message in (*system, *said.turns)]
+
+    def ask(self, text: str) -> GenerationResult:
+        """Asks and returns the whole answer.
+
+        Raises:
+            ContextFull: the question alone leaves no room; it is not part of the conversation.
+            UsageError: the engine is closed. KtError: the model or the machine could not go on.
+        """
+        for _ in self.stream(text):
+            pass
+        assert self.last is not None
+        return self.last
+
+    def stream(self, text: str) -> Iterator[str]:
+        """Asks and yields the answer's text as it comes, without thoughts; `last` is the whole afterwards.
+
+        It may be left at any piece, and is by the next question: the conversation then has what was said until there.
+
+        Raises:
+            As `ask`.
+        """
+        self._engine.backend  # noqa: B018 - raises where it is closed
+        self._end()
+        pieces: list[AnswerPiece] = []
+        before = self._chat.reply
+        coming = self._coming = self._chat.ask(text)
+        try:
+            yield from without_thoughts(self._taken(coming, pieces))
+        finally:
+            coming.close()
+            reply = self._chat.reply
+            if reply is None or reply is before or reply.run is None:
+                pass  # it was refused
+            elif self._coming is coming:
+                self.last = GenerationResult.of(reply.run, pieces)
+
+    def _taken(
+        self, coming: Iterator[AnswerPiece], pieces: list[AnswerPiece]
+    ) -> Iterator[AnswerPiece]:
+        """Yields the pieces of an answer that comes, and adds them to `pieces`."""
+        try:
+            for piece in coming:
+                pieces.append(piece)
+                yield piece
+                self._engine.backend  # noqa: B018 - may have been closed meanwhile
+        except ContextFull as error:
+            error.hint = MORE_CONTEXT
+            raise
+
+    def _end(self) -> None:
+        """Ends an answer that still comes: what was said of it is part of the conversation."""
+        if self._coming is not None:
+            self._coming.close()
+        self._coming = None
+
+    def leave(self) -> None:
+        """Gives up the model, see `EngineUser`."""
+        self._end()
+        self._chat.leave()

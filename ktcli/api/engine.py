@@ -1,0 +1,270 @@
+"""A loaded model for Python programs: `load` opens it, `generate` answers many prompts at once.
+
+All that is asked of an engine, of `generate` and of conversations, goes through one scheduler: prompts are computed
+together, and what one has in common with another is computed once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Protocol
+from weakref import WeakSet
+
+from ktcli import config
+from ktcli.answers.events import AnswerPiece
+from ktcli.api.prompts import Prompt, PromptReader
+from ktcli.api.result import GenerationResult
+from ktcli.api.settings import settings_over
+from ktcli.assembly.listener import Silent
+from ktcli.assembly.request import DeviceWords, Wanted
+from ktcli.assembly.talking import Opening, OpenModel, give_back_memory, open_model, prepared
+from ktcli.dialogue.answer import AnswerEvent, AnswerOptions, AnswerRun, Ended, Said
+from ktcli.dialogue.local import LocalBackend
+from ktcli.dialogue.prompts import EncodedPrompt
+from ktcli.dialogue.shared import SharedScheduler
+from ktcli.engine.request import Answer, GenerationRequest
+from ktcli.engine.sampler import Sampler
+from ktcli.engine.scheduler import Limits
+from ktcli.errors import NotFound, UsageError
+from ktcli.hardware.gpu import AUTO, parse_device
+from ktcli.ops.kvformat import FORMATS
+from ktcli.store import library
+from ktcli.store.entry import BUILTIN
+
+LOG = logging.getLogger("ktcli")
+LOG.addHandler(logging.NullHandler())  # else Python prints warnings of programs without any handler
+
+
+def load(
+    name: str = BUILTIN,
+    *,
+    device: str | None = None,
+    context: int | None = None,
+    threads: int | None = None,
+    kv: str | None = None,
+    parallel: int = 4,
+    pull: bool = False,
+) -> TextEngine:
+    """Loads a model; it is converted first if it is not yet.
+
+    Args:
+        name: a name of the library or the catalogue, a repository, a folder or a file, as `kt chat` takes it.
+        device: "auto", "cpu", "cuda" or "cuda:N"; None: the setting `device`, else "auto".
+        context: the positions of a conversation; None: the setting `context`, else the plan decides.
+        threads: the threads of all teams; None: the setting `threads`, else one per physical core.
+        kv: the numbers in the KV cache, "bf16" or "fp8"; None: the setting `kv`, else "bf16".
+        parallel: the prompts that are answered at the same time, each with the whole context; others wait.
+        pull: whether a model that is not here may be downloaded.
+    Raises:
+        NotFound: the name means nothing, or the model is not here and may not be pulled.
+        UsageError: an option does not fit this model or machine. NotEnoughMemory: the model does not.
+        KtError: whatever else stops a pull, a conversion or loading.
+    """
+    if parallel < 1:
+        raise UsageError(f"parallel is {parallel}, it can be 1 or more")
+    if context is not None and context < 1:
+        raise UsageError(f"context is {context}, it can be 1 or more")
+    device = device or config.value("device") or AUTO
+    parse_device(device)
+    kv = kv or config.value("kv") or "bf16"
+    if kv not in FORMATS:
+        raise UsageError(f"kv is {kv[:40]!r}, it can be {' or '.join(FORMATS)}")
+    if not pull and library.find(name) is None:
+        library.require_meaning(name)
+        raise NotFound(
+            f"{name} is not in the library",
+            hint=f"kt pull {name} gets it, and kt.load(..., pull=True)",
+        )
+    wanted = Wanted(
+        config.value("context") if context is None else context,
+        threads,
+        cache=kv,
+        streams=parallel,
+        device=DeviceWords(device, config.value("gpus")),
+    )
+    how = Opening(wanted, 0, False, listener=_Logged())
+    return TextEngine(open_model(prepared(name, how), name, how), Limits(active=parallel))
+
+
+class EngineUser(Protocol):
+    """Whoever holds the model beside its engine: a conversation."""
+
+    def leave(self) -> None:
+        """Gives up the model, so that its memory is free."""
+
+
+class TextEngine:
+    """A loaded model that answers prompts: `kt.Engine`. For one thread at a time; close it, or use `with`."""
+
+    def __init__(self, opened: OpenModel, limits: Limits) -> None:
+        scheduler = SharedScheduler(opened.backend.engine, limits)
+        self._opened, self._scheduler = opened, scheduler
+        self._backend: LocalBackend | None = replace(opened.backend, shared=scheduler)
+        self._users: WeakSet[EngineUser] = WeakSet()
+        self.name = opened.backend.name
+
+    @property
+    def backend(self) -> LocalBackend:
+        """The model as conversations use it.
+
+        Raises:
+            UsageError: the engine is closed.
+        """
+        if self._backend is None:
+            raise UsageError(f"the engine of {self.name} is closed")
+        return self._backend
+
+    @property
+    def context(self) -> int:
+        """The number of tokens that a prompt and its answer can have together."""
+        return self.backend.engine.context
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        think: bool | None = None,
+    ) -> list[GenerationResult]:
+        """Answers prompts, many at the same time; each answer is the one that its prompt would get alone.
+
+        Args:
+            prompts: texts, which are gone on with as they are, and lists of messages ({"role": …, "content": …}), which
+                are put into the model's chat template and answered.
+            max_tokens: the most tokens of an answer; None: the model's own setting, else as many as the context holds.
+            temperature: 0 takes the likeliest token always; None: the model's own sampling.
+            stop: texts that end an answer and are no part of it.
+            seed: fixes what is drawn, for each prompt as if it were alone; None: every call draws anew.
+            think: whether a model that can do both thinks first; None: as it likes.
+        Returns:
+            The answers in the order of the prompts.
+        Raises:
+            UsageError: an argument makes no sense, or the engine is closed.
+            ContextFull: a prompt leaves no room for an answer; nothing was computed.
+            KtError: the model or the machine could not go on.
+        """
+        backend = self.backend
+        settings = settings_over(
+            backend.texts.settings,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            stop=stop,
+            seed=seed,
+            think=think,
+        )
+        read = PromptReader(backend, settings.variables).all(prompts)
+        options = AnswerOptions(settings.sampling, settings.stops, settings.max_tokens)
+        made = [
+            _PromptAnswer(
+                backend, self._scheduler, prompt, replace(options, plain=isinstance(of, str))
+            )
+            for of, prompt in zip(prompts, read, strict=True)
+        ]
+        self._finish(made)
+        return [GenerationResult.of(each.run, each.pieces) for each in made]
+
+    def _finish(self, answers: Sequence[_PromptAnswer]) -> None:
+        """Does steps until all answers have ended; where one fails the others are cancelled."""
+        waiting, going = deque(answers), list[_PromptAnswer]()
+        try:
+            while waiting or going:
+                while waiting and self._scheduler.has_room:
+                    going.append(waiting.popleft())
+                    going[-1].run.submit()
+                self._scheduler.step()
+                going = [each for each in going if not each.has_ended()]
+        except BaseException:
+            for each in going:
+                each.run.cancel()
+            self._scheduler.step()
+            raise
+
+    def join(self, user: EngineUser) -> None:
+        """Notes who is to leave the model when the engine is closed."""
+        self._users.add(user)
+
+    def close(self) -> None:
+        """Cancels what is not answered and frees the memory; a second call does nothing."""
+        if self._backend is None:
+            return
+        self._backend = None
+        try:
+            for user in self._users:
+                user.leave()
+            self._scheduler.close()
+            self._opened.close()
+        finally:
+            self._opened.forget()
+            del self._scheduler  # it has the engine
+            give_back_memory()
+
+    def __enter__(self) -> TextEngine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _PromptAnswer:
+    """The answer to one of many prompts while it is made."""
+
+    def __init__(
+        self,
+        backend: LocalBackend,
+        scheduler: SharedScheduler,
+        prompt: EncodedPrompt,
+        options: AnswerOptions,
+    ) -> None:
+        self._scheduler = scheduler
+        self.pieces: list[AnswerPiece] = []
+        self._error: Exception | None = None
+        context = backend.engine.context
+        self.run = AnswerRun(backend.answers, context, prompt, options, self._submit, self._take)
+
+    def has_ended(self) -> bool:
+        """Whether the answer is whole.
+
+        Raises:
+            Exception: it failed.
+        """
+        if self._error is not None:
+            raise self._error
+        return self.run.finish is not None
+
+    def _submit(
+        self, request: GenerationRequest, sampler: Sampler | None, *, goes_on: bool
+    ) -> Answer:
+        return self._scheduler.submit(request, self.run.hear, sampler, goes_on=goes_on)
+
+    def _take(self, event: AnswerEvent) -> None:
+        if isinstance(event, Said):
+            self.pieces += [each for each in event.events if isinstance(each, AnswerPiece)]
+        elif isinstance(event, Ended):
+            self._error = event.error
+
+
+class _Logged(Silent):
+    """A listener that writes into the log of the program."""
+
+    def note(self, text: str) -> None:
+        """Logs a note."""
+        LOG.info("%s", text)
+
+    def warn(self, text: str) -> None:
+        """Logs a warning."""
+        LOG.warning("%s", text)
+
+    def agree(self, offer: Iterable[str], command: str) -> None:
+        """Agrees: `load` was told that it may."""

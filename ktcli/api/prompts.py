@@ -1,0 +1,93 @@
+"""Reads the prompts of Python programs: a text goes on, messages are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ktcli.dialogue.local import LocalBackend
+from ktcli.dialogue.prompts import EncodedPrompt, PromptEncoder
+from ktcli.errors import ContextFull, UsageError
+from ktcli.text.control import Marked
+
+Messages = Sequence[Mapping[str, Any]]  # each with role and content
+Prompt = str | Messages
+MORE_CONTEXT = "kt.load(..., context=N) gives more room, if the model has it"
+
+
+class PromptReader:
+    """Makes ids of prompts for one model.
+
+    Args:
+        variables: further variables of the chat template.
+    """
+
+    def __init__(self, backend: LocalBackend, variables: Mapping[str, Any]) -> None:
+        self._texts, self._variables = backend.texts, variables
+        self._context = backend.engine.context
+        self._encoder = PromptEncoder(backend.texts, self._context, recurrent=backend.recurrent)
+
+    def all(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
+        """Returns the prompts in their order.
+
+        Raises:
+            UsageError: they are no list of texts and messages.
+            ContextFull: one leaves no room for an answer. BadCheckpoint: the template refuses one.
+        """
+        if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+            raise UsageError("prompts is not a list", hint='for one prompt: ["…"]')
+        return [self._read(f"prompts[{at}]", prompt) for at, prompt in enumerate(prompts)]
+
+    def _read(self, name: str, prompt: Prompt) -> EncodedPrompt:
+        if isinstance(prompt, str):
+            return self._of_text(name, _whole(prompt))
+        return self._of_messages(name, _messages(name, prompt))
+
+    def _of_text(self, name: str, text: str) -> EncodedPrompt:
+        """The prompt that goes on with a text outside any turn; words of it become no control tokens."""
+        if not text:
+            raise UsageError(f"{name} is empty")
+        control = self._texts.control
+        ids = None if control.exceeds(Marked(text), self._context) else control.encode_text(text)
+        return EncodedPrompt(text, self._with_room(name, ids))
+
+    def _of_messages(self, name: str, messages: list[dict[str, Any]]) -> EncodedPrompt:
+        rendered = self._encoder.rendered(messages, self._variables)
+        ids = self._with_room(name, self._encoder.ids(rendered, ()))
+        shared, marks = self._encoder.partings(ids, messages, self._variables, ())
+        return EncodedPrompt(rendered.text, ids, marks, shared=shared)
+
+    def _with_room(self, name: str, ids: list[int] | None) -> list[int]:
+        """Raises: ContextFull: ids leave no room for an answer; None: there are surely too many."""
+        context = self._context
+        if ids is None or len(ids) >= context:
+            said = f"more than {context:,}" if ids is None else f"{len(ids):,}"
+            raise ContextFull(
+                f"{name} has {said} tokens and the context holds {context:,},"
+                " so there is no room for an answer",
+                hint=MORE_CONTEXT,
+            )
+        return ids
+
+
+def _messages(name: str, prompt: Any) -> list[dict[str, Any]]:
+    """Returns the messages of a prompt.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if not isinstance(prompt, Sequence) or not prompt:
+        raise UsageError(f"{name} is neither a text nor a list of messages")
+    for at, message in enumerate(prompt):
+        given = message if isinstance(message, Mapping) else {}
+        if not all(isinstance(given.get(field), str) for field in ("role", "content")):
+            raise UsageError(
+                f"{name}[{at}] is not a message",
+                hint='a message is {"role": "user", "content": "…"}',
+            )
+    return [{key: _whole(text) for key, text in message.items()} for message in prompt]
+
+
+def _whole(value: Any) -> Any:
+    """A value; if it is a text, with question marks for what no UTF-8 can say."""
+    return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value

@@ -1,0 +1,146 @@
+"""The options about an engine, which each command that makes one has: declared once, and handed over together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from ktcli.commands.cli.options import NumaOpt, ThreadsOpt, preferred, setting_option
+from ktcli.hardware.gpu import AUTO, gpu_numbers, parse_device
+from ktcli.hardware.numa import Numa, asked_numa
+from ktcli.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from ktcli.assembly.request import Wanted
+
+
+def _device(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
+    """Refuses an unknown device before anything is pulled or converted for it."""
+    value = preferred(context, option, value)
+    parse_device(value)
+    return value
+
+
+def _gpus(context: typer.Context, option: typer.CallbackParam, value: str | None) -> str | None:
+    """Refuses what names no GPUs, as early."""
+    value = preferred(context, option, value)
+    if value is not None:
+        gpu_numbers(value)
+    return value
+
+
+def _cache(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
+    value = preferred(context, option, value)
+    return str(SETTINGS["kv"].read(value, "--kv", "leave it out"))
+
+
+KvOpt = Annotated[str, setting_option("kv", callback=_cache)]
+DeviceOpt = Annotated[str, setting_option("device", callback=_device)]
+GpusOpt = Annotated[str | None, setting_option("gpus", callback=_gpus)]
+GpuExpertsOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu-experts",
+        metavar="N|uniform|front|hot|FILE",
+        help="Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer."
+        " Default: what fits, hottest first.",
+    ),
+]
+DeferOpt = Annotated[
+    int | None,
+    typer.Option(
+        "--defer",
+        metavar="N",
+        min=0,
+        help="Experts per token that the CPU may finish one layer later. Default: as few as keep it busy.",
+    ),
+]
+PrefillThresholdOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--prefill-threshold",
+        metavar="N|never",
+        help="Tokens from which on a prompt's experts are streamed through the GPU. Default: where that"
+        " becomes faster.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The values of these options as typed, in the order of the help."""
+
+    threads: ThreadsOpt = None
+    numa: NumaOpt = None
+    kv: KvOpt = "bf16"
+    device: DeviceOpt = AUTO
+    gpus: GpusOpt = None
+    gpu_experts: GpuExpertsOpt = None
+    defer: DeferOpt = None
+    prefill_threshold: PrefillThresholdOpt = None
+
+    def wanted(
+        self,
+        context: int | None = None,
+        *,
+        numa: Numa | None = None,
+        streams: int = 1,
+        served: bool = False,
+    ) -> Wanted:
+        """The engine that is asked for.
+
+        Args:
+            numa: the teams and their memory; None: as --numa, else this machine's setting, says.
+        """
+        from ktcli.assembly.request import DeviceWords, Wanted
+
+        device = DeviceWords(
+            self.device, self.gpus, self.gpu_experts, self.defer, self.prefill_threshold
+        )
+        return Wanted(
+            context,
+            self.threads,
+            cache=self.kv,
+            streams=streams,
+            served=served,
+            numa=asked_numa(self.numa) if numa is None else numa,
+            device=device,
+        )
+
+
+NO_OPTIONS = EngineOptions()
+
+
+def with_engine_options(
+    command: Callable[..., None], without: Collection[str] = ()
+) -> Callable[..., None]:
+    """Returns a command that has these options one by one where `command` has its parameter `options`.
+
+    Args:
+        without: those that it does not have.
+    """
+    hints = get_type_hints(EngineOptions, include_extras=True)
+    options = {
+        each.name: Parameter(
+            each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name]
+        )
+        for each in fields(EngineOptions)
+        if each.name not in without
+    }
+    shape, parameters = signature(command, eval_str=True), list[Parameter]()
+    for own in shape.parameters.values():
+        together = own.annotation is EngineOptions
+        parameters += options.values() if together else [own.replace(kind=Parameter.KEYWORD_ONLY)]
+
+    def run(**given: Any) -> None:
+        asked = EngineOptions(**{name: given.pop(name) for name in options})
+        command(**given, options=asked)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__signature__ = shape.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run

@@ -1,0 +1,24 @@
+"""The choice that ends a decode step, where no answer is wanted but its time is to count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ktcli.engine import Engine
+from ktcli.engine.logits import Logits
+from ktcli.engine.sampler import History, Sampler
+from ktcli.native.choosing import Chooser
+from ktcli.sampling import SamplingSettings
+
+
+class GreedyChoice:
+    """Chooses the likeliest token of rows of logits, in the way that answers do."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._chooser = Chooser(engine.pool, engine.spec.vocab)
+        self._sampler = Sampler(SamplingSettings(greedy=True))
+        self._nothing = History((), counts=False)
+
+    def choose(self, rows: Sequence[Logits]) -> None:
+        """Chooses a token for each row, which nobody is told."""
+        self._chooser.choose([self._sampler.choice(each, self._nothing) for each in rows])

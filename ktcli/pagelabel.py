@@ -1,0 +1,44 @@
+"""What a KV page or a state of a prefix is called, from the engine that computes it to the file that keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+I32Array = NDArray[np.int32]
+U8Array = NDArray[np.uint8]
+
+# fill(memory): copies the bytes of a page or state, by whatever thread; False if they are gone
+Fill = Callable[[U8Array], bool]
+
+
+class PageKind(IntEnum):
+    """The kinds of what is stored; files have these numbers."""
+
+    PAGE = 1
+    STATE = 2
+    WINDOW = 3  # a page of the layers with a window
+
+
+@dataclass(frozen=True, slots=True)
+class PageLabel:
+    """What a page or a state holds: of which prefix.
+
+    Attributes:
+        key: the content address of the prefix that ends with `ids`.
+        previous: that of the prefix before them.
+        end: the positions of the whole prefix.
+        ids: the ids after the last full page of the prefix, or of its last page, [n], at most 64.
+        depths: the depth of deferral with which each was computed, [n].
+    """
+
+    kind: PageKind
+    key: bytes
+    previous: bytes
+    end: int
+    ids: I32Array
+    depths: U8Array
