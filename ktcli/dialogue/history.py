@@ -113,7 +113,7 @@ def _with_systems(messages: list[Message], can: Capabilities) -> list[Message]:
         text = _joined(*(each["content"] for each in opening))
         opening = [{**opening[0], "content": text}]
     later = any(each["role"] == "system" for each in rest)
-    if opening and not can.system:
+    if opening and not (can.system if rest else can.only_system):
         return _asked_with([*opening, *rest])
     return [*opening, *(_asked_with(rest) if later and not can.later_system else rest)]
 

@@ -73,6 +73,11 @@ class Capabilities:
         return self._keeps([_says("system", _SYSTEM), _says("user", _ASKED)], _SYSTEM, _ASKED)
 
     @cached_property
+    def only_system(self) -> bool:
+        """Tells whether a system text is rendered where it is all that there is."""
+        return self._keeps([_says("system", _SYSTEM)], _SYSTEM)
+
+    @cached_property
     def later_system(self) -> bool:
         """Whether a system text in the middle of a conversation is rendered where it stands."""
         said = [

@@ -20,7 +20,7 @@ _FLAGS = (
     "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking"
     " --disable-component-update --disable-sync --remote-debugging-pipe"
 ).split()
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 _KEYS = {"Enter": 13, "Escape": 27, "Tab": 9}
 
 
@@ -41,7 +41,7 @@ class Browser:
     def open(self, url: str) -> None:
         self._call("Page.navigate", url=url)
 
-    def look(self, width: int, height: int, scheme: str) -> None:
+    def resize(self, width: int, height: int, scheme: str) -> None:
         """Sets the size of the window and the scheme of colours."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1}
         self._call("Emulation.setDeviceMetricsOverride", mobile=width < 500, **size)
@@ -72,7 +72,7 @@ class Browser:
 
     def until(self, expression: str) -> None:
         """Waits until an expression is true."""
-        end_s = time.monotonic() + _PATIENCE_S
+        end_s = time.monotonic() + _TIMEOUT_S
         while not self.value(f"Boolean({expression})"):
             assert time.monotonic() < end_s, f"it does not come about: {expression}"
             time.sleep(0.01)
@@ -115,7 +115,7 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            assert select.select([self._reads], [], [], _PATIENCE_S)[0], "Chromium says nothing"
+            assert select.select([self._reads], [], [], _TIMEOUT_S)[0], "Chromium says nothing"
             data = os.read(self._reads, 1 << 16)
             assert data, "Chromium has ended"
             self._rest += data

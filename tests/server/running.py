@@ -22,7 +22,7 @@ from ktcli.dialogue.local import LocalBackend
 from ktcli.engine.scheduler import Limits
 from ktcli.errors import KtError
 from ktcli.server.http.state import Rules
-from ktcli.server.models.catalogue import Shelf
+from ktcli.server.models.catalogue import ModelIndex
 from ktcli.server.models.residency import Residency
 from ktcli.server.models.source import ModelSource
 from ktcli.server.process.listening import tcp_socket
@@ -104,7 +104,7 @@ def serving_models(
     more: Sequence[socket.socket] = (),
     *,
     begun: bool = True,
-    library: Callable[[], Shelf] | None = None,
+    library: Callable[[], ModelIndex] | None = None,
     log: Callable[[dict[str, Any]], None] = lambda entry: None,
     listener: Listener = SILENT,
 ) -> Iterator[Running]:
@@ -118,12 +118,12 @@ def serving_models(
     listening = tcp_socket("127.0.0.1", 0)
     port = listening.getsockname()[1]
     sockets = [listening, *more]
-    shelf = Shelf(models, {each.name: each for each in models})
+    index = ModelIndex(models, {each.name: each for each in models})
     service = Service(
         models[0],
         sockets,
         rules or Rules(),
-        library or (lambda: shelf),
+        library or (lambda: index),
         Wanted(),
         limits or Limits(),
         listener=listener,
@@ -144,7 +144,7 @@ def serving_models(
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert not begun or ready.wait(10)
+        assert not begun or ready.wait(60)  # seconds, on a machine that others use
         yield made
     finally:
         serving.stop()

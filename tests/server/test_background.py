@@ -57,13 +57,13 @@ def test_a_server_that_is_ready_goes_on_with_what_it_had_to_say() -> None:
     [
         ("7", ["a line", "error: the port is taken", "  take another"], "the port is taken"),
         ("1", ["a line", "Segmentation fault"], "Segmentation fault"),
-        ("0", [""], "it said nothing"),
+        ("0", [""], "it printed nothing"),
     ],
 )
 def test_a_server_that_ends_at_once_gives_its_reason(
     code: str, said: list[str], reason: str
 ) -> None:
-    with pytest.raises(NotStarted, match=f"has not started: {reason}") as caught:
+    with pytest.raises(NotStarted, match=f"did not start: {reason}") as caught:
         start(["STATUS=Loading", code, *said], 7, nothing)
     assert caught.value.exit_code == max(1, int(code))
     assert str(log_path(7)) in caught.value.hint
@@ -116,19 +116,19 @@ def test_a_log_keeps_its_newer_half(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert other.read_text() == "".join(lines)
 
 
-def test_a_supervisor_hears_of_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_supervisor_is_sent_the_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from ktcli.assembly.listener import SILENT
 
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as hears:
-        hears.bind(str(tmp_path / "notices"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
+        notices.bind(str(tmp_path / "notices"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notices"))
         supervisor = Supervisor()
         assert "NOTIFY_SOCKET" not in os.environ
         with SupervisedListener(SILENT, supervisor).progress("Loading x", 8) as bar:
             bar.update(done=2)
-        assert values_of(hears.recv(999))["STATUS"] == "Loading x 25 %"
+        assert values_of(notices.recv(999))["STATUS"] == "Loading x 25 %"
         supervisor.ready("serving\nX=2")
-        assert values_of(hears.recv(999)) == {"READY": "1", "STATUS": "serving X=2"}
+        assert values_of(notices.recv(999)) == {"READY": "1", "STATUS": "serving X=2"}
     supervisor.ready("")  # nobody is there
     Supervisor().ready("")  # nobody ever was
 

@@ -80,7 +80,7 @@ def test_what_is_nested_too_deep_is_refused(server: Running, path: str) -> None:
     for _ in range(DEPTH_MOST):
         nested = [nested]
     answer = requests.post(server.url + path, json={"messages": [], "x": nested}, timeout=10)
-    assert answer.status_code == 400 and f"{DEPTH_MOST + 1} deep" in answer.text
+    assert answer.status_code == 400 and f"{DEPTH_MOST + 1} levels deep" in answer.text
     bomb = b'{"messages": ' + b"[" * 5_000_000
     answer = requests.post(server.url + path, data=bomb, timeout=10)
-    assert answer.status_code == 400 and "5000001 deep" in answer.text
+    assert answer.status_code == 400 and "5000001 levels deep" in answer.text

@@ -14,7 +14,7 @@ from packs import pretend_pack
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.talking import Opening
-from ktcli.server.models.catalogue import Catalogue, LibraryReader, Shelf
+from ktcli.server.models.catalogue import Catalogue, LibraryReader, ModelIndex
 from ktcli.server.models.source import FOREVER, StoredModel
 from ktcli.store import aliases
 
@@ -48,9 +48,9 @@ def test_a_model_is_found_by_its_name_its_conversions_and_its_aliases(
     aliases.save("Coder", "big@int8-int8")
     own = StoredModel(Ready("mine", folders["mine@int4-int8"]), "mine", HOW, FOREVER)
     reader = LibraryReader(own, HOW, 300.0)
-    shelf = reader()
-    assert [each.key for each in shelf.models if each.key == own.key] == [own.key]
-    names = [each.name for each in shelf.models]
+    index = reader()
+    assert [each.key for each in index.models if each.key == own.key] == [own.key]
+    names = [each.name for each in index.models]
     assert len(set(names)) == 4 and {"big", "mine", "qwen3-30b-a3b"} < set(names)
     catalogue = Catalogue(own, ["gpt"], reader)
     short = finds(catalogue, "big")[0]
@@ -84,10 +84,10 @@ def test_the_servers_own_conversion_has_the_short_name(packs: Callable[[str], Pa
     folders = [packs(f"big@{formats}-int8") for formats in ("bf16", "int4", "int8")]
     for folder in folders:
         own = StoredModel(Ready("big", folder), folder.name, HOW, FOREVER)
-        shelf = LibraryReader(own, HOW, 300.0)()
+        index = LibraryReader(own, HOW, 300.0)()
         others = [each.name for each in folders if each != folder]
-        assert sorted(each.name for each in shelf.models) == ["big", *others]
-        catalogue = Catalogue(own, (), lambda shelf=shelf: shelf)  # type: ignore[misc]
+        assert sorted(each.name for each in index.models) == ["big", *others]
+        catalogue = Catalogue(own, (), lambda index=index: index)  # type: ignore[misc]
         assert finds(catalogue, "big", others[0]) == [folder.name, others[0]]
 
 
@@ -95,7 +95,7 @@ def test_the_servers_own_conversion_has_the_short_name(packs: Callable[[str], Pa
 @given(st.lists(st.text(), max_size=20))
 def test_any_name_means_a_model_or_none(names: list[str]) -> None:
     own = StoredModel(Ready("own", Path("/own")), "own", HOW, FOREVER)
-    assert set(finds(Catalogue(own, (), Shelf), *names)) <= {"own", ""}
+    assert set(finds(Catalogue(own, (), ModelIndex), *names)) <= {"own", ""}
 
 
 def test_what_is_pulled_meanwhile_is_found_soon(

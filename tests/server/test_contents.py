@@ -33,7 +33,7 @@ def texts(api: str, messages: list[Any]) -> list[str]:
         "anthropic": lambda: MessagesBody(messages=messages),
         "ollama": lambda: OllamaChatBody(messages=messages),
     }[api]()
-    return [each["content"] for each in body.asked(Settings(), "").messages]
+    return [each["content"] for each in body.chat_request(Settings(), "").messages]
 
 
 @pytest.mark.parametrize("api", PICTURES)
@@ -41,10 +41,38 @@ def test_a_picture_is_refused_once_and_then_a_sentence(api: str) -> None:
     asked = {"role": "user", "content": [{"type": "text", "text": "See "}, PICTURES[api]]}
     if api == "responses":
         asked["content"][0]["type"] = "input_text"  # type: ignore[index]
-    with pytest.raises(Refusal, match="is an image; this model reads text only"):
+    with pytest.raises(Refusal, match="is an image; this model accepts text only"):
         texts(api, [asked])
     found = texts(api, [asked, {"role": "assistant", "content": "Seen"}, NEXT])
     assert "See" in found[0] and IMAGE in found[0] and found[-1] == "Next"
+
+
+@pytest.mark.parametrize("api", PICTURES)
+def test_a_picture_that_a_tool_returned_is_never_refused(api: str) -> None:
+    """Agents put it into a message of the user behind the result, or beside it, as OpenCode and the AI SDK do."""
+    kind = "input_text" if api == "responses" else "text"
+    picture = {"role": "user", "content": [{"type": kind, "text": "Attached"}, PICTURES[api]]}
+    if api == "responses":
+        called: list[Any] = [
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "Read"},
+        ]
+    elif api == "anthropic":
+        use = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "c", "content": "Read"}
+        beside = {"role": "user", "content": [result, *picture["content"]]}
+        called = [{"role": "assistant", "content": [use]}, beside]
+        assert IMAGE in "".join(texts(api, [NEXT, *called]))
+        called[1] = {"role": "user", "content": [result]}
+    else:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        called = [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "Read"},
+        ]
+    for more in ([], called):
+        found = "".join(texts(api, [NEXT, *called, picture, *more]))
+        assert "Attached" in found and IMAGE in found
 
 
 def test_pictures_of_ollama_and_of_tools() -> None:
@@ -86,24 +114,28 @@ def test_items_of_responses_that_say_nothing_to_a_model_are_left_out() -> None:
         {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "*** Begin"},
         {"type": "custom_tool_call_output", "call_id": "c", "output": "Done"},
     ]
-    body = ResponseBody(input=items).asked(Settings(), "")
+    body = ResponseBody(input=items).chat_request(Settings(), "")
     assert [each["role"] for each in body.messages] == ["user", "assistant", "tool"]
     function = body.messages[1]["tool_calls"][0]["function"]
     assert function == {"name": "patch", "arguments": {"input": "*** Begin"}}
-    with pytest.raises(Refusal, match="does not have; send the item itself"):
-        ResponseBody(input=[NEXT, {"type": "item_reference", "id": "msg_1"}]).asked(Settings(), "")
+    with pytest.raises(Refusal, match="stores no items; send the item itself"):
+        ResponseBody(input=[NEXT, {"type": "item_reference", "id": "msg_1"}]).chat_request(
+            Settings(), ""
+        )
 
 
 def test_an_open_answer_is_gone_on_with_as_each_api_says() -> None:
     said = [NEXT, {"role": "assistant", "content": "I am"}]
-    assert MessagesBody(messages=said).asked(Settings(), "").continues
-    assert not ChatBody(messages=said).asked(Settings(), "").continues
-    assert ChatBody(messages=said, continue_final_message=True).asked(Settings(), "").continues
-    with pytest.raises(Refusal, match="contradict each other"):
+    assert MessagesBody(messages=said).chat_request(Settings(), "").continues
+    assert not ChatBody(messages=said).chat_request(Settings(), "").continues
+    assert (
+        ChatBody(messages=said, continue_final_message=True).chat_request(Settings(), "").continues
+    )
+    with pytest.raises(Refusal, match="cannot be used together"):
         both = ChatBody(messages=said, continue_final_message=True, add_generation_prompt=True)
-        both.asked(Settings(), "")
-    with pytest.raises(Refusal, match="as the last message"):
-        ChatBody(messages=[NEXT], continue_final_message=True).asked(Settings(), "")
+        both.chat_request(Settings(), "")
+    with pytest.raises(Refusal, match="requires the last message"):
+        ChatBody(messages=[NEXT], continue_final_message=True).chat_request(Settings(), "")
 
 
 @pytest.mark.parametrize("kind", [["text"], {}, None, 3])
@@ -111,7 +143,7 @@ def test_kinds_that_are_no_texts_are_unknown_ones(kind: Any) -> None:
     block = {"type": kind, "text": "Words"}
     assert text_of([block], "content") == "Words"
     assert texts("anthropic", [{"role": "user", "content": [block]}]) == ["Words"]
-    with pytest.raises(Refusal, match="the input has no text"):
+    with pytest.raises(Refusal, match="input has no text"):
         texts("responses", [{"type": kind, "text": "Words"}])
 
 
@@ -121,7 +153,7 @@ def test_what_anthropics_api_may_hold_beside_texts() -> None:
         messages=[NEXT, {"role": "assistant", "content": [call]}, NEXT],
         system=[PICTURES["anthropic"], {"type": "text", "text": "S"}],
     )
-    system, _, message, _ = body.asked(Settings(), "").messages
+    system, _, message, _ = body.chat_request(Settings(), "").messages
     assert system["content"] == f"{IMAGE}\nS"
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": 7}
 
@@ -130,9 +162,16 @@ def test_only_fields_that_templates_read_are_kept() -> None:
     picture = {"role": "user", "content": "See", "images": ["A" * 1000], "audio": "A" * 1000}
     for api, body in (("ollama", OllamaChatBody), ("openai", ChatBody)):
         found: Any = body(messages=[picture, NEXT])  # type: ignore[operator]
-        assert all(len(str(each)) < 200 for each in found.asked(Settings(), "").messages), api
+        assert all(len(str(each)) < 200 for each in found.chat_request(Settings(), "").messages), (
+            api
+        )
+    custom = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
+    called = {"role": "assistant", "content": None, "tool_calls": [custom]}
+    message = ChatBody(messages=[NEXT, called, NEXT]).chat_request(Settings(), "").messages[1]
+    function = {"name": "patch", "arguments": {"input": "*** Begin"}}
+    assert message["tool_calls"] == [{"id": "c", "type": "function", "function": function}]
     old = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
-    message = ChatBody(messages=[NEXT, old, NEXT]).asked(Settings(), "").messages[1]
+    message = ChatBody(messages=[NEXT, old, NEXT]).chat_request(Settings(), "").messages[1]
     assert message["tool_calls"][0]["function"]["name"] == "f"
 
 

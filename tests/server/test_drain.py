@@ -79,7 +79,7 @@ def test_answers_finish_while_nothing_new_is_let_in(tmp_path: Path) -> None:
         for path, body in STREAMS.items():
             refused = requests.post(server.url + path, json=body, timeout=10)
             assert refused.status_code == 503 and int(refused.headers["Retry-After"]) > 30
-            assert "takes no more requests" in refused.text
+            assert "accepts no new requests" in refused.text
         gate.set()
         rest = b"\n".join(lines)
         assert b'"finish_reason":"stop"' in rest and rest.rstrip().endswith(b"[DONE]")
@@ -93,10 +93,10 @@ def test_what_takes_too_long_ends_with_its_apis_error(path: str, tmp_path: Path)
         next(lines)
         _stop(server)
         rest = b"\n".join(lines).decode()
-    assert "the server ended before the answer was complete" in rest
+    assert "the server shut down before the answer was complete" in rest
     assert "Traceback" not in rest
     events = [
-        line.removeprefix("data: ") for line in rest.splitlines() if "the server ended" in line
+        line.removeprefix("data: ") for line in rest.splitlines() if "the server shut down" in line
     ]
     assert all(json.loads(event) for event in events)
 
@@ -112,7 +112,7 @@ def test_a_body_that_never_ends_is_answered_when_the_server_ends(
             time.sleep(0.1)
             _stop(server)
             answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
-    assert answer.startswith(b"HTTP/1.1 503") and b"the server ended" in answer
+    assert answer.startswith(b"HTTP/1.1 503") and b"the server shut down" in answer
     assert "Exception in ASGI" not in caplog.text
 
 

@@ -108,7 +108,7 @@ def test_who_was_answered_hears_it_and_the_next_is_answered_again(one: LocalBack
         model.engine.broken = True
         for each in streams:
             assert b'"code":"device_failed"' in heard(each, REASON.encode()).replace(b" ", b"")
-        answer = heard(whole, b"ask again in a moment")
+        answer = heard(whole, b"try again in a moment")
         assert (
             b"HTTP/1.1 503" in answer and b"retry-after: 2" in answer and b"--device" not in answer
         )
@@ -223,7 +223,7 @@ def test_a_model_that_fails_while_another_is_planned_is_not_taken_for_an_idle_on
         assert ask(server, "x", model="a").status_code == 503
         until(lambda: server.leases == 0)
         planned.set()
-        assert heard(waits, b"b heard x" if goes_on else b"about to end")
+        assert heard(waits, b"b heard x" if goes_on else b"shutting down")
         if not goes_on:
             until(lambda: len(server.errors) == 1)
             assert str(server.errors.pop()) == REASON

@@ -18,7 +18,7 @@ from ktcli.errors import Busy
 from ktcli.main import main
 from ktcli.resources import data_path
 from ktcli.server.http.state import Rules
-from ktcli.server.models.librarian import Librarian
+from ktcli.server.models.libraryeditor import LibraryEditor
 from ktcli.store import aliases, library
 
 KEY = {"Authorization": "Bearer secret"}
@@ -84,7 +84,7 @@ def test_no_client_names_a_place(client: Client, server: Running, hub: Hub, name
         ("pull", {"model": name, "stream": True}),
     ):
         answer = requests.post(f"{server.url}/api/{path}", json=body, headers=KEY, timeout=9)
-        assert "no name of a model" in answer.text or "impossible" in answer.text
+        assert "is not a model name" in answer.text or "impossible" in answer.text
     assert hub.requests == before and not aliases.every()
 
 
@@ -99,10 +99,10 @@ def test_only_who_has_the_key_changes_the_library(tmp_path: Path) -> None:
 def test_what_is_served_stays(hub: Hub) -> None:
     assert main(["convert", "kt-mini"]) == 0
     entry = library.conversions()[0]
-    with pytest.raises(Busy, match="is in memory"):
-        Librarian.remove(entry.label, {str(entry.path)})
+    with pytest.raises(Busy, match="is loaded"):
+        LibraryEditor.remove(entry.label, {str(entry.path)})
     assert library.conversions()
-    Librarian.remove(entry.label, set())
+    LibraryEditor.remove(entry.label, set())
     assert not library.conversions()
 
 
@@ -133,10 +133,10 @@ def _pulling() -> bool:
 def test_pulls_that_wait_are_bounded(
     client: Client, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert server.serving.state is not None and server.serving.state.librarian is not None
-    monkeypatch.setattr(server.serving.state.librarian, "_asking", threading.BoundedSemaphore(1))
-    server.serving.state.librarian._asking.acquire()
+    assert server.serving.state is not None and server.serving.state.editor is not None
+    monkeypatch.setattr(server.serving.state.editor, "_asking", threading.BoundedSemaphore(1))
+    server.serving.state.editor._asking.acquire()
     with pytest.raises(ResponseError) as caught:
         client.pull(PULLED)
     assert caught.value.status_code == 429
-    server.serving.state.librarian._asking.release()
+    server.serving.state.editor._asking.release()

@@ -115,7 +115,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def page(tab: Browser, server: Running) -> Iterator[Browser]:
-    tab.look(1000, 700, "light")
+    tab.resize(1000, 700, "light")
     tab.events.clear()
     visit(tab, server)
     yield tab
@@ -235,7 +235,7 @@ def test_an_answer_can_be_made_anew_and_a_question_changed(page: Browser) -> Non
 
 KEPT = "JSON.parse(localStorage.getItem('kt.conversations'))[0].messages.map(e => e.content)"
 GONE = "window.fetch = () => Promise.reject(new TypeError('gone'))"
-WRONG = "document.querySelector('#status.wrong')?.textContent.includes('not there')"
+WRONG = "document.querySelector('#status.wrong')?.textContent.includes('Cannot reach')"
 WRITTEN = "document.querySelector('#prompt').value"
 REPLACED = "document.querySelectorAll('.replaced').length"
 
@@ -348,7 +348,7 @@ def test_models_and_colours_are_chosen_and_remembered(page: Browser, server: Run
         page.value(back) == dark and page.value("document.querySelector('#model').value") == "other"
     )
     page.click("#theme")
-    page.look(1000, 700, "dark")
+    page.resize(1000, 700, "dark")
     assert page.value(back) == light
 
 
@@ -371,7 +371,7 @@ def test_keys_reach_everything_and_a_reader_hears_what_happens(page: Browser) ->
 
 @marked
 def test_a_phone_has_room_for_it(page: Browser) -> None:
-    page.look(360, 640, "dark")
+    page.resize(360, 640, "dark")
     ask(page, "markdown")
     assert page.value("document.documentElement.scrollWidth") <= 360
     assert page.value("document.querySelector('#side').checkVisibility()") is False

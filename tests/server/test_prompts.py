@@ -13,7 +13,7 @@ from ktcli.answers.events import AnswerPiece
 from ktcli.answers.stream import ThoughtMarks
 from ktcli.errors import ContextFull, UsageError
 from ktcli.server.models import prompts
-from ktcli.server.models.prompts import Asked, PromptMaker
+from ktcli.server.models.prompts import ChatRequest, PromptMaker
 
 QUESTION = [{"role": "user", "content": "hello"}]
 
@@ -31,10 +31,10 @@ def letters(maker: PromptMaker, text: str) -> list[int]:
 
 def test_an_answer_keeps_the_ids_that_were_generated(tmp_path: Path) -> None:
     maker = PromptMaker(backend(tmp_path))
-    first = maker.of_messages(Asked(QUESTION, caller="a"))
+    first = maker.of_messages(ChatRequest(QUESTION, caller="a"))
     ids = letters(maker, "the answer")
     maker.remember(first, "the answer", ids)
-    again = maker.of_messages(Asked(after("the answer"), caller="a")).ids
+    again = maker.of_messages(ChatRequest(after("the answer"), caller="a")).ids
     assert list(again[: len(first.ids) + len(ids)]) == [*first.ids, *ids]
 
 
@@ -47,10 +47,10 @@ def test_an_answer_is_recalled_where_it_was_given_only(
     tmp_path: Path, caller: str, question: str, answer: str
 ) -> None:
     maker, fresh = PromptMaker(backend(tmp_path)), PromptMaker(backend(tmp_path))
-    first = maker.of_messages(Asked(QUESTION, caller="a"))
+    first = maker.of_messages(ChatRequest(QUESTION, caller="a"))
     maker.remember(first, "the answer", letters(maker, "the answer"))
     said = [{"role": "user", "content": question}, *after(answer)[1:]]
-    asked = Asked(said, caller=caller)
+    asked = ChatRequest(said, caller=caller)
     assert list(maker.of_messages(asked).ids) == list(fresh.of_messages(asked).ids)
 
 
@@ -60,7 +60,7 @@ def test_only_the_latest_answers_are_remembered(
     monkeypatch.setattr(prompts, "MOST_ANSWERS", 3)
     monkeypatch.setattr(prompts, "MOST_CHARS", 20)
     maker = PromptMaker(backend(tmp_path))
-    first = maker.of_messages(Asked(QUESTION))
+    first = maker.of_messages(ChatRequest(QUESTION))
     for text in ("one", "two", "three", "four", "five", "a long answer"):
         maker.remember(first, text, letters(maker, text))
         maker.remember(first, text, letters(maker, text))
@@ -71,7 +71,7 @@ def test_only_the_latest_answers_are_remembered(
 def test_what_cannot_be_a_prompt_is_refused(tmp_path: Path) -> None:
     maker = PromptMaker(backend(tmp_path, context=64))
     with pytest.raises(ContextFull, match="the context holds 64"):
-        maker.of_messages(Asked([{"role": "user", "content": "x y " * 100}]))
+        maker.of_messages(ChatRequest([{"role": "user", "content": "x y " * 100}]))
     with pytest.raises(ContextFull):
         maker.of_text("x y " * 100)
     with pytest.raises(UsageError, match="empty"):
@@ -116,11 +116,11 @@ CALLING = (
 def test_a_conversation_has_no_more_messages_than_the_context_has_tokens(tmp_path: Path) -> None:
     maker = PromptMaker(backend(tmp_path, context=256))
     with pytest.raises(
-        ContextFull, match="257 messages; with a context of 256 tokens it can have 256"
+        ContextFull, match="257 messages; the limit for a context of 256 tokens is 256"
     ):
-        maker.of_messages(Asked([{"role": "user", "content": ""}] * 257))
+        maker.of_messages(ChatRequest([{"role": "user", "content": ""}] * 257))
     with pytest.raises(ContextFull, match="256"):  # that many are looked at
-        maker.of_messages(Asked([{"role": "user", "content": ""}] * 256))
+        maker.of_messages(ChatRequest([{"role": "user", "content": ""}] * 256))
 
 
 def test_every_turn_says_what_other_conversations_begin_with(
@@ -130,11 +130,11 @@ def test_every_turn_says_what_other_conversations_begin_with(
     maker = PromptMaker(backend(tmp_path))
     monkeypatch.setattr(maker._prompts, "_recurrent", True)
     begun = [{"role": "system", "content": "be brief"}, *QUESTION]
-    first = maker.of_messages(Asked(begun))
+    first = maker.of_messages(ChatRequest(begun))
     assert 0 < first.shared == first.marks[0] < len(first.ids)
     result = [{"role": "assistant", "content": "x"}, {"role": "tool", "content": "y"}]
-    then = maker.of_messages(Asked([*begun, *result]))
+    then = maker.of_messages(ChatRequest([*begun, *result]))
     assert (then.shared, then.marks) == (first.shared, ())
     monkeypatch.setattr(prompts, "MARKED_WORK_MOST", 0)
-    again = maker.of_messages(Asked(begun))
+    again = maker.of_messages(ChatRequest(begun))
     assert (again.shared, again.marks) == (first.shared, ())

@@ -6,12 +6,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import requests
 from dialogue.fake_engine import TEMPLATE
 from server.running import Running, running, scripted
 
+from ktcli.server.http.anthropic.fields import MessagesBody
+from ktcli.server.http.guard import LOOPBACK
+from ktcli.server.http.openai.fields import ChatBody
+from ktcli.server.http.openai.response_fields import ResponseBody
 from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.state import Rules
+from ktcli.text.settings import Settings
 
 CHAT, TEXT, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, OLLAMA, OLLAMA_TEXT = "/v1/messages", "/api/chat", "/api/generate"
@@ -146,7 +153,7 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
             ("text", {"type": "text"}),
             ("thinking", {"type": "thinking", "thinking": []}),
             ("name", {"type": "tool_use", "id": "a", "name": 7, "input": {}}),
-            ("id", {"type": "tool_use", "name": "a", "input": {}}),
+            ("id", {"type": "tool_use", "id": 7, "name": "a", "input": {}}),
             ("tool_use_id", {"type": "tool_result", "tool_use_id": 7, "content": "x"}),
         )
     ),
@@ -188,3 +195,78 @@ def test_what_cannot_be_used_is_refused_by_name(server: Running, path: str) -> N
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 413, 429, 500, 503])
 def test_who_may_ask_again_is_told_when(status: int) -> None:
     assert ("Retry-After" in Refusal(status, "no").headers) == (status in (429, 503))
+
+
+# What programs and their authors search for, with the value that was sent.
+WORDS: dict[str, tuple[str, str, dict[str, str], int, str]] = {
+    "path": ("GET", "/nowhere", {}, 404, "Not Found: /nowhere"),
+    "path of ollama": ("GET", "/api/nowhere", {}, 404, "Not Found: /api/nowhere"),
+    "path of the page": ("GET", "/page/nowhere", {}, 404, "Not Found: /page/nowhere"),
+    "path of the socket": ("GET", "/engine", {}, 404, "Not Found: /engine"),
+    "response": ("GET", f"{RESPONSE}/resp_1", {}, 404, "Not Found: this server does not store"),
+    "request": ("POST", "/cancel/abc", {}, 404, "Not Found: no request with the id 'abc'"),
+    "model": ("GET", "/v1/models/gpt", {}, 404, "model not found: 'gpt'"),
+    "method": ("GET", CHAT, {}, 405, f"Method Not Allowed: GET {CHAT}"),
+    "method of ollama": ("PUT", OLLAMA, {}, 405, f"Method Not Allowed: PUT {OLLAMA}"),
+    "method of anthropic": ("GET", MESSAGES, {}, 405, f"Method Not Allowed: GET {MESSAGES}"),
+    "host": ("GET", "/health", {"Host": "evil.example:80"}, 403, "Host not allowed: evil.example"),
+    "malformed host": ("GET", "/health", {"Host": "a/b"}, 400, "invalid Host header: 'a/b'"),
+    "origin": ("POST", CHAT, {"Origin": "http://evil.example"}, 403, "Origin not allowed: http://evil.example"),
+    "site": ("POST", OLLAMA, {"Sec-Fetch-Site": "cross-site"}, 403, "Origin not allowed: the request"),
+    "key": ("POST", MESSAGES, {"Authorization": "Bearer no"}, 401, "missing or invalid API key"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WORDS)
+def test_refusals_say_the_standard_words(closed: Running, case: str) -> None:
+    method, path, headers, status, words = WORDS[case]
+    key = {"Authorization": "Bearer secret"}
+    answer = requests.request(method, closed.url + path, headers={**key, **headers}, timeout=9)
+    error = answer.json()["error"]
+    message = error if path.startswith("/api/") else error["message"]
+    assert answer.status_code == status and message.startswith(words), answer.text
+    assert ("Allow" in answer.headers) == (status == 405)
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server with an API key, for requests to this machine alone."""
+    folder = tmp_path_factory.mktemp("model")
+    rules = Rules(key="secret", hosts=LOOPBACK)
+    with running(scripted(folder, lambda question: "yes"), rules) as found:
+        yield found
+
+
+NO_TOOLS = "tool_choice requires a call, but the request has no tools"
+NO_ROLE = "messages[0].role must be user, assistant or system, not 'x'"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "words"),
+    [
+        (ChatBody, {"messages": []}, "messages must not be empty"),
+        (ChatBody, {"messages": ASKED, "n": 17}, "n must be between 1 and 16, not 17"),
+        (ChatBody, {"messages": ASKED, "max_tokens": -7}, "max_tokens must be at least 1, not -7"),
+        (ChatBody, {"messages": ASKED, "stop": TOO_MANY}, "stop has 17 entries; the limit is 16"),
+        (ChatBody, {"messages": [{"content": "hi"}]}, "messages[0].role must be a string"),
+        (ChatBody, {"messages": ASKED, "tools": [{}]}, "tools[0].function.name must be a string"),
+        (ChatBody, {"messages": ASKED, "tool_choice": "required"}, NO_TOOLS),
+        (ResponseBody, {"input": "hi", "truncation": "auto"}, "truncation must be 'disabled', not 'auto'"),
+        (MessagesBody, {"messages": ASKED}, "max_tokens is required"),
+        (MessagesBody, {"messages": [{"role": "x"}], "max_tokens": 1}, NO_ROLE),
+    ],
+)  # fmt: skip
+def test_fields_are_refused_with_the_value_and_what_is_allowed(
+    kind: Any, body: dict[str, Any], words: str
+) -> None:
+    asked = msgspec.convert(body, kind)
+    with pytest.raises(Refusal) as caught:
+        options = ("chat_options", "response_options", "answer_options")
+        next(getattr(asked, name) for name in options if hasattr(asked, name))(Settings())
+        asked.chat_request(Settings(), "")
+    assert str(caught.value.message) == words
+
+
+def test_an_unexpected_error_is_an_internal_server_error_and_tells_no_text() -> None:
+    refusal = Refusal.of(ValueError("what a client said"))
+    assert refusal.status == 500 and refusal.message == "internal server error (ValueError)"

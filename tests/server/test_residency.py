@@ -232,7 +232,7 @@ def test_a_server_that_is_stopped_while_it_loads_ends(one: LocalBackend) -> None
         until(lambda: requests.get(f"{server.url}/health", timeout=5).json()["waiting"] == 2)
         assert server.serving is not None
         server.serving.stop()
-        assert b"HTTP/1.1 503" in heard(client, b"about to end")
+        assert b"HTTP/1.1 503" in heard(client, b"shutting down")
     assert models[0].log == []
 
 
@@ -492,7 +492,7 @@ def test_lists_are_true(
 )
 def test_a_time_is_read_as_ollama_writes_it(said: str | float, seconds: float | None) -> None:
     if seconds is None:
-        with pytest.raises(UsageError, match="no time"):
+        with pytest.raises(UsageError, match="must be a duration"):
             keep_seconds(said, "keep_alive")
     else:
         assert keep_seconds(said, "keep_alive") == seconds

@@ -182,7 +182,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "input[0].id",
     ),
     "image": ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-    "no call": ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+    "no call": ({"input": [{"type": "function_call_output", "output": "x", "call_id": 7}]}, "input[0].call_id"),
     "no name": ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0].name"),
     "format": ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     "schema": ({"text": {"format": {"type": "json_schema", "schema": 3}}}, "text.format.schema"),
@@ -203,7 +203,7 @@ def test_what_cannot_be_used_is_refused_by_name(client: OpenAI, name: str) -> No
 def test_no_response_is_kept(client: OpenAI) -> None:
     made = client.responses.create(model="fake", input="hi", store=True)
     assert made.model_dump()["store"] is False
-    with pytest.raises(NotFoundError, match="keeps no responses"):
+    with pytest.raises(NotFoundError, match="does not store responses"):
         client.responses.retrieve(made.id)
-    with pytest.raises(NotFoundError, match="keeps no responses"):
+    with pytest.raises(NotFoundError, match="does not store responses"):
         client.responses.delete(made.id)

@@ -109,7 +109,7 @@ def test_a_load_that_nobody_wants_any_more_ends(
     monkeypatch.setattr(load, "QUICK_BYTES", 0)  # one that takes long enough to show its progress
     model = StoredModel(prepared(BUILTIN, how), BUILTIN, how, FOREVER)
     fit, asked = model.fit(HeldMemory()), iter([False, False])
-    with pytest.raises(Busy, match="about to end"):
+    with pytest.raises(Busy, match="shutting down"):
         model.open(model.read_text_model(model.read_tokenizer()), fit, lambda: next(asked, True))
 
 

@@ -18,7 +18,7 @@ from server.test_serving import health, send, until
 
 from ktcli.dialogue.local import LocalBackend
 from ktcli.errors import BadPack
-from ktcli.server.http import waiting as patience
+from ktcli.server.http import waiting
 from ktcli.server.models import residency
 
 __all__ = ["one"]  # the fixture
@@ -69,8 +69,8 @@ def models(one: LocalBackend) -> list[ScriptedModel]:
 @pytest.fixture(scope="module")
 def running(models: list[ScriptedModel]) -> Iterator[Running]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(patience, "SILENT_S", 0.02)
-        patch.setattr(patience, "ALIVE_S", 0.01)
+        patch.setattr(waiting, "SILENT_S", 0.02)
+        patch.setattr(waiting, "ALIVE_S", 0.01)
         patch.setattr(residency, "give_back_memory", lambda: None)
         with serving_models(models) as found:
             yield found

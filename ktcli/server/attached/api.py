@@ -53,30 +53,30 @@ _MOST_DRAWN = 1 << 62
 
 
 async def facts(request: Request) -> Response:
-    """What a chat must know of a model, if it is loaded."""
-    state, source = await _meant(request)
+    """Returns the facts of a model for a chat: those of its engine if it is loaded."""
+    state, source = await _named(request)
     loaded = state.residency.find(source)
     said = LoadableEngine(source.name) if loaded is None else _facts_of(loaded.model)
     return Response(msgspec.json.encode(said), media_type="application/json")
 
 
 async def load(request: Request) -> Response:
-    """Loads a model; returns what a chat must know of it."""
-    state, source = await _meant(request)
+    """Loads a model; returns the facts of its engine."""
+    state, source = await _named(request)
     with await state.residency.lease(source) as lease:
         said = _facts_of(lease.model)
     return Response(msgspec.json.encode(said), media_type="application/json")
 
 
-async def _meant(request: Request) -> tuple[ServerState, ModelSource]:
-    """The model of the conversion that a request names."""
+async def _named(request: Request) -> tuple[ServerState, ModelSource]:
+    """Returns the state, and the model whose conversion a request names."""
     _require_owner(request)
     state = state_of(request)
     return state, await _source(state, request.query_params.get("pack", ""))
 
 
 async def _source(state: ServerState, pack: str) -> ModelSource:
-    """The model of the library with this conversion.
+    """Returns the model of the library with this conversion.
 
     Raises:
         Refusal: there is none.
@@ -88,7 +88,7 @@ async def _source(state: ServerState, pack: str) -> ModelSource:
         with contextlib.suppress(KtError):  # a damaged model is none
             if loaded is None and (await state.facts(each)).identity == pack:
                 return each
-    raise Refusal(404, "the model is not served here any more", "pack", "model_not_found")
+    raise Refusal(404, "model not found: it is no longer served here", "pack", "model_not_found")
 
 
 def _facts_of(model: ServedModel) -> EngineFacts:
@@ -111,9 +111,16 @@ async def generate(request: Request) -> App:
     asked, state = await body_of(request, EngineRequest), state_of(request)
     most = asked.max_tokens
     if not 0 <= asked.drawn <= _MOST_DRAWN:
-        raise Refusal(400, f"drawn is {asked.drawn}", "drawn", "unsupported_value")
+        raise Refusal(
+            400,
+            f"drawn must be between 0 and {_MOST_DRAWN}, not {asked.drawn}",
+            "drawn",
+            "unsupported_value",
+        )
     if most is not None and most < 1:
-        raise Refusal(400, f"max_tokens is {most}", "max_tokens", "unsupported_value")
+        raise Refusal(
+            400, f"max_tokens must be at least 1, not {most}", "max_tokens", "unsupported_value"
+        )
     with await state.residency.lease(await _source(state, asked.pack)) as lease:
 
         def submit(constraints: Sequence[Constraint]) -> EngineAnswering:
@@ -131,7 +138,7 @@ async def generate(request: Request) -> App:
 
 def _require_owner(request: Request) -> None:
     if not is_owner(request.scope):
-        raise Refusal(404, f"there is no {request.url.path[:200]} here")
+        raise Refusal(404, f"Not Found: {request.url.path[:200]}", "", "not_found")
 
 
 def _generation(asked: EngineRequest, constraint: Constraint | None = None) -> GenerationRequest:
@@ -159,7 +166,7 @@ class EngineAnswering:
         self._lease, self._metrics, self._model = lease, metrics, lease.model
         self._engine = lease.model.backend.engine
         self._began_s = time.monotonic()
-        self._heard_s: float | None = None  # when the last token came
+        self._token_s: float | None = None  # when the last token came
         self._messages: list[Message] = [Began(list(self._engine.operations()))]
         self._came = asyncio.Event()
         self._over = False
@@ -168,7 +175,7 @@ class EngineAnswering:
         sampler.skip(asked.drawn)
         try:
             self.answer: Answer = self._model.thread.submit(
-                request, self._hear, sampler, asked.caller
+                request, self._on_event, sampler, asked.caller
             )
         except BaseException:
             lease.release()
@@ -202,7 +209,7 @@ class EngineAnswering:
         await send_start(send, 200, "application/jsonl", {"Cache-Control": "no-cache"})
         while not self._over or self._messages:
             messages, self._messages = self._messages, []
-            # Empty lines show that the server lives.
+            # Empty lines keep the connection alive.
             await send_body(send, b"".join(map(_line, messages)) or b"\n")
             if not self._messages and not self._over:
                 self._came.clear()
@@ -214,13 +221,13 @@ class EngineAnswering:
         await send_body(send, b"", more=False)
 
     def _receive(self, message: Message) -> None:
-        """Takes what the engine's thread says, in the event loop."""
+        """Takes a message of the engine's thread, in the event loop."""
         now = time.monotonic()
         if isinstance(message, NextId):
-            first = self._heard_s is None
-            since = self._began_s if self._heard_s is None else self._heard_s
+            first = self._token_s is None
+            since = self._began_s if self._token_s is None else self._token_s
             (self._metrics.first_token if first else self._metrics.gap).observe(now - since)
-            self._heard_s = now
+            self._token_s = now
         elif isinstance(message, Over):
             self._over = True
             self._metrics.ended(message.stats, Finish(message.finish), now - self._began_s)
@@ -231,7 +238,7 @@ class EngineAnswering:
 
     # -- on the engine's thread ------------------------------------------------------------------------
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         answer = event.answer
         stats = replace(answer.stats)  # it goes on counting
         message: Message

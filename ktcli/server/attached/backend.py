@@ -154,7 +154,7 @@ class AttachedSession:
         return self._answer
 
     def step(self) -> list[Event]:
-        """The events that came."""
+        """Returns the events that have arrived."""
         answer, exchange = self._answer, self._exchange
         if answer is None or exchange is None:
             return []
@@ -163,22 +163,22 @@ class AttachedSession:
         events: list[Event] = []
         try:
             for line in exchange.lines():
-                events += self._heard(answer, self._read.decode(line))
+                events += self._events_of(answer, self._read.decode(line))
                 if answer.finish is not None:
                     return events
             if exchange.ended:
                 raise self._backend.served.gone()
         except msgspec.DecodeError as error:
             said = KtError(
-                f"the server of {self._backend.name} is of another version of kt ({error})"
+                f"the server of {self._backend.name} runs another version of kt ({error})"
             )
             events.append(self._end(answer, Finish.FAILED, said))
         except KtError as error:
             events.append(self._end(answer, Finish.FAILED, error))
         return events
 
-    def _heard(self, answer: Answer, message: Message) -> list[Event]:
-        """The events of a message."""
+    def _events_of(self, answer: Answer, message: Message) -> list[Event]:
+        """Returns the events of a message."""
         if isinstance(message, Began):
             self.began = message.clocks
             return []
@@ -197,7 +197,7 @@ class AttachedSession:
         return [self._end(answer, finish)]
 
     def _chosen(self, answer: Answer, message: NextId) -> list[Event]:
-        """Takes an id; what the conversation ends with it the server need not know."""
+        """Returns the events of an id; the conversation may end with it where the server does not know."""
         if not answer.ids:
             self._engine.clocks, answer.depths = message.clocks, message.depths
         answer.ids.append(message.id)
@@ -226,14 +226,14 @@ class AttachedSession:
 
 
 def _take(stats: Stats, said: Stats) -> None:
-    """Takes over what a server counted."""
+    """Copies the counts of a server."""
     for each in fields(Stats):
         setattr(stats, each.name, getattr(said, each.name))
 
 
 def find(ready: Ready) -> tuple[ServerPlace, EngineFacts | None] | None:
-    """The server of this library that has a model loaded, the one with the longest context, and what it says of it;
-    else the first that can load it, and None. None alone: no server has it."""
+    """Returns a running server of this library for a model: the one that has it loaded with the longest context, and
+    its facts, else the first that can load it, and None. None alone: there is no such server."""
     pack, loaded, others = library.identity(ready.pack), [], []
     for path in server_sockets():
         served = ServerPlace(path, ready.name)

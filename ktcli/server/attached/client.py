@@ -45,11 +45,11 @@ class ServerPlace(NamedTuple):
         return self.socket.stem
 
     def gone(self) -> NotFound:
-        """The error of a server that does not answer any more."""
+        """Returns the error of a server that has stopped."""
         return NotFound(
-            f"the server of {self.model} at port {self.port} has ended",
-            hint=f"the conversation stays; kt serve {self.model} --background starts another one,"
-            " and kt chat --continue --no-attach goes on without",
+            f"the server of {self.model} on port {self.port} has stopped",
+            hint=f"the conversation is kept; start another server with kt serve {self.model} --background,"
+            " or continue without one: kt chat --continue --no-attach",
         )
 
 
@@ -87,7 +87,7 @@ class Exchange:
         self.ended = False
 
     def lines(self, wait_s: float = WAIT_S) -> list[bytes]:
-        """The lines that came, in `wait_s` seconds at most; `ended` is true behind the last.
+        """Returns the lines that arrive within `wait_s` seconds; `ended` is true after the last.
 
         Raises:
             KtError: the server refuses the request, with its reason.
@@ -99,7 +99,7 @@ class Exchange:
         return [line for line in lines if line]
 
     def whole(self, seconds: float = float("inf")) -> bytes:
-        """The body of a short answer.
+        """Returns the body of a short response.
 
         Raises:
             TimeoutError: it does not come in time. KtError: the request is refused.
@@ -113,7 +113,7 @@ class Exchange:
         return self._data
 
     def _read(self, wait_s: float) -> None:
-        """Takes what is there; whoever stops saying anything has ended."""
+        """Reads the bytes that are there; sets `ended` at the end of the connection."""
         if self.ended or not select.select([self._connection], [], [], wait_s)[0]:
             return
         try:
@@ -125,10 +125,10 @@ class Exchange:
         self.ended = not came
         self._data += came
         if len(self._data) > _MOST_BYTES:
-            raise KtError(f"the server at {self._served.socket} says what no server of kt says")
+            raise KtError(f"the server at {self._served.socket} sent an invalid response")
 
     def _take_head(self) -> bool:
-        """Takes the head of the answer; returns whether it was there."""
+        """Parses the head of the response; returns whether it was there."""
         head, found, rest = self._data.partition(b"\r\n\r\n")
         if not found:
             if self.ended:
@@ -145,17 +145,19 @@ class Exchange:
 
 
 def _refused(status: Sequence[bytes], body: bytes) -> KtError:
-    """The error that a server gives instead of an answer."""
+    """Returns the error of a response."""
     try:
         said = msgspec.json.decode(body, type=_Envelope).error.message
     except msgspec.DecodeError:
         said = ""
     kind = Busy if status in ([b"429"], [b"503"]) else KtError
-    return kind(said or f"the server refuses: {b''.join(status).decode('latin-1')[:20]}")
+    return kind(
+        said or f"the server refused the request: HTTP {b''.join(status).decode('latin-1')[:20]}"
+    )
 
 
 def facts_of(served: ServerPlace, pack: str) -> EngineFacts | LoadableEngine | None:
-    """What a server says of a conversion; None: it does not listen or answer, or has no such model."""
+    """Returns the facts of a conversion on a server; None: it does not listen or answer, or has no such model."""
     try:
         return _asked(Exchange(served, _path("", pack)), _EITHER, FACTS_S)
     except (TimeoutError, KtError, OSError):
@@ -163,7 +165,7 @@ def facts_of(served: ServerPlace, pack: str) -> EngineFacts | LoadableEngine | N
 
 
 def load(served: ServerPlace, pack: str) -> EngineFacts:
-    """Lets a server load a conversion, and waits for it.
+    """Asks a server to load a conversion and waits for it; returns the facts of its engine.
 
     Raises:
         KtError: it cannot be loaded there.
@@ -187,6 +189,6 @@ def _asked(
     try:
         return decoder.decode(exchange.whole(seconds))
     except msgspec.DecodeError as error:
-        raise KtError(f"the server is of another version of kt ({error})") from error
+        raise KtError(f"the server runs another version of kt ({error})") from error
     finally:
         exchange.close()

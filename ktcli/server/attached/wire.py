@@ -1,7 +1,7 @@
 """The messages of `/engine`, by which `kt chat` uses a server's models: ids in, ids out, as one does with an engine.
 
-A request is a JSON document, and what comes back is a line of JSON for each step; empty lines only show that the server
-lives. Only the server's owner can send them, see `api`.
+A request is a JSON document, and what comes back is a line of JSON for each step; empty lines keep the
+connection alive. Only the server's owner can send them, see `api.py`.
 """
 
 from __future__ import annotations

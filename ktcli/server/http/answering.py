@@ -1,6 +1,6 @@
-"""Sends the answers to a request: whole, or as a stream that is kept alive while nothing is said.
+"""Sends the answers to a request: whole, or as a stream with keep-alive bytes while there is no text.
 
-Headers go out at once, before the prompt is read. A client that leaves ends its answers within one step.
+Headers go out at once, before the prefill. A client that disconnects cancels its answers within one step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-ALIVE_S = 5.0  # of silence, after which a stream shows that it is alive
+ALIVE_S = 5.0  # without text, after which a stream sends keep-alive bytes
 SEND_S = 60.0  # in which a client must take what is sent
 _WAIT_S = 3600.0  # nothing depends on it
 
@@ -29,25 +29,25 @@ class WireReply(Protocol):
     """The answers in the shape of one API."""
 
     media_type: str
-    alive: bytes  # what shows that a stream is alive
+    alive: bytes  # the keep-alive bytes of a stream
 
     def begin(self) -> bytes:
-        """The beginning of a stream."""
+        """Returns the beginning of a stream."""
 
     def take(self, events: list[AnswerEvent]) -> bytes:
-        """Takes events; returns what a stream says of them."""
+        """Takes events; returns the part of a stream that they make."""
 
     def end(self) -> bytes:
-        """The end of a stream."""
+        """Returns the end of a stream."""
 
     def failed(self, refusal: Refusal) -> bytes:
-        """The end of a stream that failed."""
+        """Returns the end of a stream that failed."""
 
     def whole(self) -> bytes:
-        """The document of all answers."""
+        """Returns the document of all answers."""
 
     def refused(self, refusal: Refusal) -> bytes:
-        """The document of an error."""
+        """Returns the document of an error."""
 
 
 class Answering:

@@ -1,4 +1,4 @@
-"""The application: which path leads to which handler, and how errors look in each API."""
+"""Makes the ASGI application: the routes of all APIs, and the form of errors in each."""
 
 from __future__ import annotations
 
@@ -30,60 +30,60 @@ from ktcli.server.http.openai.envelope import STREAM as OPENAI
 from ktcli.server.http.openai.envelope import encode, error_of
 from ktcli.server.http.openai.models import model, models
 from ktcli.server.http.openai.responses import STREAM as RESPONSES
-from ktcli.server.http.openai.responses import input_tokens, kept, responses
+from ktcli.server.http.openai.responses import input_tokens, responses, stored
 from ktcli.server.http.openai.text import completions
 from ktcli.server.http.openapi import openapi
 from ktcli.server.http.page import files as page
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.state import ServerState, state_of
-from ktcli.server.http.waiting import Handler, StreamStyle, patient
+from ktcli.server.http.waiting import Handler, StreamStyle, waiting_handler
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def application(state: ServerState) -> App:
-    """The ASGI application of a server."""
+    """Returns the ASGI application of a server."""
     routes = [
         Route("/health", own.health),
         Route("/server", own.server),
         Route(PATH, engineapi.facts, include_in_schema=False),
-        Route(f"{PATH}/load", _patient(engineapi.load), methods=["POST"], include_in_schema=False),
+        Route(f"{PATH}/load", _waiting(engineapi.load), methods=["POST"], include_in_schema=False),
         Route(
             f"{PATH}/generate",
-            _patient(engineapi.generate),
+            _waiting(engineapi.generate),
             methods=["POST"],
             include_in_schema=False,
         ),
         Route("/metrics", own.metrics),
-        Route("/tokenize", _patient(own.tokenize), methods=["POST"]),
-        Route("/detokenize", _patient(own.detokenize), methods=["POST"]),
+        Route("/tokenize", _waiting(own.tokenize), methods=["POST"]),
+        Route("/detokenize", _waiting(own.detokenize), methods=["POST"]),
         Route("/cancel/{id}", own.cancel, methods=["POST"]),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
-        Route("/v1/chat/completions", _patient(chat_completions, OPENAI), methods=["POST"]),
-        Route("/v1/completions", _patient(completions, OPENAI), methods=["POST"]),
-        Route("/v1/responses", _patient(responses, RESPONSES), methods=["POST"]),
-        Route("/v1/responses/input_tokens", _patient(input_tokens), methods=["POST"]),
+        Route("/v1/chat/completions", _waiting(chat_completions, OPENAI), methods=["POST"]),
+        Route("/v1/completions", _waiting(completions, OPENAI), methods=["POST"]),
+        Route("/v1/responses", _waiting(responses, RESPONSES), methods=["POST"]),
+        Route("/v1/responses/input_tokens", _waiting(input_tokens), methods=["POST"]),
         Route("/", page.root),
         Route("/page/{name}", page.part, include_in_schema=False),
         Route("/api/version", ollama.version),
         Route("/api/tags", ollama.tags),
         Route("/api/ps", ollama.running),
         Route("/api/show", ollama.show, methods=["POST"]),
-        Route("/api/chat", _patient(chat, OLLAMA), methods=["POST"]),
-        Route("/api/generate", _patient(generate, OLLAMA), methods=["POST"]),
-        Route("/api/pull", _patient(ollama_library.pull), methods=["POST"]),
+        Route("/api/chat", _waiting(chat, OLLAMA), methods=["POST"]),
+        Route("/api/generate", _waiting(generate, OLLAMA), methods=["POST"]),
+        Route("/api/pull", _waiting(ollama_library.pull), methods=["POST"]),
         Route("/api/delete", ollama_library.delete, methods=["DELETE"]),
         Route("/api/copy", ollama_library.copy, methods=["POST"]),
         Route("/api/embed", ollama_library.embed, methods=["POST"], include_in_schema=False),
         Route("/api/embeddings", ollama_library.embed, methods=["POST"], include_in_schema=False),
-        Route("/v1/messages", _patient(messages, ANTHROPIC), methods=["POST"]),
-        Route("/v1/messages/count_tokens", _patient(count_tokens), methods=["POST"]),
+        Route("/v1/messages", _waiting(messages, ANTHROPIC), methods=["POST"]),
+        Route("/v1/messages/count_tokens", _waiting(count_tokens), methods=["POST"]),
     ]
     routes.append(Route("/openapi.json", openapi(routes, has_key=bool(state.rules.key))))
     routes += [
-        _others("/v1/responses/{other:path}", ["GET", "POST", "DELETE"], kept, routes),
-        _others("/api/{other:path}", ["POST", "DELETE"], ollama_library.unsupported, routes),
+        _others("/v1/responses/{other:path}", ["GET", "POST", "DELETE"], stored, routes),
+        _others("/api/{other:path}", ["GET", "POST", "DELETE"], ollama_library.unsupported, routes),
     ]
     kinds = (HTTPException, Refusal, KtError, Exception)
     handlers = dict.fromkeys(kinds, _failed)
@@ -93,7 +93,7 @@ def application(state: ServerState) -> App:
 
 
 def _others(path: str, methods: list[str], handler: Endpoint, known: Sequence[Route]) -> Route:
-    """The route of paths that have none of their own; where one has, another method is refused as everywhere."""
+    """Returns a catch-all route below a prefix; a path that has a route of its own gets 405 for other methods."""
     of = {each.path: sorted(each.methods or ()) for each in known}
 
     async def handle(request: Request) -> Response:
@@ -104,13 +104,13 @@ def _others(path: str, methods: list[str], handler: Endpoint, known: Sequence[Ro
     return Route(path, handle, methods=methods, include_in_schema=False)
 
 
-def _patient(handler: Handler, style: StreamStyle | None = None) -> Handler:
-    """A handler that waits for a model with its client; see `patient`."""
-    return patient(handler, style, _refusal)
+def _waiting(handler: Handler, style: StreamStyle | None = None) -> Handler:
+    """Returns a handler that keeps the connection alive until the answer can begin; see `waiting_handler`."""
+    return waiting_handler(handler, style, _refusal)
 
 
 def refused(path: str, refusal: Refusal) -> tuple[bytes, dict[str, str]]:
-    """The body and headers of a refusal in the API that a path belongs to."""
+    """Returns the body and headers of an error response, in the format of the API that a path belongs to."""
     if path.startswith("/api/"):
         said: dict[str, Any] = {"error": refusal.message}
     elif path.startswith("/v1/messages"):
@@ -120,28 +120,28 @@ def refused(path: str, refusal: Refusal) -> tuple[bytes, dict[str, str]]:
     return encode(said), {**refusal.headers, "content-type": "application/json"}
 
 
-def _of_mistake(error: Exception) -> str:
-    """A mistake of kt's own, for whoever runs the server: where it was made, not what the client said."""
+def _log_line_of(error: Exception) -> str:
+    """Returns the log line of an unexpected exception: its type and call stack, without anything a client sent."""
     frames = traceback.extract_tb(error.__traceback__)
     where = " < ".join(f"{frame.name} ({frame.lineno})" for frame in reversed(frames[-4:]))
-    return f"kt made a mistake ({type(error).__name__} in {where}); the server goes on"
+    return f"internal error: {type(error).__name__} in {where}; the server keeps running"
 
 
 def _refusal(request: Request, error: Exception) -> Refusal:
-    """What a client is told of an error; mistakes of kt's own are told to whoever runs the server, too."""
+    """Maps an exception to the HTTP error that the client receives; logs it where it is unexpected."""
     if isinstance(error, HTTPException):
-        said = {404: f"there is no {request.url.path[:200]} here", 405: "not this method"}
-        return Refusal(error.status_code, said.get(error.status_code, error.detail))
+        path = request.url.path[:200]
+        said = {404: f"Not Found: {path}", 405: f"Method Not Allowed: {request.method} {path}"}
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "")
+        return Refusal(error.status_code, said.get(error.status_code, error.detail), "", code)
     refusal = Refusal.of(error)
     if refusal.code == "internal_error":
-        state_of(request).listener.warn(_of_mistake(error))
+        state_of(request).listener.warn(_log_line_of(error))
     return refusal
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     refusal = _refusal(request, error)
     body, headers = refused(request.url.path, refusal)
-    more = (
-        getattr(error, "headers", None) or {}
-    )  # which methods there are, where it is not this one
+    more = getattr(error, "headers", None) or {}  # `Allow`, of a 405
     return Response(body, refusal.status, {**more, **headers})

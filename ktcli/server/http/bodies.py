@@ -1,4 +1,4 @@
-"""Bounds the memory of all bodies that a server has received and not yet understood."""
+"""Limits the memory of all request bodies that a server has received and not yet parsed."""
 
 from __future__ import annotations
 
@@ -7,48 +7,50 @@ from contextlib import contextmanager
 
 from ktcli.server.http.refusals import Refusal
 
-PLACE = "kt.place"  # the key of a scope under which the guard puts the place of its body
+RESERVATION = (
+    "kt.reservation"  # the key of a scope under which the guard puts the memory of its body
+)
 ALL_BYTES = 64 << 20
-# Of each body these do not count, so that small requests come in while large ones take their time.
+# The first bytes of each body do not count, so that small requests are accepted while large ones are slow.
 FREE_BYTES = 64 << 10
 
 
 class Bodies:
-    """The bodies of one server; for its event loop."""
+    """Counts the bytes of the request bodies of one server; for its event loop."""
 
     def __init__(self) -> None:
         self.taken_bytes = 0
 
     @contextmanager
-    def place(self) -> Iterator[BodyPlace]:
-        """Holds a place for a body, which is given back at the end if not before."""
-        place = BodyPlace(self)
+    def reservation(self) -> Iterator[BodyReservation]:
+        """Yields a reservation of memory for one body; releases it at the end if it was not released before."""
+        made = BodyReservation(self)
         try:
-            yield place
+            yield made
         finally:
-            place.release()
+            made.release()
 
 
-class BodyPlace:
-    """What one body takes of the memory for all."""
+class BodyReservation:
+    """The memory that one request body takes of the limit for all."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies, self._taken_bytes = bodies, 0
 
     def grow(self, size_bytes: int) -> None:
-        """Takes the memory of a body that has now so many bytes.
+        """Reserves memory for a body that has `size_bytes` so far.
 
         Raises:
-            Refusal: the others leave too little.
+            Refusal: the bodies of all requests would exceed the limit.
         """
         more = max(0, size_bytes - FREE_BYTES) - self._taken_bytes
         if self._bodies.taken_bytes + more > ALL_BYTES:
-            said = f"the requests that are being received have more than {ALL_BYTES >> 20} MiB together, come again"
+            said = f"too many request bodies at once: the limit is {ALL_BYTES >> 20} MiB in total, try again later"
             raise Refusal(503, said, "", "busy")
         self._bodies.taken_bytes += more
         self._taken_bytes += more
 
     def release(self) -> None:
-        """Gives the memory back; a second call does nothing."""
+        """Releases the memory; a second call does nothing."""
         self._bodies.taken_bytes -= self._taken_bytes
         self._taken_bytes = 0

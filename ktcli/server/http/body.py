@@ -1,4 +1,4 @@
-"""Reads the bodies of requests: JSON of a bounded depth and size in memory, as a structure whose fields are checked."""
+"""Parses the bodies of requests: JSON of a bounded depth and decoded size, as a structure whose fields are checked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ktcli.server.http.refusals import Refusal
 
 T = TypeVar("T")
 BODY = "kt.body"  # the key of a scope under which the guard puts the body of a request
-DEPTH_MOST = 64  # of arrays and objects in each other; what agents send has about 15
+DEPTH_MOST = 64  # nested arrays and objects; what agents send has about 15
 DECODED_BYTES_MOST = 80 << 20  # a million ids take 64 MiB
 _LARGE_BYTES = 1 << 18  # that are looked at on another thread
 _BLOCK_BYTES = 1 << 20
@@ -30,12 +30,12 @@ _BEYOND_16_BITS = re.compile(rb"[\xf0-\xf4]")
 
 @dataclass(frozen=True, slots=True)
 class JsonShape:
-    """How a JSON text is made.
+    """The depth and size of a JSON document.
 
     Attributes:
-        depth: of arrays and objects in each other.
-        values: arrays, objects, and values in them, names of fields included; 0: it is one plain value.
-        decoded_bytes: that its values take in memory, texts aside.
+        depth: the nesting depth of arrays and objects.
+        values: the number of arrays, objects, and values in them, names of fields included; 0: it is one plain value.
+        decoded_bytes: the memory that its values take once decoded, without their strings.
     """
 
     depth: int
@@ -44,7 +44,7 @@ class JsonShape:
 
     @property
     def is_small(self) -> bool:
-        """Tells whether the text can be decoded whatever its strings are."""
+        """Tells whether the document can be decoded whatever its strings are."""
         return self.depth <= DEPTH_MOST and self.decoded_bytes <= _LARGE_BYTES
 
 
@@ -57,10 +57,10 @@ _HIGH_ALONE, _LOW_ALONE = (
 
 
 async def body_of(request: Request, kind: type[T]) -> T:
-    """The body of a request.
+    """Returns the parsed body of a request.
 
     Raises:
-        Refusal: it is no JSON of this kind, the field is named; it is nested too deep, or has too many values.
+        Refusal: it is not valid JSON, a field (which is named) has the wrong type, or it is too deep or too large.
     """
     data: bytes = request.scope[BODY]
     if len(data) > _LARGE_BYTES:
@@ -72,14 +72,17 @@ async def body_of(request: Request, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$")
         field = where.rstrip("`").lstrip(".")
-        raise Refusal(400, f"{field or 'the request'}: {what}", field, "invalid_type") from error
+        raise Refusal(
+            400, f"{field or 'the request body'}: {what}", field, "invalid_type"
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refusal(400, f"the request is no JSON: {error}", "", "invalid_json") from error
+        raise Refusal(
+            400, f"the request body is not valid JSON: {error}", "", "invalid_json"
+        ) from error
 
 
 async def _decoded(data: bytes, kind: type[T]) -> T:
-    """Decodes a body; one that has halves of surrogate pairs, which JavaScript makes where it cuts a text, is decoded
-    with U+FFFD in their places."""
+    """Decodes a body; lone surrogates, which JavaScript makes where it cuts a text, become U+FFFD."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
@@ -93,7 +96,7 @@ async def _decoded(data: bytes, kind: type[T]) -> T:
 
 
 def whole_pairs(data: bytes) -> bytes:
-    """A JSON text with U+FFFD for each escaped half of a surrogate pair that has no other half beside it."""
+    """Returns a JSON document with each escaped lone surrogate replaced by U+FFFD."""
     if _BACKSLASH in data:
         return data
     plain = data.replace(rb"\\", _BACKSLASH)  # else the second one would seem to begin an escape
@@ -102,22 +105,22 @@ def whole_pairs(data: bytes) -> bytes:
 
 
 def require_decodable(data: bytes) -> None:
-    """Refuses a JSON text that is nested too deep, or would take too much memory.
+    """Checks the nesting depth and decoded size of a JSON document.
 
     Raises:
-        Refusal: it is.
+        Refusal: it is nested too deeply, or would take too much memory.
     """
     shape = shape_of(data)
     if shape.depth > DEPTH_MOST:
-        said = f"the request is nested {shape.depth} deep, {DEPTH_MOST} is the most"
+        said = f"the request body is nested {shape.depth} levels deep; the limit is {DEPTH_MOST}"
         raise Refusal(400, said, "", "nested_too_deep")
-    if shape.decoded_bytes + _letter_bytes(data) * len(data) > DECODED_BYTES_MOST:
-        said = f"the request has about {shape.values:,} values, which take more than {DECODED_BYTES_MOST >> 20} MiB"
+    if shape.decoded_bytes + _char_bytes(data) * len(data) > DECODED_BYTES_MOST:
+        said = f"the request body has about {shape.values:,} values, over {DECODED_BYTES_MOST >> 20} MiB when decoded"
         raise Refusal(413, said, "", "request_too_large")
 
 
-def _letter_bytes(data: bytes) -> int:
-    """The bytes that a character of the texts in a JSON text takes at most."""
+def _char_bytes(data: bytes) -> int:
+    """Returns the bytes per character that the strings of a JSON document take at most."""
     escaped, ascii = b"\\u" in data, data.isascii()
     if (escaped and _PAIR.search(data)) or (not ascii and _BEYOND_16_BITS.search(data)):
         return 4
@@ -125,7 +128,7 @@ def _letter_bytes(data: bytes) -> int:
 
 
 def shape_of(data: bytes) -> JsonShape:
-    """The shape of a JSON text, before it is decoded; of another text any. If it is small it may be overstated.
+    """Returns the depth and size of a JSON document, or upper bounds where it is small; undefined for other input.
 
     It takes about 1 ns a byte, and memory for 1 MiB at a time.
     """

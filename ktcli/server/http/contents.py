@@ -1,8 +1,8 @@
-"""Contents of messages as clients send them, as the text that a chat template takes.
+"""Flattens the contents of messages, as clients send them, into the text that a chat template takes.
 
-Only text can be read. What else the last question holds is refused by name; in what was said before, and in the
-results of tools, a sentence stands in its place: a client sends its history again with each request, and one that is
-refused once would be refused for ever.
+Only text is supported. Other content of the last user message is refused by name; in earlier messages, and in results
+of tools, a placeholder takes its place: a client sends its history again with each request, and one that is refused
+once would be refused for ever.
 """
 
 from __future__ import annotations
@@ -28,59 +28,67 @@ _KINDS = {  # of blocks that a model which reads text cannot see
 
 
 def text_of(content: Any, where: str, *, asked: bool = False, gap: str = "") -> str:
-    """The text of a content: a text, a list of blocks, or null.
+    """Returns the text of a message's content, which is a string, a block, a list of blocks, or null.
 
     Args:
-        where: the field that it is.
-        asked: whether it is the last question's.
-        gap: what stands between the texts of blocks.
+        where: the path of the field, for errors.
+        asked: whether it belongs to the last user message.
+        gap: the separator between the texts of blocks.
     Raises:
-        Refusal: it is neither text nor blocks, or the last question holds something that is no text.
+        Refusal: it is neither a string nor blocks, or the last user message has a block that is not text.
     """
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, Mapping):
         return _block(content, where, asked) or ""
     if not isinstance(content, list):
-        raise Refusal(400, f"{where} is not a text", where, "unsupported_value")
+        raise Refusal(
+            400, f"{where} must be a string or a list of content blocks", where, "unsupported_value"
+        )
     texts = (_block(block, f"{where}[{at}]", asked) for at, block in enumerate(content))
     return gap.join(text for text in texts if text is not None)
 
 
 def last_question(roles: Sequence[Any]) -> int:
-    """The place of the last question among messages of these roles; -1: there is none."""
-    return max((at for at, role in enumerate(roles) if role == "user"), default=-1)
+    """Returns the index of the question that is to be answered now, given the roles of all messages; -1: there is none.
+
+    A user message that an answer follows is history. So is one right behind the result of a tool: agents put pictures
+    there that a tool returned, and nobody can take them back.
+    """
+    at = max((at for at, role in enumerate(roles) if role == "user"), default=-1)
+    is_answered = any(role in ("assistant", "tool") for role in roles[at + 1 :])
+    return -1 if is_answered or (at > 0 and roles[at - 1] == "tool") else at
 
 
 def unseen(what: str) -> str:
-    """The sentence in the place of something that is no text."""
+    """Returns the placeholder for content that is not text."""
     return f"[{what}, which this model cannot see]"
 
 
 def _block(block: Any, where: str, asked: bool) -> str | None:
-    """The text of a block; None: it has none."""
+    """Returns the text of a content block; None: it has none."""
     if isinstance(block, str):
         return block
     if not isinstance(block, Mapping):
-        raise Refusal(400, f"{where} is not a block of content", where, "unsupported_value")
+        raise Refusal(400, f"{where} must be a content block", where, "unsupported_value")
     kind = block.get("type") if isinstance(block.get("type"), str) else ""
     text = block.get("refusal") if kind == "refusal" else block.get("text")
     if isinstance(text, str) and (kind in _TEXTS or kind not in _KINDS):
         return text
     if kind in _TEXTS:
-        raise Refusal(400, f"{where}.text is not a text", f"{where}.text", "unsupported_value")
+        raise Refusal(400, f"{where}.text must be a string", f"{where}.text", "unsupported_value")
     if (found := _inner_text(block, where)) is not None:
         return found
     if kind not in _KINDS:
         return None
     if asked:
-        said = f"{where} is {_KINDS[kind]}; this model reads text only"
+        said = f"{where} is {_KINDS[kind]}; this model accepts text only"
         raise Refusal(400, said, f"{where}.type", "unsupported_value")
     return unseen(_KINDS[kind])
 
 
 def _inner_text(block: Mapping[str, Any], where: str) -> str | None:
-    """The text of a document or of a search result; None: it is none, or has none."""
+    """Returns the text of a document or of a search result; None: the block is neither, or has no text."""
     kind, source = block.get("type"), block.get("source")
     if kind == "search_result":
         found = text_of(block.get("content"), f"{where}.content", gap="\n")

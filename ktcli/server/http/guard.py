@@ -1,8 +1,7 @@
-"""Lets in only requests that may come in: from a page of this server or no page, with the key if there is one, and of
-a bounded size and time.
+"""Checks requests before any handler sees them: Host and Origin, the API key, and the size and time of the body.
 
 A browser sends requests that any page makes, also to servers on this machine; a name that its page controls may even
-lead here (DNS rebinding). So the names by which a loopback server is asked, and the origin of a page, are looked at.
+resolve to here (DNS rebinding). So the Host of requests to a loopback server, and the Origin of a page, are checked.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from ktcli.server.http.answering import App, Receive, Scope, Send
-from ktcli.server.http.bodies import PLACE, Bodies, BodyPlace
+from ktcli.server.http.bodies import RESERVATION, Bodies, BodyReservation
 from ktcli.server.http.body import BODY
 from ktcli.server.http.page.files import PATHS
 from ktcli.server.http.refusals import Refusal
@@ -24,9 +23,9 @@ from ktcli.server.http.state import Rules
 from ktcli.server.process.drain import Drain, cut_off
 
 BODY_BYTES = 16 << 20
-BODY_S = 30.0  # in which a body must be there
+BODY_S = 30.0  # in which a body must have arrived
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-OPEN_PATHS = PATHS | {"/health"}  # that need no key
+OPEN_PATHS = PATHS | {"/health"}  # which need no API key
 PORT_MOST = 65535
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # which change nothing
 _HOST = re.compile(
@@ -39,12 +38,12 @@ NOTED = "kt.noted"  # the key of a scope under which handlers note what the log 
 
 
 class Guard:
-    """An ASGI application before another one.
+    """ASGI middleware that refuses requests, and logs each of them.
 
     Args:
-        drain: counts the requests that are being answered, and lets no more in once the server is to end.
-        refuse: returns the body and headers of a refusal, for a path.
-        log: called after each request with what is said of it; texts of clients are no part of that.
+        drain: counts the requests in progress, and accepts no more once the server shuts down.
+        refuse: returns the body and headers of an error response, given a path.
+        log: called after each request with its log entry, which has no text of a client in it.
     """
 
     def __init__(self, app: App, rules: Rules, drain: Drain, refuse: Refuse, log: Log) -> None:
@@ -65,16 +64,16 @@ class Guard:
             await send(message)
 
         try:
-            # starlette has had errors answered and told, and still raises them
-            with suppress(Exception), self._bodies.place() as place:
-                scope[PLACE] = place
+            # starlette has answered errors, and still raises them
+            with suppress(Exception), self._bodies.reservation() as reservation:
+                scope[RESERVATION] = reservation
                 await self._answer(scope, receive, send_and_note)
         finally:
             about = {"method": scope["method"], "path": _plain(scope["path"][:200]), **noted}
             self._tell(scope.get("client"), about, began_s)
 
     def malformed(self, client: tuple[str, int] | None) -> None:
-        """Logs that what a client sent was no request."""
+        """Logs that a client sent something that is not an HTTP request."""
         self._tell(client, {"method": "?", "path": "?", "status": 400}, time.monotonic())
 
     def _tell(self, client: tuple[str, int] | None, about: dict[str, Any], began_s: float) -> None:
@@ -86,7 +85,7 @@ class Guard:
             headers = _headers(scope)
             self._check(scope, headers)
             self._drain.require_running(scope["path"])
-            scope[BODY] = await _body(receive, headers, scope[PLACE])
+            scope[BODY] = await _body(receive, headers, scope[RESERVATION])
             with self._drain.answering(scope["path"]):
                 if scope[BODY] is not None:
                     await self._app(scope, receive, send)
@@ -100,27 +99,28 @@ class Guard:
         await self._send(scope, refusal, send)
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> None:
-        """Raises: Refusal."""
+        """Checks the headers of a request. Raises: Refusal: it is not allowed."""
         rules, path = self._rules, scope["path"]
         if "content-length" in headers and "transfer-encoding" in headers:
-            said = "Content-Length and Transfer-Encoding contradict each other"
+            said = "Content-Length and Transfer-Encoding cannot be sent together"
             raise Refusal(400, said, "", "bad_request")
         host = _name(headers.get("host"))
         if is_owner(scope):
             return
         if rules.hosts and host not in rules.hosts:
-            raise Refusal(
-                403, f"this server is not asked by the name {host[:100]!r}", "", "bad_host"
-            )
+            raise Refusal(403, f"Host not allowed: {host[:100]}", "", "bad_host")
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != headers.get("host"):
-            raise Refusal(
-                403, f"pages of {origin[:100]!r} may not ask this server", "", "bad_origin"
-            )
+            raise Refusal(403, f"Origin not allowed: {_plain(origin[:100])}", "", "bad_origin")
         if scope["method"] not in _SAFE and headers.get("sec-fetch-site") == "cross-site":
-            raise Refusal(403, "pages of another site may not ask this server", "", "bad_origin")
-        if rules.key and path not in OPEN_PATHS and not _shows(headers, rules.key):
-            raise Refusal(401, "the key is missing or wrong", "", "invalid_api_key")
+            raise Refusal(
+                403,
+                "Origin not allowed: the request comes from a page of another site",
+                "",
+                "bad_origin",
+            )
+        if rules.key and path not in OPEN_PATHS and not _has_key(headers, rules.key):
+            raise Refusal(401, "missing or invalid API key", "", "invalid_api_key")
 
     async def _send(self, scope: Scope, refusal: Refusal, send: Send) -> None:
         body, headers = self._refuse(scope["path"], refusal)
@@ -131,11 +131,13 @@ class Guard:
         await send({"type": "http.response.body", "body": body})
 
 
-async def _body(receive: Receive, headers: dict[str, str], place: BodyPlace) -> bytes | None:
-    """The whole body; None: the client has gone.
+async def _body(
+    receive: Receive, headers: dict[str, str], reservation: BodyReservation
+) -> bytes | None:
+    """Returns the whole request body; None: the client has disconnected.
 
     Raises:
-        Refusal: it is too large or too slow, or there is no room for it now.
+        Refusal: it is too large or too slow, or other bodies take the memory now.
     """
     said = headers.get("content-length", "")
     if said.isdecimal() and int(said[:12]) > BODY_BYTES:
@@ -151,11 +153,13 @@ async def _body(receive: Receive, headers: dict[str, str], place: BodyPlace) -> 
                 size += len(parts[-1])
                 if size > BODY_BYTES:
                     raise _too_large()
-                place.grow(size)
+                reservation.grow(size)
                 if not message.get("more_body"):
                     return b"".join(parts)
     except TimeoutError as error:
-        raise Refusal(408, f"the body did not come in {BODY_S:.0f} s", "", "timeout") from error
+        raise Refusal(
+            408, f"the request body did not arrive within {BODY_S:.0f} s", "", "timeout"
+        ) from error
 
 
 def is_owner(scope: Scope) -> bool:
@@ -164,13 +168,11 @@ def is_owner(scope: Scope) -> bool:
 
 
 def _too_large() -> Refusal:
-    return Refusal(
-        413, f"the request has more than {BODY_BYTES >> 20} MiB", "", "request_too_large"
-    )
+    return Refusal(413, f"the request body exceeds {BODY_BYTES >> 20} MiB", "", "request_too_large")
 
 
 def _headers(scope: Scope) -> dict[str, str]:
-    """The headers by their names; of several of one name the first."""
+    """Returns the headers by lower-case name; of several with one name the first."""
     found: dict[str, str] = {}
     for name, value in scope["headers"]:
         found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
@@ -178,7 +180,7 @@ def _headers(scope: Scope) -> dict[str, str]:
 
 
 def _name(host: str | None) -> str:
-    """The name by which a server is asked, without the port; empty: HTTP/1.0 needs none.
+    """Returns the host name of a Host header, without the port; empty: there is no header, as in HTTP/1.0.
 
     Raises:
         Refusal: the header is malformed.
@@ -187,20 +189,20 @@ def _name(host: str | None) -> str:
         return ""
     found = _HOST.fullmatch(host)
     if found is None or int(found["port"] or 0) > PORT_MOST:
-        raise Refusal(400, f"the Host header {host[:100]!r} is malformed", "", "bad_host")
+        raise Refusal(400, f"invalid Host header: {host[:100]!r}", "", "bad_host")
     return (found["v6"] or found["name"]).lower()
 
 
 def _plain(text: str) -> str:
-    """A text on one line, in which a log's reader obeys nothing: what is not printable is escaped."""
+    """Returns a text with everything that is not printable escaped, so that it is one line and moves no cursor."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode()
         for each in text
     )
 
 
-def _shows(headers: dict[str, str], key: str) -> bool:
-    """Tells whether a request shows the key; how long that takes says nothing about it."""
+def _has_key(headers: dict[str, str], key: str) -> bool:
+    """Tells whether a request has the API key; compares in constant time."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
     shown = [

@@ -1,7 +1,7 @@
-"""Bounds what a conversation may cost before it is rendered: the thread that renders is there for all clients.
+"""Limits the work of rendering a conversation before it is rendered: one thread renders for all clients.
 
-What is refused here could be no prompt: it has more messages, or far more letters, than the context has tokens, or so
-many messages, values and control words that an honest conversation with as many would be longer than the context.
+What is refused here could not be a prompt: it has more messages, or far more characters, than the context has tokens,
+or so many messages, values and control words that an honest conversation with as many would exceed the context.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MESSAGE_WORK, VALUE_WORK, WORD_WORK = 3, 2, 1
 WORK_MOST = 10_000  # where the context is not so long that an honest conversation has more
 _TOKENS_PER_WORK = 6  # that it would have, at least
 MARKED_WORK_MOST = 4_000  # of a conversation that is rendered several times
-# Letters for each token of the context, up to which tokens are not counted before: languages have about as many.
+# Characters for each token of the context, up to which tokens are not counted before: languages have about as many.
 _USUAL_CHARS = 4
 _THOUGHT_CHARS = 16  # of thoughts, which templates leave out once they are old
 Message = Mapping[str, Any]
@@ -31,7 +31,7 @@ Message = Mapping[str, Any]
 
 @dataclass(slots=True)
 class _InputSize:
-    """What a conversation has, as far as it was looked at.
+    """The size of the part of a conversation that was counted so far.
 
     Attributes:
         context: that it is for.
@@ -65,23 +65,23 @@ class _InputSize:
                 todo += part
 
     def count(self, work: int) -> None:
-        """Raises: ContextFull: with so much more it is too much."""
+        """Adds work. Raises: ContextFull: it is too much then."""
         self.require_room_for(work)
         self.work += work
 
     def require_room_for(self, work: int) -> None:
-        """Raises: ContextFull: with so much more it would be too much."""
+        """Checks that more work can be added. Raises: ContextFull: it would be too much."""
         if self.work + work > work_most(self.context):
             values, messages = work_most(self.context) // VALUE_WORK, _messages_most(self.context)
             raise ContextFull(
                 f"the conversation is too large: with a context of {self.context:,} tokens it can have"
-                f" {messages:,} messages, or {values:,} values in its tools, variables and calls",
+                f" at most {messages:,} messages, or {values:,} values in its tools, variables and calls",
                 hint="send a shorter conversation",
             )
 
 
 def work_most(context: int) -> int:
-    """The most work that a conversation may take."""
+    """Returns the most work that rendering a conversation may take."""
     return max(WORK_MOST, context // _TOKENS_PER_WORK)
 
 
@@ -103,7 +103,7 @@ def rendering_work(
     if len(messages) > (most := _messages_most(context)):
         raise ContextFull(
             f"the conversation has {len(messages):,} messages;"
-            f" with a context of {context:,} tokens it can have {most:,}",
+            f" the limit for a context of {context:,} tokens is {most:,}",
             hint="send a shorter conversation",
         )
     size = _InputSize(context, work=len(messages) * MESSAGE_WORK)
@@ -164,9 +164,9 @@ def require_room(
 
 
 def too_long(tokens: int | None, context: int) -> ContextFull:
-    """The error of a prompt that leaves no room for an answer; None: it was not counted."""
+    """Returns the error of a prompt that leaves no room for an answer; `tokens` is None: they were not counted."""
     said = f"more than {context:,}" if tokens is None else f"{tokens:,}"
     return ContextFull(
-        f"the conversation has {said} tokens and the context holds {context:,}, so there is no room for an answer",
+        f"the conversation has {said} tokens and the context holds {context:,}, which leaves no room for an answer",
         hint="send a shorter conversation, or start kt serve with a larger --context",
     )

@@ -21,7 +21,7 @@ class Metrics:
     """The counters of one server.
 
     Attributes:
-        registry: what is shown.
+        registry: the registry of Prometheus that `/metrics` shows.
     """
 
     def __init__(self, residency: Residency) -> None:
@@ -68,7 +68,7 @@ class Metrics:
 
 
 class _Now(Collector):
-    """What is so at the moment at which it is asked."""
+    """Collects the gauges: requests, pages and memory at the moment of a scrape."""
 
     def __init__(self, residency: Residency) -> None:
         self._residency = residency

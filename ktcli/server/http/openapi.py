@@ -29,8 +29,8 @@ from ktcli.server.http.openai.text import completions
 
 # What each handler reads.
 BODIES: dict[Callable[..., Any], type[msgspec.Struct]] = {
-    own.tokenize: own.TextToCut,
-    own.detokenize: own.IdsToRead,
+    own.tokenize: own.TokenizeBody,
+    own.detokenize: own.DetokenizeBody,
     chat_completions: ChatBody,
     completions: TextBody,
     responses: ResponseBody,
@@ -83,18 +83,18 @@ _ERRORS = {
 
 
 def openapi(routes: Sequence[Route], *, has_key: bool) -> Callable[[Request], Awaitable[Response]]:
-    """The handler that sends the document of some routes."""
+    """Returns the handler that sends the OpenAPI document of the routes."""
     document = encode(openapi_document(routes, has_key=has_key))
 
     async def openapi_json(request: Request) -> Response:
-        """This document."""
+        """Returns this document."""
         return Response(document, media_type=_JSON)
 
     return openapi_json
 
 
 def openapi_document(routes: Sequence[Route], *, has_key: bool) -> dict[str, Any]:
-    """The OpenAPI document of the routes that are in the schema."""
+    """Returns the OpenAPI document of the routes that are in the schema."""
     _, schemas = msgspec.json.schema_components(
         list(BODIES.values()), ref_template=_COMPONENTS + "{name}"
     )
@@ -118,7 +118,7 @@ def openapi_document(routes: Sequence[Route], *, has_key: bool) -> dict[str, Any
 
 
 def _operation(route: Route, method: str) -> dict[str, Any]:
-    """What a path does."""
+    """Returns the operation of one path and method."""
     body = BODIES.get(inspect.unwrap(route.endpoint))
     content: dict[str, Any] = {kind: {"schema": {}} for kind in _media_types(route, body)}
     error = {
@@ -141,7 +141,7 @@ def _operation(route: Route, method: str) -> dict[str, Any]:
 
 
 def _media_types(route: Route, body: type[msgspec.Struct] | None) -> list[str]:
-    """The types of what a path sends."""
+    """Returns the media types of the responses of a path."""
     streams = body is not None and "stream" in body.__struct_fields__
     if not streams or inspect.unwrap(route.endpoint) in _COUNTING:
         return _OTHER_TYPES.get(route.path, [_JSON])

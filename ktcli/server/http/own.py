@@ -1,4 +1,4 @@
-"""kt's own paths: health, metrics, and tokens of a text."""
+"""kt's own paths: health, status, metrics, tokens of a text, and cancelling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ktcli.server.models.loaded import LoadedModel
 from ktcli.server.process.discovery import LoadedStatus, Status
 
 
-class TextToCut(msgspec.Struct):
+class TokenizeBody(msgspec.Struct):
     """A request for the ids of a text."""
 
     content: str = ""
@@ -27,7 +27,7 @@ class TextToCut(msgspec.Struct):
     model: str = ""
 
 
-class IdsToRead(msgspec.Struct):
+class DetokenizeBody(msgspec.Struct):
     """A request for the text of ids."""
 
     tokens: list[int]
@@ -35,8 +35,8 @@ class IdsToRead(msgspec.Struct):
 
 
 async def health(request: Request) -> Response:
-    """Says that the server lives, and what it does; 503 while its own model is being loaded, or could not be again, and
-    when the server is about to end."""
+    """Returns whether the server can answer, and its counts of requests; 503 while its own model is being loaded or
+    could not be loaded again, and while the server shuts down."""
     state = state_of(request)
     running, waiting = state.residency.counts()
     said = {"status": state.status, "running": running, "waiting": waiting}
@@ -44,7 +44,7 @@ async def health(request: Request) -> Response:
 
 
 async def server(request: Request) -> Response:
-    """Says what this server is: its model, its address, what it does, and the models in memory."""
+    """Returns the status of this server: its model, its address, its counts of requests, and the models in memory."""
     state = state_of(request)
     residency, own = state.residency, state.catalogue.own
     running, waiting = residency.counts()
@@ -70,7 +70,7 @@ def _of_loaded(loaded: LoadedModel) -> LoadedStatus:
 
 
 async def metrics(request: Request) -> Response:
-    """The counters, in Prometheus' words."""
+    """Returns the counters in the text format of Prometheus."""
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
     state = state_of(request)
@@ -78,8 +78,8 @@ async def metrics(request: Request) -> Response:
 
 
 async def tokenize(request: Request) -> Response:
-    """The ids of a text; control tokens are words in it, unless they are asked for."""
-    body, state = await body_of(request, TextToCut), state_of(request)
+    """Returns the token ids of a text; control tokens in it are plain text unless `parse_special` is true."""
+    body, state = await body_of(request, TokenizeBody), state_of(request)
     text = body.content or body.prompt
     with await state.lease(body.model) as lease:
         prompts, context = lease.model.prompts, lease.model.backend.engine.context
@@ -89,8 +89,8 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    """The text of ids."""
-    body, state = await body_of(request, IdsToRead), state_of(request)
+    """Returns the text of token ids."""
+    body, state = await body_of(request, DetokenizeBody), state_of(request)
     with await state.lease(body.model) as lease, about("tokens"):
         prompts = lease.model.prompts
         text = await asyncio.wrap_future(state.jobs.ask(lambda: prompts.text_of(body.tokens)))
@@ -98,11 +98,13 @@ async def detokenize(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """Ends an answer of the same caller at the next step, by its id with or without what an API puts before that."""
+    """Cancels a request of the same caller at the next step, by its id with or without the prefix of an API."""
     state, id = state_of(request), request.path_params["id"]
     found = state.answering.get(re.sub(r"^.*[-_]", "", id))
     if found is None or found.over or found.prompt.caller != caller_of(request):
-        raise Refusal(404, f"no answer {id[:100]!r} is being given", "", "not_found")
+        raise Refusal(
+            404, f"Not Found: no request with the id {id[:100]!r} is in progress", "", "not_found"
+        )
     found.cancel()
     return _json({"id": id, "cancelled": True})
 

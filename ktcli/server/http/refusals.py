@@ -1,4 +1,4 @@
-"""Says in HTTP's words what went wrong: a status, a kind and a code, which each API puts into its own envelope."""
+"""HTTP errors: a status, a type and a code, which each API puts into its own envelope."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ktcli.errors import (
     UsageError,
 )
 
-RETRY_S = 2  # after which a client may ask again where a queue was full
+RETRY_S = 2  # after which a client may try again where a queue was full
 _KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -47,14 +47,14 @@ _STATUS: tuple[tuple[type[Exception], int, str | None], ...] = (
 
 @dataclass(eq=False)
 class Refusal(Exception):
-    """A request that is not answered.
+    """An HTTP error, raised where a request cannot be answered.
 
     Attributes:
         status: of HTTP.
         message: one sentence.
         field: the name of the field that is wrong; empty: none.
         code: a word for programs; empty: none.
-        retry_s: the seconds after which the client may ask again, where it may.
+        retry_s: the seconds after which the client may try again, sent with 429 and 503.
     """
 
     status: int
@@ -65,23 +65,23 @@ class Refusal(Exception):
 
     @property
     def kind(self) -> str:
-        """The type of error, as the APIs name it."""
+        """Returns the type of the error, as the APIs name it."""
         return _KINDS.get(self.status, "api_error")
 
     @property
     def headers(self) -> dict[str, str]:
-        """What HTTP says beside the envelope."""
+        """Returns the headers that belong to the status."""
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
         return {"Retry-After": str(self.retry_s)} if self.status in (429, 503) else {}
 
     @classmethod
     def of(cls, error: Exception) -> Refusal:
-        """What an error of kt, or one that nobody expected, is to a client."""
+        """Maps an exception to the HTTP error that the client receives."""
         if isinstance(error, Refusal):
             return error
         if not isinstance(error, KtError):
-            return cls(500, f"kt made a mistake ({type(error).__name__})", "", "internal_error")
+            return cls(500, f"internal server error ({type(error).__name__})", "", "internal_error")
         hint = f" ({error.hint})" if error.hint else ""
         for kind, status, code in _STATUS:
             if isinstance(error, kind):
@@ -91,7 +91,8 @@ class Refusal(Exception):
 
 @contextmanager
 def about(field: str) -> Iterator[None]:
-    """Names the field that an error is about, also in its sentence: some APIs have no other place for it."""
+    """Turns a UsageError in the block into a 400 that names the field, in its message as well: some APIs have no other
+    place for it."""
     try:
         yield
     except UsageError as error:

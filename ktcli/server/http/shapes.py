@@ -1,4 +1,4 @@
-"""What requests say of the shape of an answer, in the words of the APIs: its form, and the tools that it must call."""
+"""Reads constraints on answers from requests: `response_format`, vLLM's guides, and the choice of tools."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ToolChoice:
 
 
 def form_of_format(said: Mapping[str, Any] | None) -> Form | None:
-    """What OpenAI's `response_format` asks for; None: anything.
+    """Returns the form that OpenAI's `response_format` asks for; None: any text.
 
     Raises:
         Refusal: it cannot be used.
@@ -53,7 +53,9 @@ def form_of_format(said: Mapping[str, Any] | None) -> Form | None:
     if kind == "json_object" and "schema" not in said:
         return Form.of_object(field)
     if kind not in ("json_object", "json_schema"):
-        words = f"response_format.type is {str(kind)[:40]!r}, it can be text, json_object or json_schema"
+        words = (
+            f"response_format.type must be text, json_object or json_schema, not {str(kind)[:40]!r}"
+        )
         raise Refusal(400, words, f"{field}.type", "unsupported_value")
     inner = said if kind == "json_object" else said.get("json_schema")
     where = f"{field}.schema" if kind == "json_object" else f"{field}.json_schema.schema"
@@ -61,7 +63,7 @@ def form_of_format(said: Mapping[str, Any] | None) -> Form | None:
 
 
 def form_of_guides(said: Mapping[str, Any], prefix: str) -> Form | None:
-    """What vLLM's fields ask for; None: anything.
+    """Returns the form that vLLM's fields ask for; None: any text.
 
     Args:
         said: the value of each of GUIDES, None for those that are not there.
@@ -74,7 +76,7 @@ def form_of_guides(said: Mapping[str, Any], prefix: str) -> Form | None:
         return None
     field = f"{prefix}{given[0]}"
     if len(given) > 1:
-        words = f"{field} and {prefix}{given[1]} contradict each other"
+        words = f"{field} and {prefix}{given[1]} cannot be used together"
         raise Refusal(400, words, f"{prefix}{given[1]}", "unsupported_value")
     return Form(_NOTATIONS[given[0]], said[given[0]], field)
 
@@ -82,20 +84,25 @@ def form_of_guides(said: Mapping[str, Any], prefix: str) -> Form | None:
 def with_tools(
     options: AnswerOptions, offered: Sequence[Mapping[str, Any]], choice: ToolChoice
 ) -> AnswerOptions:
-    """Options with tools: where a form is asked for, a call is required, or all tools are strict, the answer is held to
-    it.
+    """Returns options with tools; where a form is asked for, a call is required, or all tools are strict, the answer is
+    constrained to it.
 
     Raises:
         Refusal: a tool is required that is not offered.
     """
     if choice.required and not offered:
-        raise Refusal(400, f"{choice.field}: there are no tools", choice.field, "unsupported_value")
+        raise Refusal(
+            400,
+            f"{choice.field} requires a call, but the request has no tools",
+            choice.field,
+            "unsupported_value",
+        )
     if not offered:
         return options
     tools = Tools.of(offered)
     options = replace(options, tools=tools)
     if choice.name and choice.name not in tools.parameters:
-        words = f"{choice.field} names {choice.name[:60]!r}, which is none of the tools"
+        words = f"{choice.field} names {choice.name[:60]!r}, which is not one of the tools"
         raise Refusal(400, words, choice.field, "unsupported_value")
     names = [choice.name] if choice.name else list(tools.parameters)
     some = Tools({name: tools.parameters[name] for name in names})

@@ -1,4 +1,4 @@
-"""What the handlers of all APIs share: the models, the thread for prompts, and the rules of this server."""
+"""The application state: what the handlers of all APIs share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ktcli.server.models.catalogue import Catalogue
 from ktcli.server.models.constraining import submitted
 from ktcli.server.models.generation import Generation
 from ktcli.server.models.jobs import Jobs
-from ktcli.server.models.librarian import Librarian
+from ktcli.server.models.libraryeditor import LibraryEditor
 from ktcli.server.models.loaded import Lease
 from ktcli.server.models.model import ServedModel
 from ktcli.server.models.prompts import PromptMaker
@@ -41,12 +41,12 @@ class Rules:
     """The rules of a server.
 
     Attributes:
-        key: the key that clients must show; empty: none.
-        hosts: the names under which it may be asked; empty: any.
+        key: the API key that clients must send; empty: none.
+        hosts: the allowed values of Host; empty: any.
         strict_model: whether a request must name the model that is loaded.
         aliases: further names of the model.
         address: where it says that it is, for `kt ps`.
-        drain_s: the seconds that answers may take to finish once the server is told to end.
+        drain_s: the seconds that answers may take to finish once the server shuts down.
     """
 
     key: str = ""
@@ -58,14 +58,14 @@ class Rules:
 
 
 class Cancellable(Protocol):
-    """An answer that can be ended."""
+    """An answer that can be cancelled."""
 
     def cancel(self) -> None:
-        """Ends it at the next step."""
+        """Cancels it at the next step."""
 
 
 class ModelAbilities(NamedTuple):
-    """What a model's texts say of it.
+    """What a model can do, as its texts say.
 
     Attributes:
         template: the source of its chat template.
@@ -86,23 +86,23 @@ class ModelAbilities(NamedTuple):
 
 @dataclass(slots=True)
 class ServerState:
-    """What the handlers of all APIs share.
+    """The application state, shared by the handlers of all APIs.
 
     Attributes:
-        librarian: changes the library for clients; None: nobody does.
-        listener: hears what goes wrong.
+        editor: pulls and removes models for clients; None: it is not allowed.
+        listener: receives warnings.
         log: called after each request, see `Guard`.
         begun: whether the server's own model has been loaded once.
         since: when the server began, seconds since 1970.
         abilities: of models, by their keys and identities.
-        attached: the answers to chats of this user, which end where they are.
+        attached: the answers to attached chats, which are cancelled when the server ends.
     """
 
     residency: Residency
     catalogue: Catalogue
     jobs: Jobs
     rules: Rules = field(default_factory=Rules)
-    librarian: Librarian | None = None
+    editor: LibraryEditor | None = None
     listener: Listener = SILENT
     log: Callable[[dict[str, Any]], None] = lambda entry: None
     begun: bool = False
@@ -119,8 +119,8 @@ class ServerState:
 
     @property
     def status(self) -> str:
-        """How the server is: "draining" when it is about to end, else how its own model is: "loading" at first and
-        after its GPU failed, "failed" where it could not be loaded again, else "ok"."""
+        """Returns the health of the server: "draining" while it shuts down, "loading" while its own model is loaded at
+        first or after its GPU failed, "failed" where it could not be loaded again, else "ok"."""
         own = self.catalogue.own
         if self.drain.begun:
             return "draining"
@@ -129,8 +129,8 @@ class ServerState:
         return "ok" if self.residency.unrecovered(own) is None else "failed"
 
     async def named(self, name: str) -> ModelSource:
-        """The model that a request names: one of the library, or the server's own, since programs name models that
-        they know and mean the one that is here.
+        """Returns the model that a request names: one of the library, or else the server's own, since programs name
+        models that they know and mean the one that is here.
 
         Raises:
             Refusal: it has another name, and the server is strict.
@@ -139,20 +139,20 @@ class ServerState:
         if found is None and self.rules.strict_model:
             raise Refusal(
                 404,
-                f"the model {name[:200]!r} is not served here, {self.catalogue.own.name} is",
+                f"model not found: {name[:200]!r} (this server serves {self.catalogue.own.name})",
                 "model",
                 "model_not_found",
             )
         return found or self.catalogue.own
 
     async def models(self) -> list[ModelSource]:
-        """The models of the library: the server's own first, then those in memory."""
+        """Returns the models of the library: the server's own first, then those in memory."""
         found = await self.catalogue.models()
         own = self.catalogue.own.key
         return sorted(found, key=lambda each: (each.key != own, self.residency.find(each) is None))
 
     async def facts(self, source: ModelSource) -> ModelFacts:
-        """Says what is known of a model, in memory or not.
+        """Returns the facts of a model, in memory or not.
 
         Raises:
             KtError: its files are damaged, or not there any more.
@@ -179,8 +179,8 @@ class ServerState:
         return found
 
     async def rows(self, row: Callable[[ModelSource, ModelFacts, str], T]) -> list[T]:
-        """What a list says of each model of the library, the server's own under each of its names; damaged ones are
-        left out."""
+        """Returns a row for each model of the library, the server's own under each of its names; damaged ones are left
+        out."""
         found = []
         for each in await self.models():
             more = self.rules.aliases if each is self.catalogue.own else ()
@@ -203,7 +203,7 @@ class ServerState:
     async def generation(
         self, lease: Lease, make: Callable[[PromptMaker], EncodedPrompt], options: AnswerOptions
     ) -> Generation:
-        """Makes a prompt on the main thread, and submits it; what the answers must be is compiled meanwhile.
+        """Makes a prompt on the main thread and submits it; returns its generation. Constraints are compiled meanwhile.
 
         The generation has a lease of its own until its answers have ended.
 
@@ -234,7 +234,7 @@ class ServerState:
     async def prompt(
         self, model: ServedModel, make: Callable[[PromptMaker], EncodedPrompt]
     ) -> EncodedPrompt:
-        """Makes a prompt on the main thread.
+        """Returns a prompt, made on the main thread.
 
         Raises:
             KtError: it cannot be made.
@@ -243,12 +243,12 @@ class ServerState:
 
 
 def state_of(request: Request) -> ServerState:
-    """The state that a request came to."""
+    """Returns the application state of a request."""
     found: ServerState = request.app.state.server
     return found
 
 
 def caller_of(request: Request) -> str:
-    """Whose request it is: the key's, or the address's."""
+    """Returns who sent a request: its API key, or its address."""
     key = request.headers.get("authorization") or request.headers.get("x-api-key") or ""
     return key or (request.client.host if request.client else "")

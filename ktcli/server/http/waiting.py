@@ -1,7 +1,7 @@
-"""Waits with a client until its answers can begin: a model may have to be loaded, a long prompt read into ids.
+"""Keeps a connection alive until its answer can begin: a model may have to be loaded, a long prompt tokenized.
 
-Where that takes more than a moment, a stream begins without them: its headers go out, and then bytes that show that
-it is alive; an error that comes later is told in the stream. A request whose client leaves is given up.
+Where that takes more than a moment, a stream begins without the answer: its headers go out, then keep-alive bytes; an
+error that comes later is sent in the stream. A request whose client disconnects is cancelled.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ import msgspec
 from starlette.requests import Request
 
 from ktcli.server.http.answering import ALIVE_S, App, Receive, Scope, Send, send_body, send_start
-from ktcli.server.http.bodies import PLACE
+from ktcli.server.http.bodies import RESERVATION
 from ktcli.server.http.body import BODY
 from ktcli.server.http.refusals import Refusal
 
-SILENT_S = 3.0  # that a stream is waited for before it begins without its answers
+SILENT_S = 3.0  # until a stream begins without its answer
 
 Handler = Callable[[Request], Awaitable[App]]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStyle:
-    """How streams of one API begin and fail before there are any answers.
+    """Describes how streams of one API begin and fail before there are any answers.
 
     Attributes:
-        alive: what shows that a stream is alive.
-        failed: returns the end of a stream that failed, for the body of its request.
-        unless: whether a request that does not say so asks for a stream.
+        alive: the keep-alive bytes of a stream.
+        failed: returns the end of a stream that failed, given the body of its request.
+        default: whether a request without the field `stream` asks for a stream.
     """
 
     media_type: str
     alive: bytes
     failed: Callable[[bytes, Refusal], bytes]
-    unless: bool = False
+    default: bool = False
 
 
 class _StreamOption(msgspec.Struct):
     stream: bool | None = None
 
 
-def patient(
+def waiting_handler(
     handler: Handler, style: StreamStyle | None, refuse: Callable[[Request, Exception], Refusal]
 ) -> Handler:
-    """A handler that waits with the client for what another one makes.
+    """Returns a handler that runs another one and keeps its connection alive until that one has made its response.
 
     Args:
         style: of the streams that the handler makes; None: it makes none.
@@ -64,7 +64,7 @@ def patient(
 
 
 class _WaitingReply:
-    """The application that answers one request."""
+    """An ASGI application that answers one request with what its handler makes, however long that takes."""
 
     def __init__(
         self,
@@ -91,10 +91,10 @@ class _WaitingReply:
             await self._answer(making, scope, receive, send)
 
     def _forget_body(self) -> None:
-        """Lets go of the body: from here on an answer is sent, which may take hours."""
+        """Frees the memory of the request body: sending the answer may take hours."""
         scope = self._request.scope
         scope[BODY] = b""
-        scope[PLACE].release()
+        scope[RESERVATION].release()
 
     async def _wait(
         self, making: asyncio.Future[App], gone: asyncio.Task[None], send: Send
@@ -126,7 +126,7 @@ class _WaitingReply:
             asked = msgspec.json.decode(self._request.scope[BODY], type=_StreamOption).stream
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return False
-        return style.unless if asked is None else asked
+        return style.default if asked is None else asked
 
     async def _answer(
         self, making: asyncio.Future[App], scope: Scope, receive: Receive, send: Send
@@ -149,7 +149,7 @@ class _WaitingReply:
 
 
 def _without_start(send: Send) -> Send:
-    """Sends all but the beginning, which was sent already."""
+    """Returns a `send` that drops the response start, which was sent already."""
 
     async def send_rest(message: MutableMapping[str, Any]) -> None:
         if message["type"] != "http.response.start":

@@ -1,5 +1,4 @@
-"""Which model of the library a name means that a request gives: names are clients' words, and lead to no path and no
-hub."""
+"""Resolves the model names of requests to models of the library: a client's name never leads to a path or a hub."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ _LATEST = ":latest"  # what Ollama's clients write behind names
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
-    """What the library has.
+class ModelIndex:
+    """The models of the library, by name.
 
     Attributes:
         models: those that can be loaded.
@@ -44,17 +43,20 @@ class Catalogue:
     """
 
     def __init__(
-        self, own: ModelSource, aliases: Sequence[str] = (), read: Callable[[], Shelf] = Shelf
+        self,
+        own: ModelSource,
+        aliases: Sequence[str] = (),
+        read: Callable[[], ModelIndex] = ModelIndex,
     ) -> None:
         self.own, self.aliases = own, tuple(aliases)
         self._own_names = {each.lower() for each in (own.name, *aliases)}
         self._read = read
-        self._shelf: Shelf | None = None
+        self._index: ModelIndex | None = None
         self._read_s = 0.0
         self._reading = asyncio.Lock()
 
     async def find(self, name: str) -> ModelSource | None:
-        """The model that a name means, with `:latest` behind it or without; None: it means none that is here."""
+        """Returns the model with a name, with or without `:latest`; None: there is none."""
         if len(name) > NAME_CHARS:
             return None
         said = name.lower()
@@ -65,20 +67,20 @@ class Catalogue:
         return names.get(name.lower()) or names.get(said)
 
     async def models(self) -> list[ModelSource]:
-        """The models that can be loaded, the server's own first."""
+        """Returns the models that can be loaded, the server's own first."""
         others = (await self._fresh()).models
         return [self.own, *(each for each in others if each.key != self.own.key)]
 
     def forget(self) -> None:
-        """Reads the library anew for the next who asks."""
-        self._shelf = None
+        """Invalidates what was read of the library: the next request reads it again."""
+        self._index = None
 
-    async def _fresh(self) -> Shelf:
+    async def _fresh(self) -> ModelIndex:
         async with self._reading:
-            if self._shelf is None or time.monotonic() - self._read_s > FRESH_S:
-                self._shelf = await asyncio.to_thread(self._read)
+            if self._index is None or time.monotonic() - self._read_s > FRESH_S:
+                self._index = await asyncio.to_thread(self._read)
                 self._read_s = time.monotonic()
-            return self._shelf
+            return self._index
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class LibraryReader:
     how: Opening
     keep_s: float
 
-    def __call__(self) -> Shelf:
+    def __call__(self) -> ModelIndex:
         found: list[Entry] = []
         aliases: Mapping[Path, Sequence[str]] = {}
         try:
@@ -111,7 +113,7 @@ class LibraryReader:
             models.append(source)
             for name in (short, entry.name, entry.label, *aliases.get(entry.path, ())):
                 names.setdefault(name.lower(), source)
-        return Shelf(sorted(models, key=lambda each: each.name), names)
+        return ModelIndex(sorted(models, key=lambda each: each.name), names)
 
     def _source(self, entry: Entry, name: str) -> ModelSource:
         if self._is_own(entry):
@@ -123,5 +125,5 @@ class LibraryReader:
         return Path(self.own.key) == entry.path
 
     def _preference(self, entry: Entry) -> tuple[bool, bool, bool]:
-        """The order in which conversions of one model have its short name."""
+        """Returns a sort key: the first of a model's conversions gets its short name."""
         return not self._is_own(entry), not is_recommended(entry), entry.shared is not None

@@ -1,7 +1,7 @@
-"""Compiles what answers must be while their prompt is read: a request is submitted, and its constraints follow.
+"""Compiles the constraints of answers during prefill: a request is submitted, and its constraints follow.
 
 The engine reads the prompt meanwhile, all but its last token, and goes on when they are there. What cannot be compiled
-is refused before anything is sent to the client, unless `patience.py` had to begin a stream that would have been silent
+is refused before anything is sent to the client, unless `waiting.py` had to begin a stream that would have been silent
 for too long: then the stream ends with the error. What is wrong with a schema as such (its size, its depth) is found
 before, where the fields of a request are read.
 """
@@ -73,11 +73,11 @@ async def submitted(
 async def _compiled(
     grammars: GrammarCompiler, field: str, compile: Callable[[], Sequence[GrammarConstraint]]
 ) -> Sequence[GrammarConstraint]:
-    """What a compiler makes; the time of its first reading of the vocabulary does not count."""
+    """Returns the compiled constraints; the time of the first reading of the vocabulary does not count."""
     await asyncio.wrap_future(grammars.prepare())
     try:
         return await asyncio.wait_for(asyncio.wrap_future(grammars.ask(compile)), COMPILE_S)
     except TimeoutError as error:
         raise UsageError(
-            f"{field} takes more than {COMPILE_S:.0f} seconds to compile, a simpler one is needed"
+            f"{field} takes more than {COMPILE_S:.0f} seconds to compile, use a simpler one"
         ) from error

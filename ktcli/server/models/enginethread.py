@@ -14,18 +14,18 @@ from ktcli.errors import Busy, DeviceError, KtError
 from ktcli.server.models.timelines import Timelines
 from ktcli.threads import Daemon
 
-Hear = Callable[[Event], None]
+OnEvent = Callable[[Event], None]
 # After which a scheduler that could do nothing is asked again: nobody says that a constraint is compiled or an answer
 # cancelled. It lasts no longer than compiling does.
 _STALLED_S = 0.002
-_AGAIN = "ask again in a moment"
+_AGAIN = "try again in a moment"
 
 
 class EngineThread:
     """The thread that makes an engine's steps.
 
     Args:
-        after_step: called after each step whose events were told, on the engine's thread.
+        after_step: called after each step whose events were delivered, on the engine's thread.
     Attributes:
         scheduler: what it runs; others may look at its counts.
         last_work_s: the time of the last step, `time.monotonic`.
@@ -39,7 +39,7 @@ class EngineThread:
         self.last_work_s = time.monotonic()
         self.failure: DeviceError | None = None
         self._after_step = after_step
-        self._hearers: dict[Answer, Hear] = {}
+        self._callbacks: dict[Answer, OnEvent] = {}
         self._timelines = Timelines(engine)
         self._work = threading.Condition()
         self._ends_s: float | None = (
@@ -51,26 +51,26 @@ class EngineThread:
     def submit(
         self,
         request: GenerationRequest,
-        hear: Hear,
+        on_event: OnEvent,
         sampler: Sampler | None = None,
         conversation: str = "",
         *,
         goes_on: bool = False,
     ) -> Answer:
-        """Takes a request; `hear` gets its events on the engine's thread, one after the other.
+        """Submits a request; `on_event` is called with its events on the engine's thread, one after the other.
 
         Args:
             sampler: goes on with this random sequence; None: a new one.
             conversation: the name of one whose next answer may follow, see `Timelines`; empty: none does.
-            goes_on: whether it is the rest of an answer whose last event is being heard, see `Scheduler.submit`: it may
-                end while the thread ends.
+            goes_on: whether it is the rest of an answer whose last event is being handled, see `Scheduler.submit`: it
+                may end while the thread ends.
         Raises:
             Busy: the thread ends, or the GPU has failed; it takes nothing any more.
             QueueFull, ContextFull, UsageError: see `Scheduler.submit`.
         """
         with self._work:
             if self._ends_s is not None and not goes_on:
-                raise Busy("the server is about to end", hint="ask again when it is back")
+                raise Busy("the server is shutting down", hint="try again once it has restarted")
             if self.failure is not None:
                 raise Busy(str(self.failure), hint=_AGAIN)
             sequence = self._timelines.take(conversation)
@@ -82,7 +82,7 @@ class EngineThread:
                 self._timelines.give_up(sequence)
                 raise
             self._timelines.begin(answer, conversation, sequence)
-            self._hearers[answer] = hear
+            self._callbacks[answer] = on_event
             self._work.notify()
         return answer
 
@@ -109,7 +109,7 @@ class EngineThread:
         self._timelines.close()
 
     def _step(self) -> list[Event]:
-        """The events of a step; all answers end where one fails in a way that nobody foresaw, or the GPU does."""
+        """Runs one step and returns its events; all answers end where it fails unexpectedly, or the GPU does."""
         events: list[Event] = []
         try:
             events = self.scheduler.step()
@@ -129,24 +129,24 @@ class EngineThread:
             if isinstance(error, DeviceError):
                 self.failure = error.bare()
             self.scheduler.close()
-            # Among them those that a step ended before it raised an error, which nobody heard of.
-            left = [answer for answer in self._hearers if answer not in ended]
+            # Among them those that a step ended before it raised an error, whose events were not delivered.
+            left = [answer for answer in self._callbacks if answer not in ended]
         return [*before, *(Finished(answer, Finish.FAILED, said) for answer in left)]
 
     def _tell(self, events: list[Event]) -> None:
         self.last_work_s = time.monotonic()
         with self._work:
-            heard = [(self._hearers[event.answer], event) for event in events]
+            calls = [(self._callbacks[event.answer], event) for event in events]
             for event in events:
                 if isinstance(event, Finished):
-                    del self._hearers[event.answer]
+                    del self._callbacks[event.answer]
                     # Whoever else is at work may need the room.
                     keep = event.finish is not Finish.FAILED and self.scheduler.idle
                     self._timelines.end(event.answer, keep=keep)
-        for hear, event in heard:
+        for on_event, event in calls:
             try:
-                hear(event)
-            except Exception:  # whoever hears tells of its own faults; others are answered on
+                on_event(event)
+            except Exception:  # a callback reports its own faults; other answers go on
                 event.answer.cancel()
         self._after_step()
 
@@ -157,7 +157,7 @@ def _of_device(event: Event) -> bool:
 
 
 def _device_failure(events: Sequence[Event]) -> Exception | None:
-    """The failure of a GPU that ended answers; None: there was none."""
+    """Returns the failure of a GPU that ended answers; None: there was none."""
     return next(
         (each.error for each in events if isinstance(each, Finished) and _of_device(each)), None
     )

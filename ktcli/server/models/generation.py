@@ -28,7 +28,7 @@ CHOICES_MOST = 16
 
 
 class Generation:
-    """The answers to one prompt. Everything but what their runs hear is for the event loop.
+    """The answers to one request. Everything but the callbacks of their runs is for the event loop.
 
     Args:
         lease: of the model that answers; the generation takes one of its own until the last answer has ended.
@@ -52,7 +52,7 @@ class Generation:
         self._began_s = time.monotonic()
         self._events: deque[AnswerEvent] = deque()
         # When the last token of each answer came, `time.monotonic`.
-        self._heard_s: dict[int, float] = {}
+        self._token_s: dict[int, float] = {}
         self._came = asyncio.Event()
         self._cancelled = False
         self.failure: Exception | None = None  # that ends it whatever the engine says
@@ -64,18 +64,18 @@ class Generation:
 
     @property
     def tokens(self) -> int:
-        """The tokens of all answers so far."""
+        """Returns the number of tokens of all answers so far."""
         return sum(each.stats.tokens for each in self.answers.values())
 
     @property
     def counts(self) -> dict[str, int]:
-        """What the log says of it."""
+        """Returns the token counts for the log."""
         cached, prompt = self.reused_tokens, len(self.prompt.ids)
         return {"prompt_tokens": prompt, "cached_tokens": cached, "tokens": self.tokens}
 
     @property
     def reused_tokens(self) -> int:
-        """The tokens of the prompt that were in the cache."""
+        """Returns the number of tokens of the prompt that were in the cache."""
         return self.answers[0].stats.reused_tokens
 
     async def events(self, timeout_s: float) -> list[AnswerEvent]:
@@ -93,11 +93,11 @@ class Generation:
 
     @property
     def over(self) -> bool:
-        """Tells whether every answer has ended and been told."""
+        """Tells whether every answer has ended and its events were taken."""
         return not self._open and not self._events
 
     def fail(self, error: Exception) -> None:
-        """Ends every answer with an error; what the engine still says is not told."""
+        """Ends every answer with an error; later events of the engine are dropped."""
         self.failure = error
         self.cancel()
         self._came.set()
@@ -130,7 +130,7 @@ class Generation:
             raise
 
     def receive(self, event: AnswerEvent) -> None:
-        """Takes what the engine's thread says."""
+        """Takes an event of the engine's thread, in the event loop."""
         if isinstance(event, Said) and event.token is not None:
             self._time(event.choice)
         if isinstance(event, Ended):
@@ -159,13 +159,13 @@ class Generation:
                 self._events.append(Ended(choice, Finish.FAILED, "", error))
 
     def _time(self, choice: int) -> None:
-        """Notes when a token came."""
-        now, before = time.monotonic(), self._heard_s.get(choice)
+        """Measures the time to the first token, or between two."""
+        now, before = time.monotonic(), self._token_s.get(choice)
         if before is None:
             self._metrics.first_token.observe(now - self._began_s)
         else:
             self._metrics.gap.observe(now - before)
-        self._heard_s[choice] = now
+        self._token_s[choice] = now
 
     def _close(self, ended: Ended) -> None:
         said = self.answers[ended.choice]

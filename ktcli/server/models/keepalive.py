@@ -13,23 +13,23 @@ _NUMBER = r"(?:\d+\.?\d*|\.\d+)"
 _PART = re.compile(rf"({_NUMBER})(ms|us|µs|ns|h|m|s)", re.ASCII)
 _WHOLE = re.compile(rf"([-+]?)((?:{_NUMBER}(?:ms|us|µs|ns|h|m|s))+)", re.ASCII)
 _LONGEST_CHARS = 100
-_MOST_S = 100 * 365 * 86400.0  # longer is for ever
+_MOST_S = 100 * 365 * 86400.0  # longer means for ever
 
 
 def keep_seconds(said: str | float, what: str) -> float:
-    """The seconds that are meant; negative ones mean for ever.
+    """Returns the seconds of a duration; FOREVER where it is negative.
 
     Args:
         said: a number of seconds, or a text: a number, or numbers with units.
         what: the option or field that says so.
     Raises:
-        UsageError: it is neither.
+        UsageError: it is not a duration.
     """
     seconds = _read(said) if isinstance(said, str) else said
     if seconds is None or math.isnan(seconds):
         raise UsageError(
-            f"{what} is {str(said)[:40]!r}, which is no time",
-            hint="5m, 1h30m, a number of seconds, 0 for at once, or -1 for ever",
+            f"{what} must be a duration such as 5m, not {str(said)[:40]!r}",
+            hint="5m, 1h30m, a number of seconds, 0 to unload at once, or -1 to keep it loaded",
         )
     return FOREVER if seconds < 0 or seconds > _MOST_S else float(seconds)
 

@@ -36,7 +36,7 @@ class LoadedModel:
 
     @property
     def failure(self) -> DeviceError | None:
-        """Why it answers nothing any more: its GPU failed; None: it answers."""
+        """Returns the failure of its GPU, since which it answers nothing; None: it answers."""
         return self.model.thread.failure
 
     @property
@@ -46,12 +46,12 @@ class LoadedModel:
 
     @property
     def due_s(self) -> float:
-        """When it is to be closed if nobody uses it until then, `time.monotonic`."""
+        """Returns when it is closed if nobody uses it until then, `time.monotonic`."""
         return self.used_s + self.keep_s
 
     @property
     def expires(self) -> int | None:
-        """When that is, or would be if it were used last at this moment, seconds since 1970; None: never."""
+        """Returns when it is closed if nobody uses it from now on, in seconds since 1970; None: never."""
         if self.keep_s == FOREVER:
             return None
         left = self.keep_s if self.leases else self.due_s - time.monotonic()

@@ -1,4 +1,4 @@
-"""Hands what a thread says over to an event loop: all of a step at once, so that a step wakes the loop once."""
+"""A thread-to-event-loop queue that delivers the values of one step together, so that a step wakes the loop once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class LoopQueue:
-    """Values from one thread for functions that are called in an event loop.
+    """A queue of calls from one thread to an event loop.
 
     Args:
         loop: the loop in which they are called.
@@ -26,12 +26,12 @@ class LoopQueue:
         self._calls.append(partial(receive, value))
 
     def flush(self) -> None:
-        """Hands over what was put in, in order. A loop that has ended gets nothing."""
+        """Schedules the queued calls in the loop, in order; a loop that is closed gets nothing."""
         if self._calls:
             calls, self._calls = self._calls, []
             try:
                 self._loop.call_soon_threadsafe(_call_all, calls)
-            except RuntimeError:  # the loop is closed: nobody listens any more
+            except RuntimeError:  # the loop is closed: nobody waits for them
                 return
 
 

@@ -22,7 +22,7 @@ class ServedModel:
             still being sent need them.
         created: when it was loaded, seconds since 1970.
         thread: runs its engine.
-        queue: carries what that thread says to the event loop.
+        queue: carries the events of that thread to the event loop.
         prompts: makes ids of conversations, on the main thread.
         grammars: compiles what answers must be, on threads of its own.
     """
@@ -42,5 +42,5 @@ class ServedModel:
         self.grammars.close()
 
     def forget(self) -> None:
-        """Lets go of the engine, after `close`, so that its memory is free."""
+        """Drops the references to the engine, after `close`, so that its memory can be freed."""
         del self.backend, self.thread, self.prompts, self.grammars

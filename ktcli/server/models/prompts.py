@@ -26,8 +26,8 @@ MOST_CHARS = 16 << 20  # of the text of these
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a client wants to have answered.
+class ChatRequest:
+    """A conversation that a client wants to have answered.
 
     Attributes:
         messages: as OpenAI's API has them, but with texts as contents.
@@ -53,8 +53,8 @@ class PromptMaker:
         self._answers: OrderedDict[bytes, Spoken] = OrderedDict()
         self._chars = 0
 
-    def of_messages(self, asked: Asked) -> EncodedPrompt:
-        """The prompt of a conversation.
+    def of_messages(self, asked: ChatRequest) -> EncodedPrompt:
+        """Returns the prompt of a conversation.
 
         Raises:
             ContextFull: it does not fit, or would take too long. BadCheckpoint: the template refuses it.
@@ -73,7 +73,7 @@ class PromptMaker:
         return EncodedPrompt(rendered.text, ids, marks, asked.caller, asked.continues, shared)
 
     def of_text(self, text: str, caller: str = "") -> EncodedPrompt:
-        """The prompt that goes on with a text outside any turn; words of it become no control tokens.
+        """Returns the prompt of a text completion; control tokens in the text are plain text.
 
         Raises:
             ContextFull: it does not fit. UsageError: it is empty.
@@ -85,7 +85,7 @@ class PromptMaker:
         return EncodedPrompt(text, ids, (), caller)
 
     def ids_of(self, text: str, *, special: bool = False) -> list[int]:
-        """The ids of a text that the context could hold.
+        """Returns the token ids of a text, if the context can hold them.
 
         Args:
             special: whether words of it become control tokens.
@@ -97,7 +97,7 @@ class PromptMaker:
         return texts.tokenizer.encode(text) if special else texts.control.encode_text(text)
 
     def of_ids(self, ids: Sequence[int], caller: str = "") -> EncodedPrompt:
-        """The prompt of ids that the client cut itself.
+        """Returns the prompt of token ids that the client made itself.
 
         Raises:
             ContextFull: they do not fit. UsageError: one of them is outside the vocabulary.
@@ -106,7 +106,7 @@ class PromptMaker:
         return EncodedPrompt(self.text_of(ids), ids, (), caller)
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """The text of ids that the context could hold.
+        """Returns the text of token ids, if the context can hold them.
 
         Raises:
             ContextFull: it could not. UsageError: one of them is outside the vocabulary.
@@ -120,13 +120,13 @@ class PromptMaker:
         return self._backend.texts.tokenizer.decode(ids, special=True)
 
     def _require_room(self, ids: Sequence[int] | None) -> None:
-        """Raises: ContextFull: ids leave no room for an answer; None: there are surely too many."""
+        """Checks that ids leave room for an answer; None: there are surely too many. Raises: ContextFull."""
         context = self._backend.engine.context
         if ids is None or len(ids) >= context:
             raise too_long(None if ids is None else len(ids), context)
 
     def remember(self, prompt: EncodedPrompt, text: str, ids: Sequence[int]) -> None:
-        """Remembers an answer for the prompts that go on behind it."""
+        """Keeps the ids of an answer for the prompts that continue it."""
         spoken = Spoken(len(prompt.text), text, tuple(ids))
         if not text or not self._prompts.is_whole(spoken):
             return
@@ -140,7 +140,7 @@ class PromptMaker:
                 self._chars -= len(old.text)
 
     def _recalled(self, text: str, caller: str) -> list[Spoken]:
-        """The answers that this caller's conversation goes on behind, in order."""
+        """Returns the kept answers that occur in a caller's rendered conversation, in order."""
         found, read, before = [], 0, _of_caller(caller)
         with self._lock:
             places = sorted({(each.at, len(each.text)) for each in self._answers.values()})
@@ -160,14 +160,14 @@ def _bytes(text: str) -> bytes:
 
 
 def _of_caller(caller: str, text: str = "") -> hashlib._Hash:
-    """The hash of what was rendered for a caller."""
+    """Returns the hash of a caller and of a rendered text."""
     made = hashlib.sha256(hashlib.sha256(_bytes(caller)).digest())
     made.update(_bytes(text))
     return made
 
 
 def _of_answer(before: hashlib._Hash, text: str) -> bytes:
-    """The key of an answer behind what was rendered before it."""
+    """Returns the key of an answer: the hash of it and of everything before it."""
     made = before.copy()
     made.update(b"\xff")  # no part of any text
     made.update(_bytes(text))

@@ -1,6 +1,6 @@
 """The models in memory: loaded when a request names them, closed when nobody does for a while or another needs room.
 
-One task, the housekeeper, does all loading and closing, one thing at a time and on a thread beside the event loop; a
+One task does all loading and closing, one thing at a time and on a thread beside the event loop; a
 model's texts are read on the main thread, which alone can stop a template. A request gets a lease of its model. Where
 that is not in memory the request waits its turn: who waits longest is served first. If its model does not fit beside
 those that are there, the one that nobody has used for longest is closed; while all are used, new requests for them wait
@@ -59,7 +59,7 @@ class Residency:
     Args:
         jobs: for the main thread.
         limits: of each model; as many requests as may wait for one may wait for models to be loaded.
-        listener: hears of models that come and go, and what goes wrong.
+        listener: receives notes of models that are loaded and closed, and warnings.
         lost: called when the GPU failed that was asked for: no model can be loaded any more.
     Attributes:
         failure: why no model was ever in memory; None: one was, or is still to be loaded.
@@ -87,26 +87,26 @@ class Residency:
         self._held_up = ""
         self._has_loaded = False
         self._stopping = False
-        self._housekeeper = asyncio.create_task(self._keep_house())
+        self._worker = asyncio.create_task(self._run())
 
     @property
     def loaded(self) -> Sequence[LoadedModel]:
-        """The models in memory, in the order in which they came."""
+        """Returns the models in memory, in the order in which they were loaded."""
         return tuple(self._loaded.values())
 
     def counts(self) -> Counts:
-        """The requests of all models."""
+        """Returns the numbers of running and waiting requests of all models."""
         schedulers = [each.model.thread.scheduler for each in self._loaded.values()]
         waiting = len(self._waiters) + sum(each.waiting for each in schedulers)
         return Counts(sum(each.active for each in schedulers), waiting)
 
     @property
     def leases(self) -> int:
-        """The leases of all models."""
+        """Returns the number of leases of all models."""
         return sum(each.leases for each in self._loaded.values())
 
     def find(self, source: ModelSource) -> LoadedModel | None:
-        """A model, if it is in memory."""
+        """Returns a model if it is in memory."""
         return self._loaded.get(source.key)
 
     def recovering(self, source: ModelSource) -> bool:
@@ -123,7 +123,7 @@ class Residency:
         Args:
             keep_s: the seconds that it is to stay there afterwards; None: as before.
         Raises:
-            QueueFull: too many wait already. Busy: the server is about to end.
+            QueueFull: too many wait already. Busy: the server shuts down.
             Refusal: it cannot be loaded.
         """
         loaded = self._usable(source)
@@ -156,7 +156,7 @@ class Residency:
             self._changed.set()
 
     def drop(self, source: ModelSource) -> None:
-        """Lets a model go as soon as nobody uses it."""
+        """Unloads a model as soon as nobody uses it."""
         if source.key in self._kept_s:
             self._kept_s[source.key] = 0.0
         if (loaded := self._loaded.get(source.key)) is not None:
@@ -164,7 +164,7 @@ class Residency:
             self._changed.set()
 
     def stop(self) -> None:
-        """Ends the wait of all requests, and a load that goes on; models in memory answer on."""
+        """Cancels all waiting requests and the current load; models in memory keep answering."""
         self._stopping = True
         self._changed.set()
         for waiter in self._waiters:
@@ -174,21 +174,21 @@ class Residency:
     async def close(self) -> None:
         """Closes all models; answers in progress are cancelled."""
         self.stop()
-        await asyncio.gather(self._housekeeper, *self._recovering.values())
+        await asyncio.gather(self._worker, *self._recovering.values())
         try:
             for loaded in self.loaded:
                 await self._close(loaded)
         finally:
             self._thread.shutdown(wait=False)
 
-    # --- the housekeeper --------------------------------------------------------------------------
+    # --- the task that loads and closes ------------------------------------------------------------
 
-    async def _keep_house(self) -> None:
-        """Loads what is waited for, and closes what nobody uses any more."""
+    async def _run(self) -> None:
+        """Loads the models that requests wait for and closes those that are no longer used, until `stop`."""
         while not self._stopping:
             self._changed.clear()
             if not (
-                await self._close_failed() or await self._serve_first() or await self._close_due()
+                await self._close_failed() or await self._serve_next() or await self._close_due()
             ):
                 await self._wait()
 
@@ -200,10 +200,10 @@ class Residency:
                 await self._changed.wait()
 
     def _idle(self) -> list[LoadedModel]:
-        """The models that answer and that nobody uses."""
+        """Returns the models that can answer and that nobody uses."""
         return [each for each in self._loaded.values() if each.is_idle]
 
-    async def _serve_first(self) -> bool:
+    async def _serve_next(self) -> bool:
         """Serves who waits longest, and everybody else who can be; returns whether anything was done."""
         waiting = (each for each in self._waiters if not each.lease.done())
         # Those of a model that failed, and that somebody still uses, keep nobody else waiting.
@@ -213,7 +213,7 @@ class Residency:
             return False
         if waiter.source.key in self._loaded:
             self._held_up = ""
-            self._hand_out()
+            self._grant_leases()
             return True
         try:
             return await self._bring(waiter.source)
@@ -235,7 +235,7 @@ class Residency:
         fit.require_alone(source.name)
         if fit.fits or not self._loaded:
             self._held_up = ""
-            self._hand_out()
+            self._grant_leases()
             await self._load(source, fit)
             return True
         idle = self._idle()
@@ -256,7 +256,7 @@ class Residency:
         self._loaded[source.key] = LoadedModel(
             source, model, opened, fit, facts, keep_s, self._changed
         )
-        self._hand_out()
+        self._grant_leases()
 
     async def _close(self, loaded: LoadedModel) -> None:
         """Takes a model out of memory."""
@@ -282,7 +282,7 @@ class Residency:
         due = [each for each in self._idle() if each.due_s <= now]
         for each in due:
             if each.is_idle:
-                self._listener.note(f"{each.model.name} leaves the memory: nobody used it")
+                self._listener.note(f"{each.model.name} was unloaded: nobody used it")
                 await self._close(each)
         return bool(due)
 
@@ -324,11 +324,11 @@ class Residency:
         return source.key in self._loaded and self._usable(source) is None
 
     def _usable(self, source: ModelSource) -> LoadedModel | None:
-        """A model, if it is in memory and answers."""
+        """Returns a model if it is in memory and its GPU has not failed."""
         loaded = self._loaded.get(source.key)
         return None if loaded is None or loaded.failure is not None else loaded
 
-    def _hand_out(self) -> None:
+    def _grant_leases(self) -> None:
         """Gives their leases to all whose model is in memory."""
         for waiter in self._waiters:
             loaded = self._usable(waiter.source)
@@ -356,7 +356,7 @@ class Residency:
         )
 
     async def _beside(self, work: Callable[[], T]) -> T:
-        """Does something on the thread for models."""
+        """Runs a function on the thread for models and returns its value."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
@@ -371,4 +371,4 @@ def _resident_bytes() -> int:
 
 
 def _ending() -> Busy:
-    return Busy("the server is about to end", hint="ask again when it is back")
+    return Busy("the server is shutting down", hint="try again once it has restarted")

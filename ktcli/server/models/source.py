@@ -31,10 +31,10 @@ class Opened(Protocol):
     backend: LocalBackend
 
     def close(self) -> None:
-        """Writes what is to be kept."""
+        """Writes what is to be kept between runs, and closes the model."""
 
     def forget(self) -> None:
-        """Lets go of the backend."""
+        """Drops the reference to the backend, so that its memory can be freed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +61,18 @@ class ModelSource(Protocol):
 
     @property
     def name(self) -> str:
-        """The name for people and clients."""
+        """Returns the name for people and clients."""
 
     @property
     def key(self) -> str:
-        """What no other model has."""
+        """Returns the unique key of the model."""
 
     @property
     def keep_s(self) -> float:
-        """The seconds that it stays in memory when nobody uses it, unless a request says otherwise."""
+        """Returns the seconds that it stays in memory when nobody uses it, unless a request says otherwise."""
 
     def facts(self) -> ModelFacts:
-        """Says what is known of it; on any thread.
+        """Returns the facts of the model; on any thread.
 
         Raises:
             KtError: its files are damaged.
@@ -86,7 +86,7 @@ class ModelSource(Protocol):
         """
 
     def after_failure(self, error: DeviceError) -> str:
-        """Says where it goes on after its GPU failed, for people; empty: nowhere. See `talking.after_failure`."""
+        """Returns where the model runs after its GPU failed; empty: nowhere. See `talking.after_failure`."""
 
     def read_tokenizer(self) -> Tokenizer:
         """Reads its tokenizer, which may take seconds; on any thread.
@@ -139,7 +139,7 @@ class StoredModel:
         try:
             made = (self.ready.pack / PACK).stat().st_mtime_ns
         except OSError as error:
-            raise NotFound(f"{self.name} is not in the library any more") from error
+            raise NotFound(f"{self.name} is no longer in the library") from error
         return _facts_of(self.ready.pack, made)
 
     def fit(self, held: HeldMemory) -> MemoryFit:
@@ -161,8 +161,10 @@ class StoredModel:
     def open(self, texts: TextModel, fit: MemoryFit, is_stopped: Callable[[], bool]) -> Opened:
         how = self.how
         wanted = replace(how.wanted, context=fit.context)
-        heard = _Stoppable(how.listener, is_stopped)
-        return open_read(self.ready, texts, self.asked, replace(how, wanted=wanted, listener=heard))
+        listener = _Stoppable(how.listener, is_stopped)
+        return open_read(
+            self.ready, texts, self.asked, replace(how, wanted=wanted, listener=listener)
+        )
 
 
 @lru_cache(256)
@@ -214,4 +216,4 @@ class _StoppableBar:
 
     def _check(self) -> None:
         if self._is_stopped():
-            raise Busy("the server is about to end", hint="ask again when it is back")
+            raise Busy("the server is shutting down", hint="try again once it has restarted")

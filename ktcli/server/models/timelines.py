@@ -31,7 +31,7 @@ class Timelines:
         return bool(self._closing)
 
     def take(self, conversation: str) -> Sequence | None:
-        """Returns the timeline on which a conversation goes on, a new one if need be; all others are let go. None: the
+        """Returns the timeline on which a conversation goes on, a new one if need be; all others are closed. None: the
         conversation has no name, and is not kept."""
         found = self._kept.pop(conversation, None)
         self._closing += self._kept.values()
@@ -41,17 +41,17 @@ class Timelines:
         return found or self._engine.sequence()
 
     def begin(self, answer: Answer, conversation: str, sequence: Sequence | None) -> None:
-        """An answer is computed on a timeline that was taken."""
+        """Notes that an answer is computed on a timeline that was taken."""
         if sequence is not None:
             self._used[answer] = conversation, sequence
 
     def give_up(self, sequence: Sequence | None) -> None:
-        """No answer is computed on a timeline that was taken."""
+        """Notes that no answer is computed on a timeline that was taken: `sweep` closes it."""
         if sequence is not None:
             self._closing.append(sequence)
 
     def end(self, answer: Answer, *, keep: bool) -> None:
-        """An answer has ended; `keep`: its timeline can be kept."""
+        """Notes that an answer has ended; its timeline is kept if `keep`, else `sweep` closes it."""
         conversation, sequence = self._used.pop(answer, ("", None))
         if sequence is None:
             return
@@ -68,7 +68,7 @@ class Timelines:
                 sequence.close()
 
     def close(self) -> None:
-        """Closes all of them."""
+        """Closes all timelines."""
         self.take("")
         self._closing += [sequence for _, sequence in self._used.values()]
         self._used.clear()

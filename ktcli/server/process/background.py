@@ -63,13 +63,13 @@ class NotStarted(KtError):
 
 
 def log_path(port: int) -> Path:
-    """The log of a server in the background at a port."""
+    """Returns the path of the log of a background server on a port."""
     return run_folder() / f"{port}.log"
 
 
 def start(words: Sequence[str], port: int, progress: Progress) -> Started:
     """Starts a server and waits until it answers requests. If that is interrupted, or this process is told to end, the
-    server is ended: nobody has heard of it.
+    server is stopped again.
 
     Args:
         words: the command line behind `kt`.
@@ -122,7 +122,7 @@ def shorten(path: Path, descriptor: int = 2) -> None:
 
 @contextlib.contextmanager
 def _opened_log(path: Path) -> Iterator[int]:
-    """The log, which only its owner can read, for appending.
+    """Yields a descriptor of the log, which only its owner can read, opened for appending.
 
     Raises:
         KtError: it cannot be written.
@@ -133,7 +133,7 @@ def _opened_log(path: Path) -> Iterator[int]:
         made = os.open(path, flags, 0o600)
         if not stat.S_ISREG(os.fstat(made).st_mode):
             os.close(made)
-            raise KtError(f"cannot write the log {path}: it is no file")
+            raise KtError(f"cannot write the log {path}: it is not a regular file")
         os.fchmod(made, 0o600)
     except OSError as error:
         raise KtError(f"cannot write the log {path}: {error.strerror}") from error
@@ -145,7 +145,7 @@ def _opened_log(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _notices() -> Iterator[tuple[socket.socket, str]]:
-    """A socket that hears how far a child is, and its address."""
+    """Yields a socket that receives the progress of a child, and its address."""
     with (
         tempfile.TemporaryDirectory(prefix="kt-") as folder,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made,
@@ -160,8 +160,8 @@ def _notices() -> Iterator[tuple[socket.socket, str]]:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[int]:
-    """A pipe that gives the numbers of signals that tell this process to end, which do not end it meanwhile; those
-    that whoever started it has them ignore stay ignored."""
+    """Yields a pipe of the numbers of signals that would end this process, which they do not meanwhile; signals that
+    the parent set to be ignored stay ignored."""
     gives, takes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -191,10 +191,10 @@ def _ready(
     process = os.pidfd_open(child.pid)
     try:
         while True:
-            heard = select.select([notices.fileno(), process, signals], [], [])[0]
-            if signals in heard:
+            ready = select.select([notices.fileno(), process, signals], [], [])[0]
+            if signals in ready:
                 raise SystemExit(128 + os.read(signals, 1)[0])
-            if notices.fileno() not in heard:
+            if notices.fileno() not in ready:
                 child.wait()
                 return None
             values = values_of(notices.recv(MOST_BYTES))
@@ -222,7 +222,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _lines_from(path: Path, began: int) -> list[str]:
-    """The lines of a log from a byte on that say something, of the last 64 KiB."""
+    """Returns the lines of a log from a byte on that are not blank, of the last 64 KiB."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -234,13 +234,13 @@ def _lines_from(path: Path, began: int) -> list[str]:
 
 
 def _not_started(code: int, lines: list[str], log: Path) -> NotStarted:
-    """The error of a server that has ended: the last that it said, which is its own error if it gave one."""
+    """Returns the error of a server that has ended: its own error if it printed one, else its last line."""
     errors = [at for at, line in enumerate(lines) if line.startswith("error: ")]
     said = lines[errors[-1] :] if errors else lines[-1:]
-    reason = said[0].removeprefix("error: ") if said else "it said nothing"
+    reason = said[0].removeprefix("error: ") if said else "it printed nothing"
     hints = [line.strip() for line in said[1:]]
     made = NotStarted(
-        f"the server has not started: {reason}", hint="; ".join([*hints, f"its log is {log}"])
+        f"the server did not start: {reason}", hint="; ".join([*hints, f"its log is {log}"])
     )
     codes = {int(each): each for each in ExitCode if each is not ExitCode.OK}
     made.exit_code = codes.get(code, ExitCode.FAILED)
@@ -248,7 +248,7 @@ def _not_started(code: int, lines: list[str], log: Path) -> NotStarted:
 
 
 def _said(line: str) -> list[str]:
-    """The lines for people that a line of a log is, which is JSON in a log for programs."""
+    """Returns the lines for people of a line of the log, which may be JSON."""
     try:
         found = json.loads(line)
     except ValueError:

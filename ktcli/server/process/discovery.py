@@ -99,22 +99,22 @@ class FoundServer:
 
     @property
     def name(self) -> str:
-        """What it is called where it must be told from others: its model, else its socket."""
+        """Returns the name for messages: its model, else its port."""
         return self.status.model if self.status else self.socket.stem
 
     def is_meant_by(self, word: str) -> bool:
-        """Tells whether a word names it: its model, an alias of that, or its port."""
+        """Tells whether a word names this server: its model, an alias of that, or its port."""
         names = (self.status.model, *self.status.aliases) if self.status else ()
         return word == self.socket.stem or word in names
 
 
 def socket_path(port: int) -> Path:
-    """Where the server at a port has its socket."""
+    """Returns the path of the Unix socket of the server on a port."""
     return run_folder() / f"{port}.sock"
 
 
 def running_servers() -> list[FoundServer]:
-    """The servers of this library that run, by their ports.
+    """Returns the running servers of this library, by their ports.
 
     Raises:
         KtError: others may write in the folder of its sockets.
@@ -130,7 +130,7 @@ def running_servers() -> list[FoundServer]:
 
 
 def status_of(connection: socket.socket) -> Status | None:
-    """What the server at the other end of a connection says of itself; None: nothing in time."""
+    """Returns the status of the server at the other end of a connection; None: it does not answer in time."""
     try:
         return msgspec.json.decode(_body_of(connection, b"/server"), type=Status)
     except (OSError, msgspec.DecodeError):
@@ -138,7 +138,7 @@ def status_of(connection: socket.socket) -> Status | None:
 
 
 def _body_of(connection: socket.socket, path: bytes) -> bytes:
-    """The body of the answer to a GET; HTTP/1.0 ends it with the connection.
+    """Returns the body of the response to a GET; HTTP/1.0 ends it with the connection.
 
     Raises:
         OSError: it is not whole within `ANSWER_S`, or too long.
@@ -154,15 +154,15 @@ def _body_of(connection: socket.socket, path: bytes) -> bytes:
 
 
 def stop(server: FoundServer) -> None:
-    """Tells a server to end, and waits until it has; answers may finish for a while, as with Ctrl-C.
+    """Stops a server and waits until it has ended; answers may finish for a while, as with Ctrl-C.
 
     Raises:
         Busy: it has not ended. KtError: this user may not end it, or cannot see it.
     """
     if server.pid <= 0:
         raise KtError(
-            f"the server of {server.name} runs where this process cannot see it, as in another container",
-            hint="kt stop ends it there",
+            f"the server of {server.name} runs where this process cannot see it, such as in another container",
+            hint="run kt stop there",
         )
     try:
         process = os.pidfd_open(server.pid)
@@ -173,20 +173,20 @@ def stop(server: FoundServer) -> None:
         timeout_s = END_S + min(DRAIN_MOST_S, server.status.drain_s if server.status else 0)
         if not select.select([process], [], [], timeout_s)[0]:
             raise Busy(
-                f"the server of {server.name} (process {server.pid}) has not ended in {timeout_s:.0f} s",
-                hint=f"kill -9 {server.pid} ends it now; what it computed last is lost",
+                f"the server of {server.name} (process {server.pid}) did not stop within {timeout_s:.0f} s",
+                hint=f"kill -9 {server.pid} stops it now; its latest cached pages are lost",
             )
     except ProcessLookupError:
         return
     except OSError as error:
-        raise KtError(f"cannot end process {server.pid}: {error.strerror}") from error
+        raise KtError(f"cannot stop process {server.pid}: {error.strerror}") from error
     finally:
         os.close(process)
 
 
 @contextlib.contextmanager
 def connected(path: Path) -> Iterator[socket.socket]:
-    """A connection to the socket at `path`, however long that is: the system takes 107 bytes.
+    """Yields a connection to the socket at `path`, however long that is: the system takes 107 bytes.
 
     Raises:
         OSError: nobody listens there, or another user's process, to which nothing is to be said.
@@ -203,7 +203,7 @@ def connected(path: Path) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def short_name(path: Path) -> Iterator[str]:
-    """A short name of a path, while the context lasts.
+    """Yields a short name of a path, valid while the context lasts.
 
     Raises:
         OSError: its folder is not there.
@@ -216,7 +216,7 @@ def short_name(path: Path) -> Iterator[str]:
 
 
 def _listener(connection: socket.socket) -> tuple[int, int]:
-    """The process that listens where a connection leads, and its user."""
+    """Returns the process that listens at the other end of a connection, and its user."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process, user, _ = _CREDENTIALS.unpack(raw)
     return process, user

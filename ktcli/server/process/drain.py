@@ -1,4 +1,4 @@
-"""The end of a server: no further request is let in, and those that are being answered have a while to finish."""
+"""The graceful shutdown of a server: no new requests are accepted, and those in progress have a while to finish."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Drain:
     Args:
         seconds: that they may take to finish.
     Attributes:
-        begun: whether the server is to end.
+        begun: whether the shutdown has begun.
         running: the requests that are being answered.
     """
 
@@ -30,16 +30,16 @@ class Drain:
         self._quiet.set()
 
     def require_running(self, path: str) -> None:
-        """Raises: Refusal: the server is about to end, and this path is not answered until it has."""
+        """Checks that a path is still answered. Raises: Refusal: the server is shutting down."""
         if self.begun and not _is_always_answered(path):
-            raise _refusal("the server is about to end and takes no more requests", self.seconds)
+            raise _refusal("the server is shutting down and accepts no new requests", self.seconds)
 
     @contextmanager
     def answering(self, path: str) -> Iterator[None]:
-        """A block in which a request is answered.
+        """Counts a request as in progress during the block.
 
         Raises:
-            Refusal: the server is about to end.
+            Refusal: the server is shutting down.
         """
         self.require_running(path)
         if _is_always_answered(path):
@@ -64,7 +64,7 @@ class Drain:
         return await self._is_quiet_in(self.seconds)
 
     async def told(self) -> None:
-        """Waits until answers that were ended have told their clients."""
+        """Waits until the clients of cancelled answers have received the error."""
         if not self.running:
             return
         self._quiet.clear()
@@ -82,8 +82,8 @@ def _is_always_answered(path: str) -> bool:
 
 
 def cut_off() -> Refusal:
-    """The error of an answer that the server's end cut off."""
-    return _refusal("the server ended before the answer was complete", 0.0)
+    """Returns the error of an answer that the shutdown cut off."""
+    return _refusal("the server shut down before the answer was complete", 0.0)
 
 
 def _refusal(words: str, seconds: float) -> Refusal:

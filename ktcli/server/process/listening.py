@@ -45,7 +45,7 @@ class Connection(H11Protocol):
             self._wait_for_head()  # the next request has begun
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses what is no request, and logs who sent it."""
+        """Sends 400 to a client whose bytes are not an HTTP request, and logs its address."""
         if isinstance(self.app, Guard):
             self.app.malformed(self.client)
         super().send_400_response(msg)
@@ -69,7 +69,7 @@ class Connection(H11Protocol):
 
 
 def tcp_socket(host: str, port: int) -> socket.socket:
-    """A listening socket at an address.
+    """Returns a listening socket at an address.
 
     Raises:
         UsageError: there is no such address. Busy: another program listens there.
@@ -79,7 +79,7 @@ def tcp_socket(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
-        raise UsageError(f"--host {host[:100]!r} is no address: {error.strerror}") from error
+        raise UsageError(f"--host: cannot resolve {host[:100]!r}: {error.strerror}") from error
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -89,15 +89,15 @@ def tcp_socket(host: str, port: int) -> socket.socket:
         made.close()
         if error.errno == errno.EADDRINUSE:
             raise Busy(
-                f"port {port} of {host} is in use by another program",
-                hint=f"kt serve --port {port + 1 if port < 65535 else 8000} takes another one",
+                f"port {port} on {host} is already in use by another program",
+                hint=f"choose another one: kt serve --port {port + 1 if port < 65535 else 8000}",
             ) from error
-        raise UsageError(f"cannot listen at {host} port {port}: {error.strerror}") from error
+        raise UsageError(f"cannot listen on {host} port {port}: {error.strerror}") from error
     return made
 
 
 def unix_socket(path: Path) -> socket.socket:
-    """A listening socket in the file system that only its owner can open; one of a server that was killed is replaced.
+    """Returns a listening Unix socket that only its owner can open; a stale one is replaced.
 
     Raises:
         Busy: a server listens there. KtError: it cannot be made.
@@ -107,7 +107,7 @@ def unix_socket(path: Path) -> socket.socket:
         private_run_folder()
         if _answers(path):
             raise Busy(
-                f"a server of this library runs already at this port (its socket is {path})",
+                f"a server of this library is already running on this port (its socket is {path})",
                 hint="kt ps shows it, kt stop ends it",
             )
         if path.exists() and stat.S_ISSOCK(path.lstat().st_mode):

@@ -23,9 +23,9 @@ from ktcli.engine.scheduler import Limits
 from ktcli.errors import DeviceError
 from ktcli.server.http.app import application
 from ktcli.server.http.state import Rules, ServerState
-from ktcli.server.models.catalogue import Catalogue, Shelf
+from ktcli.server.models.catalogue import Catalogue, ModelIndex
 from ktcli.server.models.jobs import Jobs
-from ktcli.server.models.librarian import Librarian
+from ktcli.server.models.libraryeditor import LibraryEditor
 from ktcli.server.models.residency import Residency
 from ktcli.server.models.source import ModelSource
 from ktcli.server.process.drain import cut_off
@@ -49,15 +49,15 @@ class Service:
         library: reads which other models can be loaded.
         wanted: how models that clients pull are to be loaded; None: none are pulled.
         limits: of each model.
-        listener: hears what goes wrong.
-        log: called after each request with what is said of it.
+        listener: receives warnings.
+        log: called after each request with its log entry.
         ready: called on the loop's thread when the model is loaded.
     """
 
     own: ModelSource
     sockets: Sequence[socket.socket]
     rules: Rules = field(default_factory=Rules)
-    library: Callable[[], Shelf] = Shelf
+    library: Callable[[], ModelIndex] = ModelIndex
     wanted: Wanted | None = None
     limits: Limits = field(default_factory=Limits)
     listener: Listener = SILENT
@@ -113,7 +113,7 @@ class Serving:
             self.stop()
 
     def _wake(self) -> None:
-        """Lets everything that waits see that the server is to end."""
+        """Wakes everything that waits, so that it sees the shutdown."""
         server, state = self._server, self.state
         if state is not None:
             if server is not None and server.force_exit:
@@ -161,7 +161,7 @@ class Serving:
             catalogue,
             self._jobs,
             service.rules,
-            None if service.wanted is None else Librarian(service.wanted, self._check),
+            None if service.wanted is None else LibraryEditor(service.wanted, self._check),
             service.listener,
             service.log,
         )
@@ -232,7 +232,7 @@ class _Server(uvicorn.Server):
     Args:
         drained: waits until what is being answered has finished; until then it still listens.
     Attributes:
-        told: set when it is to end: uvicorn itself abilities ten times a second.
+        told: set when it is to shut down: uvicorn itself polls ten times a second.
     """
 
     def __init__(self, config: uvicorn.Config, drained: Callable[[], Awaitable[None]]) -> None:
@@ -241,7 +241,7 @@ class _Server(uvicorn.Server):
         self._drained = drained
 
     async def main_loop(self) -> None:
-        """Waits until the server is to end; tells uvicorn the date each second."""
+        """Waits until the server is to end; updates uvicorn's date header each second."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_S):

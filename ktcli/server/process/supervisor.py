@@ -1,6 +1,6 @@
 """Tells whoever started the server how far it is: systemd, or `kt serve --background`.
 
-Both hear datagrams of lines NAME=VALUE at the socket that NOTIFY_SOCKET names (sd_notify(3)). READY=1 says that
+Both receive datagrams of lines NAME=VALUE at the socket that NOTIFY_SOCKET names (sd_notify(3)). READY=1 says that
 requests are answered, STATUS is a sentence for people; DONE and TOTAL, which systemd does not know, are the progress of
 what STATUS says.
 """
@@ -31,7 +31,7 @@ class Supervisor:
         self._address = "\0" + name[1:] if name.startswith("@") else name
 
     def tell(self, **values: object) -> None:
-        """Sends a datagram; a supervisor that is gone, or that does not read, hears nothing."""
+        """Sends a datagram; a supervisor that is gone, or that does not read, receives nothing."""
         if not self._address:
             return
         lines = (f"{name}={' '.join(str(value).split())}" for name, value in values.items())
@@ -52,16 +52,16 @@ class Supervisor:
 
 
 def values_of(datagram: bytes) -> dict[str, str]:
-    """The values in a datagram, by their names."""
+    """Returns the values in a datagram, by their names."""
     lines = datagram.decode("utf-8", "replace").splitlines()
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
 class SupervisedListener:
-    """A listener whose progress a supervisor hears as well.
+    """A listener whose progress is sent to a supervisor as well.
 
     Args:
-        listener: hears everything.
+        listener: receives everything.
     """
 
     def __init__(self, listener: Listener, supervisor: Supervisor) -> None:
@@ -88,7 +88,7 @@ class SupervisedListener:
 
 
 class _ToldBar:
-    """A bar of which a supervisor hears now and then; any thread may move it."""
+    """A progress bar whose progress is sent to a supervisor now and then; any thread may move it."""
 
     def __init__(
         self, bar: Bar, supervisor: Supervisor, title: str, total: int | None, done: int

@@ -15,7 +15,7 @@ _FINAL = (ExitCode.USAGE, ExitCode.NOT_FOUND, ExitCode.DAMAGED)
 
 
 def unit(name: str, program: Sequence[str], environment: Mapping[str, str], drain_s: float) -> str:
-    """The text of a unit for `systemctl --user`; see systemd.service(5).
+    """Returns the text of a unit for `systemctl --user`; see systemd.service(5).
 
     Args:
         name: the model, for people.
@@ -65,7 +65,7 @@ WantedBy=default.target
 
 
 def quoted(word: str, *, in_command: bool = False) -> str:
-    """A word as units have it: specifiers, quotation marks and control characters are only characters.
+    """Returns a word quoted for a unit: specifiers, quotation marks and control characters are escaped.
 
     Args:
         in_command: whether it stands behind the first word of a command line, where $ begins a variable.
@@ -75,17 +75,17 @@ def quoted(word: str, *, in_command: bool = False) -> str:
         text = text.replace("$", "$$")
     if _PLAIN.fullmatch(text):
         return text
-    return '"' + "".join(_escaped(letter) for letter in text) + '"'
+    return '"' + "".join(_escaped(char) for char in text) + '"'
 
 
-def _escaped(letter: str) -> str:
-    if letter in '"\\':
-        return "\\" + letter
-    if letter.isprintable():
-        return letter
-    return "".join(f"\\x{byte:02x}" for byte in letter.encode("utf-8", "surrogateescape"))
+def _escaped(char: str) -> str:
+    if char in '"\\':
+        return "\\" + char
+    if char.isprintable():
+        return char
+    return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
 
 
 def _in_a_line(text: str) -> str:
-    """A text for people in a line of a unit, where a backslash at the end would go on with the next line."""
+    """Returns a text as part of one line of a unit, where a backslash at the end would continue the line."""
     return "".join(each if each.isprintable() else "?" for each in text).rstrip("\\")

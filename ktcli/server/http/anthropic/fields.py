@@ -1,4 +1,4 @@
-"""The fields of Anthropic's requests, and what they mean to the engine."""
+"""The bodies of Anthropic's requests, and their options for the engine."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import msgspec
 from ktcli.answers.grammar.form import Form
 from ktcli.answers.grammar.whole import Shape
 from ktcli.dialogue.answer import AnswerOptions
-from ktcli.server.http.contents import text_of
+from ktcli.server.http.contents import last_question, text_of
 from ktcli.server.http.openai.fields import Sampled, few_tools, require_parameters
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.shapes import ToolChoice, with_tools
-from ktcli.server.models.prompts import Asked
+from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
 
 # A line that clients put first and change with each request: with it nothing would ever be found in the cache.
@@ -23,7 +23,7 @@ _VOLATILE = "x-anthropic-billing-header:"
 _IGNORED = frozenset({"redacted_thinking"})
 
 
-class Thinks(msgspec.Struct):
+class ThinkingOptions(msgspec.Struct):
     """The field `thinking`."""
 
     type: str = "disabled"
@@ -42,19 +42,19 @@ class MessagesBody(msgspec.Struct):
     top_p: float | None = None
     top_k: int | None = None
     stop_sequences: list[str] | None = None
-    thinking: Thinks | None = None
+    thinking: ThinkingOptions | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
 
     def answer_options(self, settings: Settings) -> AnswerOptions:
-        """How the prompt is to be answered.
+        """Returns the options of the answer: sampling, limits and constraints.
 
         Raises:
             Refusal: a value cannot be used, or `max_tokens` is missing, or leaves nothing for an answer.
         """
         if self.max_tokens is None:
-            raise _refusal("max_tokens", "max_tokens is missing")
+            raise _refusal("max_tokens", "max_tokens is required")
         said = Sampled(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -67,21 +67,22 @@ class MessagesBody(msgspec.Struct):
         options = replace(options, think_budget=self._budget(self.max_tokens))
         return with_tools(options, self.offered, self._choice)
 
-    def asked(self, settings: Settings, caller: str) -> Asked:
-        """What is to be answered, in the words of OpenAI's API, which chat templates know.
+    def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
+        """Returns the messages and template variables of the conversation, in the form of OpenAI's API, which chat
+        templates know.
 
         Raises:
-            Refusal: a message is of no use.
+            Refusal: a message is invalid.
         """
         if not self.messages:
-            raise _refusal("messages", "there are no messages")
+            raise _refusal("messages", "messages must not be empty")
         system = _system(self.system)
         messages = [{"role": "system", "content": system}] if system else []
-        last = _last_question(self.messages)
+        last = last_question([_role_of(each) for each in self.messages])
         for at, message in enumerate(self.messages):
             messages += _plain(message, f"messages[{at}]", asked=at == last)
         if not messages:
-            raise _refusal("messages", "the messages have no text")
+            raise _refusal("messages", "messages have no text")
         ends = messages[-1]
         continues = ends["role"] == "assistant" and "tool_calls" not in ends
         variables = dict(settings.variables)
@@ -90,11 +91,11 @@ class MessagesBody(msgspec.Struct):
             variables |= replace(settings, thinking=thinks).variables
         if offered := self.offered:
             variables["tools"] = offered
-        return Asked(messages, variables, caller, continues=continues)
+        return ChatRequest(messages, variables, caller, continues=continues)
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools that the model may call; those that a server would run itself are left out.
+        """Returns the tools that the model may call; those that a server would run itself are left out.
 
         Raises:
             Refusal: there are too many, or one has no name, or no schema of an object.
@@ -111,7 +112,7 @@ class MessagesBody(msgspec.Struct):
 
     @property
     def _choice(self) -> ToolChoice:
-        """How the tools are to be used.
+        """Returns how the tools are to be used.
 
         Raises:
             Refusal: in a way that is not supported.
@@ -124,37 +125,37 @@ class MessagesBody(msgspec.Struct):
             return ToolChoice(required=True, several=several)
         name = said.get("name")
         if kind != "tool" or not isinstance(name, str) or not name:
-            words = "tool_choice.type can be auto, none, any, or tool with a name"
+            words = "tool_choice.type must be auto, none, any, or tool with a name"
             raise _refusal("tool_choice.type", words)
         return ToolChoice(required=True, name=name, several=False)
 
     def _budget(self, most: int) -> int | None:
-        """The most tokens of the thoughts of an answer of at most so many; None: as many as the model likes."""
+        """Returns the most tokens of thoughts in an answer of at most `most`; None: the model's default."""
         said, field = self.thinking, "thinking.budget_tokens"
         if said is None or said.type != "enabled" or said.budget_tokens is None:
             return None
         if said.budget_tokens < 1:
-            raise _refusal(field, f"{field} is {said.budget_tokens}, it can be 1 or more")
+            raise _refusal(field, f"{field} must be at least 1, not {said.budget_tokens}")
         if said.budget_tokens >= most:
-            words = f"{field} is {said.budget_tokens}, it must be less than max_tokens, {most}"
+            words = f"{field} must be less than max_tokens ({most}), not {said.budget_tokens}"
             raise _refusal(field, words)
         return said.budget_tokens
 
     def _form(self) -> Form | None:
-        """What the text must be: JSON of a schema."""
+        """Returns the form that the text is constrained to, JSON of a schema; None: any text."""
         said, field = (self.output_config or {}).get("format"), "output_config.format"
         if said is None:
             return None
         if not isinstance(said, dict) or said.get("type") != "json_schema":
-            raise _refusal(f"{field}.type", f"{field}.type can be json_schema")
+            raise _refusal(f"{field}.type", f"{field}.type must be json_schema")
         return Form.of_schema(said.get("schema"), f"{field}.schema")
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(tool.get("name"), str):
-        raise _refusal(f"{where}.name", f"{where}.name is no text")
+        raise _refusal(f"{where}.name", f"{where}.name must be a string")
     if tool.get("input_schema") is None:
-        raise _refusal(f"{where}.input_schema", f"{where}.input_schema is missing")
+        raise _refusal(f"{where}.input_schema", f"{where}.input_schema is required")
     require_parameters(tool["input_schema"], f"{where}.input_schema")
     function = {"name": tool["name"], "parameters": tool["input_schema"]}
     if isinstance(tool.get("description"), str):
@@ -164,20 +165,16 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _last_question(messages: Sequence[Mapping[str, Any]]) -> int:
-    """The place of the last message in which the user says something, not only tools; -1: there is none."""
-
-    def asks(message: Mapping[str, Any]) -> bool:
-        content = message.get("content")
-        blocks = content if isinstance(content, list) else [content]
-        results = (isinstance(each, dict) and each.get("type") == "tool_result" for each in blocks)
-        return message.get("role") == "user" and not all(results)
-
-    return max((at for at, each in enumerate(messages) if asks(each)), default=-1)
+def _role_of(message: Mapping[str, Any]) -> Any:
+    """Returns the role of a message; "tool" where it has results of tools."""
+    content = message.get("content")
+    blocks = content if isinstance(content, list) else []
+    results = (isinstance(each, dict) and each.get("type") == "tool_result" for each in blocks)
+    return "tool" if any(results) else message.get("role")
 
 
 def _system(said: str | Sequence[Mapping[str, Any]] | None) -> str:
-    """The system text, without lines that change with each request."""
+    """Returns the system text, without lines that change with each request."""
     parts = [said] if isinstance(said, str) else []
     if not isinstance(said, str):
         parts = [text_of(each, f"system[{at}]") for at, each in enumerate(said or ())]
@@ -185,19 +182,24 @@ def _system(said: str | Sequence[Mapping[str, Any]] | None) -> str:
 
 
 def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> Iterator[dict[str, Any]]:
-    """The messages that one of Anthropic's is: results of tools are messages of their own.
+    """Yields the messages of one message of Anthropic's API: results of tools become messages of their own.
 
     Args:
-        asked: whether it is the last question.
+        asked: whether it is the last user message.
     """
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
-        raise _refusal(f"{where}.role", f"{where}.role is {str(role)[:40]!r}")
+        raise _refusal(
+            f"{where}.role",
+            f"{where}.role must be user, assistant or system, not {str(role)[:40]!r}",
+        )
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return
     if not isinstance(content, list):
-        raise _refusal(f"{where}.content", f"{where}.content is no text")
+        raise _refusal(
+            f"{where}.content", f"{where}.content must be a string or a list of content blocks"
+        )
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -214,7 +216,7 @@ def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> Iterator[d
         elif kind == "tool_result":
             yield {
                 "role": "tool",
-                "tool_call_id": _text(block, "tool_use_id", inner),
+                **_id(block, "tool_use_id", "tool_call_id", inner),
                 "content": text_of(block.get("content"), f"{inner}.content", gap="\n"),
             }
         elif kind not in _IGNORED and (text := text_of([block], inner, asked=asked)):
@@ -229,15 +231,20 @@ def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> Iterator[d
 
 
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The call of a tool that a block is."""
+    """Returns the call of a `tool_use` block."""
     function = {"name": _text(block, "name", where), "arguments": block.get("input")}
-    return {"id": _text(block, "id", where), "type": "function", "function": function}
+    return {**_id(block, "id", "id", where), "type": "function", "function": function}
+
+
+def _id(block: Mapping[str, Any], name: str, found: str, where: str) -> dict[str, str]:
+    """Returns the id in a field of a block, under the name that messages have for it; empty where there is none."""
+    return {} if block.get(name) is None else {found: _text(block, name, where)}
 
 
 def _text(block: Mapping[str, Any], name: str, where: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
-        raise _refusal(f"{where}.{name}", f"{where}.{name} is no text")
+        raise _refusal(f"{where}.{name}", f"{where}.{name} must be a string")
     return value
 
 

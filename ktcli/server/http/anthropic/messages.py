@@ -29,7 +29,7 @@ async def messages(request: Request) -> Answering:
     with await state.lease(body.model) as lease:
         settings = lease.model.texts.settings
         options = body.answer_options(settings)
-        asked = body.asked(settings, caller_of(request))
+        asked = body.chat_request(settings, caller_of(request))
         generation = await state.generation(
             lease, lambda prompts: prompts.of_messages(asked), options
         )
@@ -41,19 +41,19 @@ async def count_tokens(request: Request) -> Response:
     state = state_of(request)
     body = await body_of(request, MessagesBody)
     with await state.lease(body.model) as lease:
-        asked = body.asked(lease.model.texts.settings, caller_of(request))
+        asked = body.chat_request(lease.model.texts.settings, caller_of(request))
         prompt = await state.prompt(lease.model, lambda prompts: prompts.of_messages(asked))
     said = {"input_tokens": len(prompt.ids)}
     return Response(encode(said), media_type="application/json")
 
 
 def error_of(refusal: Refusal) -> dict[str, Any]:
-    """The envelope of an error."""
+    """Returns the envelope of an error."""
     return {"type": "error", "error": {"type": refusal.kind, "message": refusal.message}}
 
 
 def failed_early(body: bytes, refusal: Refusal) -> bytes:
-    """A stream that failed before there were any answers."""
+    """Returns the stream of a request that failed before there were any answers."""
     return _event(error_of(refusal))
 
 
@@ -183,7 +183,7 @@ class MessageReply:
 
 
 def _object(said: Any) -> dict[str, Any]:
-    """The arguments of a call; those of one that was cut short are none."""
+    """Returns the arguments of a call as an object; {} where the call was cut off."""
     try:
         found = json.loads(said or "{}")
     except (TypeError, ValueError, RecursionError):

@@ -28,14 +28,17 @@ ALIVE = b" "  # before a line, where JSON ignores it
 
 
 async def chat(request: Request) -> Answering | Response:
-    """Answers a conversation; one without messages asks for nothing but the model to be loaded or closed."""
+    """Answers a conversation; without messages it only loads or unloads the model."""
     state = state_of(request)
     body = await body_of(request, OllamaChatBody)
     if not body.messages:
         return await _moved(state, body, {"message": {"role": "assistant", "content": ""}})
     with await state.lease(body.model, body.keep_s) as lease:
         settings = lease.model.texts.settings
-        options, asked = body.chat_options(settings), body.asked(settings, caller_of(request))
+        options, asked = (
+            body.chat_options(settings),
+            body.chat_request(settings, caller_of(request)),
+        )
         generation = await state.generation(
             lease, lambda prompts: prompts.of_messages(asked), options
         )
@@ -43,7 +46,7 @@ async def chat(request: Request) -> Answering | Response:
 
 
 async def generate(request: Request) -> Answering | Response:
-    """Answers a text; an empty one asks for nothing but the model to be loaded or closed."""
+    """Answers a text; with an empty prompt it only loads or unloads the model."""
     state = state_of(request)
     body = await body_of(request, GenerateBody)
     caller = caller_of(request)
@@ -51,7 +54,7 @@ async def generate(request: Request) -> Answering | Response:
         return await _moved(state, body, {"response": ""})
     with await state.lease(body.model, body.keep_s) as lease:
         settings = lease.model.texts.settings
-        options, asked = body.answer_options(settings), body.asked(settings, caller)
+        options, asked = body.answer_options(settings), body.chat_request(settings, caller)
 
         def make(prompts: PromptMaker) -> EncodedPrompt:
             return prompts.of_text(body.prompt, caller) if body.raw else prompts.of_messages(asked)
@@ -61,12 +64,12 @@ async def generate(request: Request) -> Answering | Response:
 
 
 def stamp(seconds: float | None = None) -> str:
-    """A time since 1970, as Ollama writes it; None: now."""
+    """Returns a time, in seconds since 1970, in Ollama's format; None: now."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 async def _moved(state: ServerState, body: OllamaBody, said: dict[str, Any]) -> Response:
-    """Loads the model that a request names, or lets it go."""
+    """Loads or unloads the model that a request names, and returns the response that says so."""
     source, keep_s = await state.named(body.model), body.keep_s
     if keep_s == 0:
         state.residency.drop(source)
@@ -80,11 +83,11 @@ async def _moved(state: ServerState, body: OllamaBody, said: dict[str, Any]) -> 
 
 
 def failed_early(body: bytes, refusal: Refusal) -> bytes:
-    """A stream that failed before there were any answers."""
+    """Returns the stream of a request that failed before there were any answers."""
     return encode({"error": refusal.message}) + b"\n"
 
 
-STREAM = StreamStyle(LINES, ALIVE, failed_early, unless=True)
+STREAM = StreamStyle(LINES, ALIVE, failed_early, default=True)
 
 
 class OllamaReply:
@@ -138,7 +141,7 @@ class OllamaReply:
         )
 
     def _called(self, event: CallEvent) -> list[dict[str, Any]]:
-        """A call, when it is whole."""
+        """Returns a call once it is complete, else nothing."""
         name, arguments = self._call
         if isinstance(event, CallBegins):
             self._call = event.name, ""
@@ -165,7 +168,7 @@ class OllamaReply:
         return encode({**head, **said, **more}) + b"\n"
 
     def _totals(self) -> dict[str, Any]:
-        """The counts, and the times in nanoseconds."""
+        """Returns the counts, and the durations in nanoseconds."""
         stats = self._generation.answers[0].stats
         return {
             "done": True,

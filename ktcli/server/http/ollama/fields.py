@@ -1,4 +1,4 @@
-"""The fields of Ollama's requests, and what they mean to the engine."""
+"""The bodies of Ollama's requests, and their options for the engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.shapes import ToolChoice, with_tools
 from ktcli.server.models.keepalive import keep_seconds
-from ktcli.server.models.prompts import Asked
+from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
 
 
@@ -55,16 +55,16 @@ class OllamaBody(msgspec.Struct):
 
     @property
     def keep_s(self) -> float | None:
-        """The seconds that the model is to stay in memory afterwards; None: as before.
+        """Returns the seconds that the model is to stay in memory afterwards; None: as before.
 
         Raises:
-            Refusal: it is no time.
+            Refusal: it is not a duration.
         """
         with about("keep_alive"):
             return None if self.keep_alive is None else keep_seconds(self.keep_alive, "keep_alive")
 
     def answer_options(self, settings: Settings) -> AnswerOptions:
-        """How the prompt is to be answered.
+        """Returns the options of the answer: sampling, limits and constraints.
 
         Raises:
             Refusal: a value cannot be used.
@@ -89,14 +89,14 @@ class OllamaBody(msgspec.Struct):
         return options if (form := self._form()) is None else replace(options, shape=Shape(form))
 
     def _form(self) -> Form | None:
-        """What the text must be: any object, or JSON of a schema."""
+        """Returns the form that the text is constrained to: any object, or JSON of a schema; None: any text."""
         if not self.format:
             return None
         is_json = self.format == "json"
         return Form.of_object("format") if is_json else Form.of_schema(self.format, "format")
 
     def variables(self, settings: Settings) -> dict[str, Any]:
-        """The variables of the chat template."""
+        """Returns the variables of the chat template."""
         if self.think is None:
             return settings.variables
         thinking = self.think is not False and self.think != "none"
@@ -111,14 +111,14 @@ class OllamaChatBody(OllamaBody):
     tools: list[dict[str, Any]] | None = None
 
     def chat_options(self, settings: Settings) -> AnswerOptions:
-        """See `answer_options`."""
+        """Returns the options of the answer, see `answer_options`."""
         return with_tools(self.answer_options(settings), functions(self.tools), ToolChoice())
 
-    def asked(self, settings: Settings, caller: str) -> Asked:
-        """What is to be answered.
+    def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
+        """Returns the messages and template variables of the conversation.
 
         Raises:
-            Refusal: a message is of no use.
+            Refusal: a message is invalid.
         """
         last = last_question([each.get("role") for each in self.messages])
         messages = [
@@ -128,7 +128,7 @@ class OllamaChatBody(OllamaBody):
         variables = self.variables(settings)
         if tools := functions(self.tools):
             variables = {**variables, "tools": tools}
-        return Asked(messages, variables, caller)
+        return ChatRequest(messages, variables, caller)
 
 
 class GenerateBody(OllamaBody):
@@ -140,24 +140,24 @@ class GenerateBody(OllamaBody):
     suffix: str = ""
     images: list[str] | None = None
 
-    def asked(self, settings: Settings, caller: str) -> Asked:
-        """What is to be answered.
+    def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
+        """Returns the messages and template variables of the prompt.
 
         Raises:
-            Refusal: a field cannot be used.
+            Refusal: a field is not supported.
         """
         for name in ("suffix", "images"):
             if getattr(self, name):
                 raise Refusal(400, f"{name} is not supported", name, "unsupported_value")
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*system, {"role": "user", "content": self.prompt}]
-        return Asked(messages, self.variables(settings), caller)
+        return ChatRequest(messages, self.variables(settings), caller)
 
 
 def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> dict[str, Any]:
     images = message.get("images")
     if images and asked:
-        said = f"{where}.images has an image; this model reads text only"
+        said = f"{where}.images has an image; this model accepts text only"
         raise Refusal(400, said, f"{where}.images", "unsupported_value")
     found = plain_message(message, where)
     if isinstance(images, list):

@@ -18,7 +18,7 @@ from ktcli.server.http.ollama.chat import ALIVE, LINES
 from ktcli.server.http.openai.envelope import encode
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.state import ServerState, state_of
-from ktcli.server.models.librarian import Librarian, PullStep
+from ktcli.server.models.libraryeditor import LibraryEditor, PullStep
 from ktcli.threads import Threads
 
 _LATEST = ":latest"
@@ -48,11 +48,11 @@ class CopyBody(msgspec.Struct):
 
 
 async def pull(request: Request) -> App:
-    """Pulls and converts a model; a client that leaves ends it, and the next pull goes on there."""
+    """Pulls and converts a model; it is cancelled when the client disconnects, and the next pull resumes it."""
     state, body = state_of(request), await body_of(request, PullBody)
     if body.insecure:
         raise Refusal(400, "insecure is not supported", "insecure", "unsupported_value")
-    pulling = _Pull(_librarian(request), _named(body.model or body.name, "model"))
+    pulling = _Pull(_library_editor(request), _named(body.model or body.name, "model"))
     if body.stream:
         return StreamingResponse(_told(state, pulling), media_type=LINES)
     try:
@@ -66,9 +66,9 @@ async def pull(request: Request) -> App:
 async def delete(request: Request) -> Response:
     """Removes a model, or a further name."""
     state, body = state_of(request), await body_of(request, DeleteBody)
-    librarian, name = _librarian(request), _named(body.model or body.name, "model")
+    editor, name = _library_editor(request), _named(body.model or body.name, "model")
     used = {state.catalogue.own.key, *(each.source.key for each in state.residency.loaded)}
-    await asyncio.to_thread(librarian.remove, name, used)
+    await asyncio.to_thread(editor.remove, name, used)
     state.catalogue.forget()
     return _json(None)
 
@@ -76,49 +76,52 @@ async def delete(request: Request) -> Response:
 async def copy(request: Request) -> Response:
     """Gives a model a further name."""
     state, body = state_of(request), await body_of(request, CopyBody)
-    librarian = _librarian(request)
+    editor = _library_editor(request)
     name, further = _named(body.source, "source"), _named(body.destination, "destination")
-    await asyncio.to_thread(librarian.name, name, further)
+    await asyncio.to_thread(editor.name, name, further)
     state.catalogue.forget()
     return _json(None)
 
 
 async def embed(request: Request) -> Response:
     """Refuses to make embeddings."""
-    raise Refusal(400, "models that answer are served here, none of them makes embeddings")
+    raise Refusal(400, "embeddings are not supported: the models of this server generate text")
 
 
 async def unsupported(request: Request) -> Response:
-    """Refuses what this server does not do."""
-    raise Refusal(400, f"{request.url.path[:200]} is not supported; kt convert makes models")
+    """Refuses the paths of Ollama that this server does not support."""
+    path = request.url.path[:200]
+    if request.method not in ("POST", "DELETE"):
+        raise Refusal(404, f"Not Found: {path}", "", "not_found")
+    raise Refusal(400, f"{path} is not supported; use kt convert to create models")
 
 
-def _librarian(request: Request) -> Librarian:
-    """Whoever changes the library for a client that may ask for it: one with the key, or the owner.
+def _library_editor(request: Request) -> LibraryEditor:
+    """Returns what changes the library, for a client that may: one with the API key, or the owner.
 
     Raises:
-        Refusal: it may not.
+        Refusal: the client may not.
     """
     state = state_of(request)
-    if state.librarian is None or not (state.rules.key or is_owner(request.scope)):
+    if state.editor is None or not (state.rules.key or is_owner(request.scope)):
         raise Refusal(
             403,
-            "the library is changed only for who shows a key, and this server has none"
-            " (kt serve --api-key-file FILE gives it one)",
+            "changing the library requires an API key, and this server has none"
+            " (start it with kt serve --api-key-file FILE)",
             "",
             "needs_key",
         )
-    return state.librarian
+    return state.editor
 
 
 def _named(name: str, field: str) -> str:
     if not name:
-        raise Refusal(400, f"{field} is missing", field, "missing")
+        raise Refusal(400, f"{field} is required", field, "missing")
     return name.removesuffix(_LATEST)
 
 
 async def _told(state: ServerState, pulling: _Pull) -> AsyncIterator[bytes]:
-    """The lines of a pull."""
+    """Yields the lines of a pull."""
     try:
         yield _line({"status": "pulling manifest"})
         async for step in pulling.steps():
@@ -135,7 +138,7 @@ async def _told(state: ServerState, pulling: _Pull) -> AsyncIterator[bytes]:
 class _Pull:
     """A pull on a thread of its own."""
 
-    def __init__(self, librarian: Librarian, name: str) -> None:
+    def __init__(self, editor: LibraryEditor, name: str) -> None:
         loop = asyncio.get_running_loop()
         self._steps: asyncio.Queue[PullStep | None] = asyncio.Queue()
         self._stopped = threading.Event()
@@ -145,7 +148,7 @@ class _Pull:
 
         def work() -> None:
             try:
-                librarian.pull(name, tell, self._stopped.is_set)
+                editor.pull(name, tell, self._stopped.is_set)
             finally:
                 tell(None)
 
@@ -154,20 +157,20 @@ class _Pull:
         thread.shutdown(wait=False)
 
     def stop(self) -> None:
-        """Ends it soon, if it has not ended."""
+        """Asks the pull to stop, if it has not ended."""
         self._stopped.set()
         self._work.add_done_callback(lambda done: done.exception())  # somebody else has told it
 
     async def end(self) -> None:
-        """Waits until it has ended.
+        """Waits until the pull has ended.
 
         Raises:
-            KtError: see `Librarian.pull`.
+            KtError: see `LibraryEditor.pull`.
         """
         await asyncio.shield(self._work)
 
     async def steps(self) -> AsyncIterator[PullStep | None]:
-        """Yields its steps until it has ended; None: nothing has happened for a while."""
+        """Yields the steps of the pull until it has ended; None: nothing has happened for a while."""
         while True:
             try:
                 async with asyncio.timeout(ALIVE_S):

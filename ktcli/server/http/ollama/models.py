@@ -26,7 +26,7 @@ class ModelAsked(msgspec.Struct):
 
 
 async def version(request: Request) -> Response:
-    """The version of the API."""
+    """Returns the version of Ollama's API that is spoken."""
     return _json({"version": VERSION})
 
 
@@ -50,20 +50,20 @@ async def running(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """Says what a model is and can do, whether it is in memory or not."""
+    """Returns what a model is and can do, whether it is in memory or not."""
     state, body = state_of(request), await body_of(request, ModelAsked)
     source = await state.named(body.model or body.name)
     loaded = state.residency.find(source)
     context = loaded.model.backend.engine.context if loaded else None
     facts = await state.facts(source)
-    look = await state.abilities_of(source, facts)
+    can = await state.abilities_of(source, facts)
     info = {
         "general.architecture": facts.family,
         f"{facts.family}.context_length": context or facts.context,
         "general.basename": source.name,
     }
-    about = {"details": _details(facts), "model_info": info, "capabilities": look.capabilities}
-    return _json({**about, "template": look.template, "modified_at": stamp(facts.made)})
+    about = {"details": _details(facts), "model_info": info, "capabilities": can.capabilities}
+    return _json({**about, "template": can.template, "modified_at": stamp(facts.made)})
 
 
 def _row(source: ModelSource, facts: ModelFacts, name: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ async def chat_completions(request: Request) -> Answering:
     with await state.lease(body.model) as lease:
         settings = lease.model.texts.settings
         options = body.chat_options(settings)
-        asked = body.asked(settings, caller_of(request))
+        asked = body.chat_request(settings, caller_of(request))
         generation = await state.generation(
             lease, lambda prompts: prompts.of_messages(asked), options
         )
@@ -138,7 +138,7 @@ class ChatReply:
 
     @staticmethod
     def _called(choice: _ChoiceText, event: CallEvent, deltas: list[dict[str, Any]]) -> None:
-        """Enters an event of a call into the answer, and into what a stream says of it."""
+        """Adds an event of a call to the answer, and to the delta of the stream."""
         if isinstance(event, CallBegins):
             id = event.id or f"call_{secrets.token_hex(12)}"
             function = {"name": event.name, "arguments": ""}
@@ -197,7 +197,7 @@ _CHUNK = "chat.completion.chunk"
 
 
 def chance_of(tokenizer: Tokenizer, token: Token) -> dict[str, Any]:
-    """A token's chance and those of the likeliest, as chat completions have them."""
+    """Returns the log probabilities of a token and of the likeliest ones, in the form of chat completions."""
     assert token.chosen is not None
     likeliest = [_candidate(tokenizer, each) for each in token.likeliest]
     return {**_candidate(tokenizer, token.chosen), "top_logprobs": likeliest}

@@ -24,12 +24,12 @@ FINISH = {
 
 
 def line(document: Any) -> bytes:
-    """An event of a stream."""
+    """Returns an event of a stream."""
     return b"data: " + encode(document) + b"\n\n"
 
 
 def error_of(refusal: Refusal) -> dict[str, Any]:
-    """The envelope of an error."""
+    """Returns the envelope of an error."""
     said = {
         "message": refusal.message,
         "type": refusal.kind,
@@ -40,7 +40,7 @@ def error_of(refusal: Refusal) -> dict[str, Any]:
 
 
 def failed_stream(body: bytes, refusal: Refusal) -> bytes:
-    """A stream that failed before there were any answers."""
+    """Returns the stream of a request that failed before there were any answers."""
     return line(error_of(refusal)) + DONE
 
 
@@ -48,7 +48,7 @@ STREAM = StreamStyle(EVENTS, ALIVE, failed_stream)
 
 
 def usage(generation: Generation, thought_tokens: int) -> dict[str, Any]:
-    """What all answers took, in tokens."""
+    """Returns the usage of a request: the tokens of its prompt and of all answers."""
     prompt, said = len(generation.prompt.ids), generation.tokens
     return {
         "prompt_tokens": prompt,
@@ -60,7 +60,7 @@ def usage(generation: Generation, thought_tokens: int) -> dict[str, Any]:
 
 
 def timings(stats: Stats) -> dict[str, float]:
-    """What an answer took, in llama.cpp's words; milliseconds."""
+    """Returns the counts and durations of an answer under llama.cpp's names, in milliseconds."""
     n, ms = stats.prefilled_tokens, 1000 * stats.prompt_s
     said, said_ms = stats.tokens, 1000 * stats.eval_s
     return {

@@ -1,6 +1,6 @@
-"""The fields of OpenAI's requests, as clients send them, and what they mean to the engine.
+"""The bodies of OpenAI's requests, and their options for the engine.
 
-Fields that are not here are ignored; a field with a value that cannot be used is refused by name.
+Unknown fields are ignored; a field with an unsupported value is refused by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.shapes import GUIDES, ToolChoice, form_of_format, form_of_guides, with_tools
 from ktcli.server.models.generation import CHOICES_MOST, STOPS_MOST
-from ktcli.server.models.prompts import Asked
+from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings, override
 from ktcli.text.template import is_reserved
 
@@ -71,13 +71,13 @@ class Sampled(msgspec.Struct):
 
     @property
     def wants_usage(self) -> bool:
-        """Tells whether a stream says at its end what it took."""
+        """Tells whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(
         self, own: SamplingSettings, names: Mapping[str, str] = _OWN_NAMES
     ) -> SamplingSettings:
-        """The model's own settings with those that were asked for put over them.
+        """Returns the model's own sampling settings, overridden by those of the request.
 
         Args:
             names: what a client calls the fields, where it is not as here.
@@ -105,7 +105,7 @@ class Sampled(msgspec.Struct):
         logprobs: int | None,
         names: Mapping[str, str] = _OWN_NAMES,
     ) -> AnswerOptions:
-        """How the prompt is to be answered.
+        """Returns the options of the answer: sampling, limits and constraints.
 
         Args:
             most: the most tokens, as asked for.
@@ -117,12 +117,12 @@ class Sampled(msgspec.Struct):
         stop = names.get("stop", "stop")
         _few(stop, len(stops), STOPS_MOST)
         if any(len(each) > STOP_CHARS_MOST for each in stops):
-            said = f"{stop} has a text of more than {STOP_CHARS_MOST:,} characters"
+            said = f"{stop} has a string of more than {STOP_CHARS_MOST:,} characters"
             raise Refusal(400, said, stop, "unsupported_value")
         if most is not None:
             _within(names.get("max_tokens", "max_tokens"), most, 1, None)
         if self.cache_salt is not None and not 0 < len(self.cache_salt) <= SALT_CHARS_MOST:
-            said = f"cache_salt must have 1 to {SALT_CHARS_MOST} characters"
+            said = f"cache_salt must be 1 to {SALT_CHARS_MOST} characters long"
             raise Refusal(400, said, "cache_salt", "unsupported_value")
         choices = 1 if self.n is None else self.n
         _within("n", choices, 1, CHOICES_MOST)
@@ -139,7 +139,7 @@ class Sampled(msgspec.Struct):
 
     @property
     def form(self) -> Form | None:
-        """What the text of an answer must be; None: anything.
+        """Returns the form that the text of an answer is constrained to; None: any text.
 
         Raises:
             Refusal: a field cannot be used, or there are several.
@@ -152,7 +152,7 @@ class Sampled(msgspec.Struct):
         }
         given = [name for name, form in found.items() if form is not None]
         if len(given) > 1:
-            words = f"{given[0]} and {given[1]} contradict each other"
+            words = f"{given[0]} and {given[1]} cannot be used together"
             raise Refusal(400, words, given[1], "unsupported_value")
         return found[given[0]] if given else None
 
@@ -174,12 +174,15 @@ class ChatBody(Sampled):
     add_generation_prompt: bool | None = None
 
     def chat_options(self, settings: Settings) -> AnswerOptions:
-        """See `answer_options`."""
+        """Returns the options of the answer, see `answer_options`."""
         likeliest = self.top_logprobs or 0
         _within("top_logprobs", likeliest, 0, LOGPROBS_MOST)
         if likeliest and not self.logprobs:
             raise Refusal(
-                400, "top_logprobs needs logprobs to be true", "top_logprobs", "unsupported_value"
+                400,
+                "top_logprobs requires logprobs to be true",
+                "top_logprobs",
+                "unsupported_value",
             )
         most, names = self.max_tokens, _OWN_NAMES
         if self.max_completion_tokens is not None:
@@ -190,14 +193,14 @@ class ChatBody(Sampled):
             options = replace(options, think_budget=budget)
         return with_tools(options, self.offered, self._choice)
 
-    def asked(self, settings: Settings, caller: str) -> Asked:
-        """What is to be answered.
+    def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
+        """Returns the messages and template variables of the conversation.
 
         Raises:
-            Refusal: a message is of no use.
+            Refusal: a message is invalid.
         """
         if not self.messages:
-            raise Refusal(400, "there are no messages", "messages", "unsupported_value")
+            raise Refusal(400, "messages must not be empty", "messages", "unsupported_value")
         last = last_question([each.get("role") for each in self.messages])
         messages = [
             plain_message(each, f"messages[{at}]", asked=at == last)
@@ -208,7 +211,7 @@ class ChatBody(Sampled):
             variables["tools"] = self.offered
         if self.add_generation_prompt is False:
             variables["add_generation_prompt"] = False
-        return Asked(messages, variables, caller, continues=self._continues(messages))
+        return ChatRequest(messages, variables, caller, continues=self._continues(messages))
 
     def _continues(self, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Tells whether the answer goes on behind the last message.
@@ -220,26 +223,26 @@ class ChatBody(Sampled):
         if not self.continue_final_message:
             return False
         if self.add_generation_prompt:
-            said = f"{field} and add_generation_prompt contradict each other"
+            said = f"{field} and add_generation_prompt cannot be used together"
             raise Refusal(400, said, field, "unsupported_value")
         if messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls"):
-            said = f"{field} needs a text of the assistant as the last message"
+            said = f"{field} requires the last message to be a text of the assistant"
             raise Refusal(400, said, field, "unsupported_value")
         return True
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools that the model may call.
+        """Returns the tools that the model may call.
 
         Raises:
-            Refusal: one of them is none, or there are too many.
+            Refusal: one of them is invalid, or there are too many.
         """
         tools = functions(self.tools)
         return [] if self.tool_choice == "none" else tools
 
     @property
     def _choice(self) -> ToolChoice:
-        """How the tools are to be used.
+        """Returns how the tools are to be used.
 
         Raises:
             Refusal: in a way that is not supported.
@@ -252,7 +255,7 @@ class ChatBody(Sampled):
         function = said.get("function") if isinstance(said, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or not name:
-            words = "tool_choice can be auto, none, required, or an object that names a function"
+            words = "tool_choice must be auto, none, required, or an object that names a function"
             raise Refusal(400, words, "tool_choice", "unsupported_value")
         return ToolChoice(required=True, name=name, several=False)
 
@@ -273,7 +276,7 @@ class TextBody(Sampled):
     suffix: str | None = None
 
     def text_options(self, settings: Settings) -> AnswerOptions:
-        """See `answer_options`."""
+        """Returns the options of the answer, see `answer_options`."""
         if self.logprobs is not None:
             _within("logprobs", self.logprobs, 0, LOGPROBS_MOST)
         for name in ("echo", "suffix"):
@@ -285,7 +288,7 @@ class TextBody(Sampled):
         return replace(self.answer_options(settings, most, self.logprobs), plain=True)
 
     def one_prompt(self) -> str | list[int]:
-        """The prompt.
+        """Returns the prompt, as text or token ids.
 
         Raises:
             Refusal: there are several.
@@ -299,14 +302,14 @@ class TextBody(Sampled):
             return prompt
         raise Refusal(
             400,
-            "several prompts in one request are not supported",
+            "prompt must be a string or a list of token ids; several prompts in one request are not supported",
             "prompt",
             "unsupported_value",
         )
 
 
 def effort_variables(effort: str | None) -> dict[str, Any]:
-    """The variables of chat templates that say how much a model is to think; None: as it likes."""
+    """Returns the template variables of a reasoning effort; None: the model's default."""
     if effort is None:
         return {}
     thinks = effort not in ("none", "minimal")
@@ -315,56 +318,67 @@ def effort_variables(effort: str | None) -> dict[str, Any]:
 
 
 def own_variables(said: dict[str, Any] | None) -> dict[str, Any]:
-    """The variables that a client gives the chat template.
+    """Returns the template variables that a client sets itself.
 
     Raises:
         Refusal: one of them is the renderer's.
     """
     for name in said or ():
         if is_reserved(name):
-            words = f"chat_template_kwargs cannot have {name[:60]!r}, which the server sets itself"
+            words = (
+                f"chat_template_kwargs must not contain {name[:60]!r}, which the server sets itself"
+            )
             raise Refusal(400, words, "chat_template_kwargs", "unsupported_value")
     return said or {}
 
 
 def functions(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """The tools of a request, each of which names a function.
+    """Returns the tools of a request, checked.
 
     Raises:
-        Refusal: one of them does not, or its parameters are no schema of an object, or there are too many.
+        Refusal: one names no function, or its parameters are not the schema of an object, or there are too many.
     """
     few_tools(tools or ())
     for at, tool in enumerate(tools or ()):
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise Refusal(
-                400, f"tools[{at}] names no function", f"tools[{at}]", "unsupported_value"
+                400,
+                f"tools[{at}].function.name must be a string",
+                f"tools[{at}]",
+                "unsupported_value",
             )
         require_parameters(function.get("parameters"), f"tools[{at}].function.parameters")
     return tools or []
 
 
 def require_parameters(schema: Any, field: str) -> None:
-    """Refuses what is no schema of an object, which the parameters of a tool are; None: it has none."""
+    """Checks that the parameters of a tool are the JSON schema of an object, or None.
+
+    Raises:
+        Refusal: they are not.
+    """
     if schema is None:
         return
     if not isinstance(schema, dict):
-        raise Refusal(
-            400, f"{field} is no JSON schema: an object is needed", field, "unsupported_value"
-        )
+        raise Refusal(400, f"{field} must be a JSON schema object", field, "unsupported_value")
     kind = schema.get("type", "object")
     if kind != "object":
-        said = f"{field} has the type {str(kind)[:40]!r}, it can be 'object'"
+        said = f"{field}.type must be 'object', not {str(kind)[:40]!r}"
         raise Refusal(400, said, field, "unsupported_value")
 
 
 def few_tools(tools: Sequence[Any]) -> None:
-    """Refuses more tools than a request can have."""
+    """Checks the number of tools of a request.
+
+    Raises:
+        Refusal: there are too many.
+    """
     _few("tools", len(tools), TOOLS_MOST)
 
 
 def _structured(said: Mapping[str, Any] | None) -> Form | None:
-    """What `structured_outputs` asks for, as vLLM has it."""
+    """Returns the form that vLLM's `structured_outputs` asks for; None: any text."""
     found = form_of_guides(said or {}, "structured_outputs.")
     wants_object = said is not None and said.get("json_object") is True
     return Form.of_object("structured_outputs") if found is None and wants_object else found
@@ -375,17 +389,17 @@ def _biases(said: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
         return tuple((int(id), bias) for id, bias in (said or {}).items())
     except ValueError as error:
         raise Refusal(
-            400, "logit_bias has a key that is no token id", "logit_bias", "unsupported_value"
+            400, "the keys of logit_bias must be token ids", "logit_bias", "unsupported_value"
         ) from error
 
 
 def _few(field: str, count: int, most: int) -> None:
     if count > most:
-        said = f"{field} has {count:,} entries, it can have {most}"
+        said = f"{field} has {count:,} entries; the limit is {most:,}"
         raise Refusal(400, said, field, "unsupported_value")
 
 
 def _within(field: str, value: int, least: int, most: int | None) -> None:
     if value < least or (most is not None and value > most):
-        range_ = f"{least} or more" if most is None else f"{least} to {most}"
-        raise Refusal(400, f"{field} is {value}, it can be {range_}", field, "unsupported_value")
+        range_ = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise Refusal(400, f"{field} must be {range_}, not {value}", field, "unsupported_value")

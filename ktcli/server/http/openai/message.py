@@ -14,17 +14,17 @@ _FIELDS = ("name", "tool_call_id", "tool_name")
 
 
 def plain_message(message: Mapping[str, Any], where: str, *, asked: bool = False) -> dict[str, Any]:
-    """A message with its text in one piece and calls that name their functions.
+    """Returns a message in the form of chat templates: its text as one string, and calls with function names.
 
     Args:
-        where: the field that it is.
-        asked: whether it is the last question.
+        where: the path of the field, for errors.
+        asked: whether it is the last user message.
     Raises:
-        Refusal: it has no role, or is the last question and has parts that are no text.
+        Refusal: it has no role, or is the last user message and has parts that are not text.
     """
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        raise Refusal(400, f"{where} has no role", f"{where}.role", "unsupported_value")
+        raise Refusal(400, f"{where}.role must be a string", f"{where}.role", "unsupported_value")
     found = {name: message[name] for name in _FIELDS if isinstance(message.get(name), str)}
     found["role"] = "system" if role == "developer" else role
     found["content"] = text_of(message.get("content"), f"{where}.content", asked=asked)
@@ -41,13 +41,25 @@ def plain_message(message: Mapping[str, Any], where: str, *, asked: bool = False
 
 
 def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Calls of tools, each of which names a function and has arguments."""
+    """Returns calls of tools, each with a function name and arguments."""
     if not isinstance(calls, list):
-        raise Refusal(400, f"{where} is no list", where, "unsupported_value")
+        raise Refusal(400, f"{where} must be a list", where, "unsupported_value")
     found = []
     for at, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, dict) else None
+        function = _function(call)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Refusal(400, f"{where}[{at}] names no function", where, "unsupported_value")
-        found.append({**call, "function": {"arguments": {}, **function}})
+            raise Refusal(
+                400, f"{where}[{at}].function.name must be a string", where, "unsupported_value"
+            )
+        found.append({**call, "type": "function", "function": {"arguments": {}, **function}})
+        found[-1].pop("custom", None)
     return found
+
+
+def _function(call: Any) -> Any:
+    """Returns the name and arguments of a call; those of a custom tool, which takes a text, are an object of it."""
+    if not isinstance(call, dict):
+        return None
+    if isinstance(custom := call.get("custom"), dict) and "function" not in call:
+        return {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+    return call.get("function")

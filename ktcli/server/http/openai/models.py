@@ -15,7 +15,7 @@ from ktcli.server.models.source import ModelFacts, ModelSource
 
 
 async def models(request: Request) -> Response:
-    """Lists them: the server's own first, then those in memory."""
+    """Lists the models of the library: the server's own first, then those in memory."""
     state = state_of(request)
     rows = await state.rows(lambda source, facts, name: _row(state, source, facts, name))
     said = {"object": "list", "data": rows, "has_more": False}
@@ -25,11 +25,11 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request) -> Response:
-    """Shows one."""
+    """Returns one model."""
     name, state = request.path_params["name"], state_of(request)
     found = await state.catalogue.find(name)
     if found is None:
-        refusal = Refusal(404, f"there is no model {name[:200]!r} here", "model", "model_not_found")
+        refusal = Refusal(404, f"model not found: {name[:200]!r}", "model", "model_not_found")
         return Response(encode(error_of(refusal)), 404, media_type="application/json")
     return Response(
         encode(_row(state, found, await state.facts(found), name)), media_type="application/json"

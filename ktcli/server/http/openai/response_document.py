@@ -11,10 +11,10 @@ from ktcli.server.http.refusals import Refusal
 
 
 def response_document(body: ResponseBody, model: str, id: str = "") -> dict[str, Any]:
-    """A response in progress.
+    """Returns the document of a response in progress.
 
     Args:
-        id: what its own begins with `resp_` before; empty: any.
+        id: its id without `resp_`; empty: a random one.
     """
     effort = None if body.reasoning is None else body.reasoning.effort
     form = None if body.text is None else body.text.format
@@ -47,6 +47,6 @@ def response_document(body: ResponseBody, model: str, id: str = "") -> dict[str,
 
 
 def failure(refusal: Refusal) -> dict[str, Any]:
-    """The fields of a response that failed."""
+    """Returns the fields of a response that failed."""
     error = {"code": refusal.code or "server_error", "message": refusal.message}
     return {"status": "failed", "error": error}

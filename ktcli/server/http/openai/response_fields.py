@@ -1,4 +1,4 @@
-"""The fields of requests for a response, and what they mean to the engine.
+"""The bodies of requests for a response, and their options for the engine.
 
 Items that the client sends are messages, thoughts, calls and their results; chat templates know messages, so thoughts
 and calls that follow one another become one message.
@@ -27,7 +27,7 @@ from ktcli.server.http.openai.fields import (
 from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.shapes import ToolChoice, with_tools
-from ktcli.server.models.prompts import Asked
+from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
 
 METADATA_MOST, METADATA_NAME_CHARS, METADATA_CHARS = 16, 64, 512
@@ -70,38 +70,41 @@ class ResponseBody(Sampled):
 
     @property
     def likeliest(self) -> int | None:
-        """The likeliest tokens that come with each token; None: no chances."""
+        """Returns the number of likeliest tokens that come with each token; None: no log probabilities."""
         wanted = self.top_logprobs is not None or WITH_LOGPROBS in (self.include or ())
         return (self.top_logprobs or 0) if wanted else None
 
-    def response_wish(self, settings: Settings) -> AnswerOptions:
-        """See `answer_options`."""
+    def response_options(self, settings: Settings) -> AnswerOptions:
+        """Returns the options of the answer, see `answer_options`."""
         self._refuse_what_needs_a_store()
         require_metadata(self.metadata or {})
         if not 0 <= (self.top_logprobs or 0) <= LOGPROBS_MOST:
-            raise _refusal("top_logprobs", f"top_logprobs can be 0 to {LOGPROBS_MOST}")
+            raise _refusal(
+                "top_logprobs",
+                f"top_logprobs must be between 0 and {LOGPROBS_MOST}, not {self.top_logprobs}",
+            )
         if (most := self.max_output_tokens) is not None and most < 1:
-            raise _refusal("max_output_tokens", f"max_output_tokens is {most}, it can be 1 or more")
+            raise _refusal("max_output_tokens", f"max_output_tokens must be at least 1, not {most}")
         if self.n not in (None, 1):
-            raise _refusal("n", "a response has one answer: n can be 1")
+            raise _refusal("n", f"n must be 1, not {self.n}: a response has one answer")
         options = self.answer_options(settings, most, self.likeliest)
         if (form := self._text_form()) is not None:
             if options.shape is not None:
                 raise _refusal(
-                    "text.format", f"{form.field} and {options.shape.field} contradict each other"
+                    "text.format", f"{form.field} and {options.shape.field} cannot be used together"
                 )
             options = replace(options, shape=Shape(form))
         return with_tools(options, self.offered, self._choice)
 
-    def asked(self, settings: Settings, caller: str) -> Asked:
-        """What is to be answered, as messages.
+    def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
+        """Returns the messages and template variables of the conversation.
 
         Raises:
-            Refusal: an item is of no use.
+            Refusal: an item is invalid.
         """
         self._refuse_what_needs_a_store()
         if not self.input:
-            raise _refusal("input", "there is no input")
+            raise _refusal("input", "input must not be empty")
         items = (
             [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         )
@@ -109,18 +112,18 @@ class ResponseBody(Sampled):
         if self.instructions:
             messages.insert(0, {"role": "system", "content": self.instructions})
         if not messages:
-            raise _refusal("input", "the input has no text")
+            raise _refusal("input", "input has no text")
         variables = {**settings.variables}
         if self.reasoning is not None:
             variables |= effort_variables(self.reasoning.effort)
         variables |= own_variables(self.chat_template_kwargs)
         if offered := self.offered:
             variables["tools"] = offered
-        return Asked(messages, variables, caller)
+        return ChatRequest(messages, variables, caller)
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The functions that the model may call; tools that a server would run itself are left out.
+        """Returns the functions that the model may call; tools that a server would run itself are left out.
 
         Raises:
             Refusal: there are too many, or one has no name, or parameters of another kind than objects.
@@ -132,7 +135,7 @@ class ResponseBody(Sampled):
             if tool.get("type") != "function":
                 continue
             if not isinstance(tool.get("name"), str):
-                raise _refusal(f"tools[{at}].name", f"tools[{at}] names no function")
+                raise _refusal(f"tools[{at}].name", f"tools[{at}].name must be a string")
             require_parameters(tool.get("parameters"), f"tools[{at}].parameters")
             function = {name: tool[name] for name in _OF_FUNCTION if tool.get(name) is not None}
             found.append({"type": "function", "function": function})
@@ -140,7 +143,7 @@ class ResponseBody(Sampled):
 
     @property
     def _choice(self) -> ToolChoice:
-        """How the tools are to be used.
+        """Returns how the tools are to be used.
 
         Raises:
             Refusal: in a way that is not supported.
@@ -154,12 +157,12 @@ class ResponseBody(Sampled):
             said.get("name") if isinstance(said, dict) and said.get("type") == "function" else None
         )
         if not isinstance(name, str) or not name:
-            words = "tool_choice can be auto, none, required, or an object that names a function"
+            words = "tool_choice must be auto, none, required, or an object that names a function"
             raise _refusal("tool_choice", words)
         return ToolChoice(required=True, name=name, several=False)
 
     def _text_form(self) -> Form | None:
-        """What the text must be; None: anything."""
+        """Returns the form that the text is constrained to; None: any text."""
         said = None if self.text is None else self.text.format
         kind, field = "text" if said is None else said.get("type"), "text.format"
         if said is None or kind == "text":
@@ -167,36 +170,41 @@ class ResponseBody(Sampled):
         if kind == "json_object":
             return Form.of_object(field)
         if kind != "json_schema":
-            raise _refusal(f"{field}.type", f"{field}.type can be text, json_object or json_schema")
+            raise _refusal(
+                f"{field}.type",
+                f"{field}.type must be text, json_object or json_schema, not {str(kind)[:40]!r}",
+            )
         with about(f"{field}.schema"):
             return Form.of_schema(said.get("schema"), f"{field}.schema")
 
     def _refuse_what_needs_a_store(self) -> None:
-        """Raises: Refusal: the request is about responses that a server would have kept."""
+        """Checks that the request does not depend on stored responses. Raises: Refusal: it does."""
         for name in ("previous_response_id", "conversation", "prompt"):
             if getattr(self, name) is not None:
-                words = (
-                    f"{name}: this server keeps no responses, send the whole conversation as input"
-                )
+                words = f"{name} is not supported, since no responses are stored; send the whole conversation as input"
                 raise _refusal(name, words)
         if self.background:
-            raise _refusal("background", "background: this server keeps no responses")
+            raise _refusal(
+                "background", "background is not supported, since no responses are stored"
+            )
         if self.truncation not in (None, "disabled"):
-            raise _refusal("truncation", "truncation can be disabled")
+            raise _refusal(
+                "truncation", f"truncation must be 'disabled', not {self.truncation[:40]!r}"
+            )
 
 
 def require_metadata(said: Mapping[str, Any]) -> None:
-    """Refuses metadata with more than OpenAI's API allows: each response repeats them.
+    """Checks the limits that OpenAI's API has for metadata, which each response repeats.
 
     Raises:
-        Refusal: they have.
+        Refusal: there are more or longer entries.
     """
     if len(said) > METADATA_MOST:
-        words = f"metadata has {len(said):,} entries, it can have {METADATA_MOST}"
+        words = f"metadata has {len(said):,} entries; the limit is {METADATA_MOST}"
         raise _refusal("metadata", words)
     for name, value in said.items():
         if len(name) > METADATA_NAME_CHARS or len(str(value)) > METADATA_CHARS:
-            words = f"metadata can have names of {METADATA_NAME_CHARS} and values of {METADATA_CHARS} characters"
+            words = f"metadata is limited to names of {METADATA_NAME_CHARS} and values of {METADATA_CHARS} characters"
             raise _refusal("metadata", words)
 
 
@@ -204,10 +212,11 @@ _OF_FUNCTION = ("name", "description", "parameters", "strict")
 
 
 def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
-    """The messages that items are; what a model said in one go is one of them. Items that say nothing to a model, of
-    tools that servers run themselves, are left out."""
+    """Yields the messages of a list of items; thoughts, text and calls of one answer become one message. Items that say
+    nothing to a model, such as those of tools that servers run themselves, are left out."""
     said: Message = {}
-    last = last_question([each.get("role") for each in items])
+    roles = ["tool" if "output" in each else each.get("role", "assistant") for each in items]
+    last = last_question(roles)
     for at, item in enumerate(items):
         where, kind = f"input[{at}]", _kind(item)
         if kind == "reasoning":
@@ -239,7 +248,7 @@ def _kind(item: Mapping[str, Any]) -> str:
 
 
 def _begins_anew(said: Message, fresh: Message) -> bool:
-    """Tells whether an item of a model begins another message than the one before it: thoughts, a text, calls."""
+    """Tells whether an item begins a new message: within one, thoughts come before a text, and a text before calls."""
     if "tool_calls" in fresh:
         return False
     return "tool_calls" in said or "content" in said or "content" not in fresh
@@ -257,10 +266,10 @@ _OF_ANSWER = ("content", "reasoning_content", "tool_calls")
 
 
 def _other(item: Mapping[str, Any], kind: Any, where: str, *, asked: bool) -> Message | None:
-    """The message that an item of the client is; None: it is none.
+    """Returns the message of an item that is not the model's; None: the item is not a message.
 
     Args:
-        asked: whether it is the last question.
+        asked: whether it is the last user message.
     Raises:
         Refusal: it stands for something that this server does not have.
     """
@@ -268,11 +277,11 @@ def _other(item: Mapping[str, Any], kind: Any, where: str, *, asked: bool) -> Me
         found = plain_message(item, where, asked=asked)
         return {"role": found["role"], "content": found["content"]}
     if kind == "item_reference":
-        words = f"{where} refers to an item that this server does not have; send the item itself"
+        words = f"{where}: item references are not supported, because this server stores no items; send the item itself"
         raise _refusal(f"{where}.id", words)
     if kind == "function_call_output" or ("output" in item and "call_id" in item):
         output = plain_message({"role": "tool", "content": item.get("output")}, f"{where}.output")
-        return {**output, "tool_call_id": _named(item, "call_id", where)}
+        return {**output, **_id(item, "tool_call_id", where)}
     return None
 
 
@@ -285,7 +294,7 @@ def _call(item: Mapping[str, Any], where: str) -> dict[str, Any]:
     if item["type"] == "custom_tool_call":
         said = {"input": said}
     function = {"name": _named(item, "name", where), "arguments": said}
-    call = {"id": _named(item, "call_id", where), "type": "function", "function": function}
+    call = {**_id(item, "id", where), "type": "function", "function": function}
     message = plain_message({"role": "assistant", "tool_calls": [call]}, where)
     found: dict[str, Any] = message["tool_calls"][0]
     return found
@@ -294,12 +303,17 @@ def _call(item: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _named(item: Mapping[str, Any], name: str, where: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        raise _refusal(f"{where}.{name}", f"{where} has no {name}")
+        raise _refusal(f"{where}.{name}", f"{where}.{name} must be a string")
     return value
 
 
+def _id(item: Mapping[str, Any], name: str, where: str) -> dict[str, str]:
+    """Returns the id of a call under the name that messages have for it; empty where the client sends none."""
+    return {} if item.get("call_id") is None else {name: _named(item, "call_id", where)}
+
+
 def _thoughts(item: Mapping[str, Any]) -> str:
-    """The text of thoughts: the whole where it is there, else its summary."""
+    """Returns the text of a reasoning item: its content, or else its summary."""
     for name in ("content", "summary"):
         parts = item.get(name)
         texts = (

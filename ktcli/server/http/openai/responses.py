@@ -30,8 +30,8 @@ async def responses(request: Request) -> App:
     with await state.lease(body.model) as lease:
         model = lease.model
         settings = model.texts.settings
-        options = body.response_wish(settings)
-        asked = body.asked(settings, caller_of(request))
+        options = body.response_options(settings)
+        asked = body.chat_request(settings, caller_of(request))
         try:
             generation = await state.generation(
                 lease, lambda prompts: prompts.of_messages(asked), options
@@ -49,15 +49,15 @@ async def input_tokens(request: Request) -> Response:
     state = state_of(request)
     body = await body_of(request, ResponseBody)
     with await state.lease(body.model) as lease:
-        asked = body.asked(lease.model.texts.settings, caller_of(request))
+        asked = body.chat_request(lease.model.texts.settings, caller_of(request))
         prompt = await state.prompt(lease.model, lambda prompts: prompts.of_messages(asked))
     said = {"object": "response.input_tokens", "input_tokens": len(prompt.ids)}
     return Response(encode(said), media_type="application/json")
 
 
-async def kept(request: Request) -> Response:
-    """Refuses to find a response."""
-    raise Refusal(404, "this server keeps no responses", "", "not_found")
+async def stored(request: Request) -> Response:
+    """Refuses access to stored responses: there are none."""
+    raise Refusal(404, "Not Found: this server does not store responses", "", "not_found")
 
 
 class EventStream:
@@ -67,7 +67,7 @@ class EventStream:
         self._number = 0
 
     def event(self, kind: str, **about: Any) -> bytes:
-        """The next event."""
+        """Returns the next event."""
         said = {"type": kind, "sequence_number": self._number, **about}
         self._number += 1
         return f"event: {kind}\ndata: ".encode() + encode(said) + b"\n\n"
@@ -136,7 +136,7 @@ class ResponseReply:
 
 
 def failed_early(body: bytes, refusal: Refusal) -> bytes:
-    """A stream that failed before there were any answers."""
+    """Returns the stream of a request that failed before there were any answers."""
     asked = msgspec.json.decode(body, type=ResponseBody)
     return _failed_stream(asked, asked.model, refusal)
 
@@ -145,7 +145,7 @@ STREAM = StreamStyle(EVENTS, ALIVE, failed_early)
 
 
 def _failed_stream(body: ResponseBody, model: str, refusal: Refusal) -> bytes:
-    """A stream that only says why there is no answer."""
+    """Returns a stream that has only the error."""
     stream, document = EventStream(), response_document(body, model)
     document |= {"instructions": None, "tools": []}  # which may be what was too long
     begins = stream.event("response.created", response=document)

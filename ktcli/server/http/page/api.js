@@ -17,7 +17,7 @@ async function ask(path, about = {}) {
   const reply = await fetch(path, { ...about, headers });
   if (reply.ok) return reply;
   const said = await reply.json().catch(() => ({}));
-  throw new Refused(reply.status, said.error?.message ?? `the server answers with status ${reply.status}`);
+  throw new Refused(reply.status, said.error?.message ?? `the server answered with HTTP ${reply.status}`);
 }
 
 export async function models() {

@@ -42,7 +42,7 @@ function viewOf(message) {
   const whole = element("article", { className: own ? "own" : "other" }, folded, text, row);
   whole.setAttribute("aria-label", own ? "You" : "Answer");
   if (own) row.append(button("Edit", "Edit this message", () => edit(message)));
-  else row.append(element("span", { className: "last" }, button("Retry", "Answer anew", () => retry(message))), figures);
+  else row.append(element("span", { className: "last" }, button("Retry", "Answer again", () => retry(message))), figures);
   const view = { message, whole, text, thoughts, folded, figures, row };
   draw(view);
   return view;
@@ -92,7 +92,7 @@ function drawContext() {
 // Puts a conversation first and keeps all.
 function keep(conversation) {
   conversations = [conversation, ...conversations.filter((each) => each !== conversation)];
-  if (!save(conversations, gone)) say("This browser has no more room for conversations: delete some.", true);
+  if (!save(conversations, gone)) say("The browser's storage is full: delete some conversations.", true);
   drawSide();
 }
 
@@ -121,7 +121,7 @@ function edit(message) {
   editing = { message, draft: prompt.value };
   compose(message.content);
   drawEditing();
-  say("Sending replaces this message and all behind it; Escape leaves them as they are.");
+  say("Sending replaces this message and all that follow; Escape cancels.");
 }
 
 function endEdit() {
@@ -236,7 +236,7 @@ function take(message, event) {
 }
 
 const figures = (timings) => {
-  const cached = timings.cache_n ? `, ${timings.cache_n} read before` : "";
+  const cached = timings.cache_n ? `, ${timings.cache_n} from cache` : "";
   return `${timings.predicted_per_second.toFixed(1)} tokens/s · ${timings.predicted_n} tokens${cached}`;
 };
 
@@ -245,11 +245,11 @@ function failed(message, error) {
     message.figures = "stopped";
     say("Stopped.");
   } else if (error.status === 401) {
-    say("The server wants a key.", true);
+    say("This server needs an API key.", true);
     at("ask").showModal();
   } else {
     message.figures = "broken off";
-    say(error instanceof Refused ? error.message : `The server is not there: ${error.message}`, true);
+    say(error instanceof Refused ? error.message : `Cannot reach the server: ${error.message}`, true);
   }
 }
 

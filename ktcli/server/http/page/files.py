@@ -31,17 +31,17 @@ _HEADERS = {
 
 
 async def root(request: Request) -> Response:
-    """The page for browsers; other clients are told that a server is here, as Ollama tells them."""
+    """Returns the page to browsers, and a line of text to other clients, as Ollama does."""
     if "text/html" not in request.headers.get("accept", ""):
         return PlainTextResponse("kt is running")
     return _sent("index.html")
 
 
 async def part(request: Request) -> Response:
-    """A part of the page."""
+    """Returns a file of the page."""
     name = request.path_params["name"]
     if name not in PARTS:
-        raise Refusal(404, f"there is no {request.url.path[:200]} here")
+        raise Refusal(404, f"Not Found: {request.url.path[:200]}", "", "not_found")
     return _sent(name)
 
 

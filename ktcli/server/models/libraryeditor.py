@@ -27,7 +27,7 @@ _TOLD_S = 0.2  # between two reports of one progress
 
 @dataclass(frozen=True, slots=True)
 class PullStep:
-    """Something of a pull.
+    """The progress of one step of a pull.
 
     Attributes:
         what: what happens.
@@ -39,8 +39,8 @@ class PullStep:
     total: int | None = None
 
 
-class Librarian:
-    """Whoever changes the library.
+class LibraryEditor:
+    """Pulls, removes and renames models of the library for clients.
 
     Args:
         wanted: how models are to be loaded, so that none is pulled that does not fit.
@@ -60,7 +60,7 @@ class Librarian:
         Args:
             is_stopped: asked now and then; true: nobody wants it any more. What came stays for the next pull.
         Raises:
-            UsageError: the name is none of a model on a hub. QueueFull: too many pulls wait.
+            UsageError: the name does not name a model on a hub. QueueFull: too many pulls wait.
             KtError: see `prepare`.
         """
         reference = _require_no_place(name)
@@ -102,7 +102,8 @@ class Librarian:
         going = Disposal.of([reference.text])
         if any(str(entry.path) in used for entry in going.entries):
             raise Busy(
-                f"{name} is in memory, so it is not removed", hint="keep_alive 0 lets it go before"
+                f"{name} is loaded, so it cannot be removed",
+                hint="unload it first with keep_alive 0",
             )
         going.carry_out()
 
@@ -121,15 +122,15 @@ class Librarian:
 
 
 def _require_no_place(name: str) -> Reference:
-    """Reads a name of a client.
+    """Parses a model name of a client.
 
     Raises:
-        UsageError: it is none of a model in the library or on a hub.
+        UsageError: it does not name a model in the library or on a hub.
     """
     reference = None if "://" in name or name.startswith((".", "/", "~")) else parse(name)
     if reference is None or reference.folder is not None:
         raise UsageError(
-            f"{name[:200]!r} is no name of a model", hint="a short name, or org/repo of a hub"
+            f"{name[:200]!r} is not a model name", hint="use a short name, or org/repo of a hub"
         )
     return reference
 
@@ -141,9 +142,9 @@ class _TellingListener:
         self._tell, self._is_stopped = tell, is_stopped
 
     def go_on(self) -> None:
-        """Raises: Busy."""
+        """Checks that the pull is still wanted. Raises: Busy."""
         if self._is_stopped():
-            raise Busy("the pull was given up", hint="another one goes on where it was")
+            raise Busy("the pull was cancelled", hint="another one resumes it")
 
     def note(self, text: str) -> None:
         self.go_on()
@@ -186,7 +187,7 @@ class _TellingBar:
             self.say()
 
     def say(self) -> None:
-        """Tells how far it is."""
+        """Sends the progress as a step."""
         if self._step is not None:
             self._told_s = time.monotonic()
             self._tell(self._step)
