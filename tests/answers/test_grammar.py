@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from answers.schemas import SCHEMAS, fits
-from dialogue.fake_engine import SPECIALS, VOCAB, write_tokenizer
+from chat.fake_engine import SPECIALS, VOCAB, write_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.running import scripted

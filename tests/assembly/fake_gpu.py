@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from dialogue.fake_engine import write_tokenizer
+from chat.fake_engine import write_tokenizer
 from reference import CASES, write_checkpoint
 
 from ktcli.assembly import host as here

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dialogue.fake_engine import write_tokenizer
+from chat.fake_engine import write_tokenizer
 from reference import CASES, Case, judge, write_checkpoint
 
 from ktcli.errors import NotEnoughMemory, NotFound

@@ -7,8 +7,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from chat.fake_engine import backend
 from chat.test_recorder import Nobody
-from dialogue.fake_engine import backend
 
 from ktcli.answers.events import AnswerPiece
 from ktcli.chat.chat import Chat

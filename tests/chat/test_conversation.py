@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyte
 import pytest
-from dialogue.fake_engine import backend, write_tokenizer
+from chat.fake_engine import backend, write_tokenizer
 
 from ktcli.answers.events import AnswerPiece
 from ktcli.answers.format import AnswerFormat

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dialogue.fake_engine import backend
+from chat.fake_engine import backend
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

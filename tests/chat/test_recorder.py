@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dialogue.fake_engine import backend
+from chat.fake_engine import backend
 
 from ktcli.answers.events import AnswerPiece
 from ktcli.chat import log

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+from chat.fake_engine import TEMPLATE, backend
 from chat.test_recorder import Lines, Nobody, chatted, said
-from dialogue.fake_engine import TEMPLATE, backend
 
 from ktcli.chat import log
 from ktcli.chat.chat import Chat
@@ -193,7 +193,7 @@ SAYS = """
 import sys
 sys.path[:0] = [{tests!r}]
 from pathlib import Path
-from dialogue.fake_engine import backend
+from chat.fake_engine import backend
 from chat.test_recorder import chatted
 folder = Path({folder!r})
 folder.mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dialogue.fake_engine import TEMPLATE, VOCAB, FakeEngine, backend, write_tokenizer
+from chat.fake_engine import TEMPLATE, VOCAB, FakeEngine, backend, write_tokenizer
 
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from chat.fake_engine import END, TEMPLATE, backend, write_tokenizer
 from commands.test_chat import Run
-from dialogue.fake_engine import END, TEMPLATE, backend, write_tokenizer
 
 from ktcli.chat import log
 from ktcli.chat.chat import Chat

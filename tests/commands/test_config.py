@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat.fake_engine import FakeEngine
 from commands.test_chat import Run
-from dialogue.fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

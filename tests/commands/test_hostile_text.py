@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dialogue.fake_engine import SPECIALS, write_tokenizer
+from chat.fake_engine import SPECIALS, write_tokenizer
 from gguf_cases import CASES
 from gguf_models import write_gguf
 from text.hostile import CONFINED, LYING, REFUSED, long_text

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dialogue.fake_engine import FakeEngine, write_tokenizer
+from chat.fake_engine import FakeEngine, write_tokenizer
 
 from ktcli.assembly import host, talking
 from ktcli.assembly.listener import SILENT

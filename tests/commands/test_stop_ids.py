@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dialogue.fake_engine import write_tokenizer
+from chat.fake_engine import write_tokenizer
 from reference import CASES, write_checkpoint
 from safetensors.torch import load_file, save_file
 from store.fake_hub import Hub, serve

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import requests
-from dialogue.fake_engine import FakeEngine
+from chat.fake_engine import FakeEngine
 from server.running import Running, running, scripted
 
 from ktcli.assembly.ready import Ready

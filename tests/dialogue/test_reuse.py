@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dialogue.fake_engine import write_tokenizer
+from chat.fake_engine import write_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from text.family_templates import HARMONY, LLAMA3, QWEN3_TOOLS

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from chat.fake_engine import SPECIALS, TEMPLATE
 from chat.test_resume import resumed
-from dialogue.fake_engine import SPECIALS, TEMPLATE
 from hybrid import Made
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dialogue.fake_engine import VOCAB, FakeEngine
+from chat.fake_engine import VOCAB, FakeEngine
 from server.running import Running, running, scripted
 
 from ktcli.engine.logits import Logits

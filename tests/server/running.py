@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dialogue.fake_engine import END, TEMPLATE, FakeEngine, write_tokenizer
+from chat.fake_engine import END, TEMPLATE, FakeEngine, write_tokenizer
 from server.sources import ScriptedModel
 
 from ktcli.assembly.listener import SILENT, Listener

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from answers.answer_templates import TEMPLATES
 from anthropic import Anthropic
-from dialogue.fake_engine import END, TEMPLATE, VOCAB, FakeEngine
+from chat.fake_engine import END, TEMPLATE, VOCAB, FakeEngine
 from ollama import Client
 from openai import BadRequestError, OpenAI
 from server.running import Running, running, scripted

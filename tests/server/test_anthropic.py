@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from anthropic import Anthropic, AuthenticationError, BadRequestError
-from dialogue.fake_engine import TEMPLATE
+from chat.fake_engine import TEMPLATE
 from server.running import Running, running, scripted
 
 from ktcli.server.http.state import Rules

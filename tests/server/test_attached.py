@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import requests
-from dialogue.fake_engine import FakeEngine
+from chat.fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.running import Running, running, scripted, serving_models

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import requests
-from dialogue.fake_engine import VOCAB
+from chat.fake_engine import VOCAB
 from server.running import Running, running, scripted
 from server.test_serving import until
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import requests
 from assembly.fake_gpu import give_gpu, make_checkpoint, prefer_gpu
-from dialogue.fake_engine import FakeEngine
+from chat.fake_engine import FakeEngine
 from server.running import Running, scripted, serving_models
 from server.sources import ScriptedModel, ScriptedOpened
 from server.test_residency import Main, heard, library_of, said

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dialogue.fake_engine import FakeEngine, write_tokenizer
+from chat.fake_engine import FakeEngine, write_tokenizer
 from hypothesis import HealthCheck, given, settings
 from server.histories import APIS, HISTORIES, TEMPLATES, History, sent
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import requests
-from dialogue.fake_engine import TEMPLATE
+from chat.fake_engine import TEMPLATE
 from server.running import Running, running, scripted
 from server.test_serving import until
 from starlette.routing import Route

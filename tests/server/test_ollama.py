@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import requests
-from dialogue.fake_engine import TEMPLATE
+from chat.fake_engine import TEMPLATE
 from ollama import Client, ResponseError
 from server.running import Running, running, scripted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from dialogue.fake_engine import backend
+from chat.fake_engine import backend
 from hypothesis import given
 from hypothesis import strategies as st
 

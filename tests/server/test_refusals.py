@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import requests
-from dialogue.fake_engine import TEMPLATE
+from chat.fake_engine import TEMPLATE
 from server.running import Running, running, scripted
 
 from ktcli.server.http.anthropic.fields import MessagesBody

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 import requests
-from dialogue.fake_engine import FakeEngine
+from chat.fake_engine import FakeEngine
 from ollama import Client
 from server.running import Running, scripted, serving_models
 from server.sources import ScriptedModel

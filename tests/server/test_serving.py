@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import requests
-from dialogue.fake_engine import FakeEngine
+from chat.fake_engine import FakeEngine
 from server.running import Running, running, scripted
 
 from ktcli.commands import serve_sockets

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import requests
 from anthropic import Anthropic
-from dialogue.fake_engine import END, TEMPLATE, VOCAB, FakeEngine, write_tokenizer
+from chat.fake_engine import END, TEMPLATE, VOCAB, FakeEngine, write_tokenizer
 from ollama import Client
 from openai import BadRequestError, OpenAI, pydantic_function_tool
 from pydantic import BaseModel, ConfigDict, Field

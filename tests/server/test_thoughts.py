@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import requests
 from anthropic import Anthropic
-from dialogue.fake_engine import VOCAB, FakeEngine, write_tokenizer
+from chat.fake_engine import VOCAB, FakeEngine, write_tokenizer
 from server.running import Running, running, scripted
 
 from ktcli.dialogue.local import LocalBackend

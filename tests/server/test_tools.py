@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dialogue.fake_engine import END, TEMPLATE
+from chat.fake_engine import END, TEMPLATE
 from openai import BadRequestError, OpenAI
 from server.running import running, scripted
 

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from dialogue.fake_engine import FakeEngine, backend
+from chat.fake_engine import FakeEngine, backend
 
 from ktcli.chat.chat import Chat
 from ktcli.output import out

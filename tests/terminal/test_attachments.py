@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from dialogue.fake_engine import backend
+from chat.fake_engine import backend
 
 from ktcli.chat.chat import Chat
 from ktcli.errors import KtError, NotFound, UsageError

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dialogue.fake_engine import backend
+from chat.fake_engine import backend
 
 from ktcli.chat.chat import Chat
 from ktcli.chat.worktimes import GROUPS, Lap, time_lines

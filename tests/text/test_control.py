@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from dialogue.fake_engine import SPECIALS, backend, write_tokenizer
+from chat.fake_engine import SPECIALS, backend, write_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from text import family_templates, templates

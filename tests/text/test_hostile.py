@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from dialogue.fake_engine import write_tokenizer
+from chat.fake_engine import write_tokenizer
 from peak import PEAK
 from text.hostile import CONFINED, LETTERS, REFUSED, long_text
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from dialogue.fake_engine import write_tokenizer
+from chat.fake_engine import write_tokenizer
 from hypothesis import example, given
 from hypothesis import strategies as st
 

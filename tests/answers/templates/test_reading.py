@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from answers.answer_templates import ANSWERS, TEMPLATES
-from dialogue.fake_engine import TEMPLATE, VOCAB, backend, write_tokenizer
+from chat.fake_engine import TEMPLATE, VOCAB, backend, write_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

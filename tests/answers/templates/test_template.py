@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from answers.answer_templates import TEMPLATES
-from dialogue.fake_engine import backend
+from chat.fake_engine import backend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -205,7 +205,7 @@ def test_values_that_are_none() -> None:
 
 
 def test_a_template_that_cannot_be_used_leaves_the_table(tmp_path: Path) -> None:
-    from dialogue.fake_engine import TEMPLATE, write_tokenizer
+    from chat.fake_engine import TEMPLATE, write_tokenizer
 
     table = f"{{# <tool_call> #}}{TEMPLATE}"
     for answers, words in ((with_pattern("(?=a)"), "assert"), (made(), "no field 'tool_calls'")):
