@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from resident import ResidentRunner
 
 from ktcli.engine.device.cache import DeviceCache
 from ktcli.engine.device.weights import DeviceModel, load_device
@@ -17,7 +18,7 @@ from ktcli.engine.pagetable import pages_for
 from ktcli.models import Model, build
 from ktcli.native import PAGE_TOKENS, Pool
 from ktcli.ops.kvformat import BF16, F32_CACHE
-from ktcli.ops.torch.backend import ResidentRunner, StepInputs
+from ktcli.ops.torch.backend import StepInputs
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import kernels_for
 from ktcli.ops.torch.merged import Merged

@@ -15,6 +15,7 @@ from deferral import DeferredRunner
 from loading import load_engine
 from numpy.typing import NDArray
 from reference import case_named, write_checkpoint
+from resident import ResidentRunner
 
 from ktcli.engine import Engine
 from ktcli.engine.device.cache import DeviceCache
@@ -29,7 +30,7 @@ from ktcli.measure.policy import Policy
 from ktcli.models import Model, build
 from ktcli.native import Pool, Team
 from ktcli.ops.kvformat import F32_CACHE
-from ktcli.ops.torch.backend import ExpertRunner, ResidentRunner, StepInputs, TorchBackend
+from ktcli.ops.torch.backend import ExpertRunner, StepInputs, TorchBackend
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT
 from ktcli.planner.deferral import IMMEDIATE

@@ -6,6 +6,7 @@ counts like any other. What a command loads is read from the interpreter itself.
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import ktcli
 
 PACKAGE = Path(ktcli.__file__).parent
+NATIVE = Path(__file__).resolve().parent.parent / "native"
 
 # From the bottom up. A part imports parts of lower levels; inside one level only itself, except on
 # the floor. `output` belongs to the commands.
@@ -184,6 +186,39 @@ def test_no_two_classes_have_one_name():
             if isinstance(node, ast.ClassDef) and module != "ktcli._native":
                 found.setdefault(node.name, []).append(module)
     assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
+
+
+# --- C files --------------------------------------------------------------------------------------
+
+C_SOURCES = {
+    path: re.sub(r"/\*.*?\*/|//[^\n]*", " ", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for path in sorted(NATIVE.rglob("*.[ch]"))
+    if path.parent.name != "tests"
+}
+# A definition begins a line, and its body is not on the same one.
+FUNCTION = re.compile(r"^(?!static\b|typedef\b)\w[\w *]*?\b(\w+)\([^;{}]*\)\s*\{$", re.MULTILINE)
+
+
+def test_c_files_include_in_no_circle():
+    by_name = {path.name: path.name for path in C_SOURCES}
+    needs = {
+        path.name: {by_name[n.rpartition("/")[2]] for n in re.findall(r'#include "(.+\.h)"', text)}
+        for path, text in C_SOURCES.items()
+    }
+    assert needs["mla.h"] == {"attention.h"}
+    assert circle(needs) == []
+
+
+def test_c_files_call_in_no_circle():
+    """A file whose functions another calls, directly or not, calls none of that one's."""
+    files = {path.name: text for path, text in C_SOURCES.items() if path.suffix == ".c"}
+    home = {made: name for name, text in files.items() for made in FUNCTION.findall(text)}
+    needs = {
+        name: {home[word] for word in re.findall(r"\w+", text) if word in home} - {name}
+        for name, text in files.items()
+    }
+    assert {"program.c", "product.c"} <= needs["linear.c"]
+    assert circle(needs) == []
 
 
 # --- what a command loads -------------------------------------------------------------------------

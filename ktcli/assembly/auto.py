@@ -7,7 +7,6 @@ from contextlib import closing
 from ktcli.assembly.host import host_here, machine_here
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.hardware.gpu import torch_installed
-from ktcli.hardware.numa import asked_numa
 from ktcli.models import Model, build
 from ktcli.native import Format
 from ktcli.planner.choice import choose_experts
@@ -57,8 +56,8 @@ def kept_by(name: str, model: Model) -> Format | None:
 def chosen_here(
     entry: Entry, dense: str | None, threads: int | None, listener: Listener = SILENT
 ) -> str:
-    """Returns the name of the format for the experts of a checkpoint that will run on this machine."""
-    host = host_here(machine_here(), threads, asked_numa(None), torch=torch_installed())
+    """The name of the format for the experts of a checkpoint that will run on this machine."""
+    host = host_here(machine_here(), threads, None, torch=torch_installed())
     with closing(open_checkpoint(entry.path)) as checkpoint:
         model = build(checkpoint.config)
         request = Request(Recipe.named(dense=dense))

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from ktcli.assembly.host import host_here, machine_here, torch_device, usable
+from ktcli.assembly.host import machine_here, torch_device, usable
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.load import WHAT
-from ktcli.assembly.planner import informed
+from ktcli.assembly.planner import host_for, informed
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import Subject
 from ktcli.engine import CpuEngine, Engine
@@ -18,7 +18,6 @@ from ktcli.engine.loader import PackSource, Progress
 from ktcli.errors import UsageError
 from ktcli.hardware.gpu import CPU
 from ktcli.hardware.machine import Machine
-from ktcli.hardware.numa import asked_numa
 from ktcli.measure.bench import CEILING_BYTES
 from ktcli.measure.policy import Policy
 from ktcli.measure.synthetic import fitting_plan, random_engine
@@ -148,8 +147,7 @@ def plan_trial(trial: Trial, listener: Listener = SILENT) -> PlannedTrial:
     where = wanted.where
     if where != CPU and not usable(machine, where, listener):
         where = CPU
-    numa = asked_numa(None) if wanted.numa is None else wanted.numa
-    host = host_here(machine, wanted.threads, numa, torch=where != CPU)
+    host = host_for(machine, wanted, torch=where != CPU)
     model = build(subject.config)
     shown = model if trial.layers is None else build(cut(subject.config, trial.layers))
     request = wanted.request(subject.recipe, shown.spec, where)

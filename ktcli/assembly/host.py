@@ -58,18 +58,19 @@ def machine_here(*, gpus: bool = True) -> Machine:
 
 
 def host_here(
-    machine: Machine, threads: int | None, numa: Numa, *, torch: bool, isa: str | None = None
+    machine: Machine, threads: int | None, numa: Numa | None, *, torch: bool, isa: str | None = None
 ) -> Host:
     """Returns the facts that the planner needs of this machine, as the environment and these options want it.
 
     Args:
         threads: the number of threads; None: as KT_THREADS says.
-        numa: the teams and their memory.
+        numa: the teams and their memory; None: as KT_NUMA says.
         torch: whether PyTorch is installed.
         isa: the row of kernels; None: as KT_ISA says.
     Raises:
         UsageError: more threads than cores, or `numa` names nodes that cannot be used.
     """
+    numa = asked_numa(None) if numa is None else numa
     forced = forced_size(on_nodes(machine.nodes, machine.cpu, numa), threads)
     row = isa or config.forced_isa()
     return host_of(machine, threads=forced, isa=row, numa=numa, torch=torch)

@@ -9,15 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ktcli.assembly.host import host_here, machine_here, torch_device
+from ktcli.assembly.host import machine_here, torch_device
 from ktcli.assembly.listener import SILENT, Bar, Listener
-from ktcli.assembly.planner import Planner, planner_of
+from ktcli.assembly.planner import Planner, host_for, planner_of
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.engine import CpuEngine, Engine
 from ktcli.engine.loader import PackSource, Progress
 from ktcli.hardware.gpu import CPU
-from ktcli.hardware.numa import asked_numa
 from ktcli.measure.synthetic import fitting_plan, random_engine
 from ktcli.measure.tiles import planned_team
 from ktcli.models import build
@@ -103,8 +102,7 @@ def load_random(
         UsageError, NotEnoughMemory: as `fitting_plan`.
     """
     machine = machine_here(gpus=False)
-    numa = asked_numa(None) if wanted.numa is None else wanted.numa
-    host = host_here(machine, wanted.threads, numa, torch=False, isa=wanted.isa)
+    host = host_for(machine, wanted, torch=False)
     request = wanted.request(recipe, build(config).spec, CPU)
     model, plan = fitting_plan(config, host, request, layers)
     return random_engine(model, plan, planned_team(machine.cpu, plan.host), progress)

@@ -15,7 +15,7 @@ from ktcli.assembly.request import Wanted
 from ktcli.errors import gib, predicted
 from ktcli.hardware.gpu import AUTO, CPU
 from ktcli.hardware.machine import Gpu, Machine
-from ktcli.hardware.numa import OFF, asked_numa
+from ktcli.hardware.numa import OFF
 from ktcli.measure.tiles import planned_team
 from ktcli.models import Model, Spec
 from ktcli.native import Pool
@@ -85,8 +85,7 @@ def host_for(machine: Machine, wanted: Wanted, *, torch: bool) -> Host:
     """Returns the host that an engine would use: an exact engine runs the plainest row in one team."""
     if wanted.exact:
         return host_here(machine, wanted.threads, OFF, torch=False, isa=EXACT_ROW)
-    numa = asked_numa(None) if wanted.numa is None else wanted.numa
-    return host_here(machine, wanted.threads, numa, torch=torch, isa=wanted.isa)
+    return host_here(machine, wanted.threads, wanted.numa, torch=torch, isa=wanted.isa)
 
 
 def informed(

@@ -131,7 +131,7 @@ def _tell_written(record: Path | None, report: Path | None) -> None:
 def _models(machine: Machine) -> tuple[Surveyed, ...]:
     """The best models that run here; none where the environment says what cannot be."""
     try:
-        host = host_here(machine, None, asked_numa(None), torch=gpu.torch_installed())
+        host = host_here(machine, None, None, torch=gpu.torch_installed())
         return best_here(host, _MODELS)
     except UsageError:
         return ()

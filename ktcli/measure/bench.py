@@ -259,16 +259,13 @@ def run(
     spread = expert_spread(engine, session, _SEED)  # warms up every page and the team as well
     draw, vocab = np.random.default_rng(_SEED), engine.spec.vocab
     streams = Streams(engine, job.batch, job.context, draw) if job.batch > 1 else None
-    choice, done = GreedyChoice(engine), 0
+    choice = GreedyChoice(engine)
 
     def work() -> None:
-        nonlocal done
         if streams is None:
             once(engine, session, job, draw.integers(0, vocab, job.n_tokens).tolist(), choice)
         else:
             streams.once(draw.integers(0, vocab, (job.n_tokens, job.batch)).astype(np.int32))
-        done += 1
-        progress(done)
 
     if streams is not None:
         ids = draw.integers(0, vocab, (_COUNTED, job.batch)).astype(np.int32)
@@ -276,9 +273,10 @@ def run(
     elif job.context:
         session.feed(draw.integers(0, vocab, job.context).tolist())
     work()
-    done = 0
     before, chosen = _operation_seconds(engine), engine.chosen()
-    measured = alternate(work, lambda: yardstick.ideal_s(engine, job), pairs=pairs)
+    measured = alternate(
+        work, lambda: yardstick.ideal_s(engine, job), pairs=pairs, progress=progress
+    )
     profile = _profile(before, _operation_seconds(engine), pairs)
     chosen = engine.chosen() - chosen
     predicted_s = yardstick.predicted_s(engine, job)

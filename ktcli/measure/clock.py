@@ -65,6 +65,7 @@ def alternate(
     ideal: Callable[[], float],
     *,
     pairs: int = PAIRS,
+    progress: Callable[[int], object] = lambda done: None,
     root: Path = Path("/"),
 ) -> Measurement:
     """Runs `work` `pairs` times, its ceiling before and after each, and returns the times.
@@ -73,15 +74,17 @@ def alternate(
         work: does the whole work once; returns the seconds of it that count; None: all of them.
         ideal: measures the ceiling now and returns the seconds the work would take at it.
         pairs: the number of runs of the work.
+        progress: called after each run of it with the number of runs done.
         root: the folder of /proc.
     """
     others = Others(root)
     before = ideal()
     runs = []
-    for _ in range(pairs):
+    for done in range(1, pairs + 1):
         start = time.perf_counter()
         counted = work()
         elapsed = time.perf_counter() - start
+        progress(done)
         after = ideal()
         runs.append(TimedRun(elapsed if counted is None else counted, (before + after) / 2))
         before = after

@@ -292,20 +292,15 @@ def measure(
     stack.run(case.n_tokens, warm)
     steps = max(1, ceil(_RUN_S * warm / stack.run(case.n_tokens, warm)))
     rates: list[float] = []
-    done = 0
 
     def work() -> float:
-        nonlocal done
-        seconds = stack.run(case.n_tokens, steps) / (steps * stack.layers)
-        done += 1
-        progress(done)
-        return seconds
+        return stack.run(case.n_tokens, steps) / (steps * stack.layers)
 
     def ideal() -> float:
         rates.append(ceilings.measure(kind))
         return amount / rates[-1]
 
-    measured = alternate(work, ideal, pairs=pairs)
+    measured = alternate(work, ideal, pairs=pairs, progress=progress)
     return LayerResult(
         stack.name,
         stack.format.name,

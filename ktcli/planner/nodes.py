@@ -16,9 +16,7 @@ from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Cut, Role, Tensor
 from ktcli.planner.slices import slices_of
 from ktcli.planner.spec import HasTensors
-from ktcli.weights.recipe import Recipe, format_of, stored_bytes
-
-_F32_BYTES = 4
+from ktcli.weights.recipe import F32_BYTES, Recipe, format_of, stored_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +108,6 @@ def traffic_bytes(
         if tensor.role is not Role.EXPERTS:
             total += tensor.k * element
         elif tensor.cut is Cut.ROWS:  # gate and up: once per layer
-            maxima = _F32_BYTES * spec.top_k if element == 1 else 0
-            total += spec.hidden * element + maxima + _F32_BYTES * spec.hidden
+            maxima = F32_BYTES * spec.top_k if element == 1 else 0
+            total += spec.hidden * element + maxima + F32_BYTES * spec.hidden
     return total * other

@@ -53,7 +53,7 @@ class Arriving(Checkpoint):
                 f"{file} has another header than it had before",
                 hint="run the same command again; it reads the headers anew",
             )
-        self._files.open(file, path)
+        self.open(file, path)
         lost = self._lost.get(file, ())  # after they were looked at
         here = [
             part
@@ -75,7 +75,7 @@ class Arriving(Checkpoint):
 
     def gone(self, file: str) -> None:
         """Closes a weight file; nothing reads it any more."""
-        self._files.forget(file)
+        self.forget(file)
         self._lost.pop(file, None)
 
     def lost(self, file: str, ranges: Ranges) -> None:

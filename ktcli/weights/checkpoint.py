@@ -8,18 +8,17 @@ inside the folder. How numbers may be stored is in `storage`.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint, hinted
-from ktcli.native import Numbers, Pool
 from ktcli.numbered import numbered_set
 from ktcli.weights.claims import COMPANIONS, source_named, source_names
 from ktcli.weights.extras import extra_limit
-from ktcli.weights.files import Files
+from ktcli.weights.files import OpenFiles
 from ktcli.weights.header import (
     MAX_TENSORS,
     TensorEntry,
@@ -29,10 +28,7 @@ from ktcli.weights.header import (
 )
 from ktcli.weights.scheme import read_scheme
 from ktcli.weights.storage import (
-    ByteSpan,
-    Matrix,
     Part,
-    Raw,
     Read,
     StorageSource,
 )
@@ -45,7 +41,7 @@ SINGLE = "model.safetensors"
 HINT = "fetch the model's files again: kt pull NAME (what is already complete is kept)"
 
 
-class Checkpoint:
+class Checkpoint(OpenFiles):
     """An open model folder, a `Reader`. Close it, or use it in a `with` statement.
 
     Attributes:
@@ -70,17 +66,7 @@ class Checkpoint:
             self.parts, files, self.digest = _open_shards(folder, sizes or {})
         self._names = source_names(self.parts)
         here = files if sizes is None else ()
-        self._files = Files({file: inside(folder, file) for file in here}, HINT)
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the files."""
-        self._files.close()
+        super().__init__({file: inside(folder, file) for file in here}, HINT)
 
     @property
     def names(self) -> Collection[str]:
@@ -131,36 +117,6 @@ class Checkpoint:
                 hint=HINT,
             )
         return source
-
-    def read(self, wanted: Read, into: Raw | None = None) -> Raw:
-        """Returns the bytes that `wanted` names, in the given memory or new one. Several threads may call it at
-        once.
-
-        Raises:
-            BadCheckpoint: the file ended early or the disk failed.
-        """
-        return self._files.read(wanted, into)
-
-    def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns the rows of a span as numbers in their stored types, from the bytes `raws` that its storage
-        wanted.
-
-        Raises:
-            BadCheckpoint: a scale is NaN or Inf, or parts of the source contradict each other.
-        """
-        return self._files.numbers(pool, span, raws)
-
-    def decode(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Matrix:
-        """Returns the rows of a span decoded to f32, from the bytes `raws` that its storage wanted.
-
-        Raises:
-            BadCheckpoint: a value is NaN or Inf.
-        """
-        return self._files.decode(pool, span, raws)
-
-    def refusal(self, source: StorageSource, error: BadCheckpoint) -> BadCheckpoint:
-        """Returns `error` about the numbers of a source with the source's name and file added."""
-        return self._files.refusal(source, error)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -13,9 +14,9 @@ from ktcli.native import BadNumber, Numbers, Pool
 from ktcli.weights.storage import ByteSpan, Matrix, Raw, Read, StorageSource
 
 
-class Files:
-    """The open files of a checkpoint by the name that a `Read` gives them. Not mapped: a failing disk is an error
-    and not a signal.
+class OpenFiles:
+    """Files by the name that a `Read` gives them: the part of a `Reader` that reads. Not mapped: a failing disk is an
+    error and not a signal. Close it, or use it in a `with` statement.
 
     Args:
         paths: the path of each file by that name.
@@ -31,6 +32,12 @@ class Files:
         except BadCheckpoint:
             self.close()
             raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def open(self, name: str, path: Path) -> None:
         """Opens one more file, under `name`.
@@ -55,7 +62,7 @@ class Files:
         self._descriptors.clear()
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
-        """Returns the bytes of `wanted`, in the given memory or in new memory.
+        """The bytes of `wanted`, in the given memory or in new memory. Several threads may call it at once.
 
         Raises:
             BadCheckpoint: the file ended early or the disk failed.

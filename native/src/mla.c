@@ -14,17 +14,6 @@
 
 #include <string.h>
 
-int mla_tiled(const worker *w, const matrices *m, int64_t tokens)
-{
-    return m->kind == ACT_BF16 && tokens >= pool_tile_min(w->pool, KT_TILE_BF16);
-}
-
-void mla_tiles(product *p, int32_t tiled)
-{
-    if (p->format->bits == 16)
-        p->tile_min = tiled ? 1 : INT64_MAX;
-}
-
 /* Where the positions end that follow one another with or without expansion as this one does. */
 static int64_t alike(const kt_run *run, int64_t position, int expanded)
 {
@@ -53,7 +42,8 @@ static mla_rows piece_at(const mla *o, const worker *w, int64_t row)
     return r;
 }
 
-int mla_next(const mla *o, const worker *w, mla_rows *r)
+/* The rows after r; 0: there are none. */
+static int next_rows(const mla *o, const worker *w, mla_rows *r)
 {
     int64_t row = r->first + r->n, rows = w->batch->rows;
     if (row == rows)
@@ -73,7 +63,7 @@ int mla_next(const mla *o, const worker *w, mla_rows *r)
 static mla_rows find_first(const mla *o, const worker *w)
 {
     mla_rows r = {0};
-    mla_next(o, w, &r);
+    next_rows(o, w, &r);
     return r.form == MLA_ABSORBED_FORM ? r : (mla_rows){0};
 }
 
@@ -109,17 +99,6 @@ static act result_act(const mla *o, const worker *w)
                   act_stride(o->uv.kind, o->s.lora));
 }
 
-head_rows mla_queries(const mla *o, const worker *w)
-{
-    return (head_rows){(float *)(void *)(shared_scratch(w) + o->query_offset), (int64_t)o->s.heads * o->a.dk, o->a.dk};
-}
-
-head_rows mla_results_at(const mla *o, const worker *w)
-{
-    return (head_rows){(float *)(void *)(shared_scratch(w) + o->result_offset), (int64_t)o->s.heads * o->s.lora,
-                       o->s.lora};
-}
-
 /* ---- phases ------------------------------------------------------------------------------------- */
 
 /* A latent row to codes and scales, of a layer's part of a page from `to` on. */
@@ -149,7 +128,9 @@ static void append_run(const void *arg, worker *w)
     }
 }
 
-void mla_split(const mla *o, const worker *w, mla_rows r, int64_t first, int64_t last)
+/* The absorbed form step by step, each called by all threads and shared out among them, with a barrier between;
+ * first q_nope as uk_in reads it and q_rope to the end of the absorbed queries, for the rows [first, last) of r. */
+static void split(const mla *o, const worker *w, mla_rows r, int64_t first, int64_t last)
 {
     act a = nope_act(o, w);
     head_rows to = mla_queries(o, w);
@@ -170,7 +151,7 @@ static void split_run(const void *arg, worker *w)
     mla_rows r = o->own[w->thread].first = find_first(o, w);
     int64_t first, last;
     own_rows(w, KT_ROWS_TOKENS, &first, &last);
-    mla_split(o, w, r, first, min64(last, r.n));
+    split(o, w, r, first, min64(last, r.n));
 }
 
 /* The products of all heads are tasks of a head and a run of its panels. One task per head would leave most of a large
@@ -191,7 +172,7 @@ static head_part part_at(const matrices *m, int64_t n, int64_t i)
     return (head_part){i / n, m->panels * (i % n) / n, m->panels * (i % n + 1) / n};
 }
 
-void mla_absorb(const mla *o, const worker *w, mla_rows r)
+static void absorb(const mla *o, const worker *w, mla_rows r)
 {
     act all = nope_act(o, w), some;
     head_rows to = mla_queries(o, w);
@@ -216,7 +197,7 @@ static void absorb_run(const void *arg, worker *w)
 {
     mla_rows r = first_rows(arg, w);
     if (r.n)
-        mla_absorb(arg, w, r);
+        absorb(arg, w, r);
 }
 
 /* The part of run i that lies in rows r. */
@@ -251,7 +232,7 @@ static void attend_run(const void *arg, worker *w)
         attend_absorbed(arg, w, r);
 }
 
-void mla_results(const mla *o, const worker *w, mla_rows r)
+static void convert_results(const mla *o, const worker *w, mla_rows r)
 {
     act a = result_act(o, w);
     head_rows from = mla_results_at(o, w);
@@ -263,10 +244,10 @@ static void results_run(const void *arg, worker *w)
 {
     mla_rows r = first_rows(arg, w);
     if (r.n)
-        mla_results(arg, w, r);
+        convert_results(arg, w, r);
 }
 
-void mla_values(const mla *o, const worker *w, mla_rows r)
+static void multiply_values(const mla *o, const worker *w, mla_rows r)
 {
     act all = result_act(o, w), some;
     head_rows from = mla_results_at(o, w);
@@ -291,9 +272,9 @@ void mla_values(const mla *o, const worker *w, mla_rows r)
 static void absorbed(const mla *o, const worker *w, mla_rows r)
 {
     for (int64_t i; (i = worker_take(w, 1)) < r.n;)
-        mla_split(o, w, r, i, i + 1);
+        split(o, w, r, i, i + 1);
     worker_barrier(w);
-    mla_absorb(o, w, r);
+    absorb(o, w, r);
     if (r.form == MLA_CHOSEN_FORM) {
         pool_next_loop(w->pool, w->thread);     /* rows are gathered meanwhile */
         mla_chosen(o, w, r);
@@ -303,10 +284,10 @@ static void absorbed(const mla *o, const worker *w, mla_rows r)
     }
     worker_barrier(w);
     if (o->uv.kind != ACT_F32) {
-        mla_results(o, w, r);
+        convert_results(o, w, r);
         worker_barrier(w);
     }
-    mla_values(o, w, r);
+    multiply_values(o, w, r);
 }
 
 /* The values of the first rows, then everything of the others, some after the other since they share the scratch. */
@@ -315,8 +296,8 @@ static void values_run(const void *arg, worker *w)
     const mla *o = arg;
     mla_rows r = first_rows(o, w);
     if (r.n)
-        mla_values(o, w, r);
-    for (int again = r.n > 0; mla_next(o, w, &r); again = 1) {
+        multiply_values(o, w, r);
+    for (int again = r.n > 0; next_rows(o, w, &r); again = 1) {
         if (again)
             worker_barrier(w);
         if (r.form == MLA_EXPANDED_FORM)

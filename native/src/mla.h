@@ -35,21 +35,30 @@ typedef struct mla {
 /* The most rows that go together unless they are expanded: bounds the scratch, [tokens][heads][2 * lora + rope] f32. */
 #define MLA_ABSORBED 128
 
-/* The rows after r; 0: there are none. */
-int mla_next(const mla *o, const worker *w, mla_rows *r);
 /* Products of bf16 use tiles from some number of tokens on, which changes their last bits. So the number is a page's
  * where rows are expanded and else one, not that of the rows that happen to be together: let p use tiles, or not. */
-void mla_tiles(product *p, int32_t tiled);
-int mla_tiled(const worker *w, const matrices *m, int64_t tokens);
+static inline void mla_tiles(product *p, int32_t tiled)
+{
+    if (p->format->bits == 16)
+        p->tile_min = tiled ? 1 : INT64_MAX;
+}
 
-/* The absorbed form step by step, each called by all threads and shared out among them, with a barrier between;
- * first q_nope as uk_in reads it and q_rope to the end of the absorbed queries, for the rows [first, last) of r. */
-void mla_split(const mla *o, const worker *w, mla_rows r, int64_t first, int64_t last);
-void mla_absorb(const mla *o, const worker *w, mla_rows r);
-void mla_results(const mla *o, const worker *w, mla_rows r);
-void mla_values(const mla *o, const worker *w, mla_rows r);
-head_rows mla_queries(const mla *o, const worker *w);
-head_rows mla_results_at(const mla *o, const worker *w);
+static inline int mla_tiled(const worker *w, const matrices *m, int64_t tokens)
+{
+    return m->kind == ACT_BF16 && tokens >= pool_tile_min(w->pool, KT_TILE_BF16);
+}
+
+/* Where the absorbed queries lie, and the results before uv. */
+static inline head_rows mla_queries(const mla *o, const worker *w)
+{
+    return (head_rows){(float *)(void *)(shared_scratch(w) + o->query_offset), (int64_t)o->s.heads * o->a.dk, o->a.dk};
+}
+
+static inline head_rows mla_results_at(const mla *o, const worker *w)
+{
+    return (head_rows){(float *)(void *)(shared_scratch(w) + o->result_offset), (int64_t)o->s.heads * o->s.lora,
+                       o->s.lora};
+}
 
 /* Attention of absorbed queries over what each row chose; called by all threads. Contains barriers, ends without one. */
 void mla_chosen(const mla *o, const worker *w, mla_rows r);

@@ -122,16 +122,6 @@ static void convert_run(const void *arg, worker *w)
         act_convert(w, &a, view_row(w, s->view, row), s->view.width, -1.0f, row);
 }
 
-void program_forget(kt_program *p, kt_view v)
-{
-    int64_t last = (int64_t)v.column + v.width;
-    for (int32_t i = 0; i < p->slots.n; i++) {
-        slot *s = &p->slots.at[i];
-        if (s->view.buffer == v.buffer && s->view.column < last && v.column < (int64_t)s->view.column + s->view.width)
-            s->valid = 0;
-    }
-}
-
 /* The slot that holds v already, else the one to fill: a free one, or the one used longest ago. */
 static int32_t find_slot(kt_program *p, kt_view v, int32_t kind, int64_t rotation)
 {

@@ -194,6 +194,8 @@ struct kt_program {
 int program_fail(kt_program *p, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* KT_OK if an operation may be recorded. */
 int program_open(kt_program *p);
+/* Give back what kt_program_finish reserved. */
+void program_release(kt_program *p);
 /* KT_OK if v lies inside a buffer of the domain (-1: of any). */
 int program_check_view(kt_program *p, const char *name, kt_view v, int32_t domain);
 int32_t program_domain(const kt_program *p, kt_view v);

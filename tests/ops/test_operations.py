@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from resident import ResidentRunner
 from transformers import DeepseekV4Config
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as judge
 
@@ -23,7 +24,7 @@ from ktcli.ops.table.recurrent import PoolShape
 from ktcli.ops.table.rowwise import Reads, Rope
 from ktcli.ops.table.streams import MixShape
 from ktcli.ops.tensors import Role, Tensor
-from ktcli.ops.torch.backend import ResidentRunner, StepInputs, TorchBackend, Weights
+from ktcli.ops.torch.backend import StepInputs, TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT
 from ktcli.ops.torch.packed import PlainMatrix

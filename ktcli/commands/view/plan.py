@@ -51,24 +51,11 @@ def document(name: str, made: Plan) -> dict[str, Any]:
             "decode_tok_s_full_context": speed.decode_full,
             "prefill_tok_s": speed.prefill,
         },
-        "lines": [_line_document(line) for line in made.lines],
+        "lines": [asdict(line) for line in made.lines],
         "advice": list(made.advice),
         "notes": list(made.notes),
         **({"device": device_document(made.device)} if made.device else {}),
         **({"costs": [asdict(cost) for cost in made.costs]} if made.costs else {}),
-    }
-
-
-def _line_document(line: Line) -> dict[str, Any]:
-    return {
-        "part": line.part,
-        "format": line.format,
-        "where": line.where,
-        "size_bytes": line.size_bytes,
-        "decode_bytes": line.decode_bytes,
-        "decode_s": line.decode_s,
-        "prefill_s": line.prefill_s,
-        "reason": line.reason,
     }
 
 

@@ -94,28 +94,6 @@ class OwnExperts:
         return self._sum
 
 
-class ResidentRunner(ExpertRunner):
-    """Runs experts that all lie on the device.
-
-    Args:
-        stacks: the experts of each layer with experts. One that a layer's slots leave out counts as zero.
-    """
-
-    def __init__(self, kernels: Kernels, stacks: Sequence[PackedStack]) -> None:
-        self._kernels, self._stacks = kernels, stacks
-
-    def start(
-        self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor, *, sent: bool = False
-    ) -> OwnExperts:
-        return OwnExperts(self._kernels, self._stacks[layer], x, ids, gate)
-
-    def along(self, pending: OwnExperts, mlp: Mlp) -> Parts | None:
-        return pending.along(mlp)
-
-    def finish(self, pending: OwnExperts) -> Value | Parts:
-        return pending.sum()
-
-
 @dataclass(frozen=True, slots=True)
 class Weights:
     """A model's tensors on the device, by name; experts and embedding are not among them.

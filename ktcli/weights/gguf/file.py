@@ -8,7 +8,7 @@ as the small files that a model has on the hub.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -19,22 +19,21 @@ import numpy as np
 from ktcli.errors import BadCheckpoint, hinted
 from ktcli.models import model_types
 from ktcli.models.config import MAX_WIDTH, Fields
-from ktcli.native import Numbers, Pool
 from ktcli.numbered import numbered_set
-from ktcli.weights.files import Files
+from ktcli.weights.files import OpenFiles
 from ktcli.weights.gguf.config import Metadata, architecture_of, config_of
 from ktcli.weights.gguf.header import GgufHeader, read_gguf_header
 from ktcli.weights.gguf.names import hub_tensors
 from ktcli.weights.gguf.tokenizer import small_file_names, small_files
 from ktcli.weights.gguf.types import STORAGES
 from ktcli.weights.header import MAX_TENSORS
-from ktcli.weights.storage import ByteSpan, Matrix, Part, Raw, Read, StorageSource
+from ktcli.weights.storage import Matrix, Part, StorageSource
 
 HINT = "get the file again from where it came; kt never changes it"
 ROPE_FACTORS = "rope_freqs.weight"
 
 
-class Gguf:
+class Gguf(OpenFiles):
     """An open GGUF model. Close it, or use it in a `with` statement.
 
     Attributes:
@@ -86,17 +85,7 @@ class Gguf:
                             f"{file} lists more than {MAX_TENSORS} matrices of experts"
                         )
         self.digest = sha256("".join(h.digest for h in headers.values()).encode()).hexdigest()
-        self._files = Files({name: path.parent / name for name in headers}, HINT)
-
-    def __enter__(self) -> Gguf:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the files."""
-        self._files.close()
+        super().__init__({name: path.parent / name for name in headers}, HINT)
 
     @property
     def names(self) -> Collection[str]:
@@ -149,35 +138,6 @@ class Gguf:
                 hint=HINT,
             )
         return StorageSource(name, entry.shape, STORAGES[entry.dtype], (part,))
-
-    def read(self, wanted: Read, into: Raw | None = None) -> Raw:
-        """Returns the bytes of `wanted`, in the given memory or in new memory. Several threads may call it at once.
-
-        Raises:
-            BadCheckpoint: the file ended early or the disk failed.
-        """
-        return self._files.read(wanted, into)
-
-    def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns the rows of a span as numbers in their stored types, from the bytes `raws` that its storage
-        wanted.
-
-        Raises:
-            BadCheckpoint: a scale is NaN or Inf, or parts of the source contradict each other.
-        """
-        return self._files.numbers(pool, span, raws)
-
-    def decode(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Matrix:
-        """Returns the rows of a span decoded to f32, from the bytes `raws` that its storage wanted.
-
-        Raises:
-            BadCheckpoint: a value is NaN or Inf.
-        """
-        return self._files.decode(pool, span, raws)
-
-    def refusal(self, source: StorageSource, error: BadCheckpoint) -> BadCheckpoint:
-        """Returns `error` about the numbers of a source with the source's name and file added."""
-        return self._files.refusal(source, error)
 
 
 def _rope_factors(path: Path, header: GgufHeader) -> Matrix:

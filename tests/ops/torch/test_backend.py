@@ -18,11 +18,11 @@ from convert import convert_checkpoint
 from device import DeviceRun
 from loading import load_engine
 from reference import CASES, ONE_OF_EACH, Case
+from resident import ResidentRunner
 from timelines import logits_of
 
 from ktcli.ops.part import ModelPart
 from ktcli.ops.torch.backend import (
-    ResidentRunner,
     StepInputs,
     TorchBackend,
     Weights,
