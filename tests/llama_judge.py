@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from gguf_cases import CASES
+from gguf_families import ALL_CASES
 from gguf_models import GgufCase, write_gguf
 from gguf_vocabularies import TEXTS, VOCABULARIES
 from numpy.typing import NDArray
@@ -116,7 +116,7 @@ def recorded() -> dict[str, Verdict]:
 def record(names: list[str]) -> None:
     found: dict[str, NDArray[np.generic]] = dict(np.load(RECORD)) if names else {}
     with tempfile.TemporaryDirectory() as folder:
-        for case in CASES:
+        for case in ALL_CASES:
             if names and case.name not in names:
                 continue
             verdict = judge(case, write_gguf(case, Path(folder) / f"{case.name}.gguf"))

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.weights.gguf.names import Names
+from ktcli.weights.gguf.types import Order, View, less_one, log_of_rate
 from ktcli.weights.header import TensorEntry
 
 # Field of `config.json` -> (key without the architecture, kind).
@@ -59,6 +61,8 @@ class Architecture:
         scaling: fields of `rope_scaling` that hold for every file.
         changes: returns the facts that follow from several keys or from the tensors.
         names: tensor names that differ from the usual ones, see `names`.
+        views: returns the views of the tensors that converters rearrange, by their names on the hub below the layer,
+            from the config.
     """
 
     model_type: str
@@ -66,7 +70,8 @@ class Architecture:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     scaling: Mapping[str, Any] = field(default_factory=dict)
     changes: Changes = lambda metadata, entries: {}
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Names = field(default_factory=dict)
+    views: Callable[[Fields], Mapping[str, View]] = lambda config: {}
 
 
 class Metadata:
@@ -96,6 +101,20 @@ class Metadata:
     def text(self, key: str, default: str) -> str:
         return self._of(key).text(self._name(key), default)
 
+    def each(self, key: str, kind: type) -> list[Any]:
+        """Returns a list of one value of a kind for each layer of the file."""
+        listed = self.fields.values.get(self._name(key))
+        layers = self.whole("block_count", high=MAX_LAYERS)
+        if not isinstance(listed, list) or len(listed) != layers:
+            raise BadCheckpoint(
+                f"{self.fields.where}: {self._name(key)} is not a list of {layers} layers"
+            )
+        if any(type(each) is not kind for each in listed):
+            raise BadCheckpoint(
+                f"{self.fields.where}: {self._name(key)} is not a list of {kind.__name__}"
+            )
+        return listed
+
     def _name(self, key: str) -> str:
         return f"{self.architecture}.{key}"
 
@@ -120,13 +139,17 @@ def _llama(m: Metadata, entries: Entries) -> dict[str, Any]:
     return given | ({"model_type": "mixtral", "num_local_experts": experts} if experts else {})
 
 
+def _partly(m: Metadata) -> dict[str, Any]:
+    """How much of a head is rotated."""
+    width = m.whole("attention.key_length")
+    return {"partial_rotary_factor": m.whole("rope.dimension_count", width) / max(width, 1)}
+
+
 def _glm(m: Metadata, entries: Entries) -> dict[str, Any]:
     """The facts of GLM-4.5; the Air models have no norms of q and k."""
-    width = m.whole("attention.key_length")
-    return {
+    return _partly(m) | {
         "use_qk_norm": "blk.0.attn_q_norm.weight" in entries,
         "attention_bias": "blk.0.attn_q.bias" in entries,
-        "partial_rotary_factor": m.whole("rope.dimension_count", width) / max(width, 1),
     }
 
 
@@ -162,6 +185,73 @@ def _deepseek(m: Metadata, entries: Entries) -> dict[str, Any]:
     return given | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 
 
+def _delta(m: Metadata, entries: Entries) -> dict[str, Any]:
+    """The facts of Qwen3-Next and Qwen3.5. Files of the former have the projections of Qwen3.5, but for old ones."""
+    heads = m.whole("ssm.time_step_rank", high=MAX_HEADS)
+    given = _partly(m) | {"linear_value_head_dim": m.whole("ssm.inner_size") // max(heads, 1)}
+    if m.has("attention.recurrent_layers"):
+        kinds = ("full_attention", "linear_attention")
+        given["layer_types"] = [kinds[each] for each in m.each("attention.recurrent_layers", bool)]
+    old = any(name.endswith(".ssm_in.weight") for name in entries)
+    return given | ({"model_type": "qwen3_next"} if old else {})
+
+
+_ADDED_ONE = View(value=less_one)
+_NORMS_LESS_ONE = {
+    f"{name}.weight": _ADDED_ONE
+    for name in (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "self_attn.q_norm",
+        "self_attn.k_norm",
+        "model.norm",
+    )
+}
+
+
+def _delta_heads(f: Fields) -> tuple[int, int, int, int]:
+    """The numbers of key heads and of value heads for each, the columns of a value head, and the rows of q and k."""
+    heads, keys = f.whole("linear_num_value_heads", high=MAX_HEADS), "linear_num_key_heads"
+    key_heads = f.whole(keys, high=heads)
+    f.require_multiple("linear_num_value_heads", heads, key_heads)
+    width = 2 * key_heads * f.whole("linear_key_head_dim", high=4096)
+    dim = f.whole("linear_value_head_dim", high=4096)
+    f.require_width("width of linear attention", width + heads * dim)
+    return key_heads, heads // key_heads, dim, width
+
+
+def _next_views(f: Fields) -> dict[str, View]:
+    """Of each key head, the rows of beta are before those of alpha."""
+    keys, each, _, _ = _delta_heads(f)
+    beta, alpha = (Order((keys, each), (2 * each, 1), first=first) for first in (0, each))
+    return {
+        **_NORMS_LESS_ONE,
+        "linear_attn.A_log": View(value=log_of_rate),
+        "linear_attn.in_proj_b.weight": View(beta),
+        "linear_attn.in_proj_a.weight": View(alpha),
+    }
+
+
+def _tiled_views(f: Fields) -> dict[str, View]:
+    """The first value heads of all key heads are before the second ones."""
+    keys, each, dim, others = _delta_heads(f)
+
+    def tiled(dim: int = 1, kept: int = 0) -> Order:
+        return Order((keys, each, dim), (dim, keys * dim, 1), kept)
+
+    return {
+        **_NORMS_LESS_ONE,
+        "linear_attn.in_proj_qkv.weight": View(tiled(dim, others)),
+        "linear_attn.conv1d.weight": View(tiled(dim, others)),
+        "linear_attn.in_proj_z.weight": View(tiled(dim)),
+        "linear_attn.in_proj_b.weight": View(tiled()),
+        "linear_attn.in_proj_a.weight": View(tiled()),
+        "linear_attn.A_log": View(columns=tiled(), value=log_of_rate),
+        "linear_attn.dt_bias": View(columns=tiled()),
+        "linear_attn.out_proj.weight": View(columns=tiled(dim)),
+    }
+
+
 _BLOCK_SPARSE = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     "ffn_gate_exps": "block_sparse_moe.experts.{e}.w1",
@@ -170,6 +260,28 @@ _BLOCK_SPARSE = {
     "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
 }
 _SHARED_EXPERT = {f"ffn_{p}_shexp": f"mlp.shared_expert.{p}_proj" for p in ("gate", "up", "down")}
+
+_SHARED_WIDTH = {"shared_expert_intermediate_size": ("expert_shared_feed_forward_length", int)}
+_DELTA: _Rows = {
+    "linear_conv_kernel_dim": ("ssm.conv_kernel", int),
+    "linear_key_head_dim": ("ssm.state_size", int),
+    "linear_num_key_heads": ("ssm.group_count", int),
+    "linear_num_value_heads": ("ssm.time_step_rank", int),
+    "full_attention_interval": ("full_attention_interval", int),
+}
+_DELTA_NAMES = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    **_SHARED_EXPERT,
+}
+_QWEN_MOE: _Rows = {**_EXPERTS, **_SHARED_WIDTH, "num_experts": ("expert_count", int)}
 
 # The architectures by general.architecture.
 ARCHITECTURES: dict[str, Architecture] = {
@@ -184,17 +296,34 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2": Architecture("qwen2"),
     "qwen2moe": Architecture(
         "qwen2_moe",
-        {
-            **_EXPERTS,
-            "num_experts": ("expert_count", int),
-            "shared_expert_intermediate_size": ("expert_shared_feed_forward_length", int),
-        },
+        _QWEN_MOE,
         {"norm_topk_prob": False},
         names=_SHARED_EXPERT,
     ),
     "qwen3": Architecture("qwen3"),
     "qwen3moe": Architecture(
         "qwen3_moe", {**_EXPERTS, "num_experts": ("expert_count", int)}, {"norm_topk_prob": True}
+    ),
+    "qwen3next": Architecture(
+        "qwen3_5_moe_text",
+        {**_QWEN_MOE, **_DELTA},
+        changes=_delta,
+        names={
+            **_DELTA_NAMES,
+            "ssm_in": "linear_attn.in_proj_qkvz",
+            "ssm_ba": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+        },
+        views=_next_views,
+    ),
+    "qwen35": Architecture(
+        "qwen3_5_text", _DELTA, changes=_delta, names=_DELTA_NAMES, views=_tiled_views
+    ),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text",
+        {**_QWEN_MOE, **_DELTA},
+        changes=_delta,
+        names=_DELTA_NAMES,
+        views=_tiled_views,
     ),
     "deepseek2": Architecture(
         "deepseek_v3",

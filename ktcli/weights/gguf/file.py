@@ -24,9 +24,9 @@ from ktcli.numbered import numbered_set
 from ktcli.weights.files import Files
 from ktcli.weights.gguf.config import Metadata, architecture_of, config_of
 from ktcli.weights.gguf.header import GgufHeader, read_gguf_header
-from ktcli.weights.gguf.names import hub_tensors
+from ktcli.weights.gguf.names import below_layer, hub_tensors
 from ktcli.weights.gguf.tokenizer import small_file_names, small_files
-from ktcli.weights.gguf.types import STORAGES
+from ktcli.weights.gguf.types import STORAGES, Viewed
 from ktcli.weights.header import MAX_TENSORS
 from ktcli.weights.storage import ByteSpan, Matrix, Part, Raw, Read, StorageSource
 
@@ -69,6 +69,7 @@ class Gguf:
                 for each in _rope_factors(path.parent / name, header)
             ]
             self.config: dict[str, Any] = config_of(metadata, row, entries, factors)
+            self._views = row.views(Fields(self.config, self._where))
             tokens = self._values.get("tokenizer.ggml.tokens")
             if isinstance(tokens, list) and len(tokens) > self.config["vocab_size"]:
                 raise BadCheckpoint(
@@ -148,7 +149,8 @@ class Gguf:
                 f"the metadata asks for {list(shape)}",
                 hint=HINT,
             )
-        return StorageSource(name, entry.shape, STORAGES[entry.dtype], (part,))
+        storage, view = STORAGES[entry.dtype], self._views.get(below_layer(name))
+        return StorageSource(name, entry.shape, Viewed(storage, view) if view else storage, (part,))
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
         """Returns the bytes of `wanted`, in the given memory or in new memory. Several threads may call it at once.

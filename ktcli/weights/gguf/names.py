@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from ktcli.weights.header import TensorEntry
 
@@ -49,19 +50,22 @@ _LAYER = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }
-_IN_LAYER = re.compile(r"blk\.([0-9]{1,5})\.([a-z0-9_]+)(?:\.([0-9]{1,5}))?\.(weight|bias)")
+_IN_LAYER = re.compile(r"blk\.([0-9]{1,5})\.([a-z0-9_]+)(?:\.([0-9]{1,5}))?(?:\.(weight|bias))?")
+_BODY = re.compile(r"model\.layers\.[0-9]+\.")
+Names = Mapping[str, str | tuple[str, ...]]
 _GATE_UP = "ffn_gate_up_exps"  # [E, 2 * I, H]: the rows of gate, then those of up
 
 
 def hub_tensors(
-    entries: Mapping[str, TensorEntry], differing: Mapping[str, str]
+    entries: Mapping[str, TensorEntry], differing: Names
 ) -> Iterator[tuple[str, str, TensorEntry]]:
     """Yields each tensor as the hub names it: (name there, name in the file, its entry).
 
     A tensor without a name there keeps its own.
 
     Args:
-        differing: the names that an architecture has instead of the usual ones.
+        differing: the names that an architecture has instead of the usual ones. Several of one tensor: each is an equal
+            part of its rows, which ones a view says.
     """
     names = {**_LAYER, **differing}
     for name, entry in entries.items():
@@ -75,25 +79,47 @@ def hub_tensors(
                 hub_name = f"model.layers.{layer}.{names[part]}.{suffix}"
                 yield from _experts(hub_name, name, entry, half, 2)
             continue
-        inner = names.get(f"{stem}_exps" if expert else stem)
-        whole = names.get(f"{stem}.{suffix}") or (f"{inner}.{suffix}" if inner else None)
-        if whole is None:
+        exact = names.get(f"{stem}.{suffix}")
+        inner = exact or names.get(f"{stem}_exps" if expert else stem)
+        end = "" if exact or not suffix else f".{suffix}"
+        below = f"model.layers.{layer}."
+        if isinstance(inner, tuple):
+            yield from _parts([f"{below}{each}{end}" for each in inner], name, entry)
+        elif inner is None:
             yield name, name, entry
-        elif expert or "{e}" not in whole:
-            yield (
-                f"model.layers.{layer}.{whole.replace('{e}', expert or '')}",
-                name,
-                _shaped(stem, entry),
-            )
+        elif expert or "{e}" not in inner:
+            hub_name = f"{below}{inner.replace('{e}', expert or '')}{end}"
+            yield hub_name, name, _shaped(stem, entry)
         else:
-            yield from _experts(f"model.layers.{layer}.{whole}", name, entry)
+            yield from _experts(f"{below}{inner}{end}", name, entry)
+
+
+def below_layer(hub_name: str) -> str:
+    """Returns the name of a tensor below its layer, or all of it where it is in none."""
+    return _BODY.sub("", hub_name, count=1)
 
 
 def _shaped(stem: str, entry: TensorEntry) -> TensorEntry:
-    """The entry of a tensor with its shape on the hub: there the gate of a shared expert is a matrix of one row."""
+    """The entry of a tensor with its shape on the hub: there the gate of a shared expert is a matrix of one row, and a
+    convolution has one of them for each column."""
     if stem == "ffn_gate_inp_shexp" and len(entry.shape) == 1:
-        return TensorEntry(entry.dtype, (1, *entry.shape), entry.offset, entry.size_bytes)
+        return replace(entry, shape=(1, *entry.shape))
+    if stem == "ssm_conv1d" and len(entry.shape) == 2:
+        return replace(entry, shape=(entry.shape[0], 1, entry.shape[1]))
     return entry
+
+
+def _parts(
+    hub_names: list[str], name: str, entry: TensorEntry
+) -> Iterator[tuple[str, str, TensorEntry]]:
+    """Yields a tensor under several names, each with as many of its rows."""
+    rows, *columns = entry.shape or (1,)
+    if rows % len(hub_names):
+        yield name, name, entry
+        return
+    shape, size = (rows // len(hub_names), *columns), entry.size_bytes // len(hub_names)
+    for each in hub_names:
+        yield each, name, replace(entry, shape=shape, size_bytes=size)
 
 
 def _experts(

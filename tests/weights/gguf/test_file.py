@@ -69,12 +69,18 @@ def rows(pool: Pool, reader: Checkpoint | Gguf, name: str) -> np.ndarray:
 
 
 def test_names_are_those_of_the_package() -> None:
-    """What the package's table says a hub name is called, is shown under that hub name."""
+    """What the package's table says a hub name is called, is shown under that hub name; but for what is one tensor in
+    the file and two on the hub."""
+    known = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
     for architecture, row in ARCHITECTURES.items():
-        arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+        if architecture not in known:
+            continue
+        arch = known[architecture]
         table = gguf.get_tensor_name_map(arch, 1)
         for kind in gguf.MODEL_TENSORS[arch]:
             stem = gguf.TENSOR_NAMES[kind].format(bid=0)
+            if stem.endswith(("ffn_gate_up_exps", "ssm_ba")):
+                continue
             name = f"{stem}.bias" if stem.endswith("exp_probs_b") else f"{stem}.weight"
             shape = (2, 4, 32) if stem.endswith("_exps") else (4, 32)
             for hub, *_ in hub_tensors({name: TensorEntry("F32", shape, 0, 1024)}, row.names):
