@@ -32,6 +32,9 @@ _SPARSE: dict[str, Any] = {
 }
 
 
+_BARE = (".bias", "ssm_a", "exp_probs_b")
+
+
 def family(
     architecture: str, seed: int, layer: Callable[[int], Shapes], **metadata: Any
 ) -> GgufCase:
@@ -43,7 +46,7 @@ def family(
         yield "output.weight", (VOCAB, HIDDEN)
         for i in range(case.metadata["block_count"]):
             for name, shape in layer(i).items():
-                end = "" if name.endswith(".bias") or name == "ssm_a" else ".weight"
+                end = "" if name.endswith(_BARE) else ".weight"
                 yield f"blk.{i}.{name}{end}", shape
 
     given = {key.replace("__", "."): value for key, value in metadata.items()}
@@ -51,15 +54,15 @@ def family(
 
 
 def attention(
-    heads: int = HEADS, *, dim: int = HEAD_DIM, gated: bool = False, **more: Any
+    heads: int = HEADS, kv_heads: int = KV_HEADS, *, gated: bool = False, **more: Any
 ) -> Shapes:
     """Grouped-query attention; gated: the queries' projection has the gates too."""
     return {
         "attn_norm": (HIDDEN,),
-        "attn_q": ((1 + gated) * heads * dim, HIDDEN),
-        "attn_k": (KV_HEADS * dim, HIDDEN),
-        "attn_v": (KV_HEADS * dim, HIDDEN),
-        "attn_output": (HIDDEN, heads * dim),
+        "attn_q": ((1 + gated) * heads * HEAD_DIM, HIDDEN),
+        "attn_k": (kv_heads * HEAD_DIM, HIDDEN),
+        "attn_v": (kv_heads * HEAD_DIM, HIDDEN),
+        "attn_output": (HIDDEN, heads * HEAD_DIM),
         **more,
     }
 
@@ -129,5 +132,106 @@ FAMILIES = (
     family("qwen3next", 1, lambda i: _delta(i, _ONE, _QWEN_MLP), **_SSM, **_SHARED),
     family("qwen35", 6, lambda i: _delta(i, _TWO, dense()), **_SSM, **_SECTIONS),
     family("qwen35moe", 10, lambda i: _delta(i, _TWO, _QWEN_MLP), **_SSM, **_SECTIONS, **_SHARED),
+)
+_WINDOWS: dict[str, Any] = {
+    "attention__sliding_window": 8,
+    "attention__sliding_window_pattern": [True, True, True, False],
+}
+_SECTIONS_VL = {"rope__dimension_sections": [12, 10, 10, 0], "n_deepstack_layers": 0}
+_YARN: dict[str, Any] = {
+    "rope__scaling__type": "yarn",
+    "rope__scaling__factor": 8.0,
+    "rope__scaling__original_context_length": 32,
+}
+_LAGUNA = [2, 4, 4, 4]
+_SIGMOID: dict[str, Any] = {
+    **_SPARSE,
+    "expert_gating_func": 2,
+    "expert_shared_count": 1,
+    "expert_shared_feed_forward_length": WIDTH,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 1.5,
+    "leading_dense_block_count": 1,
+}
+
+
+def _usual(i: int, mlp: Shapes, first: int = 0, kv_heads: int = KV_HEADS) -> Shapes:
+    """Norms of q and k, and dense layers before the first with experts."""
+    return {
+        **attention(HEADS, kv_heads, **QK_NORMS),
+        "ffn_norm": (HIDDEN,),
+        **(dense() if i < first else mlp),
+    }
+
+
+_V3 = sparse(shared=WIDTH, correction=True)
+_ROWS = {"attn_q_norm": (HEADS * HEAD_DIM,), "attn_k_norm": (HEADS * HEAD_DIM,)}
+_ALL_HEADS = {"attention__head_count_kv": HEADS}
+_HY3 = {name.removesuffix(".bias"): shape for name, shape in _V3.items()}
+FAMILIES += (
+    family("qwen3vl", 1, lambda i: _usual(i, dense()), **_SECTIONS_VL),
+    family("qwen3vlmoe", 6, lambda i: _usual(i, sparse()), **_SPARSE, **_SECTIONS_VL),
+    family(
+        "olmoe",
+        3,
+        lambda i: {**attention(HEADS, HEADS, **_ROWS), "ffn_norm": (HIDDEN,), **sparse()},
+        **_SPARSE,
+        **_ALL_HEADS,
+    ),
+    family("dots1", 2, lambda i: _usual(i, _V3, 1, HEADS), **_SIGMOID, **_ALL_HEADS),
+    family("hy_v3", 0, lambda i: _usual(i, _HY3, 1), **_SIGMOID),
+    family(
+        "ernie4_5-moe",
+        2,
+        lambda i: {**attention(), "ffn_norm": (HIDDEN,), **(dense() if i < 1 else _V3)},
+        **(_SIGMOID | {"expert_gating_func": 1}),
+        interleave_moe_layer_step=1,
+    ),
+    family(
+        "hunyuan-moe",
+        0,
+        lambda i: _usual(i, sparse(shared=WIDTH)),
+        **_SHARED | {"expert_shared_feed_forward_length": WIDTH},
+    ),
+    family(
+        "granitemoe",
+        7,
+        lambda i: {**attention(), "ffn_norm": (HIDDEN,), **sparse(shared=128)},
+        **_SHARED,
+        embedding_scale=3.0,
+        attention__scale=0.05,
+        residual_scale=0.5,
+        logit_scale=2.0,
+    ),
+    family("exaone-moe", 1, lambda i: _usual(i, _V3, 1), **_SIGMOID, **_WINDOWS),
+    family(
+        "afmoe",
+        0,
+        lambda i: {
+            **_usual(i, _V3, 1),
+            "attn_gate": (HEADS * HEAD_DIM, HIDDEN),
+            "post_attention_norm": (HIDDEN,),
+            "post_ffw_norm": (HIDDEN,),
+        },
+        **_SIGMOID,
+        attention__sliding_window=8,
+    ),
+    family("mellum", 0, lambda i: _usual(i, sparse()), **_SPARSE, **_WINDOWS, **_YARN),
+    family(
+        "laguna",
+        0,
+        lambda i: {
+            **_usual(i, _V3, 1),
+            **attention(_LAGUNA[i], **QK_NORMS),
+            "attn_gate": (_LAGUNA[i], HIDDEN),
+        },
+        **_SIGMOID,
+        **_YARN,
+        attention__head_count=_LAGUNA,
+        attention__sliding_window=8,
+        rope__freq_base_swa=5000.0,
+        rope__dimension_count=HEAD_DIM // 2,
+        rope__dimension_count_swa=HEAD_DIM,
+    ),
 )
 ALL_CASES = (*CASES, *FAMILIES)

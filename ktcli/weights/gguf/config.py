@@ -45,6 +45,7 @@ _DEEPSEEK: _Rows = {
 }
 _OPTIONAL = ("q_lora_rank", "n_shared_experts", "sliding_window")  # parts of a model
 _SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
+_GATINGS = {_SOFTMAX: "softmax", _SIGMOID: "sigmoid"}
 
 Entries = Mapping[str, TensorEntry]
 Changes = Callable[["Metadata", Entries], dict[str, Any]]
@@ -60,6 +61,8 @@ class Architecture:
         fixed: facts that hold for every file.
         scaling: fields of `rope_scaling` that hold for every file.
         changes: returns the facts that follow from several keys or from the tensors.
+        by_layer: facts that `changes` reads because layers may differ in them.
+        gating: how the family's router scores; a file that says otherwise is refused. 0: `changes` sees to it.
         names: tensor names that differ from the usual ones, see `names`.
         views: returns the views of the tensors that converters rearrange, by their names on the hub below the layer,
             from the config.
@@ -70,6 +73,8 @@ class Architecture:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     scaling: Mapping[str, Any] = field(default_factory=dict)
     changes: Changes = lambda metadata, entries: {}
+    by_layer: tuple[str, ...] = ()
+    gating: int = 0
     names: Names = field(default_factory=dict)
     views: Callable[[Fields], Mapping[str, View]] = lambda config: {}
 
@@ -77,12 +82,18 @@ class Architecture:
 class Metadata:
     """The metadata of a file, read with checks, by keys without the architecture's name.
 
+    Attributes:
+        factors: the frequency factors of the rotary embedding, one per pair of columns, where the file has them
+            (Llama 3.1).
+
     Raises:
         BadCheckpoint: a value is missing or of the wrong type.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.fields = Fields(values, where)
+    def __init__(
+        self, values: Mapping[str, Any], where: str, factors: list[float] | None = None
+    ) -> None:
+        self.fields, self.factors = Fields(values, where), factors or []
         self.architecture = self.fields.text("general.architecture", "")
 
     def has(self, key: str) -> bool:
@@ -101,11 +112,16 @@ class Metadata:
     def text(self, key: str, default: str) -> str:
         return self._of(key).text(self._name(key), default)
 
+    @property
+    def layers(self) -> int:
+        """The number of layers without those that guess further tokens, which are not run."""
+        extra = self.whole("nextn_predict_layers", 0, MAX_LAYERS)
+        return self.whole("block_count", high=MAX_LAYERS) - extra
+
     def each(self, key: str, kind: type) -> list[Any]:
-        """Returns a list of one value of a kind for each layer of the file."""
-        listed = self.fields.values.get(self._name(key))
-        layers = self.whole("block_count", high=MAX_LAYERS)
-        if not isinstance(listed, list) or len(listed) != layers:
+        """Returns one value of a kind for each layer, from a list."""
+        listed, layers = self.fields.values.get(self._name(key)), self.layers
+        if not isinstance(listed, list) or len(listed) < layers:
             raise BadCheckpoint(
                 f"{self.fields.where}: {self._name(key)} is not a list of {layers} layers"
             )
@@ -113,7 +129,17 @@ class Metadata:
             raise BadCheckpoint(
                 f"{self.fields.where}: {self._name(key)} is not a list of {kind.__name__}"
             )
-        return listed
+        return listed[:layers]
+
+    def gating(self, *known: int) -> int:
+        """Returns how the router scores: one of `known`, the first where the file does not say."""
+        found = self.whole("expert_gating_func", known[0]) or known[0]
+        if found not in known:
+            words = " and ".join(f"{_GATINGS[each]} ({each})" for each in known)
+            raise BadCheckpoint(
+                f"{self.fields.where}: expert_gating_func is {found}, kt computes {words} here"
+            )
+        return found
 
     def _name(self, key: str) -> str:
         return f"{self.architecture}.{key}"
@@ -162,11 +188,7 @@ def _gpt_oss(m: Metadata, entries: Entries) -> dict[str, Any]:
 def _deepseek(m: Metadata, entries: Entries) -> dict[str, Any]:
     """The facts of DeepSeek and Kimi-K2: V2 scores by softmax, V3 and Kimi-K2 by sigmoid. Files of today store the
     key and value widths of the latent form, and those of the heads as `_mla`."""
-    gating = m.whole("expert_gating_func", _SOFTMAX)
-    if gating not in (_SOFTMAX, _SIGMOID):
-        raise BadCheckpoint(
-            f"{m.fields.where}: expert_gating_func is {gating}, kt knows softmax (1) and sigmoid (2)"
-        )
+    gating = m.gating(_SOFTMAX, _SIGMOID)
     mla = "_mla" if m.has("attention.key_length_mla") else ""
     rope = m.whole("rope.dimension_count")
     heads = m.whole("attention.head_count")
@@ -252,6 +274,75 @@ def _tiled_views(f: Fields) -> dict[str, View]:
     }
 
 
+def _kinds(m: Metadata) -> dict[str, Any]:
+    """The layers that have a window, where the file lists them or says every how many there is one without."""
+    key, kinds = "attention.sliding_window_pattern", ("full_attention", "sliding_attention")
+    if not m.has("attention.sliding_window") or not m.has(key):
+        return {}
+    return {"layer_types": [kinds[each] for each in m.each(key, bool)]}
+
+
+def _types(m: Metadata, entries: Entries) -> dict[str, Any]:
+    """The layers that have experts, and those that have a window."""
+    kinds = ("dense", "sparse")
+    sparse = (f"blk.{i}.ffn_gate_inp.weight" in entries for i in range(m.layers))
+    return _kinds(m) | {"mlp_layer_types": [kinds[each] for each in sparse]}
+
+
+def _rotations(m: Metadata) -> dict[str, Any]:
+    """The rotation of each kind of layers; only that of layers without a window is stretched."""
+    width = max(m.whole("attention.key_length"), 1)
+    theta = m.number("rope.freq_base", 10_000.0)
+    full = {
+        "rope_theta": theta,
+        "partial_rotary_factor": m.whole("rope.dimension_count", width) / width,
+        **(_scaling(m) or {}),
+    }
+    sliding = {
+        "rope_theta": m.number("rope.freq_base_swa", theta),
+        "partial_rotary_factor": m.whole("rope.dimension_count_swa", width) / width,
+    }
+    both = {"full_attention": full, "sliding_attention": sliding}
+    return {"rope_parameters": both, "rope_scaling": None}
+
+
+def _mellum(m: Metadata, entries: Entries) -> dict[str, Any]:
+    """The facts of Mellum 2."""
+    return _types(m, entries) | _rotations(m)
+
+
+def _hunyuan(m: Metadata, entries: Entries) -> dict[str, Any]:
+    """The facts of Hunyuan-A13B, whose shared expert is as wide as the others."""
+    return {"moe_intermediate_size": m.whole("expert_shared_feed_forward_length")}
+
+
+def _granite(m: Metadata, entries: Entries) -> dict[str, Any]:
+    """The facts of Granite-MoE, some of which have a shared expert."""
+    shared = m.has("expert_shared_feed_forward_length")
+    return {"model_type": "granitemoeshared"} if shared else {}
+
+
+def _hy3(m: Metadata, entries: Entries) -> dict[str, Any]:
+    """The facts of Hy3, whose files say how wide all shared experts are together."""
+    width = max(m.whole("expert_feed_forward_length"), 1)
+    shared = m.whole("expert_shared_feed_forward_length", width)
+    return _types(m, entries) | {"n_shared_experts": shared // width}
+
+
+def _laguna(m: Metadata, entries: Entries) -> dict[str, Any]:
+    """The facts of Laguna: of four layers with windows the first has none, and layers differ in heads."""
+    heads = m.each("attention.head_count", int)
+    given = _mellum(m, entries) | {
+        "num_attention_heads": heads[0],
+        "num_attention_heads_per_layer": heads,
+    }
+    if m.has("attention.sliding_window"):
+        every = m.whole("attention.sliding_window_pattern", 4, MAX_LAYERS) or 1
+        kinds = ("sliding_attention", "full_attention")
+        given["layer_types"] = [kinds[i % every == 0] for i in range(m.layers)]
+    return given
+
+
 _BLOCK_SPARSE = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     "ffn_gate_exps": "block_sparse_moe.experts.{e}.w1",
@@ -281,7 +372,8 @@ _DELTA_NAMES = {
     "ssm_out": "linear_attn.out_proj",
     **_SHARED_EXPERT,
 }
-_QWEN_MOE: _Rows = {**_EXPERTS, **_SHARED_WIDTH, "num_experts": ("expert_count", int)}
+_QWEN3_MOE: _Rows = {**_EXPERTS, "num_experts": ("expert_count", int)}
+_QWEN_MOE: _Rows = {**_QWEN3_MOE, **_SHARED_WIDTH}
 
 # The architectures by general.architecture.
 ARCHITECTURES: dict[str, Architecture] = {
@@ -301,9 +393,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         names=_SHARED_EXPERT,
     ),
     "qwen3": Architecture("qwen3"),
-    "qwen3moe": Architecture(
-        "qwen3_moe", {**_EXPERTS, "num_experts": ("expert_count", int)}, {"norm_topk_prob": True}
-    ),
+    "qwen3moe": Architecture("qwen3_moe", _QWEN3_MOE, {"norm_topk_prob": True}),
     "qwen3next": Architecture(
         "qwen3_5_moe_text",
         {**_QWEN_MOE, **_DELTA},
@@ -324,6 +414,127 @@ ARCHITECTURES: dict[str, Architecture] = {
         changes=_delta,
         names=_DELTA_NAMES,
         views=_tiled_views,
+    ),
+    # Text alone: the positions of pictures play no part.
+    "qwen3vl": Architecture("qwen3"),
+    "qwen3vlmoe": Architecture("qwen3_moe", _QWEN3_MOE, {"norm_topk_prob": True}, gating=_SOFTMAX),
+    "olmoe": Architecture("olmoe", _QWEN3_MOE, {"norm_topk_prob": False}, gating=_SOFTMAX),
+    "dots1": Architecture(
+        "dots1",
+        {**_EXPERTS, **_DEEPSEEK},
+        {"sliding_window": None},
+        changes=_types,
+        gating=_SIGMOID,
+    ),
+    "hy_v3": Architecture(
+        "hy_v3",
+        {**_EXPERTS, **_DEEPSEEK},
+        changes=_hy3,
+        gating=_SIGMOID,
+        names={
+            "ffn_gate_inp": "mlp.router.gate",
+            **dict.fromkeys(("exp_probs_b", "exp_probs_b.bias"), "mlp.expert_bias"),
+            **{f"ffn_{p}_shexp": f"mlp.shared_mlp.{p}_proj" for p in ("gate", "up", "down")},
+        },
+    ),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe",
+        {
+            **_EXPERTS,
+            "moe_num_experts": ("expert_count", int),
+            "n_shared_experts": ("expert_shared_count", int),
+            "moe_layer_start_index": ("leading_dense_block_count", int),
+            "moe_layer_interval": ("interleave_moe_layer_step", int),
+        },
+        gating=_SOFTMAX,
+        names={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+    ),
+    "hunyuan-moe": Architecture(
+        "hunyuan_v1_moe",
+        _QWEN3_MOE,
+        changes=_hunyuan,
+        gating=_SOFTMAX,
+        names={
+            "attn_q_norm": "self_attn.query_layernorm",
+            "attn_k_norm": "self_attn.key_layernorm",
+            "ffn_gate_inp": "mlp.gate.wg",
+            **{f"ffn_{p}_shexp": f"mlp.shared_mlp.{p}_proj" for p in ("gate", "up", "down")},
+        },
+    ),
+    "granitemoe": Architecture(
+        "granitemoe",
+        {
+            "num_local_experts": ("expert_count", int),
+            "num_experts_per_tok": ("expert_used_count", int),
+            "shared_intermediate_size": ("expert_shared_feed_forward_length", int),
+            "embedding_multiplier": ("embedding_scale", float),
+            "attention_multiplier": ("attention.scale", float),
+            "residual_multiplier": ("residual_scale", float),
+            "logits_scaling": ("logit_scale", float),
+        },
+        {"rope_interleave": True},
+        changes=_granite,
+        gating=_SOFTMAX,
+        names={
+            "ffn_gate_inp": "block_sparse_moe.router.layer",
+            **{
+                f"ffn_{p}_exps": f"block_sparse_moe.experts.{{e}}.{p}_proj"
+                for p in ("gate", "up", "down")
+            },
+            **{f"ffn_{p}_shexp": f"shared_mlp.{p}_proj" for p in ("gate", "up")},
+            "ffn_down_shexp": "shared_mlp.output_linear",
+        },
+    ),
+    "exaone-moe": Architecture(
+        "exaone_moe",
+        {**_EXPERTS, **_DEEPSEEK, "sliding_window": ("attention.sliding_window", int)},
+        changes=_types,
+        gating=_SIGMOID,
+        names={"exp_probs_b.bias": "mlp.e_score_correction_bias"},
+    ),
+    "afmoe": Architecture(
+        "afmoe",
+        {
+            **_QWEN3_MOE,
+            "n_shared_experts": ("expert_shared_count", int),
+            "num_dense_layers": ("leading_dense_block_count", int),
+            "route_norm": ("expert_weights_norm", bool),
+            "route_scale": ("expert_weights_scale", float),
+            "sliding_window": ("attention.sliding_window", int),
+        },
+        {"mup_enabled": True, "global_attn_every_n_layers": 4},
+        gating=_SIGMOID,
+        names={
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_mlp_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "attn_gate": "self_attn.gate_proj",
+            "ffn_gate_inp": "mlp.router.gate",
+            "exp_probs_b.bias": "mlp.expert_bias",
+        },
+    ),
+    "mellum": Architecture(
+        "mellum",
+        {**_QWEN3_MOE, "sliding_window": ("attention.sliding_window", int)},
+        {"norm_topk_prob": True},
+        changes=_mellum,
+        gating=_SOFTMAX,
+    ),
+    "laguna": Architecture(
+        "laguna",
+        {
+            **_QWEN_MOE,
+            "moe_routed_scaling_factor": ("expert_weights_scale", float),
+            "sliding_window": ("attention.sliding_window", int),
+        },
+        changes=_laguna,
+        by_layer=("num_attention_heads",),
+        gating=_SIGMOID,
+        names={
+            **_SHARED_EXPERT,
+            "attn_gate": "self_attn.g_proj",
+            "exp_probs_b.bias": "mlp.experts.e_score_correction_bias",
+        },
     ),
     "deepseek2": Architecture(
         "deepseek_v3",
@@ -380,16 +591,10 @@ def architecture_of(metadata: Metadata, known: tuple[str, ...]) -> Architecture:
     return row
 
 
-def config_of(
-    m: Metadata, row: Architecture, entries: Entries, factors: list[float]
-) -> dict[str, Any]:
-    """Returns the `config.json` that the model's makers would have written.
-
-    Args:
-        factors: the frequency factors of the rotary embedding, one per pair of columns, where the file has them
-            (Llama 3.1).
-    """
-    extra = m.whole("nextn_predict_layers", 0, MAX_LAYERS)  # not run: they guess further tokens
+def config_of(m: Metadata, row: Architecture, entries: Entries) -> dict[str, Any]:
+    """Returns the `config.json` that the model's makers would have written."""
+    if row.gating:
+        m.gating(row.gating)
     config: dict[str, Any] = {"model_type": row.model_type}
     read: dict[type, Callable[[str], Any]] = {
         int: m.whole,
@@ -397,25 +602,27 @@ def config_of(
         bool: lambda key: m.flag(key, False),
     }
     for name, (key, kind) in {**_COMMON, **row.rows}.items():
+        if name in row.by_layer:
+            continue
         if m.has(key):
             config[name] = read[kind](key)
         elif name in _COMMON or name in _OPTIONAL:  # a null is not filled in as an absent field is
             config[name] = None
-    config["num_hidden_layers"] = m.whole("block_count", high=MAX_LAYERS) - extra
+    config["num_hidden_layers"] = m.layers
     embedding = entries.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise BadCheckpoint(f"{m.fields.where} has no token_embd.weight of rows and columns")
     config["vocab_size"] = embedding.shape[0]
     config["tie_word_embeddings"] = "output.weight" not in entries
     scaling = _scaling(m)
-    if factors:
-        config["rope_scaling"] = {"rope_type": "factors", "factors": factors}
-    elif scaling:
+    if scaling:
         config["rope_scaling"] = {**scaling, **row.scaling}
     return {**config, **row.fixed, **row.changes(m, entries)}
 
 
 def _scaling(m: Metadata) -> dict[str, Any] | None:
+    if m.factors:
+        return {"rope_type": "factors", "factors": m.factors}
     kind = m.text("rope.scaling.type", "none")
     if kind == "none":
         return None
@@ -424,6 +631,7 @@ def _scaling(m: Metadata) -> dict[str, Any] | None:
         "factor": "factor",
         "beta_fast": "yarn_beta_fast",
         "beta_slow": "yarn_beta_slow",
+        "attention_factor": "yarn_attn_factor",
     }
     for name, key in rows.items():
         if m.has(f"rope.scaling.{key}"):

@@ -61,14 +61,14 @@ class Gguf:
             entries = {name: e for header in headers.values() for name, e in header.entries.items()}
             if len(entries) != sum(len(header.entries) for header in headers.values()):
                 raise BadCheckpoint(f"a tensor lies in two of the files of {path.name}")
-            metadata = Metadata(self._values, self._where)
-            row = architecture_of(metadata, model_types())
             factors = [
                 float(each)
                 for name, header in headers.items()
                 for each in _rope_factors(path.parent / name, header)
             ]
-            self.config: dict[str, Any] = config_of(metadata, row, entries, factors)
+            metadata = Metadata(self._values, self._where, factors)
+            row = architecture_of(metadata, model_types())
+            self.config: dict[str, Any] = config_of(metadata, row, entries)
             self._views = row.views(Fields(self.config, self._where))
             tokens = self._values.get("tokenizer.ggml.tokens")
             if isinstance(tokens, list) and len(tokens) > self.config["vocab_size"]:
@@ -143,14 +143,15 @@ class Gguf:
                 f"{name} in {part.file} is stored as {entry.dtype}, which kt cannot convert",
                 hint=f"of GGUF files kt reads {', '.join(STORAGES)}: take a release that has only these",
             )
-        if shape is not None and entry.shape != shape:
+        if shape is not None and _significant(entry.shape) != _significant(shape):
             raise BadCheckpoint(
                 f"{name} in {part.file} has the shape {list(entry.shape)}, "
                 f"the metadata asks for {list(shape)}",
                 hint=HINT,
             )
         storage, view = STORAGES[entry.dtype], self._views.get(below_layer(name))
-        return StorageSource(name, entry.shape, Viewed(storage, view) if view else storage, (part,))
+        seen = Viewed(storage, view) if view else storage
+        return StorageSource(name, entry.shape if shape is None else shape, seen, (part,))
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
         """Returns the bytes of `wanted`, in the given memory or in new memory. Several threads may call it at once.
@@ -192,6 +193,11 @@ def _rope_factors(path: Path, header: GgufHeader) -> Matrix:
             f"{ROPE_FACTORS} in {path.name} is {entry.dtype} {list(entry.shape)}, not a short F32 vector"
         )
     return np.fromfile(path, "<f4", entry.elements, offset=entry.offset)
+
+
+def _significant(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns a shape without its dimensions of 1, which converters leave out."""
+    return tuple(size for size in shape if size != 1)
 
 
 def _check_split(headers: Mapping[str, GgufHeader]) -> None:

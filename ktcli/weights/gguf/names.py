@@ -88,8 +88,7 @@ def hub_tensors(
         elif inner is None:
             yield name, name, entry
         elif expert or "{e}" not in inner:
-            hub_name = f"{below}{inner.replace('{e}', expert or '')}{end}"
-            yield hub_name, name, _shaped(stem, entry)
+            yield f"{below}{inner.replace('{e}', expert or '')}{end}", name, entry
         else:
             yield from _experts(f"{below}{inner}{end}", name, entry)
 
@@ -97,16 +96,6 @@ def hub_tensors(
 def below_layer(hub_name: str) -> str:
     """Returns the name of a tensor below its layer, or all of it where it is in none."""
     return _BODY.sub("", hub_name, count=1)
-
-
-def _shaped(stem: str, entry: TensorEntry) -> TensorEntry:
-    """The entry of a tensor with its shape on the hub: there the gate of a shared expert is a matrix of one row, and a
-    convolution has one of them for each column."""
-    if stem == "ffn_gate_inp_shexp" and len(entry.shape) == 1:
-        return replace(entry, shape=(1, *entry.shape))
-    if stem == "ssm_conv1d" and len(entry.shape) == 2:
-        return replace(entry, shape=(entry.shape[0], 1, entry.shape[1]))
-    return entry
 
 
 def _parts(
