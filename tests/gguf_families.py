@@ -36,7 +36,11 @@ _BARE = (".bias", "ssm_a", "exp_probs_b")
 
 
 def family(
-    architecture: str, seed: int, layer: Callable[[int], Shapes], **metadata: Any
+    architecture: str,
+    seed: int,
+    layer: Callable[[int], Shapes],
+    outer: Shapes | None = None,
+    **metadata: Any,
 ) -> GgufCase:
     """A model by the tensors of each layer, whose names lack ".weight"; metadata has "__" for a dot."""
 
@@ -44,6 +48,7 @@ def family(
         yield "token_embd.weight", (VOCAB, HIDDEN)
         yield "output_norm.weight", (HIDDEN,)
         yield "output.weight", (VOCAB, HIDDEN)
+        yield from ((f"{name}.weight", shape) for name, shape in (outer or {}).items())
         for i in range(case.metadata["block_count"]):
             for name, shape in layer(i).items():
                 end = "" if name.endswith(_BARE) else ".weight"
@@ -232,6 +237,172 @@ FAMILIES += (
         rope__freq_base_swa=5000.0,
         rope__dimension_count=HEAD_DIM // 2,
         rope__dimension_count_swa=HEAD_DIM,
+    ),
+)
+_LORA, _ROPE, _NOPE, _V = 64, 32, 64, 64
+_INDEX_HEADS, _INDEX_DIM = 4, 64
+_DSA: dict[str, Any] = {
+    **_SIGMOID,
+    "attention__head_count_kv": 1,
+    "attention__key_length": _LORA + _ROPE,
+    "attention__value_length": _LORA,
+    "attention__key_length_mla": _NOPE + _ROPE,
+    "attention__value_length_mla": _V,
+    "attention__q_lora_rank": _LORA,
+    "attention__kv_lora_rank": _LORA,
+    "attention__indexer__head_count": _INDEX_HEADS,
+    "attention__indexer__key_length": _INDEX_DIM,
+    "attention__indexer__top_k": 8,
+    "rope__dimension_count": _ROPE,
+}
+
+
+def _dsa(i: int, own: bool = True) -> Shapes:
+    """Latent attention to the positions that an indexer chose; own: the layer has one."""
+    indexer: Shapes = {
+        "indexer.attn_k": (_INDEX_DIM, HIDDEN),
+        "indexer.attn_q_b": (_INDEX_HEADS * _INDEX_DIM, _LORA),
+        "indexer.k_norm": (_INDEX_DIM,),
+        "indexer.k_norm.bias": (_INDEX_DIM,),
+        "indexer.proj": (_INDEX_HEADS, HIDDEN),
+    }
+    return {
+        "attn_norm": (HIDDEN,),
+        "attn_q_a": (_LORA, HIDDEN),
+        "attn_q_a_norm": (_LORA,),
+        "attn_q_b": (HEADS * (_NOPE + _ROPE), _LORA),
+        "attn_kv_a_mqa": (_LORA + _ROPE, HIDDEN),
+        "attn_kv_a_norm": (_LORA,),
+        "attn_k_b": (HEADS, _LORA, _NOPE),
+        "attn_v_b": (HEADS, _V, _LORA),
+        "attn_output": (HIDDEN, HEADS * _V),
+        "ffn_norm": (HIDDEN,),
+        **(indexer if own else {}),
+        **(_V3 if i else dense()),
+    }
+
+
+_STEP_HEADS = [2, 4, 4, 4]
+
+
+def _m3(i: int) -> Shapes:
+    indexer: Shapes = {
+        "indexer.q_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+        "indexer.k_proj": (HEAD_DIM, HIDDEN),
+        "indexer.q_norm": (HEAD_DIM,),
+        "indexer.k_norm": (HEAD_DIM,),
+    }
+    return {**_usual(i, _V3, 1), **(indexer if i else {})}
+
+
+_STREAMS, _GROUPS, _O_LORA = 4, 2, 64
+_RATIOS = [0, 4, 128, 4]
+
+
+def _v4(i: int) -> Shapes:
+    """DeepSeek-V4: a window alone, then with pooled rows that an indexer chooses, or all of them."""
+    mixes = (2 + _STREAMS) * _STREAMS
+
+    def pool(of: str, dim: int, twice: int) -> Shapes:
+        return {
+            f"{of}_compressor_kv": (twice * dim, HIDDEN),
+            f"{of}_compressor_gate": (twice * dim, HIDDEN),
+            f"{of}_compressor_ape": (_RATIOS[i], twice * dim),
+            f"{of}_compressor_norm": (dim,),
+        }
+
+    pooled = pool("attn", HEAD_DIM, 1 + (_RATIOS[i] == 4)) if _RATIOS[i] else {}
+    chosen: Shapes = {
+        "indexer.attn_q_b": (_INDEX_HEADS * _INDEX_DIM, _LORA),
+        "indexer.proj": (_INDEX_HEADS, HIDDEN),
+        **(pool("indexer", _INDEX_DIM, 2) if _RATIOS[i] == 4 else {}),
+    }
+    return {
+        "attn_norm": (HIDDEN,),
+        "attn_sinks": (HEADS,),
+        "attn_q_a": (_LORA, HIDDEN),
+        "attn_q_a_norm": (_LORA,),
+        "attn_q_b": (HEADS * HEAD_DIM, _LORA),
+        "attn_kv": (HEAD_DIM, HIDDEN),
+        "attn_kv_a_norm": (HEAD_DIM,),
+        "attn_output_a": (_GROUPS * _O_LORA, HEADS * HEAD_DIM // _GROUPS),
+        "attn_output_b": (HIDDEN, _GROUPS * _O_LORA),
+        "ffn_norm": (HIDDEN,),
+        **{f"hc_{at}_fn": (mixes, _STREAMS * HIDDEN) for at in ("attn", "ffn")},
+        **{f"hc_{at}_base": (mixes,) for at in ("attn", "ffn")},
+        **{f"hc_{at}_scale": (3,) for at in ("attn", "ffn")},
+        **pooled,
+        **(chosen if _RATIOS[i] == 4 else {}),
+        **(_V3 if i else sparse(shared=WIDTH) | {"ffn_gate_tid2eid": (VOCAB, 2)}),
+    }
+
+
+_OUTER_V4: Shapes = {
+    "output_hc_fn": (_STREAMS, _STREAMS * HIDDEN),
+    "output_hc_base": (_STREAMS,),
+    "output_hc_scale": (1,),
+}
+FAMILIES += (
+    family("deepseek32", 4, _dsa, **_DSA),
+    family(
+        "glm-dsa",
+        3,
+        lambda i: _dsa(i, i != 1),
+        **_DSA,
+        attention__indexer__types=[True, False, True, True],
+    ),
+    family(
+        "minimax-m3",
+        3,
+        _m3,
+        **_SIGMOID,
+        rope__dimension_count=HEAD_DIM // 2,
+        attention__indexer__head_count=KV_HEADS,
+        attention__indexer__key_length=HEAD_DIM,
+        attention__indexer__top_k=2,
+        attention__indexer__block_size=128,
+        attention__indexer__local_blocks=1,
+    ),
+    family(
+        "step35",
+        6,
+        lambda i: {
+            **_usual(i, _V3, 1),
+            **attention(_STEP_HEADS[i], **QK_NORMS),
+            "attn_gate": (_STEP_HEADS[i], HIDDEN),
+        },
+        **_SIGMOID,
+        attention__head_count=_STEP_HEADS,
+        attention__sliding_window=8,
+        attention__sliding_window_pattern=[False, True, True, True],
+        rope__freq_base_swa=5000.0,
+        swiglu_clamp_exp=[0.0, 0.0, 0.0, 0.5],
+        swiglu_clamp_shexp=[0.0, 0.0, 0.5, 0.0],
+    ),
+)
+# llama.cpp's build 11549 reads this file, names, shapes and facts, but divides by zero before it computes anything.
+UNJUDGED = (
+    family(
+        "deepseek4",
+        0,
+        _v4,
+        outer=_OUTER_V4,
+        **_SIGMOID | {"expert_gating_func": 4, "attention__head_count_kv": 1},
+        attention__q_lora_rank=_LORA,
+        attention__indexer__head_count=_INDEX_HEADS,
+        attention__indexer__key_length=_INDEX_DIM,
+        attention__indexer__top_k=8,
+        rope__dimension_count=_ROPE,
+        attention__sliding_window=8,
+        attention__output_group_count=_GROUPS,
+        attention__output_lora_rank=_O_LORA,
+        attention__compress_ratios=_RATIOS,
+        attention__compress_rope_freq_base=5000.0,
+        hyper_connection__count=_STREAMS,
+        hyper_connection__sinkhorn_iterations=4,
+        hyper_connection__epsilon=1e-6,
+        hash_layer_count=1,
+        swiglu_clamp_exp=[2.0] * LAYERS,
     ),
 )
 ALL_CASES = (*CASES, *FAMILIES)

@@ -83,6 +83,9 @@ _ADD: dict[type, Callable[[Any, str, Any], None]] = {
 def _numbers(case: GgufCase, name: str, what: F32 | tuple[int, ...]) -> tuple[NDArray[Any], str]:
     """The stored numbers of a tensor and their type; vectors and routers stay F32."""
     shape = what if isinstance(what, tuple) else what.shape
+    if "tid2eid" in name:  # a table of experts
+        row = np.arange(shape[1], dtype=np.int32)
+        return np.ascontiguousarray(np.arange(shape[0], dtype=np.int32)[:, None] % 3 + row), "I32"
     plain = len(shape) == 1 or any(each in name for each in ("ffn_gate_inp", ".bias", "conv1d"))
     kind = "F32" if plain or case.kind == "wide" else _kind(case.kind, name, shape[-1])
     if kind in _SCALES:

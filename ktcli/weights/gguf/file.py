@@ -22,8 +22,9 @@ from ktcli.models.config import MAX_WIDTH, Fields
 from ktcli.native import Numbers, Pool
 from ktcli.numbered import numbered_set
 from ktcli.weights.files import Files
-from ktcli.weights.gguf.config import Metadata, architecture_of, config_of
+from ktcli.weights.gguf.config import architecture_of, config_of
 from ktcli.weights.gguf.header import GgufHeader, read_gguf_header
+from ktcli.weights.gguf.metadata import Metadata
 from ktcli.weights.gguf.names import below_layer, hub_tensors
 from ktcli.weights.gguf.tokenizer import small_file_names, small_files
 from ktcli.weights.gguf.types import STORAGES, Viewed
@@ -66,19 +67,20 @@ class Gguf:
                 for name, header in headers.items()
                 for each in _rope_factors(path.parent / name, header)
             ]
-            metadata = Metadata(self._values, self._where, factors)
+            metadata = Metadata(self._values, self._where, entries, factors)
+            self._architecture = metadata.architecture
             row = architecture_of(metadata, model_types())
-            self.config: dict[str, Any] = config_of(metadata, row, entries)
+            self.config: dict[str, Any] = config_of(metadata, row)
             self._views = row.views(Fields(self.config, self._where))
             tokens = self._values.get("tokenizer.ggml.tokens")
-            if isinstance(tokens, list) and len(tokens) > self.config["vocab_size"]:
+            rows = entries["token_embd.weight"].shape[0]
+            if isinstance(tokens, list) and len(tokens) > rows:
                 raise BadCheckpoint(
-                    f"{self._where} lists {len(tokens)} tokens, "
-                    f"its embedding has {self.config['vocab_size']} rows"
+                    f"{self._where} lists {len(tokens)} tokens, its embedding has {rows} rows"
                 )
             self.parts: dict[str, Part] = {}
             for file, header in headers.items():
-                for name, _, entry in hub_tensors(header.entries, row.names):
+                for name, _, entry in hub_tensors(header.entries, row.names, row.body):
                     if name in self.parts:
                         raise BadCheckpoint(f"{file} has two tensors that are {name} on the hub")
                     self.parts[name] = Part(name, file, entry)
@@ -106,9 +108,9 @@ class Gguf:
 
     def unused(self, taken: Collection[str]) -> list[str]:
         """Returns the names of the tensors besides `taken`, but for the rotary embedding's factors, which are part
-        of the configuration here, and those of layers that predict several tokens at once."""
+        of the configuration here."""
         taken = {*taken, ROPE_FACTORS}
-        return [name for name in self.parts if name not in taken and ".nextn." not in name]
+        return [name for name in self.parts if name not in taken]
 
     @property
     def small_files(self) -> tuple[str, ...]:
@@ -135,7 +137,9 @@ class Gguf:
         part = self.parts.get(name)
         if part is None:
             raise BadCheckpoint(
-                f"{self.path.name} has no tensor that is {name!r} on the hub", hint=HINT
+                f"{self.path.name} has no tensor that is {name!r} on the hub, which files of its"
+                f" general.architecture {self._architecture!r} have",
+                hint=HINT,
             )
         entry = part.entry
         if entry.dtype not in STORAGES:

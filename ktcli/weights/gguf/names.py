@@ -12,11 +12,9 @@ from dataclasses import replace
 
 from ktcli.weights.header import TensorEntry
 
-_OUTER = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
+# Outside layers, below the body; the head is beside it.
+_OUTER = {"token_embd.weight": "embed_tokens.weight", "output_norm.weight": "norm.weight"}
+_HEAD = "output.weight"
 # Inside a layer, without ".weight" or ".bias"; "{e}" is the number of an expert.
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -49,15 +47,21 @@ _LAYER = {
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    **{f"nextn.{of}": of for of in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
+    **{f"nextn.shared_head_{of}": f"shared_head.{of}" for of in ("head", "norm")},
 }
-_IN_LAYER = re.compile(r"blk\.([0-9]{1,5})\.([a-z0-9_]+)(?:\.([0-9]{1,5}))?(?:\.(weight|bias))?")
-_BODY = re.compile(r"model\.layers\.[0-9]+\.")
+_IN_LAYER = re.compile(
+    r"blk\.([0-9]{1,5})\.((?:indexer\.|nextn\.)?[a-z0-9_]+)(?:\.([0-9]{1,5}))?(?:\.(weight|bias))?"
+)
+_BODY = re.compile(r".*?layers\.[0-9]+\.")
 Names = Mapping[str, str | tuple[str, ...]]
 _GATE_UP = "ffn_gate_up_exps"  # [E, 2 * I, H]: the rows of gate, then those of up
 
 
 def hub_tensors(
-    entries: Mapping[str, TensorEntry], differing: Names
+    entries: Mapping[str, TensorEntry],
+    differing: Names,
+    body: tuple[str, str] = ("model.", "lm_head"),
 ) -> Iterator[tuple[str, str, TensorEntry]]:
     """Yields each tensor as the hub names it: (name there, name in the file, its entry).
 
@@ -66,23 +70,27 @@ def hub_tensors(
     Args:
         differing: the names that an architecture has instead of the usual ones. Several of one tensor: each is an equal
             part of its rows, which ones a view says.
+        body: what names begin with, and the name of the head.
     """
-    names = {**_LAYER, **differing}
+    names: dict[str, str | tuple[str, ...]] = {**_OUTER, **_LAYER, **differing}
+    prefix, head = body
     for name, entry in entries.items():
         found = _IN_LAYER.fullmatch(name)
         if found is None:
-            yield _OUTER.get(name, name), name, entry
+            outer = names.get(name)
+            own = f"{head}.weight" if name == _HEAD else name
+            yield f"{prefix}{outer}" if isinstance(outer, str) else own, name, entry
             continue
         layer, stem, expert, suffix = found.groups()
         if stem == _GATE_UP and len(entry.shape) == 3:
             for half, part in enumerate(("ffn_gate_exps", "ffn_up_exps")):
-                hub_name = f"model.layers.{layer}.{names[part]}.{suffix}"
+                hub_name = f"{prefix}layers.{layer}.{names[part]}.{suffix}"
                 yield from _experts(hub_name, name, entry, half, 2)
             continue
         exact = names.get(f"{stem}.{suffix}")
         inner = exact or names.get(f"{stem}_exps" if expert else stem)
         end = "" if exact or not suffix else f".{suffix}"
-        below = f"model.layers.{layer}."
+        below = f"{prefix}layers.{layer}."
         if isinstance(inner, tuple):
             yield from _parts([f"{below}{each}{end}" for each in inner], name, entry)
         elif inner is None:

@@ -1,5 +1,8 @@
 """Decodes the number types of GGUF files: the usual ones are decoded by the library (blocks.c), the rest by the
-`gguf` package, which knows them all and uses one core. A tensor that converters rearrange is read through a `View`."""
+`gguf` package, which knows them all and uses one core.
+
+Tensors that converters rearrange are read through a `TensorView`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,17 @@ from numpy.typing import NDArray
 
 from ktcli.native import BadNumber, DType, Format, Numbers, Pool, Scale
 from ktcli.weights.formats import LINEAR
-from ktcli.weights.storage import PLAIN, ByteSpan, Matrix, PlainStorage, Raw, Read, Storage, rows_of
+from ktcli.weights.storage import (
+    PLAIN,
+    WHOLE,
+    ByteSpan,
+    Matrix,
+    PlainStorage,
+    Raw,
+    Read,
+    Storage,
+    rows_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +102,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TensorView:
     """The way from a file's numbers to a tensor's.
 
     Attributes:
@@ -104,10 +117,10 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Viewed:
-    """A storage seen through a view."""
+    """A storage seen through a `TensorView`."""
 
     storage: Storage
-    view: View
+    view: TensorView
 
     @property
     def label(self) -> str:
@@ -174,4 +187,5 @@ STORAGES: dict[str, Storage] = {
     **{name: PlainStorage(DType[name], None) for name in ("Q4_K", "Q5_K", "Q6_K")},
     "MXFP4": PlainStorage(DType.GGUF_MXFP4, "mxfp4"),
     **{name: Packaged(name) for name in _OTHERS},
+    "I32": WHOLE["I32"],
 }

@@ -21,9 +21,10 @@ from ktcli.native import Pool
 from ktcli.resources import data_path
 from ktcli.weights.check import check
 from ktcli.weights.checkpoint import Checkpoint, read_config
-from ktcli.weights.gguf.config import ARCHITECTURES, Metadata
+from ktcli.weights.gguf.architectures import ARCHITECTURES
 from ktcli.weights.gguf.config import config_of as config_from
 from ktcli.weights.gguf.file import Gguf
+from ktcli.weights.gguf.metadata import Metadata
 from ktcli.weights.gguf.names import hub_tensors
 from ktcli.weights.gguf.types import STORAGES
 from ktcli.weights.header import TensorEntry
@@ -97,9 +98,9 @@ def test_a_file_that_says_nothing_of_a_query_latent_has_none() -> None:
     (case,) = (case for case in CASES if case.name == "deepseek2-q8_0")
     values = {f"deepseek2.{key}": value for key, value in case.metadata.items()}
     del values["deepseek2.attention.q_lora_rank"]
-    metadata = Metadata({**values, "general.architecture": "deepseek2"}, "x.gguf")
     entries = {"token_embd.weight": TensorEntry("F32", (300, 256), 0, 0)}
-    model = build(config_from(metadata, ARCHITECTURES["deepseek2"], entries))
+    metadata = Metadata({**values, "general.architecture": "deepseek2"}, "x.gguf", entries)
+    model = build(config_from(metadata, ARCHITECTURES["deepseek2"]))
     assert "layers.0.attn.q_b" not in {tensor.name for tensor in model.tensors}
 
 
