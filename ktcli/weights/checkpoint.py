@@ -83,6 +83,11 @@ class Checkpoint:
         self._files.close()
 
     @property
+    def description(self) -> str:
+        """What says which tensors there are."""
+        return "config.json"
+
+    @property
     def names(self) -> Collection[str]:
         """The names of all tensors."""
         return self._names

@@ -24,6 +24,10 @@ _COMMON: Rows = {
     "rope_theta": ("rope.freq_base", float),
 }
 _OPTIONAL = ("q_lora_rank", "n_shared_experts", "sliding_window")  # parts of a model
+_NEEDED = (
+    "hidden_size num_attention_heads max_position_embeddings rms_norm_eps n_routed_experts num_experts "
+    "num_local_experts moe_num_experts"
+).split()
 
 
 def architecture_of(metadata: Metadata, known: tuple[str, ...]) -> Architecture:
@@ -58,7 +62,7 @@ def config_of(m: Metadata, row: Architecture) -> dict[str, Any]:
     for name, (key, kind) in {**_COMMON, **row.rows}.items():
         if name in row.by_layer:
             continue
-        if m.has(key):
+        if m.has(key) or name in _NEEDED:
             config[name] = read[kind](key)
         elif name in _COMMON or name in _OPTIONAL:  # a null is not filled in as an absent field is
             config[name] = None

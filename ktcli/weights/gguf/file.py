@@ -102,6 +102,11 @@ class Gguf:
         self._files.close()
 
     @property
+    def description(self) -> str:
+        """What says which tensors there are."""
+        return f"general.architecture {self._architecture!r}"
+
+    @property
     def names(self) -> Collection[str]:
         """The names of all tensors, as on the hub."""
         return self.parts.keys()
@@ -137,8 +142,7 @@ class Gguf:
         part = self.parts.get(name)
         if part is None:
             raise BadCheckpoint(
-                f"{self.path.name} has no tensor that is {name!r} on the hub, which files of its"
-                f" general.architecture {self._architecture!r} have",
+                f"{self.path.name} has no tensor that is {name!r} on the hub, of which its {self.description} speaks",
                 hint=HINT,
             )
         entry = part.entry

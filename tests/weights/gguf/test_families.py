@@ -104,11 +104,27 @@ def test_a_file_that_speaks_of_such_layers_and_has_none_has_all_its_layers(tmp_p
 BAD: dict[str, tuple[GgufCase, str]] = {
     "tensors of another architecture": (
         replace(BY_NAME["qwen3vl"], architecture="qwen3moe"),
-        "general.architecture 'qwen3moe'|not the metadata|expert",
+        "qwen3moe.expert_count is missing",
     ),
     "experts that are none": (
         replace(changed("qwen3vlmoe", expert_count=3), architecture="qwen3moe"),
         "shape|speak of",
+    ),
+    "experts where the architecture has none": (
+        replace(BY_NAME["qwen3vlmoe"], architecture="qwen3"),
+        r"has no tensor 'model.layers.0.mlp.gate_proj.weight'.*general.architecture 'qwen3' speaks",
+    ),
+    "linear attention where the architecture has none": (
+        replace(BY_NAME["qwen35"], architecture="qwen3"),
+        "general.architecture 'qwen3' speaks|has the shape",
+    ),
+    "no width": (
+        changed("exaone-moe", embedding_length=None),
+        "exaone-moe.embedding_length is miss",
+    ),
+    "no context": (
+        changed("exaone-moe", context_length=None),
+        "exaone-moe.context_length is missing",
     ),
     "another score": (
         changed("hunyuan-moe", expert_gating_func=2),

@@ -79,6 +79,7 @@ def test_without_a_tokenizer_there_is_none() -> None:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "another kind": ({"tokenizer.ggml.model": "rwkv"}, "kind 'rwkv'"),
     "an unknown way to cut": ({"tokenizer.ggml.pre": "mystery"}, "'mystery'"),
+    "a way of an unknown tokenizer": ({"tokenizer.ggml.pre": "default"}, "'default'"),
     "no way to cut": ({"tokenizer.ggml.pre": None}, "'none'"),
     "a way that is a number": ({"tokenizer.ggml.pre": 3}, "not a text"),
     "tokens that are numbers": ({"tokenizer.ggml.tokens": [1, 2]}, "not a list of str"),
@@ -101,6 +102,12 @@ def test_what_is_wrong_is_said(name: str) -> None:
     changes, said = BAD[name]
     with pytest.raises(BadCheckpoint, match=said):
         small_files({**values_of(byte_level(PRE)), **changes}, "a.gguf")
+
+
+@pytest.mark.parametrize("scores", [None, [1, 2], ["a"]])
+def test_pieces_without_scores(scores: Any) -> None:
+    with pytest.raises(BadCheckpoint, match=r"tokenizer\.ggml\.scores is not a list of float"):
+        small_files({**values_of(sentencepiece("p")), "tokenizer.ggml.scores": scores}, "a.gguf")
 
 
 def test_scores_of_others() -> None:
