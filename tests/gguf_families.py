@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from gguf_cases import CASES, CONTEXT, EXPERTS, HIDDEN, VOCAB, WIDTH
@@ -133,8 +134,21 @@ _SHARED = {**_SPARSE, "expert_shared_feed_forward_length": 128}
 _QWEN_MLP = sparse(shared=128, gate=True)
 _SECTIONS = {"rope__dimension_sections": [4, 2, 2, 0]}
 
+
+def _older(layer: Shapes) -> Shapes:
+    """The layer as the first converters of Qwen3-Next wrote it: queries, keys, values and gates by key head."""
+    if "attn_qkv" not in layer:
+        return layer
+    kept = {k: v for k, v in layer.items() if k not in ("attn_qkv", "attn_gate")}
+    return {**kept, "ssm_in": (_QKV + _VALUES, HIDDEN)}
+
+
 FAMILIES = (
     family("qwen3next", 1, lambda i: _delta(i, _ONE, _QWEN_MLP), **_SSM, **_SHARED),
+    replace(
+        family("qwen3next", 0, lambda i: _older(_delta(i, _ONE, _QWEN_MLP)), **_SSM, **_SHARED),
+        name="qwen3next-older",
+    ),
     family("qwen35", 6, lambda i: _delta(i, _TWO, dense()), **_SSM, **_SECTIONS),
     family("qwen35moe", 10, lambda i: _delta(i, _TWO, _QWEN_MLP), **_SSM, **_SECTIONS, **_SHARED),
 )

@@ -37,6 +37,7 @@ class Architecture:
         names: tensor names that differ from the usual ones, see `names`.
         views: returns the views of the tensors that converters rearrange, by their names on the hub below the layer,
             from the config.
+        older: rules for files of older converters, by a tensor that only they have.
     """
 
     model_type: str
@@ -50,6 +51,7 @@ class Architecture:
     nested: bool = False
     names: Names = field(default_factory=dict)
     views: Callable[[Fields], Mapping[str, TensorView]] = lambda config: {}
+    older: Mapping[str, Architecture] = field(default_factory=dict)
 
 
 _EXPERTS: Rows = {
@@ -175,10 +177,22 @@ ARCHITECTURES: dict[str, Architecture] = {
         changes=facts.delta,
         names={
             **_DELTA_NAMES,
-            "ssm_in": "linear_attn.in_proj_qkvz",
             "ssm_ba": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
         },
         views=facts.next_views,
+        older={
+            "blk.0.ssm_in.weight": Architecture(
+                "qwen3_next",
+                {**_QWEN_MOE, **_DELTA},
+                changes=facts.delta,
+                names={
+                    **_DELTA_NAMES,
+                    "ssm_in": "linear_attn.in_proj_qkvz",
+                    "ssm_ba": "linear_attn.in_proj_ba",
+                },
+                views=lambda config: facts.DELTA_BY_HEAD,
+            )
+        },
     ),
     "qwen35": Architecture(
         "qwen3_5_text", _DELTA, changes=facts.delta, names=_DELTA_NAMES, views=facts.tiled_views

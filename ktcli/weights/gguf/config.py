@@ -46,7 +46,8 @@ def architecture_of(metadata: Metadata, known: tuple[str, ...]) -> Architecture:
             f"{metadata.fields.where} holds a model of the architecture {name!r}, which kt does not know",
             hint=f"of GGUF files kt reads the architectures {', '.join(readable)}",
         )
-    return row
+    older = (each for name, each in row.older.items() if name in metadata.entries)
+    return next(older, row)
 
 
 def config_of(m: Metadata, row: Architecture) -> dict[str, Any]:

@@ -130,14 +130,13 @@ def step(m: Metadata) -> dict[str, Any]:
 
 
 def delta(m: Metadata) -> dict[str, Any]:
-    """The facts of Qwen3-Next and Qwen3.5. Files of the former have the projections of Qwen3.5, but for old ones."""
+    """The facts of Qwen3-Next and Qwen3.5."""
     heads = m.whole("ssm.time_step_rank", high=MAX_HEADS)
     given = partly(m) | {"linear_value_head_dim": m.whole("ssm.inner_size") // max(heads, 1)}
     if m.has("attention.recurrent_layers"):
         kinds = (_FULL, "linear_attention")
         given["layer_types"] = [kinds[each] for each in m.each("attention.recurrent_layers", bool)]
-    old = any(name.endswith(".ssm_in.weight") for name in m.entries)
-    return given | ({"model_type": "qwen3_next"} if old else {})
+    return given
 
 
 def windows(m: Metadata) -> dict[str, Any]:
@@ -235,15 +234,17 @@ def _delta_heads(f: Fields) -> tuple[int, int, int, int]:
     return key_heads, heads // key_heads, dim, width
 
 
+DELTA_BY_HEAD = {**NORMS_LESS_ONE, "linear_attn.A_log": TensorView(value=log_of_rate)}
+
+
 def next_views(f: Fields) -> dict[str, TensorView]:
     """Of each key head, the rows of beta are before those of alpha."""
     keys, each, _, _ = _delta_heads(f)
     beta, alpha = (Order((keys, each), (2 * each, 1), first=first) for first in (0, each))
     return {
-        **NORMS_LESS_ONE,
-        "linear_attn.A_log": TensorView(value=log_of_rate),
-        "linear_attn.in_proj_b.weight": TensorView(beta),
-        "linear_attn.in_proj_a.weight": TensorView(alpha),
+        **DELTA_BY_HEAD,
+        "linear_attn.in_proj_b.weight": TensorView(beta, sharing=2),
+        "linear_attn.in_proj_a.weight": TensorView(alpha, sharing=2),
     }
 
 

@@ -109,14 +109,13 @@ def below_layer(hub_name: str) -> str:
 def _parts(
     hub_names: list[str], name: str, entry: TensorEntry
 ) -> Iterator[tuple[str, str, TensorEntry]]:
-    """Yields a tensor under several names, each with as many of its rows."""
+    """Yields a tensor under several names, each with as many of its rows; these may lie anywhere in it."""
     rows, *columns = entry.shape or (1,)
     if rows % len(hub_names):
         yield name, name, entry
         return
-    shape, size = (rows // len(hub_names), *columns), entry.size_bytes // len(hub_names)
     for each in hub_names:
-        yield each, name, replace(entry, shape=shape, size_bytes=size)
+        yield each, name, replace(entry, shape=(rows // len(hub_names), *columns))
 
 
 def _experts(

@@ -108,11 +108,13 @@ class TensorView:
     Attributes:
         rows, columns: where they are in the file; None: in their places.
         value: returns the tensor's numbers from the file's.
+        sharing: how many tensors have as many rows each of one tensor of the file.
     """
 
     rows: Order | None = None
     columns: Order | None = None
     value: Callable[[Matrix], Matrix] | None = None
+    sharing: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class Viewed:
         if self.view.rows is None:
             return self.storage.reads(span)
         part = span.source.parts[0]
-        row_bytes = part.entry.size_bytes // prod(part.entry.shape[:-1])
+        row_bytes = part.entry.size_bytes // (span.source.rows * self.view.sharing)
         runs = self.view.rows.runs(span.start, span.stop)
         return [rows_of(part, row_bytes, start, stop) for start, stop in runs]
 
