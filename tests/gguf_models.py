@@ -35,7 +35,8 @@ class GgufCase:
     """One file.
 
     Attributes:
-        kind: type of its matrices; "mixed": another one for each; "MXFP4": of its experts.
+        kind: type of its matrices; "mixed": another one for each; "MXFP4": of its experts; "wide": F32, in numbers that
+            bf16 holds, so that llama.cpp rounds nothing.
         tensors: makes (name, shape) of each, and its numbers.
         metadata: without the architecture's name.
         prompt: ids; none: random ones.
@@ -82,11 +83,16 @@ _ADD: dict[type, Callable[[Any, str, Any], None]] = {
 def _numbers(case: GgufCase, name: str, what: F32 | tuple[int, ...]) -> tuple[NDArray[Any], str]:
     """The stored numbers of a tensor and their type; vectors and routers stay F32."""
     shape = what if isinstance(what, tuple) else what.shape
-    plain = len(shape) == 1 or "ffn_gate_inp" in name or name.endswith(".bias")
-    kind = "F32" if plain else _kind(case.kind, name, shape[-1])
+    if "tid2eid" in name:  # a table of experts
+        row = np.arange(shape[1], dtype=np.int32)
+        return np.ascontiguousarray(np.arange(shape[0], dtype=np.int32)[:, None] % 3 + row), "I32"
+    plain = len(shape) == 1 or any(each in name for each in ("ffn_gate_inp", ".bias", "conv1d"))
+    kind = "F32" if plain or case.kind == "wide" else _kind(case.kind, name, shape[-1])
     if kind in _SCALES:
         return random_blocks(f"{case.seed} {name}", kind, shape, _rms(name, shape)), kind
     values = what if not isinstance(what, tuple) else _values(f"{case.seed} {name}", name, what)
+    if case.kind == "wide":
+        return (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32), kind
     if kind in ("F32", "F16"):
         return values.astype(np.float32 if kind == "F32" else np.float16), kind
     return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind]), kind
@@ -117,6 +123,8 @@ def _rms(name: str, shape: tuple[int, ...]) -> float:
 
 
 def _values(seed: str, name: str, shape: tuple[int, ...]) -> F32:
+    if name.endswith(".ssm_a"):
+        return -1 - uniform(seed, shape, 0.5)
     if name.endswith("norm.weight") or name == "rope_freqs.weight":
         return 1 + uniform(seed, shape, 0.5)
     if name.endswith("bias"):

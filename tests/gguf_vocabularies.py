@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import numpy as np
 from gguf_models import GgufCase
+from tokenizers.pre_tokenizers import ByteLevel
 
 from ktcli.resources import data_path
 from ktcli.weights.gguf.words import WORDS
@@ -25,6 +27,11 @@ TEXTS = (
     "a\r\nb\r\n\r\n  c",
     "\t\ttabs\u00a0and\u3000spaces",
     "!!!??? ::= -> => // /* */ <|user|> <|end|>",
+    "1 12 123 1234 12345678 0x1F 3rd 2e10 ٣٤٥٦ ²³ v1.22.333",
+    "if (x_1 >= 0.5) { return 'It''s'; } // $5 + 10% = ^~`|\\\n\r\n\t#end",
+    "we'RE it'll I'd 'tis d'or, a b cd e. f\n/g/\n\n/h;\n",
+    "     five  two    four         nine\n  \n \t x",
+    "한글 ㄱㄴ ㄅㄆ，、 ไทย ລາວ។ ។ကa",
     "",
     " ",
     "\n",
@@ -56,6 +63,48 @@ def mini_vocabulary(pre: str) -> dict[str, Any]:
 def byte_level(pre: str) -> GgufCase:
     """The built-in model's vocabulary, cut into words as `pre` says."""
     return _only_vocabulary(pre, mini_vocabulary(pre))
+
+
+@cache
+def _every_word() -> dict[str, Any]:
+    """Metadata of a vocabulary of bytes in which whatever stands together in a text becomes one token, up to `_LONGEST`
+    bytes: its ids show where words are cut."""
+    letters = ByteLevel(add_prefix_space=False, use_regex=False)
+    found: dict[str, None] = dict.fromkeys(sorted(ByteLevel.alphabet()))
+    merges: dict[str, None] = {}
+    for size in range(2, _LONGEST + 1):
+        for text in TEXTS:
+            level = "".join(word for word, _ in letters.pre_tokenize_str(text))
+            found |= dict.fromkeys(level[i : i + size] for i in range(len(level) - size + 1))
+    found = {word: None for word in found if not any(control in word for control in _CONTROLS)}
+    for word in sorted(found, key=lambda word: (-len(word), word)):
+        if len(word) > 1:  # the longest first: what has begun to grow goes on
+            merges |= dict.fromkeys((f"{word[:-1]} {word[-1]}", f"{word[0]} {word[1:]}"))
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": [*found, *_CONTROLS],
+        "tokenizer.ggml.token_type": [1] * len(found) + [3] * len(_CONTROLS),
+        "tokenizer.ggml.merges": list(merges),
+        "tokenizer.ggml.eos_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+
+
+_LONGEST, _CONTROLS = 12, ("<|user|>", "<|end|>")
+# Texts that llama.cpp cuts otherwise than the models' own patterns do, whose classes its regular expressions leave out:
+# letters by case, digits and blanks beyond ASCII's. One digit each is DeepSeek-LLM's.
+OTHERWISE = {
+    "deepseek-llm": r"[0-9]{2}|\u3000",
+    "deepseek-coder": r"\u3000",
+    **dict.fromkeys(("youtu", "tiny_aya", "cohere2moe", "kimi-k2"), "[a-z][A-Z]"),
+    "superbpe": "[٣-٦]",
+}
+
+
+def words(pre: str) -> GgufCase:
+    """A vocabulary that shows how texts are cut into words."""
+    return _only_vocabulary(pre, _every_word() | {"tokenizer.ggml.pre": pre})
 
 
 def sentencepiece(name: str, **changes: Any) -> GgufCase:
@@ -107,7 +156,7 @@ def _only_vocabulary(name: str, metadata: dict[str, Any]) -> GgufCase:
 
 
 VOCABULARIES = (
-    *(byte_level(pre) for pre in WORDS),
+    *map(words, WORDS),
     sentencepiece("pieces"),
     sentencepiece("pieces-without-prefix", **{"tokenizer.ggml.add_space_prefix": False}),
 )

@@ -2,10 +2,11 @@
 of it in data/gguf_llama.npz.
 
 Compiling llama.cpp takes minutes, so the suite compares kt with the record; where llama_cpp can be imported,
-with llama.cpp itself as well. To record again, with a Python that has llama-cpp-python (0.3.36 was used) and
-gguf, in the root of the repository:
+with llama.cpp itself as well. To record again what is named (tokens: the tokenizers; nothing named: everything), with a
+Python that has llama-cpp-python (0.3.36, and llama.cpp's build 11549 for what came later) and gguf, in the root of
+the repository:
 
-    PYTHONPATH=.:tests python tests/llama_judge.py
+    PYTHONPATH=.:tests python tests/llama_judge.py [NAME ...]
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from gguf_cases import CASES
+from gguf_families import ALL_CASES
 from gguf_models import GgufCase, write_gguf
 from gguf_vocabularies import TEXTS, VOCABULARIES
 from numpy.typing import NDArray
@@ -112,17 +113,19 @@ def recorded() -> dict[str, Verdict]:
         }
 
 
-def record() -> None:
-    found: dict[str, NDArray[np.generic]] = {}
+def record(names: list[str]) -> None:
+    found: dict[str, NDArray[np.generic]] = dict(np.load(RECORD)) if names else {}
     with tempfile.TemporaryDirectory() as folder:
-        for case in CASES:
+        for case in ALL_CASES:
+            if names and case.name not in names:
+                continue
             verdict = judge(case, write_gguf(case, Path(folder) / f"{case.name}.gguf"))
             found[f"{case.name}/sha256"] = np.array(verdict.sha256)
             found[f"{case.name}/ids"] = np.array(verdict.ids, np.int32)
             found[f"{case.name}/logits"] = verdict.logits
             found[f"{case.name}/gap"] = np.array(verdict.gap)
             print(f"{case.name}: smallest lead {verdict.gap:.3f}", file=sys.stderr)
-        for case in VOCABULARIES:
+        for case in VOCABULARIES if not names or "tokens" in names else ():
             rows = tokens(write_gguf(case, Path(folder) / "vocabulary.gguf"))
             flat = [id for row in rows for id in (*row, _END)]
             found[f"tokens/{case.name}"] = np.array(flat, np.int32)
@@ -130,4 +133,4 @@ def record() -> None:
 
 
 if __name__ == "__main__":
-    record()
+    record(sys.argv[1:])

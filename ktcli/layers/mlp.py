@@ -44,11 +44,12 @@ class DenseMlp:
     def gate_up(self) -> Tensor:
         shape = (self.width, self.hidden)
         pieces = self._stored(self.names.gate, shape), self._stored(self.names.up, shape)
+        made = self._matrix("gate_up", self._inner, self.hidden, pieces)
         if self.names.fused:
             both = self._stored(self.names.fused, (2 * self.width, self.hidden))
             both = replace(both, count=self.width)
-            pieces = both, replace(both, first=self.width)
-        return replace(self._matrix("gate_up", self._inner, self.hidden, pieces), alternate=True)
+            made = replace(made, sources=((both, replace(both, first=self.width)), pieces))
+        return replace(made, alternate=True)
 
     @property
     def _inner(self) -> int:

@@ -17,7 +17,7 @@ Sources = tuple[Pieces, ...]  # alternatives, as `Tensor.sources`
 @dataclass(frozen=True, slots=True)
 class MlpNames:
     """The checkpoint names of the parts of a dense MLP, below its prefix; `fused`, [2I, H] with gate above up, is
-    one tensor for both."""
+    one tensor for both, where a checkpoint has it."""
 
     gate: str = "gate_proj.weight"
     up: str = "up_proj.weight"

@@ -17,7 +17,14 @@ from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models.config import MAX_VOCAB
-from ktcli.weights.gguf.words import WORDS
+from ktcli.weights.gguf.words import (
+    CL100K,
+    CL100K_REST,
+    DIGIT_RUNS_FROM_RIGHT,
+    DIGITS_FROM_RIGHT,
+    THREES_FROM_RIGHT,
+    WORDS,
+)
 from ktcli.weights.vocabulary import MAX_MERGES
 
 MAX_STEPS = 16  # of a normalizer, pre-tokenizer or decoder; published ones have up to 7
@@ -34,9 +41,6 @@ MAX_CHARSMAP_TEXT = 256  # bytes that a character may become by such a table; th
 
 Json = Mapping[str, Any]
 
-_CL100K = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
-
 
 def _spelling(pattern: str) -> str:
     """One spelling of a pattern that publishers spell in several ways."""
@@ -49,18 +53,17 @@ def _spelling(pattern: str) -> str:
 _PATTERNS = {pattern for words in WORDS.values() for pattern in words.patterns} | {
     " {2,}",
     r" ?[A-Za-z]+| ?[^\sA-Za-z0-9]+|[0-9]|\s+(?!\S)|\s",  # kt-mini
-    rf"{_CL100K}|\p{{N}}{{1,3}}|{_REST}",
-    rf"{_CL100K}|\p{{N}}|{_REST}",
-    r"\d{1,3}(?=(?:\d{3})*\b)",
-    r"[0-9][0-9][0-9]",
+    rf"{CL100K}|\p{{N}}{{1,3}}|{CL100K_REST}",
     r"[0-9]",
-    r"\p{N}",
-    r"[\r\n]",
-    r"\s+$",
 }
 KNOWN_PATTERNS = frozenset(map(_spelling, _PATTERNS))
 # Patterns of published tokenizers that take quadratic time for runs of some characters, and runs that are too long.
-_SLOW_RUNS = {r"\d{1,3}(?=(?:\d{3})*\b)": r"\d{128}", r"\s+$": r"\s{256}"}
+_SLOW_RUNS = {
+    DIGITS_FROM_RIGHT: r"\d{128}",
+    DIGIT_RUNS_FROM_RIGHT: r"\d{128}",
+    THREES_FROM_RIGHT: r"\d{128}",
+    r"\s+$": r"\s{256}",
+}
 
 # The most that a step can lengthen a text, by its type: characters for each one of before.
 _NORMALIZERS: dict[str, int] = {

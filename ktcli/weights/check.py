@@ -20,8 +20,8 @@ from ktcli.weights.storage import PLAIN, Reader
 from ktcli.weights.strips import pieces_of
 
 LEFT_OVER = (
-    "kt would leave these weights out: check that config.json belongs to this checkpoint, and that the model is of a "
-    "kind that kt knows"
+    "kt would leave these weights out: check that config.json, or a GGUF file's architecture, belongs to this "
+    "checkpoint, and that the model is of a kind that kt knows"
 )
 LISTED = 5  # names in an error
 COUNTED = 10_000  # names that are missing; a small config.json can ask for millions
@@ -44,10 +44,10 @@ def check(model: Model, checkpoint: Reader) -> int:
         else:
             break
     if missing:
-        what = f"the checkpoint in {checkpoint.path} has no tensor"
-        raise BadCheckpoint(f"{what} {_listed(list(missing))}", hint=HINT)
+        what = f"the checkpoint in {checkpoint.path} has no tensor {_listed(list(missing))}"
+        raise BadCheckpoint(f"{what}, of which its {checkpoint.description} speaks", hint=HINT)
     if over := _left_over(model, checkpoint.unused(sizes.keys())):
-        what = f"the checkpoint in {checkpoint.path} has what its config.json does not speak of"
+        what = f"the checkpoint in {checkpoint.path} has what its {checkpoint.description} does not speak of"
         raise BadCheckpoint(f"{what}: {_listed(sorted(over))}", hint=LEFT_OVER)
     return sum(sizes.values())
 

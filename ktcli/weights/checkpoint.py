@@ -69,6 +69,11 @@ class Checkpoint(OpenFiles):
         super().__init__({file: inside(folder, file) for file in here}, HINT)
 
     @property
+    def description(self) -> str:
+        """What says which tensors there are."""
+        return "config.json"
+
+    @property
     def names(self) -> Collection[str]:
         """The names of all tensors."""
         return self._names

@@ -152,6 +152,10 @@ class Reader(Protocol):
         """The object in the `config.json`, as on the hub."""
 
     @property
+    def description(self) -> str:
+        """What says which tensors there are: the name of a file or of a field."""
+
+    @property
     def digest(self) -> str:
         """The SHA-256 over what describes the tensors, hexadecimal; it tells checkpoints apart."""
 

@@ -1,24 +1,19 @@
-"""The metadata of a GGUF file as the hub's `config.json`: one row per fact.
+"""The metadata of a GGUF file as the hub's `config.json`.
 
-Keys of the metadata begin with the architecture's name ("qwen3moe.block_count"). What they mean, and what a
-file leaves out because llama.cpp knows it of the architecture, is from the specification of GGUF and from
-llama.cpp's loaders; values are checked here for their type, by the family for everything else.
+Values are checked here for their type, by the family for everything else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.models.config import MAX_LAYERS, Fields
-from ktcli.weights.header import TensorEntry
+from ktcli.models.config import TEXT
+from ktcli.weights.gguf.architectures import ARCHITECTURES, Architecture, Rows
+from ktcli.weights.gguf.metadata import Metadata, scaling
 
-# Field of `config.json` -> (key without the architecture, kind).
-_Rows = Mapping[str, tuple[str, type]]
-
-_COMMON: _Rows = {
+_COMMON: Rows = {
     "hidden_size": ("embedding_length", int),
     "num_attention_heads": ("attention.head_count", int),
     "num_key_value_heads": ("attention.head_count_kv", int),
@@ -28,208 +23,11 @@ _COMMON: _Rows = {
     "rms_norm_eps": ("attention.layer_norm_rms_epsilon", float),
     "rope_theta": ("rope.freq_base", float),
 }
-_EXPERTS: _Rows = {
-    "num_experts_per_tok": ("expert_used_count", int),
-    "moe_intermediate_size": ("expert_feed_forward_length", int),
-}
-_DEEPSEEK: _Rows = {
-    "n_routed_experts": ("expert_count", int),
-    "n_shared_experts": ("expert_shared_count", int),
-    "first_k_dense_replace": ("leading_dense_block_count", int),
-    "routed_scaling_factor": ("expert_weights_scale", float),
-    "norm_topk_prob": ("expert_weights_norm", bool),
-    "n_group": ("expert_group_count", int),
-    "topk_group": ("expert_group_used_count", int),
-}
 _OPTIONAL = ("q_lora_rank", "n_shared_experts", "sliding_window")  # parts of a model
-_SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
-
-Entries = Mapping[str, TensorEntry]
-Changes = Callable[["Metadata", Entries], dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """The rules by which the files of one architecture are read.
-
-    Attributes:
-        model_type: the `model_type` of `config.json`.
-        rows: facts beside the common ones.
-        fixed: facts that hold for every file.
-        scaling: fields of `rope_scaling` that hold for every file.
-        changes: returns the facts that follow from several keys or from the tensors.
-        names: tensor names that differ from the usual ones, see `names`.
-    """
-
-    model_type: str
-    rows: _Rows = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    scaling: Mapping[str, Any] = field(default_factory=dict)
-    changes: Changes = lambda metadata, entries: {}
-    names: Mapping[str, str] = field(default_factory=dict)
-
-
-class Metadata:
-    """The metadata of a file, read with checks, by keys without the architecture's name.
-
-    Raises:
-        BadCheckpoint: a value is missing or of the wrong type.
-    """
-
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.fields = Fields(values, where)
-        self.architecture = self.fields.text("general.architecture", "")
-
-    def has(self, key: str) -> bool:
-        return self._value(key) is not None
-
-    def whole(self, key: str, default: int | None = None, high: int = 1 << 40) -> int:
-        return self._of(key).whole(self._name(key), low=0, high=high, default=default)
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self._of(key).number(self._name(key), low=-1e30, high=1e30, default=default)
-        return float(f"{value:.7g}")  # f32 in the file: 1e-06, not 9.999999974752427e-07
-
-    def flag(self, key: str, default: bool) -> bool:
-        return self._of(key).flag(self._name(key), default)
-
-    def text(self, key: str, default: str) -> str:
-        return self._of(key).text(self._name(key), default)
-
-    def _name(self, key: str) -> str:
-        return f"{self.architecture}.{key}"
-
-    def _value(self, key: str) -> Any:
-        value = self.fields.values.get(self._name(key))
-        # One value per layer; layers of different widths are no model that kt knows.
-        if isinstance(value, list) and value and all(each == value[0] for each in value):
-            return value[0]
-        return value
-
-    def _of(self, key: str) -> Fields:
-        return Fields({self._name(key): self._value(key)}, self.fields.where)
-
-
-def _llama(m: Metadata, entries: Entries) -> dict[str, Any]:
-    """The facts of Llama, Mistral and, with experts, Mixtral."""
-    width = m.whole("rope.dimension_count", 0)
-    given: dict[str, Any] = {"attention_bias": "blk.0.attn_q.bias" in entries}
-    if width and not m.has("attention.key_length"):
-        given["head_dim"] = width
-    experts = m.whole("expert_count", 0)
-    return given | ({"model_type": "mixtral", "num_local_experts": experts} if experts else {})
-
-
-def _glm(m: Metadata, entries: Entries) -> dict[str, Any]:
-    """The facts of GLM-4.5; the Air models have no norms of q and k."""
-    width = m.whole("attention.key_length")
-    return {
-        "use_qk_norm": "blk.0.attn_q_norm.weight" in entries,
-        "attention_bias": "blk.0.attn_q.bias" in entries,
-        "partial_rotary_factor": m.whole("rope.dimension_count", width) / max(width, 1),
-    }
-
-
-def _gpt_oss(m: Metadata, entries: Entries) -> dict[str, Any]:
-    """The facts of gpt-oss. Published files stretch the context; the family assumes it where nothing is said."""
-    plain = not m.has("rope.scaling.type")
-    return {"rope_scaling": {"rope_type": "default"}} if plain else {}
-
-
-def _deepseek(m: Metadata, entries: Entries) -> dict[str, Any]:
-    """The facts of DeepSeek and Kimi-K2: V2 scores by softmax, V3 and Kimi-K2 by sigmoid. Files of today store the
-    key and value widths of the latent form, and those of the heads as `_mla`."""
-    gating = m.whole("expert_gating_func", _SOFTMAX)
-    if gating not in (_SOFTMAX, _SIGMOID):
-        raise BadCheckpoint(
-            f"{m.fields.where}: expert_gating_func is {gating}, kt knows softmax (1) and sigmoid (2)"
-        )
-    mla = "_mla" if m.has("attention.key_length_mla") else ""
-    rope = m.whole("rope.dimension_count")
-    heads = m.whole("attention.head_count")
-    given: dict[str, Any] = {
-        "head_dim": rope,
-        "qk_rope_head_dim": rope,
-        "qk_nope_head_dim": m.whole(f"attention.key_length{mla}") - rope,
-        "v_head_dim": m.whole(f"attention.value_length{mla}"),
-        "num_key_value_heads": heads,
-        "n_group": m.whole("expert_group_count", 1),
-        "topk_group": m.whole("expert_group_used_count", 1),
-    }
-    if gating == _SOFTMAX:
-        method = "group_limited_greedy" if given["n_group"] > 1 else "greedy"
-        return given | {"model_type": "deepseek_v2", "topk_method": method}
-    return given | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
-
-
-_BLOCK_SPARSE = {
-    "ffn_gate_inp": "block_sparse_moe.gate",
-    "ffn_gate_exps": "block_sparse_moe.experts.{e}.w1",
-    "ffn_down_exps": "block_sparse_moe.experts.{e}.w2",
-    "ffn_up_exps": "block_sparse_moe.experts.{e}.w3",
-    "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
-}
-_SHARED_EXPERT = {f"ffn_{p}_shexp": f"mlp.shared_expert.{p}_proj" for p in ("gate", "up", "down")}
-
-# The architectures by general.architecture.
-ARCHITECTURES: dict[str, Architecture] = {
-    # The rows of q and k are reordered so that the pairs that are rotated together are neighbours.
-    "llama": Architecture(
-        "llama",
-        {"num_experts_per_tok": ("expert_used_count", int)},
-        {"rope_interleave": True},
-        changes=_llama,
-        names=_BLOCK_SPARSE,
-    ),
-    "qwen2": Architecture("qwen2"),
-    "qwen2moe": Architecture(
-        "qwen2_moe",
-        {
-            **_EXPERTS,
-            "num_experts": ("expert_count", int),
-            "shared_expert_intermediate_size": ("expert_shared_feed_forward_length", int),
-        },
-        {"norm_topk_prob": False},
-        names=_SHARED_EXPERT,
-    ),
-    "qwen3": Architecture("qwen3"),
-    "qwen3moe": Architecture(
-        "qwen3_moe", {**_EXPERTS, "num_experts": ("expert_count", int)}, {"norm_topk_prob": True}
-    ),
-    "deepseek2": Architecture(
-        "deepseek_v3",
-        {
-            **_EXPERTS,
-            **_DEEPSEEK,
-            "q_lora_rank": ("attention.q_lora_rank", int),
-            "kv_lora_rank": ("attention.kv_lora_rank", int),
-        },
-        {"rope_interleave": True},
-        changes=_deepseek,
-    ),
-    "glm4moe": Architecture("glm4_moe", {**_EXPERTS, **_DEEPSEEK}, changes=_glm),
-    "gpt-oss": Architecture(
-        "gpt_oss",
-        {
-            "num_local_experts": ("expert_count", int),
-            "num_experts_per_tok": ("expert_used_count", int),
-            "intermediate_size": ("expert_feed_forward_length", int),
-            "sliding_window": ("attention.sliding_window", int),
-        },
-        scaling={"truncate": False},
-        changes=_gpt_oss,
-        names={"ffn_gate_inp": "mlp.router"},
-    ),
-    "minimax-m2": Architecture(
-        "minimax_m2",
-        {
-            "num_local_experts": ("expert_count", int),
-            "num_experts_per_tok": ("expert_used_count", int),
-            "rotary_dim": ("rope.dimension_count", int),
-        },
-        names=_BLOCK_SPARSE,
-    ),
-}
+_NEEDED = (
+    "hidden_size num_attention_heads max_position_embeddings rms_norm_eps n_routed_experts num_experts "
+    "num_local_experts moe_num_experts"
+).split()
 
 
 def architecture_of(metadata: Metadata, known: tuple[str, ...]) -> Architecture:
@@ -248,19 +46,14 @@ def architecture_of(metadata: Metadata, known: tuple[str, ...]) -> Architecture:
             f"{metadata.fields.where} holds a model of the architecture {name!r}, which kt does not know",
             hint=f"of GGUF files kt reads the architectures {', '.join(readable)}",
         )
-    return row
+    older = (each for name, each in row.older.items() if name in metadata.entries)
+    return next(older, row)
 
 
-def config_of(
-    m: Metadata, row: Architecture, entries: Entries, factors: list[float]
-) -> dict[str, Any]:
-    """Returns the `config.json` that the model's makers would have written.
-
-    Args:
-        factors: the frequency factors of the rotary embedding, one per pair of columns, where the file has them
-            (Llama 3.1).
-    """
-    extra = m.whole("nextn_predict_layers", 0, MAX_LAYERS)  # not run: they guess further tokens
+def config_of(m: Metadata, row: Architecture) -> dict[str, Any]:
+    """Returns the `config.json` that the model's makers would have written."""
+    if row.gating:
+        m.gating(row.gating)
     config: dict[str, Any] = {"model_type": row.model_type}
     read: dict[type, Callable[[str], Any]] = {
         int: m.whole,
@@ -268,43 +61,19 @@ def config_of(
         bool: lambda key: m.flag(key, False),
     }
     for name, (key, kind) in {**_COMMON, **row.rows}.items():
-        if m.has(key):
+        if name in row.by_layer:
+            continue
+        if m.has(key) or name in _NEEDED:
             config[name] = read[kind](key)
         elif name in _COMMON or name in _OPTIONAL:  # a null is not filled in as an absent field is
             config[name] = None
-    config["num_hidden_layers"] = m.whole("block_count", high=MAX_LAYERS) - extra
-    embedding = entries.get("token_embd.weight")
+    config["num_hidden_layers"] = m.layers
+    embedding = m.entries.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise BadCheckpoint(f"{m.fields.where} has no token_embd.weight of rows and columns")
     config["vocab_size"] = embedding.shape[0]
-    config["tie_word_embeddings"] = "output.weight" not in entries
-    scaling = _scaling(m)
-    if factors:
-        config["rope_scaling"] = {"rope_type": "factors", "factors": factors}
-    elif scaling:
-        config["rope_scaling"] = {**scaling, **row.scaling}
-    return {**config, **row.fixed, **row.changes(m, entries)}
-
-
-def _scaling(m: Metadata) -> dict[str, Any] | None:
-    kind = m.text("rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    scaling: dict[str, Any] = {"rope_type": kind}
-    rows = {
-        "factor": "factor",
-        "beta_fast": "yarn_beta_fast",
-        "beta_slow": "yarn_beta_slow",
-    }
-    for name, key in rows.items():
-        if m.has(f"rope.scaling.{key}"):
-            scaling[name] = m.number(f"rope.scaling.{key}")
-    original = "rope.scaling.original_context_length"
-    if kind == "yarn":
-        scaling["original_max_position_embeddings"] = m.whole(
-            original if m.has(original) else "context_length"
-        )
-        multiplier = m.number("rope.scaling.yarn_log_multiplier", 0.0)
-        if multiplier:  # stored as 0.1 * mscale_all_dim, of models whose mscale is the same
-            scaling["mscale"] = scaling["mscale_all_dim"] = float(f"{10 * multiplier:.6g}")
-    return scaling
+    config["tie_word_embeddings"] = "output.weight" not in m.entries
+    if stretched := scaling(m):
+        config["rope_scaling"] = {**stretched, **row.scaling}
+    text = {**config, **row.fixed, **row.changes(m)}
+    return {"model_type": row.model_type, TEXT: text} if row.nested else text

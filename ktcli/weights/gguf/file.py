@@ -21,11 +21,12 @@ from ktcli.models import model_types
 from ktcli.models.config import MAX_WIDTH, Fields
 from ktcli.numbered import numbered_set
 from ktcli.weights.files import OpenFiles
-from ktcli.weights.gguf.config import Metadata, architecture_of, config_of
+from ktcli.weights.gguf.config import architecture_of, config_of
 from ktcli.weights.gguf.header import GgufHeader, read_gguf_header
-from ktcli.weights.gguf.names import hub_tensors
+from ktcli.weights.gguf.metadata import Metadata
+from ktcli.weights.gguf.names import below_layer, hub_tensors
 from ktcli.weights.gguf.tokenizer import small_file_names, small_files
-from ktcli.weights.gguf.types import STORAGES
+from ktcli.weights.gguf.types import STORAGES, Viewed
 from ktcli.weights.header import MAX_TENSORS
 from ktcli.weights.storage import Matrix, Part, StorageSource
 
@@ -60,23 +61,25 @@ class Gguf(OpenFiles):
             entries = {name: e for header in headers.values() for name, e in header.entries.items()}
             if len(entries) != sum(len(header.entries) for header in headers.values()):
                 raise BadCheckpoint(f"a tensor lies in two of the files of {path.name}")
-            metadata = Metadata(self._values, self._where)
-            row = architecture_of(metadata, model_types())
             factors = [
                 float(each)
                 for name, header in headers.items()
                 for each in _rope_factors(path.parent / name, header)
             ]
-            self.config: dict[str, Any] = config_of(metadata, row, entries, factors)
+            metadata = Metadata(self._values, self._where, entries, factors)
+            self._architecture = metadata.architecture
+            row = architecture_of(metadata, model_types())
+            self.config: dict[str, Any] = config_of(metadata, row)
+            self._views = row.views(Fields(self.config, self._where))
             tokens = self._values.get("tokenizer.ggml.tokens")
-            if isinstance(tokens, list) and len(tokens) > self.config["vocab_size"]:
+            rows = entries["token_embd.weight"].shape[0]
+            if isinstance(tokens, list) and len(tokens) > rows:
                 raise BadCheckpoint(
-                    f"{self._where} lists {len(tokens)} tokens, "
-                    f"its embedding has {self.config['vocab_size']} rows"
+                    f"{self._where} lists {len(tokens)} tokens, its embedding has {rows} rows"
                 )
             self.parts: dict[str, Part] = {}
             for file, header in headers.items():
-                for name, _, entry in hub_tensors(header.entries, row.names):
+                for name, _, entry in hub_tensors(header.entries, row.names, row.body):
                     if name in self.parts:
                         raise BadCheckpoint(f"{file} has two tensors that are {name} on the hub")
                     self.parts[name] = Part(name, file, entry)
@@ -88,15 +91,20 @@ class Gguf(OpenFiles):
         super().__init__({name: path.parent / name for name in headers}, HINT)
 
     @property
+    def description(self) -> str:
+        """What says which tensors there are."""
+        return f"general.architecture {self._architecture!r}"
+
+    @property
     def names(self) -> Collection[str]:
         """The names of all tensors, as on the hub."""
         return self.parts.keys()
 
     def unused(self, taken: Collection[str]) -> list[str]:
         """Returns the names of the tensors besides `taken`, but for the rotary embedding's factors, which are part
-        of the configuration here, and those of layers that predict several tokens at once."""
+        of the configuration here."""
         taken = {*taken, ROPE_FACTORS}
-        return [name for name in self.parts if name not in taken and ".nextn." not in name]
+        return [name for name in self.parts if name not in taken]
 
     @property
     def small_files(self) -> tuple[str, ...]:
@@ -123,7 +131,8 @@ class Gguf(OpenFiles):
         part = self.parts.get(name)
         if part is None:
             raise BadCheckpoint(
-                f"{self.path.name} has no tensor that is {name!r} on the hub", hint=HINT
+                f"{self.path.name} has no tensor that is {name!r} on the hub, of which its {self.description} speaks",
+                hint=HINT,
             )
         entry = part.entry
         if entry.dtype not in STORAGES:
@@ -131,13 +140,15 @@ class Gguf(OpenFiles):
                 f"{name} in {part.file} is stored as {entry.dtype}, which kt cannot convert",
                 hint=f"of GGUF files kt reads {', '.join(STORAGES)}: take a release that has only these",
             )
-        if shape is not None and entry.shape != shape:
+        if shape is not None and _significant(entry.shape) != _significant(shape):
             raise BadCheckpoint(
                 f"{name} in {part.file} has the shape {list(entry.shape)}, "
                 f"the metadata asks for {list(shape)}",
                 hint=HINT,
             )
-        return StorageSource(name, entry.shape, STORAGES[entry.dtype], (part,))
+        storage, view = STORAGES[entry.dtype], self._views.get(below_layer(name))
+        seen = Viewed(storage, view) if view else storage
+        return StorageSource(name, entry.shape if shape is None else shape, seen, (part,))
 
 
 def _rope_factors(path: Path, header: GgufHeader) -> Matrix:
@@ -150,6 +161,11 @@ def _rope_factors(path: Path, header: GgufHeader) -> Matrix:
             f"{ROPE_FACTORS} in {path.name} is {entry.dtype} {list(entry.shape)}, not a short F32 vector"
         )
     return np.fromfile(path, "<f4", entry.elements, offset=entry.offset)
+
+
+def _significant(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns a shape without its dimensions of 1, which converters leave out."""
+    return tuple(size for size in shape if size != 1)
 
 
 def _check_split(headers: Mapping[str, GgufHeader]) -> None:

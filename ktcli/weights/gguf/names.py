@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from ktcli.weights.header import TensorEntry
 
-_OUTER = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
+# Outside layers, below the body; the head is beside it.
+_OUTER = {"token_embd.weight": "embed_tokens.weight", "output_norm.weight": "norm.weight"}
+_HEAD = "output.weight"
 # Inside a layer, without ".weight" or ".bias"; "{e}" is the number of an expert.
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -48,52 +47,75 @@ _LAYER = {
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    **{f"nextn.{of}": of for of in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
+    **{f"nextn.shared_head_{of}": f"shared_head.{of}" for of in ("head", "norm")},
 }
-_IN_LAYER = re.compile(r"blk\.([0-9]{1,5})\.([a-z0-9_]+)(?:\.([0-9]{1,5}))?\.(weight|bias)")
+_IN_LAYER = re.compile(
+    r"blk\.([0-9]{1,5})\.((?:indexer\.|nextn\.)?[a-z0-9_]+)(?:\.([0-9]{1,5}))?(?:\.(weight|bias))?"
+)
+_BODY = re.compile(r".*?layers\.[0-9]+\.")
+Names = Mapping[str, str | tuple[str, ...]]
 _GATE_UP = "ffn_gate_up_exps"  # [E, 2 * I, H]: the rows of gate, then those of up
 
 
 def hub_tensors(
-    entries: Mapping[str, TensorEntry], differing: Mapping[str, str]
+    entries: Mapping[str, TensorEntry],
+    differing: Names,
+    body: tuple[str, str] = ("model.", "lm_head"),
 ) -> Iterator[tuple[str, str, TensorEntry]]:
     """Yields each tensor as the hub names it: (name there, name in the file, its entry).
 
     A tensor without a name there keeps its own.
 
     Args:
-        differing: the names that an architecture has instead of the usual ones.
+        differing: the names that an architecture has instead of the usual ones. Several of one tensor: each is an equal
+            part of its rows, which ones a view says.
+        body: what names begin with, and the name of the head.
     """
-    names = {**_LAYER, **differing}
+    names: dict[str, str | tuple[str, ...]] = {**_OUTER, **_LAYER, **differing}
+    prefix, head = body
     for name, entry in entries.items():
         found = _IN_LAYER.fullmatch(name)
         if found is None:
-            yield _OUTER.get(name, name), name, entry
+            outer = names.get(name)
+            own = f"{head}.weight" if name == _HEAD else name
+            yield f"{prefix}{outer}" if isinstance(outer, str) else own, name, entry
             continue
         layer, stem, expert, suffix = found.groups()
         if stem == _GATE_UP and len(entry.shape) == 3:
             for half, part in enumerate(("ffn_gate_exps", "ffn_up_exps")):
-                hub_name = f"model.layers.{layer}.{names[part]}.{suffix}"
+                hub_name = f"{prefix}layers.{layer}.{names[part]}.{suffix}"
                 yield from _experts(hub_name, name, entry, half, 2)
             continue
-        inner = names.get(f"{stem}_exps" if expert else stem)
-        whole = names.get(f"{stem}.{suffix}") or (f"{inner}.{suffix}" if inner else None)
-        if whole is None:
+        exact = names.get(f"{stem}.{suffix}")
+        inner = exact or names.get(f"{stem}_exps" if expert else stem)
+        end = "" if exact or not suffix else f".{suffix}"
+        below = f"{prefix}layers.{layer}."
+        if isinstance(inner, tuple):
+            yield from _parts([f"{below}{each}{end}" for each in inner], name, entry)
+        elif inner is None:
             yield name, name, entry
-        elif expert or "{e}" not in whole:
-            yield (
-                f"model.layers.{layer}.{whole.replace('{e}', expert or '')}",
-                name,
-                _shaped(stem, entry),
-            )
+        elif expert or "{e}" not in inner:
+            yield f"{below}{inner.replace('{e}', expert or '')}{end}", name, entry
         else:
-            yield from _experts(f"model.layers.{layer}.{whole}", name, entry)
+            yield from _experts(f"{below}{inner}{end}", name, entry)
 
 
-def _shaped(stem: str, entry: TensorEntry) -> TensorEntry:
-    """The entry of a tensor with its shape on the hub: there the gate of a shared expert is a matrix of one row."""
-    if stem == "ffn_gate_inp_shexp" and len(entry.shape) == 1:
-        return TensorEntry(entry.dtype, (1, *entry.shape), entry.offset, entry.size_bytes)
-    return entry
+def below_layer(hub_name: str) -> str:
+    """Returns the name of a tensor below its layer, or all of it where it is in none."""
+    return _BODY.sub("", hub_name, count=1)
+
+
+def _parts(
+    hub_names: list[str], name: str, entry: TensorEntry
+) -> Iterator[tuple[str, str, TensorEntry]]:
+    """Yields a tensor under several names, each with as many of its rows; these may lie anywhere in it."""
+    rows, *columns = entry.shape or (1,)
+    if rows % len(hub_names):
+        yield name, name, entry
+        return
+    for each in hub_names:
+        yield each, name, replace(entry, shape=(rows // len(hub_names), *columns))
 
 
 def _experts(

@@ -1,16 +1,31 @@
 """Decodes the number types of GGUF files: the usual ones are decoded by the library (blocks.c), the rest by the
-`gguf` package, which knows them all and uses one core."""
+`gguf` package, which knows them all and uses one core.
+
+Tensors that converters rearrange are read through a `TensorView`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ktcli.native import BadNumber, DType, Format, Numbers, Pool, Scale
 from ktcli.weights.formats import LINEAR
-from ktcli.weights.storage import PLAIN, ByteSpan, Matrix, PlainStorage, Raw, Read, Storage, rows_of
+from ktcli.weights.storage import (
+    PLAIN,
+    WHOLE,
+    ByteSpan,
+    Matrix,
+    PlainStorage,
+    Raw,
+    Read,
+    Storage,
+    rows_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +72,111 @@ class Packaged:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The place in a file of each row (or column) of a tensor: those before `kept` stay, the others are counted like
+    the elements of an array of the shape `counts`, a step along which is so many places in the file as `steps` says."""
+
+    counts: tuple[int, ...]
+    steps: tuple[int, ...]
+    kept: int = 0
+    first: int = 0
+
+    @property
+    def length(self) -> int:
+        """The number of rows of the tensor."""
+        return self.kept + prod(self.counts)
+
+    def places(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Returns the file's row of each row in start..stop."""
+        rows = np.arange(start, stop)
+        others = np.unravel_index(np.maximum(rows - self.kept, 0), self.counts)
+        moved = self.kept + self.first + np.stack(others, axis=-1) @ np.array(self.steps)
+        return np.where(rows < self.kept, rows, moved)
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yields the ranges of the file's rows, one after the other, that are the rows start..stop."""
+        places = self.places(start, stop)
+        for run in np.split(places, np.flatnonzero(np.diff(places) != 1) + 1):
+            yield int(run[0]), int(run[-1]) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class TensorView:
+    """The way from a file's numbers to a tensor's.
+
+    Attributes:
+        rows, columns: where they are in the file; None: in their places.
+        value: returns the tensor's numbers from the file's.
+        sharing: how many tensors have as many rows each of one tensor of the file.
+    """
+
+    rows: Order | None = None
+    columns: Order | None = None
+    value: Callable[[Matrix], Matrix] | None = None
+    sharing: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Viewed:
+    """A storage seen through a `TensorView`."""
+
+    storage: Storage
+    view: TensorView
+
+    @property
+    def label(self) -> str:
+        return self.storage.label
+
+    @property
+    def lossless(self) -> str | None:
+        return self.storage.lossless if self._is_rows else None
+
+    @property
+    def _is_rows(self) -> bool:
+        return self.view.columns is None and self.view.value is None
+
+    def reads(self, span: ByteSpan) -> Sequence[Read]:
+        if self.view.rows is None:
+            return self.storage.reads(span)
+        part = span.source.parts[0]
+        row_bytes = part.entry.size_bytes // (span.source.rows * self.view.sharing)
+        runs = self.view.rows.runs(span.start, span.stop)
+        return [rows_of(part, row_bytes, start, stop) for start, stop in runs]
+
+    def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
+        stored = self.storage.numbers(pool, span, (_joined(raws),))
+        if self._is_rows:
+            return stored
+        matrix: Matrix = pool.decode(stored.whole)
+        if self.view.columns is not None:
+            matrix = matrix[:, self.view.columns.places(0, span.source.columns)]
+        if self.view.value is not None:
+            matrix = self.view.value(matrix)
+        return Numbers.of(np.ascontiguousarray(matrix))
+
+    def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+        return self.storage.kept(pool, span, (_joined(raws),), fmt) if self._is_rows else None
+
+
+def _joined(raws: Sequence[Raw]) -> Raw:
+    return raws[0] if len(raws) == 1 else np.concatenate(raws)
+
+
+def less_one(stored: Matrix) -> Matrix:
+    """Returns the weights of a norm that multiplies by 1 + weight, of which a file has the sums."""
+    return stored - np.float32(1)
+
+
+def log_of_rate(stored: Matrix) -> Matrix:
+    """Returns the logarithms of decay rates, of which a file has the negative rates."""
+    with np.errstate(all="ignore"):
+        logs: Matrix = np.log(-stored)
+    if not np.isfinite(logs).all():
+        raise BadNumber("a decay rate is not below zero")
+    return logs
+
+
 _OTHERS = (
     "Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
     "TQ1_0", "TQ2_0",
@@ -69,4 +189,5 @@ STORAGES: dict[str, Storage] = {
     **{name: PlainStorage(DType[name], None) for name in ("Q4_K", "Q5_K", "Q6_K")},
     "MXFP4": PlainStorage(DType.GGUF_MXFP4, "mxfp4"),
     **{name: Packaged(name) for name in _OTHERS},
+    "I32": WHOLE["I32"],
 }

@@ -36,7 +36,7 @@ def blocks(name: str, n: int, k: int, rng: np.random.Generator) -> np.ndarray:
     return raw.reshape(n, -1)
 
 
-@pytest.mark.parametrize("name", STORAGES)
+@pytest.mark.parametrize("name", [name for name in STORAGES if name != "I32"])
 def test_decoded_as_the_package_does(name: str) -> None:
     raw = blocks(name, 5, 768, np.random.default_rng(0))
     if name == "IQ1_M":  # its f16 scale lies in the high halves of the last bytes

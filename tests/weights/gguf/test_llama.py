@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from convert import convert_checkpoint
-from gguf_cases import CASES
+from gguf_families import ALL_CASES
 from gguf_models import GgufCase, write_gguf
 from gguf_vocabularies import VOCABULARIES
 from llama_judge import Verdict, digest, judge, recorded, recorded_tokens, tokens
@@ -20,7 +20,7 @@ from ktcli.engine import Engine
 ALIKE = 0.999
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+@pytest.fixture(scope="module", params=ALL_CASES, ids=lambda case: case.name)
 def converted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[GgufCase, Path, Engine]:

@@ -1,0 +1,268 @@
+"""Facts that follow from several keys of a GGUF file or from its tensors, and views of the tensors that converters
+rearrange; one function for each architecture that has some.
+
+What a file leaves out because llama.cpp knows it of the architecture is from llama.cpp's converters and loaders.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.weights.gguf.metadata import SIGMOID, SOFTMAX, Metadata, scaling
+from ktcli.weights.gguf.types import Order, TensorView, less_one, log_of_rate
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def llama(m: Metadata) -> dict[str, Any]:
+    """The facts of Llama, Mistral and, with experts, Mixtral."""
+    width = m.whole("rope.dimension_count", 0)
+    given: dict[str, Any] = {"attention_bias": "blk.0.attn_q.bias" in m.entries}
+    if width and not m.has("attention.key_length"):
+        given["head_dim"] = width
+    experts = m.whole("expert_count", 0)
+    return given | ({"model_type": "mixtral", "num_local_experts": experts} if experts else {})
+
+
+def partly(m: Metadata) -> dict[str, Any]:
+    """The part of a head that is rotated."""
+    width = m.whole("attention.key_length")
+    return {"partial_rotary_factor": m.whole("rope.dimension_count", width) / max(width, 1)}
+
+
+def glm(m: Metadata) -> dict[str, Any]:
+    """The facts of GLM-4.5; the Air models have no norms of q and k."""
+    return partly(m) | {
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in m.entries,
+        "attention_bias": "blk.0.attn_q.bias" in m.entries,
+    }
+
+
+def gpt_oss(m: Metadata) -> dict[str, Any]:
+    """The facts of gpt-oss. Published files stretch the context; the family assumes it where nothing is said."""
+    plain = not m.has("rope.scaling.type")
+    return {"rope_scaling": {"rope_type": "default"}} if plain else {}
+
+
+def latent(m: Metadata) -> dict[str, Any]:
+    """The facts of latent attention. Files of today store the key and value widths of the latent form, and those of
+    the heads as `_mla`."""
+    mla = "_mla" if m.has("attention.key_length_mla") else ""
+    rope = m.whole("rope.dimension_count")
+    heads = m.whole("attention.head_count")
+    return {
+        "head_dim": rope,
+        "qk_rope_head_dim": rope,
+        "qk_nope_head_dim": m.whole(f"attention.key_length{mla}") - rope,
+        "v_head_dim": m.whole(f"attention.value_length{mla}"),
+        "num_key_value_heads": heads,
+        "n_group": m.whole("expert_group_count", 1),
+        "topk_group": m.whole("expert_group_used_count", 1),
+    }
+
+
+def deepseek(m: Metadata) -> dict[str, Any]:
+    """The facts of DeepSeek and Kimi-K2: V2 scores by softmax, V3 and Kimi-K2 by sigmoid."""
+    given = latent(m)
+    if m.gating(SOFTMAX, SIGMOID) == SOFTMAX:
+        method = "group_limited_greedy" if given["n_group"] > 1 else "greedy"
+        return given | {"model_type": "deepseek_v2", "topk_method": method}
+    return given | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+
+
+def glm_dsa(m: Metadata) -> dict[str, Any]:
+    """The facts of GLM-5, in which layers may attend to what an earlier one's indexer chose. Older files of GLM-5.2 do
+    not say which: then only the context tells it from GLM-5, as in llama.cpp."""
+    given = latent(m)
+    if m.has("attention.indexer.types"):
+        kinds = ("shared", "full")
+        own = m.each("attention.indexer.types", bool)
+        return given | {"indexer_types": [kinds[each] for each in own]}
+    if m.whole("context_length") < 1 << 20:
+        return given | {"index_topk_freq": 1}
+    return given | {"index_topk_freq": 4, "index_skip_topk_offset": 3}
+
+
+def deepseek4(m: Metadata) -> dict[str, Any]:
+    """The facts of DeepSeek-V4."""
+    ratios = m.each("attention.compress_ratios", int)
+    return {"compress_ratios": ratios, "scoring_func": "sqrtsoftplus"}
+
+
+def minimax_m3(m: Metadata) -> dict[str, Any]:
+    """The facts of MiniMax-M3, whose dense layers are as wide as they are in the file."""
+    kinds = (_FULL, "minimax_m3_sparse")
+    chosen = (f"blk.{i}.indexer.q_proj.weight" in m.entries for i in range(m.layers))
+    dense = m.entries.get("blk.0.ffn_gate.weight")
+    width = m.whole("expert_feed_forward_length")
+    return types(m) | {
+        "intermediate_size": width,
+        "shared_intermediate_size": m.whole("expert_shared_count", 1) * width,
+        "dense_intermediate_size": dense.shape[0] if dense and dense.shape else width,
+        "layer_types": [kinds[each] for each in chosen],
+    }
+
+
+def step(m: Metadata) -> dict[str, Any]:
+    """The facts of Step-3.5: layers with a window have more heads, and rotate all columns of them; the others half."""
+    given = types(m) | rotations(m)
+    kinds = given.get("layer_types") or [_FULL] * m.layers
+    heads: dict[str, int] = {}
+    for count, kind in zip(m.each("attention.head_count", int), kinds, strict=True):
+        if heads.setdefault(kind, count) != count:
+            raise BadCheckpoint(
+                f"{m.fields.where}: attention.head_count differs between layers of one kind"
+            )
+    full = given["rope_parameters"][_FULL]
+    full["partial_rotary_factor"] = 0.5
+    if m.factors:  # one for each pair of all columns, of which the first are rotated
+        full["factors"] = m.factors[: m.whole("attention.key_length") // 4]
+    limits = {
+        f"swiglu_limits{end}": m.each(key, float)
+        for end, key in (("", "swiglu_clamp_exp"), ("_shared", "swiglu_clamp_shexp"))
+        if m.has(key)
+    }
+    usual = next(iter(heads.values()))
+    own = {"num_attention_heads": _FULL, "num_sliding_attention_heads": _SLIDING}
+    return given | limits | {name: heads.get(kind, usual) for name, kind in own.items()}
+
+
+def delta(m: Metadata) -> dict[str, Any]:
+    """The facts of Qwen3-Next and Qwen3.5."""
+    heads = m.whole("ssm.time_step_rank", high=MAX_HEADS)
+    given = partly(m) | {"linear_value_head_dim": m.whole("ssm.inner_size") // max(heads, 1)}
+    if m.has("attention.recurrent_layers"):
+        kinds = (_FULL, "linear_attention")
+        given["layer_types"] = [kinds[each] for each in m.each("attention.recurrent_layers", bool)]
+    return given
+
+
+def windows(m: Metadata) -> dict[str, Any]:
+    """The layers that have a window, where the file lists them."""
+    key, kinds = "attention.sliding_window_pattern", (_FULL, _SLIDING)
+    if not m.has("attention.sliding_window") or not m.has(key):
+        return {}
+    return {"layer_types": [kinds[each] for each in m.each(key, bool)]}
+
+
+def types(m: Metadata) -> dict[str, Any]:
+    """The layers that have experts, and those that have a window."""
+    kinds = ("dense", "sparse")
+    sparse = (f"blk.{i}.ffn_gate_inp.weight" in m.entries for i in range(m.layers))
+    return windows(m) | {"mlp_layer_types": [kinds[each] for each in sparse]}
+
+
+def rotations(m: Metadata) -> dict[str, Any]:
+    """The rotation of each kind of layers; only that of layers without a window is stretched."""
+    width = max(m.whole("attention.key_length"), 1)
+    theta = m.number("rope.freq_base", 10_000.0)
+    full = {
+        "rope_theta": theta,
+        "partial_rotary_factor": m.whole("rope.dimension_count", width) / width,
+        **(scaling(m) or {}),
+    }
+    sliding = {
+        "rope_theta": m.number("rope.freq_base_swa", theta),
+        "partial_rotary_factor": m.whole("rope.dimension_count_swa", width) / width,
+    }
+    return {"rope_parameters": {_FULL: full, _SLIDING: sliding}, "rope_scaling": None}
+
+
+def mellum(m: Metadata) -> dict[str, Any]:
+    """The facts of Mellum 2."""
+    return types(m) | rotations(m)
+
+
+def hunyuan(m: Metadata) -> dict[str, Any]:
+    """The facts of Hunyuan-A13B, whose shared expert is as wide as the others."""
+    return {"moe_intermediate_size": m.whole("expert_shared_feed_forward_length")}
+
+
+def granite(m: Metadata) -> dict[str, Any]:
+    """The facts of Granite-MoE, some of which have a shared expert."""
+    shared = m.has("expert_shared_feed_forward_length")
+    return {"model_type": "granitemoeshared"} if shared else {}
+
+
+def hy3(m: Metadata) -> dict[str, Any]:
+    """The facts of Hy3, whose files say how wide all shared experts are together."""
+    width = max(m.whole("expert_feed_forward_length"), 1)
+    shared = m.whole("expert_shared_feed_forward_length", width)
+    return types(m) | {"n_shared_experts": shared // width}
+
+
+def laguna(m: Metadata) -> dict[str, Any]:
+    """The facts of Laguna: of four layers with windows the first has none, and layers differ in heads."""
+    heads = m.each("attention.head_count", int)
+    given = mellum(m) | {
+        "num_attention_heads": heads[0],
+        "num_attention_heads_per_layer": heads,
+    }
+    if m.has("attention.sliding_window"):
+        every = m.whole("attention.sliding_window_pattern", 4, MAX_LAYERS) or 1
+        kinds = (_SLIDING, _FULL)
+        given["layer_types"] = [kinds[i % every == 0] for i in range(m.layers)]
+    return given
+
+
+_ADDED_ONE = TensorView(value=less_one)
+NORMS_LESS_ONE = {
+    f"{name}.weight": _ADDED_ONE
+    for name in (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "self_attn.q_norm",
+        "self_attn.k_norm",
+        "model.norm",
+        "language_model.model.norm",
+        "self_attn.index_q_norm",
+        "self_attn.index_k_norm",
+    )
+}
+
+
+def _delta_heads(f: Fields) -> tuple[int, int, int, int]:
+    """The numbers of key heads and of value heads for each, the columns of a value head, and the rows of q and k."""
+    heads, keys = f.whole("linear_num_value_heads", high=MAX_HEADS), "linear_num_key_heads"
+    key_heads = f.whole(keys, high=heads)
+    f.require_multiple("linear_num_value_heads", heads, key_heads)
+    width = 2 * key_heads * f.whole("linear_key_head_dim", high=4096)
+    dim = f.whole("linear_value_head_dim", high=4096)
+    f.require_width("width of linear attention", width + heads * dim)
+    return key_heads, heads // key_heads, dim, width
+
+
+DELTA_BY_HEAD = {**NORMS_LESS_ONE, "linear_attn.A_log": TensorView(value=log_of_rate)}
+
+
+def next_views(f: Fields) -> dict[str, TensorView]:
+    """Of each key head, the rows of beta are before those of alpha."""
+    keys, each, _, _ = _delta_heads(f)
+    beta, alpha = (Order((keys, each), (2 * each, 1), first=first) for first in (0, each))
+    return {
+        **DELTA_BY_HEAD,
+        "linear_attn.in_proj_b.weight": TensorView(beta, sharing=2),
+        "linear_attn.in_proj_a.weight": TensorView(alpha, sharing=2),
+    }
+
+
+def tiled_views(f: Fields) -> dict[str, TensorView]:
+    """The first value heads of all key heads are before the second ones."""
+    keys, each, dim, others = _delta_heads(f)
+
+    def tiled(dim: int = 1, kept: int = 0) -> Order:
+        return Order((keys, each, dim), (dim, keys * dim, 1), kept)
+
+    return {
+        **NORMS_LESS_ONE,
+        "linear_attn.in_proj_qkv.weight": TensorView(tiled(dim, others)),
+        "linear_attn.conv1d.weight": TensorView(tiled(dim, others)),
+        "linear_attn.in_proj_z.weight": TensorView(tiled(dim)),
+        "linear_attn.in_proj_b.weight": TensorView(tiled()),
+        "linear_attn.in_proj_a.weight": TensorView(tiled()),
+        "linear_attn.A_log": TensorView(columns=tiled(), value=log_of_rate),
+        "linear_attn.dt_bias": TensorView(columns=tiled()),
+        "linear_attn.out_proj.weight": TensorView(columns=tiled(dim)),
+    }

@@ -1,0 +1,131 @@
+"""The metadata of a GGUF file, read with checks: single facts, facts of layers, and the rotation's stretching."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.weights.header import TensorEntry
+
+SOFTMAX, SIGMOID, SQRT_SOFTPLUS = 1, 2, 4  # expert_gating_func
+_GATINGS = {SOFTMAX: "softmax", SIGMOID: "sigmoid", SQRT_SOFTPLUS: "sqrtsoftplus"}
+
+
+class Metadata:
+    """The metadata of a file, read with checks, by keys without the architecture's name.
+
+    Attributes:
+        entries: the tensors of the file.
+        factors: the frequency factors of the rotary embedding, one per pair of columns, where the file has them
+            (Llama 3.1).
+
+    Raises:
+        BadCheckpoint: a value is missing or of the wrong type.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        where: str,
+        entries: Mapping[str, TensorEntry],
+        factors: Sequence[float] = (),
+    ) -> None:
+        self.fields, self.entries, self.factors = Fields(values, where), entries, list(factors)
+        self.architecture = self.fields.text("general.architecture", "")
+
+    def has(self, key: str) -> bool:
+        return self._value(key) is not None
+
+    def whole(self, key: str, default: int | None = None, high: int = 1 << 40) -> int:
+        return self._of(key).whole(self._name(key), low=0, high=high, default=default)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._of(key).number(self._name(key), low=-1e30, high=1e30, default=default)
+        return float(f"{value:.7g}")  # f32 in the file: 1e-06, not 9.999999974752427e-07
+
+    def flag(self, key: str, default: bool) -> bool:
+        return self._of(key).flag(self._name(key), default)
+
+    def text(self, key: str, default: str) -> str:
+        return self._of(key).text(self._name(key), default)
+
+    @property
+    def layers(self) -> int:
+        """The number of layers without those that guess further tokens, which are not run; a file may speak of those
+        and count and have none."""
+        every = self.whole("block_count", high=MAX_LAYERS)
+        own = every - self.whole("nextn_predict_layers", 0, MAX_LAYERS)
+        if own < 1:
+            raise BadCheckpoint(
+                f"{self.fields.where}: {self._name('block_count')} is {every}, less nextn_predict_layers {own},"
+                f" outside 1..{MAX_LAYERS}"
+            )
+        first = f"blk.{own}."
+        plain = f"{first}attn_norm.weight" in self.entries
+        return every if plain and f"{first}nextn.eh_proj.weight" not in self.entries else own
+
+    def each(self, key: str, kind: type) -> list[Any]:
+        """Returns one value of a kind for each layer, from a list."""
+        listed, layers = self.fields.values.get(self._name(key)), self.layers
+        if not isinstance(listed, list) or len(listed) < layers:
+            raise BadCheckpoint(
+                f"{self.fields.where}: {self._name(key)} is not a list of {layers} layers"
+            )
+        if any(type(each) is not kind for each in listed):
+            raise BadCheckpoint(
+                f"{self.fields.where}: {self._name(key)} is not a list of {kind.__name__}"
+            )
+        return listed[:layers]
+
+    def gating(self, *known: int) -> int:
+        """Returns how the router scores: one of `known`, the first where the file does not say."""
+        found = self.whole("expert_gating_func", known[0]) or known[0]
+        if found not in known:
+            words = " and ".join(f"{_GATINGS[each]} ({each})" for each in known)
+            raise BadCheckpoint(
+                f"{self.fields.where}: expert_gating_func is {found}, kt computes {words} here"
+            )
+        return found
+
+    def _name(self, key: str) -> str:
+        return f"{self.architecture}.{key}"
+
+    def _value(self, key: str) -> Any:
+        value = self.fields.values.get(self._name(key))
+        # One value per layer; layers of different widths are no model that kt knows.
+        if isinstance(value, list) and value and all(each == value[0] for each in value):
+            return value[0]
+        return value
+
+    def _of(self, key: str) -> Fields:
+        return Fields({self._name(key): self._value(key)}, self.fields.where)
+
+
+def scaling(m: Metadata) -> dict[str, Any] | None:
+    """Returns how the rotation is stretched, as `rope_scaling`; None: it is not."""
+    if m.factors:
+        return {"rope_type": "factors", "factors": m.factors}
+    kind = m.text("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    found: dict[str, Any] = {"rope_type": kind}
+    rows = {
+        "factor": "factor",
+        "beta_fast": "yarn_beta_fast",
+        "beta_slow": "yarn_beta_slow",
+        "attention_factor": "yarn_attn_factor",
+    }
+    for name, key in rows.items():
+        if m.has(f"rope.scaling.{key}"):
+            found[name] = m.number(f"rope.scaling.{key}")
+    original = "rope.scaling.original_context_length"
+    if kind == "yarn":
+        found["original_max_position_embeddings"] = m.whole(
+            original if m.has(original) else "context_length"
+        )
+        multiplier = m.number("rope.scaling.yarn_log_multiplier", 0.0)
+        if multiplier:  # stored as 0.1 * mscale_all_dim, of models whose mscale is the same
+            found["mscale"] = found["mscale_all_dim"] = float(f"{10 * multiplier:.6g}")
+    return found

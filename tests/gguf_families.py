@@ -1,0 +1,422 @@
+"""Small models of the architectures whose layers differ from one another, or whose converters rearrange tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from gguf_cases import CASES, CONTEXT, EXPERTS, HIDDEN, VOCAB, WIDTH
+from gguf_models import GgufCase
+
+Shapes = dict[str, tuple[int, ...]]
+LAYERS, HEADS, KV_HEADS, HEAD_DIM = 4, 4, 2, 64
+_COMMON: dict[str, Any] = {
+    "block_count": LAYERS,
+    "context_length": CONTEXT,
+    "embedding_length": HIDDEN,
+    "feed_forward_length": WIDTH,
+    "attention.head_count": HEADS,
+    "attention.head_count_kv": KV_HEADS,
+    "attention.key_length": HEAD_DIM,
+    "attention.value_length": HEAD_DIM,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+    "rope.freq_base": 10_000.0,
+    "rope.dimension_count": HEAD_DIM,
+    "tokenizer.ggml.model": "no_vocab",
+    "vocab_size": VOCAB,
+}
+_SPARSE: dict[str, Any] = {
+    "expert_count": EXPERTS,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": WIDTH,
+}
+
+
+_BARE = (".bias", "ssm_a", "exp_probs_b")
+
+
+def family(
+    architecture: str,
+    seed: int,
+    layer: Callable[[int], Shapes],
+    outer: Shapes | None = None,
+    **metadata: Any,
+) -> GgufCase:
+    """A model by the tensors of each layer, whose names lack ".weight"; metadata has "__" for a dot."""
+
+    def tensors(case: GgufCase) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield "token_embd.weight", (VOCAB, HIDDEN)
+        yield "output_norm.weight", (HIDDEN,)
+        yield "output.weight", (VOCAB, HIDDEN)
+        yield from ((f"{name}.weight", shape) for name, shape in (outer or {}).items())
+        for i in range(case.metadata["block_count"]):
+            for name, shape in layer(i).items():
+                end = "" if name.endswith(_BARE) else ".weight"
+                yield f"blk.{i}.{name}{end}", shape
+
+    given = {key.replace("__", "."): value for key, value in metadata.items()}
+    return GgufCase(architecture, architecture, "wide", tensors, {**_COMMON, **given}, seed)
+
+
+def attention(
+    heads: int = HEADS, kv_heads: int = KV_HEADS, *, gated: bool = False, **more: Any
+) -> Shapes:
+    """Grouped-query attention; gated: the queries' projection has the gates too."""
+    return {
+        "attn_norm": (HIDDEN,),
+        "attn_q": ((1 + gated) * heads * HEAD_DIM, HIDDEN),
+        "attn_k": (kv_heads * HEAD_DIM, HIDDEN),
+        "attn_v": (kv_heads * HEAD_DIM, HIDDEN),
+        "attn_output": (HIDDEN, heads * HEAD_DIM),
+        **more,
+    }
+
+
+QK_NORMS: Shapes = {"attn_q_norm": (HEAD_DIM,), "attn_k_norm": (HEAD_DIM,)}
+
+
+def dense(width: int = WIDTH, end: str = "") -> Shapes:
+    return {
+        f"ffn_gate{end}": (width, HIDDEN),
+        f"ffn_up{end}": (width, HIDDEN),
+        f"ffn_down{end}": (HIDDEN, width),
+    }
+
+
+def sparse(*, shared: int = 0, correction: bool = False, gate: bool = False) -> Shapes:
+    """Experts, and a shared one of a width."""
+    return {
+        "ffn_gate_inp": (EXPERTS, HIDDEN),
+        **{name: (EXPERTS, *shape) for name, shape in dense(end="_exps").items()},
+        **(dense(shared, "_shexp") if shared else {}),
+        **({"exp_probs_b.bias": (EXPERTS,)} if correction else {}),
+        **({"ffn_gate_inp_shexp": (HIDDEN,)} if gate else {}),
+    }
+
+
+# ---- linear attention ----------------------------------------------------------------------------
+
+_KEY_HEADS, _VALUE_HEADS, _STATE = 2, 4, 64
+_VALUES = _VALUE_HEADS * _STATE
+_QKV = 2 * _KEY_HEADS * _STATE + _VALUES
+_SSM: dict[str, Any] = {
+    "ssm__conv_kernel": 4,
+    "ssm__state_size": _STATE,
+    "ssm__group_count": _KEY_HEADS,
+    "ssm__time_step_rank": _VALUE_HEADS,
+    "ssm__inner_size": _VALUES,
+    "full_attention_interval": 4,
+    "rope__dimension_count": HEAD_DIM // 4,
+}
+
+
+def _delta(i: int, gates: Shapes, mlp: Shapes) -> Shapes:
+    """Three layers of linear attention, then a full one."""
+    linear: Shapes = {
+        "attn_norm": (HIDDEN,),
+        "attn_qkv": (_QKV, HIDDEN),
+        "attn_gate": (_VALUES, HIDDEN),
+        "ssm_conv1d": (_QKV, 4),
+        "ssm_dt.bias": (_VALUE_HEADS,),
+        "ssm_a": (_VALUE_HEADS,),
+        "ssm_norm": (_STATE,),
+        "ssm_out": (HIDDEN, _VALUES),
+        **gates,
+    }
+    full = attention(gated=True, **QK_NORMS)
+    return {**(full if i % 4 == 3 else linear), "post_attention_norm": (HIDDEN,), **mlp}
+
+
+_TWO = {"ssm_beta": (_VALUE_HEADS, HIDDEN), "ssm_alpha": (_VALUE_HEADS, HIDDEN)}
+_ONE = {"ssm_ba": (2 * _VALUE_HEADS, HIDDEN)}
+_SHARED = {**_SPARSE, "expert_shared_feed_forward_length": 128}
+_QWEN_MLP = sparse(shared=128, gate=True)
+_SECTIONS = {"rope__dimension_sections": [4, 2, 2, 0]}
+
+
+def _older(layer: Shapes) -> Shapes:
+    """The layer as the first converters of Qwen3-Next wrote it: queries, keys, values and gates by key head."""
+    if "attn_qkv" not in layer:
+        return layer
+    kept = {k: v for k, v in layer.items() if k not in ("attn_qkv", "attn_gate")}
+    return {**kept, "ssm_in": (_QKV + _VALUES, HIDDEN)}
+
+
+FAMILIES = (
+    family("qwen3next", 1, lambda i: _delta(i, _ONE, _QWEN_MLP), **_SSM, **_SHARED),
+    replace(
+        family("qwen3next", 0, lambda i: _older(_delta(i, _ONE, _QWEN_MLP)), **_SSM, **_SHARED),
+        name="qwen3next-older",
+    ),
+    family("qwen35", 6, lambda i: _delta(i, _TWO, dense()), **_SSM, **_SECTIONS),
+    family("qwen35moe", 10, lambda i: _delta(i, _TWO, _QWEN_MLP), **_SSM, **_SECTIONS, **_SHARED),
+)
+_WINDOWS: dict[str, Any] = {
+    "attention__sliding_window": 8,
+    "attention__sliding_window_pattern": [True, True, True, False],
+}
+_SECTIONS_VL = {"rope__dimension_sections": [12, 10, 10, 0], "n_deepstack_layers": 0}
+_YARN: dict[str, Any] = {
+    "rope__scaling__type": "yarn",
+    "rope__scaling__factor": 8.0,
+    "rope__scaling__original_context_length": 32,
+}
+_LAGUNA = [2, 4, 4, 4]
+_SIGMOID: dict[str, Any] = {
+    **_SPARSE,
+    "expert_gating_func": 2,
+    "expert_shared_count": 1,
+    "expert_shared_feed_forward_length": WIDTH,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 1.5,
+    "leading_dense_block_count": 1,
+}
+
+
+def _usual(i: int, mlp: Shapes, first: int = 0, kv_heads: int = KV_HEADS) -> Shapes:
+    """Norms of q and k, and dense layers before the first with experts."""
+    return {
+        **attention(HEADS, kv_heads, **QK_NORMS),
+        "ffn_norm": (HIDDEN,),
+        **(dense() if i < first else mlp),
+    }
+
+
+_V3 = sparse(shared=WIDTH, correction=True)
+_ROWS = {"attn_q_norm": (HEADS * HEAD_DIM,), "attn_k_norm": (HEADS * HEAD_DIM,)}
+_ALL_HEADS = {"attention__head_count_kv": HEADS}
+_HY3 = {name.removesuffix(".bias"): shape for name, shape in _V3.items()}
+FAMILIES += (
+    family("qwen3vl", 1, lambda i: _usual(i, dense()), **_SECTIONS_VL),
+    family("qwen3vlmoe", 6, lambda i: _usual(i, sparse()), **_SPARSE, **_SECTIONS_VL),
+    family(
+        "olmoe",
+        3,
+        lambda i: {**attention(HEADS, HEADS, **_ROWS), "ffn_norm": (HIDDEN,), **sparse()},
+        **_SPARSE,
+        **_ALL_HEADS,
+    ),
+    family("dots1", 2, lambda i: _usual(i, _V3, 1, HEADS), **_SIGMOID, **_ALL_HEADS),
+    family("hy_v3", 0, lambda i: _usual(i, _HY3, 1), **_SIGMOID),
+    family(
+        "ernie4_5-moe",
+        2,
+        lambda i: {**attention(), "ffn_norm": (HIDDEN,), **(dense() if i < 1 else _V3)},
+        **(_SIGMOID | {"expert_gating_func": 1}),
+        interleave_moe_layer_step=1,
+    ),
+    family(
+        "hunyuan-moe",
+        0,
+        lambda i: _usual(i, sparse(shared=WIDTH)),
+        **_SHARED | {"expert_shared_feed_forward_length": WIDTH},
+    ),
+    family(
+        "granitemoe",
+        7,
+        lambda i: {**attention(), "ffn_norm": (HIDDEN,), **sparse(shared=128)},
+        **_SHARED,
+        embedding_scale=3.0,
+        attention__scale=0.05,
+        residual_scale=0.5,
+        logit_scale=2.0,
+    ),
+    family("exaone-moe", 1, lambda i: _usual(i, _V3, 1), **_SIGMOID, **_WINDOWS),
+    family(
+        "afmoe",
+        0,
+        lambda i: {
+            **_usual(i, _V3, 1),
+            "attn_gate": (HEADS * HEAD_DIM, HIDDEN),
+            "post_attention_norm": (HIDDEN,),
+            "post_ffw_norm": (HIDDEN,),
+        },
+        **_SIGMOID,
+        attention__sliding_window=8,
+    ),
+    family("mellum", 0, lambda i: _usual(i, sparse()), **_SPARSE, **_WINDOWS, **_YARN),
+    family(
+        "laguna",
+        0,
+        lambda i: {
+            **_usual(i, _V3, 1),
+            **attention(_LAGUNA[i], **QK_NORMS),
+            "attn_gate": (_LAGUNA[i], HIDDEN),
+        },
+        **_SIGMOID,
+        **_YARN,
+        attention__head_count=_LAGUNA,
+        attention__sliding_window=8,
+        rope__freq_base_swa=5000.0,
+        rope__dimension_count=HEAD_DIM // 2,
+        rope__dimension_count_swa=HEAD_DIM,
+    ),
+)
+_LORA, _ROPE, _NOPE, _V = 64, 32, 64, 64
+_INDEX_HEADS, _INDEX_DIM = 4, 64
+_DSA: dict[str, Any] = {
+    **_SIGMOID,
+    "attention__head_count_kv": 1,
+    "attention__key_length": _LORA + _ROPE,
+    "attention__value_length": _LORA,
+    "attention__key_length_mla": _NOPE + _ROPE,
+    "attention__value_length_mla": _V,
+    "attention__q_lora_rank": _LORA,
+    "attention__kv_lora_rank": _LORA,
+    "attention__indexer__head_count": _INDEX_HEADS,
+    "attention__indexer__key_length": _INDEX_DIM,
+    "attention__indexer__top_k": 8,
+    "rope__dimension_count": _ROPE,
+}
+
+
+def _dsa(i: int, own: bool = True) -> Shapes:
+    """Latent attention to the positions that an indexer chose; own: the layer has one."""
+    indexer: Shapes = {
+        "indexer.attn_k": (_INDEX_DIM, HIDDEN),
+        "indexer.attn_q_b": (_INDEX_HEADS * _INDEX_DIM, _LORA),
+        "indexer.k_norm": (_INDEX_DIM,),
+        "indexer.k_norm.bias": (_INDEX_DIM,),
+        "indexer.proj": (_INDEX_HEADS, HIDDEN),
+    }
+    return {
+        "attn_norm": (HIDDEN,),
+        "attn_q_a": (_LORA, HIDDEN),
+        "attn_q_a_norm": (_LORA,),
+        "attn_q_b": (HEADS * (_NOPE + _ROPE), _LORA),
+        "attn_kv_a_mqa": (_LORA + _ROPE, HIDDEN),
+        "attn_kv_a_norm": (_LORA,),
+        "attn_k_b": (HEADS, _LORA, _NOPE),
+        "attn_v_b": (HEADS, _V, _LORA),
+        "attn_output": (HIDDEN, HEADS * _V),
+        "ffn_norm": (HIDDEN,),
+        **(indexer if own else {}),
+        **(_V3 if i else dense()),
+    }
+
+
+_STEP_HEADS = [2, 4, 4, 4]
+
+
+def _m3(i: int) -> Shapes:
+    indexer: Shapes = {
+        "indexer.q_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+        "indexer.k_proj": (HEAD_DIM, HIDDEN),
+        "indexer.q_norm": (HEAD_DIM,),
+        "indexer.k_norm": (HEAD_DIM,),
+    }
+    return {**_usual(i, _V3, 1), **(indexer if i else {})}
+
+
+_STREAMS, _GROUPS, _O_LORA = 4, 2, 64
+_RATIOS = [0, 4, 128, 4]
+
+
+def _v4(i: int) -> Shapes:
+    """DeepSeek-V4: a window alone, then with pooled rows that an indexer chooses, or all of them."""
+    mixes = (2 + _STREAMS) * _STREAMS
+
+    def pool(of: str, dim: int, twice: int) -> Shapes:
+        return {
+            f"{of}_compressor_kv": (twice * dim, HIDDEN),
+            f"{of}_compressor_gate": (twice * dim, HIDDEN),
+            f"{of}_compressor_ape": (_RATIOS[i], twice * dim),
+            f"{of}_compressor_norm": (dim,),
+        }
+
+    pooled = pool("attn", HEAD_DIM, 1 + (_RATIOS[i] == 4)) if _RATIOS[i] else {}
+    chosen: Shapes = {
+        "indexer.attn_q_b": (_INDEX_HEADS * _INDEX_DIM, _LORA),
+        "indexer.proj": (_INDEX_HEADS, HIDDEN),
+        **(pool("indexer", _INDEX_DIM, 2) if _RATIOS[i] == 4 else {}),
+    }
+    return {
+        "attn_norm": (HIDDEN,),
+        "attn_sinks": (HEADS,),
+        "attn_q_a": (_LORA, HIDDEN),
+        "attn_q_a_norm": (_LORA,),
+        "attn_q_b": (HEADS * HEAD_DIM, _LORA),
+        "attn_kv": (HEAD_DIM, HIDDEN),
+        "attn_kv_a_norm": (HEAD_DIM,),
+        "attn_output_a": (_GROUPS * _O_LORA, HEADS * HEAD_DIM // _GROUPS),
+        "attn_output_b": (HIDDEN, _GROUPS * _O_LORA),
+        "ffn_norm": (HIDDEN,),
+        **{f"hc_{at}_fn": (mixes, _STREAMS * HIDDEN) for at in ("attn", "ffn")},
+        **{f"hc_{at}_base": (mixes,) for at in ("attn", "ffn")},
+        **{f"hc_{at}_scale": (3,) for at in ("attn", "ffn")},
+        **pooled,
+        **(chosen if _RATIOS[i] == 4 else {}),
+        **(_V3 if i else sparse(shared=WIDTH) | {"ffn_gate_tid2eid": (VOCAB, 2)}),
+    }
+
+
+_OUTER_V4: Shapes = {
+    "output_hc_fn": (_STREAMS, _STREAMS * HIDDEN),
+    "output_hc_base": (_STREAMS,),
+    "output_hc_scale": (1,),
+}
+FAMILIES += (
+    family("deepseek32", 4, _dsa, **_DSA),
+    family(
+        "glm-dsa",
+        3,
+        lambda i: _dsa(i, i != 1),
+        **_DSA,
+        attention__indexer__types=[True, False, True, True],
+    ),
+    family(
+        "minimax-m3",
+        3,
+        _m3,
+        **_SIGMOID,
+        rope__dimension_count=HEAD_DIM // 2,
+        attention__indexer__head_count=KV_HEADS,
+        attention__indexer__key_length=HEAD_DIM,
+        attention__indexer__top_k=2,
+        attention__indexer__block_size=128,
+        attention__indexer__local_blocks=1,
+    ),
+    family(
+        "step35",
+        6,
+        lambda i: {
+            **_usual(i, _V3, 1),
+            **attention(_STEP_HEADS[i], **QK_NORMS),
+            "attn_gate": (_STEP_HEADS[i], HIDDEN),
+        },
+        **_SIGMOID,
+        attention__head_count=_STEP_HEADS,
+        attention__sliding_window=8,
+        attention__sliding_window_pattern=[False, True, True, True],
+        rope__freq_base_swa=5000.0,
+        swiglu_clamp_exp=[0.0, 0.0, 0.0, 0.5],
+        swiglu_clamp_shexp=[0.0, 0.0, 0.5, 0.0],
+    ),
+)
+# llama.cpp's build 11549 reads this file, names, shapes and facts, but divides by zero before it computes anything.
+UNJUDGED = (
+    family(
+        "deepseek4",
+        0,
+        _v4,
+        outer=_OUTER_V4,
+        **_SIGMOID | {"expert_gating_func": 4, "attention__head_count_kv": 1},
+        attention__q_lora_rank=_LORA,
+        attention__indexer__head_count=_INDEX_HEADS,
+        attention__indexer__key_length=_INDEX_DIM,
+        attention__indexer__top_k=8,
+        rope__dimension_count=_ROPE,
+        attention__sliding_window=8,
+        attention__output_group_count=_GROUPS,
+        attention__output_lora_rank=_O_LORA,
+        attention__compress_ratios=_RATIOS,
+        attention__compress_rope_freq_base=5000.0,
+        hyper_connection__count=_STREAMS,
+        hyper_connection__sinkhorn_iterations=4,
+        hyper_connection__epsilon=1e-6,
+        hash_layer_count=1,
+        swiglu_clamp_exp=[2.0] * LAYERS,
+    ),
+)
+ALL_CASES = (*CASES, *FAMILIES)

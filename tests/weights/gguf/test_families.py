@@ -1,0 +1,173 @@
+"""Architectures by their small models: what is wrong is a sentence, rearranged blocks are the same numbers, and layers
+that guess further tokens are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from convert import convert_checkpoint
+from gguf_families import FAMILIES, LAYERS, UNJUDGED
+from gguf_models import GgufCase, write_gguf
+from loading import load_engine
+from timelines import logits_of
+
+from ktcli.errors import BadCheckpoint
+from ktcli.models import build
+from ktcli.native import Pool
+from ktcli.weights.check import check
+from ktcli.weights.gguf.file import Gguf
+from ktcli.weights.reader import examine
+from ktcli.weights.storage import ByteSpan
+
+BY_NAME = {case.name: case for case in (*FAMILIES, *UNJUDGED)}
+
+
+def changed(name: str, **metadata: Any) -> GgufCase:
+    """A family's case with other metadata, "__" for a dot; None: without it."""
+    given = {key.replace("__", "."): value for key, value in metadata.items()}
+    both = {**BY_NAME[name].metadata, **given}
+    return replace(BY_NAME[name], metadata={k: v for k, v in both.items() if v is not None})
+
+
+@pytest.mark.parametrize("case", UNJUDGED, ids=lambda case: case.name)
+def test_files_that_no_judge_runs_convert_and_answer(case: GgufCase, tmp_path: Path) -> None:
+    path = write_gguf(case, tmp_path / "a.gguf")
+    pack = convert_checkpoint(path, tmp_path / "pack", experts="bf16", dense="bf16")
+    session = load_engine(pack, exact=True, all_logits=True, threads=1).session()
+    assert np.isfinite(logits_of(session, list(range(40)))).all()
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "F16", "Q4_1"])
+@pytest.mark.parametrize("name", ["qwen35moe", "qwen3next"])
+def test_rearranged_blocks_are_the_same_numbers(name: str, kind: str, tmp_path: Path) -> None:
+    """A file of blocks and one of what they mean, in F32, give the same tensors, however they are cut."""
+    path = write_gguf(replace(BY_NAME[name], kind=kind), tmp_path / "coded.gguf")
+    numbers = {
+        tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in gguf.GGUFReader(path).tensors
+    }
+    plain = replace(BY_NAME[name], kind="F32", tensors=lambda case: iter(numbers.items()))
+    pool = Pool(1)
+    with Gguf(path) as blocks, Gguf(write_gguf(plain, tmp_path / "plain.gguf")) as wide:
+        for found in blocks.names:
+            if "linear_attn" not in found:
+                continue
+            whole, parts = (decoded(pool, wide, found, 1 << 20), decoded(pool, blocks, found, 37))
+            np.testing.assert_array_equal(whole, parts, err_msg=found)
+
+
+def decoded(pool: Pool, reader: Gguf, name: str, step: int) -> np.ndarray:
+    """All rows of a tensor, read some at a time."""
+    source = reader.find(name)
+
+    def rows() -> Iterator[np.ndarray]:
+        for start in range(0, source.rows, step):
+            span = ByteSpan(source, start, min(start + step, source.rows))
+            raws = [reader.read(each) for each in source.storage.reads(span)]
+            yield reader.decode(pool, span, raws)
+
+    return np.concatenate(list(rows()))
+
+
+def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
+    own = BY_NAME["qwen3vlmoe"]
+    metadata = {**own.metadata, "block_count": LAYERS + 1, "nextn_predict_layers": 1}
+    extra = {
+        f"blk.{LAYERS}.nextn.{of}.weight": (256, 256) for of in ("eh_proj", "shared_head_head")
+    }
+
+    def tensors(case: GgufCase) -> Iterator[Any]:
+        yield from own.tensors(case)
+        yield from extra.items()
+
+    with Gguf(
+        write_gguf(replace(own, metadata=metadata, tensors=tensors), tmp_path / "a.gguf")
+    ) as read:
+        assert read.config["num_hidden_layers"] == LAYERS
+        check(build(read.config), read)
+
+
+def test_a_file_that_speaks_of_such_layers_and_has_none_has_all_its_layers(tmp_path: Path) -> None:
+    """As DeepSeek-V4's, whose converter counts only the others."""
+    case = changed("deepseek4", nextn_predict_layers=1)
+    with Gguf(write_gguf(case, tmp_path / "a.gguf")) as read:
+        assert read.config["num_hidden_layers"] == LAYERS
+        check(build(read.config), read)
+
+
+BAD: dict[str, tuple[GgufCase, str]] = {
+    "tensors of another architecture": (
+        replace(BY_NAME["qwen3vl"], architecture="qwen3moe"),
+        "qwen3moe.expert_count is missing",
+    ),
+    "experts that are none": (
+        replace(changed("qwen3vlmoe", expert_count=3), architecture="qwen3moe"),
+        "shape|speak of",
+    ),
+    "experts where the architecture has none": (
+        replace(BY_NAME["qwen3vlmoe"], architecture="qwen3"),
+        r"has no tensor 'model.layers.0.mlp.gate_proj.weight'.*general.architecture 'qwen3' speaks",
+    ),
+    "linear attention where the architecture has none": (
+        replace(BY_NAME["qwen35"], architecture="qwen3"),
+        "general.architecture 'qwen3' speaks|has the shape",
+    ),
+    "no width": (
+        changed("exaone-moe", embedding_length=None),
+        "exaone-moe.embedding_length is miss",
+    ),
+    "no context": (
+        changed("exaone-moe", context_length=None),
+        "exaone-moe.context_length is missing",
+    ),
+    "another score": (
+        changed("hunyuan-moe", expert_gating_func=2),
+        r"expert_gating_func is 2, kt computes softmax \(1\)",
+    ),
+    "a short list": (
+        changed("deepseek4", attention__compress_ratios=[0, 4]),
+        "compress_ratios is not a list of 4",
+    ),
+    "a list of numbers": (
+        changed("exaone-moe", attention__sliding_window_pattern=[1, 1, 1, 0]),
+        "sliding_window_pattern is not a list of bool",
+    ),
+    "heads that differ within a kind": (
+        changed("step35", attention__head_count=[2, 4, 2, 4]),
+        "attention.head_count differs",
+    ),
+    "one number of heads": (changed("laguna", attention__head_count=4), "head_count is not a list"),
+    "only layers that guess": (changed("qwen35", nextn_predict_layers=4), "block_count is 4"),
+    "heads that are no multiple": (changed("qwen35", ssm__group_count=3), "linear_num_value_heads"),
+    "no key heads": (changed("qwen35", ssm__group_count=0), "linear_num_key_heads"),
+    "wide heads": (changed("qwen35", ssm__state_size=1 << 20), "linear_key_head_dim"),
+    "no width of heads": (changed("qwen35", ssm__inner_size=0), "linear_value_head_dim"),
+    "other widths of heads": (changed("qwen35", ssm__state_size=32), "has the shape"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_wrong_is_said(name: str, tmp_path: Path) -> None:
+    case, said = BAD[name]
+    with pytest.raises(BadCheckpoint, match=said):
+        examine(write_gguf(case, tmp_path / "bad.gguf"))
+
+
+@pytest.mark.parametrize("case", BY_NAME.values(), ids=lambda case: case.name)
+def test_nothing_but_sentences(case: GgufCase, tmp_path: Path) -> None:
+    """A file with bytes changed anywhere in its header is read or refused."""
+    one = replace(case, tensors=lambda case: iter([("token_embd.weight", (8, 32))]))
+    raw = write_gguf(one, tmp_path / "small.gguf").read_bytes()
+    rng, path = np.random.default_rng(0), tmp_path / "mutated.gguf"
+    for at in rng.integers(24, len(raw) - 8 * 32 * 4, 60):
+        other = bytearray(raw)
+        other[at] = rng.choice([0, 1, 0x7F, 0x80, 0xFF])
+        path.write_bytes(bytes(other))
+        with pytest.raises(BadCheckpoint):
+            examine(path)
