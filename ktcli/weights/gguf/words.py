@@ -86,6 +86,7 @@ _GPT4O = Words((_O200K,), ignore_merges=True)
 # tokenizer.ggml.pre -> how its texts are cut.
 WORDS: dict[str, Words] = {
     "gpt-2": Words((_GPT2,)),
+    "smollm": Words((r"\p{N}", _GPT2)),
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
