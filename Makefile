@@ -28,7 +28,7 @@ CHECKED := $(VENV)/$(if $(wildcard $(VENV)/.kt-test),.kt-test,.kt-check)
 # An editable install keeps the library beside the sources: where it is gone, the stamp lies.
 LOST   := $(if $(wildcard ktcli/libkt.so),,lost)
 
-.PHONY: help chat install uninstall check test test-all fakecuda bench bench-peers lint native wheel pythons clean lost
+.PHONY: help chat install uninstall check test test-all published fakecuda bench bench-peers lint native wheel pythons clean lost
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -51,6 +51,9 @@ test: $(VENV)/.kt-test ## under eight minutes, from a fresh clone: every part on
 
 test-all: $(VENV)/.kt-test build/fakecuda/.installed ## under half an hour: everything; PASSED=test leaves out what `make test` ran
 	@$(BIN)/python -m pytest --tier=$(if $(PASSED),rest,all) -n $(SHARES) --dist loadfile --no-loadscope-reorder
+
+published: $(VENV)/.kt-test ## what published models answer: pip fetches two (350 MB) into the user's cache, once
+	@$(BIN)/python -m pytest --tier=published tests/published
 
 fakecuda: $(VENV)/.kt-test build/fakecuda/.installed ## get the torch for CUDA (720 MB) of the tests that need no GPU for it
 

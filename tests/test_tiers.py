@@ -38,6 +38,8 @@ def test_named(fmt, seed): pass
 def test_turns(fmt, kind): pass
 @pytest.mark.each_once
 def test_plain(): pass
+@pytest.mark.published
+def test_published(): pass
 def test_unmarked(): pass
 """
 
@@ -81,14 +83,16 @@ def test_check_imports_only_what_its_extra_brings():
 def test_tiers_share_the_suite(tmp_path: Path):
     suite = tmp_path / "test_suite.py"
     suite.write_text(SUITE)
-    found = collected("all test rest", "-p", "tiers", suite)
-    everything, test, rest = (
-        {name.partition("::")[2] for name in found[tier]} for tier in ("all", "test", "rest")
+    found = collected("all test rest published", "-p", "tiers", suite)
+    everything, test, rest, published = (
+        {name.partition("::")[2] for name in found[tier]}
+        for tier in ("all", "test", "rest", "published")
     )
+    assert published == {"test_published"} and published <= rest - test
     assert (
         test | rest == everything
         and {name.partition("[")[0] for name in test & rest} == {"test_turns"}
-        and len(everything) == 6 + 2 + 3 + 8 + 2 * len(FAMILIES) + 2
+        and len(everything) == 6 + 2 + 3 + 8 + 2 * len(FAMILIES) + 3
     )
     assert {name for name in test if name.startswith("test_marked")} == {"test_marked[avx2]"}
     assert sum(name.startswith("test_all") for name in test) == 3

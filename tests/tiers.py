@@ -1,17 +1,19 @@
-"""The three tiers of the suite, and how a test finds its own: the cheapest that would catch its bug.
+"""The tiers of the suite, and how a test finds its own: the cheapest that would catch its bug.
 
     make check      --tier=check    after each edit, under a minute: the files of CHECK, none of which needs torch
     make test       --tier=test     before a merge: every part once, but parity and laws in turns
     make test-all   --tier=all      everything: all rows × formats × families, every sanitizer, longer fuzzing
                     --tier=rest     what `all` has and `test` has not, for whoever just ran that
+    make published  --tier=published    of `all`, what runs published models (tests/published), which pip fetches
 
-A plain `pytest` deselects nothing. A new test belongs to `test` and needs no mark. Three marks leave cases out:
+A plain `pytest` deselects nothing. A new test belongs to `test` and needs no mark. Four marks leave cases out:
 
     @pytest.mark.thorough                 runs in `all` only; also as the mark of one pytest.param
     @pytest.mark.each_once                runs in `test` with as few cases as show each value of each parameter
     @pytest.mark.each_once("isa", ...)    once, or of the named parameters; in `all` with every combination
     @pytest.mark.in_turn("case")          runs in `test` with a third of the named parameter's values: the commit says
                                           which, the same for all tests; the first line of the run says it, too
+    @pytest.mark.published                runs in `all`, and alone; skipped where there is no package index
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ TURN = pytest.StashKey[int]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tier",
-        choices=["check", "test", "all", "rest"],
+        choices=["check", "test", "all", "rest", "published"],
         default="all",
         help="which tests run (tests/tiers.py); all: nothing is left out",
     )
@@ -79,6 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "thorough: runs in `make test-all` only",
         "each_once(*names): `make test` runs as few cases as show each value of each (named) parameter once",
         "in_turn(name): `make test` runs a third of the values of a parameter, by the commit",
+        "published: runs in `make test-all` and `make published` only, on models that pip fetches",
     ):
         config.addinivalue_line("markers", line)
     config.stash[TURN] = turn_now()
@@ -111,10 +114,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tier = config.getoption("--tier")
     if tier == "all":
         return
+    if tier == "published":
+        _keep(config, items, [item for item in items if item.get_closest_marker("published")])
+        return
     quick = set(without_thorough(items, config.stash[TURN]))
     kept = [item for item in items if (item in quick) == (tier != "rest")]
     if tier == "rest":  # whatever commit or day `make test` was run at
         kept = [item for item in items if item not in quick or item.get_closest_marker("in_turn")]
+    _keep(config, items, kept)
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Item]) -> None:
+    """Leaves these items, and reports the others as deselected."""
     left = set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item not in left])
     items[:] = kept
@@ -174,7 +185,9 @@ def without_thorough(items: Sequence[pytest.Item], turn: int) -> Iterator[pytest
     sampled: dict[str, list[pytest.Item]] = defaultdict(list)
     late = waiting(items, turn)
     for item in items:
-        if item.get_closest_marker("thorough") or item in late:
+        if item.get_closest_marker("thorough") or item.get_closest_marker("published"):
+            continue
+        if item in late:
             continue
         if item.get_closest_marker("each_once"):
             sampled[item.nodeid.partition("[")[0]].append(item)
