@@ -47,7 +47,7 @@ def tasks(n_of_each: int, seed: int) -> dict[str, list[Task]]:
     """
     with recipe():
         from corpus import BOS, END, ROLE, make_dialogues
-        from dialogue import sum_turn
+        from dialogues import sum_turn
         from tokenizers import Tokenizer
 
         made = make_dialogues()

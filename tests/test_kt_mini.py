@@ -23,12 +23,12 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def recipe():
-    """The modules `phrases` and `dialogue` of the recipe."""
+    """The modules `phrases` and `dialogues` of the recipe."""
     with mini_tasks.recipe():
-        import dialogue
+        import dialogues
         import phrases
 
-        yield phrases, dialogue
+        yield phrases, dialogues
 
 
 def similarity(a: frozenset[str], b: frozenset[str]) -> float:
@@ -92,9 +92,9 @@ def test_the_filter_finds_what_a_plain_comparison_finds(recipe):
 
 def test_typed_questions_keep_away_too(recipe):
     """After politeness, short forms and slips of the fingers."""
-    phrases, dialogue = recipe
+    phrases, dialogues = recipe
     questions = phrases.held_out_questions()
-    made = dialogue.Dialogues(phrases.Phrases(phrases.TooClose(questions)))
+    made = dialogues.Dialogues(phrases.Phrases(phrases.TooClose(questions)))
     close, rng = phrases.TooClose(questions), random.Random(5)
     held = set().union(*(in_a_row(q) for q in questions))
     for _ in range(4000):
@@ -195,17 +195,17 @@ def test_what_is_planned_is_not_claimed(recipe):
 
 
 def test_same_seed_same_conversations(recipe):
-    phrases, dialogue = recipe
-    made = dialogue.Dialogues(phrases.Phrases(phrases.TooClose([])))
+    phrases, dialogues = recipe
+    made = dialogues.Dialogues(phrases.Phrases(phrases.TooClose([])))
     a, b = ([made.conversation(random.Random(7)) for _ in range(3)] for _ in range(2))
     assert a == b
     assert all(t[0] in ("system", "user", "assistant") for c in a for t in c)
 
 
 def test_sums_are_right(recipe):
-    _, dialogue = recipe
+    _, dialogues = recipe
     rng = random.Random(11)
     for _ in range(500):
-        _, _, answer = dialogue.small_sum(rng)
+        _, _, answer = dialogues.small_sum(rng)
         left, right = answer.rstrip(".").split(" = ")
         assert eval(left) == int(right)

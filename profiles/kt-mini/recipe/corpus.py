@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from dialogue import Dialogues, Turn, sum_turn
+from dialogues import Dialogues, Turn, sum_turn
 from phrases import Phrases, TooClose, held_out_questions
 from tokenizers import Tokenizer
 from torch import Tensor
