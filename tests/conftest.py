@@ -25,6 +25,9 @@ os.environ["HF_ENDPOINT"] = os.environ["MODELSCOPE_ENDPOINT"] = "http://127.0.0.
 os.environ["MODELSCOPE_API_MAX_RETRIES"] = "1"
 # Nor are the libraries of tests remembered as theirs.
 os.environ["XDG_STATE_HOME"] = "/dev/null"
+# Nor is it remembered when tiles pay: it would be measured, for two seconds, by each test that loads a model.
+if "amx_tile" in Path("/proc/cpuinfo").read_text():
+    os.environ.setdefault("KT_TILE_MIN", "16")
 
 pytest_plugins = ["tiers", "sanitized"]
 

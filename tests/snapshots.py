@@ -239,7 +239,7 @@ def measured() -> Iterator[Case]:
 # --- making them --------------------------------------------------------------------------------------
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(folder: Path, *, measured: bool = False) -> dict[str, str]:
     return {
         "HOME": str(folder),
         "KT_HOME": str(folder / "home"),
@@ -249,7 +249,7 @@ def environment(folder: Path) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "PATH": os.environ["PATH"],
         "TERM": "xterm-256color",
-        **same_rows(),
+        **(same_rows() if measured else {}),
     }
 
 
@@ -274,7 +274,15 @@ def made(case: Case, folder: Path) -> str:
 
 
 def forked(line: str, case: Case, folder: Path, columns: int | None, more: dict[str, str]) -> Shown:
-    shell = Shell(folder, {**environment(folder), "KT_THREADS": "1", "KT_DRAFT": "off", **more})
+    shell = Shell(
+        folder,
+        {
+            **environment(folder, measured=case.measured),
+            "KT_THREADS": "1",
+            "KT_DRAFT": "off",
+            **more,
+        },
+    )
     return shell.run(line, columns) if columns else shell.run(f"{line} | cat", LONG)
 
 
@@ -301,7 +309,9 @@ def direct(line: str, case: Case, folder: Path, columns: int | None, more: dict[
     result = Stream(False) if columns is None else told
     size = {} if columns is None else {"COLUMNS": str(columns)}
     with (
-        patch.dict(os.environ, {**environment(folder), **more, **size}, clear=True),
+        patch.dict(
+            os.environ, {**environment(folder, measured=case.measured), **more, **size}, clear=True
+        ),
         patch.multiple(sys, stdin=io.StringIO(), stdout=result, stderr=told),
         contextlib.chdir(folder),
         patch.object(resources, "PACKAGE", resources.PACKAGE),

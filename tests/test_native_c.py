@@ -17,6 +17,7 @@ CASES = [
 ]
 
 
+@pytest.mark.in_turn("source")
 @pytest.mark.parametrize(("sanitizer", "source"), CASES)
 def test_native(request: pytest.FixtureRequest, sanitizer: str, source: str) -> None:
     code, said = sanitized.result(request.config, sanitizer, source)

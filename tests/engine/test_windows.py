@@ -121,10 +121,10 @@ def test_no_bit_depends_on_where_positions_lie(name, tmp_path, monkeypatch) -> N
     engine.pools.forget()
     first, again = engine.session(), engine.session()
     advance(first, TEXT[:480].tolist())
-    first.session.sequence.close()
+    first.sequence.close()
     logits, reused = advance(again, TEXT.tolist())
     np.testing.assert_array_equal(logits.values, wanted[-1])
     assert reused == 448
-    again.session.sequence.close()
+    again.sequence.close()
     engine.pools.forget()
     assert windows.pool.free == windows.pool.count
