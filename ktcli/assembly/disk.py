@@ -24,10 +24,12 @@ class DiskNeed:
 
     @property
     def need_bytes(self) -> int:
+        """The bytes to come, of the download and the conversion together."""
         return self.download_bytes + self.pack_bytes
 
     @property
     def fits(self) -> bool:
+        """Whether the free bytes of the disk suffice."""
         return self.need_bytes <= self.free_bytes
 
 

@@ -59,15 +59,18 @@ class Bars:
         self._bar: Bar | None = None
 
     def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
+        """Shows a new progress bar in place of the one before."""
         self.end()
         self._shown = self._listener.progress(what, total_bytes, done=done_bytes)
         self._bar = self._shown.__enter__()
 
     def advance(self, n_bytes: int) -> None:
+        """Advances the bar that is shown, if any, by `n_bytes`."""
         if self._bar is not None:
             self._bar.advance(n_bytes)
 
     def end(self) -> None:
+        """Ends the bar that is shown, if any."""
         if self._shown is not None:
             self._shown.__exit__(None, None, None)
             self._shown = self._bar = None

@@ -67,6 +67,7 @@ class Silent:
     def progress(
         self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
     ) -> AbstractContextManager[Bar]:
+        """Returns a progress bar that shows nothing."""
         return nullcontext(_NO_BAR)
 
 

@@ -50,6 +50,7 @@ class Judged:
 
     @property
     def fits(self) -> bool:
+        """Whether there is a plan, and it fits into memory."""
         return self.plan is not None and self.plan.fits
 
 

@@ -52,6 +52,7 @@ class Surveyed:
 
     @property
     def fits(self) -> bool:
+        """Whether there is a plan, and it fits into memory."""
         return self.plan is not None and self.plan.fits
 
     @property

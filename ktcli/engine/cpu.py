@@ -89,27 +89,34 @@ class CpuEngine:
 
     @property
     def pools(self) -> Pools:
+        """The pools of the pages and states of its sequences."""
         return self._cache.pools
 
     @property
     def memory(self) -> PageMemory:
+        """The memory of the pages and states, from which they can be stored."""
         return self._cache
 
     @property
     def cache_format(self) -> CacheFormat:
+        """The number format of the KV cache."""
         return self.plan.use.cache_format
 
     @property
     def weights_bytes(self) -> int:
+        """The bytes of the loaded weights."""
         return self._tensors.size_bytes
 
     def sequence(self) -> Sequence:
+        """Returns a new sequence, which takes pages as it grows; close it in the end."""
         return Sequence(self.pools)
 
     def session(self) -> Session:
+        """Returns a new session, whose sequence is computed by itself."""
         return Session(self)
 
     def run(self, batch: Batch) -> list[Logits]:
+        """Computes a batch and returns the logits of each output row, in place: valid until the next step."""
         self.program.run(batch)
         at = [run.temperature for run in batch.runs for _ in range(run.first_output, run.ids.size)]
         return [
@@ -122,6 +129,7 @@ class CpuEngine:
         return depth_at(self.plan.depths, position)
 
     def how_at(self, position: int) -> int:
+        """Returns the byte that encodes how the token at `position` is computed, see `forms`."""
         return self.pools.how(self.depth_at(position))
 
     @cached_property

@@ -78,6 +78,7 @@ class Lookup:
         self._order: dict[int, deque[int]] = {n: deque() for n in GRAMS}
 
     def follow(self, ids: Sequence[int]) -> None:
+        """Sets the ids of the conversation; if they begin with those before, only the rest is added."""
         known = len(self._ids)
         if known > len(ids) or self._ids != list(ids[:known]):
             self._clear()
@@ -86,6 +87,7 @@ class Lookup:
             self.extend(int(id))
 
     def draft(self, most: int) -> Draft:
+        """Returns at most `most` ids that followed the latest earlier place of the longest n-gram found."""
         length = len(self._ids)
         for kind, n in enumerate(GRAMS):
             if length <= n:

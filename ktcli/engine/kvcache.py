@@ -63,6 +63,7 @@ class PageArena:
         self.page_bytes, self.arena = page_bytes, team.arena(pages * page_bytes)
 
     def saved_page(self, page: int) -> U8Array:
+        """Returns the bytes of a page, in place."""
         return self.arena.bytes[page * self.page_bytes : (page + 1) * self.page_bytes]
 
     page_room = saved_page
@@ -115,16 +116,20 @@ class KvCache:
 
     @property
     def page_bytes(self) -> int:
+        """The bytes of a page as it is stored."""
         return self.layout.page_bytes
 
     @property
     def state_bytes(self) -> int:
+        """The bytes of a state as it is stored."""
         return self.states.size_bytes
 
     def saved_page(self, page: int) -> U8Array:
+        """Returns the bytes of a page, in place."""
         return self.memory.saved_page(page)
 
     def saved_state(self, slot: int) -> U8Array:
+        """Returns the bytes of the state in a slot, in place."""
         return self.state_memory.bytes[slot * self.state_bytes : (slot + 1) * self.state_bytes]
 
     page_room, state_room = saved_page, saved_state

@@ -246,6 +246,7 @@ class PackSource:
 
     @property
     def identity(self) -> str:
+        """The hash of the converted model's config and weight files."""
         return self._pack.identity
 
     @classmethod
@@ -257,6 +258,7 @@ class PackSource:
     def fill(
         self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
     ) -> None:
+        """Reads the tensor's bytes from `offset` on from its file into `memory`."""
         place = self._part(tensor, offset, memory.nbytes)
         with self._reading(place) as descriptor:
             self._pool.read_file(descriptor, place.offset, memory)
@@ -269,6 +271,7 @@ class PackSource:
         targets: Sequence[Weight],
         offset: int = 0,
     ) -> None:
+        """Reads some matrices, from byte `offset` of the tensor on, and writes each node's slice into its target."""
         place = self._part(tensor, offset, whole.size_bytes)
         axis = Axis.ROWS if tensor.cut is Cut.ROWS else Axis.COLUMNS
         cuts = [each.of for each in slices]
@@ -319,6 +322,7 @@ class RandomSource:
     def fill(
         self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
     ) -> None:
+        """Fills the memory of a tensor: random matrices and tables, cyclic ids of experts, neutral vectors."""
         self._seed += 1
         if isinstance(target, tuple):
             self._pool.fill_random(target[0], self._seed)
@@ -340,6 +344,7 @@ class RandomSource:
         targets: Sequence[Weight],
         offset: int = 0,
     ) -> None:
+        """Fills each node's target with random weights."""
         for target in targets:
             self._seed += 1
             if target.size_bytes:

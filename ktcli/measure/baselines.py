@@ -118,7 +118,7 @@ class OnDemand(TimedRunner):
         """Begins a step; `defer` is ignored, as no expert is deferred here."""
 
     def check(self) -> None:
-        pass
+        """Does nothing: errors of the CPU are raised in `finish`."""
 
     def operations(self) -> list[tuple[str, int]]:
         """Returns the (phase, nanoseconds so far) pairs."""
@@ -127,9 +127,11 @@ class OnDemand(TimedRunner):
         return [(name, round(1e9 * each)) for name, each in seconds.items()]
 
     def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False) -> Any:
+        """Returns the arguments as the handle for `finish`, which computes everything."""
         return layer, x, ids, gate
 
     def finish(self, pending: Any) -> Tensor:
+        """Computes the chosen experts, one phase after the other, and returns their weighted sum, [T, H]."""
         layer, x, ids, gate = pending
         phases = self.phases
         self.stream.synchronize()

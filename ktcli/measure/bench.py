@@ -82,6 +82,7 @@ class Demand:
 
     @property
     def all_ops(self) -> int:
+        """The operations of all units together."""
         return sum(self.ops.values())
 
 
@@ -141,6 +142,7 @@ class Ceilings:
 
     @classmethod
     def of(cls, pool: Pool) -> Ceilings:
+        """Returns the ceilings of a pool, not sampled yet, with memory on each node for the samples of reads."""
         nodes = range(len(pool.node_threads))
         arenas = tuple(pool.arena(CEILING_BYTES // len(nodes), node) for node in nodes)
         for arena in arenas:  # untouched pages would all be one zero page, which caches hold
@@ -171,6 +173,7 @@ class Ceilings:
         return Rates(read, int8, bf16, True, basis, tiles, each)
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
+        """Returns the seconds of a run at the ceiling, of reads for decode, of arithmetic for prefill, measured now."""
         wanted = demand(engine, job)
         if job.kind is Phase.DECODE:
             return wanted.read_bytes / self.measure(Ceiling.READ)
@@ -184,6 +187,7 @@ class Ceilings:
         return sum(n / self.measure(kind) for n, kind in peaks if n)
 
     def predicted_s(self, engine: Engine, job: Job) -> float:
+        """Returns the seconds that the planner's cost model gives for a run at the sampled rates."""
         rates = self.rates()
         works = ((work_of(engine, job, s), s) for s in steps(engine, job))
         operations = engine.model.operations
@@ -198,6 +202,7 @@ class OperationTimes:
 
     @property
     def seconds(self) -> float:
+        """The seconds of all operations together."""
         return sum(seconds for _, seconds in self.operations)
 
 
@@ -223,10 +228,12 @@ class BenchResult:
 
     @property
     def tok_s(self) -> float:
+        """The tokens per second, of all answers together, in the median run."""
         return self.job.tokens / self.measured.seconds
 
     @property
     def read_bps(self) -> float:
+        """The bytes per second that the job read."""
         return self.demand.read_bytes / self.measured.seconds
 
     @property

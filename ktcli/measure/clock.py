@@ -40,14 +40,17 @@ class Measurement:
 
     @property
     def seconds(self) -> float:
+        """The median seconds of the runs."""
         return median(run.seconds for run in self.runs)
 
     @property
     def fastest_s(self) -> float:
+        """The seconds of the fastest run."""
         return min(run.seconds for run in self.runs)
 
     @property
     def slowest_s(self) -> float:
+        """The seconds of the slowest run."""
         return max(run.seconds for run in self.runs)
 
     @property
@@ -57,6 +60,7 @@ class Measurement:
 
     @property
     def noisy(self) -> bool:
+        """Whether other processes used more of the cores than a measurement bears."""
         return self.others_share > NOISY_SHARE
 
 

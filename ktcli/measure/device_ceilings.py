@@ -136,6 +136,7 @@ class DeviceCeilings:
 
     @classmethod
     def of(cls, engine: DeviceEngine, device: DeviceRates) -> DeviceCeilings:
+        """Returns the yardstick of an engine, with the ceilings of its pool and the measured rates of its device."""
         return cls(Ceilings.of(engine.pool), device, engine.placement, policy_of(engine))
 
     def ideal_s(self, engine: Engine, job: Job) -> float:

@@ -61,6 +61,7 @@ class Window:
 
     @property
     def counted(self) -> int:
+        """The number of predictions that count."""
         return len(self.ids) - 1 - self.first
 
 

@@ -77,6 +77,7 @@ class LayerResult:
 
     @property
     def read_bps(self) -> float:
+        """The bytes per second at which the layer read its weights."""
         return self.case.read_bytes / self.measured.seconds
 
     @property
@@ -212,6 +213,7 @@ class ExpertStack(LayerStack):
         self._record(shape.hidden, layer)
 
     def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[LayerCase]:
+        """Returns the cases of decode, one token, and of prefill, one case for each number of tokens per expert."""
         tokens = [1] if Work.DECODE in works else []
         if Work.PREFILL in works:
             tokens += [self._shape.tokens(n) for n in per_expert]
@@ -229,6 +231,7 @@ class ExpertStack(LayerStack):
         )
 
     def ids(self, n_tokens: int) -> NDArray[np.int32]:
+        """Returns the token ids of the next step: of a single token the next in turn, else shuffled neighbours."""
         if (
             n_tokens == 1
         ):  # always the same deal: an expert comes again when all others had their turn
@@ -261,12 +264,14 @@ class LinearStack(LayerStack):
         self._record(self.K, layer)
 
     def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[LayerCase]:
+        """Returns the cases of dense products, one for each number of tokens; none if they are not wanted."""
         if Work.LINEAR not in works:
             return []
         size, elements = self.size_bytes // self.layers, self.N * self.K
         return [LayerCase(Work.LINEAR, n, None, size, 2 * elements * n) for n in _LINEAR_TOKENS]
 
     def ids(self, n_tokens: int) -> NDArray[np.int32]:
+        """Returns token ids that are all 0, as products do not depend on them, int32 [n_tokens]."""
         return np.zeros(n_tokens, np.int32)
 
 

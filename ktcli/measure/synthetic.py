@@ -118,6 +118,7 @@ class ApartSource(RandomSource):
     def fill(
         self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
     ) -> None:
+        """Fills a table with random values of magnitudes from 32 to 128, other tensors as `RandomSource` does."""
         if tensor.role is not Role.TABLE:
             super().fill(tensor, target, memory, offset)
             return

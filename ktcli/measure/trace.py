@@ -34,6 +34,7 @@ class Event:
 
     @property
     def seconds(self) -> float:
+        """The duration in seconds."""
         return (self.end_ns - self.start_ns) / 1e9
 
 

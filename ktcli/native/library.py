@@ -310,6 +310,7 @@ class Weight:
 
     @property
     def size_bytes(self) -> int:
+        """The bytes of all matrices as they are packed; 0 for a node without a share."""
         return packed_bytes(self.format, self.n, self.k) * self.count if self.n and self.k else 0
 
 

@@ -108,6 +108,7 @@ class Gathered:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """The numbers of rows and columns, (n, k)."""
         return len(self.rows), self.k
 
 

@@ -48,6 +48,7 @@ class Alone:
 
     @classmethod
     def of(cls, model: Model, host: Host, request: Request) -> Alone:
+        """Returns the memory and speed of a model on a host, in the formats and for the use of a request."""
         return cls(model, host, request.recipe, request.use)
 
     @property
@@ -74,6 +75,7 @@ class Alone:
         return need_bytes(self.model, self.recipe, context, self.use)
 
     def fits(self, context: int) -> bool:
+        """Tells whether the model with a context of `context` positions fits into the host's memory."""
         return self.need_bytes(context) <= self.room_bytes
 
     def total_bytes(self, context: int) -> int:

@@ -65,6 +65,7 @@ class Budget:
 
     @property
     def fits(self) -> bool:
+        """Whether all parts but the experts fit within the limit."""
         return self.experts_bytes >= 0
 
     def without_stream(self) -> Budget:

@@ -48,10 +48,12 @@ class Room:
 
     @property
     def all_bytes(self) -> int:
+        """The bytes of all experts of all MoE layers."""
         return sum(self.sizes) * self.experts
 
     @property
     def empty(self) -> Mask:
+        """The mask with no expert on the GPU."""
         return np.zeros((len(self.sizes), self.experts), np.bool_)
 
 

@@ -77,6 +77,7 @@ class Forecast:
 
     @property
     def hybrid(self) -> Hybrid:
+        """The predicted times of the layers that CPU and GPU share."""
         return self.prefill.hybrid
 
     def decode_s(self, position: int, depth: int = 0, answers: int = 1) -> float:

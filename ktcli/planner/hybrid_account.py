@@ -205,6 +205,7 @@ class HybridAccount:
     # --- sentences ---
 
     def reasons(self) -> Iterator[str]:
+        """Yields the sentences that say why experts lie where they do, and what is deferred and streamed."""
         device, request = self.device, self.request
         if self.choice.reason:
             yield self.choice.reason

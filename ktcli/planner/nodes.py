@@ -29,6 +29,7 @@ class NodeNeed:
 
     @property
     def fits(self) -> bool:
+        """Whether as many bytes are free on the node as it must hold."""
         return self.need_bytes <= self.free_bytes
 
 

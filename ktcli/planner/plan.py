@@ -146,6 +146,7 @@ class Vram:
 
     @property
     def total(self) -> int:
+        """The bytes of all uses together."""
         return sum(getattr(self, name) for name in self.__slots__)
 
     @classmethod
@@ -308,6 +309,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
+        """Whether the available memory holds the plan's bytes, in all and on each node."""
         return self.need_bytes <= self.host.available_bytes and all(n.fits for n in self.nodes)
 
     def require(self, what: str) -> None:

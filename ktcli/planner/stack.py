@@ -75,6 +75,7 @@ class ModelLoads:
 
     @property
     def layers(self) -> int:
+        """The number of layers, L."""
         return len(self.before.ops)
 
     def cache_work(self, start: int, n_tokens: int) -> tuple[float, float]:

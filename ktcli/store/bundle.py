@@ -49,10 +49,12 @@ class BundlePart:
 
     @property
     def kind(self) -> EntryKind:
+        """The kind of entry: a conversion if it has formats, else a checkpoint."""
         return EntryKind.PACK if self.formats else EntryKind.CHECKPOINT
 
     @property
     def size_bytes(self) -> int:
+        """The bytes of all its files."""
         return sum(file.size_bytes for file in self.files)
 
     def folder(self, name: str) -> str:

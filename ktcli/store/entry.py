@@ -56,6 +56,7 @@ class Entry:
 
     @property
     def complete(self) -> bool:
+        """Whether it has no problem, so that it can be used."""
         return not self.problem
 
     @property

@@ -122,6 +122,7 @@ class HuggingFace:
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
     def look(self, repository: str, revision: str) -> Snapshot:
+        """Asks Hugging Face for a repository and returns its commit, files and license, and whether it is gated."""
         with asking("hf", repository, revision):
             from huggingface_hub import HfApi
 
@@ -144,6 +145,7 @@ class HuggingFace:
             return Snapshot("hf", repository, commit, tuple(files), license_, bool(info.gated))
 
     def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
+        """Returns the address of a file, with the headers that `huggingface_hub` sends, its token among them."""
         with asking("hf", snapshot.repository, snapshot.revision):
             from huggingface_hub import hf_hub_url
             from huggingface_hub.utils._headers import build_hf_headers
@@ -155,6 +157,7 @@ class HuggingFace:
             return _located(file, url, build_hf_headers(library_name="kt"))
 
     def cached(self, snapshot: Snapshot, name: str) -> Path | None:
+        """Returns the path of a file in the cache of `huggingface_hub`, of any revision; None: it is not there."""
         with asking("hf", snapshot.repository, snapshot.revision):
             from huggingface_hub import try_to_load_from_cache
 
@@ -192,6 +195,7 @@ class ModelScope:
             os.environ.setdefault(name, "2")
 
     def look(self, repository: str, revision: str) -> Snapshot:
+        """Asks ModelScope for a repository and returns its files; an empty revision is the branch master."""
         with asking("ms", repository, revision):
             files = tuple(self._files(repository, revision or "master"))
             return Snapshot("ms", repository, revision or "master", files)
@@ -214,6 +218,7 @@ class ModelScope:
                 yield from _listed(file.path, file.size, file.sha256)
 
     def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
+        """Returns the address of a file, with the headers that the client sends, its token's cookies among them."""
         with asking("ms", snapshot.repository, snapshot.revision):
             from modelscope.hub.api import HubApi, ModelScopeConfig
             from modelscope.hub.file_download import get_file_download_url
@@ -229,6 +234,7 @@ class ModelScope:
             return _located(file, url, headers)
 
     def cached(self, snapshot: Snapshot, name: str) -> Path | None:
+        """Returns the path of a file in a cache of ModelScope's clients, old or new; None: it is not there."""
         owner, _, repository = snapshot.repository.partition("/")
         revision = snapshot.revision or "master"
         places = [f"models/{owner}--{repository}/snapshots/{revision}"]

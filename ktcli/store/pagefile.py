@@ -81,6 +81,7 @@ class PageEntry:
 
     @property
     def whole_bytes(self) -> int:
+        """The bytes of the whole record: ids, depths and data."""
         return self.head_bytes + self.size_bytes
 
 

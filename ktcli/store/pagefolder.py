@@ -89,10 +89,12 @@ class StoredPages:
 
     @property
     def size_bytes(self) -> int:
+        """The bytes of all its files."""
         return sum(file.size_bytes for file in self.files)
 
     @property
     def used_ns(self) -> int:
+        """The time when any of its files was used last, see `PageFile`; 0 if it has none."""
         return max((file.used_ns for file in self.files), default=0)
 
 

@@ -33,6 +33,7 @@ class Quant:
 
     @property
     def size_bytes(self) -> int:
+        """The bytes of all its files."""
         return sum(file.size_bytes for file in self.files)
 
 

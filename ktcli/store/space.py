@@ -22,6 +22,7 @@ class Taken:
 
     @property
     def total_bytes(self) -> int:
+        """The bytes of its checkpoint, conversions and stored pages together."""
         return self.checkpoint_bytes + self.packs_bytes + self.pages_bytes
 
 

@@ -149,6 +149,7 @@ class DeviceEngine:
 
     @property
     def cache_format(self) -> CacheFormat:
+        """The number format of the KV cache: f32 for an exact engine, else the placement's."""
         return F32_CACHE if self.exact else FORMATS[self.placement.cache]
 
     def depth_at(self, position: int) -> int:
@@ -156,6 +157,7 @@ class DeviceEngine:
         return depth_at(self.placement.depths, position)
 
     def how_at(self, position: int) -> int:
+        """Returns the byte that encodes how the token at `position` is computed, see `forms`."""
         return self.pools.how(self.depth_at(position))
 
     def follow(self, depths: tuple[tuple[int, int], ...]) -> None:
@@ -168,9 +170,11 @@ class DeviceEngine:
         return self._ways.host
 
     def sequence(self) -> Sequence:
+        """Returns a new sequence, which takes pages as it grows; close it in the end."""
         return Sequence(self.pools)
 
     def session(self) -> Session:
+        """Returns a new session, whose sequence is computed by itself."""
         return Session(self)
 
     def run(self, batch: Batch) -> list[Logits]:
@@ -203,6 +207,7 @@ class DeviceEngine:
 
     @property
     def weights_bytes(self) -> int:
+        """The bytes of the loaded weights, in main memory and on the devices."""
         return self._host_bytes + self._on_device.size_bytes
 
     def chosen(self) -> NDArray[np.int64]:

@@ -84,22 +84,27 @@ class Coupled(Runner):
         self._host, self._resident = host, resident
 
     def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
+        """Prepares the CPU for a step; does nothing if no experts are in main memory."""
         if self._host is not None:
             self._host.begin(n_tokens, defer)
 
     def outbox(self, layer: int, n_tokens: int) -> Sent | None:
+        """Returns the buffers into which the router may write its rows for the CPU; None: there are none."""
         return None if self._host is None else self._host.outbox(layer, n_tokens)
 
     def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False) -> Any:
+        """Starts the CPU on its experts of a layer and returns a handle for `along` and `finish`."""
         if self._host is not None and self._host.has(layer):
             self._host.enter(layer, x, ids, gate, sent=sent)
         return layer, x.shape[0], self._resident.start(layer, x, ids, gate)
 
     def along(self, pending: Any, mlp: Mlp) -> Parts | None:
+        """Computes the device's experts together with an MLP and returns its output; None: it was not computed."""
         own: OwnExperts | None = pending[2]
         return None if own is None else own.along(mlp)
 
     def finish(self, pending: Any) -> Tensor | Parts:
+        """Waits for the CPU and returns the weighted sum of its and the device's experts, [T, H]."""
         layer, n_tokens, chosen = pending
         own = None if chosen is None else chosen.sum()
         if self._host is None or not self._host.has(layer):
@@ -110,6 +115,7 @@ class Coupled(Runner):
         return theirs if own is None else cast(Tensor, own.add_(theirs))
 
     def check(self) -> None:
+        """Raises the error that the CPU had in the step, if any."""
         if self._host is not None:
             self._host.check()
 
@@ -135,12 +141,14 @@ class Streamed(Runner):
             slabs.begin()
 
     def check(self) -> None:
-        pass
+        """Does nothing: the CPU computes no experts."""
 
     def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False) -> Any:
+        """Computes the experts that lie on the device and returns a handle for `finish`."""
         return layer, x, ids, gate, self._resident.run(layer, x, ids, gate)
 
     def finish(self, pending: Any) -> Tensor:
+        """Computes the streamed experts slab by slab and returns the weighted sum of all experts, [T, H]."""
         layer, x, ids, gate, total = pending
         for slices in chain.from_iterable(slabs.of_layer(layer) for slabs in self._slabs):
             for stacks in slices:

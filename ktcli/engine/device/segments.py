@@ -39,6 +39,7 @@ class Segment:
 
     @property
     def device(self) -> torch.device:
+        """The device on which the layers lie."""
         return self.stream.device
 
 

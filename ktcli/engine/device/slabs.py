@@ -43,6 +43,7 @@ class Slab:
 
     @property
     def size_bytes(self) -> int:
+        """The bytes of all stacks of the slab, with the padding that aligns them."""
         return sum(padded for _, _, padded in self._places())
 
     def gather(self, memory: Tensor, pool: Pool) -> None:

@@ -117,19 +117,23 @@ class HostStream:
         self.log: deque[StreamCall] = deque(maxlen=_LOG_CALLS)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
+        """Copies `source` to `target`, of one shape and dtype, without gaps."""
         _require_whole(target, source)
         with self._logged("copy"):
             target.copy_(source)
 
     def call(self, function: int, argument: int) -> None:
+        """Calls a C function of type cudaHostFn_t, given by address, with its argument."""
         with self._logged("call"):
             _HostFunction(function)(argument)
 
     def write_flag(self, address: int) -> None:
+        """Writes 1 to the 32 bits at a host address."""
         with self._logged("write_flag"):
             ctypes.c_int32.from_address(address).value = 1
 
     def await_flag(self, address: int) -> None:
+        """Waits until the 32 bits at a host address are 1, then writes 0."""
         with self._logged("await_flag"):
             flag = ctypes.c_int32.from_address(address)
             while flag.value != 1:
@@ -137,32 +141,38 @@ class HostStream:
             flag.value = 0
 
     def pin(self, address: int, size_bytes: int) -> None:
-        pass
+        """Does nothing: the CPU reads any host memory."""
 
     def unpin(self, address: int) -> None:
+        """Does nothing but log the call: no memory was pinned."""
         with self._logged("unpin"):
             pass
 
     def pinned(self, size_bytes: int) -> Tensor:
+        """Returns newly allocated host memory, uint8, which is not pinned."""
         return torch.empty(size_bytes, dtype=torch.uint8)
 
     def mark(self) -> Mark:
+        """Returns a mark that has been reached already."""
         return _Past()
 
     def after(self, mark: Mark) -> None:
-        pass
+        """Does nothing: work before a mark is already done."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Returns `work` itself."""
         return work
 
     @contextmanager
     def running(self) -> Iterator[None]:
+        """Returns a context that changes nothing: torch's operations run at once."""
         yield
 
     def synchronize(self) -> None:
-        pass
+        """Does nothing: all work is already done."""
 
     def sleep(self) -> None:
+        """Does nothing but log the call: all work is already done."""
         with self._logged("sleep"):
             pass
 
@@ -214,44 +224,54 @@ class CudaStream:
         self._graphs: Any = None
 
     def copy(self, target: Tensor, source: Tensor) -> None:
+        """Enqueues a copy of `source` to `target`, of one shape and dtype, without gaps."""
         _require_whole(target, source)
         with self.running():
             target.copy_(source, non_blocking=True)
 
     def call(self, function: int, argument: int) -> None:
+        """Enqueues the call of a C function of type cudaHostFn_t, given by address, with its argument."""
         with self.running():
             cuda.launch_host_function(self._now, function, argument)
 
     def write_flag(self, address: int) -> None:
+        """Enqueues a write of 1 to the 32 bits of pinned memory at a host address."""
         with self.running():
             cuda.write_flag(self._now, self._device_address(address))
 
     def await_flag(self, address: int) -> None:
+        """Enqueues a wait until the 32 bits of pinned memory at a host address are 1, then a write of 0."""
         with self.running():
             cuda.await_flag(self._now, self._device_address(address))
 
     def pin(self, address: int, size_bytes: int) -> None:
+        """Pins host memory that is already allocated, until `unpin`."""
         with self.running():
             cuda.register(address, size_bytes)
 
     def unpin(self, address: int) -> None:
+        """Waits for the stream's work, then unpins host memory; errors of a failed device are ignored."""
         with suppress(DeviceError):
             self.synchronize()
         with suppress(RuntimeError), self.running():  # a device that has failed has no stream
             cuda.unregister(address)
 
     def pinned(self, size_bytes: int) -> Tensor:
+        """Returns newly allocated pinned host memory, uint8."""
         with self.running():
             return pinned_memory(self.device, size_bytes)
 
     def mark(self) -> Mark:
+        """Records an event at the end of the work enqueued so far and returns it."""
         return _Event(self._stream)
 
     def after(self, mark: Mark) -> None:
+        """Makes all further work wait for the event of another stream of the device."""
         assert isinstance(mark, _Event)
         self._stream.wait_event(mark.event)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Captures `work` as a CUDA graph and returns a function that replays it."""
         graph = torch.cuda.CUDAGraph()
         if self._graphs is None:
             self._graphs = torch.cuda.graph_pool_handle()
@@ -270,14 +290,17 @@ class CudaStream:
 
     @contextmanager
     def running(self) -> Iterator[None]:
+        """Returns a context in which torch's own operations go to the stream."""
         with torch.cuda.stream(self._stream):  # its device, too, is the thread's current one there
             yield
 
     def synchronize(self) -> None:
+        """Waits until all work of the stream is done; a core may be busy with waiting."""
         with device_errors("a step"):
             self._stream.synchronize()
 
     def sleep(self) -> None:
+        """Waits until all work of the stream is done, and leaves the core to others meanwhile."""
         with device_errors("a step"):
             _Event(self._stream, blocking=True).event.synchronize()
 
