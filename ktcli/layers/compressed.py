@@ -61,10 +61,12 @@ class CompressedAttention:
 
     @cached_property
     def qkv_a(self) -> Tensor:
+        """The projection [q_lora + dim, hidden] of the input to the query latent, then to the key."""
         return self._matrix("qkv_a", self.hidden, ("wq_a", self.q_lora), ("wkv", self.shape.dim))
 
     @cached_property
     def q_b(self) -> Tensor:
+        """The projection [heads * dim, q_lora] of the query latent to the queries of all heads."""
         return self._matrix("q_b", self.q_lora, ("wq_b", self._width))
 
     @cached_property
@@ -85,6 +87,7 @@ class CompressedAttention:
 
     @cached_property
     def o_b(self) -> Tensor:
+        """The second output projection, [hidden, groups * o_lora]."""
         return self._matrix("o_b", self.groups * self.o_lora, ("wo_b", self.hidden))
 
     @cached_property
@@ -97,6 +100,7 @@ class CompressedAttention:
 
     @cached_property
     def sinks(self) -> Tensor:
+        """The sinks [heads], one more score of each head's softmax."""
         return self._vector("sinks", "attn_sink", self.shape.heads)
 
     def _matrix(self, name: str, k: int, *pieces: tuple[str, int]) -> Tensor:
@@ -110,12 +114,14 @@ class CompressedAttention:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The stored tensors of the attention, then those of its compressor and its indexer, if any."""
         own = (self.qkv_a, self.q_b, *self.o_a, self.o_b, *self.norms, self.sinks)
         pool = self._compressor.tensors if self._compressor else ()
         return (*own, *pool, *(self._indexer.tensors if self._indexer else ()))
 
     @property
     def scratch(self) -> Scratch:
+        """The buffer widths that its projections, the choice of pooled rows and partial results need in a step."""
         made, index = Scratch.of(self.tensors), self.indexer.shape if self.indexer else None
         if index is None:
             return replace(made, partials=self.shape.partials)

@@ -52,11 +52,13 @@ class Compressor:
 
     @cached_property
     def bias(self) -> Tensor:
+        """The bias [every, columns] of the scores, one row for each position of a window."""
         shape = (self.shape.every, self.shape.columns)
         return self._vector("bias", Stored(f"{self.source}.ape", shape), neutral=0.0)
 
     @cached_property
     def norm(self) -> Tensor:
+        """The gain [dim] of the norm of the pooled rows."""
         return self._vector("norm", Stored(f"{self.source}.norm.weight", (self.shape.dim,)))
 
     def _vector(self, name: str, piece: Stored, neutral: float = 1.0) -> Tensor:
@@ -64,6 +66,7 @@ class Compressor:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The stored tensors of the compressor: projection, bias and gain of the norm."""
         return self.projection, self.bias, self.norm
 
     def forward(self, b: Backend, x: Value, first: int) -> Value:
@@ -103,6 +106,7 @@ class WindowIndexer:
 
     @cached_property
     def queries(self) -> Tensor:
+        """The projection [heads * dim, q_lora] of the query latent to the index queries."""
         shape = (self.shape.heads * self.shape.dim, self.q_lora)
         stored = Stored(f"{self.source}.wq_b.weight", shape)
         name = f"layers.{self.layer}.attn.index_q"
@@ -124,6 +128,7 @@ class WindowIndexer:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The stored tensors of the indexer, then those of the compressor that makes its keys."""
         return self.queries, self.weights, *self.keys.tensors
 
     def forward(self, b: Backend, x: Value, latent: Value, first: int) -> None:

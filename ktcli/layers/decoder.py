@@ -71,11 +71,13 @@ class DecoderLayer:
 
     @cached_property
     def norms(self) -> tuple[Tensor, Tensor]:
+        """The gains [hidden] of the norms before attention and MLP."""
         attention, mlp = self.norm_names
         return self._norm("attn_norm", attention), self._norm("mlp_norm", mlp)
 
     @cached_property
     def norms_after(self) -> tuple[Tensor | None, ...]:
+        """The gains [hidden] of the norms of the outputs of attention and MLP; None where there is no norm."""
         names = zip(("attn_norm_after", "mlp_norm_after"), self.after, strict=True)
         return tuple(self._norm(name, source) if source else None for name, source in names)
 
@@ -85,6 +87,7 @@ class DecoderLayer:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The stored tensors of the layer: MLP, attention, norms and hyper-connections."""
         mixed = [tensor for mixer in self.mixers or () for tensor in mixer.tensors]
         norms = (*self.norms, *(norm for norm in self.norms_after if norm))
         return (*self.mlp.tensors, *self.attention.tensors, *norms, *mixed)
@@ -105,6 +108,7 @@ class DecoderLayer:
         return largest(part.scratch for part in (self.attention, self.mlp, *(self.mixers or ())))
 
     def forward(self, b: Backend, x: Value) -> Value:
+        """Returns the residual after the layer, of the shape of the residual x before it."""
         for i, block in enumerate((self.attention, self.mlp)):
             if self.mixers is None:
                 inner = block.forward(b, b.norm(x, self.norms[i], self.eps))
@@ -146,6 +150,7 @@ class Decoder:
 
     @cached_property
     def embedding(self) -> Tensor:
+        """The embedding [vocab, hidden]; if `tied`, a checkpoint without it has the head for both."""
         rows, head = self._rows
         made = matrix(
             "embed", rows, role=Role.TABLE, cut=Cut.NONE, layer=None, part=ModelPart.EMBEDDING
@@ -155,6 +160,7 @@ class Decoder:
 
     @cached_property
     def head(self) -> Tensor:
+        """The output head [vocab, hidden]; if `tied`, a checkpoint without it has the embedding for both."""
         rows, head = self._rows
         made = matrix("lm_head", head, layer=None, part=ModelPart.HEAD)
         sources = (*made.sources, (rows,)) if self.tied else made.sources
@@ -162,6 +168,7 @@ class Decoder:
 
     @cached_property
     def norm(self) -> Tensor:
+        """The gain [hidden] of the norm before the head."""
         stored = _stored_norm(self.body, "norm", self.hidden, self.norm_plus)
         return vector("norm", stored, layer=None)
 
@@ -174,6 +181,7 @@ class Decoder:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The stored tensors: embedding, layers in order, mixer, final norm, head."""
         inner = tuple(tensor for layer in self.layers for tensor in layer.tensors)
         mixed = self.mixer.tensors if self.mixer else ()
         return (self.embedding, *inner, *mixed, self.norm, self.head)

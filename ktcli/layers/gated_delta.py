@@ -56,6 +56,7 @@ class GatedDeltaNet:
 
     @cached_property
     def qkvz(self) -> Tensor:
+        """The projection of the input to q, k, v and the norm's gate z, each for all heads."""
         s, (keys, _, values) = self.shape, self._widths
         each = s.heads // s.key_heads * s.dv
         sizes = {"in_proj_qkv": 2 * keys + values, "in_proj_z": values}
@@ -75,6 +76,7 @@ class GatedDeltaNet:
 
     @cached_property
     def conv(self) -> Tensor:
+        """The weight of the causal convolution of q, k and v: conv_width rows, the oldest first."""
         shape = (sum(self._widths), 1, self.conv_width)
         return self._vector("conv", Stored(f"{self.source}.conv1d.weight", shape, transposed=True))
 
@@ -89,15 +91,18 @@ class GatedDeltaNet:
 
     @cached_property
     def norm(self) -> Tensor:
+        """The gain [dv] of the norm of each head's output."""
         return self._vector("norm", Stored(f"{self.source}.norm.weight", (self.shape.dv,)))
 
     @cached_property
     def o(self) -> Tensor:
+        """The output projection, [hidden, heads * dv]."""
         stored = Stored(f"{self.source}.out_proj.weight", (self.hidden, self._widths[2]))
         return self._matrix("o", (stored,))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The stored tensors of the layer's linear attention."""
         return (self.qkvz, self.gates, self.o, self.conv, *self.learned, self.norm)
 
     @property
@@ -106,6 +111,7 @@ class GatedDeltaNet:
 
     @property
     def scratch(self) -> Scratch:
+        """The buffer widths that its projections need in a step."""
         return Scratch.of(self.tensors)
 
     @property

@@ -120,6 +120,7 @@ class GroupedQueryAttention:
 
     @cached_property
     def o(self) -> Tensor:
+        """The output projection, [hidden, heads * value_dim]."""
         width = self.shape.heads * self.shape.value_dim
         stored = Stored(f"{self.source}.o_proj.weight", (self.hidden, width))
         return self._matrix("o", stored)
@@ -135,6 +136,7 @@ class GroupedQueryAttention:
 
     @cached_property
     def qk_norms(self) -> tuple[Tensor, ...]:
+        """The gains of the norms of q and k, of a head or of all heads' columns; (): there are no norms."""
         if self.norms is None:
             return ()
         d, plus = self.shape.head_dim, self.norms.plus
@@ -146,6 +148,7 @@ class GroupedQueryAttention:
 
     @cached_property
     def sinks(self) -> Tensor | None:
+        """The sinks [heads], one more score of each head's softmax; None: there are none."""
         name = self.sinks_name
         return self._vector("sinks", (name, self.shape.heads)) if name else None
 
@@ -164,12 +167,14 @@ class GroupedQueryAttention:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The stored tensors of the attention, then the norms of its indexer, if any."""
         optional = (vector for vector in (*self.biases, self.sinks) if vector is not None)
         index = self._indexer.norms if self._indexer else ()
         return (self.qkv, self.o, *self.qk_norms, *optional, *index)
 
     @property
     def scratch(self) -> Scratch:
+        """The buffer widths that its projections, partial results and, if any, its indexer need in a step."""
         s, index = self.shape, self.indexer.shape if self.indexer else None
         partials = ceil_to(s.heads * (s.value_dim + 2), GQA_SPLIT_PAGES) // GQA_SPLIT_PAGES
         made = replace(Scratch.of(self.tensors), partials=partials)

@@ -39,6 +39,7 @@ class HyperConnection:
 
     @property
     def streams(self) -> int:
+        """The number of streams of the residual."""
         return self.shape.streams
 
     @property
@@ -65,10 +66,12 @@ class HyperConnection:
 
     @cached_property
     def scale(self) -> Tensor:
+        """The factors of the logits of entry, leaving and mixing weights, [3]; at the end of the stack [1]."""
         return self._vector("scale", 1 if self.at_end else 3)
 
     @cached_property
     def base(self) -> Tensor:
+        """The bias of the logits of the mixing weights, [weights]."""
         return self._vector("base", self._weights)
 
     def _vector(self, name: str, length: int) -> Tensor:
@@ -77,10 +80,12 @@ class HyperConnection:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The stored tensors of the hyper-connection: projection, factors and bias."""
         return self.projection, self.scale, self.base
 
     @property
     def scratch(self) -> Scratch:
+        """The buffer width of the streams."""
         return Scratch(streams=self.shape.streams * self.hidden)
 
     def enter(self, b: Backend, x: Value) -> tuple[Value, Value | None]:
@@ -104,6 +109,7 @@ class StreamMean:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The stored tensors: none, as a mean has no weights."""
         return ()
 
     def enter(self, b: Backend, x: Value) -> tuple[Value, None]:

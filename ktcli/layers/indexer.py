@@ -86,6 +86,7 @@ class Indexer:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The stored tensors of the indexer, without the projections that lie with those of the attention."""
         bias = (self.pool_bias,) if self.pool_bias else ()
         return (self.weights, *self.key_norm, *bias)
 

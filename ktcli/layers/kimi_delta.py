@@ -69,18 +69,21 @@ class KimiDelta:
 
     @cached_property
     def decay(self) -> Tensor | None:
+        """The second projection [decays, dk] of a low-rank decay; None: the first has full rank."""
         if self.direct:
             return None
         return self._matrix("decay", Role.KEPT, {"f_b_proj": self.shape.decays}, self.shape.dk)
 
     @cached_property
     def gate(self) -> Tensor | None:
+        """The second projection [heads * dv, dk] of a low-rank gate of the norm; None: the first has full rank."""
         if self.direct:
             return None
         return self._matrix("gate", Role.DENSE, {"g_b_proj": self._widths[2]}, self.shape.dk)
 
     @cached_property
     def o(self) -> Tensor:
+        """The output projection [hidden, heads * dv], by any of its checkpoint names."""
         ways = [
             self._matrix("o", Role.DENSE, {name: self.hidden}, self._widths[2])
             for name in self.o_names
@@ -103,10 +106,12 @@ class KimiDelta:
 
     @cached_property
     def norm(self) -> Tensor:
+        """The gain [dv] of the norm of each head's output."""
         return self._vector("norm", "o_norm.weight", (self.shape.dv,))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The stored tensors of the layer's linear attention."""
         matrices = self.qkvg, self.gates, self.decay, self.gate, self.o
         return (*(m for m in matrices if m is not None), *self.convs, *self.learned, self.norm)
 
@@ -117,6 +122,7 @@ class KimiDelta:
 
     @property
     def scratch(self) -> Scratch:
+        """The buffer widths that its projections need in a step."""
         return Scratch.of(self.tensors)
 
     @property

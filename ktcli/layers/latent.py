@@ -79,10 +79,12 @@ class LatentAttention:
 
     @cached_property
     def qkv_a(self) -> Tensor:
+        """The projection of the input to query latent (or queries), index key, KV latent and gates."""
         return self._matrix("qkv_a", self.hidden, *self._a_pieces)
 
     @cached_property
     def qkv_a_bias(self) -> Tensor | None:
+        """The bias of `qkv_a`, one element for each of its rows; None: there is none."""
         if not self.bias:
             return None
         assert self.q_lora, "the reference gives a direct q projection no bias"
@@ -92,15 +94,18 @@ class LatentAttention:
 
     @cached_property
     def q_a_norm(self) -> Tensor:
+        """The gain [q_lora] of the norm of the query latent."""
         return self._vector("q_a_norm", ("q_a_layernorm.weight", self.q_lora))
 
     @cached_property
     def q_b(self) -> Tensor:
+        """The projection of the query latent to the queries of all heads, then to the index queries, if any."""
         index = (("indexer.wq_b", self.indexer.width),) if self.indexer else ()
         return self._matrix("q_b", self.q_lora, ("q_b_proj", self._q_width), *index)
 
     @cached_property
     def kv_a_norm(self) -> Tensor:
+        """The gain [lora] of the norm of the KV latent."""
         return self._vector("kv_a_norm", ("kv_a_layernorm.weight", self.shape.lora))
 
     @cached_property
@@ -131,10 +136,12 @@ class LatentAttention:
 
     @cached_property
     def o(self) -> Tensor:
+        """The output projection, [hidden, heads * v]."""
         return self._matrix("o", self.shape.heads * self.shape.v, (self.o_name, self.hidden))
 
     @cached_property
     def o_bias(self) -> Tensor | None:
+        """The bias [hidden] of the output projection; None: there is none."""
         if not self.bias:
             return None
         return self._vector("o_bias", (f"{self.o_name}.bias", self.hidden), neutral=0.0)
@@ -155,6 +162,7 @@ class LatentAttention:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The stored tensors of the attention, then those of its indexer, if any."""
         query = (self.q_a_norm, self.q_b) if self.q_lora else ()
         optional = (self.qkv_a_bias, self.o_bias)
         return (

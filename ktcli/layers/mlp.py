@@ -42,6 +42,7 @@ class DenseMlp:
 
     @cached_property
     def gate_up(self) -> Tensor:
+        """The weight that projects to gate and up, whose 16-row panels alternate."""
         shape = (self.width, self.hidden)
         pieces = self._stored(self.names.gate, shape), self._stored(self.names.up, shape)
         made = self._matrix("gate_up", self._inner, self.hidden, pieces)
@@ -58,6 +59,7 @@ class DenseMlp:
 
     @cached_property
     def down(self) -> Tensor:
+        """The weight [hidden, width] that projects the activation to the output."""
         pieces = (self._stored(self.names.down, (self.hidden, self.width)),)
         return self._matrix("down", self.hidden, self.width, pieces)
 
@@ -69,6 +71,7 @@ class DenseMlp:
 
     @cached_property
     def down_bias(self) -> Tensor | None:
+        """The bias [hidden] of down; None: there is none."""
         return self._bias("down_bias", (self.names.down,), self.hidden)
 
     def _bias(self, name: str, weights: tuple[str, ...], each: int) -> Tensor | None:
@@ -88,11 +91,13 @@ class DenseMlp:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The stored tensors of the MLP: gate and up, down, and their biases, if any."""
         biases = self.gate_up_bias, self.down_bias
         return (self.gate_up, self.down, *(bias for bias in biases if bias is not None))
 
     @property
     def scratch(self) -> Scratch:
+        """The buffer widths that its projections need in a step."""
         return Scratch.of(self.tensors)
 
     def forward(self, b: Backend, x: Value) -> Value:

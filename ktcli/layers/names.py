@@ -57,16 +57,20 @@ class EachExpert:
     down: str = "experts.{e}.down_proj.weight"
 
     def gate_up_of(self, of: StoredExperts) -> Sources:
+        """Returns the checkpoint's gate and up [I, H] of each expert, which lie in different tensors."""
         shape = of.width, of.hidden
         return ((self._piece(of, self.gate, shape), self._piece(of, self.up, shape)),)
 
     def down_of(self, of: StoredExperts) -> Sources:
+        """Returns the checkpoint's down [H, I] of each expert."""
         return ((self._piece(of, self.down, (of.hidden, of.width)),),)
 
     def gate_up_bias_of(self, of: StoredExperts) -> Sources:
+        """Returns the biases [I] of gate and up that lie beside each expert's weights."""
         return ((self._bias(of, self.gate, of.width), self._bias(of, self.up, of.width)),)
 
     def down_bias_of(self, of: StoredExperts) -> Sources:
+        """Returns the bias [H] of down that lies beside each expert's weight."""
         return ((self._bias(of, self.down, of.hidden),),)
 
     @staticmethod
@@ -94,6 +98,7 @@ class FusedExperts:
     across: bool = False
 
     def gate_up_of(self, of: StoredExperts) -> Sources:
+        """Returns the rows of gate, then those of up, of the tensor that holds both for all experts."""
         rows = 2 * of.width
         shape = (of.count, of.hidden, rows) if self.across else (of.count, rows, of.hidden)
         name = f"{of.source}.{self.gate_up}"
@@ -101,14 +106,17 @@ class FusedExperts:
         return ((gate, replace(gate, first=of.width)),)
 
     def down_of(self, of: StoredExperts) -> Sources:
+        """Returns the tensor that holds down for all experts."""
         n, k = (of.width, of.hidden) if self.across else (of.hidden, of.width)
         name = f"{of.source}.{self.down}"
         return ((Stored(name, (of.count, n, k), matrix=True, transposed=self.across),),)
 
     def gate_up_bias_of(self, of: StoredExperts) -> Sources:
+        """Returns no alternative, as the layout has no biases."""
         return ()
 
     def down_bias_of(self, of: StoredExperts) -> Sources:
+        """Returns no alternative, as the layout has no biases."""
         return ()
 
 
@@ -125,6 +133,7 @@ class InterleavedExperts:
     down_bias: str = "experts.down_proj_bias"
 
     def gate_up_of(self, of: StoredExperts) -> Sources:
+        """Returns the rows of gate, then those of up, of the transposed tensor or of the packed one."""
         e, rows = of.count, 2 * of.width
         across = self._stored(of, self.gate_up, (e, of.hidden, rows), transposed=True)
         return _in_turn(across), _in_turn(
@@ -132,13 +141,16 @@ class InterleavedExperts:
         )
 
     def down_of(self, of: StoredExperts) -> Sources:
+        """Returns the tensor that holds down for all experts, transposed or packed."""
         across = self._stored(of, self.down, (of.count, of.width, of.hidden), transposed=True)
         return (across,), (self._stored(of, self.packed_down, (of.count, of.hidden, of.width)),)
 
     def gate_up_bias_of(self, of: StoredExperts) -> Sources:
+        """Returns the elements of gate's bias, then those of up's, of the tensor [E, 2I] that interleaves them."""
         return (_in_turn(self._stored(of, self.gate_up_bias, (of.count, 2 * of.width))),)
 
     def down_bias_of(self, of: StoredExperts) -> Sources:
+        """Returns the tensor [E, H] of the biases of down."""
         return ((self._stored(of, self.down_bias, (of.count, of.hidden)),),)
 
     @staticmethod
@@ -171,6 +183,7 @@ class CorrectionNames:
     may_lack: bool = False
 
     def of(self, of: StoredExperts) -> Sources:
+        """Returns the bias [E] or [1, E] in the checkpoint and, where it may be missing, nothing as an alternative."""
         shape = (1, of.count) if self.is_row else (of.count,)
         there = (Stored(f"{of.source}.{self.bias}", shape),)
         return (there, ()) if self.may_lack else (there,)

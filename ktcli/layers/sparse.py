@@ -64,6 +64,7 @@ class SparseMlp:
 
     @cached_property
     def router_correction(self) -> Tensor | None:
+        """The bias [experts] of the scores that choose experts, not of their weights; None: there is none."""
         if not self.correction:
             return None
         sources = self.names.router.correction.of(self._stored)
@@ -71,6 +72,7 @@ class SparseMlp:
 
     @cached_property
     def router_bias(self) -> Tensor | None:
+        """The bias [experts] of the router's logits; None: there is none."""
         if not self.biases:
             return None
         stored = Stored(f"{self.source}.{self.names.router.bias}", (self.routing.experts,))
@@ -115,12 +117,14 @@ class SparseMlp:
 
     @cached_property
     def gate_up(self) -> Tensor:
+        """The weights that project to gate and up, whose 16-row panels alternate: a matrix for each expert."""
         sources = [p for way in self.names.experts for p in way.gate_up_of(self._stored)]
         made = self._of_experts("gate_up", self._inner, self.hidden, sources)
         return replace(made, alternate=True, cut=Cut.ROWS)
 
     @cached_property
     def down(self) -> Tensor:
+        """The weights that project the activation to the output: a matrix [hidden, width] for each expert."""
         sources = [p for way in self.names.experts for p in way.down_of(self._stored)]
         made = self._of_experts("down", self.hidden, self.width, sources)
         return replace(made, cut=Cut.COLUMNS)
@@ -136,6 +140,7 @@ class SparseMlp:
 
     @cached_property
     def shared(self) -> DenseMlp | None:
+        """The shared expert, a dense MLP; None: there is none."""
         if not self.shared_width:
             return None
         names, glu = self.names.shared, self.shared_glu or self.glu
@@ -146,6 +151,7 @@ class SparseMlp:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The stored tensors of experts, shared expert and router, then biases and table, if any."""
         vectors = (
             self.router_bias,
             self.router_correction,

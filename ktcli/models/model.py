@@ -148,6 +148,7 @@ class DecoderModel:
 
     @cached_property
     def spec(self) -> Spec:
+        """The sizes of the model, with those of experts from the first layer that has them."""
         layers = self.decoder.layers
         sparse = [layer.mlp for layer in layers if isinstance(layer.mlp, SparseMlp)]
         return Spec(
@@ -167,6 +168,7 @@ class DecoderModel:
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
+        """The stored tensors of the decoder, in its order."""
         return self.decoder.tensors
 
     @cached_property
@@ -180,14 +182,18 @@ class DecoderModel:
         return len(record(self.forward).records)
 
     def at(self, context: int) -> DecoderModel:
+        """Returns the model with the rotary embeddings for a context of `context` positions."""
         return at_context(self, context)
 
     def forward(self, b: Backend) -> Value:
+        """Records or computes one step on backend `b`, and returns its logits [outputs, vocab]."""
         return self.decoder.forward(b)
 
     @property
     def borders(self) -> tuple[int, ...]:
+        """The numbers of the layers that may begin on another device than the layer before."""
         return self.decoder.borders
 
     def part(self, b: Backend, x: Value | None, first: int, last: int) -> Value:
+        """Computes layers [first, last) of a step; returns the residual before layer `last`, or the logits."""
         return self.decoder.part(b, x, first, last)

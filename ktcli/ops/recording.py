@@ -105,9 +105,11 @@ class Recorder(Backend):
         return Recording(tuple(self._records), tuple(self._buffers), results)
 
     def begin_layer(self, layer: int | None) -> None:
+        """Sets the decoder layer of the records that follow; None: they belong to no layer."""
         self._layer = layer
 
     def do(self, operation: Operation) -> Value:
+        """Checks and records one operation; returns its results, views then numbers, else its first operand."""
         choice = layout_of(type(operation)).choice
         if choice and getattr(operation, choice):
             operation = replace(operation, **{choice: self._choice})
@@ -127,6 +129,7 @@ class Recorder(Backend):
         return made if len(made) > 1 else made[0] if made else operands[0]
 
     def split(self, x: View, *widths: int) -> tuple[Value, ...]:
+        """Returns views of consecutive ranges of columns of x, as wide as `widths` says; records nothing."""
         ends = [sum(widths[: i + 1]) for i in range(len(widths))]
         return tuple(
             View(x.buffer, x.column + end - width, width)
@@ -134,6 +137,7 @@ class Recorder(Backend):
         )
 
     def grouped(self, x: View, weights: tuple[Tensor, ...]) -> Value:
+        """Records a product of each weight with its run of columns of x; returns the view of all results."""
         out = self._buffer(sum(weight.n for weight in weights), self._buffers[x.buffer].outputs)
         columns = self.split(x, *(weight.k for weight in weights))
         parts = self.split(out, *(weight.n for weight in weights))
@@ -144,6 +148,7 @@ class Recorder(Backend):
         return out
 
     def collect(self, started: View) -> Value:
+        """Returns the view that `experts` writes, as it is; records nothing."""
         return started
 
     def _buffer(self, width: Any, outputs: bool) -> View:

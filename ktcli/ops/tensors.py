@@ -137,6 +137,7 @@ class Tensor:
 
     @property
     def elements(self) -> int:
+        """The number of elements of all its matrices."""
         return self.n * self.k * self.count
 
     @property

@@ -82,11 +82,13 @@ class Gqa(Operation):
 
     @property
     def cached(self) -> Cached:
+        """The elements of k and of v for each position, before those of an indexer."""
         s = self.shape
         parts = s.kv_heads * s.head_dim, s.kv_heads * s.value_dim
         return Cached(0, parts, s.beside, (s.kv_heads, s.kv_heads))
 
     def widths(self) -> Widths:
+        """Returns the columns of the result, q, k and v, and the number of sinks."""
         s, (k, v) = self.shape, self.cached.parts
         out = s.heads * s.value_dim
         return {"out": out, "q": s.heads * s.head_dim, "k": k, "v": v, "sinks": s.heads}
@@ -152,9 +154,11 @@ class Choose(Operation):
 
     @property
     def cached(self) -> Cached:
+        """The elements of the index key for each position, behind those of attention."""
         return Cached(self.shape.behind, (self.shape.elements,), 0)
 
     def widths(self) -> Widths:
+        """Returns the columns of the index queries, the index key and the weights of heads."""
         s = self.shape
         return {"q": s.heads * s.dim, "key": s.dim, "weight": s.heads}
 
@@ -204,10 +208,12 @@ class Mla(Operation):
 
     @property
     def cached(self) -> Cached:
+        """The elements of the latent and the rotated key for each position, before those of an indexer."""
         s = self.shape
         return Cached(0, (s.lora + s.rope,), s.beside, (s.cached_heads,))
 
     def widths(self) -> Widths:
+        """Returns the columns of the result, q and the latent, and the shapes of the matrices of all heads."""
         s = self.shape
         return {
             "out": s.heads * s.v,
@@ -280,9 +286,11 @@ class Mqa(Operation):
 
     @property
     def cached(self) -> Cached:
+        """The elements of the pooled rows for each position, before those of an indexer."""
         return Cached(0, (self.shape.paged,), self.shape.beside)
 
     def widths(self) -> Widths:
+        """Returns the columns of the result, q, kv and the pooled rows, and the number of sinks."""
         s, width = self.shape, self.shape.heads * self.shape.dim
         pooled = s.dim if s.every else 0
         return {"out": width, "q": width, "kv": s.dim, "pooled": pooled, "sinks": s.heads}

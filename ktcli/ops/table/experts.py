@@ -82,6 +82,7 @@ class Route(Operation):
         return self.table.elements // self.routing.top_k if self.table else 0
 
     def widths(self) -> Widths:
+        """Returns the columns of the logits, and the elements of the bias and the table."""
         r = self.routing
         return {"logits": r.experts, "bias": r.experts, "table": self.vocab * r.top_k}
 
@@ -106,6 +107,7 @@ class Experts(Operation):
     down_bias: Vector | None = None
 
     def widths(self) -> Widths:
+        """Returns the columns of the result, the shapes of the experts' matrices, and the elements of their biases."""
         count, hidden, inner = self.down.count, self.down.n, self.down.k
         rows = 2 * ceil_to(inner, PANEL_ROWS)
         return {
@@ -152,4 +154,5 @@ class Carry(Operation):
     deferred: Rows
 
     def widths(self) -> Widths:
+        """Returns the columns of the deferred sum: those of x."""
         return {"deferred": self.x.width}

@@ -43,6 +43,7 @@ class Conv(Operation):
         return self.weight.k // columns
 
     def widths(self) -> Widths:
+        """Returns the columns of the result, those of x, and the elements of the weight."""
         return {"out": self.x.width, "weight": self.width * self.x.width}
 
 
@@ -89,6 +90,7 @@ class Pooling(Operation):
     first: StateFirst
 
     def widths(self) -> Widths:
+        """Returns the columns of the result, x and its scores, and the elements of the bias."""
         s = self.shape
         return {"out": s.dim, "x": s.columns, "score": s.columns, "bias": s.every * s.columns}
 
@@ -148,6 +150,7 @@ class Delta(Operation):
     first: StateFirst
 
     def widths(self) -> Widths:
+        """Returns the columns of the result, q, k, v and the gates, and the elements of the learned vectors."""
         s = self.shape
         keys, values = s.key_heads * s.dk, s.heads * s.dv
         views = {"out": values, "q": keys, "k": keys, "v": values, "decay": s.decays}

@@ -61,6 +61,7 @@ class Embed(Operation):
         return self.table.n
 
     def widths(self) -> Widths:
+        """Returns the columns of the result: those of the embedding."""
         return {"out": self.table.k}
 
 
@@ -81,9 +82,11 @@ class Norm(Operation):
 
     @property
     def in_place(self) -> bool:
+        """Whether it overwrites x: it does for runs of columns and for the first columns."""
         return self.head_width is not None or self.columns is not None
 
     def widths(self) -> Widths:
+        """Returns the columns of the result, and the elements of the gain: the columns normed together."""
         return {"out": self.x.width, "gain": self.head_width or self.columns or self.x.width}
 
 
@@ -99,6 +102,7 @@ class LayerNorm(Operation):
     eps: float
 
     def widths(self) -> Widths:
+        """Returns the columns of the result and the elements of gain and bias: the columns of x."""
         return dict.fromkeys(("out", "gain", "bias"), self.x.width)
 
 
@@ -115,6 +119,7 @@ class Linear(Operation):
     reads: Reads = Reads.FORMAT
 
     def widths(self) -> Widths:
+        """Returns the columns of the result, the shape of the weight, and the elements of the bias."""
         n, k = self.weight.n, self.x.width
         return {"out": n, "weight": (1, n, k), "bias": n}
 
@@ -146,6 +151,7 @@ class Swiglu(Operation):
     glu: Glu = SILU
 
     def widths(self) -> Widths:
+        """Returns the columns of x, gate and up each in whole panels, and of the result."""
         return {"x": 2 * ceil_to(self.width, PANEL_ROWS), "out": self.width}
 
 
@@ -161,6 +167,7 @@ class GateRows(Operation):
     kind: GateKind = GateKind.SIGMOID
 
     def widths(self) -> Widths:
+        """Returns the columns of the result: those of x."""
         return {"out": self.x.width}
 
 
@@ -174,6 +181,7 @@ class Add(Operation):
     b: Rows
 
     def widths(self) -> Widths:
+        """Returns the columns of the result and of b: those of a."""
         return {"out": self.a.width, "b": self.a.width}
 
 
@@ -188,9 +196,11 @@ class ScaleRows(Operation):
 
     @property
     def in_place(self) -> bool:
+        """Whether it overwrites x: always."""
         return True
 
     def widths(self) -> Widths:
+        """Returns the columns of the result: those of x."""
         return {"out": self.x.width}
 
 
@@ -205,6 +215,7 @@ class Select(Operation):
     x: Rows
 
     def widths(self) -> Widths:
+        """Returns the columns of the result: those of x."""
         return {"out": self.x.width}
 
 
@@ -218,5 +229,6 @@ class Summary(Operation):
     logits: Rows
 
     def widths(self) -> Widths:
+        """Returns the columns of the results: one best, and a peak and a sum for each block of logits."""
         blocks = -(-self.logits.width // BLOCK_COLUMNS)
         return {"best": 1, "peaks": blocks, "sums": blocks}

@@ -37,6 +37,7 @@ class SpreadStreams(Operation):
     streams: Implied
 
     def widths(self) -> Widths:
+        """Returns the columns of the result: those of x for each stream."""
         return {"out": self.streams * self.x.width}
 
 
@@ -56,6 +57,7 @@ class Mix(Operation):
     shape: MixShape
 
     def widths(self) -> Widths:
+        """Returns the columns of x, and the elements of scale and base."""
         alone = self.x.width == self.shape.streams
         columns = self.shape.streams if alone else self.shape.weights
         return {"x": columns, "scale": 1 if alone else 3, "base": columns}
@@ -71,6 +73,7 @@ class Collapse(Operation):
     by: Rows
 
     def widths(self) -> Widths:
+        """Returns the columns of the result, those of one stream, and of x."""
         width = self.x.width // self.by.width
         return {"out": width, "x": self.by.width * width}
 
@@ -87,6 +90,7 @@ class Expand(Operation):
     by: Rows
 
     def widths(self) -> Widths:
+        """Returns the columns of the result, x and the weights."""
         streams = self.x.width // self.y.width
         by = streams * (1 + streams)
         return {"out": self.x.width, "x": streams * self.y.width, "by": by}

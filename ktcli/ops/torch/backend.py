@@ -150,6 +150,7 @@ class TorchBackend(Backend):
         return forward(self)
 
     def do(self, operation: Operation) -> Any:
+        """Executes one operation, by itself for each part if it reads the step; returns its result."""
         match operation:
             case Embed(
                 table
@@ -178,9 +179,11 @@ class TorchBackend(Backend):
         return self._step.routed + len(self.routings)
 
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
+        """Returns views of consecutive ranges of columns of x, as wide as `widths` says."""
         return torch.split(x, list(widths), dim=-1)
 
     def grouped(self, x: Value, weights: tuple[Tensor, ...]) -> Value:
+        """Multiplies runs of columns of x by one weight each, and returns the results side by side."""
         return torch.cat(self._groups(x, weights), -1)
 
     def _groups(self, x: Value, weights: tuple[Tensor, ...]) -> list[Value]:
@@ -189,6 +192,7 @@ class TorchBackend(Backend):
         return [self.linear(part, w) for part, w in zip(columns, weights, strict=True)]
 
     def collect(self, started: Any) -> Value:
+        """Finishes the started experts, and returns their weighted sum [T, hidden]."""
         made = self._runner.finish(started)
         assert not isinstance(made, Parts)
         return made

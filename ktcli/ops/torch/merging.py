@@ -113,10 +113,12 @@ class MergingBackend(TorchBackend):
         self._started: _Started | None = None
 
     def run(self, forward: Callable[[Backend], Value]) -> Value:
+        """Runs the forward pass and returns its logits [outputs, vocab], computed if they were put off."""
         logits: Value = self._value(forward(self))
         return logits
 
     def do(self, operation: Operation) -> Any:
+        """Executes one operation, or puts it off until it is read; returns its result or a placeholder."""
         match operation:
             case Norm(gain=Declared(), head_width=int()) | Norm(gain=Declared(), columns=int()):
                 return _Pending(operation)
@@ -159,15 +161,18 @@ class MergingBackend(TorchBackend):
         return super().do(operation)
 
     def split(self, x: Value, *widths: int) -> tuple[Any, ...]:
+        """Returns consecutive ranges of columns of x, as wide as `widths` says; does not take a sum put off."""
         if not isinstance(x, _Columns):
             return super().split(self._value(x), *widths)
         ends = list(accumulate(widths, initial=x.first))
         return tuple(_Columns(x.of, *of) for of in pairwise(ends))
 
     def grouped(self, x: Value, weights: tuple[Declared, ...]) -> Value:
+        """Multiplies runs of columns of x by one weight each, and returns the computed results side by side."""
         return torch.cat([self._value(part) for part in self._groups(x, weights)], -1)
 
     def collect(self, started: _Started) -> Any:
+        """Computes what was put beside the experts, and returns their weighted sum, not yet taken if in parts."""
         for each in started.beside:  # before the stream waits for others
             self._made(each)
         self._started = None

@@ -73,6 +73,7 @@ class Packed:
 
     @property
     def count(self) -> int:
+        """The number of matrices."""
         return int(self.data.shape[0])
 
 
@@ -89,10 +90,12 @@ class PlainMatrix:
 
     @property
     def n(self) -> int:
+        """The number of outputs of the matrix, its rows."""
         return int(self.data.shape[0])
 
     @property
     def k(self) -> int:
+        """The number of inputs of the matrix, its columns."""
         return int(self.data.shape[1])
 
 
@@ -115,6 +118,7 @@ class Extras:
 
     @property
     def bias_bytes(self) -> int:
+        """The size in bytes of the biases."""
         biases = (self.gate_up_bias, self.down_bias)
         return sum(bias.nbytes for bias in biases if bias is not None)
 

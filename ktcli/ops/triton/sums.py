@@ -36,6 +36,7 @@ class Sum(NamedTuple):
 
     @classmethod
     def of(cls, parts: Parts) -> Sum:
+        """Returns the kernel arguments of the sum `parts`."""
         data, beside = parts.values, parts.beside
         ids, slots, gates = parts.routed or (None, None, None)
         beside_row = beside.stride(0) if beside is not None and beside.dim() == 2 else 0
