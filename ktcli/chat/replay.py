@@ -79,19 +79,23 @@ class Replay:
         )
 
     def header(self, record: Record) -> None:
+        """Applies a record of the model: it answers from here on."""
         self._model = Identity(
             *(plain_text(record.get(key, "")) for key in ("model", "asked", "pack"))
         )
 
     def settings(self, record: Record) -> None:
+        """Applies a record of settings."""
         given = record["settings"]
         others = others_of(given)
         self._sampling, self._others = sampling_of(given.get("sampling") or {}), others
 
     def system(self, record: Record) -> None:
+        """Applies a record of the system text."""
         self._conversation.system = plain_text(record["system"])
 
     def user(self, record: Record) -> None:
+        """Applies a record of a question: ends an open answer, and appends the user's message."""
         said = plain_text(record["user"])
         self._close()
         self._conversation.end_question()
@@ -100,6 +104,7 @@ class Replay:
             self._time_s = record["time"]
 
     def assistant(self, record: Record) -> None:
+        """Applies a record of an answer as a whole: appends the assistant's message."""
         said, ids = plain_text(record["assistant"]), _ids(record.get("ids", []))
         at = _count(record["at"]) if ids else 0
         self._close()
@@ -110,6 +115,7 @@ class Replay:
             remember(self._spoken, Spoken(at, said, tuple(ids)))
 
     def read(self, record: Record) -> None:
+        """Applies a record of the ids that the model read."""
         kept, ids, at = _count(record["kept"]), _ids(record["read"]), _count(record["at"])
         runs = [(_count(count), _count(depth, 255)) for count, depth in record.get("depths", [])]
         self._close()
@@ -119,6 +125,7 @@ class Replay:
         self._read.begin(ReadRecord(kept, ids, runs, about), self._conversation)
 
     def piece(self, record: Record) -> None:
+        """Applies a record of a piece of an answer: begins the answer, or goes on with it."""
         said, ids = plain_text(record["piece"]), _ids(record.get("ids", []))
         defer = _count(record["defer"], 255) if "defer" in record else None
         if self._open is None:
@@ -133,15 +140,18 @@ class Replay:
         self._tokens += len(ids)
 
     def end(self, record: Record) -> None:
+        """Applies a record of an answer's end."""
         self._close()
 
     def turns(self, record: Record) -> None:
+        """Applies a record that cuts the conversation to its first messages."""
         most = _count(record["turns"])
         self._close()
         self._read.taken_back(self._conversation, most)
         self._conversation.cut(most)
 
     def omit(self, record: Record) -> None:
+        """Applies a record of messages that the model does not read, and of their summary."""
         turns, summary = _count(record["omit"]), plain_text(record.get("summary", ""))
         if turns > len(self._conversation.turns) or turns % 2:
             raise ValueError("more is left out than was said, or half of an exchange")

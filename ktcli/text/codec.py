@@ -89,13 +89,16 @@ class LibraryCodec:
         self._plain: dict[tuple[int, ...], tokenizers.Tokenizer] = {}
 
     def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text; added tokens in it are recognised."""
         return _ids(self._inner, text)
 
     def encode_spans(self, text: str) -> Encoded:
+        """Returns the ids of a text, with the place of each token in it."""
         found = self._inner.encode(text, add_special_tokens=False)
         return Encoded(list(found.ids), list(found.offsets))
 
     def encode_plain(self, texts: Sequence[str], unknown: Sequence[int]) -> list[list[int]]:
+        """Returns the ids of texts in which the added tokens `unknown` are not recognised."""
         inner = self.prepare(unknown)
         return [_ids(inner, text) for text in texts]
 
@@ -107,12 +110,15 @@ class LibraryCodec:
         return self._plain[key]
 
     def decode(self, ids: Sequence[int], *, special: bool) -> str:
+        """Returns the text of ids, with special tokens or without."""
         return str(self._inner.decode(list(ids), skip_special_tokens=not special))
 
     def id_of(self, token: str) -> int | None:
+        """Returns the id of a token; None: it has none."""
         return self._inner.token_to_id(token)
 
     def word_of(self, id: int) -> str | None:
+        """Returns the token of an id, in the letters of the vocabulary; None: there is none."""
         return self._inner.id_to_token(id)
 
 

@@ -58,23 +58,29 @@ class ConfinedCodec:
         self.added = tuple(AddedToken(*row) for row in rows)
 
     def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text, encoded in the helper process."""
         return list(self._call(op="encode", text=text))
 
     def encode_spans(self, text: str) -> Encoded:
+        """Returns the ids of a text, with the place of each token in it, from the helper process."""
         ids, firsts, lasts = self._call(op="spans", text=text)
         return Encoded(ids, list(zip(firsts, lasts, strict=True)))
 
     def encode_plain(self, texts: Sequence[str], unknown: Sequence[int]) -> list[list[int]]:
+        """Returns the ids of texts in which the added tokens `unknown` are not recognised."""
         return list(self._call(op="plain", text=list(texts), unknown=list(unknown)))
 
     def decode(self, ids: Sequence[int], *, special: bool) -> str:
+        """Returns the text of ids, with special tokens or without."""
         return str(self._call(op="decode", ids=list(ids), special=special))
 
     def id_of(self, token: str) -> int | None:
+        """Returns the id of a token; None: it has none."""
         found = self._call(op="id", text=token)
         return None if found is None else int(found)
 
     def word_of(self, id: int) -> str | None:
+        """Returns the token of an id, in the letters of the vocabulary; None: there is none."""
         found = self._call(op="word", id=id)
         return None if found is None else str(found)
 
@@ -108,12 +114,15 @@ class RunsCodec:
         self.decode, self.id_of, self.word_of = here.decode, here.id_of, here.word_of
 
     def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text; one with long runs is encoded in the helper process."""
         return self._for(text).encode(text)
 
     def encode_spans(self, text: str) -> Encoded:
+        """Returns the ids of a text, with the place of each token in it."""
         return self._for(text).encode_spans(text)
 
     def encode_plain(self, texts: Sequence[str], unknown: Sequence[int]) -> list[list[int]]:
+        """Returns the ids of texts in which the added tokens `unknown` are not recognised."""
         return self._for("".join(texts)).encode_plain(texts, unknown)
 
     def _for(self, text: str) -> Codec:

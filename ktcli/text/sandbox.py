@@ -98,6 +98,7 @@ class GenerationTag(Extension):
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
     def parse(self, parser: Parser) -> nodes.Node:
+        """Parses the tag up to `endgeneration`; returns its body as a scope."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body).set_lineno(line)
@@ -303,10 +304,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
     # The methods that compiled templates call.
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Returns the result of a binary operator; its cost counts on the meter."""
         return OPERATORS[operator](self.meter, left, right)
 
     # The underscores are jinja2's: a template may pass keywords called `self` and `context`.
     def call(__self, __context: Context, __obj: Any, *args: Any, **more: Any) -> Any:
+        """Calls an object from a template; the call and its result count on the meter."""
         __self.meter.step()
         if isinstance(__obj, BuiltinMethodType) and isinstance(__obj.__self__, str):
             for scope in ("_loop_vars", "_block_vars"):  # for those who want the context
@@ -315,6 +318,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return __self.meter.own(__context.call(__obj, *args, **more))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Returns whether a template may read an attribute: it is in the tables, or a namespace's own."""
         if isinstance(obj, Namespace):
             return not attr.startswith("_")
         return any(isinstance(obj, kind) and attr in names for kind, names in _ATTRIBUTES)
@@ -323,6 +327,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Wraps nothing: `str.format` is not in the table."""
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
+        """Raises SecurityError for an attribute that a template may not read."""
         raise SecurityError(f"it reads the attribute {attribute[:60]!r} of a {_kind(obj)}")
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:

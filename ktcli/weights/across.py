@@ -48,6 +48,7 @@ class Across:
     outputs: bool
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
+        """Returns the reads of a span: columns of codes, scales and zeros, and the whole of `g_idx`."""
         codes, scales, zeros, *order = span.source.parts
         words = span.start // 8, -(-span.stop // 8)
         columns = words if self.outputs else (span.start, span.stop)
@@ -59,6 +60,7 @@ class Across:
         return [*found, *(rows_of(part, part.entry.size_bytes, 0, 1) for part in order)]
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
+        """Returns the span as a matrix of 4-bit codes in row order, with scales and zero points."""
         k, parts = span.source.columns, span.source.parts
         group = self.group or k
         groups = -(-k // group)
@@ -83,6 +85,7 @@ class Across:
         return Numbers(Blocked(4, _CODES, (1, wide), scale, zero), nibbles, span.rows, k)
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+        """Returns None: there are no scales to keep."""
         return (
             None  # products of 4 and 11 bits are exact in f32, so the format finds the same scales
         )

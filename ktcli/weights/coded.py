@@ -61,6 +61,7 @@ class Coded:
     kind: Codes | None = None
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
+        """Returns the reads of a span: its codes, the scales of its blocks, and their zero points."""
         codes, scales, *zeros = span.source.parts
         first, last = self._blocks(span)
         row_bytes = codes.entry.size_bytes // span.source.rows
@@ -75,6 +76,7 @@ class Coded:
         return found
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
+        """Returns the span as a matrix of codes with block scales, and zero points where there are any."""
         high, wide = self._block(span.source)
         scale = self._scales(pool, span, raws[1])
         how = Blocked(
@@ -88,6 +90,7 @@ class Coded:
         return Numbers(how, raws[0], span.rows, span.source.columns)
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+        """Returns the stored scales, one per group of `fmt`, if `fmt` holds the codes exactly; otherwise None."""
         high, wide = self._block(span.source)
         k = span.source.columns
         covered = wide >= k or (fmt.group and wide % fmt.group == 0)

@@ -133,4 +133,5 @@ class Report:
 
     @property
     def already_complete(self) -> bool:
+        """Whether an earlier run had completed all weight files."""
         return self.kept_files == len(self.manifest.files)

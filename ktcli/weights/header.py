@@ -44,6 +44,7 @@ class TensorEntry:
 
     @property
     def elements(self) -> int:
+        """The number of elements: the product of the dimensions."""
         return prod(self.shape)
 
 

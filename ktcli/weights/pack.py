@@ -181,6 +181,7 @@ class Pack:
 
     @property
     def family(self) -> str:
+        """The model family, as the manifest names it."""
         return self.manifest.family
 
     @property

@@ -53,6 +53,7 @@ class Read:
 
     @property
     def total_bytes(self) -> int:
+        """The bytes of all runs."""
         return self.size_bytes * self.count
 
 
@@ -101,10 +102,12 @@ class ByteSpan:
 
     @property
     def stop(self) -> int:
+        """The row after the last."""
         return self.source.rows if self.end is None else self.end
 
     @property
     def rows(self) -> int:
+        """The number of rows in the span."""
         return self.stop - self.start
 
 
@@ -234,17 +237,21 @@ class PlainStorage:
 
     @property
     def label(self) -> str:
+        """The name of the number type in lower case."""
         return self.dtype.name.lower()
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
+        """Returns the one read of the span's rows."""
         part = span.source.parts[0]
         row_bytes = part.entry.size_bytes // max(span.source.rows, 1)
         return (rows_of(part, row_bytes, span.start, span.stop),)
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
+        """Returns the span as a matrix of its stored type."""
         return Numbers(self.dtype, raws[0], span.rows, span.source.columns)
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+        """Returns None: there are no scales to keep."""
         return None
 
 
@@ -257,17 +264,21 @@ class Whole:
 
     @property
     def label(self) -> str:
+        """The name of the integer type."""
         return f"int{8 * np.dtype(self.dtype).itemsize}"
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
+        """Returns the one read of the span's rows."""
         row_bytes = np.dtype(self.dtype).itemsize * span.source.columns
         return (rows_of(span.source.parts[0], row_bytes, span.start, span.stop),)
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
+        """Returns the span as a matrix, with the integers converted to f32."""
         found = raws[0].view(self.dtype).reshape(span.rows, span.source.columns)
         return Numbers.of(found.astype(np.float32))
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+        """Returns None: there are no scales to keep."""
         return None
 
 

@@ -68,9 +68,11 @@ class GrammarConstraint:
 
     @property
     def ended(self) -> bool:
+        """Whether the answer is complete, and nothing but its end can follow."""
         return self.error is None and bool(self._matcher.is_stopped())
 
     def mask(self) -> NDArray[np.uint32]:
+        """Returns the bit mask of the ids that may come next; after an error, none may."""
         if self.error is None:
             self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
             self._check()
@@ -79,6 +81,7 @@ class GrammarConstraint:
         return self._mask
 
     def take(self, id: int) -> None:
+        """Advances the grammar by an id of the answer."""
         if self.error is None:
             self._matcher.consume_token(id)
             self._check()
@@ -104,20 +107,25 @@ class LateConstraint:
 
     @property
     def ready(self) -> bool:
+        """Whether the constraint is compiled."""
         return self._made is not None
 
     @property
     def error(self) -> KtError | None:
+        """The reason why no id can follow any more; None: there is none, or the constraint is not compiled yet."""
         return self._made.error if self._made else None
 
     @property
     def ended(self) -> bool:
+        """Whether the constraint is compiled and the answer complete."""
         return self._made is not None and self._made.ended
 
     def mask(self) -> NDArray[np.uint32]:
+        """Returns the bit mask of the ids that may come next."""
         return self._known.mask()
 
     def take(self, id: int) -> None:
+        """Advances the compiled constraint by an id of the answer."""
         self._known.take(id)
 
     @property

@@ -290,6 +290,7 @@ def _is_blank(letter: str) -> bool:
 
 
 def is_word(letter: str) -> bool:
+    """Returns whether a character belongs to words: a letter, mark, digit or connector."""
     category = unicodedata.category(letter)
     return category[0] in "LM" or category in _OF_WORDS
 

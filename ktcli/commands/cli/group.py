@@ -27,15 +27,19 @@ class Commands(TyperGroup):
     """The table as a group of commands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
+        """Returns the parameters of the group, of which typer checks only what was typed."""
         return trusted(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
+        """Returns the names of the commands that have a summary."""
         return [name for name, row in COMMANDS.items() if row.summary]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Returns a command of the table, loaded; None: there is none of that name."""
         return load(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Resolves the command's name; an unknown name, or too little memory for the command, is an error."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             raise UsageError(f"there is no command {name!r}", hint=_nearest(name))
@@ -44,6 +48,7 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the front page as the help of the group."""
         formatter.write(front.page(help.columns()) + "\n")
 
 

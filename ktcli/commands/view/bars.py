@@ -50,6 +50,7 @@ class MemoryBar:
 
     @property
     def need_bytes(self) -> int:
+        """The bytes of all parts."""
         return sum(self.parts)
 
     def draw(self, cells: int, glyphs: Sequence[str], limit: str) -> str:

@@ -130,6 +130,7 @@ class Canvas:
 
     @classmethod
     def of(cls, stream: TextIO) -> Canvas:
+        """Returns the canvas of a stream, as wide as the terminal."""
         columns = shutil.get_terminal_size((WIDTH, 24)).columns
         return cls(stream, columns, plain=not can_draw(stream))
 

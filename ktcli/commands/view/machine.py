@@ -30,6 +30,7 @@ class TeamsHere:
 
     @property
     def count(self) -> int:
+        """The number of threads of all teams."""
         return sum(team.threads for team in self.teams)
 
     def document(self) -> dict[str, Any]:
@@ -117,6 +118,7 @@ class Examination:
 
     @property
     def verdict(self) -> str:
+        """The verdict on the machine by its most severe problem: a sentence in colour."""
         worst = max((problem.level for problem in self.problems), default=Level.NOTE)
         words, colour = {
             Level.NOTE: ("Good: this machine can run kt.", "green"),

@@ -91,10 +91,12 @@ class AttachedBackend:
 
     @property
     def recurrent(self) -> bool:
+        """Whether some layer keeps a recurrent state, as the server says."""
         return self.facts.recurrent
 
     @property
     def model(self) -> Identity:
+        """The identity of the server's model, as a kept conversation names it."""
         return Identity(self.name, self.asked or self.name, self.facts.pack)
 
     def session(self, draft: DraftOptions) -> AttachedSession:

@@ -42,6 +42,7 @@ class ServerPlace(NamedTuple):
 
     @property
     def port(self) -> str:
+        """The server's TCP port, after which its socket is named."""
         return self.socket.stem
 
     def gone(self) -> NotFound:

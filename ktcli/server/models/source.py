@@ -129,13 +129,16 @@ class StoredModel:
 
     @property
     def name(self) -> str:
+        """The name for people and clients."""
         return self.ready.name
 
     @property
     def key(self) -> str:
+        """The unique key of the model: the path of its pack."""
         return str(self.ready.pack)
 
     def facts(self) -> ModelFacts:
+        """Returns the facts of the model, read from its pack."""
         try:
             made = (self.ready.pack / PACK).stat().st_mtime_ns
         except OSError as error:
@@ -143,6 +146,7 @@ class StoredModel:
         return _facts_of(self.ready.pack, made)
 
     def fit(self, held: HeldMemory) -> MemoryFit:
+        """Returns how the model fits into memory beside what is held there."""
         wanted, how = self.how.wanted, self.how
         if self.shorter and wanted.context is not None:
             context = min(wanted.context, self.facts().context)
@@ -150,15 +154,19 @@ class StoredModel:
         return fit_beside(self.ready, how, held)
 
     def after_failure(self, error: DeviceError) -> str:
+        """Returns where the model runs after its GPU failed; empty: nowhere."""
         return after_failure(error, self.how)
 
     def read_tokenizer(self) -> Tokenizer:
+        """Reads the tokenizer from the pack."""
         return load_tokenizer(self.ready.pack)
 
     def read_text_model(self, tokenizer: Tokenizer) -> TextModel:
+        """Reads the other text files of the pack."""
         return read_text_model(self.ready.name, self.ready.pack, tokenizer=tokenizer)
 
     def open(self, texts: TextModel, fit: MemoryFit, is_stopped: Callable[[], bool]) -> Opened:
+        """Loads the model with the context that fits; stops when `is_stopped` says so."""
         how = self.how
         wanted = replace(how.wanted, context=fit.context)
         listener = _Stoppable(how.listener, is_stopped)

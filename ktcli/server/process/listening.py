@@ -30,14 +30,17 @@ class Connection(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
+        """Handles a new connection: starts the deadline of its first request's headers."""
         super().connection_made(transport)
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Handles the end of a connection: cancels its deadline."""
         self._forget()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Parses received bytes; cancels the deadline inside a request, and starts one for the next headers."""
         super().data_received(data)
         if self._in_request:
             self._forget()

@@ -68,17 +68,21 @@ class SupervisedListener:
         self._listener, self._supervisor = listener, supervisor
 
     def note(self, text: str) -> None:
+        """Passes a note on to the listener."""
         self._listener.note(text)
 
     def warn(self, text: str) -> None:
+        """Passes a warning on to the listener."""
         self._listener.warn(text)
 
     def agree(self, offer: Iterable[str], command: str) -> None:
+        """Passes an offer to pull on to the listener, which raises if it may not be."""
         self._listener.agree(offer, command)
 
     def progress(
         self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
     ) -> AbstractContextManager[Bar]:
+        """Returns the listener's progress bar, whose progress is sent to the supervisor as well."""
         return self._bar(title, total, unit, done)
 
     @contextmanager

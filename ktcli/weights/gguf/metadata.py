@@ -36,19 +36,24 @@ class Metadata:
         self.architecture = self.fields.text("general.architecture", "")
 
     def has(self, key: str) -> bool:
+        """Returns whether the metadata has a key."""
         return self._value(key) is not None
 
     def whole(self, key: str, default: int | None = None, high: int = 1 << 40) -> int:
+        """Returns the integer of a key, checked to be in 0..`high`."""
         return self._of(key).whole(self._name(key), low=0, high=high, default=default)
 
     def number(self, key: str, default: float | None = None) -> float:
+        """Returns the number of a key, rounded to the precision of f32."""
         value = self._of(key).number(self._name(key), low=-1e30, high=1e30, default=default)
         return float(f"{value:.7g}")  # f32 in the file: 1e-06, not 9.999999974752427e-07
 
     def flag(self, key: str, default: bool) -> bool:
+        """Returns the boolean of a key."""
         return self._of(key).flag(self._name(key), default)
 
     def text(self, key: str, default: str) -> str:
+        """Returns the string of a key."""
         return self._of(key).text(self._name(key), default)
 
     @property

@@ -34,6 +34,7 @@ class HalfScales(PlainStorage):
     exactly."""
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+        """Returns the blocks' scales if `fmt` is linear, 4 bits, with f32 scales of the same groups; otherwise None."""
         elements, size = self.dtype.block
         if (fmt.bits, fmt.group, fmt.scale, fmt.codebook) != (4, elements, Scale.F32, LINEAR):
             return None
@@ -50,14 +51,17 @@ class Packaged:
 
     @property
     def label(self) -> str:
+        """The name of the GGUF type."""
         return self.dtype
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
+        """Returns the one read of the span's rows."""
         part = span.source.parts[0]
         row_bytes = part.entry.size_bytes // max(span.source.rows, 1)
         return (rows_of(part, row_bytes, span.start, span.stop),)
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
+        """Returns the span as an f32 matrix, dequantized by the `gguf` package; NaN and Inf are refused."""
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -69,6 +73,7 @@ class Packaged:
         return Numbers.of(np.ascontiguousarray(out))
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+        """Returns None: there are no scales to keep."""
         return None
 
 
@@ -126,10 +131,12 @@ class Viewed:
 
     @property
     def label(self) -> str:
+        """The name of the underlying storage."""
         return self.storage.label
 
     @property
     def lossless(self) -> str | None:
+        """The underlying storage's lossless format; None where the view changes columns or values."""
         return self.storage.lossless if self._is_rows else None
 
     @property
@@ -137,6 +144,7 @@ class Viewed:
         return self.view.columns is None and self.view.value is None
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
+        """Returns the reads of the span's rows: one for each run of rows that are consecutive in the file."""
         if self.view.rows is None:
             return self.storage.reads(span)
         part = span.source.parts[0]
@@ -145,6 +153,7 @@ class Viewed:
         return [rows_of(part, row_bytes, start, stop) for start, stop in runs]
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
+        """Returns the span as a matrix; decoded where the view changes columns or values."""
         stored = self.storage.numbers(pool, span, (_joined(raws),))
         if self._is_rows:
             return stored
@@ -156,6 +165,7 @@ class Viewed:
         return Numbers.of(np.ascontiguousarray(matrix))
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+        """Returns the scales that the underlying storage keeps; None where the view changes columns or values."""
         return self.storage.kept(pool, span, (_joined(raws),), fmt) if self._is_rows else None
 
 

@@ -78,24 +78,30 @@ class MessageReply:
         self._stop: str | None = None
 
     def begin(self) -> bytes:
+        """Returns the beginning of a stream: the event `message_start`."""
         return _event({"type": "message_start", "message": self._message([])})
 
     def take(self, events: list[AnswerEvent]) -> bytes:
+        """Takes events; returns the stream's events that they make."""
         return b"".join(self._said(each) for each in events)
 
     def end(self) -> bytes:
+        """Returns the end of a stream: closes the open block, then `message_delta` and `message_stop`."""
         delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
         last = {"type": "message_delta", "delta": delta, "usage": self._usage()}
         return self._close() + _event(last) + _event({"type": "message_stop"})
 
     def failed(self, refusal: Refusal) -> bytes:
+        """Returns the end of a stream that failed: an event with the error."""
         return _event(error_of(refusal))
 
     def whole(self) -> bytes:
+        """Returns the message as one JSON document."""
         self._close()
         return encode(self._message(self._blocks))
 
     def refused(self, refusal: Refusal) -> bytes:
+        """Returns the JSON document of an error."""
         return encode(error_of(refusal))
 
     def _said(self, event: AnswerEvent) -> bytes:

@@ -103,21 +103,27 @@ class OllamaReply:
         self._began_s = time.monotonic()
 
     def begin(self) -> bytes:
+        """Returns the beginning of a stream, which is empty."""
         return b""
 
     def take(self, events: list[AnswerEvent]) -> bytes:
+        """Takes events; returns the lines of JSON that they make."""
         return b"".join(self._said(each) for each in events)
 
     def end(self) -> bytes:
+        """Returns the last line of a stream, with the counts and times."""
         return self._line("", "", [], self._totals())
 
     def failed(self, refusal: Refusal) -> bytes:
+        """Returns the end of a stream that failed: a line with the error."""
         return self.refused(refusal) + b"\n"
 
     def whole(self) -> bytes:
+        """Returns the answer as one JSON document, with the counts and times."""
         return self._line(self._text, self._thoughts, self._calls, self._totals()).rstrip()
 
     def refused(self, refusal: Refusal) -> bytes:
+        """Returns the JSON document of an error."""
         return encode({"error": refusal.message})
 
     def _said(self, event: AnswerEvent) -> bytes:

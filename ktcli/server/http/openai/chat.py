@@ -75,24 +75,29 @@ class ChatReply:
         self._began_s = time.monotonic()
 
     def begin(self) -> bytes:
+        """Returns the beginning of a stream: for each choice, a chunk with its role."""
         return b"".join(
             self._chunk(choice, {"role": "assistant", "content": ""})
             for choice in range(len(self._choices))
         )
 
     def take(self, events: list[AnswerEvent]) -> bytes:
+        """Takes events; returns the chunks that they make."""
         return b"".join(self._said(each) for each in events)
 
     def end(self) -> bytes:
+        """Returns the end of a stream: a chunk with the usage if it was asked for, then `[DONE]`."""
         if not self._body.wants_usage:
             return DONE
         last = {"usage": usage(self._generation, self._thought_tokens), **self._timings()}
         return line({**self._head, "object": _CHUNK, "choices": [], **last}) + DONE
 
     def failed(self, refusal: Refusal) -> bytes:
+        """Returns the end of a stream that failed: the error, then `[DONE]`."""
         return line(error_of(refusal)) + DONE
 
     def whole(self) -> bytes:
+        """Returns the chat completion as one JSON document: all choices, the usage, and the timings."""
         choices = [self._finished(at, each) for at, each in enumerate(self._choices)]
         used = usage(self._generation, self._thought_tokens)
         return encode(
@@ -101,6 +106,7 @@ class ChatReply:
         )
 
     def refused(self, refusal: Refusal) -> bytes:
+        """Returns the JSON document of an error."""
         return encode(error_of(refusal))
 
     def _said(self, event: AnswerEvent) -> bytes:

@@ -87,10 +87,12 @@ class ResponseReply:
         self._cut = False  # whether the answer is not at its own end
 
     def begin(self) -> bytes:
+        """Returns the beginning of a stream: the events `response.created` and `response.in_progress`."""
         names = ("response.created", "response.in_progress")
         return b"".join(self._stream.event(name, response=self._document) for name in names)
 
     def take(self, events: list[AnswerEvent]) -> bytes:
+        """Takes events; returns the stream's events that they make."""
         found = b""
         for each in events:
             if isinstance(each, Said):
@@ -101,17 +103,21 @@ class ResponseReply:
         return found
 
     def end(self) -> bytes:
+        """Returns the end of a stream: `response.completed`, or `response.incomplete` if the answer was cut off."""
         name = "response.incomplete" if self._cut else "response.completed"
         return self._stream.event(name, response=self._finished())
 
     def failed(self, refusal: Refusal) -> bytes:
+        """Returns the end of a stream that failed: the event `response.failed`."""
         document = {**self._document, **failure(refusal), "output": self._items.items}
         return self._stream.event("response.failed", response=document)
 
     def whole(self) -> bytes:
+        """Returns the finished response as one JSON document."""
         return encode(self._finished())
 
     def refused(self, refusal: Refusal) -> bytes:
+        """Returns the JSON document of an error."""
         return encode(error_of(refusal))
 
     def _finished(self) -> dict[str, Any]:

@@ -67,20 +67,25 @@ class TextReply:
         self._chances: list[list[tuple[Token, int]]] = [[] for _ in range(n)]
 
     def begin(self) -> bytes:
+        """Returns the beginning of a stream, which is empty."""
         return b""
 
     def take(self, events: list[AnswerEvent]) -> bytes:
+        """Takes events; returns the chunks that they make."""
         return b"".join(self._said(each) for each in events)
 
     def end(self) -> bytes:
+        """Returns the end of a stream: a chunk with the usage if it was asked for, then `[DONE]`."""
         if not self._body.wants_usage:
             return DONE
         return line({**self._head, "choices": [], "usage": usage(self._generation, 0)}) + DONE
 
     def failed(self, refusal: Refusal) -> bytes:
+        """Returns the end of a stream that failed: the error, then `[DONE]`."""
         return line(error_of(refusal)) + DONE
 
     def whole(self) -> bytes:
+        """Returns the completion as one JSON document: all choices, and the usage."""
         choices = [
             self._choice(at, text, self._finish[at], self._chances[at])
             for at, text in enumerate(self._texts)
@@ -88,6 +93,7 @@ class TextReply:
         return encode({**self._head, "choices": choices, "usage": usage(self._generation, 0)})
 
     def refused(self, refusal: Refusal) -> bytes:
+        """Returns the JSON document of an error."""
         return encode(error_of(refusal))
 
     def _said(self, event: AnswerEvent) -> bytes:
