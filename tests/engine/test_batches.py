@@ -56,7 +56,8 @@ def named(name: str, *, formats: str = "", exact: bool = False, cache: str = "")
 )
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
     name, formats, exact, cache = request.param
-    return loaded(name, formats, exact, tmp_path_factory.mktemp(name), cache)
+    with without_tiles():
+        return loaded(name, formats, exact, tmp_path_factory.mktemp(name), cache)
 
 
 def loaded(name: str, formats: str, exact: bool, folder: Path, cache: str = "bf16") -> CpuEngine:
@@ -66,8 +67,7 @@ def loaded(name: str, formats: str, exact: bool, folder: Path, cache: str = "bf1
     path = convert_checkpoint(checkpoint, folder / "pack", experts=experts, dense=dense)
     defer = int(build(Pack.open(path).config).spec.experts > 0)
     how = {"exact": exact, "cache": cache}
-    with without_tiles():
-        return load_engine(path, context=CONTEXT, threads=2, streams=OUTPUTS, defer=defer, **how)
+    return load_engine(path, context=CONTEXT, threads=2, streams=OUTPUTS, defer=defer, **how)
 
 
 @dataclass(frozen=True)
