@@ -43,7 +43,7 @@ install: $(if $(INSTALLER),,$(VENV)/.kt-chat) ## put kt on your PATH: with pipx 
 uninstall: ## take it off again; models, chats and settings stay
 	@sh install.sh uninstall "$(abspath $(VENV))"
 
-check: $(CHECKED) ## under a minute, after each edit: the house, the pure parts, one model; no torch
+check: $(CHECKED) ## under a minute, after each edit: the rules of the tree, the pure parts, one model; no torch
 	@$(BIN)/python -m pytest --tier=check
 
 test: $(VENV)/.kt-test ## under eight minutes, from a fresh clone: every part once (parity and laws in turns), C tests under one sanitizer

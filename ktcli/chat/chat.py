@@ -229,7 +229,7 @@ class Chat:
             remember(self.spoken, spoken)
         read = reply.stats.prompt_tokens == len(prompt.ids)  # else reading it was stopped
         if read and reply.run is not None:
-            depths = reply.run.depths[: reply.run.length].rstrip(b"\0")
+            depths = reply.run.depths_of(0, reply.run.length).rstrip(b"\0")
             self.timeline = reply.timeline.answered(reply.text, reply.ids, depths)
 
     @property
@@ -319,7 +319,7 @@ class Chat:
         """Notes how the prompt was computed, once it was read and nothing else yet."""
         reply.clocks = [self.session.began, self.backend.engine.operations()]
         if reply.timeline is not None and reply.run is not None:
-            depths = reply.run.depths[: len(reply.timeline.ids)].rstrip(b"\0")
+            depths = reply.run.depths_of(0, len(reply.timeline.ids)).rstrip(b"\0")
             reply.timeline = replace(reply.timeline, depths=depths)
 
     def _remember(self, reply: Reply, before: Conversation) -> None:

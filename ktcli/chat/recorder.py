@@ -337,7 +337,7 @@ class ChatRecorder:
         text, ids = reply.text[held.letters :], reply.ids[held.tokens :]
         if not text and not ids:
             return held
-        depths = b"" if reply.run is None else reply.run.depths[len(held.ids) + held.tokens :]
+        depths = b"" if reply.run is None else reply.run.depths_of(len(held.ids) + held.tokens)
         done, defer = 0, held.defer
         for n, depth in depth_runs(depths) or [[0, defer]]:
             late = {"defer": depth} if depth != defer else {}

@@ -194,6 +194,10 @@ class AnswerRun:
         before its first id."""
         return bytes(self._how)
 
+    def depths_of(self, start: int, end: int | None = None) -> bytes:
+        """Returns the bytes of `depths` from `start` to `end`, without a copy of all."""
+        return bytes(self._how[start:end])
+
     @property
     def length(self) -> int:
         """The number of ids that the engine has computed: the answer's last one unless it was cut there."""
@@ -315,8 +319,6 @@ class AnswerRun:
                 answer = self._submit(rest, said.sampler, goes_on=True)
             except ContextFull:
                 return Finish.CONTEXT
-            except Busy:  # the GPU has failed meanwhile
-                return Finish.FAILED
             self.put_in = range(first, first + len(closing))
             self.ids += closing
             self._how += bytes([self._how[-1] & ABSORBED]) * len(closing)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import requests
-from chat.fake_engine import FakeEngine
+from chat.fake_engine import Undecided
 from server.running import Running, running, scripted
 
 from ktcli.assembly.ready import Ready
@@ -42,17 +42,6 @@ TEMPLATES = {
         "{{ m.content.split('</think>')[-1].lstrip('\n') }}<|end|>{% endfor %}" + _OPEN
     ),
 }
-
-
-class Undecided(FakeEngine):
-    """After each z of its script any letter may follow: what is drawn decides."""
-
-    def logits(self, cache: list[int]):  # type: ignore[no-untyped-def]
-        out = super().logits(cache)
-        letters = self.tokenizer.encode("abcdefghijklmnopqrstuvwxyz")
-        if out.argmax() == letters[-1]:
-            out[letters] = 9 + 0.01 * (len(cache) % 7)
-        return out
 
 
 def script(question: str) -> str:

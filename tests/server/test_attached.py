@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import requests
-from chat.fake_engine import FakeEngine
+from chat.fake_engine import Undecided
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.running import Running, running, scripted, serving_models
@@ -35,17 +35,6 @@ from ktcli.server.process.listening import unix_socket
 
 PACK = "a pack"
 THOUGHT = "<think>" + "so " * 40 + "</think>done"
-
-
-class Undecided(FakeEngine):
-    """After what its script says, any of many ids may follow: what is drawn decides."""
-
-    def logits(self, cache: list[int]):  # type: ignore[no-untyped-def]
-        out = super().logits(cache)
-        letters = self.tokenizer.encode("abcdefghijklmnopqrstuvwxyz")
-        if out.argmax() == letters[-1]:
-            out[letters] = 9 + 0.01 * (len(cache) % 7)
-        return out
 
 
 def script(question: str) -> str:

@@ -39,6 +39,24 @@ class ToolChoice:
     several: bool = True
     field: str = "tool_choice"
 
+    @classmethod
+    def of(cls, said: Any, named: Any, *, several: bool) -> ToolChoice:
+        """Returns the choice that OpenAI's `tool_choice` asks for.
+
+        Args:
+            named: the name of the function in it, where this API has that.
+        Raises:
+            Refusal: it is none.
+        """
+        if said in (None, "auto", "none"):
+            return cls(several=several)
+        if said == "required":
+            return cls(required=True, several=several)
+        if not isinstance(named, str) or not named:
+            words = "tool_choice must be auto, none, required, or an object that names a function"
+            raise Refusal(400, words, "tool_choice", "unsupported_value")
+        return cls(required=True, name=named, several=False)
+
 
 def form_of_format(said: Mapping[str, Any] | None) -> Form | None:
     """Returns the form that OpenAI's `response_format` asks for; None: any text.

@@ -42,6 +42,6 @@ def _call_all(calls: list[Callable[[], None]]) -> None:
         try:
             each()
         except Exception as raised:
-            error = raised
+            error = error or raised
     if error is not None:
         raise error

@@ -201,7 +201,7 @@ def test_values_that_are_none() -> None:
     assert value_of(rows[-1][2], read_content(*rows[-1][:2])) == {}
 
 
-# --- voices -----------------------------------------------------------------------------------------
+# --- answers -----------------------------------------------------------------------------------------
 
 
 def test_a_template_that_cannot_be_used_leaves_the_table(tmp_path: Path) -> None:

@@ -247,17 +247,10 @@ class ChatBody(Sampled):
         Raises:
             Refusal: in a way that is not supported.
         """
-        said, several = self.tool_choice, self.parallel_tool_calls is not False
-        if said in (None, "auto", "none"):
-            return ToolChoice(several=several)
-        if said == "required":
-            return ToolChoice(required=True, several=several)
+        said = self.tool_choice
         function = said.get("function") if isinstance(said, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str) or not name:
-            words = "tool_choice must be auto, none, required, or an object that names a function"
-            raise Refusal(400, words, "tool_choice", "unsupported_value")
-        return ToolChoice(required=True, name=name, several=False)
+        named = function.get("name") if isinstance(function, dict) else None
+        return ToolChoice.of(said, named, several=self.parallel_tool_calls is not False)
 
     def _variables(self) -> dict[str, Any]:
         return {

@@ -148,18 +148,9 @@ class ResponseBody(Sampled):
         Raises:
             Refusal: in a way that is not supported.
         """
-        said, several = self.tool_choice, self.parallel_tool_calls is not False
-        if said in (None, "auto", "none"):
-            return ToolChoice(several=several)
-        if said == "required":
-            return ToolChoice(required=True, several=several)
-        name = (
-            said.get("name") if isinstance(said, dict) and said.get("type") == "function" else None
-        )
-        if not isinstance(name, str) or not name:
-            words = "tool_choice must be auto, none, required, or an object that names a function"
-            raise _refusal("tool_choice", words)
-        return ToolChoice(required=True, name=name, several=False)
+        said = self.tool_choice
+        function = said if isinstance(said, dict) and said.get("type") == "function" else {}
+        return ToolChoice.of(said, function.get("name"), several=self.parallel_tool_calls is not False)
 
     def _text_form(self) -> Form | None:
         """Returns the form that the text is constrained to; None: any text."""
