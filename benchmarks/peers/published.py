@@ -211,7 +211,6 @@ def greedy(
 def main() -> None:
     torch.set_num_threads(1)  # some threads beside the server's would wait for each other
     path = fetch(SMOLLM2, cache_folder())
-    model = weights(path)
     ends = {int(gguf.GGUFReader(path).fields["tokenizer.ggml.eos_token_id"].contents())}
     found: dict[str, Any] = {
         "file": SMOLLM2.file,

@@ -78,7 +78,7 @@ class TextChat:
         Raises:
             As `ask`.
         """
-        self._engine.backend  # noqa: B018 - raises where it is closed
+        self._engine.require_open()
         self._end()
         pieces: list[AnswerPiece] = []
         before = self._chat.reply
@@ -101,7 +101,7 @@ class TextChat:
             for piece in coming:
                 pieces.append(piece)
                 yield piece
-                self._engine.backend  # noqa: B018 - may have been closed meanwhile
+                self._engine.require_open()
         except ContextFull as error:
             error.hint = MORE_CONTEXT
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Protocol
@@ -29,7 +30,7 @@ from ktcli.dialogue.shared import SharedScheduler
 from ktcli.engine.request import Answer, GenerationRequest
 from ktcli.engine.sampler import Sampler
 from ktcli.engine.scheduler import Limits
-from ktcli.errors import NotFound, UsageError
+from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.hardware.gpu import AUTO, parse_device
 from ktcli.ops.kvformat import FORMATS
 from ktcli.store import library
@@ -118,6 +119,10 @@ class TextEngine:
             raise UsageError(f"the engine of {self.name} is closed")
         return self._backend
 
+    def require_open(self) -> None:
+        """Raises: UsageError: the engine is closed."""
+        _ = self.backend
+
     @property
     def context(self) -> int:
         """The number of tokens that a prompt and its answer can have together."""
@@ -183,7 +188,8 @@ class TextEngine:
         except BaseException:
             for each in going:
                 each.run.cancel()
-            self._scheduler.step()
+            with suppress(KtError):  # the first error is told
+                self._scheduler.step()
             raise
 
     def join(self, user: EngineUser) -> None:

@@ -9,6 +9,7 @@ from ktcli.dialogue.local import LocalBackend
 from ktcli.dialogue.prompts import EncodedPrompt, PromptEncoder
 from ktcli.errors import ContextFull, UsageError
 from ktcli.text.control import Marked
+from ktcli.text.files import without_surrogates
 
 Messages = Sequence[Mapping[str, Any]]  # each with role and content
 Prompt = str | Messages
@@ -90,4 +91,4 @@ def _messages(name: str, prompt: Any) -> list[dict[str, Any]]:
 
 def _whole(value: Any) -> Any:
     """A value; if it is a text, with question marks for what no UTF-8 can say."""
-    return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value
+    return without_surrogates(value) if isinstance(value, str) else value

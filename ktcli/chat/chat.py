@@ -36,6 +36,7 @@ from ktcli.engine.drafting import NO_DRAFTS, DraftOptions
 from ktcli.engine.request import Answer, Finish, GenerationRequest
 from ktcli.engine.sampler import Sampler
 from ktcli.errors import ContextFull, KtError
+from ktcli.text.files import without_surrogates
 from ktcli.text.settings import Settings
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class Chat:
         cancelled: Callable[[], bool],
         progress: Progress | None,
     ) -> Generator[AnswerPiece]:
-        self.conversation.say("user", question.encode("utf-8", "replace").decode("utf-8"))
+        self.conversation.say("user", without_surrogates(question))
         return self._answer(before, cancelled, progress)
 
     def _answer(

@@ -16,7 +16,7 @@ from ktcli import smallfiles
 from ktcli.chat.conversation import ROLES, Conversation, Omission, Saved, Turn
 from ktcli.errors import BadCheckpoint, KtError, UsageError
 from ktcli.sampling import SamplingSettings
-from ktcli.text.files import read_json
+from ktcli.text.files import read_json, without_surrogates
 
 VERSION = 1
 SUFFIX = ".json"
@@ -130,7 +130,7 @@ def plain_text(value: Any) -> str:
     """
     if not isinstance(value, str):
         raise ValueError("something that should be text is not")
-    return value.encode("utf-8", "replace").decode("utf-8")  # JSON may hold lone surrogates
+    return without_surrogates(value)
 
 
 def others_of(values: Any) -> dict[str, Any]:

@@ -102,13 +102,13 @@ def _check(entry: Entry, *, tolerant: bool) -> dict[str, Any]:
             f"nobody recorded hashes for {entry.label}",
             hint="kt pull and kt convert record them; a folder of your own has none",
         )
-    bad = _damaged(entry, found, found.records)
+    bad = _damaged(entry, found.records)
     if found.seal is Seal.BROKEN:
         bad[manifest.PACK] = "has other bytes than its own hash says"
     return _report(entry, found, bad)
 
 
-def _damaged(entry: Entry, found: Manifest, files: tuple[FileRecord, ...]) -> dict[str, str]:
+def _damaged(entry: Entry, files: tuple[FileRecord, ...]) -> dict[str, str]:
     size = sum(file.size_bytes for file in files)
     with out.progress(f"Checking {entry.label}", size) as bar:
         checked = integrity.check(entry.path, files, bar.advance)
@@ -132,7 +132,7 @@ def _repair(entry: Entry, report: dict[str, Any]) -> None:
     found = manifest.read(entry.path / kind) or Manifest(())
     files = tuple(file for file in found.records if file.name in names)
     known = {file.name for file in files}
-    report["bad"] = _damaged(entry, found, files) | {
+    report["bad"] = _damaged(entry, files) | {
         name: problem for name, problem in report["bad"].items() if name not in known
     }
     report["repaired"] = sorted(names - set(report["bad"]))

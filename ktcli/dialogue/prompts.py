@@ -36,7 +36,7 @@ class EncodedPrompt:
 
 
 class PromptEncoder:
-    """Makes the prompts of one model; not for several threads at once.
+    """Makes the prompts of one model; but `is_whole` not for several threads at once.
 
     Args:
         context: the number of positions that a conversation can have.

@@ -95,7 +95,7 @@ class Flow:
         if not self._word:
             self._begin_word(size)
         if size and self._column + size > self._room:
-            self._break(style)
+            self._break()
         self._word.append((character, style))
         self._column += size
         self._word_cells += size
@@ -115,7 +115,7 @@ class Flow:
         self._column += self._gap
         self._gap = 0
 
-    def _break(self, style: str) -> None:
+    def _break(self) -> None:
         """Makes room on a new line for the next character of the word: with the word, if it does not fill the line."""
         alone = self._column - self._word_cells <= sum(map(cells, self._indents[1][0]))
         if alone or self._word_cells + 2 > self._room:

@@ -55,3 +55,8 @@ def read_json(path: Path, most: int = MAX_JSON_BYTES) -> dict[str, Any]:
         return smallfiles.json_object(read_text(path, most))
     except ValueError as error:
         raise BadCheckpoint(f"{path} {error}") from None
+
+
+def without_surrogates(text: str) -> str:
+    """Returns a text with a question mark for each lone surrogate, which JSON may hold and UTF-8 may not."""
+    return text.encode("utf-8", "replace").decode("utf-8")

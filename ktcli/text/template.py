@@ -14,7 +14,7 @@ from typing import Any
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
 
 from ktcli.errors import BadCheckpoint
-from ktcli.text.files import read_json, read_text
+from ktcli.text.files import read_json, read_text, without_surrogates
 from ktcli.text.meter import Meter
 from ktcli.text.sandbox import GLOBALS, MAX_TEMPLATE_CHARS, Sandbox, TemplateTimeout, time_limit
 
@@ -195,7 +195,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
         for key, value in (read_json(path) if path.is_file() else {}).items():
             text = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(text, str):
-                found[key] = text.encode("utf-8", "replace").decode("utf-8")  # no lone surrogates
+                found[key] = without_surrogates(text)
     return found
 
 

@@ -20,7 +20,7 @@ from ktcli.errors import BadCheckpoint
 from ktcli.text import sentencepiece, tiktoken
 from ktcli.text.codec import BORDER, RESERVED, Codec, LibraryCodec
 from ktcli.text.components import Examined, examine
-from ktcli.text.files import read_text
+from ktcli.text.files import read_text, without_surrogates
 
 MAX_BYTES = 60_000_000  # published ones reach 33 MB
 MAX_COMMAS = 3_000_000  # published ones have 1.3 million; a merge of two bytes takes 500 in memory
@@ -60,7 +60,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text; added tokens in it are recognised, and none are put around it."""
-        return self._read(lambda: self._codec.encode(_clean(text)))
+        return self._read(lambda: self._codec.encode(without_surrogates(text)))
 
     def encode_marked(self, text: str, mark: str, control: frozenset[int]) -> list[int]:
         """Returns the ids of a text without its marks; a word with a mark in it becomes no control token.
@@ -72,7 +72,7 @@ class Tokenizer:
             mark: the character that marks.
             control: ids of the added tokens that a marked stretch may not have.
         """
-        clean = _clean(text)
+        clean = without_surrogates(text)
         if self.rewrites:
             clean = self._unmasked(clean, mark, control)
         if mark not in clean:
@@ -179,10 +179,6 @@ class Tokenizer:
 
 
 _RESERVED = {ord(letter): "\ufffd" for letter in RESERVED}
-
-
-def _clean(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")  # no lone surrogates
 
 
 def has_tokenizer(folder: Path) -> bool:

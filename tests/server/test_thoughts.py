@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,11 @@ import pytest
 import requests
 from anthropic import Anthropic
 from chat.fake_engine import VOCAB, FakeEngine, write_tokenizer
-from server.running import Running, running, scripted
+from server.running import Running, running, scripted, serving_models
+from server.sources import ScriptedModel
 
+from ktcli.answers.reader import AnswerReader
+from ktcli.assembly.listener import SILENT
 from ktcli.dialogue.local import LocalBackend
 from ktcli.engine.scheduler import Limits
 from ktcli.text.model import read_text_model
@@ -266,3 +270,24 @@ def test_no_thought_at_all_where_the_model_ends_at_once(tmp_path: Path) -> None:
             body = {"messages": ASKED, "max_tokens": 20, "thinking_token_budget": budget}
             reply = requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=20)
             assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_fault_in_one_answer_is_told_and_logged_and_others_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """A mistake of ours while an answer is read: its client hears of it, and so does whoever reads the log."""
+    model, warned = scripted(tmp_path, lambda question: f"{question} answered"), list[str]()
+    listener: Any = SimpleNamespace(
+        note=lambda text: None, warn=warned.append, progress=SILENT.progress
+    )
+    with serving_models([ScriptedModel(model)], listener=listener) as server:
+        body = {"messages": ASKED, "max_tokens": 20, "stream": stream}
+        url = f"{server.url}/v1/chat/completions"
+        with monkeypatch.context() as patch:
+            patch.setattr(AnswerReader, "next", lambda reader: {}["a secret"])
+            failed = requests.post(url, json=body, timeout=20)
+        assert failed.status_code == (200 if stream else 500)
+        assert "internal" in failed.text and "secret" not in failed.text
+        assert len(warned) == 1 and "KeyError" in warned[0] and "secret" not in warned[0]
+        assert "answered" in requests.post(url, json={**body, "stream": False}, timeout=20).text

@@ -145,14 +145,14 @@ class AnswerParser:
             best = min(found, key=lambda each: each[:4], default=None)
             if best is None or (not ended and best[0] >= hold):
                 break
-            if not self._pass(best[4], best[5], opens=not best[2], ended=ended):
+            if not self._pass(best[4], best[5], opens=not best[2]):
                 return
         begun = self._begun
         self._say(end if ended else hold)
         if self._once and self._begun > begun:
             self._watch()
 
-    def _pass(self, field: Field, match: Match, *, opens: bool, ended: bool) -> bool:
+    def _pass(self, field: Field, match: Match, *, opens: bool) -> bool:
         """Goes on behind a mark; returns whether there is more to read."""
         begun = self._begun
         self._say(match.start)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ktcli.dialogue.answer import AnswerEvent, Ended
 from ktcli.engine.request import Finish
-from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.refusals import Refusal, refusal_of
 from ktcli.server.models.generation import Generation
 
 Scope = MutableMapping[str, Any]
@@ -56,8 +56,10 @@ class Answering:
     def __init__(self, generation: Generation, reply: WireReply, *, stream: bool) -> None:
         self._generation, self._reply, self._stream = generation, reply, stream
         self._error: Exception | None = None
+        self._scope: Scope = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
         leaving = asyncio.create_task(self._cancel_when_gone(receive))
         try:
             await (self._streamed(send) if self._stream else self._collected(send))
@@ -85,7 +87,11 @@ class Answering:
             if data:
                 await send_body(send, data)
                 said_s = time.monotonic()
-        end = reply.end() if self._error is None else reply.failed(Refusal.of(self._error))
+        end = (
+            reply.end()
+            if self._error is None
+            else reply.failed(refusal_of(self._scope, self._error))
+        )
         await send_body(send, end, more=False)
 
     async def _collected(self, send: Send) -> None:
@@ -95,7 +101,7 @@ class Answering:
             await self._start(send, 200, "application/json", {})
             await send_body(send, self._reply.whole(), more=False)
             return
-        refusal = Refusal.of(self._error)
+        refusal = refusal_of(self._scope, self._error)
         await self._start(send, refusal.status, "application/json", refusal.headers)
         await send_body(send, self._reply.refused(refusal), more=False)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -34,8 +33,8 @@ from ktcli.server.http.openai.responses import input_tokens, responses, stored
 from ktcli.server.http.openai.text import completions
 from ktcli.server.http.openapi import openapi
 from ktcli.server.http.page import files as page
-from ktcli.server.http.refusals import Refusal
-from ktcli.server.http.state import ServerState, state_of
+from ktcli.server.http.refusals import Refusal, refusal_of
+from ktcli.server.http.state import ServerState
 from ktcli.server.http.waiting import Handler, StreamStyle, waiting_handler
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -120,13 +119,6 @@ def refused(path: str, refusal: Refusal) -> tuple[bytes, dict[str, str]]:
     return encode(said), {**refusal.headers, "content-type": "application/json"}
 
 
-def _log_line_of(error: Exception) -> str:
-    """Returns the log line of an unexpected exception: its type and call stack, without anything a client sent."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = " < ".join(f"{frame.name} ({frame.lineno})" for frame in reversed(frames[-4:]))
-    return f"internal error: {type(error).__name__} in {where}; the server keeps running"
-
-
 def _refusal(request: Request, error: Exception) -> Refusal:
     """Maps an exception to the HTTP error that the client receives; logs it where it is unexpected."""
     if isinstance(error, HTTPException):
@@ -134,10 +126,7 @@ def _refusal(request: Request, error: Exception) -> Refusal:
         said = {404: f"Not Found: {path}", 405: f"Method Not Allowed: {request.method} {path}"}
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "")
         return Refusal(error.status_code, said.get(error.status_code, error.detail), "", code)
-    refusal = Refusal.of(error)
-    if refusal.code == "internal_error":
-        state_of(request).listener.warn(_log_line_of(error))
-    return refusal
+    return refusal_of(request.scope, error)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from ktcli.errors import (
     BadCheckpoint,
@@ -100,3 +102,18 @@ def about(field: str) -> Iterator[None]:
         if not said.startswith(field):
             said = f"{field}: {said}"
         raise Refusal(400, said, field, "unsupported_value") from error
+
+
+def refusal_of(scope: MutableMapping[str, Any], error: Exception) -> Refusal:
+    """Returns what a client is told of an exception; the server's log gets a line where it is unexpected."""
+    refusal = Refusal.of(error)
+    if refusal.code == "internal_error":
+        scope["app"].state.server.listener.warn(_log_line_of(error))
+    return refusal
+
+
+def _log_line_of(error: Exception) -> str:
+    """Returns the log line of an unexpected exception: its type and call stack, without anything a client sent."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = " < ".join(f"{frame.name} ({frame.lineno})" for frame in reversed(frames[-4:]))
+    return f"internal error: {type(error).__name__} in {where}; the server keeps running"

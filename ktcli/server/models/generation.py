@@ -23,9 +23,6 @@ from ktcli.engine.sampler import Sampler
 from ktcli.server.http.metrics import Metrics
 from ktcli.server.models.loaded import Lease
 
-STOPS_MOST = 16
-CHOICES_MOST = 16
-
 
 class Generation:
     """The answers to one request. Everything but the callbacks of their runs is for the event loop.
@@ -135,7 +132,6 @@ class Generation:
             self._time(event.choice)
         if isinstance(event, Ended):
             self._open -= 1
-            self._close(event)
         # Once the prompt is read its pages are there for the other answers.
         if self._others_wait and not isinstance(event, PromptProgress):
             self._others_wait = False
@@ -144,6 +140,10 @@ class Generation:
             self._lease.release()
         self._events.append(event)
         self._came.set()
+        if isinstance(
+            event, Ended
+        ):  # last: a fault in it keeps nobody waiting, and no model in memory
+            self._close(event)
 
     def _begin_others(self, event: Said | Ended) -> None:
         """Begins the other answers, unless the first one says that there will be none."""

@@ -19,12 +19,13 @@ from ktcli.server.http.contents import last_question
 from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.shapes import GUIDES, ToolChoice, form_of_format, form_of_guides, with_tools
-from ktcli.server.models.generation import CHOICES_MOST, STOPS_MOST
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings, override
 from ktcli.text.template import is_reserved
 
 LOGPROBS_MOST = 20
+STOPS_MOST = 16
+CHOICES_MOST = 16
 STOP_CHARS_MOST = 1000
 SALT_CHARS_MOST = 256
 TOOLS_MOST = 256

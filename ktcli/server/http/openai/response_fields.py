@@ -150,7 +150,9 @@ class ResponseBody(Sampled):
         """
         said = self.tool_choice
         function = said if isinstance(said, dict) and said.get("type") == "function" else {}
-        return ToolChoice.of(said, function.get("name"), several=self.parallel_tool_calls is not False)
+        return ToolChoice.of(
+            said, function.get("name"), several=self.parallel_tool_calls is not False
+        )
 
     def _text_form(self) -> Form | None:
         """Returns the form that the text is constrained to; None: any text."""
