@@ -19,14 +19,24 @@ from ktcli.store.choice import look
 from ktcli.store.download import Watcher, fetch_beginnings, fetch_files, wanted
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot
 from ktcli.store.reference import GGUF, Reference
-from ktcli.weights.checkpoint import INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES
+from ktcli.weights.checkpoint import (
+    INDEX,
+    MAX_CONFIG_BYTES,
+    MAX_INDEX_BYTES,
+    MAX_QUANTIZATION_BYTES,
+    QUANTIZATION,
+)
 from ktcli.weights.gguf.header import MAX_HEADER_BYTES as MAX_GGUF_HEADER_BYTES
 from ktcli.weights.gguf.header import read_gguf_header
 from ktcli.weights.header import MAX_HEADER_BYTES
 from ktcli.weights.reader import config_of, examine
 
 _CONFIG = "config.json"
-_MOST = {_CONFIG: MAX_CONFIG_BYTES, INDEX: MAX_INDEX_BYTES}
+_MOST = {
+    _CONFIG: MAX_CONFIG_BYTES,
+    INDEX: MAX_INDEX_BYTES,
+    QUANTIZATION: MAX_QUANTIZATION_BYTES,
+}
 _FIRST_BYTES = 64 << 10  # holds the header of most shards
 _LENGTH_BYTES = 8  # of a header's length, which is what a file begins with
 WEIGHTS = ".safetensors"

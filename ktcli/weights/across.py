@@ -1,14 +1,14 @@
-"""Storages of 4-bit codes by input: GPTQ and AWQ keep a matrix as [inputs, outputs].
+"""Storages of codes by input: GPTQ and AWQ keep a matrix as [inputs, outputs].
 
-    X.qweight   I32: GPTQ [k / 8, n], eight inputs in a word from its low end on; AWQ [k, n / 8], eight outputs in
-                a word, in the order 0 2 4 6 1 3 5 7
+    X.qweight   I32: GPTQ [k / 8, n], eight inputs of 4 bits in a word from its low end on, or [k / 4, n] of 8 bits; AWQ
+                [k, n / 8], eight outputs in a word, in the order 0 2 4 6 1 3 5 7
     X.scales    F16, BF16 or F32 [groups, n]
-    X.qzeros    I32 [groups, n / 8], eight outputs in a word, in order or as AWQ orders them. GPTQ stores one less
-                than it means, unless its checkpoint_format is gptq_v2
+    X.qzeros    I32 [groups, n / 8], eight outputs in a word (n / 4, four), in order or as AWQ orders them. GPTQ stores
+                one less than it means, unless its checkpoint_format is gptq_v2
     X.g_idx     I32 [k] (GPTQ): the group of each input, which need not be in order (desc_act)
 
 value = (code - zero) * scale; the source is X.weight, [n, k]. Sources: AutoGPTQ 0.7 and GPTQModel (qlinear), AutoAWQ
-0.2 (modules/linear/gemm.py).
+0.2 (modules/linear/gemm.py). auto-round 0.16 writes both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from ktcli.weights.storage import PLAIN, ByteSpan, Matrix, Part, Raw, Read, Stor
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which output the nibble i of a word belongs to
 IN_ORDER = tuple(range(8))
-_CODES = np.arange(16, dtype=np.float32)
 
 Words = NDArray[np.uint32]
 
@@ -36,6 +35,7 @@ class Across:
     one.
 
     Attributes:
+        bits: bits of a code, 4 or 8.
         group: the number of inputs that share a scale; 0: all.
         zero_plus: the number added to stored zeros.
         outputs: whether a word holds eight outputs (AWQ), not eight inputs.
@@ -43,6 +43,7 @@ class Across:
 
     label: str
     lossless: str | None
+    bits: int
     group: int
     zero_plus: int
     outputs: bool
@@ -50,7 +51,7 @@ class Across:
     def reads(self, span: ByteSpan) -> Sequence[Read]:
         """Returns the reads of a span: columns of codes, scales and zeros, and the whole of `g_idx`."""
         codes, scales, zeros, *order = span.source.parts
-        words = span.start // 8, -(-span.stop // 8)
+        words = span.start // self._each, -(-span.stop // self._each)
         columns = words if self.outputs else (span.start, span.stop)
         found = [
             _columns(codes, *columns),
@@ -60,11 +61,11 @@ class Across:
         return [*found, *(rows_of(part, part.entry.size_bytes, 0, 1) for part in order)]
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns the span as a matrix of 4-bit codes in row order, with scales and zero points."""
+        """Returns the span as a matrix of codes in row order, with scales and zero points."""
         k, parts = span.source.columns, span.source.parts
         group = self.group or k
         groups = -(-k // group)
-        above = span.start % 8  # outputs of the first word that lie before the span
+        above = span.start % self._each  # outputs of the first word that lie before the span
         wanted = slice(above, above + span.rows)
         zeros = _outputs(raws[2].view("<u4").reshape(groups, -1), self._order)[:, wanted]
         dtype = PLAIN[parts[1].entry.dtype].dtype
@@ -78,11 +79,12 @@ class Across:
             scale, zero, wide = scale[:, chosen], zero[:, chosen], 1
         if self.outputs:
             codes = _outputs(raws[0].view("<u4").reshape(k, -1), self._order)[:, wanted]
-            nibbles = np.ascontiguousarray((codes[0::2] | codes[1::2] << 4).T)
+            stored = np.ascontiguousarray((codes[0::2] | codes[1::2] << 4).T)
         else:
-            words = raws[0].view("<u4").reshape(k // 8, span.rows)
-            nibbles = np.ascontiguousarray(words.T).view(np.uint8)
-        return Numbers(Blocked(4, _CODES, (1, wide), scale, zero), nibbles, span.rows, k)
+            words = raws[0].view("<u4").reshape(k // self._each, span.rows)
+            stored = np.ascontiguousarray(words.T).view(np.uint8)
+        table = np.arange(1 << self.bits, dtype=np.float32)
+        return Numbers(Blocked(self.bits, table, (1, wide), scale, zero), stored, span.rows, k)
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
         """Returns None: there are no scales to keep."""
@@ -91,8 +93,13 @@ class Across:
         )
 
     @property
+    def _each(self) -> int:
+        """The codes of a word."""
+        return 32 // self.bits
+
+    @property
     def _order(self) -> tuple[int, ...]:
-        return AWQ_ORDER if self.outputs else IN_ORDER
+        return AWQ_ORDER if self.outputs else IN_ORDER[: self._each]
 
 
 def _columns(part: Part, start: int, stop: int) -> Read:
@@ -104,10 +111,11 @@ def _columns(part: Part, start: int, stop: int) -> Read:
 
 
 def _outputs(words: Words, order: Sequence[int]) -> NDArray[np.uint8]:
-    """Codes [rows, 8 * words] of words [rows, words] that hold eight outputs each."""
-    codes = np.empty((*words.shape, 8), dtype=np.uint8)
-    for nibble, output in enumerate(order):
-        codes[:, :, output] = words >> np.uint32(4 * nibble) & np.uint32(15)
+    """Codes [rows, outputs] of words [rows, words] that hold as many outputs each as `order` lists."""
+    bits = 32 // len(order)
+    codes = np.empty((*words.shape, len(order)), dtype=np.uint8)
+    for place, output in enumerate(order):
+        codes[:, :, output] = words >> np.uint32(bits * place) & np.uint32((1 << bits) - 1)
     return codes.reshape(len(words), -1)
 
 

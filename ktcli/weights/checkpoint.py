@@ -34,10 +34,14 @@ from ktcli.weights.storage import (
 )
 
 MAX_CONFIG_BYTES = 1_000_000  # the largest published one has 60 kB
+MAX_QUANTIZATION_BYTES = 20_000_000  # of many layers, each named
 MAX_INDEX_BYTES = 100_000_000  # one line per tensor; the largest published one has 20 MB
 MAX_BIAS_BYTES = 10_000_000
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+QUANTIZATION = (
+    "hf_quant_config.json"  # modelopt's, which may be all that says how a checkpoint is quantized
+)
 HINT = "fetch the model's files again: kt pull NAME (what is already complete is kept)"
 
 
@@ -62,7 +66,7 @@ class Checkpoint(OpenFiles):
         self.path = folder
         with hinted(HINT):
             self.config = read_config(folder)
-            self._scheme = read_scheme(self.config)
+            self._scheme = read_scheme(self.config, _read_quantization(folder))
             self.parts, files, self.digest = _open_shards(folder, sizes or {})
         self._names = source_names(self.parts)
         here = files if sizes is None else ()
@@ -137,6 +141,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     return parse_object(
         read_bounded(inside(folder, "config.json"), MAX_CONFIG_BYTES), "config.json"
     )
+
+
+def _read_quantization(folder: Path) -> dict[str, Any]:
+    """The object in modelopt's file beside `config.json`; {} without one."""
+    path = inside(folder, QUANTIZATION)
+    if not path.exists():
+        return {}
+    return parse_object(read_bounded(path, MAX_QUANTIZATION_BYTES), QUANTIZATION)
 
 
 def parse_object(data: bytes, what: str) -> dict[str, Any]:

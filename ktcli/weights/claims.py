@@ -17,12 +17,14 @@ from ktcli.weights.coded import (
     FP8_BLOCK,
     INT8_ROWS,
     MXFP4,
+    MXFP8,
     SCALES,
     fp8,
     integers,
     lossless_int4,
 )
-from ktcli.weights.scheme import Scheme
+from ktcli.weights.nvfp4 import GROUP, NvFp4
+from ktcli.weights.scheme import FP4_GROUP, Integers, Scheme
 from ktcli.weights.storage import PLAIN, WHOLE, Part, Storage, StorageSource
 
 Parts = Mapping[str, Part]
@@ -32,12 +34,11 @@ Shaped = tuple[tuple[int, ...], Storage, tuple[Part, ...]]
 # Suffixes of a module's or weight's name. Their numbers kt takes from another tensor, or they concern
 # activations and caches, which kt rounds in its own way.
 COMPANIONS = re.compile(
-    r".*[._](weight_shape|weight_zero_point|weight_g_idx|g_idx|input_scale|output_scale|input_zero_point|"
+    r".*[._](weight_shape|weight_zero_point|weight_g_idx|g_idx|input_scale|input_global_scale|output_scale|input_zero_point|"
     r"activation_scale|k_scale|v_scale|q_scale|kv_scale|k_zero_point|v_zero_point)"
 )
 
 INTEGERS = ("I32",)  # how zero points and the groups of inputs are stored
-FP4_GROUP = 32  # columns that share a scale
 ROUTED = re.compile(r"(?:.*\.)?experts\..*")  # not the shared experts
 
 
@@ -60,12 +61,10 @@ def source_named(name: str, parts: Parts, scheme: Scheme, hint: str) -> StorageS
     part, stem = parts.get(name), name.removesuffix(".weight")
     if part is None:
         packed = parts.get(f"{stem}.weight_packed")
-        found = (
-            _packed(stem, packed, parts, scheme, hint)
-            if packed is not None
-            else _across(stem, parts, scheme, hint)
-        )
-        return StorageSource(name, *found)
+        if packed is None:
+            return StorageSource(name, *_across(stem, parts, scheme, hint))
+        read = _floats if packed.entry.dtype == "U8" else _packed
+        return StorageSource(name, *read(stem, packed, parts, scheme, hint))
     dtype, shape = part.entry.dtype, part.entry.shape
     if dtype in PLAIN:
         return StorageSource(name, shape, PLAIN[dtype], (part,))
@@ -79,6 +78,8 @@ def source_named(name: str, parts: Parts, scheme: Scheme, hint: str) -> StorageS
     if dtype == "I8" and len(shape) == 2 and f"{name}_scale" in parts:
         scales = _companion(part, f"{name}_scale", parts, hint, [(shape[0],), (shape[0], 1)])
         return StorageSource(name, shape, INT8_ROWS, (part, scales))
+    if dtype == "U8" and len(shape) == 2 and f"{name}_scale" in parts:
+        return StorageSource(name, *_floats(stem, part, parts, scheme, hint))
     if dtype == "U8" and name.endswith("_blocks") and len(shape) > 2 and shape[-1] == 16:
         scale_name = name.removesuffix("_blocks") + "_scales"
         scales = _companion(part, scale_name, parts, hint, [shape[:-1]])
@@ -134,10 +135,15 @@ def _fp8(part: Part, parts: Parts, scheme: Scheme, hint: str) -> Found:
         (*several, n): (1, 0),
         (*several, n, 1): (1, 0),
         blocks: (FP8_BLOCK, FP8_BLOCK),
+        (*several, blocks[-2], 1, blocks[-1], 1): (FP8_BLOCK, FP8_BLOCK),  # modelopt
     }
     plain, inverse = f"{part.name}_scale", f"{part.name}_scale_inv"
     name = plain if plain in parts and inverse not in parts else inverse
     short = _short(part.name)
+    if scheme.method != "fp8" and k % FP4_GROUP == 0 and name in parts:
+        fine = parts[name].entry
+        if fine.dtype in E8M0 and fine.shape == (*several, n, k // FP4_GROUP):
+            return MXFP8, (part, parts[name])
     if short not in parts:
         scales = _companion(part, name, parts, hint, list(shapes))
     elif name in parts:
@@ -179,6 +185,40 @@ def _fp4(part: Part, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
     return (n, k), MXFP4, (part, scales)
 
 
+def _floats(stem: str, part: Part, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
+    """The storage of packed E2M1 codes: the type of their scales tells which kind it is, and the config has to name
+    that kind."""
+    name = f"{stem}.weight_scale"
+    scales, shape = parts.get(name), part.entry.shape
+    if len(shape) != 2 or scales is None:
+        raise BadCheckpoint(
+            f"{part.name} in {part.file} is U8 {list(shape)} {'without its' if scales is None else 'beside'} {name}",
+            hint=hint,
+        )
+    n, k = shape[0], 2 * shape[1]
+    kind, group = ("nvfp4", GROUP) if scales.entry.dtype == "F8_E4M3" else ("mxfp4", FP4_GROUP)
+    if kind not in scheme.floats:
+        raise BadCheckpoint(
+            f"{part.name} in {part.file} lies beside scales of {scales.entry.dtype}, as {kind} does, but config.json "
+            "does not say so",
+            hint=hint,
+        )
+    if k % group:
+        raise BadCheckpoint(
+            f"{part.name} in {part.file} holds rows of {k} {kind} numbers, kt reads multiples of {group}",
+            hint=hint,
+        )
+    known = ("F8_E4M3",) if kind == "nvfp4" else E8M0
+    scales = _companion(part, name, parts, hint, [(n, k // group)], known)
+    if kind == "mxfp4":
+        return (n, k), MXFP4, (part, scales)
+    divisor = f"{stem}.weight_global_scale"
+    divides = divisor in parts
+    factor = divisor if divides else f"{stem}.weight_scale_2"
+    whole = _companion(part, factor, parts, hint, [(), (1,)], ("F32",))
+    return (n, k), NvFp4(divides), (part, scales, whole)
+
+
 def _packed(stem: str, part: Part, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
     """The storage of a compressed-tensors matrix: bits and group are those in the config that fit the shapes."""
     scales = parts.get(f"{stem}.weight_scale")
@@ -211,7 +251,7 @@ def _packed(stem: str, part: Part, parts: Parts, scheme: Scheme, hint: str) -> S
 
 
 def _across(stem: str, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
-    """The storage of a GPTQ or AWQ matrix."""
+    """The storage of a GPTQ or AWQ matrix: of the kinds of integers in the config the one that fits the shapes."""
     part = parts[f"{stem}.qweight"]
     if (
         scheme.method not in ("gptq", "awq")
@@ -224,15 +264,15 @@ def _across(stem: str, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
             hint=hint,
         )
     outputs = scheme.method == "awq"
-    k, n = part.entry.shape
-    k, n = (k, 8 * n) if outputs else (8 * k, n)
+    fitting = [kind for kind in scheme.groups if _fits(stem, kind, parts, outputs)]
+    bits, group, _ = (fitting or scheme.groups)[0]
+    (n, k), groups, zeros_shape = _sizes(part, bits, group, outputs)
     if not k or not n or k % 8 or n % 8:
         raise BadCheckpoint(
             f"{part.name} in {part.file} holds {k} x {n} codes, kt reads multiples of 8", hint=hint
         )
-    groups = -(-k // (scheme.group or k))
     scales = _companion(part, f"{stem}.scales", parts, hint, [(groups, n)], PLAIN)
-    zeros = _companion(part, f"{stem}.qzeros", parts, hint, [(groups, n // 8)], INTEGERS)
+    zeros = _companion(part, f"{stem}.qzeros", parts, hint, [zeros_shape], INTEGERS)
     order: tuple[Part, ...] = ()
     if f"{stem}.g_idx" in parts:
         order = (_companion(part, f"{stem}.g_idx", parts, hint, [(k,)], INTEGERS),)
@@ -240,8 +280,26 @@ def _across(stem: str, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
         raise BadCheckpoint(
             f"{part.name} in {part.file} lies there without its {stem}.g_idx", hint=hint
         )
-    exact = scheme.symmetric and not scheme.reordered
-    lossless = lossless_int4(scheme.group, scales.entry.dtype) if exact else None
-    label = f"{scheme.method} with groups of {scheme.group or k}"
-    storage = Across(label, lossless, scheme.group, scheme.zero_plus, outputs)
+    exact = bits == 4 and all(kind[2] for kind in fitting) and not scheme.reordered
+    lossless = lossless_int4(group, scales.entry.dtype) if exact else None
+    label = f"{scheme.method} of {bits} bits with groups of {group or k}"
+    storage = Across(label, lossless, bits, group, scheme.zero_plus, outputs)
     return (n, k), storage, (part, scales, zeros, *order)
+
+
+def _sizes(
+    part: Part, bits: int, group: int, outputs: bool
+) -> tuple[tuple[int, int], int, tuple[int, int]]:
+    """The shape of the matrix that a `qweight` of so many bits is, its groups of inputs, and the shape of `qzeros`."""
+    k, n = part.entry.shape
+    per_word = 32 // bits
+    k, n = (k, per_word * n) if outputs else (per_word * k, n)
+    groups = -(-k // (group or k or 1))
+    return (n, k), groups, (groups, n // per_word)
+
+
+def _fits(stem: str, kind: Integers, parts: Parts, outputs: bool) -> bool:
+    """Tells whether scales and zeros of a matrix have the shapes that a kind of integers has."""
+    (n, _), groups, zeros = _sizes(parts[f"{stem}.qweight"], *kind[:2], outputs)
+    wanted = {f"{stem}.scales": (groups, n), f"{stem}.qzeros": zeros}
+    return all(name in parts and parts[name].entry.shape == wanted[name] for name in wanted)

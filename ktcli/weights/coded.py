@@ -6,6 +6,7 @@ order of their blocks.
 
     FP8            X, and X_scale_inv or X_scale: F32, BF16, F16 or E8M0. Scales of 128 x 128 blocks, of rows
                    ("channels") or of the whole matrix. They multiply, although one is called inverse
+    MXFP8          X, and X_scale or X_scale_inv: E8M0 [..., n, k / 32]
     FP8, V4        X.weight, and X.scale: E8M0 or F32, of 128 x 128 blocks
     int8           X.weight I8, and X.weight_scale of each row
     packed int     X.weight_packed I32 [n, k * bits / 32] of codes + 2^(bits - 1), X.weight_scale of each row, or of
@@ -14,6 +15,8 @@ order of their blocks.
                    the source is called X_blocks and has the shape [..., n, k]
     FP4, V4        X.weight I8 [n, k / 2] of E2M1 codes, and X.scale E8M0 [n, k / 32]: the numbers of MXFP4; the
                    source has the shape [n, k]
+    MXFP4, others  X.weight_packed (compressed-tensors) or X.weight (modelopt, Quark) U8 [n, k / 2] of E2M1 codes, and
+                   X.weight_scale E8M0 [n, k / 32]
 
 E8M0 is a power of two: the byte b means 2^(b - 127), 255 is NaN.
 
@@ -178,6 +181,7 @@ def integers(bits: int, group: int, scale: str, *, symmetric: bool = True) -> Co
 
 INT8_ROWS = Coded("int8 with scales of rows", None, 8, _SIGNED, (1, 0), Codes.INTEGER)
 MXFP4 = Coded("mxfp4", "mxfp4", 4, E2M1_VALUES, (1, 32))
+MXFP8 = Coded("mxfp8", "mxfp8", 8, _E4M3, (1, 32), Codes.E4M3)
 
 
 def lossless_int4(group: int, scale: str) -> str | None:

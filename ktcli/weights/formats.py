@@ -59,6 +59,8 @@ TABLE = (
     # Takes FP8 checkpoints over as they are: one factor per block of 128 x 128 weights is one scale per row and
     # 128 columns.
     FormatRow(Format("fp8", bits=8, group=128, scale=Scale.F32, codes=Codes.E4M3), better="bf16"),
+    # Takes MXFP8 checkpoints over as they are: one power of two for 32 columns.
+    FormatRow(Format("mxfp8", bits=8, group=32, scale=Scale.E8M0, codes=Codes.E4M3), better="bf16"),
     # No automatic choice: int8 takes half of its bytes and half of the time of each token, and loses next to nothing.
     FormatRow(Format("bf16", bits=16)),
     # For what must stay exact: tests, and comparison with other tools.

@@ -13,11 +13,17 @@ from typing import Any, NoReturn
 from ktcli.errors import BadCheckpoint
 
 READS = (
-    "kt reads bf16, f16, f32, fp8 (E4M3; scales of 128 x 128 blocks, rows or matrices) with experts in fp8 or fp4, "
-    "compressed-tensors int4, int8 and fp8, mxfp4, gptq and awq of 4 bits: convert such a release of the model"
+    "kt reads bf16, f16, f32, fp8 (E4M3; scales of 128 x 128 blocks, rows, matrices or 32 columns), mxfp4, nvfp4, "
+    "int4 and int8 of compressed-tensors, gptq of 4 and 8 bits, awq of 4 bits, and auto-round, modelopt and quark "
+    "where they write these: convert such a release of the model"
 )
 EXPERTS = "expert_dtype"
 MAX_GROUP = 65_536  # columns that share a scale
+FP4_GROUP = 32  # columns that share a power of two, in MXFP4 and MXFP8
+MAX_RULES = 100_000  # exceptions and layers that a config lists; a model of 60 layers and 384 experts has 70,000
+
+Json = Mapping[str, Any]
+Integers = tuple[int, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,32 +31,32 @@ class Scheme:
     """The quantization of a checkpoint.
 
     Attributes:
-        method: the config's name of the method; "" where nothing is quantized.
-        group: GPTQ and AWQ: columns that share a scale; 0: a whole row.
-        symmetric: GPTQ and AWQ: whether all zero points are declared to be 8.
+        method: the name of the layout; "" where nothing is quantized.
+        groups: for each kind of packed integers: bits; columns that share a scale, 0 for a whole row; whether they are
+            declared to be symmetric.
         reordered: GPTQ: whether groups are not in the order of the columns.
         zero_plus: GPTQ: the number added to stored zero points.
-        groups: compressed-tensors, for each kind of packed integers: bits; columns that share a scale, 0 for a whole
-            row; whether they are symmetric.
+        floats: the declared kinds of packed floats, "mxfp4" and "nvfp4".
         experts: FP8: the declared type of the routed experts, "fp8" or "fp4"; "" where nothing is said.
         scales: FP8: the declared kind of block scales, "ue8m0" (powers of two, of any type) or "float";
             "" where nothing is said.
     """
 
     method: str = ""
-    group: int = 0
-    symmetric: bool = True
+    groups: tuple[Integers, ...] = ()
     reordered: bool = False
     zero_plus: int = 0
-    groups: tuple[tuple[int, int, bool], ...] = ()
+    floats: frozenset[str] = frozenset()
     experts: str = ""
     scales: str = ""
 
 
-def read_scheme(config: Mapping[str, Any]) -> Scheme:
+def read_scheme(config: Json, beside: Json | None = None) -> Scheme:
     """Returns the quantization scheme of a `config.json`, or of its text model where that is the quantized one
     (Kimi-K2.5).
 
+    Args:
+        beside: the object in `hf_quant_config.json`, which counts where `config.json` says nothing.
     Raises:
         BadCheckpoint: it is of a kind that kt does not read, or contradicts itself.
     """
@@ -58,6 +64,8 @@ def read_scheme(config: Mapping[str, Any]) -> Scheme:
     places = [config, inner] if isinstance(inner, Mapping) else [config]
     keys = ("quantization_config", "compression_config")
     found = next((p[key] for p in places for key in keys if p.get(key) is not None), None)
+    if found is None and beside:
+        found = {"quant_method": "modelopt", **beside}
     if found is None:
         return Scheme()
     if not isinstance(found, Mapping):
@@ -79,17 +87,18 @@ def _refuse(what: str, value: object, kind: str = "which kt does not read") -> N
     raise BadCheckpoint(f"the checkpoint {what} {shown}, {kind}", hint=READS)
 
 
-def _require(found: Mapping[str, Any], key: str, *allowed: object) -> Any:
+def _require(found: Json, key: str, *allowed: object, method: str = "") -> Any:
     """The value of a key, which must be one of the allowed; a missing one is None."""
     value = found.get(key)
     if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
         known = ", ".join(repr(each) for each in allowed if each is not None)
-        method = found.get("quant_method") or found.get("type") or "quantization"
-        _refuse(f"is quantized ({method}) with {key}", value, f"kt reads {known} only")
+        method = method or found.get("quant_method") or found.get("type") or "quantization"
+        kind = f"kt reads {known} only" if len(known) < 100 else "which kt does not read"
+        _refuse(f"is quantized ({method}) with {key}", value, kind)
     return value
 
 
-def _group(found: Mapping[str, Any]) -> int:
+def _group(found: Json) -> int:
     """The number of columns per scale; 0: a whole row, which configs call -1."""
     value = found.get("group_size")
     if value is None or value == -1:
@@ -99,7 +108,17 @@ def _group(found: Mapping[str, Any]) -> int:
     return value
 
 
-def _fp8(found: Mapping[str, Any]) -> Scheme:
+def _rules(found: Json, key: str) -> Json:
+    """The object of a key that lists layers, each with what is different there; {} where there is none."""
+    value = found.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or len(value) > MAX_RULES:
+        _refuse(f"has the {key}", value)
+    return value
+
+
+def _fp8(found: Json) -> Scheme:
     _require(found, "fmt", None, "e4m3", "float8_e4m3fn")
     _require(found, "weight_block_size", None, [128, 128])
     experts = _require(found, EXPERTS, None, "fp8", "fp4")
@@ -107,37 +126,109 @@ def _fp8(found: Mapping[str, Any]) -> Scheme:
     return Scheme("fp8", experts=experts or "", scales=scales or "")
 
 
-def _mxfp4(found: Mapping[str, Any]) -> Scheme:
+def _mxfp8(found: Json) -> Scheme:
+    _require(found, "fmt", None, "e4m3", "float8_e4m3fn")
+    _require(found, "weight_block_size", None, [1, 32])
+    _require(found, "scale_fmt", None, "ue8m0")
+    return Scheme("mxfp8")
+
+
+def _mxfp4(found: Json) -> Scheme:
     return Scheme("mxfp4")
 
 
-def _gptq(found: Mapping[str, Any]) -> Scheme:
-    _require(found, "bits", 4)
-    form = _require(found, "checkpoint_format", None, "gptq", "gptq_v2")
+# --- GPTQ, AWQ and those who write their layouts ------------------------------------------------------------------
+
+
+def _gptq(found: Json, zero_plus: int = 1) -> Scheme:
+    form = "checkpoint_format" if found.get("checkpoint_format") is not None else "format"
+    version = _require(found, form, None, "gptq", "gptq_v2")
+    kinds = _kinds(found, _rules(found, "dynamic"), 4, 8)
     return Scheme(
         "gptq",
-        _group(found),
-        symmetric=_require(found, "sym", None, True, False) is not False,
+        kinds,
         reordered=_require(found, "desc_act", None, True, False) is True,
-        zero_plus=0 if form == "gptq_v2" else 1,
+        zero_plus=0 if version == "gptq_v2" else zero_plus,
     )
 
 
-def _awq(found: Mapping[str, Any]) -> Scheme:
+def _kinds(found: Json, exceptions: Json, *bits: int) -> tuple[Integers, ...]:
+    """The kinds of integers of a checkpoint and of the layers in it that are exceptions; one of 16 or more bits, or
+    whose name begins with "-:" (GPTQModel), lies there as it is."""
+    kinds = dict.fromkeys([_kind(found, *bits)])
+    for name, other in exceptions.items():
+        if not isinstance(other, Mapping):
+            _refuse(f"quantizes {name[:60]} with", other)
+        if not name.startswith("-:") and other.get("bits", found.get("bits")) not in (16, 32):
+            kinds[_kind({**found, **other}, *bits)] = None
+    return tuple(kinds)
+
+
+def _kind(found: Json, *bits: int) -> Integers:
+    _require(found, "bits", *bits)
+    symmetric = _require(found, "sym", None, True, False) is not False
+    return found["bits"], _group(found), symmetric
+
+
+def _awq(found: Json) -> Scheme:
     bits = "bits" if "bits" in found else "w_bit"
     _require(found, bits, 4)
-    version = found.get("version")
-    if version is not None and (not isinstance(version, str) or version.lower() != "gemm"):
-        _refuse("is quantized (awq) with version", version, "kt reads 'gemm' only")
+    for key in ("version", "checkpoint_format", "format"):
+        version = found.get(key)
+        if version is not None and (not isinstance(version, str) or version.lower() != "gemm"):
+            _refuse(f"is quantized (awq) with {key}", version, "kt reads 'gemm' only")
     size = found if "group_size" in found else {"group_size": found.get("q_group_size")}
     zero = _require(found, "zero_point", None, True, False)
-    return Scheme("awq", _group(size), symmetric=zero is False)
+    return Scheme("awq", ((4, _group(size), zero is False),))
 
 
-_FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized", "dense")
+# The layout by what auto-round calls its packing, with or without "auto_round:" before it; what it calls after itself
+# alone is GPTQ's with zero points as they are.
+_OF_AUTO_ROUND = {
+    "auto_gptq": "gptq",
+    "gptq": "gptq",
+    "auto_round": "gptq_v2",
+    "gptqmodel": "gptq_v2",
+    "auto_awq": "awq",
+    "awq": "awq",
+    "llm_compressor": "compressed-tensors",
+    "fp8_static": "fp8",
+}
+_FLOATS_OF_AUTO_ROUND = {
+    **dict.fromkeys(("mx_fp", "mx_fp4", "mx_fp_rceil", "mx_fp4_rceil"), "mxfp4"),
+    **dict.fromkeys(("nv_fp", "nv_fp4"), "nvfp4"),
+}
 
 
-def _compressed(found: Mapping[str, Any]) -> Scheme:
+def _auto_round(found: Json) -> Scheme:
+    """auto-round writes the layouts of others, and says which; see its `export_to_autoround`."""
+    packing = found.get("packing_format", "auto_round:auto_gptq")
+    name = packing.removeprefix("auto_round:") if isinstance(packing, str) else ""
+    layout = _OF_AUTO_ROUND.get(name.partition(":")[0])
+    if layout is None:
+        _refuse("is quantized (auto-round) with packing_format", packing)
+    exceptions = _rules(found, "extra_config")
+    if layout == "fp8":
+        _require(found, "fmt", None, "e4m3")
+        return Scheme("fp8")
+    if layout == "compressed-tensors":
+        _require(found, "bits", 4)
+        kind = _require(found, "data_type", *_FLOATS_OF_AUTO_ROUND)
+        return Scheme(layout, floats=frozenset((_FLOATS_OF_AUTO_ROUND[kind],)))
+    if layout == "awq":
+        return Scheme("awq", _kinds(found, exceptions, 4))
+    return Scheme("gptq", _kinds(found, exceptions, 4, 8), zero_plus=int(layout == "gptq"))
+
+
+# --- compressed-tensors -------------------------------------------------------------------------------------------
+
+_FORMATS = (
+    "pack-quantized float-quantized int-quantized naive-quantized nvfp4-pack-quantized mxfp4-pack-quantized "
+    "mxfp8-quantized dense"
+).split()
+
+
+def _compressed(found: Json) -> Scheme:
     _require(found, "format", None, *_FORMATS, "mixed-precision")
     sparsity = found.get("sparsity_config")
     if sparsity not in (None, {}) and (
@@ -147,27 +238,23 @@ def _compressed(found: Mapping[str, Any]) -> Scheme:
     groups = found.get("config_groups")
     if not isinstance(groups, Mapping) or not groups or len(groups) > 64:
         _refuse("has the config_groups", groups)
-    packed = []
+    packed, floats = list[Integers](), set[str]()
     for group in groups.values():
         weights = group.get("weights") if isinstance(group, Mapping) else None
         if not isinstance(weights, Mapping):
             _refuse("quantizes only activations, or nothing, with", group)
         if isinstance(group, Mapping):
             _require(group, "format", None, *_FORMATS)
-        if (found_group := _weights(weights)) is not None:
-            packed.append(found_group)
-    return Scheme("compressed-tensors", groups=tuple(packed))
+        if weights.get("type") == "float":
+            floats |= _floats(weights)
+        else:
+            packed.append(_integers(weights))
+    return Scheme("compressed-tensors", tuple(packed), floats=frozenset(floats))
 
 
-def _weights(weights: Mapping[str, Any]) -> tuple[int, int, bool] | None:
-    """The bits, group and symmetry of integer weights; None: they are FP8."""
-    kind = _require(weights, "type", "int", "float")
-    if kind == "float":
-        _require(weights, "num_bits", 8)
-        strategy = _require(weights, "strategy", "channel", "tensor", "block")
-        if strategy == "block":
-            _require(weights, "block_structure", None, [128, 128], "128x128")
-        return None
+def _integers(weights: Json) -> Integers:
+    """The bits, group and symmetry of integer weights."""
+    _require(weights, "type", "int", "float")
     bits = _require(weights, "num_bits", 4, 8)
     strategy = _require(weights, "strategy", "group", "channel")
     _require(weights, "actorder", None, "static", "weight", False)
@@ -175,11 +262,105 @@ def _weights(weights: Mapping[str, Any]) -> tuple[int, int, bool] | None:
     return bits, _group(weights) if strategy == "group" else 0, symmetric
 
 
-_METHODS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
+def _floats(weights: Json) -> set[str]:
+    """The kind of packed floats, or none: they are FP8, whose scales show what they are."""
+    bits = _require(weights, "num_bits", 4, 8)
+    if bits == 4:
+        _require(weights, "symmetric", None, True)
+        strategy = _require(weights, "strategy", "tensor_group", "group")
+        _require(weights, "group_size", 16 if strategy == "tensor_group" else FP4_GROUP)
+        return {"nvfp4" if strategy == "tensor_group" else "mxfp4"}
+    strategy = _require(weights, "strategy", "channel", "tensor", "block", "group")
+    if strategy == "block":
+        _require(weights, "block_structure", None, [128, 128], "128x128")
+    if strategy == "group":
+        _require(weights, "group_size", FP4_GROUP)
+    return set()
+
+
+# --- the makers of GPUs -------------------------------------------------------------------------------------------
+
+# modelopt's names of ways to quantize, in capitals, with the packed floats that weights are; "": FP8 or as they are.
+_ALGORITHMS = {
+    "FP8": "",
+    "FP8_PER_CHANNEL_PER_TOKEN": "",
+    "FP8_PC_PT": "",
+    "FP8_PB_WO": "",
+    "FP8_PB_REAL": "",
+    "MXFP8": "",
+    "NVFP4": "nvfp4",
+    "W4A16_NVFP4": "nvfp4",
+    "W4A8_NVFP4_FP8": "nvfp4",
+    "MXFP4": "mxfp4",
+    "W4A8_MXFP4_FP8": "mxfp4",
+}
+
+
+def _modelopt(found: Json) -> Scheme:
+    """modelopt says it in `config.json`, or as "quantization" in `hf_quant_config.json`."""
+    said = found.get("quantization", found)
+    if not isinstance(said, Mapping):
+        _refuse("is quantized (modelopt) with", said)
+    name = said.get("quant_algo")
+    layers = _rules(said, "quantized_layers") if name == "MIXED_PRECISION" else {"": said}
+    kinds = set[str]()
+    for layer in layers.values():
+        algorithm = layer.get("quant_algo") if isinstance(layer, Mapping) else layer
+        kind = _ALGORITHMS.get(algorithm.upper()) if isinstance(algorithm, str) else None
+        if kind is None:
+            _refuse("is quantized (modelopt) with quant_algo", algorithm)
+        size = {"nvfp4": 16, "mxfp4": FP4_GROUP}.get(kind)
+        if size:
+            _require(layer, "group_size", None, size, method="modelopt")
+        kinds.add(kind)
+    return Scheme("modelopt", floats=frozenset(kinds - {""}))
+
+
+def _quark(found: Json) -> Scheme:
+    """Quark says it for the whole model, for types of layers, and for layers by a pattern of their names."""
+    export = _rules(found, "export")
+    _require(export, "weight_format", None, "real_quantized", method="quark")
+    others = [_rules(found, f"layer{of}_quant_config") for of in ("", "_type")]
+    every = [found.get("global_quant_config"), *(each for o in others for each in o.values())]
+    kinds = set[str]()
+    for layer in every:
+        if layer is None:
+            continue
+        weight = layer.get("weight") if isinstance(layer, Mapping) else layer
+        if isinstance(weight, list) and len(weight) == 1:
+            (weight,) = weight
+        if weight is None:
+            continue
+        if not isinstance(weight, Mapping):
+            _refuse("is quantized (quark) with weight", weight)
+        if _require(weight, "dtype", "fp8_e4m3", "fp4", method="quark") == "fp4":
+            _require(weight, "group_size", FP4_GROUP, method="quark")
+            _require(weight, "scale_format", None, "e8m0", method="quark")
+            kinds.add("mxfp4")
+        else:
+            scheme = _require(
+                weight, "qscheme", "per_tensor", "per_channel", "per_block", method="quark"
+            )
+            axes, blocks = (None, 0, -2), [128, 128]
+            _require(weight, "ch_axis", *axes, *[1, -1] * (scheme != "per_channel"), method="quark")
+            _require(
+                weight, "block_size", None, *[blocks] * (scheme == "per_block"), method="quark"
+            )
+    return Scheme("quark", floats=frozenset(kinds))
+
+
+_METHODS: dict[str, Callable[[Json], Scheme]] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
+    "mxfp8": _mxfp8,
     "mxfp4": _mxfp4,
     "gptq": _gptq,
     "awq": _awq,
+    "auto-round": _auto_round,
+    "intel/auto-round": _auto_round,
     "compressed-tensors": _compressed,
+    "modelopt": _modelopt,
+    "modelopt_fp4": _modelopt,
+    "modelopt_mixed": _modelopt,
+    "quark": _quark,
 }

@@ -278,6 +278,12 @@ KINDS = {
         r".*_proj\.weight",
         None,
     ),
+    "nvfp4": (
+        partial(quantised.nvfp4, divides=False),
+        quantised.modelopt("NVFP4", group_size=16),
+        r".*(gate|up)_proj\.weight",
+        None,
+    ),
     "fp8 rows": (
         partial(quantised.fp8, scale="BF16", of="rows"),
         quantised.compressed(type="float", num_bits=8, strategy="channel"),

@@ -57,12 +57,15 @@ def words(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def fp8(stem: str, n: int, k: int, rng: np.random.Generator, *, scale: str, of: str) -> Made:
-    """E4M3 with a scale `of` "blocks" (weight_scale_inv), "V4 blocks" (scale), "rows", "row vector" or the "matrix"."""
+    """E4M3 with a scale `of` "blocks" (weight_scale_inv), "V4 blocks" (scale), "standing blocks", 32 "columns", "rows",
+    "row vector" or the "matrix"."""
     codes = rng.integers(0, 127, (n, k)) + 128 * rng.integers(0, 2, (n, k))
     name = {"blocks": "weight_scale_inv", "V4 blocks": "scale"}.get(of, "weight_scale")
-    of = of.removeprefix("V4 ")
+    stands = of == "standing blocks"  # modelopt
+    of = of.removeprefix("V4 ").removeprefix("standing ")
     shape = {
         "blocks": (-(-n // 128), -(-k // 128)),
+        "columns": (n, k // 32),
         "rows": (n, 1),
         "row vector": (n,),
         "matrix": (),
@@ -70,11 +73,13 @@ def fp8(stem: str, n: int, k: int, rng: np.random.Generator, *, scale: str, of: 
     s = scales_of(rng, shape, scale)
     at: Callable[[int, int], float] = {
         "blocks": lambda r, c: s[r // 128, c // 128],
+        "columns": lambda r, c: s[r, c // 32],
         "rows": lambda r, c: s[r, 0],
         "row vector": lambda r, c: s[r],
         "matrix": lambda r, c: s[()],
     }[of]  # fmt: skip
-    parts = {f"{stem}.weight": part("F8_E4M3", codes), f"{stem}.{name}": part(scale, s)}
+    stored = part(scale, s.reshape(shape[0], 1, shape[1], 1) if stands else s)
+    parts = {f"{stem}.weight": part("F8_E4M3", codes), f"{stem}.{name}": stored}
     return parts, every(n, k, lambda r, c: E4M3_VALUES[codes[r, c]] * at(r, c))
 
 
@@ -142,20 +147,53 @@ def fp4(stem: str, n: int, k: int, rng: np.random.Generator) -> Made:
     return stored, values
 
 
+def packed_fp4(stem: str, n: int, k: int, rng: np.random.Generator, *, codes: str) -> Made:
+    """MXFP4 as compressed-tensors, modelopt and Quark have it: the bytes of gpt-oss, under names of their own."""
+    parts, values = mxfp4("m", (n,), k, rng)
+    stored = {
+        f"{stem}.{codes}": ("U8", (n, k // 2), parts["m_blocks"][2]),
+        f"{stem}.weight_scale": ("U8", (n, k // 32), parts["m_scales"][2]),
+    }
+    return stored, values
+
+
+def nvfp4(stem: str, n: int, k: int, rng: np.random.Generator, *, divides: bool) -> Made:
+    """compressed-tensors (whose scales are divided by one number of the matrix) and modelopt (multiplied)."""
+    codes, scales = rng.integers(0, 256, (n, k // 2)), rng.integers(0, 127, (n, k // 16))
+    whole = np.float32(rng.uniform(500, 3000) if divides else rng.uniform(1e-4, 1e-3))
+    size = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+    def value(row: int, column: int) -> np.float32:
+        code = codes[row, column // 2] >> 4 * (column % 2) & 15
+        stored = E4M3_VALUES[scales[row, column // 16]]
+        scale = stored / whole if divides else stored * whole
+        return np.float32(-size[code & 7] if code & 8 else size[code & 7]) * scale
+
+    name, one = ("weight_packed", (1,)) if divides else ("weight", ())
+    parts = {
+        f"{stem}.{name}": part("U8", codes),
+        f"{stem}.weight_scale": part("F8_E4M3", scales),
+        f"{stem}.weight_{'global_scale' if divides else 'scale_2'}": part(
+            "F32", np.full(one, whole)
+        ),
+    }
+    return parts, every(n, k, value)
+
+
 def gptq(
     stem: str, n: int, k: int, rng: np.random.Generator, *, group: int,
-    symmetric: bool = True, reordered: bool = False, v2: bool = False, g_idx: bool = True,
+    symmetric: bool = True, reordered: bool = False, v2: bool = False, g_idx: bool = True, bits: int = 4,
 ) -> Made:  # fmt: skip
-    """AutoGPTQ: words of eight inputs; stored zeros are one less than meant, but in version 2."""
-    groups = -(-k // group)
-    codes, s = rng.integers(0, 16, (k, n)), scales_of(rng, (groups, n), "F16")
-    zeros = np.full((groups, n), 8) if symmetric else rng.integers(1, 16, (groups, n))
+    """AutoGPTQ: words of eight inputs (four of 8 bits); stored zeros are one less than meant, but in version 2."""
+    groups, most = -(-k // group), 1 << bits
+    codes, s = rng.integers(0, most, (k, n)), scales_of(rng, (groups, n), "F16")
+    zeros = np.full((groups, n), most // 2) if symmetric else rng.integers(1, most, (groups, n))
     order = np.arange(k) // group
     if reordered:
         order = rng.permutation(order)
     parts = {
-        f"{stem}.qweight": part("I32", words(codes.T, 4).T),
-        f"{stem}.qzeros": part("I32", words(zeros if v2 else zeros - 1, 4)),
+        f"{stem}.qweight": part("I32", words(codes.T, bits).T),
+        f"{stem}.qzeros": part("I32", words(zeros if v2 else zeros - 1, bits)),
         f"{stem}.scales": part("F16", s),
     }
     if g_idx:
@@ -192,9 +230,52 @@ def compressed(**weights: object) -> dict[str, object]:
         "targets": ["Linear"], "input_activations": None, "output_activations": None,
         "weights": {"type": "int", "symmetric": True, "dynamic": False, "actorder": None, **weights},
     }  # fmt: skip
-    form = "pack-quantized" if group["weights"]["type"] == "int" else "float-quantized"
+    form = {"int": "pack-quantized", "float": "float-quantized"}[group["weights"]["type"]]
+    if group["weights"]["type"] == "float" and "group_size" in weights:
+        form = {4: "nvfp4-pack-quantized", 8: "mxfp8-quantized"}[weights["num_bits"]]
+        form = (
+            "mxfp4-pack-quantized"
+            if weights["strategy"] == "group" and weights["num_bits"] == 4
+            else form
+        )
     return {
         "quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group},
         "ignore": ["lm_head", "re:.*self_attn.*"], "kv_cache_scheme": None,
         "quantization_status": "compressed",
+    }  # fmt: skip
+
+
+def auto_round(packing: str, **more: object) -> dict[str, object]:
+    """The config of auto-round, which names the layout that it writes."""
+    return {
+        "quant_method": "auto-round", "packing_format": f"auto_round:{packing}", "bits": 4, "group_size": 64,
+        "sym": True, "data_type": "int", "autoround_version": "0.9.2", "iters": 200,
+        "extra_config": {"lm_head": {"bits": 16}, "model.layers.0.mlp.gate": {"bits": 16, "data_type": "float"}},
+        "block_name_to_quantize": "model.layers", **more,
+    }  # fmt: skip
+
+
+def modelopt(algorithm: str, **more: object) -> dict[str, object]:
+    """The config of modelopt as `config.json` has it since its version 0.29."""
+    return {
+        "quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head", "model.layers.0*"],
+        "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+        "producer": {"name": "modelopt", "version": "0.33.1"},
+        "config_groups": {"group_0": {"weights": {"dynamic": False}, "targets": ["Linear"]}}, **more,
+    }  # fmt: skip
+
+
+def quark(**weight: object) -> dict[str, object]:
+    """The config of Quark with these weights."""
+    layer = {
+        "weight": {
+            "is_dynamic": False, "symmetric": True, "round_method": "half_even", "ch_axis": None, "group_size": None,
+            "observer_cls": "PerTensorMinMaxObserver", **weight,
+        },
+        "input_tensors": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}, "output_tensors": None, "bias": None,
+    }  # fmt: skip
+    return {
+        "quant_method": "quark", "global_quant_config": layer, "exclude": ["lm_head", "*.gate"], "algo_config": None,
+        "layer_quant_config": {"*k_proj": layer}, "layer_type_quant_config": {}, "quant_mode": "eager_mode",
+        "export": {"kv_cache_group": [], "pack_method": "reorder", "weight_format": "real_quantized"},
     }  # fmt: skip

@@ -18,7 +18,7 @@ from weights.fake_checkpoint import (
     write_checkpoint,
     write_file,
 )
-from weights.quantised import compressed
+from weights.quantised import auto_round, compressed, modelopt, nvfp4, quark
 
 from ktcli.errors import BadCheckpoint
 from ktcli.native import Pool
@@ -320,13 +320,42 @@ UNREADABLE: dict[str, tuple[object, str]] = {
         {"quant_method": "fp8", "weight_block_size": [1, 64]}, r"weight_block_size \[1, 64\], kt reads \[128",
     ),
     "fp8 of another kind": ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2'"),
-    "gptq of 8 bits": ({"quant_method": "gptq", "bits": 8, "group_size": 128}, r"\(gptq\) with bits 8, kt reads 4"),
+    "gptq of 3 bits": ({"quant_method": "gptq", "bits": 3, "group_size": 128}, r"\(gptq\) with bits 3, kt reads 4, 8"),
+    "gptq of 2 bits somewhere": (
+        {"quant_method": "gptq", "bits": 4, "dynamic": {"+:down": {"bits": 2}}}, r"\(gptq\) with bits 2, kt reads 4, 8",
+    ),
+    "rules that are none": ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:down": 8}}, "quantizes [+]:down with 8"),
+    "rules that are a list": ({"quant_method": "gptq", "bits": 4, "dynamic": ["down"]}, r"has the dynamic \['down'\]"),
     "gptq of True bits": ({"quant_method": "gptq", "bits": True}, "with bits True"),
     "gptq of marlin": ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "format 'marlin'"),
     "gptq of endless groups": ({"quant_method": "gptq", "bits": 4, "group_size": 10**9}, "group_size 1000000000"),
     "awq of 8 bits": ({"quant_method": "awq", "bits": 8}, r"\(awq\) with bits 8"),
     "awq gemv": ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv'"),
-    "nvfp4": ({**INT4, "format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized'"),
+    "mxfp6": ({**INT4, "format": "mxfp6-pack-quantized"}, "format 'mxfp6-pack-quantized'"),
+    "nvfp4 in groups of 32": (
+        compressed(type="float", num_bits=4, strategy="tensor_group", group_size=32), "group_size 32, kt reads 16 only",
+    ),
+    "mxfp8 in groups of 64": (
+        compressed(type="float", num_bits=8, strategy="group", group_size=64), "group_size 64, kt reads 32 only",
+    ),
+    "an unknown packing": (auto_round("auto_gptq:marlin24", bits=3), r"\(auto-round\) with bits 3"),
+    "a packing of its own": (auto_round("fake"), "packing_format 'auto_round:fake'"),
+    "scales of E5M3": (auto_round("llm_compressor_nvfp4_e5m3"), "'auto_round:llm_compressor_nvfp4_e5m3'"),
+    "fp8 of another kind, auto-round": (auto_round("fp8_static", fmt="e5m2"), "fmt 'e5m2'"),
+    "integers in a layout for floats": (auto_round("llm_compressor"), "data_type 'int', kt reads 'mx_fp'"),
+    "smoothed": (modelopt("NVFP4_AWQ", group_size=16), "quant_algo 'NVFP4_AWQ'"),
+    "int4 of modelopt": (modelopt("W4A16_AWQ", group_size=128), "quant_algo 'W4A16_AWQ'"),
+    "nvfp4 in groups of 32, modelopt": (modelopt("NVFP4", group_size=32), "group_size 32, kt reads 16 only"),
+    "a mixture with int8": (
+        modelopt("MIXED_PRECISION", quantized_layers={"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "W8A16"}}),
+        "quant_algo 'W8A16'",
+    ),
+    "modelopt without a name": ({"quant_method": "modelopt"}, "quant_algo None"),
+    "modelopt in a word": ({"quant_method": "modelopt", "quantization": "FP8"}, r"\(modelopt\) with 'FP8'"),
+    "int4 of Quark": (quark(dtype="int4", qscheme="per_group"), "dtype 'int4', kt reads 'fp8_e4m3', 'fp4' only"),
+    "columns of Quark": (quark(dtype="fp8_e4m3", qscheme="per_channel", ch_axis=1), "ch_axis 1"),
+    "two steps of Quark": ({**quark(), "global_quant_config": {"weight": [{}, {}]}}, r"with weight \[{}, {}\]"),
+    "Quark's simulation": ({**quark(), "export": {"weight_format": "fake_quantized"}}, "format 'fake_quantized'"),
     "sparse": ({**INT4, "sparsity_config": {"format": "sparse-24-bitmask"}}, "is sparse with"),
     "no groups": ({**INT4, "config_groups": {}}, "has the config_groups"),
     "activations only": (
@@ -334,7 +363,7 @@ UNREADABLE: dict[str, tuple[object, str]] = {
         "quantizes only activations",
     ),
     "int3": (compressed(num_bits=3, group_size=32, strategy="group"), "num_bits 3, kt reads 4, 8 only"),
-    "float of 4 bits": (compressed(type="float", num_bits=4, strategy="tensor_group"), "num_bits 4, kt reads 8 only"),
+    "float of 6 bits": (compressed(type="float", num_bits=6, strategy="group"), "num_bits 6, kt reads 4, 8 only"),
     "an order of its own": (
         compressed(num_bits=4, group_size=32, strategy="group", actorder="group"), "actorder 'group'",
     ),
@@ -353,3 +382,27 @@ def test_unreadable_quantization(what: str):
 
 def test_nothing_is_quantized():
     assert read_scheme({}).method == read_scheme({"quantization_config": None}).method == ""
+
+
+BESIDE = {
+    "producer": {"name": "modelopt", "version": "0.23.0"},
+    "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["*g"]},
+}  # fmt: skip
+
+
+def test_what_modelopt_says_beside_config_json(tmp_path: Path):
+    """It counts where `config.json` says nothing."""
+    parts, _ = nvfp4("m", 16, 64, np.random.default_rng(0), divides=False)
+    write_checkpoint(tmp_path, QWEN3, parts, shards=1)
+    with (
+        Checkpoint(tmp_path) as checkpoint,
+        pytest.raises(BadCheckpoint, match="as nvfp4 does, but"),
+    ):
+        checkpoint.find("m.weight")
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(BESIDE))
+    with Checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.find("m.weight").storage.label == "nvfp4"
+    assert read_scheme({"quantization_config": modelopt("FP8")}, BESIDE).floats == frozenset()
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "INT4_AWQ"}}')
+    with pytest.raises(BadCheckpoint, match="quant_algo 'INT4_AWQ'"):
+        Checkpoint(tmp_path)

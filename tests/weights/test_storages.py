@@ -12,7 +12,7 @@ import pytest
 from stored import lone
 from weights import quantised
 from weights.fake_checkpoint import QWEN3, write_checkpoint
-from weights.quantised import Made, compressed
+from weights.quantised import Made, auto_round, compressed, modelopt, quark
 from weights.test_encode import Counting, encoded
 
 from ktcli.errors import BadCheckpoint
@@ -64,6 +64,12 @@ def awq_config(**more: object) -> dict[str, object]:
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 V4 = {**FP8, "scale_fmt": "ue8m0"}
 ROWS = compressed(type="float", num_bits=8, strategy="channel")
+CHANNELS = quark(dtype="fp8_e4m3", qscheme="per_channel", ch_axis=0)
+MIXED = modelopt("MIXED_PRECISION", quantized_layers={
+    "model.layers.0.mlp": {"quant_algo": "NVFP4", "group_size": 16}, "model.layers.1.mlp": {"quant_algo": "FP8"},
+})  # fmt: skip
+IN_TWO_SIZES = gptq_config(dynamic={r"+:.*down": {"bits": 8, "group_size": 32}, r"-:.*gate$": {}})
+NVFP4 = compressed(type="float", num_bits=4, strategy="tensor_group", group_size=16)
 CASES = {
     "fp8 blocks": Case(quantised.fp8, {"scale": "F32", "of": "blocks"}, FP8, "fp8", (300, 150)),
     "fp8 blocks bf16": Case(quantised.fp8, {"scale": "BF16", "of": "blocks"}, FP8, "fp8", (130, 260)),
@@ -73,6 +79,38 @@ CASES = {
     "fp8 rows": Case(quantised.fp8, {"scale": "BF16", "of": "rows"}, ROWS, "fp8"),
     "fp8 row vector": Case(quantised.fp8, {"scale": "F32", "of": "row vector"}, ROWS, "fp8"),
     "fp8 matrix": Case(quantised.fp8, {"scale": "F32", "of": "matrix"}, ROWS, "fp8"),
+    "fp8 modelopt": Case(quantised.fp8, {"scale": "F32", "of": "matrix"}, modelopt("FP8"), "fp8"),
+    "fp8 modelopt rows": Case(
+        quantised.fp8, {"scale": "F32", "of": "row vector"}, modelopt("FP8_PER_CHANNEL_PER_TOKEN"), "fp8"
+    ),
+    "fp8 modelopt blocks": Case(
+        quantised.fp8, {"scale": "F32", "of": "standing blocks"}, modelopt("fp8_pb_wo"), "fp8", (300, 150)
+    ),
+    "fp8 in a mixture": Case(quantised.fp8, {"scale": "F32", "of": "matrix"}, MIXED, "fp8"),
+    "fp8 quark": Case(
+        quantised.fp8, {"scale": "F32", "of": "matrix"}, quark(dtype="fp8_e4m3", qscheme="per_tensor"), "fp8"
+    ),
+    "fp8 quark rows": Case(quantised.fp8, {"scale": "F32", "of": "row vector"}, CHANNELS, "fp8"),
+    "mxfp8": Case(
+        quantised.fp8, {"scale": "F8_E8M0", "of": "columns"},
+        compressed(type="float", num_bits=8, strategy="group", group_size=32), "mxfp8",
+    ),
+    "mxfp8 modelopt": Case(quantised.fp8, {"scale": "F8_E8M0", "of": "columns"}, modelopt("MXFP8"), "mxfp8"),
+    "mxfp4": Case(
+        quantised.packed_fp4, {"codes": "weight_packed"},
+        compressed(type="float", num_bits=4, strategy="group", group_size=32), "mxfp4",
+    ),
+    "mxfp4 auto-round": Case(
+        quantised.packed_fp4, {"codes": "weight_packed"},
+        auto_round("llm_compressor", group_size=32, data_type="mx_fp", act_bits=4), "mxfp4",
+    ),
+    "mxfp4 quark": Case(
+        quantised.packed_fp4, {"codes": "weight"},
+        quark(dtype="fp4", qscheme="per_group", group_size=32, ch_axis=-1, scale_format="e8m0"), "mxfp4",
+    ),
+    "nvfp4": Case(quantised.nvfp4, {"divides": True}, NVFP4),
+    "nvfp4 modelopt": Case(quantised.nvfp4, {"divides": False}, modelopt("NVFP4", group_size=16)),
+    "nvfp4 in a mixture": Case(quantised.nvfp4, {"divides": False}, MIXED),
     "int8 rows": Case(
         quantised.int8, {"scale": "BF16"}, compressed(num_bits=8, strategy="channel"), "int8"
     ),
@@ -105,6 +143,19 @@ CASES = {
     ),
     "gptq asymmetric": Case(quantised.gptq, {"group": 64, "symmetric": False}, gptq_config(sym=False)),
     "gptq reordered": Case(quantised.gptq, {"group": 64, "reordered": True}, gptq_config(desc_act=True)),
+    "gptq of 8 bits": Case(quantised.gptq, {"group": 64, "bits": 8}, gptq_config(bits=8)),
+    "gptq of 8 bits, asymmetric": Case(
+        quantised.gptq, {"group": 32, "bits": 8, "symmetric": False, "v2": True},
+        gptq_config(bits=8, group_size=32, sym=False, format="gptq_v2"),
+    ),
+    "gptq of 8 bits in a mixture": Case(quantised.gptq, {"group": 32, "bits": 8}, IN_TWO_SIZES),
+    "gptq of 4 bits in a mixture": Case(quantised.gptq, {"group": 64}, IN_TWO_SIZES, "int4-g32-f32"),
+    "gptq auto-round": Case(quantised.gptq, {"group": 64}, auto_round("auto_gptq"), "int4-g32-f32"),
+    "gptq auto-round itself": Case(
+        quantised.gptq, {"group": 64, "v2": True, "symmetric": False, "g_idx": False},
+        auto_round("gptqmodel", sym=False),
+    ),
+    "awq auto-round": Case(quantised.awq, {"group": 64}, auto_round("auto_awq", sym=False)),
     "awq": Case(quantised.awq, {"group": 32}, awq_config()),
     "awq symmetric": Case(
         quantised.awq, {"group": 32, "symmetric": True}, awq_config(zero_point=False), "int4-g32-f32"
@@ -156,7 +207,8 @@ def test_each_byte_is_read_once_and_held(tmp_path: Path, what: str, monkeypatch)
         packed = oracle.unpack(recipe.experts, np.frombuffer(data, np.uint8), n, k)
         assert np.array_equal(packed, wanted)
         assert [sums.error for sums in encoder.sums.values()] == [0]
-        shared = {"g_idx", "weight_scale"} if case.args.get("of") == "matrix" else {"g_idx"}
+        whole = {"weight_scale"} if case.args.get("of") == "matrix" else set()
+        shared = {"g_idx", "weight_global_scale", "weight_scale_2", *whole}
         once = [p for p in reader.find("m.weight").parts if p.name.split(".")[-1] not in shared]
         for p in once:
             places = range(p.entry.offset, p.entry.offset + p.entry.size_bytes)
@@ -226,7 +278,7 @@ def made(what: str, **changes: object) -> quantised.Parts:
             del parts[f"m.{name}"]
         else:
             dtype, shape = change
-            size = {"F16": 2, "BF16": 2, "I32": 4, "F32": 4, "U8": 1, "I64": 8}[dtype]
+            size = {"F16": 2, "BF16": 2, "I32": 4, "F32": 4, "U8": 1, "F8_E4M3": 1, "I64": 8}[dtype]
             parts[f"m.{name}"] = (dtype, shape, bytes(int(np.prod(shape)) * size))
     return parts
 
@@ -255,6 +307,20 @@ WRONG: dict[str, tuple[str, dict, dict | None, str]] = {
     "scales of other groups": ("gptq", {}, gptq_config(group_size=32), r"m.scales .* asks for \[5, 40\]"),
     "gptq as awq": ("gptq", {}, awq_config(group_size=64), "holds 20 x 320 codes, kt reads multiples of 8"),
     "gptq without a config": ("gptq", {}, FP8, "does not call the checkpoint gptq or awq"),
+    "nvfp4 by a config of mxfp4": (
+        "nvfp4", {}, CASES["mxfp4"].config, "scales of F8_E4M3, as nvfp4 does, but config.json does not say so",
+    ),
+    "mxfp4 by a config of nvfp4": ("mxfp4", {}, NVFP4, "scales of U8, as mxfp4 does, but config.json does not say so"),
+    "nvfp4 without its number": ("nvfp4", {"weight_global_scale": None}, None, "without its m.weight_scale_2"),
+    "a number for each row": ("nvfp4", {"weight_global_scale": ("F32", (40,))}, None, r"packed asks for \[\] or"),
+    "nvfp4 without scales": ("nvfp4", {"weight_scale": None}, None, "without its m.weight_scale"),
+    "nvfp4 in rows of 24": ("nvfp4", {"weight_packed": ("U8", (40, 12))}, None, "rows of 24 nvfp4 numbers, kt reads"),
+    "scales of 8 columns": ("nvfp4", {"weight_scale": ("F8_E4M3", (40, 20))}, None, r"asks for \[40, 10\]"),
+    "powers of two as floats": ("mxfp4", {"weight_scale": ("F32", (40, 5))}, None, "as F32, kt reads F8_E8M0, U8"),
+    "mxfp8 as fp8": ("mxfp8", {}, FP8, r"has the shape \[40, 5\]"),
+    "two sizes, neither": (
+        "gptq of 8 bits in a mixture", {"qzeros": ("I32", (5, 3))}, None, r"m.qzeros in .* has the shape \[5, 3\]",
+    ),
     "integers": ("gptq", {"weight": ("I64", (4,))}, None, "stored as I64"),
 }  # fmt: skip
 
