@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ktcli import manifest, smallfiles
 from ktcli.assembly.listener import SILENT, Listener, announce_library
@@ -14,20 +14,29 @@ from ktcli.errors import UsageError
 from ktcli.store import catalog, contents, library, origins, places
 from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
+from ktcli.weights.checkpoint import read_config
 from ktcli.weights.extras import extra_limit
 from ktcli.weights.gguf.header import gguf_at
 from ktcli.weights.recipe import Recipe, split_pair
+from ktcli.weights.scheme import loss_of, usual_experts
 
 if TYPE_CHECKING:
     from ktcli.weights.conversion import Calibration, Provenance, Report
 
 
 def recipe_for(entry: Entry, experts: str | None = None, dense: str | None = None) -> Recipe:
-    """Returns the recipe with the formats asked for, else those the catalogue recommends, else the defaults."""
+    """Returns the recipe with the formats asked for, else those the catalogue recommends, else what the checkpoint's
+    own numbers speak for, else the defaults."""
     profile = catalog.find(entry.name)
     if profile is not None:
         experts, dense = experts or profile.experts, dense or profile.dense
-    return Recipe.named(experts, dense)
+    return Recipe.named(experts or usual_experts(_config(entry)), dense)
+
+
+def _config(entry: Entry) -> Mapping[str, Any]:
+    """The `config.json` of a folder; {} where there is none."""
+    here = gguf_at(entry.path) is None and (entry.path / "config.json").is_file()
+    return read_config(entry.path) if here else {}
 
 
 def recipe_named(entry: Entry, formats: str) -> Recipe:
@@ -58,6 +67,8 @@ def convert_entry(
     from ktcli.assembly.host import team_to_convert
     from ktcli.weights import convert as weights
 
+    if said := loss_of(_config(entry), recipe.experts.name):
+        listener.note(f"{entry.name}: {said}")
     managed = target is None
     target = target or pack_folder(entry, recipe)
     what = f"converting {entry.name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ktcli.assembly.disk import DiskNeed, disk_need
 from ktcli.assembly.fetch import Bars, looking
@@ -23,6 +23,7 @@ from ktcli.store.profile import HUBS
 from ktcli.store.reference import Reference
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.schedule import AT_ONCE
+from ktcli.weights.scheme import usual_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,13 @@ class Offer:
         else:
             yield f"It needs {memory}: it does not run on this machine as it is (kt plan says what would)."
 
+    def streamed(self, reference: Reference) -> Reference:
+        """Returns the reference of the conversion that a stream makes: with the formats that the checkpoint speaks for,
+        which are not known any more once it is not kept."""
+        own = self.plan.recipe
+        known = reference.formats or catalog.find(reference.name) is not None or own == Recipe()
+        return reference if known else replace(reference, formats=own.name)
+
 
 def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = None) -> Offer:
     """Asks the hub about a repository, plans its conversion, and returns what a pull would bring.
@@ -107,7 +115,7 @@ def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = No
             config = preview_of(client, snapshot, reference.quant, bars).config
         finally:
             bars.end()
-        recipe = Recipe.named(None, None)
+        recipe = Recipe.named(usual_experts(config))
     else:
         config, recipe = profile.config, recipe_of(profile)
     subject = Subject(reference.text, reference.repository, config, recipe, download_bytes=size)

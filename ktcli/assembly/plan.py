@@ -19,6 +19,7 @@ from ktcli.planner.host import Host, host_of
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
 from ktcli.weights.recipe import Recipe
+from ktcli.weights.scheme import loss_of
 
 
 def plan_ahead(model: Model, recipe: Recipe, wanted: Wanted, listener: Listener = SILENT) -> Plan:
@@ -73,6 +74,8 @@ def plan_subject(
         best = chosen(model, host, request, kept_by(subject.said, model), listener)
         recipe = subject.recipe.like(best, subject.recipe.dense.name)
         request = replace(request, recipe=recipe)
+    if subject.pack is None and (said := loss_of(subject.config, request.recipe.experts.name)):
+        listener.note(f"{subject.name}: {said}")
     if described is None and subject.pack is not None:
         request = informed(request, subject.pack, model.spec, host.gpus, listener.warn)
     return place(model, host, request)

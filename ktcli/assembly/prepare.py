@@ -108,7 +108,8 @@ def _brought(
         offer.plan.require(reference.text)  # before a byte of it is fetched
     listener.agree(offer.lines(), f"kt pull {reference.text}")
     if offer.only_streams:
-        return stream_model(reference, listener, snapshot=offer.snapshot, check=check)
+        asked = offer.streamed(reference)
+        return stream_model(asked, listener, snapshot=offer.snapshot, check=check)
     return fetch(reference, listener, snapshot=offer.snapshot)
 
 

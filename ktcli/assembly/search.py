@@ -20,7 +20,7 @@ from ktcli.store import catalog
 from ktcli.store.hubsearch import CONFIG, FoundConfig, Hit, read_configs
 from ktcli.weights.checkpoint import MAX_CONFIG_BYTES, parse_object
 from ktcli.weights.recipe import Recipe
-from ktcli.weights.scheme import read_scheme
+from ktcli.weights.scheme import usual_experts
 
 _LONGEST_TYPE = 40
 
@@ -84,9 +84,9 @@ def _judged(found: FoundConfig, host: Host) -> Judged:
 
 def _planned(hit: Hit, kind: str, config: Mapping[str, Any], host: Host) -> Judged:
     profile = catalog.by_repository(hit.hub, hit.repository)
-    names = (profile.experts, profile.dense) if profile else (None, None)
-    model, recipe = build(config), Recipe.named(*names)
-    read_scheme(config)  # refuses weights that kt cannot read
+    model = build(config)
+    own = usual_experts(config)  # refuses weights that kt cannot read
+    recipe = Recipe.named(*((profile.experts, profile.dense) if profile else (own, None)))
     parameters = sum(tensor.elements for tensor in model.tensors)
     request = Wanted().device.apply(Request(recipe), model.spec)
     return Judged(hit, kind, parameters, place(model, host, request))

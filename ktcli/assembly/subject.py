@@ -16,11 +16,14 @@ from ktcli.errors import BadCheckpoint, UsageError
 from ktcli.models import build
 from ktcli.store import catalog, library
 from ktcli.store.catalog import ModelProfile
+from ktcli.store.entry import BUILTIN
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse
+from ktcli.weights.gguf.header import gguf_at
 from ktcli.weights.pack import Pack
-from ktcli.weights.reader import config_of
+from ktcli.weights.reader import config_of, examine
 from ktcli.weights.recipe import Recipe, split_pair
+from ktcli.weights.scheme import usual_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ def find_subject(
         return Subject(name, profile.name, profile.config, recipe, download_bytes=size)
     if ask_hub and entry is None and reference.repository and not reference.formats:
         there = preview(reference)
-        recipe = Recipe.named(experts, dense)
+        recipe = Recipe.named(experts or usual_experts(there.config), dense)
         size, title = there.download_bytes, reference.repository
         return Subject(
             name, title, there.config, recipe, download_bytes=size, remote=reference.text
@@ -84,7 +87,17 @@ def find_subject(
     entry = entry or library.resolve(name)
     asked = split_pair(reference.formats)  # of a folder: those of a conversion of it
     experts, dense = experts or asked[0] or None, dense or asked[1] or None
-    return Subject(name, entry.name, config_of(entry.path), Recipe.named(experts, dense))
+    if not entry.in_library and entry.name != BUILTIN and _has_weights(entry.path):
+        examine(entry.path)  # as a pull does
+    config = config_of(entry.path)
+    recipe = Recipe.named(experts or usual_experts(config), dense)
+    return Subject(name, entry.name, config, recipe)
+
+
+def _has_weights(path: Path) -> bool:
+    """Whether a model outside the library is more than a `config.json` to plan with."""
+    kinds = (".safetensors", ".bin", ".pt", ".pth")
+    return gguf_at(path) is not None or any(each.suffix in kinds for each in path.iterdir())
 
 
 def recipe_of(

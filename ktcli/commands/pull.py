@@ -139,8 +139,9 @@ def _download(
     asks = not yes and out.mode is Mode.HUMAN and sys.stdin.isatty() and sys.stderr.isatty()
     if asks and not out.confirm("Pull it?"):
         return None
-    brought = stream_model if streams else fetch
-    return brought(reference, out, snapshot=offer.snapshot, limit_bps=rate)
+    if not streams:
+        return fetch(reference, out, snapshot=offer.snapshot, limit_bps=rate)
+    return stream_model(offer.streamed(reference), out, snapshot=offer.snapshot, limit_bps=rate)
 
 
 def _render(entry: Entry, fresh: bool, alias: str | None) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from shapes import config
 from store.fake_hub import Hub, serve
-from weights.fake_checkpoint import random_checkpoint
+from weights import quantised
+from weights.fake_checkpoint import QWEN3, random_checkpoint
 
 from ktcli.commands.view import bars
 from ktcli.hardware.machine import Cpu, Disk, Gpu, Machine, Memory, Node
@@ -81,6 +82,50 @@ def test_a_checkpoint_in_a_folder(home: Path, capsys):
     code, plan = planned(capsys, str(folder), "--experts", "bf16")
     assert code == 0
     assert (plan["model"], plan["experts"], plan["dense"]) == ("mine", "bf16", "int8")
+
+
+def test_the_numbers_of_a_folder_speak_for_formats(home: Path, capsys):
+    """4-bit floats are not rounded to other 4 bits where that can be helped; what it costs is said."""
+    folder, machine = home / "mine", ("--machine", str(write(server(), home)))
+    folder.mkdir()
+    for scheme, experts, words in (
+        (quantised.quark(dtype="fp4", group_size=32), "mxfp4", ""),
+        (quantised.modelopt("NVFP4", group_size=16), "nl4-g32", "nl4-g32 adds an error of about 8 %, --experts int8"),
+        (quantised.modelopt("FP8"), "int4", ""),
+    ):  # fmt: skip
+        its = config("qwen3-30b-a3b", num_hidden_layers=2, quantization_config=scheme)
+        (folder / "config.json").write_text(json.dumps(its))
+        code, plan = planned(capsys, str(folder), *machine)
+        assert (code, plan["experts"]) == (0, experts)
+        assert main(["plan", str(folder), *machine]) == 0
+        said = capsys.readouterr()
+        assert words in " ".join(said.err.split()) and ("NVFP4" in said.err) == bool(words)
+    its["quantization_config"] = quantised.modelopt("NVFP4_AWQ")
+    (folder / "config.json").write_text(json.dumps(its))
+    capsys.readouterr()
+    assert main(["plan", str(folder)]) == 5
+    assert "quant_algo 'NVFP4_AWQ', which kt does not read" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+def test_a_folder_is_examined_as_a_pull_does(home: Path, capsys):
+    """With the same sentence; of a folder with nothing but a `config.json` there is nothing to examine."""
+    folder = random_checkpoint(home / "mine", QWEN3)
+    assert main(["plan", str(folder), "--json"]) == 0
+    said = json.loads((folder / "config.json").read_text())
+    for change in (
+        {"num_hidden_layers": 4},
+        {"moe_intermediate_size": 48},
+        {"num_hidden_layers": 2},
+    ):
+        (folder / "config.json").write_text(json.dumps({**said, **change}))
+        errors = []
+        for command in ("pull", "plan"):
+            capsys.readouterr()
+            assert main([command, str(folder), "--json"]) == 5
+            errors.append(json.loads(capsys.readouterr().out)["error"])
+        assert errors[0] == errors[1]
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-30B-A3B", "hf:Qwen/Qwen3-30B-A3B", "QWEN3-30B-A3B"])
