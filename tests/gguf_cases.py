@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -301,8 +301,27 @@ _SIGMOID = {
     "expert_shared_count": 1,
     "leading_dense_block_count": 1,
 }
+
+
 # Seeds are ones where the best token always has a lead over the next, else rounding would choose.
+def with_numbers(case: GgufCase) -> GgufCase:
+    """A model in NVFP4 as llama.cpp's converter leaves it: a number for each matrix beside the bytes of its blocks, and
+    one for its activations."""
+
+    def tensors(own: GgufCase) -> Iterator[tuple[str, F32 | tuple[int, ...]]]:
+        for name, shape in case.tensors(own):
+            yield name, shape
+            stem = name.removesuffix(".weight")
+            if "_exps" in name or "attn_q." in name or "attn_output" in name:
+                count = EXPERTS if "_exps" in name else 1
+                yield f"{stem}.scale", 0.75 + np.arange(count, dtype=np.float32) / 8
+                yield f"{stem}.input_scale", np.full(count, 0.01, np.float32)
+
+    return replace(case, tensors=tensors)
+
+
 CASES = (
+    with_numbers(_case("qwen3moe", "NVFP4", 3, _QWEN3)),
     *(_case("qwen3moe", kind, seed, _QWEN3) for kind, seed in _QWEN3_SEEDS.items()),
     _case("llama", "Q8_0", 36, Parts()),
     _case("llama", "mixed", 6, Parts()),

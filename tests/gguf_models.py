@@ -27,6 +27,7 @@ _SCALES = {
     "Q2_K": ((80, 1.0), (82, 1.5)),
     "IQ2_XS": ((0, 1.0),),
     "IQ4_XS": ((0, 1.0),),
+    "NVFP4": (),  # an E4M3 byte for 16 columns instead
 }
 
 
@@ -149,6 +150,8 @@ def random_blocks(seed: str, kind: str, shape: tuple[int, ...], rms: float) -> N
     def scale(value: float) -> None:
         for offset, factor in _SCALES[kind]:
             blocks[:, offset : offset + 2] = np.array([value * factor], "<f2").view(np.uint8)
+        if kind == "NVFP4":
+            blocks[:, :4] = gguf.quants.NVFP4.fp32_to_ue4m3(np.float32(value))
 
     scale(1.0)
     decoded = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind])

@@ -24,9 +24,9 @@ from ktcli.weights.files import OpenFiles
 from ktcli.weights.gguf.config import architecture_of, config_of
 from ktcli.weights.gguf.header import GgufHeader, read_gguf_header
 from ktcli.weights.gguf.metadata import Metadata
-from ktcli.weights.gguf.names import below_layer, hub_tensors
+from ktcli.weights.gguf.names import IN_SCALE, SCALE, below_layer, hub_tensors
 from ktcli.weights.gguf.tokenizer import small_file_names, small_files
-from ktcli.weights.gguf.types import STORAGES, Viewed
+from ktcli.weights.gguf.types import STORAGES, Scaled, Viewed
 from ktcli.weights.header import MAX_TENSORS
 from ktcli.weights.storage import Matrix, Part, StorageSource
 
@@ -102,9 +102,9 @@ class Gguf(OpenFiles):
 
     def unused(self, taken: Collection[str]) -> list[str]:
         """Returns the names of the tensors besides `taken`, but for the rotary embedding's factors, which are part
-        of the configuration here."""
+        of the configuration here, and for scales of activations."""
         taken = {*taken, ROPE_FACTORS}
-        return [name for name in self.parts if name not in taken]
+        return [name for name in self.parts if name not in taken and not name.endswith(IN_SCALE)]
 
     @property
     def small_files(self) -> tuple[str, ...]:
@@ -148,7 +148,16 @@ class Gguf(OpenFiles):
             )
         storage, view = STORAGES[entry.dtype], self._views.get(below_layer(name))
         seen = Viewed(storage, view) if view else storage
-        return StorageSource(name, entry.shape if shape is None else shape, seen, (part,))
+        shape = entry.shape if shape is None else shape
+        scale = self.parts.get(name.removesuffix(".weight") + SCALE)
+        if scale is None:
+            return StorageSource(name, shape, seen, (part,))
+        if (scale.entry.dtype, scale.entry.elements) != ("F32", 1):
+            raise BadCheckpoint(
+                f"{scale.name} in {scale.file} is {scale.entry.dtype} {list(scale.entry.shape)}, not one F32 number",
+                hint=HINT,
+            )
+        return StorageSource(name, shape, Scaled(seen), (part, scale))
 
 
 def _rope_factors(path: Path, header: GgufHeader) -> Matrix:

@@ -51,9 +51,11 @@ _LAYER = {
     **{f"nextn.shared_head_{of}": f"shared_head.{of}" for of in ("head", "norm")},
 }
 _IN_LAYER = re.compile(
-    r"blk\.([0-9]{1,5})\.((?:indexer\.|nextn\.)?[a-z0-9_]+)(?:\.([0-9]{1,5}))?(?:\.(weight|bias))?"
+    r"blk\.([0-9]{1,5})\.((?:indexer\.|nextn\.)?[a-z0-9_]+)(?:\.([0-9]{1,5}))?(?:\.(weight|bias|scale))?"
 )
 _BODY = re.compile(r".*?layers\.[0-9]+\.")
+SCALE = ".scale"  # ends the name of the number that a matrix, or each expert's, is multiplied by (NVFP4)
+IN_SCALE = ".input_scale"  # of activations, which kt rounds in its own way
 Names = Mapping[str, str | tuple[str, ...]]
 _GATE_UP = "ffn_gate_up_exps"  # [E, 2 * I, H]: the rows of gate, then those of up
 
@@ -123,6 +125,8 @@ def _experts(
 ) -> Iterator[tuple[str, str, TensorEntry]]:
     """Yields the matrices of a tensor [E, ...], or the part `half` of `halves` equal ones of each."""
     count, *shape = entry.shape
+    if not shape and hub_name.endswith(SCALE):
+        shape = [1]
     if not shape or shape[0] % halves:  # no tensor of experts: under its own name nobody takes it
         yield name, name, entry
         return

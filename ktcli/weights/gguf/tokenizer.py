@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
@@ -124,6 +125,21 @@ def _pieces(fields: Fields, tokens: _Tokens) -> dict[str, Any]:
     scores = _array(fields, "scores", float)
     if len(scores) != len(tokens):
         raise BadCheckpoint(f"{fields.where} has {len(scores)} scores of {len(tokens)} tokens")
+    joined = [
+        score
+        for (text, kind), score in zip(tokens, scores, strict=True)
+        if kind == PieceKind.NORMAL and len(text) > 1
+    ]
+    if not all(map(isfinite, scores)) or (len(joined) > 1 and len(set(joined)) == 1):
+        what = (
+            "one score to all tokens"
+            if all(map(isfinite, scores))
+            else "scores that are not numbers"
+        )
+        raise BadCheckpoint(
+            f"{fields.where}: {_KEY}scores gives {what}, so it does not say which pieces are joined first",
+            hint="take another release: the converter of this one did not read the makers' tokenizer.model",
+        )
     pairs = zip(tokens, scores, strict=True)
     pieces = tuple(VocabularyPiece(text, score, kind) for (text, kind), score in pairs)
     return steps(Pieces(pieces, prefix=fields.flag(f"{_KEY}add_space_prefix", True)))

@@ -169,6 +169,38 @@ class Viewed:
         return self.storage.kept(pool, span, (_joined(raws),), fmt) if self._is_rows else None
 
 
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A storage whose numbers are multiplied by one f32, which is the last part."""
+
+    storage: Storage
+    lossless: None = None
+
+    @property
+    def label(self) -> str:
+        """The name of the underlying storage."""
+        return self.storage.label
+
+    def reads(self, span: ByteSpan) -> Sequence[Read]:
+        """Returns the reads of the underlying storage, and of the number."""
+        scale = span.source.parts[-1]
+        return (*self.storage.reads(span), rows_of(scale, scale.entry.size_bytes, 0, 1))
+
+    def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
+        """Returns the span as an f32 matrix; what is too large is refused."""
+        *stored, scale = raws
+        matrix: Matrix = pool.decode(self.storage.numbers(pool, span, stored).whole)
+        with np.errstate(all="ignore"):
+            matrix *= scale.view("<f4")[0]
+        if not np.isfinite(matrix).all():
+            raise BadNumber("a value is NaN or Inf")
+        return Numbers.of(matrix)
+
+    def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+        """Returns None: there are no scales to keep."""
+        return None
+
+
 def _joined(raws: Sequence[Raw]) -> Raw:
     return raws[0] if len(raws) == 1 else np.concatenate(raws)
 
@@ -189,7 +221,7 @@ def log_of_rate(stored: Matrix) -> Matrix:
 
 _OTHERS = (
     "Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
-    "TQ1_0", "TQ2_0",
+    "TQ1_0", "TQ2_0", "NVFP4",
 )  # fmt: skip
 # The storages by the types' names in ggml.
 STORAGES: dict[str, Storage] = {

@@ -89,3 +89,9 @@ def test_q4_0_is_held_exactly_by_four_bits_with_f32_scales() -> None:
     pool.pack(fmt, Numbers.of(matrix).whole, packed, scales=kept)
     np.testing.assert_array_equal(unpack(fmt, packed, 16, 256), matrix)
     assert storage.kept(pool, span, [raw.reshape(-1)], FORMATS["int4-g32"]) is None
+
+
+def test_every_type_that_the_package_decodes_is_read() -> None:
+    """Those that no file of weights has (Q8_1, Q8_K) it does not decode either."""
+    decoded = {kind.name for kind in gguf.quants._type_traits}
+    assert decoded <= STORAGES.keys()

@@ -35,6 +35,7 @@ from ktcli.weights.storage import ByteSpan
 
 MINI = next(case for case in CASES if case.name == "kt-mini-q8_0")
 QWEN3 = next(case for case in CASES if case.name == "qwen3moe-q8_0")
+NVFP4 = next(case for case in CASES if case.name == "qwen3moe-nvfp4")
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +122,46 @@ def test_one_tensor_per_expert_as_in_old_files() -> None:
     names = ARCHITECTURES["llama"].names
     found = [hub for hub, *_ in hub_tensors({"blk.0.ffn_down.5.weight": entry}, names)]
     assert found == ["model.layers.0.block_sparse_moe.experts.5.w2.weight"]
+
+
+def nvfp4(path: Path, more: dict[str, tuple[int, ...]] | None = None) -> Path:
+    def tensors(case: GgufCase) -> Any:
+        yield from (each for each in NVFP4.tensors(case) if each[0] not in (more or {}))
+        yield from (more or {}).items()
+
+    return write_gguf(replace(NVFP4, tensors=tensors), path)
+
+
+def test_nvfp4_is_multiplied_by_the_number_of_each_matrix(tmp_path: Path) -> None:
+    path, pool = nvfp4(tmp_path / "nvfp4.gguf"), Pool(1)
+    with Gguf(path) as model:
+        check(build(model.config), model)
+        for name, factor in (
+            ("mlp.experts.2.down_proj", 1.0),
+            ("self_attn.q_proj", 0.75),
+            ("self_attn.k_proj", 1.0),
+        ):
+            entry = model.find(f"model.layers.1.{name}.weight").parts[0].entry
+            raw = np.fromfile(path, np.uint8, entry.size_bytes, offset=entry.offset)
+            plain = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType.NVFP4)
+            found = rows(pool, model, f"model.layers.1.{name}.weight")
+            np.testing.assert_array_equal(found, plain.reshape(entry.shape) * np.float32(factor))
+            assert np.abs(found).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "words"),
+    [
+        ("attn_k.scale", (2,), r"k_proj.scale in .* is F32 \[2\], not one F32 number"),
+        ("attn_o.scale", (1,), "does not speak of: 'blk.0.attn_o.scale'"),
+        ("ffn_up_exps.scale", (5,), "does not speak of: 'model.layers.0.mlp.experts.4.up_proj.scale'"),
+    ],
+)  # fmt: skip
+def test_numbers_of_matrices_that_do_not_fit(
+    name: str, shape: tuple[int, ...], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadCheckpoint, match=words):
+        examine(nvfp4(tmp_path / "other.gguf", {f"blk.0.{name}": shape}))
 
 
 # ---- sets of files -------------------------------------------------------------------------------

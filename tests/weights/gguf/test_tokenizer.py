@@ -110,6 +110,22 @@ def test_pieces_without_scores(scores: Any) -> None:
         small_files({**values_of(sentencepiece("p")), "tokenizer.ggml.scores": scores}, "a.gguf")
 
 
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        (lambda own: [0.0] * len(own), "gives one score to all tokens"),
+        (lambda own: [-1000.0] * len(own), "gives one score to all tokens"),
+        (lambda own: [*own[:-1], float("nan")], "gives scores that are not numbers"),
+    ],
+)
+def test_scores_that_rank_nothing(scores: Any, words: str) -> None:
+    """As converters write them that know no scores."""
+    values = values_of(sentencepiece("p"))
+    own = values["tokenizer.ggml.scores"]
+    with pytest.raises(BadCheckpoint, match=rf"a\.gguf: tokenizer\.ggml\.scores {words}, so it"):
+        small_files({**values, "tokenizer.ggml.scores": scores(own)}, "a.gguf")
+
+
 def test_scores_of_others() -> None:
     with pytest.raises(BadCheckpoint, match="1 scores"):
         small_files({**values_of(sentencepiece("p")), "tokenizer.ggml.scores": [1.0]}, "a.gguf")
