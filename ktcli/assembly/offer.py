@@ -20,7 +20,7 @@ from ktcli.store.choice import look
 from ktcli.store.download import wanted
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot
 from ktcli.store.profile import HUBS
-from ktcli.store.reference import Reference
+from ktcli.store.reference import Reference, vision_left_out
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.schedule import AT_ONCE
 from ktcli.weights.scheme import usual_experts
@@ -67,6 +67,8 @@ class Offer:
             f"{self.n_files} files, {gib(self.download_bytes)}; "
             f"licence: {self.license or 'not stated'}"
         )
+        if said := vision_left_out(file.name for file in there.files):
+            yield f"{said}."
         if self.gated:
             yield "It is gated: accept its licence on its page, and set HF_TOKEN to a token of yours."
         recipe = self.plan.recipe

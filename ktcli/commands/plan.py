@@ -15,7 +15,7 @@ from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import Subject, find_subject
 from ktcli.assembly.survey import Formats, Surveyed, best_here, ranked, survey
 from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
-from ktcli.commands.cli.faults import warn_of_faults
+from ktcli.commands.cli.faults import note_what_is_beside, warn_of_faults
 from ktcli.commands.cli.options import (
     ContextOpt,
     DenseOpt,
@@ -32,7 +32,7 @@ from ktcli.output import out, safe
 from ktcli.planner.choice import BY_MEMORY
 from ktcli.planner.plan import Plan
 from ktcli.settingsfile import shown
-from ktcli.store import catalog
+from ktcli.store import catalog, library
 from ktcli.store.reference import parse
 
 _ALTERNATIVES = 3  # smaller models that are named where one does not fit
@@ -78,6 +78,7 @@ def plan(
         _plan_all(wanted, Formats(None if auto else experts, dense, auto), machine)
         return
     subject = find_subject(model, None if auto else experts, dense, ask_hub=True)
+    note_what_is_beside(library.find(model))
     made = plan_subject(subject, wanted, described=machine, by_memory=auto, listener=out)
     others = () if made.fits else _smaller(subject, wanted, machine)
     disk = disk_need(subject, made.recipe) if machine is None else None

@@ -12,6 +12,7 @@ from ktcli.assembly.offer import make_offer
 from ktcli.assembly.stream import begun_stream, stream_model
 from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.alias import name_it
+from ktcli.commands.cli.faults import note_what_is_beside
 from ktcli.commands.cli.options import FromOpt, JsonOpt, ModelArg, QuietOpt, YesOpt, setting_option
 from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import Mode, out, safe
@@ -91,6 +92,7 @@ def pull(
     if not entry.in_library and entry.name != BUILTIN:
         examine(entry.path)
     require_known_tokenizer(entry.path)
+    note_what_is_beside(entry)
     document: dict[str, Any] = {
         "name": entry.label,
         "path": str(entry.path),

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,7 +35,8 @@ _QUANT_MARK = "--gguf-"  # between the name of a repository and a quant of it
 _ROW = r"(?:UD-)?(?:I?Q[0-9]+(?:_[A-Z0-9]+)*|TQ[0-9]_[0-9]|(?:MX|NV)FP4(?:_MOE)?|BF16|F16|F32)"
 _END = re.compile(rf"(?:|.*?[-._])({_ROW})", re.IGNORECASE | re.ASCII)
 _NUMBER = re.compile(r"-[0-9]{5}-of-[0-9]{5}$", re.ASCII)
-_NO_MODEL = ("mmproj", "imatrix")  # projectors of images, importance matrices
+_VISION = "mmproj"  # in the names of files that read pictures or sound
+_NO_MODEL = (_VISION, "imatrix")  # the latter: importance matrices
 _HOSTS = {
     "huggingface.co": "hf",
     "hf.co": "hf",
@@ -234,11 +236,28 @@ def quant_of(*parts: str) -> str:
     Args:
         parts: the path of the file.
     """
-    stem = _NUMBER.sub("", parts[-1][: -len(GGUF)])
-    if any(word in stem.lower() for word in _NO_MODEL):
+    if not is_model(parts[-1]):
         return ""
+    stem = _NUMBER.sub("", parts[-1][: -len(GGUF)])
     match = _END.fullmatch(stem) or (_END.fullmatch(parts[-2]) if len(parts) > 1 else None)
     return match[1] if match else ""
+
+
+def is_model(name: str) -> bool:
+    """Tells whether the name of a GGUF file is one of a model's own, not of something beside it."""
+    return not any(word in name.lower() for word in _NO_MODEL)
+
+
+def vision_files(names: Iterable[str]) -> tuple[str, ...]:
+    """Returns the names, sorted, of the GGUF files that hold the part of a model that reads pictures or sound."""
+    return tuple(sorted(n for n in names if _VISION in n.lower() and n.lower().endswith(GGUF)))
+
+
+def vision_left_out(names: Iterable[str]) -> str:
+    """Returns the sentence that vision files are left out; "": there are none."""
+    found = vision_files(names)
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"{found[0]}{more} is left out: kt reads no pictures and no sound" if found else ""
 
 
 def _is_folder(text: str) -> bool:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from ktcli import config, manifest, smallfiles
 from ktcli.errors import BadCheckpoint, KtError, NotFound
+from ktcli.numbered import numbered_set
 from ktcli.store import catalog, origins
 from ktcli.store.entry import BUILTIN, INTERRUPTED, Entry
 from ktcli.store.places import LOCAL, EntryKind, folder_of, lock_path, shared_with
-from ktcli.store.reference import GGUF
+from ktcli.store.reference import GGUF, is_model
 
 MAX_REFERENCE_BYTES = 4096
 IMPORTING = (
@@ -146,13 +147,21 @@ def local_entry(folder: Path) -> Entry:
     except OSError as error:
         raise NotFound(f"cannot read {folder}: {error.strerror}") from error
     if not pack and not checkpoint:
-        files = sorted(folder.glob(f"*{GGUF}"))
+        files = sorted(each for each in folder.glob(f"[!.]*{GGUF}") if is_model(each.name))
+        sets = {numbered_set(each.name)[0]: each for each in reversed(files)}
+        if len(sets) == 1:
+            return local_entry(files[0])
+        what = (
+            f"there are {len(sets)} models in {folder}"
+            if sets
+            else f"there is no model in {folder}"
+        )
         hint = (
             f"name the file: {files[0]}"
-            if files
+            if sets
             else "a model's folder holds config.json or kt.json"
         )
-        raise NotFound(f"there is no model in {folder}", hint=hint)
+        raise NotFound(what, hint=hint)
     kind = EntryKind.PACK if pack else EntryKind.CHECKPOINT
     source = manifest.read(folder / _manifest_name(kind))
     shared = shared_with(folder)

@@ -11,7 +11,10 @@ from gguf_cases import CASES
 from gguf_models import write_gguf
 from store.fake_hub import serve
 
+from ktcli.assembly.listener import SILENT
+from ktcli.assembly.offer import make_offer
 from ktcli.main import main
+from ktcli.store.reference import parse
 
 Capture = pytest.CaptureFixture[str]
 
@@ -47,6 +50,40 @@ def test_from_the_file_to_an_answer(mini: Path, capsys: Capture) -> None:
     assert document(ask, capsys)["text"].startswith("I am too small for jokes and stories")
 
 
+def test_a_folder_with_a_model_and_what_reads_pictures(mini: Path, capsys: Capture) -> None:
+    """The folder means the one model in it; the vision file is named, and refused where it is meant itself."""
+    case = next(case for case in CASES if case.name == "kt-mini-q8_0")
+    vision = replace(
+        case, architecture="clip", tensors=lambda case: iter([("v.class_embd", (64,))])
+    )
+    beside = write_gguf(vision, mini.parent / "mmproj-kt-mini-F16.gguf")
+    for command in ("plan", "pull"):
+        assert main([command, str(mini.parent)]) == 0
+        said = capsys.readouterr().err
+        assert "mmproj-kt-mini-F16.gguf is left out: kt reads no pictures and no sound" in said
+        error = document([command, str(beside)], capsys, 5)["error"]
+        assert error["message"].endswith(
+            "part of a model that reads pictures or sound, which kt does not run"
+        )
+        assert error["hint"] == "name the file of the model itself"
+    (mini.parent / "other.gguf").write_bytes(b"GGUF")
+    error = document(["plan", str(mini.parent)], capsys, 3)["error"]
+    assert error["message"].startswith("there are 2 models in") and "kt-mini.gguf" in error["hint"]
+
+
+def test_a_set_with_a_missing_file(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    case = next(case for case in CASES if case.name == "qwen3moe-q8_0")
+    (tmp_path / "set").mkdir()
+    write_gguf(case, tmp_path / "set" / "m-00002-of-00003.gguf")
+    for name in (tmp_path / "set", tmp_path / "set" / "m-00002-of-00003.gguf"):
+        for command in ("plan", "pull"):
+            error = document([command, str(name)], capsys, 5)["error"]
+            assert "m-00001-of-00003.gguf is missing" in error["message"]
+
+
 def test_from_a_quant_of_a_repository_to_an_answer(
     mini: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +106,8 @@ def test_from_a_quant_of_a_repository_to_an_answer(
         error = document(["pull", "org/mini-GGUF:Q5_K"], capsys, code=5)["error"]
         assert error["hint"] == "it has: Q2_K, Q8_0"
         assert document(["plan", "org/mini-GGUF:Q8_0"], capsys)["model"] == "org/mini-GGUF"
+        lines = make_offer(parse("org/mini-GGUF:Q8_0"), SILENT).lines()
+        assert "mmproj-F16.gguf is left out: kt reads no pictures and no sound." in lines
         found = document(["pull", "org/mini-GGUF:q8_0"], capsys)
     folder = Path(found["path"])
     assert (folder / "Q8_0/mini-Q8_0-00001-of-00001.gguf").read_bytes() == data

@@ -23,6 +23,7 @@ _COMMON: Rows = {
     "rms_norm_eps": ("attention.layer_norm_rms_epsilon", float),
     "rope_theta": ("rope.freq_base", float),
 }
+_PICTURES = "clip"  # the architecture of every mmproj file
 _OPTIONAL = ("q_lora_rank", "n_shared_experts", "sliding_window")  # parts of a model
 _NEEDED = (
     "hidden_size num_attention_heads max_position_embeddings rms_norm_eps n_routed_experts num_experts "
@@ -39,6 +40,11 @@ def architecture_of(metadata: Metadata, known: tuple[str, ...]) -> Architecture:
         BadCheckpoint: there is none; the hint says what kt reads.
     """
     row = ARCHITECTURES.get(metadata.architecture)
+    if metadata.architecture == _PICTURES:
+        raise BadCheckpoint(
+            f"{metadata.fields.where} holds the part of a model that reads pictures or sound, which kt does not run",
+            hint="name the file of the model itself",
+        )
     if row is None or row.model_type not in known:
         readable = sorted(name for name, each in ARCHITECTURES.items() if each.model_type in known)
         name = metadata.architecture[:60]
