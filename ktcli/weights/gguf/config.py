@@ -5,7 +5,7 @@ Values are checked here for their type, by the family for everything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
@@ -56,6 +56,26 @@ def architecture_of(metadata: Metadata, known: tuple[str, ...]) -> Architecture:
     return next(older, row)
 
 
+# Fields of a config with which less than a head is rotated, and with which values are not as wide as keys.
+_PARTLY = {"partial_rotary_factor", "rotary_dim", "qk_rope_head_dim", "rope_parameters"}
+_OF_VALUES = {"v_head_dim", "qk_rope_head_dim"}
+
+
+def _check_heads(m: Metadata, text: Mapping[str, Any]) -> None:
+    """Checks what a file says of widths of a head that its architecture has no field for.
+
+    Raises:
+        BadCheckpoint: it is another width than the head's.
+    """
+    said = text.get("head_dim") or text["hidden_size"] // max(text["num_attention_heads"], 1)
+    for key, fields in (("rope.dimension_count", _PARTLY), ("attention.value_length", _OF_VALUES)):
+        if not fields & text.keys() and m.whole(key, said) != said:
+            raise BadCheckpoint(
+                f"{m.fields.where}: {m.architecture}.{key} is {m.whole(key)}, and heads of {said} columns are what kt "
+                "knows of this architecture"
+            )
+
+
 def config_of(m: Metadata, row: Architecture) -> dict[str, Any]:
     """Returns the `config.json` that the model's makers would have written."""
     if row.gating:
@@ -82,4 +102,5 @@ def config_of(m: Metadata, row: Architecture) -> dict[str, Any]:
     if stretched := scaling(m):
         config["rope_scaling"] = {**stretched, **row.scaling}
     text = {**config, **row.fixed, **row.changes(m)}
+    _check_heads(m, text)
     return {"model_type": row.model_type, TEXT: text} if row.nested else text

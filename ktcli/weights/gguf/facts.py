@@ -42,7 +42,8 @@ def glm(m: Metadata) -> dict[str, Any]:
 
 def gpt_oss(m: Metadata) -> dict[str, Any]:
     """The facts of gpt-oss. Published files stretch the context; the family assumes it where nothing is said."""
-    plain = not m.has("rope.scaling.type")
+    m.whole("attention.sliding_window")  # without it every layer would see everything
+    plain = not m.has("rope.scaling.type") and not m.has("rope.scaling.factor")
     return {"rope_scaling": {"rope_type": "default"}} if plain else {}
 
 

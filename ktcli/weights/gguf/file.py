@@ -8,6 +8,7 @@ as the small files that a model has on the hub.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from hashlib import sha256
@@ -32,6 +33,7 @@ from ktcli.weights.storage import Matrix, Part, StorageSource
 
 HINT = "get the file again from where it came; kt never changes it"
 ROPE_FACTORS = "rope_freqs.weight"
+_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 
 
 class Gguf(OpenFiles):
@@ -151,6 +153,7 @@ class Gguf(OpenFiles):
         shape = entry.shape if shape is None else shape
         scale = self.parts.get(name.removesuffix(".weight") + SCALE)
         if scale is None:
+            self._require_no_scale(name, part)
             return StorageSource(name, shape, seen, (part,))
         if (scale.entry.dtype, scale.entry.elements) != ("F32", 1):
             raise BadCheckpoint(
@@ -158,6 +161,15 @@ class Gguf(OpenFiles):
                 hint=HINT,
             )
         return StorageSource(name, shape, Scaled(seen), (part, scale))
+
+    def _require_no_scale(self, name: str, part: Part) -> None:
+        """Raises BadCheckpoint if other experts' matrices have a number that the one called `name` lacks."""
+        first = _EXPERT.sub(".experts.0.", name).removesuffix(".weight") + SCALE
+        if first in self.parts:
+            raise BadCheckpoint(
+                f"{name} in {part.file} has no {SCALE[1:]}, {first} does: one number for each expert is asked for",
+                hint=HINT,
+            )
 
 
 def _rope_factors(path: Path, header: GgufHeader) -> Matrix:

@@ -99,10 +99,18 @@ class Metadata:
 
     def _value(self, key: str) -> Any:
         value = self.fields.values.get(self._name(key))
+        if not isinstance(value, list) or not value:
+            return value
+        layers = self.fields.values.get(self._name("block_count"))
+        further = self.fields.values.get(self._name("nextn_predict_layers"), 0)
+        counts = (layers, further) if type(layers) is type(further) is int else (0, 0)
+        if key != "block_count" and abs(len(value) - counts[0]) not in (0, counts[1]):
+            raise BadCheckpoint(
+                f"{self.fields.where}: {self._name(key)} has {len(value)} values, "
+                f"{self._name('block_count')} is {str(layers)[:40]}"
+            )
         # One value per layer; layers of different widths are no model that kt knows.
-        if isinstance(value, list) and value and all(each == value[0] for each in value):
-            return value[0]
-        return value
+        return value[0] if all(each == value[0] for each in value) else value
 
     def _of(self, key: str) -> Fields:
         return Fields({self._name(key): self._value(key)}, self.fields.where)
@@ -112,7 +120,8 @@ def scaling(m: Metadata) -> dict[str, Any] | None:
     """Returns how the rotation is stretched, as `rope_scaling`; None: it is not."""
     if m.factors:
         return {"rope_type": "factors", "factors": m.factors}
-    kind = m.text("rope.scaling.type", "none")
+    # A factor without a kind is a linear one, as in llama.cpp.
+    kind = m.text("rope.scaling.type", "linear" if m.has("rope.scaling.factor") else "none")
     if kind == "none":
         return None
     found: dict[str, Any] = {"rope_type": kind}

@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 from convert import convert_checkpoint
+from gguf_cases import CASES
 from gguf_families import FAMILIES, LAYERS, UNJUDGED
 from gguf_models import GgufCase, write_gguf
 from loading import load_engine
@@ -25,7 +26,7 @@ from ktcli.weights.gguf.file import Gguf
 from ktcli.weights.reader import examine
 from ktcli.weights.storage import ByteSpan
 
-BY_NAME = {case.name: case for case in (*FAMILIES, *UNJUDGED)}
+BY_NAME = {case.name: case for case in (*CASES, *FAMILIES, *UNJUDGED)}
 
 
 def changed(name: str, **metadata: Any) -> GgufCase:
@@ -33,6 +34,12 @@ def changed(name: str, **metadata: Any) -> GgufCase:
     given = {key.replace("__", "."): value for key, value in metadata.items()}
     both = {**BY_NAME[name].metadata, **given}
     return replace(BY_NAME[name], metadata={k: v for k, v in both.items() if v is not None})
+
+
+def olmoe(**metadata: Any) -> GgufCase:
+    """The tensors of OLMoE's case with metadata that disagree."""
+    own = BY_NAME["olmoe"]
+    return replace(changed("olmoe", **metadata), tensors=lambda case: own.tensors(own))
 
 
 @pytest.mark.parametrize("case", UNJUDGED, ids=lambda case: case.name)
@@ -116,7 +123,55 @@ BAD: dict[str, tuple[GgufCase, str]] = {
     ),
     "linear attention where the architecture has none": (
         replace(BY_NAME["qwen35"], architecture="qwen3"),
-        "general.architecture 'qwen3' speaks|has the shape",
+        r"qwen3.rope.dimension_count is 16, and heads of 64 columns are what kt knows",
+    ),
+    "another number of layers": (olmoe(block_count=5), r"no tensor .*layers.4.*'olmoe' speaks"),
+    "layers that are not spoken of": (
+        olmoe(block_count=2),
+        r"'olmoe' does not speak of: .*layers.2",
+    ),
+    "no layers": (olmoe(block_count=0), "block_count is 0, less nextn_predict_layers 0, outside 1"),
+    "more experts": (
+        olmoe(expert_count=5),
+        r"mlp.gate.weight in .* has the shape \[4, 256\].* asks for \[5, 256\]",
+    ),
+    "fewer experts": (
+        olmoe(expert_count=3),
+        r"mlp.gate.weight in .* has the shape \[4, 256\].* asks for \[3, 256\]",
+    ),
+    "more experts used than there are": (
+        olmoe(expert_used_count=9),
+        "9 of only 4 experts per token",
+    ),
+    "values of another width": (
+        olmoe(attention__value_length=32),
+        "olmoe.attention.value_length is 32, and heads of 64 columns",
+    ),
+    "a list of too few": (
+        olmoe(attention__head_count=[4]),
+        "olmoe.attention.head_count has 1 values, olmoe.block_count is 4",
+    ),
+    "a list of too many": (
+        olmoe(expert_used_count=[2] * 9),
+        "olmoe.expert_used_count has 9 values, olmoe.block_count is 4",
+    ),
+    "a list of layers": (
+        olmoe(block_count=[2, 4]),
+        r"olmoe.block_count is \[2, 4\], not a whole number",
+    ),
+    "fewer heads": (olmoe(attention__head_count=2), "num_key_value_heads is 4, outside 1..2"),
+    "more heads": (
+        olmoe(attention__head_count=8),
+        r"q_proj.weight in .* has the shape \[256, 256\]",
+    ),
+    "no window": (
+        changed("gpt-oss-mxfp4", attention__sliding_window=None),
+        "gpt-oss.attention.sliding_window is missing",
+    ),
+    "another width": (olmoe(embedding_length=128), r"has the shape \[300, 256\]"),
+    "other widths of experts": (
+        olmoe(feed_forward_length=128),
+        r"experts.0.gate_proj.* has the shape",
     ),
     "no width": (
         changed("exaone-moe", embedding_length=None),

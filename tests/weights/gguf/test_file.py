@@ -105,6 +105,19 @@ def test_a_file_that_says_nothing_of_a_query_latent_has_none() -> None:
     assert "layers.0.attn.q_b" not in {tensor.name for tensor in model.tensors}
 
 
+def test_a_stretched_rotation_of_no_kind_is_linear() -> None:
+    """As llama.cpp reads it."""
+    entries = {"token_embd.weight": TensorEntry("F32", (300, 256), 0, 0)}
+    given = {f"qwen3moe.{key}": value for key, value in QWEN3.metadata.items()}
+    for more, wanted in (
+        ({}, None),
+        ({"qwen3moe.rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+    ):
+        values = {**given, **more, "general.architecture": "qwen3moe"}
+        found = config_from(Metadata(values, "x.gguf", entries), ARCHITECTURES["qwen3moe"])
+        assert found.get("rope_scaling") == wanted
+
+
 def test_fused_gate_and_up_are_two() -> None:
     whole = TensorEntry("F32", (3, 8, 32), 100, 3 * 8 * 32 * 4)
     found = list(hub_tensors({"blk.7.ffn_gate_up_exps.weight": whole}, {}))
@@ -154,6 +167,7 @@ def test_nvfp4_is_multiplied_by_the_number_of_each_matrix(tmp_path: Path) -> Non
     [
         ("attn_k.scale", (2,), r"k_proj.scale in .* is F32 \[2\], not one F32 number"),
         ("attn_o.scale", (1,), "does not speak of: 'blk.0.attn_o.scale'"),
+        ("ffn_up_exps.scale", (3,), "experts.3.up_proj.weight in .* has no scale, .*experts.0.up_proj.scale does"),
         ("ffn_up_exps.scale", (5,), "does not speak of: 'model.layers.0.mlp.experts.4.up_proj.scale'"),
     ],
 )  # fmt: skip
