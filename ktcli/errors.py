@@ -177,9 +177,18 @@ class BadPack(BadCheckpoint):
 
 
 class HubError(KtError):
-    """A download failed."""
+    """A download failed.
+
+    Args:
+        again_s: the seconds after which the same question may be answered, 0 where nobody says how many; None: it
+            does not help to ask again.
+    """
 
     exit_code = ExitCode.NO_DOWNLOAD
+
+    def __init__(self, message: str, *, hint: str = "", again_s: float | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.again_s = again_s
 
 
 class Gated(HubError):

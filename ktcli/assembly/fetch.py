@@ -27,6 +27,7 @@ def fetch(
         snapshot: what the hub said of it already; None: it is asked.
         limit_bps: the most bytes per second, 0: no limit; None: the setting `pull-limit`.
     """
+    from ktcli.assembly.preview import read_of
     from ktcli.store import download
 
     announce_library(listener)
@@ -35,7 +36,9 @@ def fetch(
         _, snapshot = look(reference, tell=listener.note)
     watcher = Bars(listener)
     try:
-        return download.pull(reference, watcher, snapshot=snapshot, limit_bps=limit_bps)
+        return download.pull(
+            reference, watcher, snapshot=snapshot, limit_bps=limit_bps, read_of=read_of
+        )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"what arrived is kept; continue with: kt pull {reference.text}"

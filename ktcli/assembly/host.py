@@ -109,8 +109,9 @@ def usable(machine: Machine, asked: str, listener: Listener = SILENT) -> bool:
             if hidden_by_mistake():
                 listener.warn(f"no GPU is used: none answers{hidden()}")
             return False
+        said = f"; nvidia-smi says: {machine.gpus_unread[0]}" if machine.gpus_unread else ""
         raise DeviceError(
-            f"--device {asked[:40]} asks for a GPU, and no NVIDIA GPU answers here{hidden()}",
+            f"--device {asked[:40]} asks for a GPU, and no NVIDIA GPU answers here{hidden()}{said}",
             hint="kt doctor shows what was found; --device cpu runs without one",
         )
     # CUDA's own order puts fast GPUs first; the driver's tool, whose numbers are shown, goes by slot.

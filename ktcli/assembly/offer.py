@@ -114,7 +114,8 @@ def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = No
     if profile is None:
         bars = Bars(listener)
         try:
-            config = preview_of(client, snapshot, reference.quant, bars).config
+            there = preview_of(client, snapshot, reference.quant, bars)
+            config, size = there.config, there.download_bytes
         finally:
             bars.end()
         recipe = Recipe.named(usual_experts(config))

@@ -16,8 +16,9 @@ from typing import Any
 from ktcli.errors import BadCheckpoint, gib
 from ktcli.models import build
 from ktcli.store.choice import look
-from ktcli.store.download import Watcher, fetch_beginnings, fetch_files, wanted
+from ktcli.store.download import Unwatched, Watcher, fetch_beginnings, fetch_files, wanted
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot
+from ktcli.store.patience import Tell, silent
 from ktcli.store.reference import GGUF, Reference
 from ktcli.weights.checkpoint import (
     INDEX,
@@ -25,6 +26,7 @@ from ktcli.weights.checkpoint import (
     MAX_INDEX_BYTES,
     MAX_QUANTIZATION_BYTES,
     QUANTIZATION,
+    unread_in,
 )
 from ktcli.weights.gguf.header import MAX_HEADER_BYTES as MAX_GGUF_HEADER_BYTES
 from ktcli.weights.gguf.header import read_gguf_header
@@ -52,24 +54,17 @@ class Preview:
     download_bytes: int
 
 
-class _Unwatched:
-    """Hears how a fetch goes on, and says nothing."""
-
-    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None: ...
-    def advance(self, n_bytes: int) -> None: ...
-    def end(self) -> None: ...
-
-
-def preview(reference: Reference, *, hub: Hub | None = None) -> Preview:
+def preview(reference: Reference, *, hub: Hub | None = None, tell: Tell = silent) -> Preview:
     """Asks the hub of a reference for what a plan needs, and returns it.
 
     Args:
         hub: where to ask; None: the hub of the reference.
+        tell: is given a sentence when a hub is waited for, or passed over.
     Raises:
         NotFound, HubError: there is no such repository, or the hub does not answer.
         BadCheckpoint: there is no model in it that kt could convert.
     """
-    client, snapshot = look(reference, hub=hub)
+    client, snapshot = look(reference, hub=hub, tell=tell)
     return preview_of(client, snapshot, reference.quant)
 
 
@@ -89,11 +84,12 @@ def preview_of(
         folder = Path(name)
         try:
             if quant:
-                _fetch_gguf_headers(client, snapshot, files, folder, watcher or _Unwatched())
+                _fetch_gguf_headers(client, snapshot, files, folder, watcher or Unwatched())
             else:
                 _fetch_small(client, snapshot, files, folder)
                 build(config_of(folder))  # of a family that kt does not know nothing more is asked
-                fetch_headers(client, snapshot, files, folder, watcher or _Unwatched())
+                files = read_of(folder, files)
+                fetch_headers(client, snapshot, files, folder, watcher or Unwatched())
                 for file in files:
                     if file.name.endswith(WEIGHTS):
                         os.truncate(folder / file.name, file.size_bytes)
@@ -107,6 +103,18 @@ def preview_of(
     return Preview(config, sum(file.size_bytes for file in files))
 
 
+def read_of(folder: Path, files: Sequence[RemoteFile]) -> tuple[RemoteFile, ...]:
+    """Returns the files of a repository without the weight files that nobody reads.
+
+    Args:
+        folder: holds its config.json and its index.
+    Raises:
+        BadCheckpoint: one of them is damaged.
+    """
+    unread = unread_in(folder, [file.name for file in files if file.name.endswith(WEIGHTS)])
+    return tuple(file for file in files if file.name not in unread)
+
+
 def _fetch_small(
     client: Hub, snapshot: Snapshot, files: Sequence[RemoteFile], folder: Path
 ) -> None:
@@ -117,7 +125,7 @@ def _fetch_small(
             raise BadCheckpoint(
                 f"{file.name} of {snapshot.repository} is {size}, too large for one"
             )
-    fetch_files(client, snapshot, small, folder, _Unwatched())
+    fetch_files(client, snapshot, small, folder, Unwatched())
 
 
 def fetch_headers(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from ktcli import manifest, smallfiles
@@ -18,6 +19,7 @@ from ktcli.errors import NotFound
 from ktcli.store import download, library, origins, places
 from ktcli.store.entry import Entry
 from ktcli.store.hubs import hub_named
+from ktcli.store.patience import patiently
 from ktcli.store.places import EntryKind
 from ktcli.store.profile import HUBS
 
@@ -78,7 +80,8 @@ def _make_from_hub(entry: Entry, names: Collection[str], listener: Listener) -> 
             assert made is not None, "a pack without a manifest is not complete"
             client = hub_named(made.hub)
             smallfiles.make_folder(head)
-            found = fetch_head(client, client.look(made.repository, made.revision), head, watcher)
+            ask = partial(client.look, made.repository, made.revision)
+            found = fetch_head(client, patiently(ask, listener.note), head, watcher)
         with closing(HubSupply(found, head, watcher)) as supply:
             repair_from(
                 Source(found.repository, supply.checkpoint, supply),

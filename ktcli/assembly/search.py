@@ -18,6 +18,7 @@ from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
 from ktcli.store import catalog
 from ktcli.store.hubsearch import CONFIG, FoundConfig, Hit, read_configs
+from ktcli.store.patience import Tell, silent
 from ktcli.weights.checkpoint import MAX_CONFIG_BYTES, parse_object
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.scheme import usual_experts
@@ -54,9 +55,13 @@ class Judged:
         return self.plan is not None and self.plan.fits
 
 
-def judge(hits: Sequence[Hit], host: Host) -> Iterator[Judged]:
-    """Yields the judgement of each repository that a hub found, in its order, by its config."""
-    for found in read_configs(hits, MAX_CONFIG_BYTES):
+def judge(hits: Sequence[Hit], host: Host, tell: Tell = silent) -> Iterator[Judged]:
+    """Yields the judgement of each repository that a hub found, in its order, by its config.
+
+    Args:
+        tell: is given a sentence when a hub is waited for, from any thread.
+    """
+    for found in read_configs(hits, MAX_CONFIG_BYTES, tell):
         yield _judged(found, host)
 
 

@@ -18,7 +18,7 @@ from ktcli import manifest, smallfiles
 from ktcli.assembly.convert import recipe_named
 from ktcli.assembly.fetch import Bars, looking
 from ktcli.assembly.listener import SILENT, Listener, announce_library
-from ktcli.assembly.preview import WEIGHTS, fetch_headers
+from ktcli.assembly.preview import WEIGHTS, fetch_headers, read_of
 from ktcli.assembly.supply import HubSupply
 from ktcli.assembly.text import require_known_tokenizer
 from ktcli.errors import HubError, UsageError
@@ -167,6 +167,7 @@ def fetch_head(client: Hub, snapshot: Snapshot, head: Path, watcher: Watcher) ->
         )
     small = [file for file in files if not file.name.endswith(WEIGHTS)]
     fetch_files(client, snapshot, small, head, watcher)
+    weights = list(read_of(head, weights))
     fetch_headers(client, snapshot, weights, head, watcher)
     with closing(Arriving(head, {file.name: file.size_bytes for file in weights})):
         pass  # headers that cannot be read are fetched again next time

@@ -17,6 +17,7 @@ from ktcli.models import build
 from ktcli.store import catalog, library
 from ktcli.store.catalog import ModelProfile
 from ktcli.store.entry import BUILTIN
+from ktcli.store.patience import Tell, silent
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse
 from ktcli.weights.gguf.header import gguf_at
@@ -50,13 +51,19 @@ class Subject:
 
 
 def find_subject(
-    name: str, experts: str | None = None, dense: str | None = None, *, ask_hub: bool = False
+    name: str,
+    experts: str | None = None,
+    dense: str | None = None,
+    *,
+    ask_hub: bool = False,
+    tell: Tell = silent,
 ) -> Subject:
     """Returns the model that `name` means: on disk first, then in the catalogue, then on its hub.
 
     Args:
         experts, dense: names of formats to take instead of those it has or would get; None: those.
         ask_hub: whether a repository that is neither on disk nor in the catalogue is looked at where it is.
+        tell: is given a sentence when a hub is waited for, or passed over.
     Raises:
         UsageError: not a name, or no such format.
         NotFound: nothing on disk and not in the catalogue, and no such repository.
@@ -78,7 +85,7 @@ def find_subject(
         size = profile.download_bytes or 0
         return Subject(name, profile.name, profile.config, recipe, download_bytes=size)
     if ask_hub and entry is None and reference.repository and not reference.formats:
-        there = preview(reference)
+        there = preview(reference, tell=tell)
         recipe = Recipe.named(experts or usual_experts(there.config), dense)
         size, title = there.download_bytes, reference.repository
         return Subject(

@@ -77,7 +77,7 @@ def plan(
     if model is None:
         _plan_all(wanted, Formats(None if auto else experts, dense, auto), machine)
         return
-    subject = find_subject(model, None if auto else experts, dense, ask_hub=True)
+    subject = find_subject(model, None if auto else experts, dense, ask_hub=True, tell=out.note)
     note_what_is_beside(library.find(model))
     made = plan_subject(subject, wanted, described=machine, by_memory=auto, listener=out)
     others = () if made.fits else _smaller(subject, wanted, machine)

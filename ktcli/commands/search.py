@@ -92,7 +92,7 @@ def _hits(hubs: list[str], said: str, limit: int) -> list[Hit]:
     for hub in hubs:
         out.note(f"Searching {HUBS[hub]} …")
         try:
-            hits += search_hub(hub, said, limit)
+            hits += search_hub(hub, said, limit, out.note)
         except HubError as error:
             failed.append(error)
     if failed and len(failed) == len(hubs):
@@ -107,7 +107,7 @@ def _judged(hits: list[Hit], host: Host) -> list[Judged]:
     if not hits:
         return found
     with out.progress("Reading configs", len(hits), unit="models") as bar:
-        for each in judge(hits, host):
+        for each in judge(hits, host, out.note):
             found.append(each)
             bar.advance()
     return found

@@ -1,6 +1,7 @@
 """The limits that a container puts on this process: CPU time and memory, cgroup version 1 or 2.
 
-A limit may stand on any level above us, so every level is read and the tightest counts. Inside a
+A limit may stand on any level above us, so every level is read and the tightest counts: of memory also the one above
+which the kernel only slows a process down (`memory.high`), as it then takes back the weights that are read. Inside a
 container the path that the kernel reports may not exist below the mount; the mount's root is then
 ours.
 """
@@ -34,10 +35,14 @@ def memory_limit(root: Path) -> tuple[int, int] | None:
     """Returns the limit and the use without page cache, in bytes, of the level with least room; None: no limit."""
     found: list[tuple[int, int]] = []
     for folder in _levels(root, "memory"):
-        limit = read_int(folder / "memory.max") or read_int(folder / "memory.limit_in_bytes")
+        limits = [
+            limit
+            for name in ("memory.max", "memory.high", "memory.limit_in_bytes")
+            if (limit := read_int(folder / name)) and limit < _UNLIMITED
+        ]
         used = read_int(folder / "memory.current") or read_int(folder / "memory.usage_in_bytes")
-        if limit and limit < _UNLIMITED:
-            found.append((limit, max(0, (used or 0) - _file_cache(folder))))
+        if limits:
+            found.append((min(limits), max(0, (used or 0) - _file_cache(folder))))
     return min(found, key=lambda pair: pair[0] - pair[1], default=None)
 
 

@@ -27,6 +27,7 @@ def read_cpu(root: Path, isa: tuple[str, ...]) -> Cpu:
     cores, packages = _cores(root)
     allowed = allowed_cpus(root) or tuple(sorted(cpu for core in cores for cpu in core))
     flags = set(_field(info, "flags").split())
+    usable = physical_cores(root, allowed)
     return Cpu(
         model=_field(info, "model name") or None,
         isa=isa,
@@ -34,9 +35,10 @@ def read_cpu(root: Path, isa: tuple[str, ...]) -> Cpu:
         sockets=max(1, len(packages)),
         physical_cores=len(cores),
         logical_cpus=sum(map(len, cores)),
-        cores=physical_cores(root, allowed),
+        cores=usable,
         quota=cgroup.cpu_quota(root),
         caches=_caches(root),
+        efficient=_efficient(root, usable, cores),
     )
 
 
@@ -80,6 +82,33 @@ def _cores(root: Path) -> tuple[list[set[int]], set[int]]:
         package = read_int(topology / "physical_package_id")
         packages.add(-1 if package is None else package)
     return list(cores.values()), packages
+
+
+# Lists of the slower CPUs of Intel's hybrid processors, by the kind of their counters.
+_SLOW_KINDS = "cpu_atom", "cpu_lowpower"
+# Below this share of the fastest a core is of another kind; favoured cores of one kind differ by a tenth at most.
+_SLOW = 0.8
+
+
+def _efficient(root: Path, usable: tuple[int, ...], cores: list[set[int]]) -> tuple[int, ...]:
+    """Those of the usable cores that are slower by design: as the kernel lists them, else by what it says of their
+    capacity, else by their highest clock.
+
+    Cores with a lower clock that have a second hyperthread as the fast ones do are the same design packed densely;
+    they count as equal, since there are mostly more of them than of the others.
+    """
+    lists = (listed(read(root / f"sys/devices/{kind}/cpus")) for kind in _SLOW_KINDS)
+    if named := {cpu for each in lists for cpu in each}:
+        return tuple(core for core in usable if core in named)
+    base = root / "sys/devices/system/cpu"
+    for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
+        speeds = {core: read_int(base / f"cpu{core}" / name) or 0 for core in usable}
+        most = max(speeds.values(), default=0)
+        if slow := {core for core, speed in speeds.items() if 0 < speed < _SLOW * most}:
+            paired = {cpu for core in cores if len(core) > 1 for cpu in core}
+            dense = name != "cpu_capacity" and slow <= paired
+            return () if dense else tuple(core for core in usable if core in slow)
+    return ()
 
 
 def _caches(root: Path) -> tuple[Cache, ...]:

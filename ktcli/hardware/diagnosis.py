@@ -185,6 +185,13 @@ def _processor(
             f"up to {len(cpu.cores) / max(cpu.quota, 0.01):.1f} times the threads",
             1 - cpu.quota / len(cpu.cores),
         )
+    if idle := len(cpu.cores) - len(cpu.fast):
+        yield Problem(
+            Level.NOTE,
+            f"{idle} efficiency core{'s are' if idle > 1 else ' is'} not used unless asked for: "
+            "a step waits for its slowest thread",
+            f"to try them: kt bench decode NAME --threads {len(cpu.cores)}",
+        )
     if len(cpu.cores) < cpu.physical_cores:
         yield Problem(
             Level.NOTE,
@@ -302,6 +309,12 @@ def _devices(machine: Machine, setting: HostSetting) -> Iterator[Problem]:
             Level.WARNING,
             f"there is a GPU ({machine.gpus[0].name}), but PyTorch is not installed, so only the CPU is used",
             'pip install "ktcli[gpu]"',
+        )
+    for words in machine.gpus_unread:
+        parts = "name a part, nvidia-smi -L lists them: export CUDA_VISIBLE_DEVICES=MIG-UUID"
+        log = "look into the kernel's log for the driver's reason: sudo dmesg | grep NVRM"
+        yield Problem(
+            Level.WARNING, f"nvidia-smi says: {words}", parts if " mig." in words else log
         )
     if setting.nvidia_driver and not machine.gpus:
         yield Problem(

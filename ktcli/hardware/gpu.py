@@ -1,8 +1,10 @@
 """NVIDIA GPUs, asked through `nvidia-smi`: no CUDA library is opened and no torch is needed.
 
-Where that program is missing or does not know the memory, as on machines whose GPU has none of its own, torch is
-asked, in a process of its own. Below another root than `/` the recorded answer is the file `nvidia-smi.csv` at the top
-of the tree.
+Where that program is missing or does not know the memory, as on machines whose GPU has none of its own or is shared
+out in parts (MIG), torch is asked, in a process of its own. Below another root than `/` the recorded answer is the file
+`nvidia-smi.csv` at the top of the tree.
+
+Each row counts by itself: one GPU that fails, which the exit status tells, hides no other.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,10 +28,14 @@ AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 ALL = "all"  # of the GPUs may be used
 _MOST_NAMED, _MOST_NUMBER = 64, 9999
 
+# The last may be missing from a recorded answer.
 QUERY = (
     "index", "name", "memory.total", "memory.free", "pcie.link.gen.max", "pcie.link.width.max",
-    "compute_cap", "driver_version",
+    "compute_cap", "driver_version", "mig.mode.current",
 )  # fmt: skip
+# What drivers say that do not know a column yet: before 450 there was no MIG, before 510 no compute_cap.
+_NOT_A_COLUMN = re.compile(r'Field "([\w.]+)" is not a valid field')
+_LONGEST_WORDS, _MOST_WORDS = 200, 8
 
 # Bytes per second and lane of each PCIe generation, after line coding.
 _LANE_BPS = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
@@ -83,11 +89,25 @@ for i in range(torch.cuda.device_count()):
 """
 
 
-def read_gpus(root: Path) -> tuple[Gpu, ...]:
+@dataclass(frozen=True, slots=True)
+class GpusFound:
+    """The GPUs that can be used, and what was said of others.
+
+    Attributes:
+        unread: of each GPU that cannot be used, and of a failure as a whole, a line of nvidia-smi or the words why.
+        parts: whether one is shared out in parts (MIG), of which CUDA sees one, and counts otherwise.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    unread: tuple[str, ...] = ()
+    parts: bool = False
+
+
+def read_gpus(root: Path) -> GpusFound:
     """Returns the GPUs of the machine under `root`; none if the driver does not answer."""
     if root != Path("/"):
-        return parse_gpus(read(root / "nvidia-smi.csv") or "")
-    return ask_driver() if driver_loaded() else ()
+        return _told(read(root / "nvidia-smi.csv") or "", QUERY)
+    return look_for_gpus() if driver_loaded() else GpusFound()
 
 
 def driver_loaded() -> bool:
@@ -97,16 +117,27 @@ def driver_loaded() -> bool:
 
 def ask_driver() -> tuple[Gpu, ...]:
     """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves visible; none if nothing reports any."""
+    return look_for_gpus().gpus
+
+
+def look_for_gpus() -> GpusFound:
+    """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves visible, with what nvidia-smi says of those that fail."""
     named = os.environ.get(VISIBLE)
     # Of parts of GPUs, and of another order, nvidia-smi knows nothing.
     by_slot = os.environ.get("CUDA_DEVICE_ORDER", _BY_SLOT) == _BY_SLOT
     asked = by_slot and not (named or "").startswith("MIG-")
-    program = next(filter(None, map(shutil.which, _PROGRAMS if asked else ())), None)
-    if program is not None and (found := parse_gpus(_queried(program, *QUERY))):
-        by_id = named is not None and named.startswith("GPU-")
-        return visible(found, named, _queried(program, "uuid").split() if by_id else ())
-    # torch itself heeds the variable.
-    return parse_gpus(_said([sys.executable, "-c", _TORCH])) if torch_installed() else ()
+    program = next(filter(None, map(shutil.which, _PROGRAMS if asked else ())), "")
+    found = _asked(program) if program else GpusFound()
+    if (found.parts or not found.gpus) and torch_installed():
+        # torch itself heeds the variable.
+        seen = parse_gpus(_said([sys.executable, "-c", _TORCH])[0])
+        if seen or not found.gpus:
+            return GpusFound(seen, () if seen else found.unread)
+    by_id = program and named is not None and named.startswith("GPU-")
+    said = _queried(program, "index", "uuid")[0] if by_id else ""
+    by_index = dict(re.findall(r"^([0-9]+), (GPU-\S+)", said, re.MULTILINE))
+    uuids = [by_index.get(str(gpu.index), "") for gpu in found.gpus]
+    return replace(found, gpus=visible(found.gpus, named, uuids))
 
 
 def hidden() -> str:
@@ -121,27 +152,44 @@ def hidden_by_mistake() -> bool:
     return driver_loaded() and os.environ.get(VISIBLE, "").strip() not in ("", "-1")
 
 
-def _queried(program: str, *columns: str) -> str:
-    """What nvidia-smi says of each GPU; empty if it fails."""
+def _asked(program: str) -> GpusFound:
+    """What nvidia-smi knows of each GPU, asked again without the columns that it does not know."""
+    columns: tuple[str, ...] = QUERY
+    while True:
+        said, failure = _queried(program, *columns)
+        unknown = _NOT_A_COLUMN.search(said)
+        if unknown is None or unknown[1] not in columns[_FREE + 1 :]:
+            break
+        columns = tuple(column for column in columns if column != unknown[1])
+    found = _told(said, columns)
+    return replace(found, unread=(*found.unread, failure)) if failure else found
+
+
+def _queried(program: str, *columns: str) -> tuple[str, str]:
+    """What nvidia-smi says of each GPU, and why it says nothing."""
     return _said([program, f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits"])
 
 
-def _said(command: list[str]) -> str:
-    """What a program prints; empty if it fails, or does not end in time."""
+def _said(command: list[str]) -> tuple[str, str]:
+    """What a program prints; and if that is nothing because it fails or does not end in time, the words for it."""
     environment = {"CUDA_DEVICE_ORDER": _BY_SLOT, **os.environ}
     try:
         answer = subprocess.run(
             command,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if command[0] != sys.executable else subprocess.DEVNULL,
             text=True,
             errors="replace",
             timeout=_ANSWER_S,
             check=False,
             env=environment,
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return answer.stdout if answer.returncode == 0 else ""
+    except subprocess.TimeoutExpired:
+        return "", f"nothing within {_ANSWER_S:g} s"
+    except OSError as error:
+        return "", f"nothing, as it cannot be run: {error.strerror}"
+    silent = answer.returncode and not answer.stdout.strip()
+    return answer.stdout, f"nothing, and exits with {answer.returncode}" if silent else ""
 
 
 def driven_gpus(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> int:
@@ -191,26 +239,54 @@ def _begun(gpus: Sequence[Gpu], uuids: Sequence[str], word: str) -> Gpu | None:
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
     """Returns the GPUs in rows of `nvidia-smi` in the order of `QUERY`; rows that do not parse are left out."""
-    gpus = []
+    return _told(text, QUERY).gpus
+
+
+def _told(text: str, columns: Sequence[str]) -> GpusFound:
+    """The GPUs of the rows of an answer that parse, and the words about the others."""
+    found = list(_parsed(text, columns))
+    gpus = tuple(each for each in found if isinstance(each, Gpu))
+    words = (" ".join(each.split()) for each in found if isinstance(each, str))
+    unread = tuple(each[:_LONGEST_WORDS] for each in words if each)[:_MOST_WORDS]
+    return GpusFound(gpus, unread, any(f"{_MIG} is Enabled" in each for each in unread))
+
+
+_FREE = QUERY.index("memory.free")  # up to here every driver knows the columns
+_MIG = "mig.mode.current"
+
+
+def _parsed(text: str, columns: Sequence[str]) -> Iterator[Gpu | str]:
+    """Of each line its GPU, or why it is none: nothing is planned where nobody knows how much memory is free."""
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != len(QUERY) or not (cells[0].isdigit() and cells[2].isdigit()):
+        if not len(columns) - 1 <= len(cells) <= len(columns) or whole(cells[0]) is None:
+            yield line
             continue
-        generation, width = cells[4], cells[5]
-        lanes = int(width) if width.isdigit() else 0
-        rate = _LANE_BPS.get(int(generation)) if generation.isdigit() else None
-        gpus.append(
-            Gpu(
-                index=int(cells[0]),
-                name=cells[1],
-                vram_bytes=int(cells[2]) << 20,
-                free_bytes=int(cells[3]) << 20 if cells[3].isdigit() else int(cells[2]) << 20,
-                link_bps=rate * lanes if rate and lanes else None,
-                capability=cells[6] if cells[6][:1].isdigit() else None,
-                driver=cells[7] or None,
-            )
-        )
-    return tuple(gpus)
+        row = dict(zip(columns, cells, strict=False))
+        memory = ("memory.total", "memory.free")
+        wrong = next((column for column in memory if whole(row[column]) is None), None)
+        if row.get(_MIG) == "Enabled":
+            wrong = _MIG
+        if wrong is None:
+            yield _gpu(row)
+        else:
+            yield f"GPU {row['index']}, {row['name']}: {wrong} is {row[wrong] or 'empty'}"
+
+
+def _gpu(row: Mapping[str, str]) -> Gpu:
+    """The GPU of a row whose memory is known."""
+    generation, width = row["pcie.link.gen.max"], row["pcie.link.width.max"]
+    lanes, rate = whole(width), _LANE_BPS.get(whole(generation) or 0)
+    capability = row.get("compute_cap", "")
+    return Gpu(
+        index=int(row["index"]),
+        name=row["name"],
+        vram_bytes=int(row["memory.total"]) << 20,
+        free_bytes=int(row["memory.free"]) << 20,
+        link_bps=rate * lanes if rate and lanes else None,
+        capability=capability if capability[:1].isdigit() else None,
+        driver=row.get("driver_version") or None,
+    )
 
 
 def torch_installed() -> bool:

@@ -29,6 +29,7 @@ class Cpu:
         flags: features the system reports that kt looks at, e.g. "avx512_vnni", "amx_int8".
         sockets, physical_cores, logical_cpus: counts of the whole machine, online only.
         cores: one CPU number per physical core of this process's cpuset: where threads are pinned.
+        efficient: those of them that are slower by design; (): all are alike, or nobody knows.
         quota: the CPU time that a container limit allows, in CPUs; None: no limit.
     """
 
@@ -41,15 +42,24 @@ class Cpu:
     cores: tuple[int, ...]
     quota: float | None = None
     caches: tuple[Cache, ...] = ()
+    efficient: tuple[int, ...] = ()
+
+    @property
+    def fast(self) -> tuple[int, ...]:
+        """The cores that threads run on by default: a team waits for its slowest thread, so efficiency cores are
+        left out unless there are no others."""
+        slow = set(self.efficient)
+        return tuple(core for core in self.cores if core not in slow) or self.cores
 
     @property
     def threads(self) -> int:
-        """The number of threads worth starting: one per usable core, no more than the CPU time allowed.
+        """The number of threads worth starting: one per fast core, no more than the CPU time allowed.
 
         Rounded down: a team that uses up its time is stopped as a whole until the next period.
         """
-        allowed = len(self.cores) if self.quota is None else min(len(self.cores), int(self.quota))
-        return max(1, allowed)
+        return max(
+            1, len(self.fast) if self.quota is None else min(len(self.fast), int(self.quota))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +172,12 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Everything the planner may know. `measured` is None until somebody has measured."""
+    """Everything the planner may know.
+
+    Attributes:
+        measured: None until somebody has measured.
+        gpus_unread: what the driver says of GPUs that cannot be used.
+    """
 
     name: str
     system: str
@@ -172,6 +187,7 @@ class Machine:
     gpus: tuple[Gpu, ...] = ()
     disk: Disk | None = None
     measured: Measured | None = None
+    gpus_unread: tuple[str, ...] = ()
 
     @property
     def worker_nodes(self) -> tuple[Node, ...]:

@@ -12,7 +12,7 @@ from ktcli.hardware import measured
 from ktcli.hardware.amx import ROW, Facts
 from ktcli.hardware.cpu import read_cpu, read_signature
 from ktcli.hardware.disk import read_disk
-from ktcli.hardware.gpu import read_gpus
+from ktcli.hardware.gpu import GpusFound, read_gpus
 from ktcli.hardware.machine import Cpu, Disk, Gpu, Machine, Measured, Node
 from ktcli.hardware.memory import read_memory, read_nodes
 from ktcli.hardware.numa import asked_numa
@@ -36,15 +36,17 @@ def probe(root: Path = SYSTEM_ROOT, *, gpus: bool = True) -> Machine:
         cpu = replace(cpu, model=_asked_name())
     memory = read_memory(root)
     nodes = read_nodes(root, cpu.cores, memory)
+    seen = read_gpus(root) if gpus else GpusFound()
     return Machine(
         name="this machine" if here else root.name,
         system=f"Linux {release}" if (release := read(root / "proc/sys/kernel/osrelease")) else "",
         cpu=cpu,
         memory=memory,
         nodes=nodes,
-        gpus=_gpus(root) if gpus else (),
+        gpus=_with_rates(seen.gpus) if here else seen.gpus,
         disk=_library_disk() if here else None,
         measured=_rates(cpu, nodes) if here else None,
+        gpus_unread=seen.unread,
     )
 
 
@@ -61,11 +63,8 @@ def _asked_name() -> str | None:
 # A wrong KT_HOME, KT_THREADS or KT_NUMA is an error of the command that needs it, not of looking at the machine.
 
 
-def _gpus(root: Path) -> tuple[Gpu, ...]:
-    """The GPUs with their rates, where this is the running system and somebody measured them."""
-    found = read_gpus(root)
-    if root != SYSTEM_ROOT:
-        return found
+def _with_rates(found: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """The GPUs with their rates, where somebody measured them."""
     try:
         return tuple(measured.with_rates(gpu) for gpu in found)
     except UsageError:

@@ -34,7 +34,8 @@ MAX_NUMBER = 1e18  # bytes, or operations per second
 def document(machine: Machine) -> dict[str, Any]:
     """Returns the machine as a JSON object; `from_document` is the inverse."""
     found = asdict(machine)
-    found["cpu"]["cores"] = cpu_text(machine.cpu.cores)
+    for name in ("cores", "efficient"):
+        found["cpu"][name] = cpu_text(found["cpu"][name])
     for node, row in zip(machine.nodes, found["nodes"], strict=True):
         row["cores"] = cpu_text(node.cores)
     return found
@@ -49,6 +50,8 @@ def from_document(found: Mapping[str, Any]) -> Machine:
     _check_cores(found)
     machine = _build(Machine, found, "the file")
     assert isinstance(machine, Machine)
+    if strange := sorted(set(machine.cpu.efficient) - set(machine.cpu.cores)):
+        raise ValueError(f"cpu.efficient holds {strange[0]}, which is none of its cores")
     rates = machine.measured
     if rates and min(rates.threads, rates.read_bps, rates.int8_ops, rates.bf16_ops) < 1:
         raise ValueError("measured holds a rate or a number of threads below 1")

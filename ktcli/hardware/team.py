@@ -1,8 +1,8 @@
 """The teams of threads that run the kernels: how many threads, on which cores, beside which memory.
 
-There is one thread per physical core of this process's cpuset, fewer where a container allows less time, and one team
-per NUMA node. Whatever starts threads for the kernels asks here, so that what is planned, measured and
-run is the same. The decisions are pure functions of a probed or described machine.
+There is one thread per physical core of this process's cpuset, fewer where a container allows less time or cores are
+of two speeds (then one per fast core), and one team per NUMA node. Whatever starts threads for the kernels asks here,
+so that what is planned, measured and run is the same. The decisions are pure functions of a machine as data.
 
 Cores whose node has no memory for us (no module in its slots, or a cpuset without it) join the team of
 the last node before theirs that has some, else of the first: reading far is better than not working.
@@ -172,7 +172,12 @@ def _places(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> list[_CorePlace]:
         home = node.id if numa.nodes else home_of(node, nodes)
         if home in cores:
             cores[home] += (core for core in node.cores if core in ours)
-    return [_CorePlace(tuple(sorted(cores[n])), (n,)) for n in chosen if cores[n]]
+    slow = set(cpu.efficient)  # threads take the first cores of a place
+    return [
+        _CorePlace(tuple(sorted(cores[n], key=lambda core: (core in slow, core))), (n,))
+        for n in chosen
+        if cores[n]
+    ]
 
 
 def home_of(node: Node, nodes: Sequence[Node]) -> int | None:
@@ -251,7 +256,10 @@ def teams_here(
 def pinned_to(cpu: Cpu, threads: int) -> tuple[int, ...]:
     """Returns the numbers of the CPUs of one team over all cores, one per thread; (): more threads than cores, not
     pinned."""
-    return cpu.cores[:threads] if threads <= len(cpu.cores) else ()
+    if threads > len(cpu.cores):
+        return ()
+    slow = set(cpu.efficient)
+    return tuple(sorted(sorted(cpu.cores, key=lambda core: core in slow)[:threads]))
 
 
 def make_team(

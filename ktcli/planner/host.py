@@ -1,7 +1,8 @@
 """Reduces the hardware probe's facts to what the planner needs to know of a machine.
 
-Threads are physical cores of this process's cpuset: a second hyperthread adds nothing to loops that
-already fill a core's ports or its memory queue. Memory is what is available now, within the cgroup.
+Threads are physical cores of this process's cpuset, of two kinds the fast ones: a second hyperthread adds nothing to
+loops that already fill a core's ports or its memory queue, and a team waits for its slowest thread. Memory is what is
+available now, within the cgroup.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def host_of(
     """Returns the facts of `machine` that the planner needs.
 
     Args:
-        threads: the forced number of threads; None: one per physical core of the cpuset, less one beside a GPU.
+        threads: the forced number of threads; None: one per fast core of the cpuset, less one beside a GPU.
         isa: the forced row of kernels; None: the best.
         torch: whether PyTorch is installed, without which no GPU can be used.
     Raises:
@@ -194,6 +195,10 @@ def _notes(
     threads, cpu = sum(team.threads for team in teams), machine.cpu
     if threads > len(cpu.cores):
         yield f"{len(teams)} teams on {len(cpu.cores)} cores: to try out, not to be fast"
+    elif threads > len(cpu.fast):
+        yield (
+            f"{threads} threads run on efficiency cores, too: each step waits for the slowest of them"
+        )
     elif threads > cpu.threads:
         yield (
             f"a container limit allows the time of {cpu.quota:g} CPUs: {threads} threads are slower,"

@@ -6,12 +6,13 @@ only to those who accept its licence is not: whoever made the model is to be ask
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from ktcli.errors import Gated, HubError, KtError, NotFound, UsageError
 from ktcli.store import catalog
 from ktcli.store.hubs import Hub, Snapshot, hub_named
+from ktcli.store.patience import Tell, patiently, silent
 from ktcli.store.profile import HUBS
 from ktcli.store.reference import Reference, parse
 
@@ -20,25 +21,26 @@ def look(
     reference: Reference,
     *,
     hub: Hub | None = None,
-    tell: Callable[[str], object] = lambda sentence: None,
+    tell: Tell = silent,
 ) -> tuple[Hub, Snapshot]:
     """Asks the hubs of a reference in turn; returns the first that has the repository, and its snapshot there.
 
     Args:
         hub: the only one that is asked; None: those of the reference.
-        tell: is given a sentence when a hub is passed over.
+        tell: is given a sentence when a hub is waited for, or passed over.
     Raises:
         Gated: a hub has it, and wants a licence to be accepted first.
         NotFound, HubError: none of them has it, or answers.
     """
     if hub is not None:
-        return hub, hub.look(reference.repository, reference.revision)
+        return hub, patiently(partial(hub.look, reference.repository, reference.revision), tell)
     failed: list[KtError] = []
     known = candidates(reference)
     for i, (name, repository) in enumerate(known):
         client = hub_named(name)
         try:
-            return client, client.look(repository, reference.revision)
+            ask = partial(client.look, repository, reference.revision)
+            return client, patiently(ask, tell)
         except Gated:
             raise
         except (NotFound, HubError) as error:

@@ -40,6 +40,7 @@ WANTED = re.compile(
 _NOTICES = re.compile(r"(LICENSE|NOTICE)[\w.-]{0,100}", re.ASCII)
 # Room that must stay free for the system and for our own bookkeeping.
 SPARE_BYTES = 256 << 20
+_CONFIG, _INDEX = "config.json", "model.safetensors.index.json"  # which say what else is needed
 SCRATCH = ".kt-pull"  # in the folder of a checkpoint while it is pulled
 _HASHES = "hashes"
 # What the hubs' clients, and kt when it still used them to fetch, leave in a folder.
@@ -47,8 +48,19 @@ _OF_CLIENTS = (".cache", "._____temp", ".msc", ".mv", ".mdl", "kt-hashes.part")
 _LONGEST_NAME = 200  # bytes; of 255 that most file systems take, with what is added meanwhile
 
 
+Files = tuple[RemoteFile, ...]
+
+
 class Watcher(Protocol):
     """A listener that is told how a pull goes on; every method may do nothing."""
+
+    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None: ...
+    def advance(self, n_bytes: int) -> None: ...
+    def end(self) -> None: ...
+
+
+class Unwatched:
+    """Hears how a fetch goes on, and says nothing."""
 
     def begin(self, what: str, total_bytes: int, done_bytes: int) -> None: ...
     def advance(self, n_bytes: int) -> None: ...
@@ -62,6 +74,7 @@ def pull(
     hub: Hub | None = None,
     snapshot: Snapshot | None = None,
     limit_bps: int | None = None,
+    read_of: Callable[[Path, Files], Files] = lambda folder, files: files,
 ) -> Entry:
     """Fetches a repository into the library and returns its entry; returns at once if it is there.
 
@@ -69,6 +82,8 @@ def pull(
         hub: where to get it from; None: the hub of the snapshot, else those of the reference in turn.
         snapshot: what the hub said of the repository; None: it is asked.
         limit_bps: the most bytes per second, 0: no limit; None: the setting `pull-limit`.
+        read_of: returns the files that somebody reads, given a folder with `config.json` and the index; asked of
+            weights in several files.
     Raises:
         UsageError: the reference names no repository.
         Busy: another process is pulling it.
@@ -103,6 +118,13 @@ def pull(
         text = f"{snapshot.hub}:{snapshot.repository}{origin}{quant}"
         smallfiles.write(folder / scan.PULLING, text)
         log = _HashLog(folder)
+        if sum(file.name.endswith(".safetensors") for file in files) > 1:
+            if any(file.name == _INDEX for file in files):
+                first = [file for file in files if file.name in (_CONFIG, _INDEX)]
+                _take_over(client, snapshot, first, log, Unwatched())
+                rest = _missing(first, log)
+                fetch_files(client, snapshot, rest, folder, Unwatched(), finished=log.add)
+            files = read_of(folder, files)
         _take_over(client, snapshot, files, log, watcher)
         fetch_files(
             client,
@@ -158,7 +180,7 @@ def wanted(snapshot: Snapshot, quant: str = "") -> tuple[RemoteFile, ...]:
                 else ""
             ),
         )
-    if "config.json" not in names:
+    if _CONFIG not in names:
         raise BadCheckpoint(
             f"{snapshot.repository} has no config.json, so it is not a model kt can read"
         )

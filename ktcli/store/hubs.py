@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from ktcli.errors import Gated, HubError, KtError, NotFound, UsageError
 from ktcli.store import catalog, tokens
 from ktcli.store.partial import Located
+from ktcli.store.patience import LONGEST_S, STATUSES, retry_after
 from ktcli.store.profile import HUBS
 
 
@@ -190,9 +191,9 @@ class ModelScope:
 
     def __init__(self) -> None:
         self.endpoint = _modelscope_endpoint()
-        # Read when the client is imported: its five attempts to reach a server take up to a minute.
-        for name in ("MODELSCOPE_API_MAX_RETRIES", "MODELSCOPE_REPO_TREE_PAGE_MAX_ATTEMPTS"):
-            os.environ.setdefault(name, "2")
+        # Read when the client is imported: its five attempts take up to a minute, in silence; ours are in `patience`.
+        os.environ.setdefault("MODELSCOPE_API_MAX_RETRIES", "1")
+        os.environ.setdefault("MODELSCOPE_REPO_TREE_PAGE_MAX_ATTEMPTS", "2")
 
     def look(self, repository: str, revision: str) -> Snapshot:
         """Asks ModelScope for a repository and returns its files; an empty revision is the branch master."""
@@ -278,11 +279,21 @@ def explained(hub: str, repository: str, revision: str) -> Iterator[None]:
     except KtError:
         raise
     except ImportError as error:
+        if "socks" in str(error).lower():
+            raise _no_socks(hub) from error
         raise HubError(
             f"the client of {HUBS[hub]} is not installed: {error}", hint="install kt again"
         ) from error
     except Exception as error:
         raise _explain(error, hub, repository, revision) from error
+
+
+def _no_socks(hub: str) -> HubError:
+    package = "pysocks" if hub == "ms" else "socksio"
+    return HubError(
+        f"{HUBS[hub]} is to be reached through a SOCKS proxy, for which the package {package} is missing",
+        hint=f"pip install {package}; or name an HTTP proxy in HTTPS_PROXY and unset ALL_PROXY",
+    )
 
 
 def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtError:
@@ -334,14 +345,25 @@ def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtEr
         return NotFound(
             f"there is no repository {repository} on {where}, or it is private", hint=hint
         )
+    if "InvalidSchema" in names and "SOCKS" in _first_line(causes[-1]):
+        return _no_socks(hub)
+    if names & {"JSONDecodeError"}:
+        return HubError(
+            f"{where} did not answer: a page came in place of what it says of {repository}",
+            hint="a network may want you to log in with a browser first, or a proxy is in the way",
+        )
     if status:
+        asked_s = next((s for cause in causes if (s := _asked_s(cause)) is not None), 0.0)
+        when = f"in {asked_s / 60:.0f} minutes, as it asks" if asked_s > LONGEST_S else "in a while"
         return HubError(
             f"{where} answered with error {status} for {repository}",
-            hint="try again in a while: what arrived is kept, the same command continues",
+            hint=f"try again {when}: what arrived is kept, the same command continues",
+            again_s=asked_s if status in STATUSES else None,
         )
     return HubError(
         f"cannot get {repository} from {where}: {_first_line(causes[-1])}",
         hint=f"check the network, then run the command again; it continues. {_OTHER_WAY[hub]}",
+        again_s=0.0 if names & _BROKEN else None,
     )
 
 
@@ -351,6 +373,14 @@ _OTHER_WAY = {
     "hf": "HF_ENDPOINT names a mirror; ms:org/repo takes the model from ModelScope",
     "ms": "hf:org/repo takes the model from Hugging Face",
 }
+
+
+# What broke a connection that was there, by the names of classes of the system, urllib3, requests and httpx. A server
+# that nobody reaches is another matter: then the network is down, and nothing is waited for.
+_BROKEN = frozenset({
+    "BrokenPipeError", "ConnectionAbortedError", "ConnectionResetError", "ChunkedEncodingError", "IncompleteRead",
+    "ProtocolError", "RemoteProtocolError", "ReadError", "WriteError",
+})  # fmt: skip
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -363,8 +393,17 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _status(error: BaseException) -> int:
-    code = getattr(getattr(error, "response", None), "status_code", None)
+    # ModelScope's client says it on the error itself.
+    code = getattr(getattr(error, "response", error), "status_code", None)
     return code if isinstance(code, int) and code >= 400 else 0
+
+
+def _asked_s(error: BaseException) -> float | None:
+    """The seconds that a hub asks to wait; None: it does not."""
+    said = getattr(error, "retry_after", None)  # of ModelScope's clients
+    if isinstance(said, int | float) and not isinstance(said, bool):
+        return max(0.0, float(said))
+    return retry_after(error)
 
 
 def _error_code(error: BaseException) -> str:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ktcli.errors import HubError, NotFound, UsageError
 from ktcli.store import tokens
-from ktcli.store.hubs import HuggingFace, ModelScope, RemoteFile, Snapshot, asking, hub_named
+from ktcli.store.hubs import (
+    HuggingFace,
+    ModelScope,
+    RemoteFile,
+    Snapshot,
+    asking,
+    explained,
+    hub_named,
+)
 from ktcli.store.partial import Located
+from ktcli.store.patience import STATUSES, Tell, patiently, silent
 from ktcli.store.profile import HUBS
 from ktcli.store.reference import parse
 from ktcli.threads import Threads
@@ -53,37 +64,47 @@ class FoundConfig:
     problem: str = ""
 
 
-def search_hub(hub: str, words: str, limit: int) -> tuple[Hit, ...]:
+def search_hub(hub: str, words: str, limit: int, tell: Tell = silent) -> tuple[Hit, ...]:
     """Returns the repositories that a hub finds for words, those with most downloads first.
 
+    Args:
+        tell: is given a sentence when the hub is waited for.
     Raises:
         HubError: the hub does not answer, or its client cannot search.
     """
-    try:
+
+    def ask() -> list[Hit]:
         with asking(hub, _WHAT, ""):
             find = _modelscope if hub == "ms" else _hugging_face
-            found = list(find(words, limit))
+            return list(find(words, limit))
+
+    try:
+        found = patiently(ask, tell)
     except NotFound as error:
         raise HubError(f"{HUBS[hub]} does not answer searches", hint=error.hint) from error
     return tuple(hit for hit in found if _can_be_asked_for(hit))[:limit]
 
 
-def read_configs(hits: Sequence[Hit], most_bytes: int) -> Iterator[FoundConfig]:
+def read_configs(
+    hits: Sequence[Hit], most_bytes: int, tell: Tell = silent
+) -> Iterator[FoundConfig]:
     """Yields the `config.json` of repositories in their order, a few of them asked for at a time.
 
     Args:
         most_bytes: a longer file is not taken.
+        tell: is given a sentence when a hub is waited for, from any thread.
     """
-    places = [_config_place(hit) for hit in hits]
+    places, stop = [_config_place(hit) for hit in hits], threading.Event()
     with Threads(AT_ONCE, "kt-search") as pool:
         tasks = [
-            pool.submit(_read, hit, place, most_bytes)
+            pool.submit(_read, hit, place, most_bytes, tell, stop)
             for hit, place in zip(hits, places, strict=True)
         ]
         try:
             for task in tasks:
                 yield task.result()
         finally:
+            stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -92,8 +113,10 @@ def _hugging_face(words: str, limit: int) -> Iterator[Hit]:
     import requests
     from huggingface_hub import HfApi, constants
 
-    # The client itself would ask a server that nobody reaches for half a minute.
-    requests.head(endpoint or constants.ENDPOINT, timeout=_CONNECT_S)
+    # The client itself would ask a server that nobody reaches, or that is busy, for half a minute and in silence.
+    answer = requests.head(endpoint or constants.ENDPOINT, timeout=_CONNECT_S)
+    if answer.status_code in STATUSES:
+        answer.raise_for_status()
     api = HfApi(endpoint=endpoint, library_name="kt")
     models = api.list_models(
         search=words, sort="downloads", limit=limit, expand=["downloads", "gated", "tags"]
@@ -138,23 +161,34 @@ def _config_place(hit: Hit) -> Located:
     )
 
 
-def _read(hit: Hit, place: Located, most_bytes: int) -> FoundConfig:
+def _read(
+    hit: Hit, place: Located, most_bytes: int, tell: Tell, stop: threading.Event
+) -> FoundConfig:
+    try:
+        return patiently(partial(_asked, hit, place, most_bytes), tell, stop.wait)
+    except HubError:
+        return FoundConfig(hit, problem="the hub does not answer")
+
+
+def _asked(hit: Hit, place: Located, most_bytes: int) -> FoundConfig:
     import requests
 
     tokens.hold()
-    try:
-        with requests.get(
+    with (
+        explained(hit.hub, hit.repository, ""),
+        requests.get(
             place.url, headers=dict(place.headers), stream=True, timeout=(_CONNECT_S, _READ_S)
-        ) as answer:
-            if answer.status_code in _DENIED:
-                return FoundConfig(hit, problem="gated")
-            if answer.status_code >= 400:
-                missing = answer.status_code == 404
-                why = f"no {CONFIG}" if missing else f"the hub says {answer.status_code}"
-                return FoundConfig(hit, problem=why)
-            return _bounded(hit, answer, most_bytes)
-    except requests.RequestException:
-        return FoundConfig(hit, problem="the hub does not answer")
+        ) as answer,
+    ):
+        if answer.status_code in STATUSES:
+            answer.raise_for_status()
+        if answer.status_code in _DENIED:
+            return FoundConfig(hit, problem="gated")
+        if answer.status_code >= 400:
+            missing = answer.status_code == 404
+            why = f"no {CONFIG}" if missing else f"the hub says {answer.status_code}"
+            return FoundConfig(hit, problem=why)
+        return _bounded(hit, answer, most_bytes)
 
 
 def _bounded(hit: Hit, answer: Any, most_bytes: int) -> FoundConfig:

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 from ktcli.errors import HubError
 from ktcli.store import tokens
 from ktcli.store.partial import CHUNK_BYTES, Located, PartialFile
+from ktcli.store.patience import retry_after
 from ktcli.threads import Daemon
 
 CONNECTIONS = 8
@@ -196,7 +197,7 @@ class Transfer:
 
     def _be_patient(self, error: OSError, attempts: int) -> None:
         """Waits before the next attempt; where the server says how long, every connection does."""
-        asked = _retry_after(error)
+        asked = retry_after(error)
         if asked is not None and asked > LONGEST_ASKED_S:
             raise error
         if asked is not None:
@@ -366,20 +367,6 @@ def _is_transient(error: OSError) -> bool:
 
 def _status(error: OSError) -> int:
     return int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
-
-
-def _retry_after(error: OSError) -> float | None:
-    """The seconds that the server asks us to wait; None: it does not."""
-    answer = getattr(error, "response", None)
-    said = answer.headers.get("Retry-After", "") if answer is not None else ""
-    if said.isascii() and said.isdigit():
-        return float(said[:9])
-    from email.utils import parsedate_to_datetime  # it is needed once in a blue moon
-
-    try:
-        return max(0.0, parsedate_to_datetime(said).timestamp() - time.time())
-    except (TypeError, ValueError, OverflowError):
-        return None
 
 
 def _host(url: str) -> str:

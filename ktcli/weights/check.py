@@ -3,10 +3,8 @@ and nothing else."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from fnmatch import translate
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models import Model
@@ -18,6 +16,7 @@ from ktcli.weights.formats import FORMATS
 from ktcli.weights.ranges import Ranges, union
 from ktcli.weights.storage import PLAIN, Reader
 from ktcli.weights.strips import pieces_of
+from ktcli.weights.unread import left_over
 
 LEFT_OVER = (
     "kt would leave these weights out: check that config.json, or a GGUF file's architecture, belongs to this "
@@ -46,7 +45,7 @@ def check(model: Model, checkpoint: Reader) -> int:
     if missing:
         what = f"the checkpoint in {checkpoint.path} has no tensor {_listed(list(missing))}"
         raise BadCheckpoint(f"{what}, of which its {checkpoint.description} speaks", hint=HINT)
-    if over := _left_over(model, checkpoint.unused(sizes.keys())):
+    if over := left_over(model, checkpoint.unused(sizes.keys())):
         what = f"the checkpoint in {checkpoint.path} has what its {checkpoint.description} does not speak of"
         raise BadCheckpoint(f"{what}: {_listed(sorted(over))}", hint=LEFT_OVER)
     return sum(sizes.values())
@@ -75,24 +74,6 @@ def _asked(tensors: Iterable[Tensor], checkpoint: Reader) -> Iterator[tuple[str,
         for piece in pieces_of(tensor, checkpoint):
             for index in range(tensor.count if "{e}" in piece.name else 1):
                 yield piece.at(index), piece.shape
-
-
-_LAYER = re.compile(r".*\.layers\.[0-9]+\.\*")
-
-
-def _left_over(model: Model, unused: list[str]) -> list[str]:
-    """The unused names that the model does not leave out on purpose.
-
-    A layer beyond the last predicts several tokens at once if it has the projection that such layers begin with;
-    otherwise config.json says too few.
-    """
-    patterns = [
-        re.compile(translate(pattern))
-        for pattern in model.ignored
-        if not _LAYER.fullmatch(pattern)
-        or any(name.startswith(f"{pattern[:-1]}eh_proj") for name in unused)
-    ]
-    return [name for name in unused if not any(pattern.match(name) for pattern in patterns)]
 
 
 def lossless_format(model: Model, checkpoint: Reader) -> Format | None:

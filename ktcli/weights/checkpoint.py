@@ -32,6 +32,7 @@ from ktcli.weights.storage import (
     Read,
     StorageSource,
 )
+from ktcli.weights.unread import unread_files
 
 MAX_CONFIG_BYTES = 1_000_000  # the largest published one has 60 kB
 MAX_QUANTIZATION_BYTES = 20_000_000  # of many layers, each named
@@ -67,7 +68,7 @@ class Checkpoint(OpenFiles):
         with hinted(HINT):
             self.config = read_config(folder)
             self._scheme = read_scheme(self.config, _read_quantization(folder))
-            self.parts, files, self.digest = _open_shards(folder, sizes or {})
+            self.parts, files, self.digest = _open_shards(folder, self.config, sizes or {})
         self._names = source_names(self.parts)
         here = files if sizes is None else ()
         super().__init__({file: inside(folder, file) for file in here}, HINT)
@@ -213,9 +214,34 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _open_shards(folder: Path, sizes: Mapping[str, int]) -> tuple[dict[str, Part], list[str], str]:
-    """Opens the shards: all tensors by name, the files, and SHA-256 over the files' names and headers."""
+def unread_in(folder: Path, names: Collection[str]) -> frozenset[str]:
+    """Returns those of a repository's weight files that nobody reads: beside an index those that it does not name or
+    that hold only what the model leaves out, and those beside a single file.
+
+    Args:
+        folder: holds its config.json, and the index if it has one.
+    Raises:
+        BadCheckpoint: one of them is damaged.
+    """
     weight_map = _read_index(folder)
+    if weight_map is None:
+        return frozenset(names) - {SINGLE} if SINGLE in names else frozenset()
+    beside = frozenset(names) - set(weight_map.values())
+    return beside | unread_files(read_config(folder), weight_map)
+
+
+def _open_shards(
+    folder: Path, config: Mapping[str, Any], sizes: Mapping[str, int]
+) -> tuple[dict[str, Part], list[str], str]:
+    """Opens the shards: all tensors by name, the files, and SHA-256 over the files' names and headers. One that
+    nobody reads may be missing."""
+    weight_map = _read_index(folder)
+    if weight_map is not None:
+        lacking = {
+            file for file in set(weight_map.values()) if not is_regular(inside(folder, file))
+        }
+        lacking &= unread_files(config, weight_map) if lacking else set()
+        weight_map = {name: file for name, file in weight_map.items() if file not in lacking}
     files = sorted(_list_shards(folder) if weight_map is None else set(weight_map.values()))
     digest, entries, n_tensors = sha256(), dict[str, dict[str, TensorEntry]](), 0
     for file in files:

@@ -27,6 +27,7 @@ from ktcli.engine.device.stream import HostStream
 from ktcli.engine.request import Finished, GenerationRequest
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.errors import DeviceError, OutOfDeviceMemory
+from ktcli.hardware.gpu import GpusFound
 from ktcli.hardware.probe import probe
 from ktcli.main import main
 from ktcli.models import build
@@ -137,7 +138,7 @@ def test_a_small_model_needs_no_gpu(say: Say, made: list[DeviceEngine]) -> None:
 
 def test_without_a_gpu(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(here, "probe", probe)
-    monkeypatch.setattr("ktcli.hardware.probe.read_gpus", lambda root: ())
+    monkeypatch.setattr("ktcli.hardware.probe.read_gpus", lambda root: GpusFound())
     assert say()[0] == 0
     code, out, err = say("--device", "cuda")
     assert (code, out) == (10, "") and "no NVIDIA GPU" in err and "--device cpu" in err
@@ -355,7 +356,7 @@ def test_options_without_a_gpu(
 ) -> None:
     assert say()[0] == 0  # converted
     monkeypatch.setattr(here, "probe", probe)
-    monkeypatch.setattr("ktcli.hardware.probe.read_gpus", lambda root: ())
+    monkeypatch.setattr("ktcli.hardware.probe.read_gpus", lambda root: GpusFound())
     found, _, err = say(*words)
     assert found == code and sentence in err and "Traceback" not in err
 

@@ -10,6 +10,7 @@ import torch
 
 from ktcli.assembly import host as here
 from ktcli.engine.device import usable
+from ktcli.hardware.gpu import GpusFound
 from ktcli.hardware.machine import Gpu
 from ktcli.main import main
 
@@ -23,7 +24,7 @@ def test_doctor_measures_a_gpu_and_remembers(
     monkeypatch.setenv("KT_HOME", str(tmp_path))
     monkeypatch.setattr(usable, "why_not", lambda: "")
     monkeypatch.setattr(here, "torch_device", lambda index: torch.device("cpu"))
-    monkeypatch.setattr("ktcli.hardware.probe.read_gpus", lambda root: (GPU,))
+    monkeypatch.setattr("ktcli.hardware.probe.read_gpus", lambda root: GpusFound((GPU,)))
     found = []
     for words in (["--measure"], []):
         assert main(["doctor", "--json", *words]) in (0, 1)

@@ -12,6 +12,7 @@ from chat.fake_engine import write_tokenizer
 from reference import CASES, Case, judge, write_checkpoint
 
 from ktcli.errors import NotEnoughMemory, NotFound
+from ktcli.hardware.gpu import GpusFound
 from ktcli.hardware.profile import read_machine
 from ktcli.main import main
 from ktcli.planner.plan import Plan
@@ -128,7 +129,7 @@ def test_nothing_is_pulled_for_options_that_make_no_sense(
     def pull(*_: object) -> None:
         raise AssertionError("it was pulled")
 
-    monkeypatch.setattr("ktcli.hardware.probe.read_gpus", lambda root: ())
+    monkeypatch.setattr("ktcli.hardware.probe.read_gpus", lambda root: GpusFound())
     monkeypatch.setattr(Plan, "require", lambda plan, what: None)
     monkeypatch.setattr("ktcli.store.download.pull", pull)
     assert main(["chat", "qwen3-30b-a3b", "hello", *words]) == code

@@ -62,6 +62,7 @@ CASES: dict[str, tuple[Machine, HostSetting, Level, str]] = {
     "too many threads": (GOOD, replace(SETTING, forced_threads=16), Level.ERROR, "KT_THREADS is 16"),
     "quota": (cpu(quota=2.5), SETTING, Level.WARNING, "2.5 CPUs"),
     "cpuset": (cpu(cores=(0, 1)), SETTING, Level.NOTE, "2 of 8 physical cores"),
+    "two kinds of cores": (cpu(efficient=(6, 7)), SETTING, Level.NOTE, "2 efficiency cores are not used"),
     "little memory": (memory(available_bytes=GIB), SETTING, Level.WARNING, "only 1.0 GiB"),
     "container": (memory(limit_bytes=8 * GIB, used_bytes=0), SETTING, Level.NOTE, "allows 8.0 GiB"),
     "no huge pages": (memory(huge_pages="never"), SETTING, Level.WARNING, "huge pages"),
@@ -84,6 +85,9 @@ CASES: dict[str, tuple[Machine, HostSetting, Level, str]] = {
     "hidden devices": (
         GOOD, replace(SETTING, nvidia_driver=True, gpus_hidden=" of those that it names"), Level.WARNING,
         "finds a GPU of those that it names",
+    ),
+    "lost GPU": (
+        replace(GOOD, gpus_unread=("GPU0000:25:00.0: GPU is lost.",)), SETTING, Level.WARNING, "GPU is lost",
     ),
     "full disk": (disk(free_bytes=GIB), SETTING, Level.WARNING, "only 1.0 GiB is free on the disk"),
     "spinning disk": (disk(rotational=True), SETTING, Level.NOTE, "spinning"),

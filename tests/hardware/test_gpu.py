@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ktcli.hardware.gpu import ask_driver, visible
+from ktcli.hardware.gpu import ask_driver, look_for_gpus, visible
 from ktcli.hardware.machine import Gpu
 
 GPU = Gpu(0, "NVIDIA Test", 8 << 30, 8 << 30, 16e9, "9.0", "580.1", 1e12, 1e14)
@@ -97,7 +97,7 @@ def test_torch_is_asked_where_nvidia_smi_does_not_know(
 
 ANSWERS = """#!/bin/sh
 case "$1" in
-*uuid) echo GPU-aa11; echo GPU-bb22 ;;
+*uuid) echo "0, GPU-aa11"; echo "GPU 5 is lost"; echo "1, GPU-bb22" ;;
 *) echo "0, NVIDIA A, 81559, 81000, 5, 16, 9.0, 580.1"; echo "1, NVIDIA B, 81559, 81000, 5, 16, 9.0, 580.1" ;;
 esac
 """
@@ -137,3 +137,88 @@ def test_a_gpu_that_nobody_answers_for_is_none(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("ktcli.hardware.gpu._PROGRAMS", ("nvidia-smi",))
     assert ask_driver() == ()
+
+
+LOST = "Unable to determine the device handle for GPU0000:25:00.0: GPU is lost."
+GOOD_ROW = "1, NVIDIA B, 24564, 24000, 4, 16, 8.9, 550.54"
+
+
+@pytest.mark.parametrize(
+    ("script", "found", "unread"),
+    [
+        (f"echo '{GOOD_ROW}'; echo '{LOST}'; exit 15", ["NVIDIA B"], [LOST]),
+        (f"echo '{LOST}' >&2; echo '{GOOD_ROW}'; exit 15", ["NVIDIA B"], [LOST]),
+        ("echo 'No devices were found'; exit 6", [], ["No devices were found"]),
+        ("exit 9", [], ["nothing, and exits with 9"]),
+        (
+            f"echo '0, NVIDIA A, 81920, [Insufficient Permissions], 4, 16, 8.0, 510'; echo '{GOOD_ROW}'",
+            ["NVIDIA B"],
+            ["GPU 0, NVIDIA A: memory.free is [Insufficient Permissions]"],
+        ),
+        (
+            f"echo '0, NVIDIA A, 81920, 81000, 4, 16, 8.0, 550, Enabled'; echo '{GOOD_ROW}, [N/A]'",
+            ["NVIDIA B"],
+            ["GPU 0, NVIDIA A: mig.mode.current is Enabled"],
+        ),
+    ],
+)
+def test_one_gpu_that_fails_hides_no_other(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    found: list[str],
+    unread: list[str],
+) -> None:
+    _install(tmp_path, monkeypatch, script)
+    seen = look_for_gpus()
+    assert [gpu.name for gpu in seen.gpus] == found
+    assert list(seen.unread) == unread
+
+
+def test_torch_is_asked_where_a_gpu_is_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = "0, NVIDIA A, 81920, 81000, 4, 16, 8.0, 550, Enabled"
+    _install(tmp_path, monkeypatch, f"echo '{row}'; echo '{GOOD_ROW}, Disabled'")
+    (tmp_path / "torch.py").write_text(TORCH)
+    monkeypatch.setattr("ktcli.hardware.gpu.torch_installed", lambda: True)
+    seen = look_for_gpus()
+    assert [gpu.name for gpu in seen.gpus] == ["NVIDIA GB10  one"]
+    assert not seen.unread
+
+
+@pytest.mark.parametrize(
+    ("unknown", "row", "capability"),
+    [
+        (("compute_cap",), "0, Tesla K80, 11441, 11000, 3, 16, 470.182, Disabled", None),
+        (("mig.mode.current",), "0, Tesla K80, 11441, 11000, 3, 16, 3.7, 440.33", "3.7"),
+        (("compute_cap", "mig.mode.current"), "0, Tesla K80, 11441, 11000, 3, 16, 440.33", None),
+    ],
+)
+def test_an_old_driver_is_asked_for_what_it_knows(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unknown: tuple[str, ...],
+    row: str,
+    capability: str | None,
+) -> None:
+    refusals = "".join(
+        f"""*{name}*) echo 'Field "{name}" is not a valid field to query.'; exit 2;;\n"""
+        for name in unknown
+    )
+    _install(tmp_path, monkeypatch, f"""case "$1" in\n{refusals}esac\necho '{row}'""")
+    (gpu,) = ask_driver()
+    assert (gpu.name, gpu.free_bytes, gpu.capability) == ("Tesla K80", 11000 << 20, capability)
+    assert gpu.driver in row
+
+
+def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Puts a script in place of nvidia-smi, without torch."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("ktcli.hardware.gpu._PROGRAMS", ("nvidia-smi",))
+    monkeypatch.setattr("ktcli.hardware.gpu.torch_installed", lambda: False)
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,8 @@ EXPECTED = {
     "smt-off": (1, 4, 4, 4, {0: 4}),
     "container": (1, 16, 3, 2, {0: 3}),
     "container-v1": (1, 8, 8, 4, {0: 8}),
+    "throttled": (1, 4, 4, 4, {0: 4}),
+    "hybrid": (1, 24, 24, 8, {0: 24}),
     "container-mems": (2, 32, 16, 16, {0: 8, 1: 8}),
     "no-memory-node": (2, 16, 16, 16, {0: 8, 1: 8, 2: 0}),
     "unequal-nodes": (1, 24, 11, 11, {0: 8, 1: 3, 2: 0, 3: 0}),
@@ -101,6 +104,54 @@ def test_container_limits_of_version_1(machine: Machine) -> None:
     assert machine.memory.free_bytes == 6 * GIB
 
 
+def _clocks(name: str, said: dict[int, int]) -> dict[str, str]:
+    return {f"sys/devices/system/cpu/cpu{cpu}/{name}": str(n) for cpu, n in said.items()}
+
+
+FAST, SLOW = range(4), range(4, 12)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "name", "fast", "slow", "efficient"),
+    [
+        (False, "cpu_capacity", 1024, 620, tuple(SLOW)),
+        (False, "cpufreq/cpuinfo_max_freq", 5_200_000, 3_900_000, tuple(SLOW)),
+        (False, "cpufreq/cpuinfo_max_freq", 5_700_000, 5_200_000, ()),  # favoured cores
+        (True, "cpufreq/cpuinfo_max_freq", 5_100_000, 3_300_000, ()),  # one design, packed densely
+        (True, "cpu_capacity", 1024, 620, tuple(SLOW)),
+    ],
+)
+def test_slower_cores_are_told_by_what_the_kernel_says_of_their_speed(
+    tmp_path: Path, pairs: bool, name: str, fast: int, slow: int, efficient: tuple[int, ...]
+) -> None:
+    cores = tuple((core, core + 12) if pairs else (core,) for core in range(12))
+    files = _clocks(name, {**dict.fromkeys(FAST, fast), **dict.fromkeys(SLOW, slow)})
+    cpus = "0-23" if pairs else "0-11"
+    cpu = probe(build(Tree((cores,), {0: (cpus, 64)}, cpus, files=files), tmp_path)).cpu
+    assert cpu.efficient == efficient
+    assert cpu.threads == (4 if efficient else 12)
+
+
+def test_a_process_that_has_only_slow_cores_uses_them(tmp_path: Path) -> None:
+    cpu = probe(build(replace(TREES["hybrid"], allowed="10-13"), tmp_path)).cpu
+    assert (cpu.cores, cpu.threads) == ((10, 11, 12, 13), 4)
+
+
+@pytest.mark.parametrize("machine", ["hybrid"], indirect=True)
+def test_plans_count_on_the_fast_cores(machine: Machine) -> None:
+    assert host_of(machine).threads == 8
+    assert host_of(machine).notes == ()
+    every = host_of(machine, threads=24)
+    assert every.threads == 24 and "efficiency cores" in every.notes[0]
+    assert every.rates.int8_ops == host_of(machine).rates.int8_ops
+
+
+@pytest.mark.parametrize("machine", ["throttled"], indirect=True)
+def test_memory_that_the_kernel_would_take_back(machine: Machine) -> None:
+    assert machine.memory.limit_bytes == 12 * GIB
+    assert machine.memory.free_bytes == 10 * GIB
+
+
 @pytest.mark.parametrize("machine", ["two-sockets"], indirect=True)
 def test_facts_of_a_server(machine: Machine) -> None:
     assert machine.cpu.logical_cpus == 128
@@ -157,7 +208,7 @@ def test_a_name_nobody_knows_is_asked_of_cpuinfo(monkeypatch: pytest.MonkeyPatch
 def test_gpus() -> None:
     text = (
         "0, NVIDIA GeForce RTX 4090, 24564, 23000, 4, 16, 8.9, 560.35.03\n"
-        "1, NVIDIA H200, 143771, [N/A], [N/A], 16, 9.0, 560.35.03\n"
+        "1, NVIDIA H200, 143771, 143000, [N/A], 16, 9.0, 560.35.03, Disabled\n"
         "No devices were found\n"
     )
     first, second = parse_gpus(text)
@@ -167,7 +218,7 @@ def test_gpus() -> None:
         "8.9",
     )
     assert first.link_bps == pytest.approx(31.5e9, rel=0.01)
-    assert (second.link_bps, second.free_bytes) == (None, 143771 << 20)
+    assert (second.link_bps, second.free_bytes) == (None, 143000 << 20)
 
 
 @pytest.mark.parametrize("text", ["", "0", "0-3", "0-3,8,10-11"])

@@ -73,6 +73,7 @@ CHANGES = {
     "sockets": ({"sockets": "two"}, "not a whole number"),
     "true for a number": ({"sockets": True}, "not a whole number"),
     "below zero": ({"physical_cores": -1}, "below zero"),
+    "a slow core that is none": ({"efficient": "900"}, "cpu.efficient holds 900"),
     "isa": ({"isa": "avx2"}, "not a list"),
     "isa of numbers": ({"isa": [1]}, "not a text"),
 }

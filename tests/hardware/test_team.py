@@ -142,6 +142,8 @@ TEAMS: dict[str, dict[str, list[tuple[int, tuple[int, ...]]]]] = {
     "container-v1": {"auto": [(4, ())]},
     "container-mems": {"auto": [(16, ())], "2": [(8, (1,)), (8, (1,))], "nodes=1": [(8, (1,))]},
     "no-memory-node": {"auto": [(16, ())], "2": [(8, (0,)), (8, (0,))]},
+    "throttled": {"auto": [(4, ())]},
+    "hybrid": {"auto": [(8, ())], "2": [(4, (0,)), (4, (0,))]},
     "unequal-nodes": {
         "auto": [(8, (0,)), (3, (1,))],
         "1": [(11, (0, 1))],
@@ -186,6 +188,16 @@ def test_what_holds_for_all_teams(name: str, tmp_path: Path):
             for team in teams:
                 if team.memory:
                     assert {homes.get(cpu, team.memory[0]) for cpu in team.cpus} <= {*team.memory}
+
+
+def test_threads_run_on_the_fast_cores_first(tmp_path: Path):
+    machine = recorded("hybrid", tmp_path)
+    fast = (0, 2, 4, 6, 16, 18, 20, 22)
+    for numa in (AUTO, OFF):
+        (team,) = node_teams(machine.nodes, machine.cpu, 8, numa)
+        assert team.cpus == fast
+        (team,) = node_teams(machine.nodes, machine.cpu, 9, numa)
+        assert team.cpus == tuple(sorted((*fast, 8)))
 
 
 def test_fewer_threads_than_nodes_are_as_many_teams_over_all_memory(tmp_path: Path):

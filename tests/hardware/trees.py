@@ -120,6 +120,37 @@ TREES: dict[str, Tree] = {
             "sys/fs/cgroup/memory/memory.usage_in_bytes": str(2 << 30),
         },
     ),
+    # Memory that the kernel throttles before it refuses, of the group above ours lower than of ours.
+    "throttled": Tree(
+        (_plain(range(4)),),
+        {0: ("0-3", 64)},
+        "0-3",
+        files={
+            "proc/self/cgroup": "0::/user.slice/app",
+            "sys/fs/cgroup/user.slice/app/memory.max": str(32 << 30),
+            "sys/fs/cgroup/user.slice/app/memory.high": str(24 << 30),
+            "sys/fs/cgroup/user.slice/app/memory.current": str(1 << 30),
+            "sys/fs/cgroup/user.slice/memory.max": "max",
+            "sys/fs/cgroup/user.slice/memory.high": str(12 << 30),
+            "sys/fs/cgroup/user.slice/memory.current": str(2 << 30),
+        },
+    ),
+    # Eight fast cores with hyperthreads, numbered around two groups of eight slow ones.
+    "hybrid": Tree(
+        (
+            tuple((i, i + 1) for i in range(0, 8, 2))
+            + _plain(range(8, 16))
+            + tuple((i, i + 1) for i in range(16, 24, 2))
+            + _plain(range(24, 32)),
+        ),
+        {0: ("0-31", 64)},
+        "0-31",
+        files={
+            "sys/devices/cpu_core/cpus": "0-7,16-23",
+            "sys/devices/cpu_atom/cpus": "8-15,24-27",
+            "sys/devices/cpu_lowpower/cpus": "28-31",
+        },
+    ),
     # A container on two sockets with some cores of both, but memory of the second only.
     "container-mems": Tree(
         (_smt(range(16), 32), _smt(range(16, 32), 32)),

@@ -63,6 +63,9 @@ class Hub:
         self.cut_after: dict[str, int] = {}  # file: bytes sent before the connection breaks, once
         self.corrupt: set[str] = set()  # files sent with their first byte changed
         self.status: int = 0  # answer everything with this status
+        self.troubles: list[
+            tuple[int, dict[str, str]]
+        ] = []  # statuses, headers of the next; 0: none
         self.error_code = ""  # Hugging Face's X-Error-Code that goes with it
         self.stall_after: dict[str, int] = {}  # file: bytes sent before the hub falls silent
         self.goes_on = threading.Event()  # ends that silence
@@ -137,6 +140,12 @@ class _Handler(BaseHTTPRequestHandler):
         ]
         if self.hub.moved_to:
             self._send(302, b"", body, {"Location": self.hub.moved_to + self.path})
+            return
+        if self.hub.troubles:
+            status, headers = self.hub.troubles.pop(0)
+            if status:
+                self._send(status, b"{}", body, headers)
+            self.close_connection = True  # without an answer the connection breaks
             return
         if self.hub.status:
             headers = {"X-Error-Code": self.hub.error_code} if self.hub.error_code else {}

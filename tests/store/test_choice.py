@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +71,7 @@ def test_the_second_hub_is_asked_where_the_first_has_nothing(
     if trouble == "unreachable":
         monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     hubs[0].status = 503 if trouble == "503" else 0
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     assert main(["pull", "org/tiny", "--yes"]) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if "trying" in line]
     assert len(told) == 1 and "Hugging Face" in told[0] and "org/tiny on ModelScope" in told[0]
@@ -234,6 +236,7 @@ def test_tokens_are_never_printed(
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("KT_DEBUG", debug)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     for hub in hubs:
         hub.repositories["org/tiny"] = files
         hub.status = status if where == "the list" else 0

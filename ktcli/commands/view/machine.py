@@ -207,6 +207,13 @@ def _processor_rows(
     ]
     if cpu.logical_cpus == cpu.physical_cores:
         rows[1] = ("", f"{counted(cpu.physical_cores, 'physical core')}{sockets}")
+    if len(cpu.fast) < len(cpu.cores):
+        kinds = {"performance": cpu.fast, "efficiency": cpu.efficient}
+        words = (
+            f"{counted(len(each), f'{kind} core')} ({numbered('CPU', each)})"
+            for kind, each in kinds.items()
+        )
+        rows.append(("", ", ".join(words)))
     rows += threads.rows()
     if cpu.caches:
         caches = (

@@ -1,0 +1,64 @@
+"""Asks a hub again that is busy or breaks the connection: a few times, as late as it says, and never in silence.
+
+Only what a hub is asked of repositories; `transfer` has its own patience with files, which it continues.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ktcli.errors import HubError
+
+Answer = TypeVar("Answer")
+Tell = Callable[[str], object]
+
+RETRIES = 3
+LONGEST_S = 60.0  # who asks for more is told of to the user instead
+FIRST_S = 1.0  # where the hub does not say how long; doubled each time
+STATUSES = frozenset((429, 502, 503, 504))
+
+
+def silent(sentence: str) -> None:
+    """Tells nobody."""
+
+
+def patiently(
+    ask: Callable[[], Answer],
+    tell: Tell = silent,
+    wait: Callable[[float], object] | None = None,
+) -> Answer:
+    """Returns what `ask` returns, called again after errors of a hub that say when that may help.
+
+    Args:
+        tell: is given a sentence before each wait.
+        wait: waits for some seconds and returns whether to give up; None: it sleeps, which Ctrl-C ends.
+    Raises:
+        HubError: the last one, or one that nothing is waited for.
+    """
+    for attempt in range(RETRIES):
+        try:
+            return ask()
+        except HubError as error:
+            if error.again_s is None or error.again_s > LONGEST_S:
+                raise
+            wait_s = error.again_s or FIRST_S * 2**attempt
+            tell(f"{error}; asking again in {wait_s:.0f} s ({attempt + 1} of {RETRIES}) …")
+            if (wait or time.sleep)(wait_s):
+                raise
+    return ask()
+
+
+def retry_after(error: BaseException) -> float | None:
+    """Returns the seconds that the answer in an error asks to wait; None: it does not."""
+    answer = getattr(error, "response", None)
+    said = answer.headers.get("Retry-After", "") if answer is not None else ""
+    if said.isascii() and said.isdigit():
+        return float(said[:9])
+    from email.utils import parsedate_to_datetime  # it is needed once in a blue moon
+
+    try:
+        return max(0.0, parsedate_to_datetime(said).timestamp() - time.time())
+    except (TypeError, ValueError, OverflowError):
+        return None

@@ -1,0 +1,40 @@
+"""The tensors that a model leaves out on purpose, and the weight files that hold nothing else: nobody reads those."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from fnmatch import translate
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.models import Model, build
+
+_LAYER = re.compile(r".*\.layers\.[0-9]+\.\*")
+
+
+def left_over(model: Model, names: Collection[str]) -> list[str]:
+    """Returns those of the names that the model does not leave out on purpose.
+
+    A layer beyond the last predicts several tokens at once if it has the projection that such layers begin with;
+    otherwise config.json says too few.
+    """
+    patterns = [
+        translate(pattern)
+        for pattern in model.ignored
+        if not _LAYER.fullmatch(pattern)
+        or any(name.startswith(f"{pattern[:-1]}eh_proj") for name in names)
+    ]
+    meant = re.compile("|".join(patterns))
+    return [name for name in names if not (patterns and meant.match(name))]
+
+
+def unread_files(config: Mapping[str, Any], weight_map: Mapping[str, str]) -> frozenset[str]:
+    """Returns the weight files of an index that hold only what the model of a config leaves out on purpose; of a
+    config that kt does not know, none."""
+    try:
+        model = build(config)
+    except BadCheckpoint:
+        return frozenset()
+    read = {weight_map[name] for name in left_over(model, weight_map)}
+    return frozenset(weight_map.values()) - read
