@@ -40,6 +40,7 @@ MIMO, HUNYUAN, GRANITE = (
 
 LINEAR = BY_NAME["qwen3-next"]
 DEEP = {"num_hidden_layers": 512, "layer_types": None, "mlp_layer_types": None}
+OMNI, ERNIE_VL = BY_NAME["qwen3-omni"], BY_NAME["ernie4.5-vl"]
 STEP, LAGUNA, TRINITY, LING, AX = (
     BY_NAME[name] for name in ("step3.7", "laguna", "trinity", "ling-3", "ax-k1")
 )
@@ -56,6 +57,10 @@ def minimax(**changes: Any) -> dict[str, Any]:
 
 def glm(**changes: Any) -> dict[str, Any]:
     return {"text_config": {**NEXT.own_spelling()["text_config"], **changes}}
+
+
+def ernie(**changes: Any) -> dict[str, Any]:
+    return {"text_config": {**ERNIE_VL.own_spelling()["text_config"], **changes}}
 
 
 HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
@@ -177,6 +182,10 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (LING, {"expert_swiglu_limit_list": [4.0]}, "expert_swiglu_limit_list is not a list of 4"),
     (LING, {"num_expert_group": 5}, "not a multiple of 5"),
     (MINIMAX, {"text_config": None}, "num_hidden_layers is missing"),
+    (OMNI, {"thinker_config": None}, "thinker_config is not a JSON object"),
+    (OMNI, {"thinker_config": {"text_config": 7}}, "text_config is not a JSON object"),
+    (ERNIE_VL, ernie(moe_num_experts=[]), "moe_num_experts"),
+    (ERNIE_VL, ernie(mlp_layer_types=["dense"]), "mlp_layer_types is not a list of 3"),
     (MINIMAX, minimax(index_block_size=96), "not a multiple of 64"),
     (MINIMAX, minimax(index_n_heads=3), "index_n_heads 3"),
     (MINIMAX, minimax(layer_types=["full_attention"]), "layer_types"),
