@@ -40,6 +40,7 @@ MIMO, HUNYUAN, GRANITE = (
 
 LINEAR = BY_NAME["qwen3-next"]
 DEEP = {"num_hidden_layers": 512, "layer_types": None, "mlp_layer_types": None}
+KIMI, LING_2 = BY_NAME["kimi-linear"], BY_NAME["ling-2"]
 OMNI, ERNIE_VL = BY_NAME["qwen3-omni"], BY_NAME["ernie4.5-vl"]
 STEP, LAGUNA, TRINITY, LING, AX = (
     BY_NAME[name] for name in ("step3.7", "laguna", "trinity", "ling-3", "ax-k1")
@@ -61,6 +62,10 @@ def glm(**changes: Any) -> dict[str, Any]:
 
 def ernie(**changes: Any) -> dict[str, Any]:
     return {"text_config": {**ERNIE_VL.own_spelling()["text_config"], **changes}}
+
+
+def kimi(**part: Any) -> dict[str, Any]:
+    return {"linear_attn_config": part, "layer_types": None}
 
 
 HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
@@ -160,6 +165,16 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (LAGUNA, {"num_attention_heads_per_layer": [4]}, "num_attention_heads_per_layer is not a list"),
     (LAGUNA, {"num_attention_heads_per_layer": [3] * 4}, "not a multiple of 2"),
     (LAGUNA, {"rope_parameters": {"full_attention": {}}}, "rope of sliding_attention"),
+    (KIMI, {"linear_attn_config": {"full_attn_layers": [1], "kda_layers": [1]}}, "another list"),
+    (KIMI, {"linear_attn_config": {"full_attn_layers": [9], "kda_layers": [1]}}, "layers 1 to 4"),
+    (
+        KIMI,
+        {"linear_attn_config": {"full_attn_layers": 7, "kda_layers": []}},
+        "not a list of layers",
+    ),
+    (KIMI, {"mla_use_nope": False}, "mla_use_nope False"),
+    (LING_2, {"norm_head": True}, "norm_head True"),
+    (LING_2, {"score_function": "tanh"}, "score_function 'tanh'"),
     (TRINITY, {"score_func": "softmax"}, "score_func 'softmax'"),
     (TRINITY, {"route_norm": False}, "route_norm False"),
     (TRINITY, {"num_dense_layers": -1}, "num_dense_layers is -1"),
