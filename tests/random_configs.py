@@ -28,7 +28,7 @@ from timelines import logits_of
 from ktcli.errors import BadCheckpoint
 from ktcli.models import build
 
-TEXT = "text_config"
+THINKER, TEXT = "thinker_config", "text_config"
 TOKENS, CHUNK = 90, 50
 LEAST_GAP = 1e-5  # between choice scores, which the order of sums may close
 EXACT = 1e-4  # of the logits' standard deviation
@@ -115,9 +115,10 @@ def draw(case: Case, rng: random.Random) -> Trial:
     return Trial(case, changes, hub=flat and type(case) is Case and rng.random() < 0.3)
 
 
-def _inside(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    part: Mapping[str, Any] = config.get(TEXT) or config
-    return part
+def _inside(config: Mapping[str, Any]) -> Any:
+    for part in (THINKER, TEXT):
+        config = config.get(part) or config
+    return config
 
 
 def _value(name: str, value: Any, full: Mapping[str, Any], rng: random.Random) -> Any:
@@ -183,7 +184,7 @@ def _rope(value: Any, full: Mapping[str, Any], rng: random.Random) -> Any:
 def changed(trial: Trial) -> Case:
     """The case of a trial."""
     values = deepcopy(trial.case.values)
-    inside = values.get(TEXT, values)
+    inside = _inside(values)
     for name, value in trial.changes.items():
         inside.pop(name, None)
         if value != DROPPED:

@@ -44,6 +44,21 @@ class QkNorms:
     plus: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class GqaNames:
+    """The checkpoint names of the projections, below the attention.
+
+    Attributes:
+        fused: that of one projection to q, k and v, where a checkpoint has it (Ling); "": there is none.
+    """
+
+    o: str = "o_proj"
+    fused: str = ""
+
+
+USUAL_GQA = GqaNames()
+
+
 @dataclass(frozen=True)
 class GroupedQueryAttention:
     """Attention whose query heads share key/value heads.
@@ -58,6 +73,7 @@ class GroupedQueryAttention:
         gates: the gates on the heads' outputs; None: there are none. They exclude biases.
         indexer: chooses the blocks of positions that a token attends to, for each kv head; None: it attends to all. Its
             projections lie behind those of q, k and v.
+        projections: the names of the projections.
         layer: number of the decoder layer.
         source: checkpoint prefix, e.g. "model.layers.3.self_attn".
     """
@@ -73,6 +89,7 @@ class GroupedQueryAttention:
     value_scale: float = 1.0
     gates: OwnGates | QueryGates | None = None
     indexer: BlockIndexer | None = None
+    projections: GqaNames = USUAL_GQA
     layer: int = 0
     source: str = ""
 
@@ -111,7 +128,16 @@ class GroupedQueryAttention:
             both = replace(queries, shape=(2 * self._widths[0], self.hidden))
             halves = _head_halves(both, self.shape)
             stored = (*halves[0], *others, *halves[1])
-        return self._matrix("qkv", *stored)
+        return self._or_fused(self._matrix("qkv", *stored), "weight", (self.hidden,))
+
+    def _or_fused(self, made: Tensor, end: str, columns: tuple[int, ...]) -> Tensor:
+        """What is made of three projections, or of one where a checkpoint has that."""
+        if not self.projections.fused:
+            return made
+        name = f"{self.source}.{self.projections.fused}.{end}"
+        return replace(
+            made, sources=((Stored(name, (sum(self._widths), *columns)),), *made.sources)
+        )
 
     @cached_property
     def _indexer(self) -> BlockIndexer | None:
@@ -122,7 +148,7 @@ class GroupedQueryAttention:
     def o(self) -> Tensor:
         """The output projection, [hidden, heads * value_dim]."""
         width = self.shape.heads * self.shape.value_dim
-        stored = Stored(f"{self.source}.o_proj.weight", (self.hidden, width))
+        stored = Stored(f"{self.source}.{self.projections.o}.weight", (self.hidden, width))
         return self._matrix("o", stored)
 
     @cached_property
@@ -130,9 +156,9 @@ class GroupedQueryAttention:
         """The bias of q, k and v together, and the bias of o; None where there is none."""
         assert not (self.qkv_bias and self.gates), "no family has biases on gated attention"
         pieces = ((f"{p}_proj.bias", w) for p, w in zip("qkv", self._widths, strict=True))
-        qkv = self._bias("qkv_bias", *pieces) if self.qkv_bias else None
-        o = self._bias("o_bias", ("o_proj.bias", self.hidden)) if self.o_bias else None
-        return qkv, o
+        qkv = self._or_fused(self._bias("qkv_bias", *pieces), "bias", ())
+        o = self._bias("o_bias", (f"{self.projections.o}.bias", self.hidden))
+        return qkv if self.qkv_bias else None, o if self.o_bias else None
 
     @cached_property
     def qk_norms(self) -> tuple[Tensor, ...]:

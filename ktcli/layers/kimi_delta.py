@@ -101,7 +101,11 @@ class KimiDelta:
     @cached_property
     def learned(self) -> tuple[Tensor, Tensor]:
         """The vectors of the log of each head's decay rate, and of the bias of each channel's decay."""
-        rate = self._vector("log_rate", "A_log", (self.shape.heads,))
+        heads = self.shape.heads
+        plain, deep = (  # Kimi Linear's has the rank of what it multiplies
+            self._vector("log_rate", "A_log", shape) for shape in ((heads,), (1, 1, heads, 1))
+        )
+        rate = replace(plain, sources=(*plain.sources, *deep.sources))
         return rate, self._vector("rate_bias", "dt_bias", (self.shape.decays,), neutral=0.0)
 
     @cached_property
@@ -159,6 +163,6 @@ class KimiDelta:
     def _vector(
         self, name: str, source: str, shape: tuple[int, ...], neutral: float = 1.0
     ) -> Tensor:
-        piece = Stored(f"{self.source}.{source}", shape, transposed=len(shape) > 1)
+        piece = Stored(f"{self.source}.{source}", shape, transposed=len(shape) == 3)
         name = f"layers.{self.layer}.delta.{name}"
         return vector(name, piece, layer=self.layer, neutral=neutral)

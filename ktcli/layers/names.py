@@ -174,29 +174,34 @@ class CorrectionNames:
     """The checkpoint name of the learned bias that experts are chosen with.
 
     Attributes:
-        is_row: whether its shape is [1, E] (ERNIE).
+        rows: it is the first row of [rows, E] (ERNIE); 0: its shape is [E].
         may_lack: whether a checkpoint may lack it, which then means zeros (A.X K1).
     """
 
     bias: str = "gate.e_score_correction_bias"
-    is_row: bool = False
+    rows: int = 0
     may_lack: bool = False
 
     def of(self, of: StoredExperts) -> Sources:
-        """Returns the bias [E] or [1, E] in the checkpoint and, where it may be missing, nothing as an alternative."""
-        shape = (1, of.count) if self.is_row else (of.count,)
-        there = (Stored(f"{of.source}.{self.bias}", shape),)
+        """Returns the bias in the checkpoint and, where it may be missing, nothing as an alternative."""
+        shape = (self.rows, of.count) if self.rows else (of.count,)
+        there = (Stored(f"{of.source}.{self.bias}", shape, count=min(self.rows, 1)),)
         return (there, ()) if self.may_lack else (there,)
 
 
 @dataclass(frozen=True, slots=True)
 class RouterNames:
-    """The checkpoint names of the router; `table` is that of the experts of each token id."""
+    """The checkpoint names of the router; `table` is that of the experts of each token id.
+
+    Attributes:
+        across: whether its weight lies transposed, [H, E] (ERNIE-4.5-VL).
+    """
 
     weight: str = "gate.weight"
     bias: str = "gate.bias"
     correction: CorrectionNames = CorrectionNames()
     table: str = "gate.tid2eid"
+    across: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,10 +55,11 @@ class SparseMlp:
     @cached_property
     def router(self) -> Tensor:
         """The router's weight [experts, hidden], with one row more for a shared gate."""
-        pieces = [(self.names.router.weight, (self.routing.experts, self.hidden))]
+        of, shape = self.names.router, (self.routing.experts, self.hidden)
+        name = f"{self.source}.{of.weight}"
+        stored = [Stored(name, shape[::-1] if of.across else shape, transposed=of.across)]
         if self.shared_gate:
-            pieces.append((self.names.shared.gate, (1, self.hidden)))
-        stored = (Stored(f"{self.source}.{name}", shape) for name, shape in pieces)
+            stored.append(Stored(f"{self.source}.{self.names.shared.gate}", (1, self.hidden)))
         name, part = f"{self.name}.router", ModelPart.ROUTER
         return matrix(name, *stored, role=Role.KEPT, layer=self.layer, part=part)
 

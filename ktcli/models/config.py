@@ -41,19 +41,23 @@ _SPELLINGS = (
 _SPELLED = {names[0]: names for names in _SPELLINGS}
 _ROPE = ("rope_parameters", "rope_scaling")  # where a null counts as absent
 TEXT = "text_config"  # the part of the text model in a vision-language model's config
+THINKER = (
+    "thinker_config"  # the part of a model that speaks, too, in which the text model's part is
+)
+_PARTS = (TEXT, THINKER)
 
 
 def completed(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the config with the fields that it leaves out set to transformers' defaults; a null is not left out.
 
     Args:
-        usual: default by field; those of the text model's part are below `TEXT`.
+        usual: default by field; those of a part, such as the text model's, are below its name.
     """
     made = dict(config)
     for name, value in usual.items():
-        if name == TEXT and isinstance(config.get(TEXT), Mapping):
-            made[TEXT] = completed(config[TEXT], value)
-        elif name != TEXT and not _says(config, name):
+        if name in _PARTS and isinstance(config.get(name), Mapping):
+            made[name] = completed(config[name], value)
+        elif name not in _PARTS and not _says(config, name):
             made[name] = value
     return made
 

@@ -1,63 +1,114 @@
-"""ERNIE-4.5 (21B-A3B, 300B-A47B): interleaved rotary pairs, softmax scores with a learned correction, shared experts.
+"""ERNIE-4.5 (21B-A3B, 300B-A47B; the text of VL-28B-A3B and VL-424B-A47B): interleaved rotary pairs, softmax scores
+with a learned correction, shared experts.
 
-Source: the ERNIE 4.5 report; transformers 5.23. Blocks for multi-token prediction are not read.
+Models that see have experts of their own for pictures, numbered on behind those for text, and list sizes for both.
+Sources: the ERNIE 4.5 report; transformers 5.23, which nests the text model's config in one of another model_type than
+the publisher's. Blocks for multi-token prediction are not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.config import MAX_LAYERS, TEXT, Fields
 from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.pattern import cut_layers
-from ktcli.models.skeleton import assemble
+from ktcli.models.pattern import cut_layers, read_types
+from ktcli.models.skeleton import USUAL_PREFIXES, assemble, text_part
 
-_NAMES = SparseNames(
-    router=RouterNames(
-        correction=CorrectionNames("moe_statics.e_score_correction_bias", is_row=True)
-    )
-)
+_PLAIN, _NESTED, _VISION = "ernie4_5_moe", "ernie4_5_vl_moe", "ernie4_5_moe_vl"
 _START, _END, _STEP = "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
-    "ernie4_5_moe": {
-        "num_key_value_heads": 4,
-        "rope_theta": 500_000.0,
-        "n_shared_experts": 2,
-        _START: 1,
-        _END: -1,
-        _STEP: 1,
-        "tie_word_embeddings": True,
-    }
+_USUAL = {
+    "num_key_value_heads": 4,
+    "rope_theta": 500_000.0,
+    "n_shared_experts": 2,
+    _START: 1,
+    _END: -1,
+    _STEP: 1,
+    "tie_word_embeddings": True,
 }
+_SEEING = {**_USUAL, "moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": [1536, 512]}
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    _PLAIN: _USUAL,
+    _NESTED: {"tie_word_embeddings": True, TEXT: _SEEING},
+    _VISION: _SEEING,
+}
+
+_LISTED = (
+    "moe_num_experts",
+    "moe_intermediate_size",
+    _START,
+    _END,
+)  # first for text, then for pictures
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
+    kind = str(config["model_type"])
+    f = _text(config)
     f.only({"use_bias": False})
     attention = read_gqa(f, interleaved=True)
     routing = read_softmax_routing(f, normalize=True)
-    sparse = read_sparse(f, routing, correction=True, names=_NAMES)
-    start, step = _start(f), _step(f)
-    end = f.whole(_END, low=-1, high=MAX_LAYERS)
+    sees = kind != _PLAIN
+    router = RouterNames(correction=_correction(1 + sees), across=sees)
+    sparse = read_sparse(f, routing, correction=True, names=SparseNames(router=router))
+    is_sparse = _sparse_layers(f)
+    # Experts for pictures follow those for text.
+    others = (f"*.mlp.experts.{routing.experts + e}.*" for e in range(routing.experts))
+    apart = ("*.mlp.gate.weight_1", "*vision_model.*", "model.resampler_model.*", *others)
+    prefixes = replace(USUAL_PREFIXES, ignored=apart) if sees else USUAL_PREFIXES
 
     def parts(i: int) -> tuple[Attention, Mlp]:
-        is_sparse = start <= i and (end < 0 or i <= end) and not (i + 1) % step
-        return attention, sparse if is_sparse else read_dense(f)
+        return attention, sparse if is_sparse(i) else read_dense(f)
 
-    return assemble(f, "ernie4_5_moe", parts)
+    return assemble(f, "ernie4_5_moe", parts, prefixes)
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, the last of them with experts where no other has."""
-    f = Fields(config)
+    if isinstance(config.get(TEXT), Mapping):
+        return {**config, TEXT: cut(config[TEXT], layers)}
+    f = _first_of_lists(Fields(config))
+    if (types := _mlp_types(f)) is not None:
+        kept = types[:layers]
+        kept = kept if "sparse" in kept else [*kept[:-1], "sparse"]
+        return {**cut_layers(config, layers), "mlp_layer_types": kept}
     start, step = min(_start(f), layers - 1), min(_step(f), layers)
     return {**cut_layers(config, layers), _START: start, _STEP: step, _END: -1}
+
+
+def _text(config: Mapping[str, Any]) -> Fields:
+    """Returns the fields of the text model, with the first number of each list of two."""
+    if config["model_type"] == _NESTED:
+        return _first_of_lists(text_part(config, f"{_NESTED}_text"))
+    return _first_of_lists(Fields(config)) if config["model_type"] == _VISION else Fields(config)
+
+
+def _first_of_lists(f: Fields) -> Fields:
+    pairs = {n: f.values[n] for n in _LISTED if isinstance(f.values.get(n), list) and f.values[n]}
+    return Fields({**f.values, **{name: pair[0] for name, pair in pairs.items()}}, f.where)
+
+
+def _correction(rows: int) -> CorrectionNames:
+    return CorrectionNames("moe_statics.e_score_correction_bias", rows=rows)
+
+
+def _mlp_types(f: Fields) -> list[Any] | None:
+    return read_types(f, "mlp_layer_types", "dense", "sparse")
+
+
+def _sparse_layers(f: Fields) -> Callable[[int], bool]:
+    """Returns a function that tells whether a layer has experts: by the config's list of types, or else by numbers."""
+    if (types := _mlp_types(f)) is not None:
+        return lambda i: types[i] == "sparse"
+    start, step = _start(f), _step(f)
+    end = f.whole(_END, low=-1, high=MAX_LAYERS)
+    return lambda i: start <= i and (end < 0 or i <= end) and not (i + 1) % step
 
 
 def _start(f: Fields) -> int:

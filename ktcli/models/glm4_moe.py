@@ -1,4 +1,5 @@
-"""Grouped-query attention with DeepSeek-V3's experts: GLM-4.5 to 4.7, dots.llm1, Solar-Open and Hy3.
+"""Grouped-query attention with DeepSeek-V3's experts: GLM-4.5 to 4.7, the text of GLM-4.5V and 4.6V, dots.llm1,
+Solar-Open and Hy3.
 
 They differ in biases, norms of q and k, how much of a head is rotated, and which layers are dense. Sources:
 arXiv 2508.06471 (GLM-4.5), 2506.05767 (dots.llm1); transformers 5.23. Layers for multi-token prediction
@@ -14,15 +15,18 @@ from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import QkNorms
 from ktcli.layers.names import USUAL_SPARSE, CorrectionNames, RouterNames, SharedNames, SparseNames
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import Fields
+from ktcli.models.config import TEXT, Fields
 from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_upper_windows
-from ktcli.models.skeleton import assemble
+from ktcli.models.skeleton import BESIDE_VISION, USUAL_PREFIXES, assemble, text_part
 
 _USUAL = {**V3_EXPERTS, "routed_scaling_factor": 1.0, "num_key_value_heads": 8}
+_GLM, _VISION = "glm4_moe", "glm4v_moe"
+_GLM_USUAL = {**_USUAL, "partial_rotary_factor": 0.5, "first_k_dense_replace": 1}
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
-    "glm4_moe": {**_USUAL, "partial_rotary_factor": 0.5, "first_k_dense_replace": 1},
+    _GLM: _GLM_USUAL,
+    _VISION: {TEXT: {**_GLM_USUAL, "attention_bias": True}},
     "dots1": {
         **_USUAL,
         "n_shared_experts": None,
@@ -51,17 +55,17 @@ _NORMED = _O_BIASED = ("dots1", "hy_v3")  # attention_bias includes o
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
-    kind = f.text("model_type", "")
+    kind = str(config["model_type"])
+    f = text_part(config, f"{_VISION}_text") if kind == _VISION else Fields(config)
     f.require("mlp_bias", f.flag("mlp_bias", False), False)
-    norm = kind in _NORMED or (kind == "glm4_moe" and f.flag("use_qk_norm", False))
+    norm = kind in _NORMED or (kind == _GLM and f.flag("use_qk_norm", False))
     bias = f.flag("attention_bias", False)
     attention = read_gqa(
         f,
         norms=QkNorms() if norm else None,
         qkv_bias=bias,
         o_bias=bias and kind in _O_BIASED,
-        partly=kind == "glm4_moe",
+        partly=kind in (_GLM, _VISION),
     )
     names = _HY3 if kind == "hy_v3" else USUAL_SPARSE
     sparse = read_sparse(f, read_corrected_routing(f), correction=True, names=names)
@@ -73,11 +77,13 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         )  # all layers of Solar-Open have experts, whatever the config says
         return attention.within(window(i)), read_dense(f) if dense else sparse
 
-    return assemble(f, "glm4_moe", parts)
+    return assemble(f, "glm4_moe", parts, BESIDE_VISION if kind == _VISION else USUAL_PREFIXES)
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts."""
+    if config["model_type"] == _VISION:
+        return {**config, TEXT: cut_typed_dense(config[TEXT], layers)}
     return cut_typed_dense(config, layers)
 
 

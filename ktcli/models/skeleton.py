@@ -60,6 +60,7 @@ class Prefixes:
 
 
 USUAL_PREFIXES = Prefixes()
+BESIDE_VISION = Prefixes("model.language_model", ignored=("model.visual.*",))  # Qwen's and GLM's
 # Left out: layers of multi-token prediction, numbered on from the last layer or apart, and what follows from the
 # config.
 _MTP_LAYERS = 8

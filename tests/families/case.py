@@ -54,6 +54,7 @@ class Case:
             decides which positions are attended to, and each is one of few.
         publish: turns the folder that transformers wrote into what the hub has, where they differ.
         thorough: every row of kernels and every format runs it: once for each kind of part.
+        borrowed: transformers lacks the family, and another's class computes it: its defaults say nothing.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Case:
     publish: Callable[[Path], None] | None = None
     task: str = "ForCausalLM"
     thorough: bool = False
+    borrowed: bool = False
 
     def config(self) -> Any:
         return getattr(transformers, f"{self.cls}Config")(**self.values)

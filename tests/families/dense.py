@@ -1,9 +1,10 @@
-"""Llama, Mistral, Qwen2 and Qwen3 without experts."""
+"""Llama, Mistral, Qwen2 and Qwen3 without experts, and beside vision."""
 
 from pathlib import Path
 
 import torch
 from families.case import COMMON, Case
+from families.qwen3_moe import VISION
 from safetensors.torch import load_file, save_file
 
 _BASE = {
@@ -43,4 +44,19 @@ CASES = (
     Case("mistral", "mistral", "Mistral", {**_BASE, "head_dim": 24, "sliding_window": 40}),
     Case("qwen2", "qwen2", "Qwen2", {**_BASE, "tie_word_embeddings": True}, publish=_add_head),
     Case("qwen3-dense", "qwen3", "Qwen3", {**_BASE, "head_dim": 24, **_WINDOWS}),
+    Case(
+        "qwen3-vl-dense",
+        "qwen3_vl",
+        "Qwen3VL",
+        {
+            "text_config": {
+                **_BASE,
+                "head_dim": 24,
+                "rope_parameters": {"rope_type": "default", "mrope_section": [4, 4, 4]},
+            },
+            "vision_config": VISION,
+            "tie_word_embeddings": True,
+        },
+        task="ForConditionalGeneration",
+    ),
 )

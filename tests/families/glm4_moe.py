@@ -2,6 +2,7 @@
 
 from families.case import COMMON, Case
 from families.mixtral import corrected
+from families.qwen3_moe import VISION
 
 _BASE = {
     **COMMON,
@@ -41,6 +42,23 @@ CASES = (
         "HYV3",
         {**_HY3, "num_experts": 16, "num_shared_experts": 1, "router_scaling_factor": 1.7},
         choice=corrected,
+    ),
+    Case(
+        "glm4-vision",
+        "glm4v_moe",
+        "Glm4vMoe",
+        {
+            "text_config": {
+                **_BASE,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "partial_rotary_factor": 0.5,
+                    "mrope_section": [2, 2, 2],
+                },
+            },
+            "vision_config": VISION,
+        },
+        task="ForConditionalGeneration",
     ),
     Case("glm4-moe-air", "glm4_moe", "Glm4Moe", {**_BASE, "n_group": 4, "topk_group": 2}),
 )

@@ -40,6 +40,8 @@ MIMO, HUNYUAN, GRANITE = (
 
 LINEAR = BY_NAME["qwen3-next"]
 DEEP = {"num_hidden_layers": 512, "layer_types": None, "mlp_layer_types": None}
+KIMI, LING_2 = BY_NAME["kimi-linear"], BY_NAME["ling-2"]
+OMNI, ERNIE_VL = BY_NAME["qwen3-omni"], BY_NAME["ernie4.5-vl"]
 STEP, LAGUNA, TRINITY, LING, AX = (
     BY_NAME[name] for name in ("step3.7", "laguna", "trinity", "ling-3", "ax-k1")
 )
@@ -56,6 +58,14 @@ def minimax(**changes: Any) -> dict[str, Any]:
 
 def glm(**changes: Any) -> dict[str, Any]:
     return {"text_config": {**NEXT.own_spelling()["text_config"], **changes}}
+
+
+def ernie(**changes: Any) -> dict[str, Any]:
+    return {"text_config": {**ERNIE_VL.own_spelling()["text_config"], **changes}}
+
+
+def kimi(**part: Any) -> dict[str, Any]:
+    return {"linear_attn_config": part, "layer_types": None}
 
 
 HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
@@ -155,6 +165,12 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (LAGUNA, {"num_attention_heads_per_layer": [4]}, "num_attention_heads_per_layer is not a list"),
     (LAGUNA, {"num_attention_heads_per_layer": [3] * 4}, "not a multiple of 2"),
     (LAGUNA, {"rope_parameters": {"full_attention": {}}}, "rope of sliding_attention"),
+    (KIMI, kimi(full_attn_layers=[1], kda_layers=[1]), "another list"),
+    (KIMI, kimi(full_attn_layers=[9], kda_layers=[1]), "layers 1 to 4"),
+    (KIMI, kimi(full_attn_layers=7, kda_layers=[]), "not a list of layers"),
+    (KIMI, {"mla_use_nope": False}, "mla_use_nope False"),
+    (LING_2, {"norm_head": True}, "norm_head True"),
+    (LING_2, {"score_function": "tanh"}, "score_function 'tanh'"),
     (TRINITY, {"score_func": "softmax"}, "score_func 'softmax'"),
     (TRINITY, {"route_norm": False}, "route_norm False"),
     (TRINITY, {"num_dense_layers": -1}, "num_dense_layers is -1"),
@@ -177,6 +193,10 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (LING, {"expert_swiglu_limit_list": [4.0]}, "expert_swiglu_limit_list is not a list of 4"),
     (LING, {"num_expert_group": 5}, "not a multiple of 5"),
     (MINIMAX, {"text_config": None}, "num_hidden_layers is missing"),
+    (OMNI, {"thinker_config": None}, "thinker_config is not a JSON object"),
+    (OMNI, {"thinker_config": {"text_config": 7}}, "text_config is not a JSON object"),
+    (ERNIE_VL, ernie(moe_num_experts=[]), "moe_num_experts"),
+    (ERNIE_VL, ernie(mlp_layer_types=["dense"]), "mlp_layer_types is not a list of 3"),
     (MINIMAX, minimax(index_block_size=96), "not a multiple of 64"),
     (MINIMAX, minimax(index_n_heads=3), "index_n_heads 3"),
     (MINIMAX, minimax(layer_types=["full_attention"]), "layer_types"),
