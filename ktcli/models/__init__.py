@@ -48,6 +48,7 @@ _FAMILIES = {
     "mimo_v2_flash": "mimo_v2_flash",
     "minimax_m3": "minimax_m3_vl",
     "mixtral": "mixtral minimax_m2",
+    "nemotron_h": "nemotron_h",
     "olmoe": "olmoe",
     "qwen2_moe": "qwen2_moe",
     "qwen3_moe": "qwen3_moe qwen3_vl_moe",

@@ -40,6 +40,8 @@ _SPELLINGS = (
 )
 _SPELLED = {names[0]: names for names in _SPELLINGS}
 _ROPE = ("rope_parameters", "rope_scaling")  # where a null counts as absent
+# A number without bound, as transformers writes it since version 5; JSON has no word for it.
+INFINITE = {"__float__": "Infinity"}
 TEXT = "text_config"  # the part of the text model in a vision-language model's config
 
 
