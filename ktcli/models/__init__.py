@@ -42,6 +42,7 @@ _FAMILIES = {
     "glm5_next": "glm5_next",
     "gpt_oss": "gpt_oss",
     "granitemoe": "granitemoe granitemoeshared granitemoe_swa",
+    "granitemoehybrid": "granitemoehybrid",
     "hunyuan_v1_moe": "hunyuan_v1_moe",
     "laguna": "laguna",
     "mellum": "mellum",

@@ -1,6 +1,7 @@
-"""Reads what configs of models with Mamba-2 say alike.
+"""Reads Mamba-2 from configs, with the bounds of the fields.
 
-Every reader raises BadCheckpoint where a field is missing, of the wrong type, out of bounds or not supported.
+Names are those of Nemotron 3, each with that of Granite 4. Every reader raises BadCheckpoint where a field is missing,
+of the wrong type, out of bounds or not supported.
 """
 
 from __future__ import annotations
@@ -8,11 +9,31 @@ from __future__ import annotations
 import math
 
 from ktcli.errors import BadCheckpoint
-from ktcli.models.config import INFINITE, Fields
+from ktcli.layers.mamba2 import Mamba2
+from ktcli.models.config import INFINITE, MAX_HEADS, Fields, read_eps
+from ktcli.ops.table.recurrent import ScanShape
 
 
-def read_time_limits(f: Fields) -> tuple[float, float]:
-    """Returns the bounds of the time step, from `time_step_limit`; (0, infinity) where it is not there."""
+def read_mamba(f: Fields, head_dim: int) -> Mamba2:
+    """Returns the Mamba-2 layer that a config describes, with heads of `head_dim` columns."""
+    f.only({"mamba_proj_bias": False})
+    heads = f.whole("mamba_num_heads", high=MAX_HEADS)
+    groups = f.whole("n_groups", high=heads)
+    f.require_multiple("mamba_num_heads", heads, groups, "n_groups")
+    state = f.whole("ssm_state_size", high=4096)
+    f.require_width("width of Mamba-2", 2 * heads * head_dim + 2 * groups * state)
+    return Mamba2(
+        f.whole("hidden_size"),
+        ScanShape(heads, groups, state, head_dim, *_time_limits(f)),
+        f.whole("conv_kernel", low=2, high=16),
+        read_eps(f),
+        f.flag("use_conv_bias", True),
+        norm_runs=groups,
+    )
+
+
+def _time_limits(f: Fields) -> tuple[float, float]:
+    """Returns the bounds of the time step; (0, infinity) where the config has none."""
     limits = f.values.get("time_step_limit")
     if limits is None:
         return 0.0, math.inf

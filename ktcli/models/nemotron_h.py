@@ -16,18 +16,16 @@ from typing import Any
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import GroupedQueryAttention
-from ktcli.layers.mamba2 import Mamba2
 from ktcli.layers.names import EachExpert, SparseNames
 from ktcli.models.attention import head_dim
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields, read_eps
 from ktcli.models.feedforward import read_corrected_routing, read_dense, read_sparse
-from ktcli.models.mamba import read_time_limits
+from ktcli.models.mamba import read_mamba
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import read_types
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.native import SQUARED_RELU
 from ktcli.ops.table.attention import GqaShape
-from ktcli.ops.table.recurrent import ScanShape
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "nemotron_h": {
@@ -68,7 +66,6 @@ _NAMES = SparseNames((EachExpert(), EachExpert(up="experts.up_proj", down="exper
 # Fields of which one value is known.
 _ONLY = {
     "attention_bias": False,
-    "mamba_proj_bias": False,
     "mlp_bias": False,
     "use_bias": False,
     "mamba_hidden_act": "silu",
@@ -130,28 +127,12 @@ def _part(f: Fields, kind: str) -> tuple[Attention | None, Mlp | None]:
     """Reads the one part of a layer of this kind."""
     match kind:
         case "linear_attention":
-            return _mamba(f), None
+            return read_mamba(f, f.whole("mamba_head_dim", high=4096)), None
         case "full_attention":
             return _attention(f), None
         case "moe":
             return None, _sparse(f)
     return None, replace(read_dense(f), glu=SQUARED_RELU)
-
-
-def _mamba(f: Fields) -> Mamba2:
-    heads = f.whole("mamba_num_heads", high=MAX_HEADS)
-    groups = f.whole("n_groups", "mamba_n_groups", high=heads)
-    f.require_multiple("mamba_num_heads", heads, groups, "n_groups")
-    dim, state = f.whole("mamba_head_dim", high=4096), f.whole("ssm_state_size", high=4096)
-    f.require_width("width of Mamba-2", 2 * heads * dim + 2 * groups * state)
-    return Mamba2(
-        f.whole("hidden_size"),
-        ScanShape(heads, groups, state, dim, *read_time_limits(f)),
-        f.whole("conv_kernel", "mamba_d_conv", low=2, high=16),
-        read_eps(f),
-        f.flag("use_conv_bias", True),
-        norm_runs=groups,
-    )
 
 
 def _attention(f: Fields) -> GroupedQueryAttention:
