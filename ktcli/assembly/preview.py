@@ -18,8 +18,8 @@ from ktcli.models import build
 from ktcli.store.choice import look
 from ktcli.store.download import Unwatched, Watcher, fetch_beginnings, fetch_files, wanted
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot
-from ktcli.store.patience import Tell, silent
 from ktcli.store.reference import GGUF, Reference
+from ktcli.store.retrying import Tell, silent
 from ktcli.weights.checkpoint import (
     INDEX,
     MAX_CONFIG_BYTES,

@@ -19,9 +19,9 @@ from ktcli.errors import NotFound
 from ktcli.store import download, library, origins, places
 from ktcli.store.entry import Entry
 from ktcli.store.hubs import hub_named
-from ktcli.store.patience import patiently
 from ktcli.store.places import EntryKind
 from ktcli.store.profile import HUBS
+from ktcli.store.retrying import with_retries
 
 
 def repair_entry(entry: Entry, names: Collection[str], listener: Listener = SILENT) -> None:
@@ -81,7 +81,7 @@ def _make_from_hub(entry: Entry, names: Collection[str], listener: Listener) -> 
             client = hub_named(made.hub)
             smallfiles.make_folder(head)
             ask = partial(client.look, made.repository, made.revision)
-            found = fetch_head(client, patiently(ask, listener.note), head, watcher)
+            found = fetch_head(client, with_retries(ask, listener.note), head, watcher)
         with closing(HubSupply(found, head, watcher)) as supply:
             repair_from(
                 Source(found.repository, supply.checkpoint, supply),

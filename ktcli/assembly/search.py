@@ -18,7 +18,7 @@ from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
 from ktcli.store import catalog
 from ktcli.store.hubsearch import CONFIG, FoundConfig, Hit, read_configs
-from ktcli.store.patience import Tell, silent
+from ktcli.store.retrying import Tell, silent
 from ktcli.weights.checkpoint import MAX_CONFIG_BYTES, parse_object
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.scheme import usual_experts

@@ -17,9 +17,9 @@ from ktcli.models import build
 from ktcli.store import catalog, library
 from ktcli.store.catalog import ModelProfile
 from ktcli.store.entry import BUILTIN
-from ktcli.store.patience import Tell, silent
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse
+from ktcli.store.retrying import Tell, silent
 from ktcli.weights.gguf.header import gguf_at
 from ktcli.weights.pack import Pack
 from ktcli.weights.reader import config_of, examine

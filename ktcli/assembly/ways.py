@@ -161,7 +161,7 @@ def ways_of(
                 f"--context {asked.length} is more than {ready.name} can read",
                 hint=f"use --context {model.spec.context - 1} or less",
             )
-        require(max(asked.depths), model.spec.top_k)
+        require(max(asked.depths), model.spec.deferrable)
         return ready, pack.recipe, model
 
     wanted = conversions_of(name, formats)

@@ -185,7 +185,8 @@ class CpuEngine:
             exact=plan.use.exact,
             cache=plan.use.cache,
         )
-        deferring = self.spec.moe_layers - 1 if any(depth for _, depth in plan.depths) else 0
+        defers = self.spec.deferrable and any(depth for _, depth in plan.depths)
+        deferring = self.spec.moe_layers - 1 if defers else 0
         layout = self._cache.layout
         places = Places(
             self._tensors.by_name, layout.offsets, self._cache.states.offsets, layout.windowed

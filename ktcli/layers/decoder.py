@@ -11,16 +11,23 @@ from ktcli.layers.grouped_query import GroupedQueryAttention
 from ktcli.layers.hyper import HyperConnection, StreamMean
 from ktcli.layers.kimi_delta import KimiDelta
 from ktcli.layers.latent import LatentAttention
+from ktcli.layers.mamba2 import Mamba2
 from ktcli.layers.mlp import DenseMlp
 from ktcli.layers.sparse import SparseMlp
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.scratch import Scratch, largest
+from ktcli.ops.state import LayerState
 from ktcli.ops.table.rowwise import Reads
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
 
 Attention = (
-    GroupedQueryAttention | LatentAttention | GatedDeltaNet | KimiDelta | CompressedAttention
+    GroupedQueryAttention
+    | LatentAttention
+    | GatedDeltaNet
+    | KimiDelta
+    | CompressedAttention
+    | Mamba2
 )
 Mlp = DenseMlp | SparseMlp
 USUAL_NORMS = "input_layernorm", "post_attention_layernorm"
@@ -49,6 +56,7 @@ class DecoderLayer:
     """A decoder layer: x + attention(norm(x)), then x + mlp(norm(x)).
 
     Attributes:
+        attention, mlp: its two parts; None: the layer has only the other one (Nemotron).
         added: the factor of the outputs of attention and MLP.
         after: names of norms of these outputs (Trinity); "": there is none.
         source: checkpoint prefix, e.g. "model.layers.3".
@@ -61,8 +69,8 @@ class DecoderLayer:
     source: str
     hidden: int
     eps: float
-    attention: Attention
-    mlp: Mlp
+    attention: Attention | None
+    mlp: Mlp | None
     norm_plus: float = 0.0
     norm_names: tuple[str, str] = USUAL_NORMS
     mixers: tuple[HyperConnection, HyperConnection] | None = None
@@ -70,16 +78,27 @@ class DecoderLayer:
     after: tuple[str, str] = NO_NORMS
 
     @cached_property
-    def norms(self) -> tuple[Tensor, Tensor]:
-        """The gains [hidden] of the norms before attention and MLP."""
-        attention, mlp = self.norm_names
-        return self._norm("attn_norm", attention), self._norm("mlp_norm", mlp)
+    def parts(self) -> tuple[Attention | Mlp, ...]:
+        """Attention and MLP, those that there are."""
+        return tuple(part for part in (self.attention, self.mlp) if part is not None)
+
+    @cached_property
+    def norms(self) -> tuple[Tensor, ...]:
+        """The gains [hidden] of the norms before each part."""
+        return tuple(self._norm(f"{of}_norm", source) for of, source in self._own(self.norm_names))
 
     @cached_property
     def norms_after(self) -> tuple[Tensor | None, ...]:
-        """The gains [hidden] of the norms of the outputs of attention and MLP; None where there is no norm."""
-        names = zip(("attn_norm_after", "mlp_norm_after"), self.after, strict=True)
-        return tuple(self._norm(name, source) if source else None for name, source in names)
+        """The gains [hidden] of the norms of each part's output; None where there is no norm."""
+        return tuple(
+            self._norm(f"{of}_norm_after", source) if source else None
+            for of, source in self._own(self.after)
+        )
+
+    def _own(self, names: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+        """Returns (short name of a part, its entry of names) for each part that there is."""
+        both = ("attn", names[0], self.attention), ("mlp", names[1], self.mlp)
+        return tuple((of, name) for of, name, part in both if part is not None)
 
     def _norm(self, name: str, source: str) -> Tensor:
         stored = _stored_norm(self.source, source, self.hidden, self.norm_plus)
@@ -90,13 +109,19 @@ class DecoderLayer:
         """The stored tensors of the layer: MLP, attention, norms and hyper-connections."""
         mixed = [tensor for mixer in self.mixers or () for tensor in mixer.tensors]
         norms = (*self.norms, *(norm for norm in self.norms_after if norm))
-        return (*self.mlp.tensors, *self.attention.tensors, *norms, *mixed)
+        own = [tensor for part in reversed(self.parts) for tensor in part.tensors]
+        return (*own, *norms, *mixed)
+
+    @property
+    def state(self) -> LayerState:
+        """The sizes of what the layer keeps of a sequence: nothing without attention."""
+        return self.attention.state if self.attention else LayerState()
 
     @property
     def kind(self) -> DecoderLayer:
         """The layer without its number and names: equal for layers that compute alike."""
-        attention = replace(self.attention, layer=0, source="")
-        mlp = replace(self.mlp, layer=0, name="", source="")
+        attention = self.attention and replace(self.attention, layer=0, source="")
+        mlp = self.mlp and replace(self.mlp, layer=0, name="", source="")
         around = [replace(each, layer=0, name="", source="") for each in self.mixers or ()]
         mixers = (around[0], around[1]) if around else None
         return replace(self, layer=0, source="", attention=attention, mlp=mlp, mixers=mixers)
@@ -105,11 +130,11 @@ class DecoderLayer:
     def scratch(self) -> Scratch:
         """The buffer widths that attention and MLP, which use the same buffers in turn, and their mixers need in a
         step."""
-        return largest(part.scratch for part in (self.attention, self.mlp, *(self.mixers or ())))
+        return largest(part.scratch for part in (*self.parts, *(self.mixers or ())))
 
     def forward(self, b: Backend, x: Value) -> Value:
         """Returns the residual after the layer, of the shape of the residual x before it."""
-        for i, block in enumerate((self.attention, self.mlp)):
+        for i, block in enumerate(self.parts):
             if self.mixers is None:
                 inner = block.forward(b, b.norm(x, self.norms[i], self.eps))
                 if after := self.norms_after[i]:
@@ -131,7 +156,7 @@ class Decoder:
         body: checkpoint prefix of embedding and norm, e.g. "model".
         head_source: checkpoint prefix of the head.
         norm_plus: the number added to the weights of the last norm.
-        embedding_name: the name of the embedding, below the body.
+        embedding_name, norm_name: the names of the embedding and of the last norm, below the body.
         mixer: makes one stream of the residual's several; None: there is only one.
         multipliers: factors of embedded rows and logits; the layers have their own.
     """
@@ -145,6 +170,7 @@ class Decoder:
     head_source: str = "lm_head"
     norm_plus: float = 0.0
     embedding_name: str = "embed_tokens"
+    norm_name: str = "norm"
     mixer: HyperConnection | StreamMean | None = None
     multipliers: Multipliers = NO_MULTIPLIERS
 
@@ -169,7 +195,7 @@ class Decoder:
     @cached_property
     def norm(self) -> Tensor:
         """The gain [hidden] of the norm before the head."""
-        stored = _stored_norm(self.body, "norm", self.hidden, self.norm_plus)
+        stored = _stored_norm(self.body, self.norm_name, self.hidden, self.norm_plus)
         return vector("norm", stored, layer=None)
 
     @property

@@ -1,7 +1,7 @@
 """The feed-forward half of a layer without experts: one dense MLP.
 
-Gate and up are stored as one matrix whose 16-row panels alternate, so that a NUMA node's share of both
-is one range and the activation finds both halves in one cache line.
+Gate and up, where there is a gate, are stored as one matrix whose 16-row panels alternate, so that a NUMA node's share
+of both is one range and the activation finds both halves in one cache line.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ktcli.layers.names import USUAL_MLP, MlpNames, Pieces
-from ktcli.native import PANEL_ROWS, SILU, Glu
+from ktcli.native import SILU, Glu
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import ModelPart
 from ktcli.ops.scratch import Scratch
-from ktcli.ops.tensors import Cut, Role, Stored, Tensor, ceil_to, vector
+from ktcli.ops.tensors import Cut, Role, Stored, Tensor, vector
 
 
 @dataclass(frozen=True)
 class DenseMlp:
-    """A gated MLP: down(silu(gate x) * up x).
+    """An MLP: down(silu(gate x) * up x).
 
     Attributes:
-        glu: the activation, where it is another.
+        glu: the activation, where it is another; it may say that there is no gate.
         part: the part of the model that its tensors are counted as.
         bias: whether gate, up and down have biases (Llama's `mlp_bias`).
         layer: number of the decoder layer.
@@ -42,20 +42,18 @@ class DenseMlp:
 
     @cached_property
     def gate_up(self) -> Tensor:
-        """The weight that projects to gate and up, whose 16-row panels alternate."""
+        """The weight that projects to gate and up, whose 16-row panels alternate, or to up alone."""
         shape = (self.width, self.hidden)
-        pieces = self._stored(self.names.gate, shape), self._stored(self.names.up, shape)
-        made = self._matrix("gate_up", self._inner, self.hidden, pieces)
+        up = self._stored(self.names.up, shape)
+        if self.glu.ungated:
+            return self._matrix("up", self.width, self.hidden, (up,))
+        pieces = self._stored(self.names.gate, shape), up
+        made = self._matrix("gate_up", self.glu.rows(self.width), self.hidden, pieces)
         if self.names.fused:
             both = self._stored(self.names.fused, (2 * self.width, self.hidden))
             both = replace(both, count=self.width)
             made = replace(made, sources=((both, replace(both, first=self.width)), pieces))
         return replace(made, alternate=True)
-
-    @property
-    def _inner(self) -> int:
-        """The rows of gate and of up, each in whole panels."""
-        return 2 * ceil_to(self.width, PANEL_ROWS)
 
     @cached_property
     def down(self) -> Tensor:
@@ -66,8 +64,9 @@ class DenseMlp:
     @cached_property
     def gate_up_bias(self) -> Tensor | None:
         """The bias of gate and up, in the order of the rows of `gate_up`."""
+        assert not (self.bias and self.glu.ungated), "no family has biases on an MLP without a gate"
         made = self._bias("gate_up_bias", (self.names.gate, self.names.up), self.width)
-        return made and replace(made, k=self._inner, alternate=True)
+        return made and replace(made, k=self.glu.rows(self.width), alternate=True)
 
     @cached_property
     def down_bias(self) -> Tensor | None:

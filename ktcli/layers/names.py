@@ -37,12 +37,15 @@ class StoredExperts:
 
     Attributes:
         source: checkpoint prefix of the MLP.
+        hidden: the columns of what they read.
+        gated: whether they have a gate beside up.
     """
 
     source: str
     count: int
     width: int
     hidden: int
+    gated: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +60,11 @@ class EachExpert:
     down: str = "experts.{e}.down_proj.weight"
 
     def gate_up_of(self, of: StoredExperts) -> Sources:
-        """Returns the checkpoint's gate and up [I, H] of each expert, which lie in different tensors."""
+        """Returns the checkpoint's gate and up [I, H] of each expert, which lie in different tensors; up alone where
+        there is no gate."""
         shape = of.width, of.hidden
-        return ((self._piece(of, self.gate, shape), self._piece(of, self.up, shape)),)
+        names = (self.gate, self.up) if of.gated else (self.up,)
+        return (tuple(self._piece(of, name, shape) for name in names),)
 
     def down_of(self, of: StoredExperts) -> Sources:
         """Returns the checkpoint's down [H, I] of each expert."""
@@ -239,11 +244,13 @@ class SparseNames:
 
     Attributes:
         experts: the layouts they may have; the first that a checkpoint has is taken.
+        latent: the projections to the rows that experts read, and back.
     """
 
     experts: tuple[EachExpert | FusedExperts | InterleavedExperts, ...] = USUAL_EXPERTS
     router: RouterNames = RouterNames()
     shared: SharedNames = SharedNames()
+    latent: tuple[str, str] = "fc1_latent_proj.weight", "fc2_latent_proj.weight"
 
 
 USUAL_SPARSE = SparseNames()

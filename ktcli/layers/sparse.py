@@ -1,6 +1,7 @@
 """The feed-forward half of a layer with routed experts, and a shared one where the family has it.
 
-The experts' matrices are laid out like those of a dense MLP: gate and up as one, whose 16-row panels alternate.
+The experts' matrices are laid out like those of a dense MLP: gate and up as one, whose 16-row panels alternate, or up
+alone.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from functools import cached_property
 
 from ktcli.layers.mlp import DenseMlp
 from ktcli.layers.names import USUAL_SPARSE, Pieces, SparseNames, StoredExperts
-from ktcli.native import PANEL_ROWS, SILU, Glu
+from ktcli.native import SILU, Glu
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.scratch import Scratch
 from ktcli.ops.table.experts import Routing
 from ktcli.ops.table.rowwise import Reads
-from ktcli.ops.tensors import Cut, Role, Stored, Tensor, ceil_to, matrix, vector
+from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,9 @@ class SparseMlp:
         shared_width: width of the shared expert; 0 = none.
         shared_gate: whether a sigmoid scales the shared expert's output (Qwen2-MoE). Its one row lies behind the
             router's: they read the same input.
-        glu: the activation of experts and shared expert.
+        latent: the columns of the rows that experts read and give, between two projections (Nemotron 3 Super); 0: those
+            of the residual. Router and shared expert read the residual's.
+        glu: the activation of experts and shared expert; it may say that there is no gate.
         shared_glu: the activation of the shared expert, where it is another.
         shared_bias: whether gate, up and down of the shared expert have biases (DeepSeek-V2's `mlp_bias`).
         biases: whether router and experts have biases (gpt-oss).
@@ -48,6 +51,7 @@ class SparseMlp:
     shared_bias: bool = False
     biases: bool = False
     by_id: int = 0
+    latent: int = 0
     layer: int = 0
     name: str = ""
     source: str = ""
@@ -95,39 +99,62 @@ class SparseMlp:
 
     @property
     def _stored(self) -> StoredExperts:
-        return StoredExperts(self.source, self.routing.experts, self.width, self.hidden)
+        gated = not self.glu.ungated
+        return StoredExperts(
+            self.source, self.routing.experts, self.width, self.expert_hidden, gated
+        )
+
+    @property
+    def expert_hidden(self) -> int:
+        """The number of columns of the rows that experts read and give."""
+        return self.latent or self.hidden
+
+    @cached_property
+    def latents(self) -> tuple[Tensor, Tensor] | None:
+        """The weights that project to the rows that experts read, and from what they give; None: there are none."""
+        if not self.latent:
+            return None
+        names, shapes = self.names.latent, ((self.latent, self.hidden), (self.hidden, self.latent))
+        entering, leaving = (
+            matrix(
+                f"{self.name}.{name}",
+                Stored(f"{self.source}.{source}", shape),
+                layer=self.layer,
+                part=ModelPart.EXPERT_LATENT,
+            )
+            for name, source, shape in zip(("latent_in", "latent_out"), names, shapes, strict=True)
+        )
+        return entering, leaving
 
     @cached_property
     def expert_biases(self) -> tuple[Tensor, Tensor] | None:
         """The biases of gate_up, in the order of its rows, and of down; None: there are none."""
         if not self.biases:
             return None
+        assert not self.glu.ungated, "no family has biases on experts without a gate"
         ways, of = self.names.experts, self._stored
         both = [pieces for way in ways for pieces in way.gate_up_bias_of(of)]
         down = [pieces for way in ways for pieces in way.down_bias_of(of)]
-        made = self._of_experts("gate_up_bias", 1, self._inner, both, Role.VECTOR)
+        made = self._of_experts("gate_up_bias", 1, self.glu.rows(self.width), both, Role.VECTOR)
         return (
             replace(made, alternate=True, neutral=0.0),
             replace(self._of_experts("down_bias", 1, self.hidden, down, Role.VECTOR), neutral=0.0),
         )
 
-    @property
-    def _inner(self) -> int:
-        """The rows of gate and of up, each in whole panels."""
-        return 2 * ceil_to(self.width, PANEL_ROWS)
-
     @cached_property
     def gate_up(self) -> Tensor:
-        """The weights that project to gate and up, whose 16-row panels alternate: a matrix for each expert."""
+        """The weights that project to gate and up, whose 16-row panels alternate, or to up alone: a matrix for each
+        expert."""
         sources = [p for way in self.names.experts for p in way.gate_up_of(self._stored)]
-        made = self._of_experts("gate_up", self._inner, self.hidden, sources)
-        return replace(made, alternate=True, cut=Cut.ROWS)
+        name, gated = "up" if self.glu.ungated else "gate_up", not self.glu.ungated
+        made = self._of_experts(name, self.glu.rows(self.width), self.expert_hidden, sources)
+        return replace(made, alternate=gated, cut=Cut.ROWS)
 
     @cached_property
     def down(self) -> Tensor:
-        """The weights that project the activation to the output: a matrix [hidden, width] for each expert."""
+        """The weights that project the activation to the output: a matrix [expert_hidden, width] for each expert."""
         sources = [p for way in self.names.experts for p in way.down_of(self._stored)]
-        made = self._of_experts("down", self.hidden, self.width, sources)
+        made = self._of_experts("down", self.expert_hidden, self.width, sources)
         return replace(made, cut=Cut.COLUMNS)
 
     def _of_experts(
@@ -152,7 +179,7 @@ class SparseMlp:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors of experts, shared expert and router, then biases and table, if any."""
+        """The stored tensors of experts, shared expert, projections and router, then biases and table, if any."""
         vectors = (
             self.router_bias,
             self.router_correction,
@@ -161,7 +188,7 @@ class SparseMlp:
         )
         shared = self.shared.tensors if self.shared else ()
         kept = (vector for vector in vectors if vector is not None)
-        return (self.gate_up, self.down, *shared, self.router, *kept)
+        return (self.gate_up, self.down, *shared, *(self.latents or ()), self.router, *kept)
 
     @property
     def scratch(self) -> Scratch:
@@ -177,7 +204,7 @@ class SparseMlp:
         routed = b.route(logits, self.routing, bias=self.router_correction, table=self.table)
         gate_up_bias, down_bias = self.expert_biases or (None, None)
         started = b.experts(
-            x,
+            b.linear(x, self.latents[0]) if self.latents else x,
             routed,
             self.gate_up,
             self.down,
@@ -189,4 +216,6 @@ class SparseMlp:
         if shared is not None and self.shared_gate:
             shared = b.gate(shared, gate)
         mixed = b.collect(started)
+        if self.latents:
+            mixed = b.linear(mixed, self.latents[1])
         return mixed if shared is None else b.add(mixed, shared)

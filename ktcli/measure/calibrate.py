@@ -29,7 +29,7 @@ from ktcli.native import Pool
 from ktcli.ops.kvformat import F32_CACHE
 from ktcli.ops.operation import Operation
 from ktcli.ops.table.rowwise import Linear
-from ktcli.ops.tensors import Role, Tensor
+from ktcli.ops.tensors import Cut, Role, Tensor
 from ktcli.ops.torch.backend import ExpertRunner, StepInputs, TorchBackend
 from ktcli.ops.torch.functions import Rows, product, swiglu
 from ktcli.ops.torch.kernels import EXACT
@@ -168,7 +168,7 @@ def _names(model: Model) -> list[tuple[str, str]]:
     names = []
     for layer in expert_rows(model):
         both = [t for t in model.tensors if t.role is Role.EXPERTS and t.layer == layer]
-        first, second = sorted(both, key=lambda tensor: not tensor.alternate)
+        first, second = sorted(both, key=lambda tensor: tensor.cut is Cut.COLUMNS)
         names.append((first.name, second.name))
     return names
 
@@ -178,7 +178,7 @@ def _importance(tensor: Tensor, sums: _Sums) -> NDArray[np.float32]:
     if tensor.role is Role.EXPERTS:
         flat = sums.squares.sum() / max(1.0, float(sums.rows.sum()) * tensor.k)
         prior = np.full((1, tensor.k), flat)
-        if tensor.alternate and sums.rows.sum():
+        if tensor.cut is Cut.ROWS and sums.rows.sum():
             prior = sums.squares.sum(0, keepdims=True) / sums.rows.sum()
         means = (sums.squares + FLOOR_TOKENS * prior) / (rows + FLOOR_TOKENS)
     else:

@@ -188,11 +188,10 @@ class ExpertStack(LayerStack):
     ) -> None:
         inner = 2 * ceil_to(shape.width, PANEL_ROWS)
         e, part = shape.experts, ModelPart.EXPERTS
+        hidden, width, role = shape.hidden, shape.width, Role.EXPERTS
         matrices = (
-            Tensor("gate_up", inner, shape.hidden, Role.EXPERTS, (), e, cut=Cut.ROWS, part=part),
-            Tensor(
-                "down", shape.hidden, shape.width, Role.EXPERTS, (), e, cut=Cut.COLUMNS, part=part
-            ),
+            Tensor("gate_up", inner, hidden, role, (), e, True, cut=Cut.ROWS, part=part),
+            Tensor("down", hidden, width, role, (), e, cut=Cut.COLUMNS, part=part),
         )
         super().__init__(shape.name, pool, fmt, matrices, max_tokens, free_bytes)
         self._shape = shape

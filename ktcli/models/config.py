@@ -28,8 +28,11 @@ MAX_APART = (
 
 # The names of one field among publishers, transformers' usual name first.
 _SPELLINGS = (
+    ("conv_kernel", "mamba_d_conv"),
+    ("mamba_num_heads", "mamba_n_heads"),
     ("max_position_embeddings", "model_max_length"),
     ("n_group", "num_expert_group"),
+    ("n_groups", "mamba_n_groups"),
     ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
     ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     ("norm_topk_prob", "moe_renormalize"),
@@ -37,9 +40,13 @@ _SPELLINGS = (
     ("num_key_value_heads", "num_attention_groups"),
     ("routed_scaling_factor", "router_scaling_factor"),
     ("share_expert_dim", "share_expert_dims"),
+    ("ssm_state_size", "mamba_d_state"),
+    ("use_conv_bias", "mamba_conv_bias"),
 )
 _SPELLED = {names[0]: names for names in _SPELLINGS}
 _ROPE = ("rope_parameters", "rope_scaling")  # where a null counts as absent
+# A number without bound, as transformers writes it since version 5; JSON has no word for it.
+INFINITE = {"__float__": "Infinity"}
 TEXT = "text_config"  # the part of the text model in a vision-language model's config
 THINKER = (
     "thinker_config"  # the part of a model that speaks, too, in which the text model's part is

@@ -39,14 +39,14 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 
 _MOST = 1e6  # the largest multiplier
 _THETAS = "layer_rope_theta"
-_PREFIXES = Prefixes(mlp="block_sparse_moe")
+PREFIXES = Prefixes(mlp="block_sparse_moe")
 _WITHIN = MlpNames(fused="input_linear.weight", down="output_linear.weight")
-_SHARED = SharedNames("shared_mlp", within=_WITHIN, beside=True)
-_SLIDING_NAMES = SparseNames(router=RouterNames("router.weight"), shared=_SHARED)
+SHARED = SharedNames("shared_mlp", within=_WITHIN, beside=True)
+_SLIDING_NAMES = SparseNames(router=RouterNames("router.weight"), shared=SHARED)
 _NAMES = SparseNames(
     (EachExpert(), FusedExperts("input_linear.weight", "output_linear.weight")),
     RouterNames("router.layer.weight"),
-    _SHARED,
+    SHARED,
 )
 
 
@@ -54,21 +54,15 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     """Returns the model that a config describes, without weights."""
     f = Fields(config)
     sliding = f.text("model_type", "") == "granitemoe_swa"
-    shared = f.whole("shared_intermediate_size", low=0, default=0)
-    routing = read_softmax_routing(f, normalize=True)
-    sparse = SparseMlp(
-        f.whole("hidden_size"),
-        f.whole("intermediate_size"),
-        routing,
-        shared_width=shared if f.text("model_type", "") != "granitemoe" else 0,
-        names=_SLIDING_NAMES if sliding else _NAMES,
-    )
-    attend = _sliding(f) if sliding else lambda _: _attention(f)
+    sparse = replace(read_experts(f), names=_SLIDING_NAMES if sliding else _NAMES)
+    if f.text("model_type", "") == "granitemoe":
+        sparse = replace(sparse, shared_width=0)
+    attend = _sliding(f) if sliding else lambda _: read_attention(f)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
         return attend(i), sparse
 
-    return assemble(f, "granitemoe", parts, _PREFIXES, multipliers=_multipliers(f))
+    return assemble(f, "granitemoe", parts, PREFIXES, multipliers=read_multipliers(f))
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
@@ -78,7 +72,19 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     return {**made, _THETAS: thetas[:layers]} if isinstance(thetas, list) else made
 
 
-def _multipliers(f: Fields) -> Multipliers:
+def read_experts(f: Fields) -> SparseMlp:
+    """Returns the experts that a config describes, with the shared one."""
+    return SparseMlp(
+        f.whole("hidden_size"),
+        f.whole("intermediate_size"),
+        read_softmax_routing(f, normalize=True),
+        shared_width=f.whole("shared_intermediate_size", low=0, default=0),
+        names=_NAMES,
+    )
+
+
+def read_multipliers(f: Fields) -> Multipliers:
+    """Returns the factors of embedded rows, of the layers' outputs and of logits."""
     return Multipliers(
         embedding=_multiplier(f, "embedding_multiplier"),
         residual=_multiplier(f, "residual_multiplier"),
@@ -90,7 +96,8 @@ def _multiplier(f: Fields, name: str) -> float:
     return f.number(name, low=1 / _MOST, high=_MOST, default=1.0)
 
 
-def _attention(f: Fields) -> GroupedQueryAttention:
+def read_attention(f: Fields) -> GroupedQueryAttention:
+    """Returns the attention that a config describes, with its own factor of scores."""
     bias = f.flag("attention_bias", False)
     own = read_gqa(f, qkv_bias=bias, o_bias=bias)
     return replace(own, shape=replace(own.shape, scale=_multiplier(f, "attention_multiplier")))
@@ -105,7 +112,7 @@ def _sliding(f: Fields) -> Any:
         given = f.values.get("rope_parameters") or f.values.get("rope_scaling") or {}
         rope = {**Fields(given, f"{f.where}: rope").values, "rope_theta": thetas[i]}
         values = {**f.values, "rope_parameters": rope} if thetas[i] else f.values
-        own = replace(_attention(Fields(values, f.where)), sinks_name="sinks").within(window(i))
+        own = replace(read_attention(Fields(values, f.where)), sinks_name="sinks").within(window(i))
         return replace(own, rope=None) if thetas[i] == 0 else own
 
     return attend

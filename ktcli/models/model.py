@@ -35,6 +35,7 @@ class Spec:
         context: positions the model was made for.
         states: what each layer keeps of a sequence.
         experts, top_k, expert_width: experts of a MoE layer, experts per token, and their width; 0 for a dense model.
+        expert_hidden: width of the rows that experts read and give.
         glus: the activation of the experts of each MoE layer.
         scratch: what one step needs beside the residual stream.
     """
@@ -49,6 +50,7 @@ class Spec:
     experts: int
     top_k: int
     expert_width: int
+    expert_hidden: int
     glus: tuple[Glu, ...]
     scratch: Scratch
 
@@ -77,6 +79,12 @@ class Spec:
     def window_heads(self) -> int:
         """The number of heads of `position_heads` that the layers with window pages cache."""
         return sum(state.position_heads for state in self.states if state.windowed)
+
+    @property
+    def deferrable(self) -> int:
+        """The number of a token's experts of which some may be added with those of the next layer; 0 where each layer's
+        experts give rows of a latent space of its own."""
+        return self.top_k if self.expert_hidden == self.hidden else 0
 
     @property
     def latent(self) -> bool:
@@ -158,10 +166,11 @@ class DecoderModel:
             moe_layers=len(sparse),
             vocab=self.decoder.vocab,
             context=self.context,
-            states=tuple(layer.attention.state for layer in layers),
+            states=tuple(layer.state for layer in layers),
             experts=sparse[0].routing.experts if sparse else 0,
             top_k=sparse[0].routing.top_k if sparse else 0,
             expert_width=sparse[0].width if sparse else 0,
+            expert_hidden=sparse[0].expert_hidden if sparse else 0,
             glus=tuple(mlp.glu for mlp in sparse),
             scratch=self.decoder.scratch,
         )

@@ -45,6 +45,7 @@ class Prefixes:
         ignored: patterns of names that are left out on purpose, beside those of `_LEFT_OUT`.
         embedding: its name below the body.
         norms: the names of the norms before attention and MLP, below a layer.
+        last_norm: the name of the norm before the head, below the body.
         after: the names of the norms of their outputs; "": there is none.
     """
 
@@ -57,6 +58,7 @@ class Prefixes:
     embedding: str = "embed_tokens"
     norms: tuple[str, str] = USUAL_NORMS
     after: tuple[str, str] = NO_NORMS
+    last_norm: str = "norm"
 
 
 USUAL_PREFIXES = Prefixes()
@@ -91,14 +93,16 @@ class _Frame:
     streams: MixShape | None
     residual: float
 
-    def layer(self, i: int, attention: Attention, mlp: Mlp) -> DecoderLayer:
-        """Puts attention and MLP in their place. A part that names a source lies there, below its layer, instead of
-        where the others do."""
+    def layer(self, i: int, attention: Attention | None, mlp: Mlp | None) -> DecoderLayer:
+        """Puts attention and MLP, if they are there, in their place. A part that names a source lies there, below its
+        layer, instead of where the others do."""
         names, source = self.prefixes, below(self.prefixes.body, f"layers.{i}")
-        where = f"{source}.{attention.source or names.attention}"
-        attention = replace(attention, layer=i, source=where)
-        where = f"{source}.{mlp.source or names.mlp}"
-        mlp = replace(mlp, layer=i, name=f"layers.{i}.mlp", source=where)
+        if attention:
+            where = f"{source}.{attention.source or names.attention}"
+            attention = replace(attention, layer=i, source=where)
+        if mlp:
+            where = f"{source}.{mlp.source or names.mlp}"
+            mlp = replace(mlp, layer=i, name=f"layers.{i}.mlp", source=where)
         return DecoderLayer(
             i,
             source,
@@ -135,7 +139,7 @@ class _Frame:
 def assemble(
     f: Fields,
     family: str,
-    parts: Callable[[int], tuple[Attention, Mlp]],
+    parts: Callable[[int], tuple[Attention | None, Mlp | None]],
     prefixes: Prefixes = USUAL_PREFIXES,
     streams: MixShape | None = None,
     multipliers: Multipliers = NO_MULTIPLIERS,
@@ -144,7 +148,7 @@ def assemble(
 
     Args:
         family: the name of the family file.
-        parts: returns the attention and MLP of a layer, without their place.
+        parts: returns the attention and MLP of a layer, without their place; None for one that it lacks.
         prefixes: the names of the checkpoint.
         streams: the hyper-connections; None: the residual is one stream.
         multipliers: the factors of embedded rows, of the layers' outputs and of logits.
@@ -165,6 +169,7 @@ def assemble(
         head_source=prefixes.head,
         norm_plus=prefixes.norm_plus,
         embedding_name=prefixes.embedding,
+        norm_name=prefixes.last_norm,
         mixer=frame.last,
         multipliers=multipliers,
     )

@@ -27,7 +27,7 @@ from ktcli.native.library import (
 )
 from ktcli.native.numbers import BadNumber, Blocked, Gathered, Numbers
 from ktcli.native.offload import Offload, PartSpan
-from ktcli.native.operands import SILU, Glu, View
+from ktcli.native.operands import SILU, SQUARED_RELU, Glu, View
 from ktcli.native.pool import Axis, PackError, Pool, Team
 from ktcli.native.program import Program
 
@@ -36,6 +36,7 @@ __all__ = [
     "PAGE_TOKENS",
     "PANEL_ROWS",
     "SILU",
+    "SQUARED_RELU",
     "AmxInfo",
     "Arena",
     "Axis",

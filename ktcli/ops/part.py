@@ -25,6 +25,7 @@ class ModelPart(Enum):
     HYPER = "hyper-connections"
     ROUTER = "router"
     EXPERTS = "routed experts"
+    EXPERT_LATENT = "expert latent"  # to the rows that experts read, and back
     SHARED = "shared experts"
     DENSE_MLP = "dense MLP"
     VECTORS = "norms, biases"

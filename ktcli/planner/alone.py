@@ -174,6 +174,7 @@ _REASONS: Mapping[ModelPart, str] = {
     ModelPart.DENSE_MLP: "every token reads all of it",
     ModelPart.SHARED: "every token uses them",
     ModelPart.ROUTER: "chooses the experts",
+    ModelPart.EXPERT_LATENT: "what experts read and give",
     ModelPart.VECTORS: "small, kept exact",
     ModelPart.HEAD: "read once per token that is sampled",
 }

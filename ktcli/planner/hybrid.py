@@ -199,7 +199,7 @@ def _depths(case: _Case, hybrid: Hybrid) -> tuple[tuple[int, int], ...]:
     hits = hybrid.mean_hits()
     for start in deferral.context_buckets(case.context):
         times = hybrid.times(max(start, MEASURED_AT))
-        depth = deferral.depth(times, hits, case.stack.top_k)
+        depth = deferral.depth(times, hits, case.stack.deferrable)
         if not found or found[-1][1] != depth:
             found.append((start, depth))
     return tuple(found)

@@ -56,7 +56,7 @@ def _check(spec: Spec, request: Request) -> None:
             f" this model was made for 1..{spec.context} positions",
             hint=f"use --context {spec.context} or less",
         )
-    deferral.require(request.defer, spec.top_k)
+    deferral.require(request.defer, spec.deferrable)
     if request.use.cache_format == FP8 and spec.chooses:
         raise UsageError(
             f"{spec.family} cannot have an fp8 cache: its layers attend to chosen positions or to pooled rows,"

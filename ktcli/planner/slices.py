@@ -67,11 +67,12 @@ def slices_of(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[Sl
         return ()
     by_rows = tensor.cut is Cut.ROWS
     if tensor.role is Role.EXPERTS and by_rows:
-        # Gate and up alternate: two rows per column of down.
-        width = tensor.n // 2
+        # Gate and up alternate: two rows per column of down. Without a gate there is one.
+        each = 2 if tensor.alternate else 1
+        width = tensor.n // each
         down = format_of_kind(TensorKind.DOWN, recipe).of_columns(width)
         columns = cut(width, cut_columns(down), shares)
-        ranges = tuple(range(2 * each.start, 2 * each.stop) for each in columns)
+        ranges = tuple(range(each * of.start, each * of.stop) for of in columns)
     elif by_rows:
         ranges = cut(tensor.n, ROW_UNIT, shares)
     else:

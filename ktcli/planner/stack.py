@@ -54,6 +54,7 @@ class ModelLoads:
         expert_unit: the loop that experts run in on the CPU.
         states: the state that each layer keeps of a sequence.
         hidden, vocab, experts, top_k: the sizes of the model.
+        deferrable: see `Spec.deferrable`.
         router_rows: the rows of a router's weight; more than experts where it has the gate of the shared one, too.
         cache: the number format of the cache.
     """
@@ -70,6 +71,7 @@ class ModelLoads:
     vocab: int
     experts: int
     top_k: int
+    deferrable: int
     router_rows: int = 0
     cache: CacheFormat = BF16
 
@@ -133,6 +135,7 @@ def stack_of(model: Model, recipe: Recipe, cache: CacheFormat = BF16) -> ModelLo
         vocab=spec.vocab,
         experts=spec.experts,
         top_k=spec.top_k,
+        deferrable=spec.deferrable,
         router_rows=max((t.n for t in model.tensors if t.part is ModelPart.ROUTER), default=0),
         cache=cache,
     )

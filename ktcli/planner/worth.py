@@ -75,5 +75,5 @@ class Conditions:
         depth = self.defer
         if depth is None:
             times = hybrid.times(max(self.position, MEASURED_AT))
-            depth = deferral.depth(times, hybrid.mean_hits(), stack.top_k)
+            depth = deferral.depth(times, hybrid.mean_hits(), stack.deferrable)
         return simulate(hybrid.layers(self.position), depth, hybrid.head_s()).step_s

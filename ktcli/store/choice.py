@@ -12,9 +12,9 @@ from functools import partial
 from ktcli.errors import Gated, HubError, KtError, NotFound, UsageError
 from ktcli.store import catalog
 from ktcli.store.hubs import Hub, Snapshot, hub_named
-from ktcli.store.patience import Tell, patiently, silent
 from ktcli.store.profile import HUBS
 from ktcli.store.reference import Reference, parse
+from ktcli.store.retrying import Tell, silent, with_retries
 
 
 def look(
@@ -33,14 +33,14 @@ def look(
         NotFound, HubError: none of them has it, or answers.
     """
     if hub is not None:
-        return hub, patiently(partial(hub.look, reference.repository, reference.revision), tell)
+        return hub, with_retries(partial(hub.look, reference.repository, reference.revision), tell)
     failed: list[KtError] = []
     known = candidates(reference)
     for i, (name, repository) in enumerate(known):
         client = hub_named(name)
         try:
             ask = partial(client.look, repository, reference.revision)
-            return client, patiently(ask, tell)
+            return client, with_retries(ask, tell)
         except Gated:
             raise
         except (NotFound, HubError) as error:

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 from ktcli.errors import Gated, HubError, KtError, NotFound, UsageError
 from ktcli.store import catalog, tokens
 from ktcli.store.partial import Located
-from ktcli.store.patience import LONGEST_S, STATUSES, retry_after
 from ktcli.store.profile import HUBS
+from ktcli.store.retrying import LONGEST_S, STATUSES, retry_after
 
 
 @dataclass(frozen=True, slots=True)

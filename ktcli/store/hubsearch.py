@@ -20,9 +20,9 @@ from ktcli.store.hubs import (
     hub_named,
 )
 from ktcli.store.partial import Located
-from ktcli.store.patience import STATUSES, Tell, patiently, silent
 from ktcli.store.profile import HUBS
 from ktcli.store.reference import parse
+from ktcli.store.retrying import STATUSES, Tell, silent, with_retries
 from ktcli.threads import Threads
 
 CONFIG = "config.json"
@@ -79,7 +79,7 @@ def search_hub(hub: str, words: str, limit: int, tell: Tell = silent) -> tuple[H
             return list(find(words, limit))
 
     try:
-        found = patiently(ask, tell)
+        found = with_retries(ask, tell)
     except NotFound as error:
         raise HubError(f"{HUBS[hub]} does not answer searches", hint=error.hint) from error
     return tuple(hit for hit in found if _can_be_asked_for(hit))[:limit]
@@ -165,7 +165,7 @@ def _read(
     hit: Hit, place: Located, most_bytes: int, tell: Tell, stop: threading.Event
 ) -> FoundConfig:
     try:
-        return patiently(partial(_asked, hit, place, most_bytes), tell, stop.wait)
+        return with_retries(partial(_asked, hit, place, most_bytes), tell, stop.wait)
     except HubError:
         return FoundConfig(hit, problem="the hub does not answer")
 

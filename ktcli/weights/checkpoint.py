@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint, hinted
+from ktcli.models.config import INFINITE
 from ktcli.numbered import numbered_set
 from ktcli.weights.claims import COMPANIONS, source_named, source_names
 from ktcli.weights.extras import extra_limit
@@ -133,7 +134,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Returns the object in `config.json`.
 
     Raises:
-        BadCheckpoint: missing, too large, not JSON, not an object, or it holds NaN or Infinity.
+        BadCheckpoint: missing, too large, not JSON, not an object, or it holds NaN.
     """
     if not folder.is_dir():
         raise BadCheckpoint(
@@ -153,8 +154,8 @@ def _read_quantization(folder: Path) -> dict[str, Any]:
 
 
 def parse_object(data: bytes, what: str) -> dict[str, Any]:
-    """Returns the JSON object in a small file called `what`, without NaN, Infinity, endless nesting, and names that
-    have two values: readers differ in which of them counts.
+    """Returns the JSON object in a small file called `what`, without NaN, endless nesting, and names that have two
+    values: readers differ in which of them counts. Infinity, which is no JSON, becomes what transformers 5 writes.
 
     Raises:
         BadCheckpoint: it is something else.
@@ -162,6 +163,9 @@ def parse_object(data: bytes, what: str) -> dict[str, Any]:
 
     def refuse(word: str) -> NoReturn:
         raise BadCheckpoint(f"{what} holds {word}, which is no believable number")
+
+    def constant(word: str) -> dict[str, str]:
+        return dict(INFINITE) if word == "Infinity" else refuse(word)
 
     def number(text: str) -> float:
         value = float(text)
@@ -178,7 +182,7 @@ def parse_object(data: bytes, what: str) -> dict[str, Any]:
         return found
 
     hooks = {
-        "parse_constant": refuse,
+        "parse_constant": constant,
         "parse_float": number,
         "parse_int": integer,
         "object_pairs_hook": unique,

@@ -28,6 +28,7 @@ typedef struct kt_norm {
     float eps;
     int64_t head_width;     /* 0: all columns are one run */
     int64_t columns;        /* of x in place, the first that are normalised; 0: all */
+    int32_t own_gains;      /* 1: gain [x.width], each run has its own */
 } kt_norm;
 KT_API int kt_program_norm(kt_program *program, kt_view out, kt_view x, const kt_norm *norm);
 
@@ -150,12 +151,13 @@ KT_API int kt_program_mqa(kt_program *program, kt_view out, kt_view q, kt_view k
                           const kt_mqa *shape);
 
 /* Causal convolution of each column by itself, then silu:
- * out[t][c] = silu(sum over i < width of weight[i][c] * x[t - width + 1 + i][c])
+ * out[t][c] = silu(bias[c] + sum over i < width of weight[i][c] * x[t - width + 1 + i][c])
  * over the rows of the step and those before it. State: the last width - 1 rows, [width - 1][columns] f32. */
 typedef struct kt_conv {
     int32_t width;          /* 2..16 */
     const float *weight;    /* [width][columns]; the last one multiplies the row itself */
     size_t state_offset;    /* bytes into the state, multiple of 64 */
+    const float *bias;      /* [columns] or NULL */
 } kt_conv;
 KT_API int kt_program_conv(kt_program *program, kt_view out, kt_view x, const kt_conv *conv);
 
@@ -190,6 +192,23 @@ typedef struct kt_delta {
 } kt_delta;
 KT_API int kt_program_delta(kt_program *program, kt_view out, kt_view q, kt_view k, kt_view v, kt_view decay,
                             kt_view beta, const kt_delta *shape);
+
+/* Selective state space model of Mamba-2: a head keeps a state S [state_dim][head_dim] and for each token, with b, c,
+ * d and x of its own,
+ *     S = e^(-e^log_rate d) S + b (d x)^T;   out = S^T c + skip x
+ * where d = log(1 + e^(dt + bias)), kept within dt_min..dt_max. Source: arXiv 2405.21060.
+ * Views: x and out [heads * head_dim]; b and c [groups * state_dim], each group of them for heads / groups heads in a
+ * row; dt [heads], overwritten. State: as that of kt_program_delta with state_dim for dk and head_dim for dv. */
+typedef struct kt_scan {
+    int32_t heads, groups, state_dim, head_dim;
+    const float *log_rate;  /* [heads], copied */
+    const float *bias;      /* [heads] */
+    const float *skip;      /* [heads] */
+    float dt_min, dt_max;   /* 0 <= dt_min <= dt_max; dt_max may be infinite */
+    size_t state_offset;    /* bytes into the state, multiple of 64 */
+} kt_scan;
+KT_API int kt_program_scan(kt_program *program, kt_view out, kt_view x, kt_view b, kt_view c, kt_view dt,
+                           const kt_scan *shape);
 
 enum kt_score { KT_SCORE_SOFTMAX = 0, KT_SCORE_SIGMOID = 1, KT_SCORE_SQRT_SOFTPLUS = 2 };
 enum kt_group_score { KT_GROUP_MAX = 0, KT_GROUP_TOP2 = 1 };
@@ -234,17 +253,18 @@ KT_API int32_t kt_program_split(kt_program *program, const kt_split *split);
 KT_API const int64_t *kt_program_chosen(kt_program *program, int32_t routing, int32_t *experts);
 
 /* The activation of a gated product. With g = min(gate, gate_limit) and u = up, kept within -limit..limit:
- * g / (1 + e^(-alpha * g)) * (u + shift). NULL for a pointer to one: silu(gate) * up. */
+ * g / (1 + e^(-alpha * g)) * (u + shift). NULL for a pointer to one: silu(gate) * up. Without a gate: max(0, up)^2. */
 typedef struct kt_glu {
     float alpha;            /* 1: silu; 1.702: an approximate gelu */
     float limit;            /* > 0; 0: none */
     float shift;
     float gate_limit;       /* > 0; 0: that of up */
+    int32_t ungated;        /* 1: there is no gate, and nothing else counts */
 } kt_glu;
 
 /* out[t] = sum over k, by ascending id, of gate[t][k] * (down[id] * glu(gate_up[id] * x[t] + bias) + bias).
  * gate_up [2I', H] with I' = I rounded up to 16: panels of gate and up alternate, rows I..I' are zero;
- * down [H, I]. Negative ids: the slot runs elsewhere and is skipped.
+ * down [H, I]. Without a gate it is up alone, [I, H]. Negative ids: the slot runs elsewhere and is skipped.
  * Each node of the pool has a part of the width, cut where kt_cut_columns says for down: gate_up [nodes] its
  * rows, down [nodes] the same of its columns; n and k are 0 where a node has none. Each multiplies with the
  * same 8-bit activations as one node would, sums in f32, and the sums are added in the order of the nodes. */
@@ -253,13 +273,13 @@ typedef struct kt_experts {
     const kt_weight *gate_up;
     const kt_weight *down;
     const kt_glu *glu;              /* copied; NULL: silu(gate) * up */
-    const float *gate_up_bias;      /* [experts][2I'] in the order of the rows of gate_up, or NULL */
+    const float *gate_up_bias;      /* [experts][rows of gate_up] in their order, or NULL */
     const float *down_bias;         /* [experts][H], or NULL */
 } kt_experts;
 KT_API int kt_program_experts(kt_program *program, kt_view out, kt_view x, const kt_experts *experts);
 
 /* out [I] = glu(gate, up);  x [2I'] with I' = I rounded up to 16: runs of 16 gate and 16 up columns
- * alternate, as the packed gate_up matrix gives them. */
+ * alternate, as the packed gate_up matrix gives them; without a gate x [I] is up. */
 typedef struct kt_swiglu {
     const kt_glu *glu;              /* copied; NULL: silu(gate) * up */
 } kt_swiglu;

@@ -12,6 +12,7 @@ typedef struct rowwise {
     kt_view out, a, b;
     int32_t domain;
     int64_t head_width, first, dim;
+    int32_t own_gains;          /* each run of columns has its own */
     int32_t interleaved, table;
     int32_t late;               /* only of rows whose runs defer */
     kt_glu glu;
@@ -82,7 +83,7 @@ static void norm_run(const void *arg, worker *w)
         const float *x = view_row(w, o->a, t);
         float *y = view_row(w, o->out, t);
         for (int64_t c = 0; c < o->out.width; c += o->head_width)
-            w->kernels->norm(x + c, o->gain, o->head_width, o->eps, y + c);
+            w->kernels->norm(x + c, o->gain + (o->own_gains ? c : 0), o->head_width, o->eps, y + c);
     }
 }
 
@@ -108,7 +109,9 @@ int kt_program_norm(kt_program *p, kt_view out, kt_view x, const kt_norm *n)
     const float *gain = n->gain ? n->gain : program_constant(p, run, 1);
     if (!gain)
         return KT_ERR_MEMORY;
-    return record(p, norm_run, &(rowwise){.out = out, .a = x, .head_width = run, .gain = gain, .eps = n->eps}, OWN_ROWS);
+    rowwise o = {.out = out, .a = x, .head_width = run, .gain = gain, .eps = n->eps};
+    o.own_gains = n->gain && n->own_gains;
+    return record(p, norm_run, &o, OWN_ROWS);
 }
 
 /* An RMSNorm of what is left without the mean, in double: a row is short. */
@@ -265,9 +268,10 @@ int kt_program_swiglu(kt_program *p, kt_view out, kt_view x, const kt_swiglu *gi
         failed = program_glu(p, "swiglu", given->glu, &glu);
     if (failed)
         return failed;
-    if (x.width != ((int64_t)out.width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS * 2)
+    int64_t padded = ((int64_t)out.width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS;
+    if (x.width != (glu.ungated ? out.width : 2 * padded))
         return program_fail(p, KT_ERR_SHAPE, "swiglu: %d columns from %d; twice the outputs rounded up to 16 are "
-                            "needed", out.width, x.width);
+                            "needed, or as many without a gate", out.width, x.width);
     return record(p, swiglu_run, &(rowwise){.out = out, .a = x, .glu = glu}, OWN_ROWS);
 }
 

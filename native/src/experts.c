@@ -82,7 +82,8 @@ static int make_parts(kt_program *p, moe *o, int64_t hidden, const kt_experts *g
             return program_fail(p, KT_ERR_SHAPE, "experts: node %d begins at column %lld; they are cut every %lld", i,
                                 (long long)width, (long long)unit);
         int failed = program_matrices(p, "experts gate_up", &gate_up[i],
-                                      (int64_t[3]){2 * padded, hidden, o->experts}, 0, &own->gate_up);
+                                      (int64_t[3]){o->glu.ungated ? down[i].k : 2 * padded, hidden, o->experts}, 0,
+                                      &own->gate_up);
         if (!failed)
             failed = program_matrices(p, "experts down", &down[i], (int64_t[3]){hidden, down[i].k, o->experts}, 0,
                                       &own->down);
@@ -94,7 +95,7 @@ static int make_parts(kt_program *p, moe *o, int64_t hidden, const kt_experts *g
         own->width = down[i].k;
         own->rotated = rotated_columns(&down[i].format, down[i].k);
         own->h_stride = max64(padded, own->rotated);
-        own->gate_up_bias = given->gate_up_bias ? given->gate_up_bias + 2 * width : NULL;
+        own->gate_up_bias = given->gate_up_bias ? given->gate_up_bias + o->per_pair * width : NULL;
         own->down_bias = width ? NULL : given->down_bias;
         if (!width) {
             o->gate_up = &own->gate_up;
@@ -103,7 +104,7 @@ static int make_parts(kt_program *p, moe *o, int64_t hidden, const kt_experts *g
         }
         width += own->width;
     }
-    o->bias_stride = (width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS * 2;
+    o->bias_stride = o->glu.ungated ? width : (width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS * 2;
     return width ? KT_OK : program_fail(p, KT_ERR_SHAPE, "experts: a width of 0");
 }
 
@@ -123,6 +124,7 @@ int kt_program_experts(kt_program *p, kt_view out, kt_view x, const kt_experts *
         return KT_ERR_MEMORY;
     *o = (moe){.out = out, .routing = number, .domain = r->domain, .nodes = p->n_nodes, .top_k = r->top_k,
                .experts = r->experts, .max_slots = program_rows(p, r->domain) * r->top_k, .glu = glu, .parts = parts,
+               .per_pair = glu.ungated ? 1 : 2,
                .sum_stride = ((int64_t)out.width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS + KT_PANEL_ROWS};
     if (o->max_slots > INT32_MAX)
         return program_fail(p, KT_ERR_SHAPE, "experts: %lld rows of %d experts each",

@@ -88,15 +88,15 @@ static void gate_up_block(const moe *o, const worker *w, const groups *g, const 
 {
     const part *own = own_part(o, w);
     float *y = (float *)(void *)(local_scratch(w) + groups_size(o));
-    int64_t columns = (b->last_pair - b->pair) * 2 * KT_PANEL_ROWS;
-    int64_t width = min64(columns / 2, own->width - b->pair * KT_PANEL_ROWS);
+    int64_t columns = (b->last_pair - b->pair) * o->per_pair * KT_PANEL_ROWS;
+    int64_t width = min64(columns / o->per_pair, own->width - b->pair * KT_PANEL_ROWS);
     act a;
     product p = {.n_tokens = b->last_row - b->row, .x_rows = g->token + b->row, .y = y, .y_stride = columns};
     source_bind(w, &o->in, &a, &p);
-    matrices_bind(w, &own->gate_up, b->expert, 2 * b->pair, 2 * b->last_pair, &p);
+    matrices_bind(w, &own->gate_up, b->expert, o->per_pair * b->pair, o->per_pair * b->last_pair, &p);
     p.next = b->next;
     if (own->gate_up_bias)
-        p.bias = own->gate_up_bias + b->expert * o->bias_stride + b->pair * 2 * KT_PANEL_ROWS;
+        p.bias = own->gate_up_bias + b->expert * o->bias_stride + b->pair * o->per_pair * KT_PANEL_ROWS;
     product_run(w, own->gate_up.kind, &p);
     for (int64_t i = 0; i < p.n_tokens; i++) {
         w->kernels->swiglu(y + i * columns, width, &o->glu, h + i * own->h_stride);
@@ -115,13 +115,13 @@ static void gate_up(const moe *o, const worker *w, const groups *g, const piece 
     piece b = *all;
     for (b.row = all->row; b.row < all->last_row; b.row = b.last_row) {
         b.last_row = min64(b.row + BLOCK_TOKENS, all->last_row);
-        int64_t most = BLOCK_FLOATS / (2 * KT_PANEL_ROWS * (b.last_row - b.row));
+        int64_t most = BLOCK_FLOATS / (o->per_pair * KT_PANEL_ROWS * (b.last_row - b.row));
         float *h = whole ? rows : hidden(w) + b.row * own->h_stride;
         for (b.pair = all->pair; b.pair < all->last_pair; b.pair = b.last_pair) {
             b.last_pair = min64(b.pair + most, all->last_pair);
             int64_t then = b.last_pair < all->last_pair ? b.last_pair : all->pair;
             int ends = then == all->pair && b.last_row == all->last_row;
-            b.next = ends ? all->next : panel_at(&own->gate_up, b.expert, 2 * then);
+            b.next = ends ? all->next : panel_at(&own->gate_up, b.expert, o->per_pair * then);
             gate_up_block(o, w, g, &b, h + b.pair * KT_PANEL_ROWS);
         }
         for (int64_t i = b.row; whole && i < b.last_row; i++)
@@ -129,18 +129,24 @@ static void gate_up(const moe *o, const worker *w, const groups *g, const piece 
     }
 }
 
+/* Panels of gate and of up, a pair each, or without a gate those of up. */
+static int64_t pairs_of(const moe *o, const worker *w)
+{
+    return own_part(o, w)->gate_up.panels / o->per_pair;
+}
+
 /* Pairs of panels of one task of the first phase. */
 static int64_t pairs_per_task(const moe *o, const worker *w, const groups *g)
 {
-    int64_t pairs = own_part(o, w)->gate_up.panels / 2;
-    return max64(1, min64(pairs, pairs * g->n_active / ((int64_t)w->own.threads * TASKS_PER_THREAD)));
+    int64_t pairs = pairs_of(o, w), least = max64(1, min64(pairs, TILE_PANELS / o->per_pair));
+    return max64(least, min64(pairs, pairs * g->n_active / ((int64_t)w->own.threads * TASKS_PER_THREAD)));
 }
 
 /* A task has all that a row's conversion needs to know, so it can convert the rows itself. */
 static int has_whole_rows(const moe *o, const worker *w, const groups *g)
 {
     return o->kind != ACT_F32 && !o->largest && !o->down->rotation &&
-           pairs_per_task(o, w, g) == own_part(o, w)->gate_up.panels / 2;
+           pairs_per_task(o, w, g) == pairs_of(o, w);
 }
 
 void gate_up_run(const void *arg, worker *w)
@@ -151,7 +157,7 @@ void gate_up_run(const void *arg, worker *w)
     groups g = own_groups(o, w);
     routing_check(w, o->routing, 0);
     group_slots(&g, r->ids, r->gate, rows_of(w, o->domain), o->top_k);
-    int64_t pairs = own->gate_up.panels / 2, run = pairs_per_task(o, w, &g), blocks = (pairs + run - 1) / run;
+    int64_t pairs = pairs_of(o, w), run = pairs_per_task(o, w, &g), blocks = (pairs + run - 1) / run;
     int64_t tasks = blocks * g.n_active;
     int whole = has_whole_rows(o, w, &g);
     /* A task ahead is taken, so that its first weights come while the one before it computes. */
@@ -161,7 +167,7 @@ void gate_up_run(const void *arg, worker *w)
         piece b = {.expert = expert, .row = g.first[expert], .last_row = g.first[expert + 1], .pair = i % blocks * run};
         b.last_pair = min64(b.pair + run, pairs);
         if (ahead < tasks)
-            b.next = panel_at(&own->gate_up, g.active[ahead / blocks], 2 * (ahead % blocks * run));
+            b.next = panel_at(&own->gate_up, g.active[ahead / blocks], o->per_pair * (ahead % blocks * run));
         gate_up(o, w, &g, &b, whole);
     }
 }

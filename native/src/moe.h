@@ -28,6 +28,7 @@ typedef struct moe {
     int64_t top_k, experts, max_slots;
     int64_t sum_stride;
     int64_t bias_stride;                /* floats of an expert's gate_up_bias */
+    int64_t per_pair;                   /* panels of gate_up for one of hidden columns: 2, or 1 without a gate */
     kt_glu glu;
     part *parts;                        /* [nodes] */
     const matrices *gate_up, *down;     /* of the first node that has some: all are like them */

@@ -1,5 +1,5 @@
-/* recurrent.c - operations that keep a state of fixed size for each sequence: the causal convolution and the
- * gated delta rule.
+/* recurrent.c - operations that keep a state of fixed size for each sequence: the causal convolution, the
+ * gated delta rule and the state space model of Mamba-2.
  *
  * A run reads the state that was, run.state, and writes the one that will be, run.next_state: a place of
  * both is touched by one phase of one operation only, so states need no barriers.
@@ -20,7 +20,8 @@
 typedef struct conv {
     kt_view out, in;
     int32_t width;
-    const float *weight, *zeros;    /* zeros [columns]: rows before the first */
+    const float *weight, *bias;
+    const float *zeros;             /* [columns]: rows before the first */
     size_t offset;
 } conv;
 
@@ -43,7 +44,7 @@ static void conv_run(const void *arg, worker *w)
         int64_t t = position_of(w, row) - run->start;
         for (int64_t i = 0; i < o->width; i++)
             rows[i] = conv_row(o, w, run, row - t, t - kept + i);
-        w->kernels->conv(rows, o->weight, o->width, columns, view_row(w, o->out, row));
+        w->kernels->conv(rows, o->weight, o->bias, o->width, columns, view_row(w, o->out, row));
         for (int64_t i = 0; t == run->n_tokens - 1 && i < kept; i++)
             memcpy(state_after(w, run, o->offset) + i * columns, rows[i + 1], (size_t)columns * sizeof(float));
     }
@@ -70,7 +71,7 @@ int kt_program_conv(kt_program *p, kt_view out, kt_view x, const kt_conv *given)
     if (!zeros)
         return failed ? failed : KT_ERR_MEMORY;
     *o = (conv){.out = out, .in = x, .width = given->width, .weight = given->weight, .zeros = zeros,
-                .offset = given->state_offset};
+                .bias = given->bias ? given->bias : zeros, .offset = given->state_offset};
     program_operation(p);
     program_phase(p, conv_run, o);
     program_touch_view(p, x, ANY_ROWS);
@@ -218,6 +219,111 @@ int kt_program_delta(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v
         program_touch_view(p, changed[i], OWN_ROWS | WRITES);
     program_phase(p, delta_run, o);
     for (int i = 1; i < 6; i++)
+        program_touch_view(p, views[i], ANY_ROWS);
+    program_touch_view(p, out, ANY_ROWS | WRITES);
+    return KT_OK;
+}
+
+/* ---- state space model -------------------------------------------------------------------------- */
+
+typedef struct scan {
+    kt_view out, x, b, c, dt;
+    int64_t heads, groups, state_dim, head_dim;
+    int64_t panels;                     /* of each head's columns */
+    float *rate, dt_min, dt_max;
+    const float *bias, *skip;
+    size_t offset;
+} scan;
+
+static void prepare_scan(const void *arg, worker *w)
+{
+    const scan *o = arg;
+    int64_t t, last;
+    for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
+        float *dt = view_row(w, o->dt, t);
+        for (int64_t h = 0; h < o->heads; h++)
+            dt[h] = fminf(fmaxf(softplus(dt[h] + o->bias[h]), o->dt_min), o->dt_max);
+    }
+}
+
+/* Panel `panel` of head `h`, for all tokens of a run. */
+static scan_block scan_at(const scan *o, const worker *w, int64_t number, int64_t h, int64_t panel)
+{
+    const kt_run *run = &w->batch->runs[number];
+    int64_t row = w->batch->first[number], first = panel * PANEL_COLUMNS;
+    int64_t from = h / (o->heads / o->groups) * o->state_dim, column = h * o->head_dim + first;
+    int64_t at = h * o->state_dim * ceil16(o->head_dim) + o->state_dim * first;
+    const float *state = state_before(w, run, o->offset);
+    scan_block s = {.n_tokens = run->n_tokens, .state_dim = o->state_dim,
+                    .columns = min64(PANEL_COLUMNS, o->head_dim - first), .rate = o->rate[h], .skip = o->skip[h],
+                    .x = view_row(w, o->x, row) + column, .x_stride = view_stride(w, o->x),
+                    .b = view_row(w, o->b, row) + from, .b_stride = view_stride(w, o->b),
+                    .c = view_row(w, o->c, row) + from, .c_stride = view_stride(w, o->c),
+                    .dt = view_row(w, o->dt, row) + h, .dt_stride = view_stride(w, o->dt),
+                    .state = state ? state + at : NULL, .next = state_after(w, run, o->offset) + at,
+                    .out = view_row(w, o->out, row) + column, .out_stride = view_stride(w, o->out)};
+    s.width = ceil16(s.columns);
+    return s;
+}
+
+static void scan_run(const void *arg, worker *w)
+{
+    const scan *o = arg;
+    int64_t blocks = o->heads * o->panels;
+    for (int64_t i; (i = worker_take(w, 1)) < w->batch->n_runs * blocks;) {
+        scan_block s = scan_at(o, w, i / blocks, i % blocks / o->panels, i % o->panels);
+        w->kernels->scan(&s);
+    }
+}
+
+static int check_scan(kt_program *p, const kt_view v[5], const kt_scan *s)
+{
+    static const char *const names[] = {"scan out", "scan x", "scan b", "scan c", "scan dt"};
+    int failed = program_open(p);
+    for (int i = 0; i < 5 && !failed; i++)
+        failed = program_check_view(p, names[i], v[i], KT_ROWS_TOKENS);
+    for (int i = 0; i < 5; i++)
+        for (int j = 0; j < i && !failed; j++)
+            failed = program_check_overlap(p, "scan", v[i], v[j], 0);
+    if (failed)
+        return failed;
+    int64_t values = (int64_t)s->heads * s->head_dim, each = (int64_t)s->groups * s->state_dim;
+    if (s->heads < 1 || s->groups < 1 || s->heads % s->groups != 0 || s->state_dim < 1 || s->state_dim > MOST_KEYS ||
+        s->head_dim < 1 || v[0].width != values || v[1].width != values || v[2].width != each || v[3].width != each ||
+        v[4].width != s->heads || !s->log_rate || !s->bias || !s->skip)
+        return program_fail(p, KT_ERR_SHAPE, "scan: %d heads of %d columns in %d groups, a state of %d (at most %d), but "
+                            "x has %d, b %d, c %d, dt %d, out %d", s->heads, s->head_dim, s->groups, s->state_dim,
+                            MOST_KEYS, v[1].width, v[2].width, v[3].width, v[4].width, v[0].width);
+    if (!(s->dt_min >= 0 && s->dt_min <= s->dt_max))
+        return program_fail(p, KT_ERR_RANGE, "scan: dt between %g and %g", (double)s->dt_min, (double)s->dt_max);
+    return KT_OK;
+}
+
+int kt_program_scan(kt_program *p, kt_view out, kt_view x, kt_view b, kt_view c, kt_view dt, const kt_scan *s)
+{
+    const kt_view views[5] = {out, x, b, c, dt};
+    int failed = check_scan(p, views, s);
+    size_t size = failed ? 0 : size_mul((size_t)s->heads * (size_t)s->state_dim, (size_t)ceil16(s->head_dim) * sizeof(float));
+    if (!failed && size > INT64_MAX / 4)
+        return program_fail(p, KT_ERR_SHAPE, "scan: a state of %zu bytes", size);
+    if (!failed)
+        failed = program_reserve_state(p, "scan", s->state_offset, size);
+    scan *o = failed ? NULL : program_new(p, sizeof *o);
+    if (!o)
+        return failed ? failed : KT_ERR_MEMORY;
+    *o = (scan){.out = out, .x = x, .b = b, .c = c, .dt = dt, .heads = s->heads, .groups = s->groups,
+                .state_dim = s->state_dim, .head_dim = s->head_dim,
+                .panels = (s->head_dim + PANEL_COLUMNS - 1) / PANEL_COLUMNS, .rate = program_constant(p, s->heads, 0),
+                .dt_min = s->dt_min, .dt_max = s->dt_max, .bias = s->bias, .skip = s->skip, .offset = s->state_offset};
+    if (!o->rate)
+        return KT_ERR_MEMORY;
+    for (int32_t h = 0; h < s->heads; h++)
+        o->rate[h] = expf(s->log_rate[h]);
+    program_operation(p);
+    program_phase(p, prepare_scan, o);
+    program_touch_view(p, dt, OWN_ROWS | WRITES);
+    program_phase(p, scan_run, o);
+    for (int i = 1; i < 5; i++)
         program_touch_view(p, views[i], ANY_ROWS);
     program_touch_view(p, out, ANY_ROWS | WRITES);
     return KT_OK;

@@ -113,14 +113,19 @@ static inline void ev_delta_layer(everything *e, kt_view x)
     kt_program *p = e->program;
     kt_view mixed = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS), gates = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS);
     kt_view out = make_view(p, 32, KT_ROWS_TOKENS);
-    kt_conv conv = {2, e->conv, 0};
+    kt_conv conv = {2, e->conv, 0, NULL};
     kt_delta rule = {2, 1, 16, 16, e->log_rate, e->log_rate, EV_HIDDEN * sizeof(float), 0};
-    e->state_bytes = EV_HIDDEN * sizeof(float) + 2 * 16 * 16 * sizeof(float);
+    kt_scan scan = {2, 1, 16, 16, e->log_rate, e->log_rate, e->log_rate, 0, INFINITY,
+                    (EV_HIDDEN + 2 * 16 * 16) * sizeof(float)};
+    e->state_bytes = EV_HIDDEN * sizeof(float) + 2 * 2 * 16 * 16 * sizeof(float);
     OK(kt_program_conv(p, mixed, x, &conv), kt_program_error(p));
     OK(kt_program_norm(p, gates, x,
                        &(kt_norm){.gain = e->gain, .eps = 1e-6f, .head_width = EV_HIDDEN}), kt_program_error(p));
     OK(kt_program_delta(p, out, part(mixed, 0, 16), part(mixed, 16, 16), part(mixed, 32, 32), part(gates, 0, 2),
                         part(gates, 2, 2), &rule), kt_program_error(p));
+    OK(kt_program_scan(p, part(gates, 16, 32), part(mixed, 32, 32), part(mixed, 16, 16), part(mixed, 0, 16),
+                       part(gates, 4, 2), &scan), kt_program_error(p));
+    OK(kt_program_add(p, out, out, part(gates, 16, 32)), kt_program_error(p));
     OK(kt_program_add(p, part(x, 16, 32), part(x, 16, 32), out), kt_program_error(p));
 }
 

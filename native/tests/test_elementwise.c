@@ -39,8 +39,8 @@ static void record(fixture *f, kt_pool *pool)
                        &(kt_norm){.gain = f->full_gain, .eps = 1e-6f, .head_width = WIDE}), kt_program_error(p));
     OK(kt_program_norm(p, f->heads, f->table,
                        &(kt_norm){.gain = f->gain, .eps = 1e-5f, .head_width = HEAD}), kt_program_error(p));
-    OK(kt_program_norm(p, f->heads, f->heads,
-                       &(kt_norm){.gain = f->gain, .eps = 1e-5f, .head_width = HEAD}), kt_program_error(p));
+    kt_norm own = {.gain = f->full_gain, .eps = 1e-5f, .head_width = HEAD, .own_gains = 1};
+    OK(kt_program_norm(p, f->heads, f->heads, &own), kt_program_error(p));
     OK(kt_program_layer_norm(p, f->centred, f->table,
                              &(kt_layer_norm){.gain = f->full_gain, .bias = f->full_gain, .eps = 1e-6f}),
        kt_program_error(p));
@@ -127,7 +127,7 @@ static void compare_row(const fixture *f, int64_t t, int64_t position, int32_t i
         expect_norm(x + h * HEAD, f->gain, HEAD, 1e-5, want);
         for (int i = 0; i < HEAD; i++)
             once[i] = (float)want[i];
-        expect_norm(once, f->gain, HEAD, 1e-5, want);
+        expect_norm(once, f->full_gain + h * HEAD, HEAD, 1e-5, want);
         close_to("norm of heads", row_of(f->p, f->heads, t) + h * HEAD, want, HEAD);
         for (int i = 0; i < 2; i++) {
             expect_rope(f, x + h * HEAD, position, i, want);

@@ -9,9 +9,12 @@ typedef struct layer {
     int32_t hidden, width;
     test_weight router, gate_up, down, plain;
     float *bias;
+    int64_t rows;               /* of an expert's gate_up */
     kt_glu glu;
     kt_experts options;         /* with biases, or nothing */
 } layer;
+
+enum { PLAIN, OPTIONS, UNGATED };
 
 typedef struct run {
     kt_program *program;
@@ -26,20 +29,21 @@ static void give_options(layer *l, int64_t padded)
     float *narrow = need(sizeof(float) * (size_t)(EXPERTS * l->hidden));
     fill(wide, (size_t)(EXPERTS * 2 * padded), 6);
     fill(narrow, (size_t)(EXPERTS * l->hidden), 7);
-    l->glu = (kt_glu){1.702f, 0.5f, 1, 0.7f};
+    l->glu = (kt_glu){1.702f, 0.5f, 1, 0.7f, 0};
     l->options = (kt_experts){.gate_up_bias = wide, .down_bias = narrow};
 }
 
-static layer make_layer(kt_pool *pool, const kt_format *format, int32_t hidden, int32_t width, int with_options)
+static layer make_layer(kt_pool *pool, const kt_format *format, int32_t hidden, int32_t width, int kind)
 {
     int64_t padded = (width + 15) / 16 * 16;
-    layer l = {.hidden = hidden, .width = width, .bias = need(200), .glu = {.alpha = 1}};
+    layer l = {.hidden = hidden, .width = width, .rows = kind == UNGATED ? width : 2 * padded, .bias = need(200),
+               .glu = {.alpha = 1, .ungated = kind == UNGATED}};
     l.router = make_weight(pool, &test_formats[F32].format, EXPERTS, hidden, 1, 1);
-    l.gate_up = make_weight(pool, format, 2 * padded, hidden, EXPERTS, 2);
+    l.gate_up = make_weight(pool, format, l.rows, hidden, EXPERTS, 2);
     l.down = make_weight(pool, format, hidden, width, EXPERTS, 3);
     l.plain = make_weight(pool, format, 37, hidden, 1, 4);
     fill(l.bias, 37, 5);
-    if (with_options)
+    if (kind == OPTIONS)
         give_options(&l, padded);
     return l;
 }
@@ -73,7 +77,7 @@ static run record(kt_pool *pool, const layer *l, int64_t tokens, int32_t exact)
     all.routing = r.routing;
     all.gate_up = &l->gate_up.w;
     all.down = &l->down.w;
-    all.glu = all.down_bias ? &l->glu : NULL;
+    all.glu = all.down_bias || l->glu.ungated ? &l->glu : NULL;
     OK(kt_program_experts(r.program, r.out, r.x, &all), kt_program_error(r.program));
     OK(kt_program_finish(r.program, NULL), kt_program_error(r.program));
     return r;
@@ -88,9 +92,11 @@ static void step(run *r, int64_t first, int64_t n)
     OK(kt_program_run(r->program, &s), kt_program_error(r->program));
 }
 
-/* What the activation makes of an expert's gate and up, y [2I']; for a finite x. */
+/* What the activation makes of an expert's gate and up, y [2I'], or of up alone; for a finite x. */
 static double activation(const layer *l, const double *y, int32_t expert, int64_t padded, int64_t i)
 {
+    if (l->glu.ungated)
+        return fmax(0, y[i]) * fmax(0, y[i]);
     int64_t at = i / 16 * 32 + i % 16;
     const float *bias = l->options.gate_up_bias ? l->options.gate_up_bias + expert * 2 * padded + at : NULL;
     double g = y[at] + (bias ? (double)bias[0] : 0), u = y[at + 16] + (bias ? (double)bias[16] : 0);
@@ -111,7 +117,7 @@ static void expect_experts(const layer *l, const float *x, const int32_t *ids, c
         out[i] = 0;
     }
     for (int k = 0; k < TOP_K; k++) {
-        multiply(l->gate_up.values + ids[k] * 2 * padded * l->hidden, 2 * padded, l->hidden, in, y);
+        multiply(l->gate_up.values + ids[k] * l->rows * l->hidden, l->rows, l->hidden, in, y);
         for (int32_t i = 0; i < l->width; i++)
             h[i] = activation(l, y, ids[k], padded, i);
         multiply(l->down.values + (int64_t)ids[k] * l->hidden * l->width, l->hidden, l->width, h, d);
@@ -175,11 +181,11 @@ static void check_bits(const char *isa, const layer *l, const float *all, const 
 }
 
 static void check_format(const char *const *rows, int n_rows, int format, int32_t hidden, int32_t width,
-                         int with_options)
+                         int kind)
 {
     kt_pool *pool = make_pool(NULL, 2);
     const struct named_format *f = &test_formats[format];
-    layer l = make_layer(pool, &f->format, hidden, width, with_options);
+    layer l = make_layer(pool, &f->format, hidden, width, kind);
     float *all = need(sizeof(float) * MOST * (size_t)(hidden + 37));
     for (int i = 0; i < n_rows; i++) {
         kt_pool *own = make_pool(rows[i], 3);
@@ -210,8 +216,9 @@ int main(void)
     const char *rows[8];
     int n = usable_rows(rows);
     for (int format = 0; format < TEST_FORMATS; format++) {
-        check_format(rows, n, format, 160, 72, 1);
-        check_format(rows, n, format, 128, 64, 0);
+        check_format(rows, n, format, 160, 72, OPTIONS);
+        check_format(rows, n, format, 128, 64, PLAIN);
+        check_format(rows, n, format, 96, 72, UNGATED);
     }
     return report("test_moe");
 }

@@ -114,9 +114,9 @@ static void check_weights(kt_pool *pool)
     kt_glu glu = {1, -7, 0};
     all.glu = &glu;
     REFUSED(kt_program_experts(p, a, a, &all), KT_ERR_RANGE, why(p), "limit -7");
-    glu = (kt_glu){1, 7, 0, -1};
+    glu = (kt_glu){1, 7, 0, -1, 0};
     REFUSED(kt_program_swiglu(p, part(b, 0, 32), a, &(kt_swiglu){.glu = &glu}), KT_ERR_RANGE, why(p), "-1 of gate");
-    glu = (kt_glu){NAN, 7, 0};
+    glu = (kt_glu){.alpha = NAN, .limit = 7};
     REFUSED(kt_program_swiglu(p, part(b, 0, 32), a, &(kt_swiglu){.glu = &glu}), KT_ERR_RANGE, why(p), "alpha nan");
     kt_mla m = {.heads = 2, .nope = 16, .rope = 8, .v = 24, .lora = 40, .scale = 1,
                 .uk_in = t.w, .uk_out = t.w, .uv = t.w};

@@ -1,4 +1,4 @@
-/* test_recurrent.c - the causal convolution and the gated delta rule against plain loops in double, on every ISA
+/* test_recurrent.c - the causal convolution, the gated delta rule and the state space model against plain loops in double, on every ISA
  * row; the same bits however a sequence is cut into steps, on every row and for every team; and a state that is
  * read is not written. */
 #include "check.h"
@@ -8,10 +8,12 @@ enum { TOKENS = 21, MOST_FLOATS = 40000 };
 typedef struct shape {
     int heads, key_heads, dk, dv, width, per_key;
     float lowest;
+    int scans;                  /* the state space model instead of the rule, behind a convolution with a bias */
 } shape;
 
-static const shape shapes[] = {{4, 2, 24, 40, 4, 0, 0}, {3, 3, 20, 72, 3, 0, -1.5f}, {2, 1, 33, 16, 2, 1, 0},
-                               {1, 1, 64, 144, 4, 1, -5}};
+static const shape shapes[] = {{4, 2, 24, 40, 4, 0, 0, 0}, {3, 3, 20, 72, 3, 0, -1.5f, 0}, {2, 1, 33, 16, 2, 1, 0, 0},
+                               {1, 1, 64, 144, 4, 1, -5, 0}, {4, 2, 24, 40, 4, 0, 0, 1}, {2, 1, 33, 72, 3, 0, 0, 1}};
+static const float dt_min = 0.4f, dt_max = 0.9f;    /* softplus of what is drawn is less, between, and more */
 
 enum { STATES = 3 };
 
@@ -23,7 +25,7 @@ typedef struct fixture {
     size_t rule_at, state_bytes;            /* where the rule's state begins */
     float *states;                          /* [STATES] */
     kt_run run;
-    float weight[4 * 400], log_rate[4], bias[80], x[TOKENS][400], g[TOKENS][80], b[TOKENS][4];
+    float weight[4 * 400], log_rate[4], bias[80], skip[4], conv_bias[400], x[TOKENS][400], g[TOKENS][80], b[TOKENS][4];
 } fixture;
 
 static kt_view part(kt_view v, int first, int width)
@@ -40,6 +42,8 @@ static void make_numbers(fixture *f, const shape *s)
     f->decays = s->per_key ? s->heads * s->dk : s->heads;
     fill(f->weight, (size_t)(s->width * f->columns), 1);
     fill(f->bias, (size_t)f->decays, 2);
+    fill(f->skip, (size_t)s->heads, 3);
+    fill(f->conv_bias, (size_t)f->columns, 4);
     for (int h = 0; h < s->heads; h++)
         f->log_rate[h] = logf(0.05f * (float)(1 + h * h));
     for (int t = 0; t < TOKENS; t++) {
@@ -60,12 +64,16 @@ static void record(fixture *f, kt_pool *pool)
     f->out = make_view(p, f->values, KT_ROWS_TOKENS);
     f->rule_at = ((size_t)(f->columns * (s->width - 1)) * sizeof(float) + 63) / 64 * 64;
     f->state_bytes = f->rule_at + (size_t)(s->heads * s->dk * ((s->dv + 15) / 16 * 16)) * sizeof(float);
-    kt_conv conv = {s->width, f->weight, 0};
+    kt_conv conv = {s->width, f->weight, 0, s->scans ? f->conv_bias : NULL};
+    kt_scan scan = {s->heads, s->key_heads, s->dk, s->dv, f->log_rate, f->bias, f->skip, dt_min, dt_max, f->rule_at};
     kt_delta rule = {s->heads, s->key_heads, s->dk, s->dv, f->log_rate, f->bias, f->rule_at, s->lowest};
     kt_view q = part(f->mixed, 0, f->keys), k = part(f->mixed, f->keys, f->keys);
     kt_view v = part(f->mixed, 2 * f->keys, f->values);
     OK(kt_program_conv(p, f->mixed, f->in, &conv), kt_program_error(p));
-    OK(kt_program_delta(p, f->out, q, k, v, f->decay, f->beta, &rule), kt_program_error(p));
+    if (s->scans)
+        OK(kt_program_scan(p, f->out, v, k, q, f->decay, &scan), kt_program_error(p));
+    else
+        OK(kt_program_delta(p, f->out, q, k, v, f->decay, f->beta, &rule), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
 }
 
@@ -74,7 +82,7 @@ static void record(fixture *f, kt_pool *pool)
 static void expect_conv(const fixture *f, int t, double *out)
 {
     for (int c = 0; c < f->columns; c++) {
-        double sum = 0;
+        double sum = f->s.scans ? (double)f->conv_bias[c] : 0;
         for (int i = 0; i < f->s.width; i++) {
             int row = t - f->s.width + 1 + i;
             sum += row < 0 ? 0 : (double)f->weight[i * f->columns + c] * (double)f->x[row][c];
@@ -120,6 +128,24 @@ static void expect_head(const fixture *f, int t, int h, const double *mixed, dou
     }
 }
 
+/* The same of the state space model. */
+static void expect_scan(const fixture *f, int t, int h, const double *mixed, double *state, double *out)
+{
+    const shape *s = &f->s;
+    int from = h / (s->heads / s->key_heads) * s->dk;
+    const double *c = mixed + from, *b = mixed + f->keys + from, *x = mixed + 2 * f->keys + h * s->dv;
+    double dt = log1p(exp((double)f->g[t][h] + (double)f->bias[h]));
+    dt = fmin(fmax(dt, (double)dt_min), (double)dt_max);
+    double kept = exp(-exp((double)f->log_rate[h]) * dt);
+    for (int i = 0; i < s->dv; i++) {
+        out[h * s->dv + i] = (double)f->skip[h] * x[i];
+        for (int j = 0; j < s->dk; j++) {
+            state[j * s->dv + i] = kept * state[j * s->dv + i] + b[j] * dt * x[i];
+            out[h * s->dv + i] += state[j * s->dv + i] * c[j];
+        }
+    }
+}
+
 /* want [TOKENS][values] */
 static void expect(const fixture *f, double *want)
 {
@@ -127,7 +153,7 @@ static void expect(const fixture *f, double *want)
     for (int t = 0; t < TOKENS; t++) {
         expect_conv(f, t, mixed);
         for (int h = 0; h < f->s.heads; h++)
-            expect_head(f, t, h, mixed, state + h * f->s.dk * f->s.dv, want + t * f->values);
+            (f->s.scans ? expect_scan : expect_head)(f, t, h, mixed, state + h * f->s.dk * f->s.dv, want + t * f->values);
     }
     free(state);
 }
@@ -222,9 +248,9 @@ static void check_refused(void)
     kt_program_free(f.p);
     kt_program *p = make_program(pool, 4, 0, 0);
     kt_view a = make_view(p, 64, KT_ROWS_TOKENS), b = make_view(p, 64, KT_ROWS_TOKENS);
-    kt_conv conv = {1, f.weight, 0};
+    kt_conv conv = {1, f.weight, 0, NULL};
     REFUSED(kt_program_conv(p, a, b, &conv), KT_ERR_SHAPE, kt_program_error(p), "over 1 rows");
-    conv = (kt_conv){4, f.weight, 32};
+    conv = (kt_conv){4, f.weight, 32, NULL};
     REFUSED(kt_program_conv(p, a, b, &conv), KT_ERR_SHAPE, kt_program_error(p), "state_offset 32");
     REFUSED(kt_program_conv(p, a, a, &conv), KT_ERR_SHAPE, kt_program_error(p), "overlap");
     kt_delta rule = {2, 1, 8, 16, f.log_rate, f.bias, 0, 0};
@@ -238,6 +264,21 @@ static void check_refused(void)
         rule.lowest = lowest[i];
         REFUSED(kt_program_delta(p, part(b, 0, 32), q, k, v, part(a, 48, 2), part(a, 52, 2), &rule), KT_ERR_RANGE,
                 kt_program_error(p), "the lowest logarithm");
+    }
+    kt_scan scan = {2, 1, 8, 16, f.log_rate, f.bias, f.skip, 0, INFINITY, 0};
+    REFUSED(kt_program_scan(p, part(b, 0, 32), v, k, q, part(a, 48, 3), &scan), KT_ERR_SHAPE, kt_program_error(p), "dt 3");
+    REFUSED(kt_program_scan(p, part(b, 0, 32), v, k, q, part(a, 47, 2), &scan), KT_ERR_SHAPE, kt_program_error(p),
+            "overlap");
+    scan.skip = NULL;
+    REFUSED(kt_program_scan(p, part(b, 0, 32), v, k, q, part(a, 48, 2), &scan), KT_ERR_SHAPE, kt_program_error(p),
+            "2 heads");
+    scan.skip = f.skip;
+    const float lows[] = {-1, NAN, 3}, highs[] = {1, 1, 2};
+    for (int i = 0; i < 3; i++) {
+        scan.dt_min = lows[i];
+        scan.dt_max = highs[i];
+        REFUSED(kt_program_scan(p, part(b, 0, 32), v, k, q, part(a, 48, 2), &scan), KT_ERR_RANGE, kt_program_error(p),
+                "dt between");
     }
     rule.key_heads = 0;
     REFUSED(kt_program_delta(p, part(b, 0, 32), q, k, v, part(a, 48, 2), part(a, 52, 2), &rule), KT_ERR_SHAPE,

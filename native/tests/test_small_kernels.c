@@ -169,13 +169,16 @@ static void test_elementwise(const kt_kernels *kernels)
         float *sum = allocate((size_t)n * 4), *ratio = allocate((size_t)n * 4), *by = allocate((size_t)n * 8);
         for (int64_t i = 0; i < 32 * runs; i++)
             both[i] *= i % 3 ? 3.0f : 40.0f;
-        const kt_glu glu = a % 2 ? (kt_glu){1.0f, INFINITY, 0.0f, INFINITY} : (kt_glu){1.702f, 7.0f, 1.0f, 9.0f};
+        const kt_glu glu = a % 2 ? (kt_glu){1.0f, INFINITY, 0.0f, INFINITY, 0} : (kt_glu){1.702f, 7.0f, 1.0f, 9.0f, 0};
         kernels->swiglu(both, n, &glu, out);
         kernels->add(both, out, n, sum);
         kernels->divide(both, out, n, ratio);
         kernels->gate(both, both + n, n, &(gate_by){0, KT_GATE_SIGMOID}, by);
         kernels->gate(both, both + n, n, &(gate_by){1, KT_GATE_SIGMOID}, by + n);
+        float *squares = allocate((size_t)n * 4);
+        kernels->swiglu(both, n, &(kt_glu){.ungated = 1}, squares);
         for (int64_t c = 0; c < n; c++) {
+            broken += squares[c] != (both[c] > 0 ? both[c] * both[c] : 0);
             double gate = (double)both[c / 16 * 32 + c % 16], up = (double)both[c / 16 * 32 + 16 + c % 16];
             double limit = (double)glu.limit, alpha = (double)glu.alpha;
             gate = fmin(gate, (double)glu.gate_limit);
@@ -195,11 +198,12 @@ static void test_elementwise(const kt_kernels *kernels)
         free(out);
         free(sum);
         free(ratio);
+        free(squares);
         free(by);
     }
     float nan[32] = {0}, out[16];
     nan[3] = nan[16 + 5] = NAN;         /* a limit does not hide what is no number */
-    kernels->swiglu(nan, 16, &(kt_glu){1.702f, 7.0f, 1.0f, 7.0f}, out);
+    kernels->swiglu(nan, 16, &(kt_glu){1.702f, 7.0f, 1.0f, 7.0f, 0}, out);
     broken += !isnan(out[3]) || !isnan(out[5]) || isnan(out[4]);
     law(kernels->name, "swiglu, gate, add, divide", N_SIZES, broken);
 }
@@ -214,7 +218,7 @@ static void test_exp(const kt_kernels *kernels)
             both[j] = -0.0001f - 80.0f * (float)(16 * i + j) / 320000.0f;
             both[16 + j] = 1.0f;
         }
-        kernels->swiglu(both, 16, &(kt_glu){1.0f, INFINITY, 0.0f, INFINITY}, out);
+        kernels->swiglu(both, 16, &(kt_glu){1.0f, INFINITY, 0.0f, INFINITY, 0}, out);
         for (int j = 0; j < 16; j++) {
             double want = (double)both[j] / (1.0 + exp(-(double)both[j]));
             worst = fmax(worst, fabs((double)out[j] / want - 1.0));

@@ -21,7 +21,15 @@ CONTEXT, TOKENS = 320, 12
 TEXT = np.random.default_rng(11).integers(0, 99, CONTEXT).tolist()
 # Latent attention; with chosen positions; beside states; beside it one form only, with chosen blocks and pooled rows.
 FAMILIES = ["deepseek-v3", "deepseek-v3 fp8", "ling-3", "qwen3"]
-MORE = ["deepseek-v3.2", "glm-5.3", "minimax-m3", "deepseek-v4", "gpt-oss", "qwen3-next"]
+MORE = [
+    "deepseek-v3.2",
+    "glm-5.3",
+    "minimax-m3",
+    "deepseek-v4",
+    "gpt-oss",
+    "qwen3-next",
+    "nemotron-3-nano",
+]
 LENGTHS = (60, 65, 82, 128, 129, 200, 257)
 SAID: dict[Answer, list[object]] = {}
 

@@ -76,6 +76,8 @@ def model_of(case: Case, layers: int) -> Model:
         "num_attention_heads_per_layer",
     ):
         text.pop(each, None)
+    if parts := text.get("layers_block_type"):
+        text["layers_block_type"] = (parts * layers)[:layers]
     return build(config)
 
 
@@ -103,9 +105,15 @@ def test_passes_keep_the_history(case: Case) -> None:
 def test_more_layers_need_no_more_buffers(case: Case) -> None:
     counts = [len(reuse_buffers(recorded(case, layers)).buffers) for layers in (4, 12)]
     # Linear attention has a convolution and two gates beside the attention of the other layers; DeepSeek-V4 has
-    # streams and their weights, two kinds of pooled rows and an indexer; GLM-5.3 has all of these but one. Three
-    # more are the summary's.
-    most = {"qwen3_next": 18, "bailing_hybrid": 18, "deepseek_v4": 28, "glm5_next": 26}
+    # streams and their weights, two kinds of pooled rows and an indexer; GLM-5.3 has all of these but one. Each layer
+    # of Nemotron has another part. Three more are the summary's.
+    most = {
+        "qwen3_next": 18,
+        "bailing_hybrid": 18,
+        "deepseek_v4": 28,
+        "glm5_next": 26,
+        "nemotron_h": 18,
+    }
     assert counts[0] == counts[1] <= most.get(case.model_type, 16) + 3
 
 

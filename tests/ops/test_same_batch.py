@@ -229,6 +229,13 @@ def delta_by_key(b: Bench) -> None:
     delta(b, 16)
 
 
+def scan(b: Bench) -> None:
+    views = b.made(96), b.part(4 * 24), b.part(32), b.part(32), b.part(4)
+    shape = {"heads": 4, "groups": 2, "state_dim": 16, "head_dim": 24, "dt_min": 0.1, "dt_max": 2.0}
+    learned = {name: vector(4) for name in ("log_rate", "bias", "skip")}
+    b.program.append("scan", views, **shape, **learned, state_offset=b.states(4 * 16 * 32))
+
+
 def experts(b: Bench) -> None:
     """With deferral, and without normalisation."""
     width, n = 64, 6
@@ -258,7 +265,7 @@ def summary(b: Bench) -> None:
 
 WALKING = (
     embed, rope, gqa, gqa_windows, gqa_blocks, mla, mla_chosen, mqa, mqa_pooled, pooling_overlap, conv, delta,
-    delta_by_key, summary,
+    delta_by_key, scan, summary,
 )  # fmt: skip
 PRODUCTS = (linear, experts)
 Record = Callable[[Bench], None]

@@ -1,6 +1,7 @@
 """Cutting a weight between teams: whole, in order, on units, and fair."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -86,19 +87,23 @@ def test_where_the_formats_can_be_cut():
     }  # fmt: skip
 
 
-def experts(n: int, k: int, by: Cut) -> Tensor:
-    return Tensor("experts", n, k, Role.EXPERTS, (), count=4, cut=by, part=ModelPart.EXPERTS)
+def experts(n: int, k: int, by: Cut, alternate: bool = False) -> Tensor:
+    made = Tensor("experts", n, k, Role.EXPERTS, (), count=4, cut=by, part=ModelPart.EXPERTS)
+    return replace(made, alternate=alternate)
 
 
+@pytest.mark.parametrize("each", [2, 1], ids=["gate and up", "up alone"])
 @pytest.mark.parametrize("shares", [(1, 1), (2, 1), (1, 1, 1)])
-def test_a_team_has_the_rows_of_gate_and_up_that_give_its_columns_of_down(shares: tuple[int, ...]):
+def test_a_team_has_the_rows_of_gate_and_up_that_give_its_columns_of_down(
+    shares: tuple[int, ...], each: int
+):
     recipe = Recipe(FORMATS["int4-g32"], FORMATS["bf16"])
     width, hidden = 320, 256
     down = slices_of(experts(hidden, width, Cut.COLUMNS), recipe, shares)
-    gate_up = slices_of(experts(2 * width, hidden, Cut.ROWS), recipe, shares)
+    gate_up = slices_of(experts(each * width, hidden, Cut.ROWS, each == 2), recipe, shares)
     assert len(down) == len(gate_up) == len(shares)
     for columns, rows in zip(down, gate_up, strict=True):
-        assert (rows.of.start, rows.of.stop) == (2 * columns.of.start, 2 * columns.of.stop)
+        assert (rows.of.start, rows.of.stop) == (each * columns.of.start, each * columns.of.stop)
         assert (columns.n, columns.k) == (hidden, len(columns.of))
         assert (rows.n, rows.k) == (len(rows.of), hidden)
-    assert sum(rows.n for rows in gate_up) == 2 * width
+    assert sum(rows.n for rows in gate_up) == each * width

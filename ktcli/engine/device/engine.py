@@ -394,7 +394,7 @@ class DeviceEngine:
     def _host_experts(self) -> HostExperts:
         spec, placement = self.spec, self.placement
         most = max(min(PREFILL_CHUNK, self.context), MOST_CAPTURED)
-        shape = ExpertShape(spec.hidden, spec.experts, spec.top_k, most)
+        shape = ExpertShape(spec.expert_hidden, spec.experts, spec.top_k, most)
         elsewhere = placement.mask.astype(np.uint8)
         return HostExperts(
             self.pool,
@@ -402,7 +402,7 @@ class DeviceEngine:
             shape,
             elsewhere,
             [each.stream for each in self.segments for _ in each.routed],
-            deferral=placement.deferral,
+            deferral=placement.deferral and spec.deferrable > 0,
             handoff=placement.handoff,
             exact=self.exact,
         )

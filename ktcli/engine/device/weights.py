@@ -25,7 +25,7 @@ from ktcli.engine.loader import (
 from ktcli.models import Model
 from ktcli.native import PANEL_ROWS, Format, Weight, packed_bytes
 from ktcli.ops.part import ModelPart
-from ktcli.ops.tensors import Role, Tensor, ceil_to
+from ktcli.ops.tensors import Cut, Role, Tensor, ceil_to
 from ktcli.ops.torch.backend import Weights
 from ktcli.ops.torch.packed import (
     ROUTED_ROWS,
@@ -205,7 +205,7 @@ def _stacks(
         of_layer = [t for t in model.tensors if t.role is Role.EXPERTS and t.layer == layer]
         gate_up, down = (
             matrices.pop(tensor.name)
-            for tensor in sorted(of_layer, key=lambda tensor: not tensor.alternate)
+            for tensor in sorted(of_layer, key=lambda tensor: tensor.cut is Cut.COLUMNS)
         )
         assert isinstance(gate_up, Packed) and isinstance(down, Packed)
         here = mask[row]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 
-from ktcli.native import PANEL_ROWS, SILU, Glu
+from ktcli.native import SILU, Glu
 from ktcli.ops.operation import (
     ExpertStack,
     FieldKind,
@@ -17,7 +17,6 @@ from ktcli.ops.operation import (
     Vector,
     Widths,
 )
-from ktcli.ops.tensors import ceil_to
 
 
 class Score(IntEnum):
@@ -92,7 +91,8 @@ class Experts(Operation):
     """Starts computing the chosen experts of each token -> a handle that `collect` takes. It is called once per
     layer with experts, in their order.
 
-    gate_up_bias and down_bias have one value for each row of each expert's matrix.
+    gate_up_bias and down_bias have one value for each row of each expert's matrix. Without a gate, which `glu` says,
+    gate_up is up alone.
     """
 
     name = "experts"
@@ -109,7 +109,7 @@ class Experts(Operation):
     def widths(self) -> Widths:
         """Returns the columns of the result, the shapes of the experts' matrices, and the elements of their biases."""
         count, hidden, inner = self.down.count, self.down.n, self.down.k
-        rows = 2 * ceil_to(inner, PANEL_ROWS)
+        rows = self.glu.rows(inner)
         return {
             "out": hidden,
             "gate_up": (count, rows, self.x.width),

@@ -1,8 +1,9 @@
-"""Rows of the table for what keeps a state of fixed size of each sequence: convolutions, linear attention, and
-pooling of windows of positions."""
+"""Rows of the table for what keeps a state of fixed size of each sequence: convolutions, linear attention, state
+space models, and pooling of windows of positions."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
@@ -23,8 +24,8 @@ from ktcli.ops.tensors import ceil_to
 class Conv(Operation):
     """Convolves each column causally over the last rows of its sequence, and applies silu.
 
-    weight [1, W * N] holds rows of N columns for the last W rows of x, the oldest first. The state is W - 1 rows and
-    begins with f32 element `first` of the layer's, a multiple of 16."""
+    weight [1, W * N] holds rows of N columns for the last W rows of x, the oldest first; bias [1, N] is added. The
+    state is W - 1 rows and begins with f32 element `first` of the layer's, a multiple of 16."""
 
     name = "conv"
     reads_step = True
@@ -35,6 +36,7 @@ class Conv(Operation):
     _: KW_ONLY
     layer: StateOf
     first: StateFirst = 0
+    bias: Vector | None = None
 
     @property
     def width(self) -> int:
@@ -43,8 +45,9 @@ class Conv(Operation):
         return self.weight.k // columns
 
     def widths(self) -> Widths:
-        """Returns the columns of the result, those of x, and the elements of the weight."""
-        return {"out": self.x.width, "weight": self.width * self.x.width}
+        """Returns the columns of the result, those of x, and the elements of weight and bias."""
+        columns: int = self.x.width
+        return {"out": columns, "weight": self.width * columns, "bias": columns}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +158,61 @@ class Delta(Operation):
         keys, values = s.key_heads * s.dk, s.heads * s.dv
         views = {"out": values, "q": keys, "k": keys, "v": values, "decay": s.decays}
         return {**views, "beta": s.heads, "log_rate": s.heads, "bias": s.decays}
+
+
+@dataclass(frozen=True, slots=True)
+class ScanShape:
+    """The facts of one layer's state space model (Mamba-2): a state [state_dim, head_dim] for each of `heads`, of which
+    heads / groups consecutive ones share b and c.
+
+    Attributes:
+        dt_min, dt_max: the bounds of the time step; dt_max may be infinite.
+    """
+
+    heads: int
+    groups: int
+    state_dim: int
+    head_dim: int
+    dt_min: float = 0.0
+    dt_max: float = math.inf
+
+    @property
+    def state_elements(self) -> int:
+        """The number of f32 elements of a sequence's states, with columns padded to whole lines."""
+        return self.heads * self.state_dim * ceil_to(self.head_dim, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan(Operation):
+    """Applies the state space model of Mamba-2, see kt_program_scan -> [T, heads * head_dim]. Overwrites dt.
+
+    Args:
+        b, c: what enters the state, and what is read of it, [T, groups * state_dim] each.
+        dt: the time steps [T, heads], before their bias and softplus.
+        log_rate, bias, skip: learned vectors [heads]: the log of each head's rate, what is added to dt, and the share
+            of x that passes by.
+        first: f32 element of the layer's state with which its own begins, a multiple of 16.
+    """
+
+    name = "scan"
+    overwrites = ("dt",)
+    reads_step = True
+
+    x: Rows
+    b: Rows
+    c: Rows
+    dt: Rows
+    log_rate: Vector
+    bias: Vector
+    skip: Vector
+    shape: ScanShape
+    _: KW_ONLY
+    layer: StateOf
+    first: StateFirst
+
+    def widths(self) -> Widths:
+        """Returns the columns of the result, x, b, c and dt, and the elements of the learned vectors."""
+        s = self.shape
+        values, groups = s.heads * s.head_dim, s.groups * s.state_dim
+        views = {"out": values, "x": values, "b": groups, "c": groups, "dt": s.heads}
+        return {**views, "log_rate": s.heads, "bias": s.heads, "skip": s.heads}

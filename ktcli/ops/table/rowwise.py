@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 
-from ktcli.native import BLOCK_COLUMNS, PANEL_ROWS, SILU, Glu
+from ktcli.native import BLOCK_COLUMNS, SILU, Glu
 from ktcli.ops.operation import Implied, Matrix, Operation, Rows, Table, Vector, Widths
-from ktcli.ops.tensors import ceil_to
 
 
 class Reads(IntEnum):
@@ -69,7 +68,7 @@ class Embed(Operation):
 class Norm(Operation):
     """Applies RMSNorm to each row, to each run of `head_width` columns, or to the first `columns` alone.
 
-    The last two overwrite x. Without a gain it only divides."""
+    The last two overwrite x. Without a gain it only divides. With `own_gains` each run has gains of its own."""
 
     name = "norm"
 
@@ -79,6 +78,7 @@ class Norm(Operation):
     _: KW_ONLY
     head_width: int | None = None
     columns: int | None = None
+    own_gains: bool = False
 
     @property
     def in_place(self) -> bool:
@@ -87,7 +87,8 @@ class Norm(Operation):
 
     def widths(self) -> Widths:
         """Returns the columns of the result, and the elements of the gain: the columns normed together."""
-        return {"out": self.x.width, "gain": self.head_width or self.columns or self.x.width}
+        together = None if self.own_gains else self.head_width
+        return {"out": self.x.width, "gain": together or self.columns or self.x.width}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,8 @@ class Rotate(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Swiglu(Operation):
-    """Computes silu(gate) * up, or the activation that `glu` says, of alternating runs of 16 columns -> [T, width]."""
+    """Computes silu(gate) * up, or the activation that `glu` says, of alternating runs of 16 columns, or of up alone ->
+    [T, width]."""
 
     name = "swiglu"
 
@@ -151,8 +153,8 @@ class Swiglu(Operation):
     glu: Glu = SILU
 
     def widths(self) -> Widths:
-        """Returns the columns of x, gate and up each in whole panels, and of the result."""
-        return {"x": 2 * ceil_to(self.width, PANEL_ROWS), "out": self.width}
+        """Returns the columns of x, gate and up each in whole panels or up alone, and of the result."""
+        return {"x": self.glu.rows(self.width), "out": self.width}
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,14 +108,15 @@ def norm(
     eps: float,
     head_width: int | None = None,
     columns: int | None = None,
+    own_gains: bool = False,
 ) -> Tensor:
     """Returns RMSNorm of each run of W columns of x [T, N], or of the first columns of x alone; gain [W] f32, W = N
-    without one and without a head_width."""
+    without one and without a head_width; with own_gains [N]."""
     if columns is not None:
         x[:, :columns] = norm(x[:, :columns], gain, eps, head_width)
         return x
-    values = x.new_ones(head_width or x.shape[1]) if gain is None else gain
-    runs = x.reshape(x.shape[0], -1, values.shape[0])
+    runs = x.reshape(x.shape[0], -1, head_width or x.shape[1])
+    values = x.new_ones(1) if gain is None else gain.view(-1, runs.shape[2])
     scale = torch.rsqrt(runs.square().mean(-1, keepdim=True) + eps)
     return (runs * scale * values).reshape(x.shape)
 
@@ -127,7 +128,9 @@ def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
     """Returns silu(gate) * up, or the activation that `glu` says, [T, width]; in x [T, 2I'] runs of 16 gate and 16
-    up columns alternate."""
+    up columns alternate, without a gate x [T, width] is up."""
+    if glu.ungated:
+        return x.relu().square()
     gate, up = x.reshape(x.shape[0], -1, 2, PANEL_ROWS).unbind(2)
     if glu.limit:
         up = up.clamp(-glu.limit, glu.limit)
@@ -333,7 +336,7 @@ def experts(
 def _expert(
     x: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor, extras: Extras, exact: bool
 ) -> Tensor:
-    """Computes the experts ids [B] of x [B, H], with the matrices gate_up [B or 1, 2I', H] and down [.., H, I]."""
+    """Computes the experts ids [B] of x [B, H], with the matrices gate_up [B or 1, 2I' or I, H] and down [.., H, I]."""
     wide = _rows_times(x, gate_up, exact)
     if extras.gate_up_bias is not None:
         wide = wide + extras.gate_up_bias.index_select(0, ids)

@@ -64,6 +64,7 @@ _TORCH: Mapping[str, Kernel] = {
     "conv": recurrent.conv,
     "pooling": pooling.pooling,
     "delta": recurrent.delta,
+    "scan": recurrent.scan,
     "route": functions.route,
     "swiglu": functions.swiglu,
     "gate": functions.gate,

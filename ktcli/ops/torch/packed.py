@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ktcli.native import PANEL_ROWS, SILU, Codes, Format, Glu, Scale
-from ktcli.ops.tensors import ceil_to
 
 _LINES = {32: 1, 16: 2, 8: 4, 4: 4}  # bits -> columns of one code line (`g` of kt.h)
 _ALIGNMENT = 64  # bytes; a panel is padded to a multiple
@@ -108,7 +107,7 @@ class Extras:
 
     Attributes:
         glu: the activation.
-        gate_up_bias: f32 [E, 2I'] of all experts, one value for each row of gate_up; or None.
+        gate_up_bias: f32 [E, rows of gate_up] of all experts, or None.
         down_bias: f32 [E, H] of all experts, or None.
     """
 
@@ -127,7 +126,7 @@ class Extras:
         of 16. The first columns bring the bias of down, so that it is added once."""
         if self.gate_up_bias is None:
             return self
-        rows = self.gate_up_bias[:, 2 * first : 2 * ceil_to(last, PANEL_ROWS)]
+        rows = self.gate_up_bias[:, self.glu.rows(first) : self.glu.rows(last)]
         return Extras(self.glu, rows, self.down_bias if first == 0 else None)
 
 

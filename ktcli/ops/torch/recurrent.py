@@ -1,4 +1,5 @@
-"""The causal convolution and the gated delta rule in plain torch: operations with a state of fixed size.
+"""The causal convolution, the gated delta rule and Mamba-2's state space model in plain torch: operations with a state
+of fixed size.
 
 All is f32. With one row per sequence (run = 1) nothing waits for the device, so a step can be captured; longer
 runs go in blocks of tokens, within which the rule is a triangular system.
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, silu, softplus
 
-from ktcli.ops.table.recurrent import DeltaShape
+from ktcli.ops.table.recurrent import DeltaShape, ScanShape
 from ktcli.ops.torch.functions import Rows
 
 _BLOCK = 64  # tokens of a triangular system
@@ -51,15 +52,17 @@ class States:
         self.memory[:, first : first + flat.shape[1]].index_copy_(0, self.slots[1], flat)
 
 
-def conv(x: Tensor, weight: Tensor, *, rows: Rows, state: States) -> Tensor:
-    """Returns silu(sum over i of weight[i] * row t - W + 1 + i) of x [T, N], weight [W * N] -> [T, N]."""
+def conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, rows: Rows, state: States
+) -> Tensor:
+    """Returns silu(bias + sum over i of weight[i] * row t - W + 1 + i) of x [T, N], weight [W * N] -> [T, N]."""
     taps, run, columns = weight.view(-1, x.shape[1]), rows.run, x.shape[1]
     before = state.read((len(taps) - 1, columns))
     wide = torch.cat((before, x.reshape(-1, run, columns)), 1)
     state.write(wide[:, run:])
     mixed = sum(wide[:, i : i + run] * tap for i, tap in enumerate(taps))
     assert isinstance(mixed, Tensor)
-    return silu(mixed).reshape(x.shape)
+    return silu(mixed if bias is None else mixed + bias).reshape(x.shape)
 
 
 def delta(
@@ -144,6 +147,65 @@ def _many(
         c = corrections[:, :, i] - of_state[:, :, i] @ state
         out[:, :, i] = asked[:, :, i] @ state + mixing[:, :, i] @ c
         state = from_start[:, :, i, -1:].mT * state + to_end[:, :, i].mT @ c
+    return out.flatten(2, 3)[:, :, :run], state
+
+
+def scan(
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    dt: Tensor,
+    log_rate: Tensor,
+    bias: Tensor,
+    skip: Tensor,
+    shape: ScanShape,
+    *,
+    rows: Rows,
+    state: States,
+) -> Tensor:
+    """Returns the result of the state space model by kt_program_scan's formula, [T, heads * head_dim] f32.
+
+    Args:
+        x, b, c: [T, heads * head_dim], and [T, groups * state_dim] twice.
+        dt: [T, heads].
+        log_rate, bias, skip: [heads].
+    """
+    s, run = shape, rows.run
+    steps = softplus(dt + bias).clamp(s.dt_min, s.dt_max)
+    steps = steps.reshape(-1, run, s.heads, 1).transpose(1, 2)  # [S, heads, run, 1]
+    values = x.reshape(-1, run, s.heads, s.head_dim).transpose(1, 2)
+    b, c = (each.reshape(-1, run, s.groups, s.state_dim) for each in (b, c))
+    b, c = (e.repeat_interleave(s.heads // s.groups, dim=2).transpose(1, 2) for e in (b, c))
+    before = state.read((s.heads, s.state_dim, s.head_dim))
+    log_g = -log_rate.exp()[:, None, None] * steps
+    if rows.single:
+        after = before * log_g.exp() + b.mT @ (steps * values)
+        out = c @ after
+    else:
+        out, after = _scan_blocks(b, c, steps * values, log_g, before)
+    state.write(after)
+    out = out + skip[:, None, None] * values
+    return out.transpose(1, 2).reshape(-1, s.heads * s.head_dim)
+
+
+def _scan_blocks(
+    b: Tensor, c: Tensor, entering: Tensor, log_g: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Applies the model to any number of tokens, in blocks; returns out [S, heads, run, head_dim] and the state.
+    Source: arXiv 2405.21060, section 6."""
+    run = log_g.shape[2]
+    short = -run % _BLOCK  # padding: tokens that do not change the state
+    b, c, entering, total = (
+        torch.unflatten(pad(each, (0, 0, 0, short)), 2, (-1, _BLOCK))
+        for each in (b, c, entering, log_g)
+    )  # [S, heads, blocks, B, …]
+    total = total.cumsum(-2)
+    from_start, to_end = total.exp(), (total[..., -1:, :] - total).exp()
+    out = _pairs(c, b, total) @ entering
+    for i in range(entering.shape[2]):
+        out[:, :, i] += from_start[:, :, i] * (c[:, :, i] @ state)
+        entered = (to_end[:, :, i] * b[:, :, i]).mT @ entering[:, :, i]
+        state = from_start[:, :, i, -1:] * state + entered
     return out.flatten(2, 3)[:, :, :run], state
 
 

@@ -83,7 +83,7 @@ def few_experts(
 ) -> tuple[Parts, Parts | None] | None:
     """Returns the chosen experts of a few rows as a sum of parts [T, H], and an MLP's output if it is computed with
     them; None: they are not computed in parts, and `experts` computes them."""
-    if gate_up.count == 0 or _rotated(gate_up, down) or x.shape[0] > FEW_ROWS:
+    if gate_up.count == 0 or _by_torch(gate_up, down, extras.glu) or x.shape[0] > FEW_ROWS:
         return None
     beside = _beside(mlp) if x.shape[0] == 1 else None
     parts, along = vector_experts(x, ids, gate, slots, gate_up, down, extras, beside)
@@ -96,11 +96,12 @@ def _beside(mlp: Mlp | None) -> tuple[Packed, Packed, Glu] | None:
     """What stands beside the experts of one row; None: nothing. Of several rows, tensor cores take an MLP in one go."""
     if mlp is None or isinstance(mlp.gate_up, PlainMatrix) or isinstance(mlp.down, PlainMatrix):
         return None
-    return None if _rotated(mlp.gate_up, mlp.down) else (mlp.gate_up, mlp.down, mlp.glu)
+    return None if _by_torch(mlp.gate_up, mlp.down, mlp.glu) else (mlp.gate_up, mlp.down, mlp.glu)
 
 
-def _rotated(*matrices: Packed) -> bool:
-    return any(w.format.rotation for w in matrices)
+def _by_torch(gate_up: Packed, down: Packed, glu: Glu) -> bool:
+    """Tells whether the kernels here do not compute such an MLP: one with rotated weights, or without a gate."""
+    return glu.ungated or any(w.format.rotation for w in (gate_up, down))
 
 
 def experts(
@@ -117,7 +118,7 @@ def experts(
         return x.new_zeros(x.shape[0], down.n)
     if (few := few_experts(x, ids, gate, slots, gate_up, down, extras)) is not None:
         return sum_parts(few[0])
-    if _rotated(gate_up, down):  # torch unpacks and undoes the rotation
+    if _by_torch(gate_up, down, extras.glu):
         return functions.experts(x, ids, gate, slots, gate_up, down, extras)
     out = tile_experts(x, ids, gate, slots, gate_up, down, extras)
     bias = _down_bias((ids, slots, gate), extras)

@@ -20,16 +20,16 @@ from ktcli.ops.torch.functions import Rows, frequencies
 from ktcli.ops.torch.merged import Sent
 from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton.early import early, enter
-from ktcli.ops.triton.sums import Sum, summed
+from ktcli.ops.triton.sums import Sum, sum_parts, summed
 
 _BLOCK = 1024  # columns of one program, where columns are independent
 
 
 @triton.jit
 def _norm_kernel(
-    x, gain, out, x_row, out_row, width, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    x, gain, out, x_row, out_row, gain_step, width, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):
-    """Applies RMSNorm to a run of `width` columns of x. Grid (runs, rows)."""
+    """Applies RMSNorm to a run of `width` columns of x; the next run's gains are `gain_step` on. Grid (runs, rows)."""
     enter(EARLY)
     run, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -38,7 +38,7 @@ def _norm_kernel(
     value = tl.load(x + row * x_row + at, mask=inside, other=0.0)
     mean = tl.sum(value * value, axis=0) / width
     scale = 1 / tl.sqrt(mean + eps)
-    value = value * scale * tl.load(gain + columns, mask=inside, other=0.0)
+    value = value * scale * tl.load(gain + run * gain_step + columns, mask=inside, other=0.0)
     tl.store(out + row * out_row + at, value, mask=inside)
 
 
@@ -257,15 +257,16 @@ def norm(
     eps: float,
     head_width: int | None = None,
     columns: int | None = None,
+    own_gains: bool = False,
 ) -> Tensor:
     """Returns RMSNorm of each run of W columns of x [T, N], or of its first columns; see `functions.norm`."""
     out = x if columns is not None else torch.empty(x.shape, dtype=torch.float32, device=x.device)
     n = columns or x.shape[1]
     values = x.new_ones(head_width or n) if gain is None else gain
-    width = values.shape[0]
+    width = head_width or values.shape[0]
     block = triton.next_power_of_2(width)
     _norm_kernel[(n // width, x.shape[0])](  # a program has read a run before it writes it
-        x, values, out, x.stride(0), out.stride(0), width, eps,
+        x, values, out, x.stride(0), out.stride(0), width if own_gains else 0, width, eps,
         BLOCK=block, num_warps=8 if block > 2048 else 4, **early(x),
     )  # fmt: skip
     return out
@@ -286,11 +287,15 @@ def rope(x: Tensor, rope: Rope, head_width: int, first: int = 0, *, rows: Rows) 
 def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
     """Returns silu(gate) * up, or the activation that `glu` says, [T, width]; in x [T, 2I'] runs of 16 gate and 16
     up columns alternate."""
+    if glu.ungated:
+        return functions.swiglu(x, width, glu)
     return swiglu_of(Parts.of(x), width, glu)
 
 
 def swiglu_of(parts: Parts, width: int, glu: Glu = SILU) -> Tensor:
     """Returns silu(gate) * up, or the activation that `glu` says, of a sum of parts [T, 2I'], [T, width]."""
+    if glu.ungated:
+        return functions.swiglu(sum_parts(parts), width, glu)
     rows = parts.shape[0]
     out = torch.empty(rows, width, dtype=torch.float32, device=parts.values.device)
     block = (

@@ -167,9 +167,21 @@ static void rope(float *x, const float *cosine, const float *sine, int64_t dim, 
     }
 }
 
+static void squared_relu(const float *up, int64_t width, float *out)
+{
+    for (int64_t c = 0; c < width; c += LANES) {
+        vf positive = vf_max(vf_set1(0.0f), vf_load_upto(up, c, width));
+        vf_store_upto(out, c, width, vf_mul(positive, positive));
+    }
+}
+
 /* The limits come first in minimum and maximum: so NaN stays NaN. */
 static void swiglu(const float *gate_up, int64_t width, const kt_glu *glu, float *out)
 {
+    if (glu->ungated) {
+        squared_relu(gate_up, width, out);
+        return;
+    }
     vf most = vf_set1(glu->limit), least = vf_set1(-glu->limit), top = vf_set1(glu->gate_limit);
     vf steep = vf_set1(-glu->alpha), shift = vf_set1(glu->shift);
     for (int64_t c = 0; c < width; c += LANES) {
@@ -288,6 +300,7 @@ const kt_kernels NAME(KT_ISA) = {
     .pack_keys = pack_keys,
     .conv = conv,
     .delta_rule = delta_rule,
+    .scan = scan,
     .encode_panel = encode_panel,
     .rotate = rotate,
     .read_bytes = read_bytes,

@@ -85,6 +85,19 @@ typedef struct delta_block {
     float *scratch;                 /* [2 * dk] */
 } delta_block;
 
+/* The state space model for some columns of one head's values, over the tokens of a step (kt_program_scan), with the
+ * rows and the state of a delta_block. */
+typedef struct scan_block {
+    int64_t n_tokens, state_dim, columns, width;
+    const float *x, *b, *c, *dt;
+    int64_t x_stride, b_stride, c_stride, dt_stride;
+    float rate, skip;
+    const float *state;             /* of before the step; NULL: zeros */
+    float *next;                    /* after it; elsewhere */
+    float *out;
+    int64_t out_stride;
+} scan_block;
+
 /* By what a row is multiplied: one value for all columns, or one each; KT_GATE_*. */
 typedef struct gate_by {
     int32_t one, kind;
@@ -148,7 +161,7 @@ typedef struct kt_kernels {
     void (*norm)(const float *x, const float *gain, int64_t n, float eps, float *out);
     /* cos, sin [dim/2]; x points at the first rotated column */
     void (*rope)(float *x, const float *cosine, const float *sine, int64_t dim, int32_t interleaved);
-    /* runs of 16 alternate; the limit may be infinite */
+    /* runs of 16 alternate, or there is no gate; the limit may be infinite */
     void (*swiglu)(const float *gate_up, int64_t width, const kt_glu *glu, float *out);
     void (*gate)(const float *x, const float *by, int64_t n, const gate_by *how, float *out);   /* kt_program_gate */
     void (*add)(const float *a, const float *b, int64_t n, float *out);
@@ -162,9 +175,10 @@ typedef struct kt_kernels {
     void (*masked)(const float *x, int64_t n, uint64_t mask, float *out);
     void (*attend_f32)(const page_attention *a);
     void (*attend_bf16)(const page_attention *a);
-    /* out[c] = silu(sum over i of rows[i][c] * weight[i][c]), i < width and c < n; weight [width][n] */
-    void (*conv)(const float *const *rows, const float *weight, int64_t width, int64_t n, float *out);
+    /* out[c] = silu(bias[c] + sum over i of rows[i][c] * weight[i][c]), i < width and c < n; weight [width][n] */
+    void (*conv)(const float *const *rows, const float *weight, const float *bias, int64_t width, int64_t n, float *out);
     void (*delta_rule)(const delta_block *d);
+    void (*scan)(const scan_block *s);
     void (*index_f32)(const page_index *a);
     void (*index_bf16)(const page_index *a);
     /* Panels of keys, for attend_bf16, of n_keys rows of dk columns; lanes beyond n_keys are undefined. */

@@ -1,14 +1,14 @@
-/* recurrent.inc.c - what layers with a state of fixed size compute: a causal convolution of few rows, and the
- * gated delta rule.
+/* recurrent.inc.c - what layers with a state of fixed size compute: a causal convolution of few rows, the
+ * gated delta rule, and the state space model of Mamba-2.
  *
  * Columns of the state do not meet: each is the same sequence of float operations, over the keys in ascending
  * order, however columns are grouped and however the tokens are cut into steps.
  */
 
-static void conv(const float *const *rows, const float *weight, int64_t width, int64_t n, float *out)
+static void conv(const float *const *rows, const float *weight, const float *bias, int64_t width, int64_t n, float *out)
 {
     for (int64_t c = 0; c < n; c += LANES) {
-        vf sum = vf_set1(0.0f);
+        vf sum = vf_load_upto(bias, c, n);
         for (int64_t i = 0; i < width; i++)
             sum = vf_fma(vf_load_upto(rows[i], c, n), vf_load_upto(weight + i * n, c, n), sum);
         vf below = vf_add(vf_set1(1.0f), vf_exp(vf_sub(vf_set1(0.0f), sum)));
@@ -100,4 +100,42 @@ static void delta_rule(const delta_block *d)
         delta_columns(d, c, DELTA_VECTORS);
     for (; c < d->width; c += LANES)
         delta_columns(d, c, 1);
+}
+
+/* One pass over the state for each token: it is read, written, and read out. expf is the C library's, hence the same in
+ * every row. */
+INLINE void scan_columns(const scan_block *s, int64_t c, int vectors)
+{
+    static const float zeros[LANES * DELTA_VECTORS];
+    const float *from = s->state ? s->state + c : zeros;
+    int64_t stride = s->state ? s->width : 0;
+    vf enters[DELTA_VECTORS], sum[DELTA_VECTORS];
+    for (int64_t t = 0; t < s->n_tokens; t++, from = s->next + c, stride = s->width) {
+        const float *b = s->b + t * s->b_stride, *read = s->c + t * s->c_stride;
+        float dt = s->dt[t * s->dt_stride];
+        vf kept = vf_set1(expf(-s->rate * dt));
+        for (int i = 0; i < vectors; i++) {
+            vf x = vf_load_upto(s->x + t * s->x_stride, c + LANES * i, s->columns);
+            enters[i] = vf_mul(x, vf_set1(dt));
+            sum[i] = vf_mul(x, vf_set1(s->skip));
+        }
+        for (int64_t j = 0; j < s->state_dim; j++)
+            for (int i = 0; i < vectors; i++) {
+                vf state = vf_mul(vf_load(from + j * stride + LANES * i), kept);
+                state = vf_fma(vf_set1(b[j]), enters[i], state);
+                vf_store(s->next + j * s->width + c + LANES * i, state);
+                sum[i] = vf_fma(state, vf_set1(read[j]), sum[i]);
+            }
+        for (int i = 0; i < vectors; i++)
+            vf_store_upto(s->out + t * s->out_stride, c + LANES * i, s->columns, sum[i]);
+    }
+}
+
+static void scan(const scan_block *s)
+{
+    int64_t c = 0;
+    for (; c + LANES * DELTA_VECTORS <= s->width; c += LANES * DELTA_VECTORS)
+        scan_columns(s, c, DELTA_VECTORS);
+    for (; c < s->width; c += LANES)
+        scan_columns(s, c, 1);
 }

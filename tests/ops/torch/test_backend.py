@@ -29,7 +29,7 @@ from ktcli.ops.torch.backend import (
 )
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import TORCH
-from ktcli.ops.torch.packed import Packed, PackedStack, PlainMatrix
+from ktcli.ops.torch.packed import Extras, Packed, PackedStack, PlainMatrix
 
 IDS = np.random.default_rng(1).integers(0, 99, 140).tolist()  # three KV pages
 BF16 = ("bf16", "bf16")
@@ -124,7 +124,8 @@ def test_operations_at_once_give_what_each_gives(pair: Pair) -> None:
     merged = replace(pair.exact, merged=replace(MERGED, experts=experts, router=routers))
     np.testing.assert_array_equal(merged.feed(IDS, SIZES[2]), alone)
     names = {t.name.rpartition(".")[2] for t in merged.model.tensors if t.part is ModelPart.SHARED}
-    assert (experts.taken > 0) == (names == {"gate_up", "down"}), names
+    whole = names in ({"gate_up", "down"}, {"up", "down"})  # without biases
+    assert (experts.taken > 0) == whole, names
     # All but those whose product has a column for a gate, too, and those that choose by a table.
     by_table = {t.layer for t in merged.model.tensors if t.name.endswith(".router_table")}
     count = merged.model.spec.experts
@@ -188,7 +189,8 @@ def test_a_step_of_single_rows_never_waits_for_the_device(pair: Pair) -> None:
         {name: x.to(nowhere) for name, x in of.vectors.items()},
     )
     stacks = [
-        PackedStack(s.slots.to(nowhere), there(s.gate_up), there(s.down)) for s in run.loaded.stacks
+        PackedStack(s.slots.to(nowhere), there(s.gate_up), there(s.down), Extras(s.extras.glu))
+        for s in run.loaded.stacks
     ]
     positions = torch.empty(4, dtype=torch.int64, device=nowhere)
     table = torch.empty(4, 3, dtype=torch.int32, device=nowhere)

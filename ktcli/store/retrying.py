@@ -1,6 +1,6 @@
 """Asks a hub again that is busy or breaks the connection: a few times, as late as it says, and never in silence.
 
-Only what a hub is asked of repositories; `transfer` has its own patience with files, which it continues.
+Only what a hub is asked of repositories; `transfer` tries files again by itself, and continues them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def silent(sentence: str) -> None:
     """Tells nobody."""
 
 
-def patiently(
+def with_retries(
     ask: Callable[[], Answer],
     tell: Tell = silent,
     wait: Callable[[float], object] | None = None,
@@ -56,7 +56,7 @@ def retry_after(error: BaseException) -> float | None:
     said = answer.headers.get("Retry-After", "") if answer is not None else ""
     if said.isascii() and said.isdigit():
         return float(said[:9])
-    from email.utils import parsedate_to_datetime  # it is needed once in a blue moon
+    from email.utils import parsedate_to_datetime  # rarely needed
 
     try:
         return max(0.0, parsedate_to_datetime(said).timestamp() - time.time())

@@ -18,8 +18,8 @@ from ktcli.main import main
 from ktcli.store import library
 from ktcli.store.choice import look
 from ktcli.store.hubsearch import read_configs, search_hub
-from ktcli.store.patience import RETRIES, patiently
 from ktcli.store.reference import parse
+from ktcli.store.retrying import RETRIES, with_retries
 
 NAMES = {"hf": "org/tiny", "ms": "ms:org/tiny"}
 
@@ -132,7 +132,7 @@ def test_whoever_waits_may_give_up() -> None:
         raise HubError("busy", again_s=5)
 
     with pytest.raises(HubError):
-        patiently(ask, wait=lambda seconds: seconds == 5)
+        with_retries(ask, wait=lambda seconds: seconds == 5)
     assert len(asked) == 1
 
 

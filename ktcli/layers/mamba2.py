@@ -1,0 +1,151 @@
+"""Mamba-2: a layer whose state of fixed size keeps what its gates let in, in place of every position (Nemotron 3,
+Granite 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ktcli.layers.gated_delta import STATE_LINE, projection
+from ktcli.ops.backend import Backend, Value
+from ktcli.ops.scratch import Scratch
+from ktcli.ops.state import LayerState
+from ktcli.ops.table.recurrent import ScanShape
+from ktcli.ops.table.rowwise import GateKind, Reads
+from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to, vector
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    """A state space model over x, b and c of a short causal convolution, with a norm of what is gated by z.
+
+    Sources: arXiv 2405.21060; transformers 5.23 (nemotron_h, granitemoehybrid).
+
+    Attributes:
+        conv_width: the number of rows that the convolution reads.
+        conv_bias: whether the convolution has a bias.
+        norm_runs: the number of runs of columns that are normed each by itself.
+        layer: number of the decoder layer.
+        source: checkpoint prefix, e.g. "backbone.layers.2.mixer".
+    """
+
+    hidden: int
+    shape: ScanShape
+    conv_width: int
+    eps: float
+    conv_bias: bool = True
+    norm_runs: int = 1
+    layer: int = 0
+    source: str = ""
+
+    @property
+    def _inner(self) -> int:
+        """The number of columns of x, z and the result, of all heads."""
+        return self.shape.heads * self.shape.head_dim
+
+    @property
+    def _mixed(self) -> tuple[int, int, int]:
+        """The numbers of columns of x, b and c, which the convolution reads."""
+        each = self.shape.groups * self.shape.state_dim
+        return self._inner, each, each
+
+    @cached_property
+    def zxbc(self) -> Tensor:
+        """The weight that projects to the norm's gate z, x, b and c."""
+        count = self._inner + sum(self._mixed)
+        return self._projection("zxbc", Role.DENSE, first=0, count=count)
+
+    @cached_property
+    def dt(self) -> Tensor:
+        """The weight that projects to the time steps: kept in bf16, as its errors add up over the tokens."""
+        first = self._inner + sum(self._mixed)
+        return self._projection("dt", Role.KEPT, first=first, count=self.shape.heads)
+
+    @cached_property
+    def o(self) -> Tensor:
+        """The output projection, [hidden, heads * head_dim]."""
+        stored = Stored(f"{self.source}.out_proj.weight", (self.hidden, self._inner))
+        return projection(f"{self._name}.o", (stored,), Role.DENSE, self.layer)
+
+    @cached_property
+    def conv(self) -> Tensor:
+        """The weight of the causal convolution of x, b and c: conv_width rows, the oldest first."""
+        shape = (sum(self._mixed), 1, self.conv_width)
+        stored = Stored(f"{self.source}.conv1d.weight", shape, transposed=True)
+        return vector(f"{self._name}.conv", stored, layer=self.layer)
+
+    @cached_property
+    def bias(self) -> Tensor | None:
+        """The bias of the convolution; None: there is none."""
+        if not self.conv_bias:
+            return None
+        return self._vector("conv_bias", "conv1d.bias", sum(self._mixed), neutral=0.0)
+
+    @cached_property
+    def learned(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The vectors of the log of each head's rate, the bias of its time step, and the share of x that passes by."""
+        heads = self.shape.heads
+        return (
+            self._vector("log_rate", "A_log", heads),
+            self._vector("dt_bias", "dt_bias", heads, neutral=0.0),
+            self._vector("skip", "D", heads),
+        )
+
+    @cached_property
+    def norm(self) -> Tensor:
+        """The gain [heads * head_dim] of the norm of the gated result."""
+        return self._vector("norm", "norm.weight", self._inner)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The stored tensors of the layer."""
+        bias = (self.bias,) if self.bias else ()
+        return (self.zxbc, self.dt, self.o, self.conv, *bias, *self.learned, self.norm)
+
+    @property
+    def _conv_elements(self) -> int:
+        """The f32 elements of the state of the convolution."""
+        return ceil_to((self.conv_width - 1) * sum(self._mixed), STATE_LINE)
+
+    @property
+    def scratch(self) -> Scratch:
+        """The buffer widths that its projections need in a step."""
+        return Scratch.of(self.tensors)
+
+    @property
+    def state(self) -> LayerState:
+        """The sizes of the layer's state: the convolution's last rows, then S of every head, of which an element
+        takes 5 operations."""
+        s = self.shape
+        ops = 5 * s.heads * s.state_dim * s.head_dim + 2 * self.conv_width * sum(self._mixed)
+        elements = self._conv_elements + s.state_elements
+        return LayerState(sequence_elements=elements, ops_per_token=ops)
+
+    def forward(self, b: Backend, x: Value) -> Value:
+        """Returns the layer's output [T, hidden] of its input x [T, hidden]."""
+        z, mixed = b.split(b.linear(x, self.zxbc), self._inner, sum(self._mixed))
+        dt = b.linear(x, self.dt, reads=Reads.F32)
+        mixed = b.conv(mixed, self.conv, bias=self.bias, layer=self.layer)
+        of_x, of_b, of_c = b.split(mixed, *self._mixed)
+        first, learned = self._conv_elements, self.learned
+        out = b.scan(of_x, of_b, of_c, dt, *learned, self.shape, layer=self.layer, first=first)
+        out = b.gate(out, z, GateKind.SILU)
+        run = self._inner // self.norm_runs
+        out = b.norm(out, self.norm, self.eps, head_width=run, own_gains=True)
+        return b.linear(out, self.o)
+
+    @property
+    def _name(self) -> str:
+        """The prefix of the stored names."""
+        return f"layers.{self.layer}.mamba"
+
+    def _projection(self, name: str, role: Role, *, first: int, count: int) -> Tensor:
+        """Rows of the one tensor that holds all projections of the input."""
+        rows = self._inner + sum(self._mixed) + self.shape.heads
+        source = f"{self.source}.in_proj.weight"
+        stored = Stored(source, (rows, self.hidden), first=first, count=count)
+        return projection(f"{self._name}.{name}", (stored,), role, self.layer)
+
+    def _vector(self, name: str, source: str, length: int, neutral: float = 1.0) -> Tensor:
+        stored = Stored(f"{self.source}.{source}", (length,))
+        return vector(f"{self._name}.{name}", stored, layer=self.layer, neutral=neutral)
