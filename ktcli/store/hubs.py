@@ -191,7 +191,7 @@ class ModelScope:
 
     def __init__(self) -> None:
         self.endpoint = _modelscope_endpoint()
-        # Read when the client is imported: its five attempts take up to a minute, in silence; ours are in `patience`.
+        # Read when the client is imported: its five attempts take up to a minute, in silence; ours are in `retrying`.
         os.environ.setdefault("MODELSCOPE_API_MAX_RETRIES", "1")
         os.environ.setdefault("MODELSCOPE_REPO_TREE_PAGE_MAX_ATTEMPTS", "2")
 

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from ktcli.errors import HubError
 from ktcli.store import tokens
 from ktcli.store.partial import CHUNK_BYTES, Located, PartialFile
-from ktcli.store.patience import retry_after
+from ktcli.store.retrying import retry_after
 from ktcli.threads import Daemon
 
 CONNECTIONS = 8
