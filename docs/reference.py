@@ -1,5 +1,6 @@
 """Writes docs/commands.md and docs/kt.1, the man page: every command, option, setting and exit code; and the same
-as data, with formats, families, models and pages, for kt-mini to learn (profiles/kt-mini/recipe/facts/tables.json).
+as data, with formats, families, models and pages, for kt-mini to learn (profiles/kt-mini/recipe/facts/tables.json) and
+to be told where it has not learned them (profiles/kt-mini/rows.json).
 
     python docs/reference.py
 
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +30,8 @@ from ktcli.weights.formats import FORMATS
 
 HERE = Path(__file__).parent
 PAGE, MANUAL = HERE / "commands.md", HERE / "kt.1"
-DATA = HERE.parent / "profiles" / "kt-mini" / "recipe" / "facts" / "tables.json"
+RECIPE = HERE.parent / "profiles" / "kt-mini" / "recipe"
+DATA = RECIPE / "facts" / "tables.json"
 TITLE = "talk to Mixture-of-Experts models far larger than your VRAM, on one machine"
 ORDER = "A variable of the environment comes before the settings file, an option of the command line before both."
 DASH = r"\-"  # a hyphen that is a part of a word to type
@@ -257,3 +261,4 @@ if __name__ == "__main__":
     DATA.write_text(data(), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
     MANUAL.write_text(manual(), encoding="utf-8")
+    subprocess.run([sys.executable, RECIPE / "lookup.py"], check=True)

@@ -45,6 +45,7 @@ def rendered(
         return texts.control.joined(opened, str(messages[-1]["content"]))
 
     said, given = normalized(messages, variables, texts.can)
+    said = texts.rows.told(said, context) if texts.rows else said
     try:
         return whole(said)
     except ConversationRefused:

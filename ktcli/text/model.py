@@ -6,9 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ktcli.resources import data_path
+from ktcli.store.entry import BUILTIN
 from ktcli.text.capabilities import Capabilities
 from ktcli.text.control import ControlTokens
 from ktcli.text.files import read_json
+from ktcli.text.rows import KnownRows, read_rows
 from ktcli.text.settings import Settings, read_settings, read_stop_ids
 from ktcli.text.template import ChatTemplate, load_template
 from ktcli.text.tokenizer import Tokenizer, load_tokenizer
@@ -23,6 +26,7 @@ class TextModel:
         stop_ids: the ids of tokens that end an answer.
         settings: the model's own settings.
         response_template: how the checkpoint says that its answers are read, unchecked; None: it does not.
+        rows: what it is told of kt's tables, where a question names a row; None: it is not the built-in model.
         can: what its chat template can do.
     """
 
@@ -32,6 +36,7 @@ class TextModel:
     stop_ids: frozenset[int]
     settings: Settings
     response_template: Any = None
+    rows: KnownRows | None = None
     can: Capabilities = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -51,6 +56,7 @@ def read_text_model(
     """Returns the text files of a model, read; it is cheap, so it comes before weights are converted or loaded.
 
     Args:
+        name: of the model; the built-in one is told what kt's tables say today.
         allow_special: whether texts of a conversation may give control tokens.
         tokenizer: the model's, if it was read before.
     Raises:
@@ -62,4 +68,5 @@ def read_text_model(
     control = ControlTokens(tokenizer, allowed=allow_special)
     config = folder / "tokenizer_config.json"
     answers = read_json(config).get("response_template") if config.is_file() else None
-    return TextModel(tokenizer, control, template, stop_ids, read_settings(folder), answers)
+    rows = read_rows(data_path("profiles", BUILTIN)) if name == BUILTIN else None
+    return TextModel(tokenizer, control, template, stop_ids, read_settings(folder), answers, rows)

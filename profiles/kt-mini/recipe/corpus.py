@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 from dialogues import Dialogues, Turn, sum_turn
+from lookup import TOLD
 from phrases import Phrases, TooClose, held_out_questions
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -107,7 +108,8 @@ class Corpus:
         ids: list[int] = []
         weights: list[float] = []
         while len(ids) < length:
-            more, w = self.encode(self.talk(stream, length), whole=stream == "sums")
+            turns = self.talk(stream, length)
+            more, w = self.encode(turns, whole=stream == "sums" or is_told(turns))
             ids += more
             weights += w
         return ids[:length], weights[:length]
@@ -124,8 +126,8 @@ class Corpus:
         """Ids and weights of a conversation, in the form of the chat template.
 
         The first words of an answer decide which fact it is; they weigh most. The rest is learned quickly,
-        so most conversations break off in their last answer (without an end token). Sums are `whole`: there the
-        last words decide.
+        so most conversations break off in their last answer (without an end token). Sums are `whole`, and so are
+        answers that were told: there the last words decide.
         """
         texts = self.tokenizer.encode_batch([t for _, t in turns], add_special_tokens=False)
         ids, weights = [BOS], [0.0]
@@ -147,6 +149,11 @@ class Corpus:
         if not whole and n_rest > 0 and self.rng.random() < 0.8:
             return ids[: -n_rest - 1], weights[: -n_rest - 1]
         return ids, weights
+
+
+def is_told(turns: list[Turn]) -> bool:
+    """Is the last answer of a conversation one that a system turn has told?"""
+    return any(role == "system" and text == TOLD + turns[-1][1] for role, text in turns[-3:])
 
 
 def sample_text(n: int, seed: int = 0) -> Iterator[str]:

@@ -11,7 +11,9 @@ import re
 from collections.abc import Callable
 from itertools import accumulate
 
-from phrases import Phrases, pick
+import tables
+from lookup import lookup, told
+from phrases import Fact, Phrases, made_up, pick
 
 Turn = tuple[str, str]  # role, text
 SMALL = (
@@ -142,6 +144,7 @@ SIGNS = {
     "-": ("-", "minus", "-", "less"),
     "*": ("*", "times", "x", "multiplied by", "*"),
 }
+LOOKED_UP = 0.9  # share of the questions that name a row which are told it, as all are in kt
 TOO_LARGE = "That is too hard for me: I only add, subtract and multiply small whole numbers."
 
 
@@ -376,11 +379,13 @@ class Dialogues:
     def __init__(self, phrases: Phrases) -> None:
         self.phrases = phrases
         self.kinds: list[tuple[float, Callable[[random.Random], list[Turn]]]] = [
-            (0.40, self.fact_turn),
-            (0.32, self.row_turn),
-            (0.16, self.decline_turn),
-            (0.12, self.smalltalk_turn),
+            (0.34, self.fact_turn),
+            (0.22, self.row_turn),
+            (0.22, self.invented_turn),
+            (0.13, self.decline_turn),
+            (0.09, self.smalltalk_turn),
         ]
+        self.known = lookup(phrases)
         self.rows = [f for f in phrases.facts if f.id in f.rows]
         self.cumulative, self.cumulative_rows = (
             list(accumulate(f.weight for f in facts)) for facts in (phrases.facts, self.rows)
@@ -396,7 +401,12 @@ class Dialogues:
         question = type_it(self.phrases.draw(fact, rng), rng)
         while self.phrases.too_close(question):
             question = type_it(self.phrases.draw(fact, rng), rng)
-        return [("user", question), ("assistant", fact.answer)]
+        found = self.known.find(question) if rng.random() < LOOKED_UP else None
+        if not found:
+            return [("user", question), ("assistant", fact.answer)]
+        same = tables.flags(found)[:1] == tables.flags(fact.answer)[:1] != []
+        answer = found if same and fact.id in fact.rows else fact.answer
+        return [told(found), ("user", question), ("assistant", answer)]
 
     def fact_turn(self, rng: random.Random) -> list[Turn]:
         """About kt, its commands, concepts, models and kt-mini itself."""
@@ -405,6 +415,52 @@ class Dialogues:
     def row_turn(self, rng: random.Random) -> list[Turn]:
         """A row of kt's tables that only its table answers for: most are new since the last training."""
         return self.ask(rng.choices(self.rows, cum_weights=self.cumulative_rows)[0], rng)
+
+    def invented_turn(self, rng: random.Random) -> list[Turn]:
+        """A row that no table has, told before the question, like those newer than the weights."""
+        fact = self.invented(rng)
+        question = self.phrases.draw(fact, rng)
+        question = question[0].upper() + question[1:] if rng.random() < 0.4 else question
+        question += rng.choice(("", "?", "?", "."))
+        return [told(fact.answer), ("user", question), ("assistant", fact.answer)]
+
+    def invented(self, rng: random.Random) -> Fact:
+        """A fact about a command, an option, a setting or a model that does not exist."""
+        word, other = (
+            rng.choice(self.phrases.words["word"])
+            if rng.random() < 0.6
+            else made_up(rng, joined=True)
+            for _ in range(2)
+        )
+        command = f"kt {word}" if rng.random() < 0.7 else f"kt {word} {other}"
+        flag = f"--{word}" if rng.random() < 0.5 else f"--{word}-{other}"
+        number = rng.randint(0, 999)
+        meaning = self.meaning(rng)
+        kind, name, answer = rng.choice(
+            (
+                ("command", command, f"{command}: {meaning}"),
+                ("command", command, f"{command} {other.upper()} {meaning}"),
+                ("flag", flag, f"{flag} {other.upper()} (kt {other}): {meaning}"),
+                ("flag", flag, f"{flag}: {meaning} Default: {rng.choice((other, str(number)))}."),
+                ("flag", f"KT_{word.upper()}", f"{flag} or KT_{word.upper()} (setting {word}): {meaning}"),
+                ("slash", f"/{word}", f"/{word} [{other.upper()}] in the chat: {meaning}"),
+                ("code", f"exit code {number}", f"Exit code {number} of kt means: {meaning}"),
+                ("model", f"{word}-{number}b", f"kt plan {word}-{number}b says whether it fits: {meaning}"),
+                ("concept", f"{word}{number}", f"{word}{number} is {meaning}"),
+            )
+        )  # fmt: skip
+        return Fact("invented", answer.replace("[", "").replace("]", ""), kind, (name,))
+
+    def meaning(self, rng: random.Random) -> str:
+        """A sentence as rows have, some words of which are replaced."""
+        words = rng.choice(self.rows).answer.partition(": ")[2].split() or ["it", "helps."]
+        start = rng.randrange(len(words)) if rng.random() < 0.4 else 0
+        words = words[start:] + (rng.choice(self.rows).answer.split() if start else [])
+        changed = [
+            rng.choice(self.phrases.words["word"]) if rng.random() < 0.25 else word
+            for word in words[: rng.randint(4, 32)]
+        ]
+        return " ".join(changed).rstrip(".;:,?!") + "."
 
     def decline_turn(self, rng: random.Random) -> list[Turn]:
         """Something kt-mini does not know."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import random
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -19,11 +20,15 @@ from typing import Any
 
 import checkpoint
 import torch
-from corpus import ASSISTANT, BOS, END, USER, read_text, stdlib_files
+from corpus import ASSISTANT, BOS, END, SYSTEM, USER, common_words, read_text, stdlib_files
+from dialogues import Dialogues
+from lookup import TOLD, lookup
 from model import Weights, forward
 from phrases import Fact, Phrases, expand
 from tokenizers import Tokenizer
 from torch.nn import functional as F
+
+from ktcli.text.rows import KnownRows, Row
 
 TESTS = Path(__file__).parents[3] / "tests"
 
@@ -60,6 +65,17 @@ class Judge:
         self.w, self.bias, self.shape = checkpoint.load(folder)
         self.w = rounded(self.w, how) if how else self.w
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.phrases = Phrases(lambda question: False, common_words())
+        self.known = lookup(self.phrases)
+
+    def turn(self, role: int, text: str) -> list[int]:
+        """The ids of one turn."""
+        return [role, *self.tokenizer.encode(text, add_special_tokens=False).ids, END]
+
+    def told(self, question: str) -> list[int]:
+        """The ids of the turn that tells what the question names; none where it names nothing."""
+        found = self.known.find(question)
+        return self.turn(SYSTEM, TOLD + found) if found else []
 
     @torch.no_grad()
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
@@ -67,12 +83,12 @@ class Judge:
         return forward(self.w, self.bias, ids, self.shape)[0] @ self.w["lm_head"].T
 
     @torch.no_grad()
-    def answers(self, questions: list[str], limit: int = 56) -> list[str]:
-        """Greedy answers, all questions side by side; shorter prompts are filled on the right."""
-        prompts = [
-            [BOS, USER, *self.tokenizer.encode(q, add_special_tokens=False).ids, END, ASSISTANT]
-            for q in questions
-        ]
+    def answers(self, questions: list[str], limit: int = 90) -> list[str]:
+        """Greedy answers, all questions side by side; shorter prompts are filled on the right.
+
+        As in kt, a question that names a row of the tables is told it.
+        """
+        prompts = [[BOS, *self.told(q), *self.turn(USER, q), ASSISTANT] for q in questions]
         rows = [list(p) for p in prompts]
         live = set(range(len(rows)))
         for _ in range(limit):
@@ -128,7 +144,7 @@ def report_questions(judge: Judge, *, verbose: bool) -> None:
 def report_rows(judge: Judge, *, verbose: bool) -> None:
     """Share of the rows of kt's tables, by kind, whose answer begins rightly when asked what the row is."""
     kinds: dict[str, list[Fact]] = defaultdict(list)
-    for fact in Phrases(lambda question: False).facts:
+    for fact in judge.phrases.facts:
         if fact.rows:
             kinds[fact.rows[0].split()[0]].append(fact)
     for kind, facts in sorted(kinds.items()):
@@ -141,6 +157,16 @@ def report_rows(judge: Judge, *, verbose: bool) -> None:
         for question, answer, ok in zip(questions, answers, begins, strict=True):
             if verbose and not ok:
                 print(f"   Q {question}\n   A {answer}")
+
+
+def report_invented(judge: Judge, n: int = 200) -> None:
+    """Share of rows that no table has, told to the model, that it says to the last letter when asked what they are."""
+    made, rng = Dialogues(judge.phrases), random.Random(2027)
+    facts = [made.invented(rng) for _ in range(n)]
+    judge.known = KnownRows(Row(((f.names[0].lower(),),), f.answer) for f in facts)
+    answers = judge.answers([f"what is {f.names[0]}?" for f in facts])
+    right = [f.answer == a for f, a in zip(facts, answers, strict=True)]
+    print(f"invented   {sum(right)} of {n} rows said to the last letter")
 
 
 def parity(folder: Path, judge: Judge) -> float:
@@ -186,6 +212,7 @@ def main() -> None:
     report_questions(judge, verbose=args.verbose)
     if not args.round:
         report_rows(judge, verbose=args.verbose)
+        report_invented(judge)
     nll, size = judge.perplexity(args.tokens)
     print(
         f"held-out standard library: {nll:.4f} nats per token, "

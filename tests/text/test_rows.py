@@ -1,0 +1,98 @@
+"""What a question names in kt's own tables, and what the built-in model is told of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ktcli.commands.cli.table import COMMANDS
+from ktcli.dialogue.rendering import rendered
+from ktcli.errors import BadCheckpoint
+from ktcli.resources import data_path
+from ktcli.store.entry import BUILTIN
+from ktcli.text.model import read_text_model
+from ktcli.text.rows import FILE, MAX_CHARACTERS, TOLD, KnownRows, Row, read_rows
+
+MINI = data_path("profiles", BUILTIN)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> KnownRows:
+    return read_rows(MINI)
+
+
+def named(*names: str) -> KnownRows:
+    """Rows with one name each, which say it."""
+    return KnownRows(Row((tuple(name.split(" & ")),), name) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("question", "found"),
+    [
+        ("what does kt bench do?", "kt bench"),
+        ("What does KT Bench Decode do", "kt bench decode"),
+        ("kt bench decode --json?", "kt bench decode & --json"),
+        ("kt bench --json?", "--json"),
+        ("what is --json-lines?", None),
+        ("what does ---json mean", None),
+        ("is docs/model a page", None),
+        ("what does /model do?", "/model"),
+        ("`/model`", "/model"),
+        ("what are /models", None),
+        ("is qwen3 a name", "qwen3"),
+        ("is qwen3-30b-a3b a name", "qwen3-30b-a3b"),
+        ("is qwen3-30b a name", None),
+        ("is qwen3.5 a name", None),
+        ("I mean qwen3.", "qwen3"),
+        ("hello", None),
+        ("", None),
+        ("what is --json " + "x" * MAX_CHARACTERS, None),
+    ],
+)
+def test_what_is_named_most_exactly_is_found(question: str, found: str | None) -> None:
+    both = "kt bench decode & --json"
+    rows = named("kt bench", "kt bench decode", "--json", both, "/model", "qwen3", "qwen3-30b-a3b")
+    assert rows.find(question) == found
+
+
+def test_each_row_is_found_by_its_names(shipped: KnownRows) -> None:
+    """A name of several rows, as an option of several commands, finds one of them."""
+    rows = json.loads((MINI / FILE).read_text())["rows"]
+    texts = {text for _, text in rows}
+    first = [(names[0], text) for names, text in rows]
+    found = [shipped.find(f"what is {' '.join(name)}?") for name, _ in first]
+    assert set(found) <= texts
+    assert sum(a == text for a, (_, text) in zip(found, first, strict=True)) >= 0.9 * len(rows)
+
+
+def test_each_command_of_the_help_is_found(shipped: KnownRows) -> None:
+    for name, row in COMMANDS.items():
+        text = shipped.find(f"what does kt {name} do?")
+        assert not row.summary or (text is not None and "kt " in text), name
+
+
+def test_only_questions_are_told_and_a_growing_conversation_keeps_its_beginning() -> None:
+    rows = named("--seed")
+    turns = [
+        {"role": "system", "content": "what is --seed?"},
+        {"role": "user", "content": "what is --seed?"},
+        {"role": "assistant", "content": "it is --seed"},
+        {"role": "user", "content": "and what else"},
+    ]
+    told = rows.told(turns, 512)
+    assert told == [turns[0], {"role": "system", "content": TOLD + "--seed"}, *turns[1:]]
+    assert rows.told(turns[:2], 512) == told[:3]
+    assert rows.told(turns, 2) == turns  # more than fits is not looked at
+
+
+def test_only_the_built_in_model_is_told() -> None:
+    question = [{"role": "user", "content": "what does kt serve do?"}]
+    texts = {name: read_text_model(name, MINI) for name in (BUILTIN, "another")}
+    said = {name: rendered(each, question, {}, 512).text for name, each in texts.items()}
+    assert TOLD in said[BUILTIN] and TOLD not in said["another"]
+
+
+def test_damaged_rows_are_one_sentence(tmp_path) -> None:
+    with pytest.raises(BadCheckpoint, match=FILE):
+        read_rows(tmp_path)
