@@ -28,7 +28,7 @@ from ktcli.store import heat, library, places
 from ktcli.store.entry import BUILTIN
 from ktcli.store.places import EntryKind
 from ktcli.text.model import read_text_model
-from ktcli.text.rows import FILE, KnownRows, Row, read_rows
+from ktcli.text.rows import FILE, KnownRow, KnownRows, read_rows
 from ktcli.text.settings import Settings
 
 Ask = Callable[[str], str]
@@ -115,7 +115,7 @@ def test_what_is_newer_than_the_weights_is_answered(backend: LocalBackend) -> No
         "/lamp": "/lamp [COLOUR] in the chat: switch the lamp on, in a colour. Without one: off.",
         "exit code 77": "Exit code 77 of kt means: the moon was in the way.",
     }
-    rows = KnownRows(Row(((name,),), text) for name, text in new.items())
+    rows = KnownRows(KnownRow(((name,),), text) for name, text in new.items())
     told = LocalBackend("kt-mini", backend.engine, replace(backend.texts, rows=rows))
     settings = Settings(SamplingSettings(greedy=True), max_tokens=200)
     for name, text in new.items():

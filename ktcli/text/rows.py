@@ -22,7 +22,7 @@ MAX_CHARACTERS = 400  # of a question that is looked at: one that is longer asks
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class KnownRow:
     """What is to be said of a thing, and how it is named.
 
     Attributes:
@@ -41,7 +41,7 @@ class KnownRows:
         rows: those that come first are taken where a question names several as exactly.
     """
 
-    def __init__(self, rows: Iterable[Row]) -> None:
+    def __init__(self, rows: Iterable[KnownRow]) -> None:
         self._rows = tuple(rows)
         words = {word for row in self._rows for name in row.names for word in name}
         longest = sorted(words, key=lambda word: (-len(word), word))
@@ -102,6 +102,6 @@ def read_rows(folder: Path) -> KnownRows:
         BadCheckpoint: there is no such file, or it is damaged.
     """
     return KnownRows(
-        Row(tuple(tuple(name) for name in names), text)
+        KnownRow(tuple(tuple(name) for name in names), text)
         for names, text in read_json(folder / FILE)["rows"]
     )

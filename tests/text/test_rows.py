@@ -12,7 +12,7 @@ from ktcli.errors import BadCheckpoint
 from ktcli.resources import data_path
 from ktcli.store.entry import BUILTIN
 from ktcli.text.model import read_text_model
-from ktcli.text.rows import FILE, MAX_CHARACTERS, TOLD, KnownRows, Row, read_rows
+from ktcli.text.rows import FILE, MAX_CHARACTERS, TOLD, KnownRow, KnownRows, read_rows
 
 MINI = data_path("profiles", BUILTIN)
 
@@ -24,7 +24,7 @@ def shipped() -> KnownRows:
 
 def named(*names: str) -> KnownRows:
     """Rows with one name each, which say it."""
-    return KnownRows(Row((tuple(name.split(" & ")),), name) for name in names)
+    return KnownRows(KnownRow((tuple(name.split(" & ")),), name) for name in names)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from phrases import Fact, Phrases, expand
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
-from ktcli.text.rows import KnownRows, Row
+from ktcli.text.rows import KnownRow, KnownRows
 
 TESTS = Path(__file__).parents[3] / "tests"
 
@@ -163,7 +163,7 @@ def report_invented(judge: Judge, n: int = 200) -> None:
     """Share of rows that no table has, told to the model, that it says to the last letter when asked what they are."""
     made, rng = Dialogues(judge.phrases), random.Random(2027)
     facts = [made.invented(rng) for _ in range(n)]
-    judge.known = KnownRows(Row(((f.names[0].lower(),),), f.answer) for f in facts)
+    judge.known = KnownRows(KnownRow(((f.names[0].lower(),),), f.answer) for f in facts)
     answers = judge.answers([f"what is {f.names[0]}?" for f in facts])
     right = [f.answer == a for f, a in zip(facts, answers, strict=True)]
     print(f"invented   {sum(right)} of {n} rows said to the last letter")

@@ -15,16 +15,16 @@ from collections.abc import Iterator
 import tables
 from phrases import Fact, Phrases
 
-from ktcli.text.rows import FILE, TOLD, KnownRows, Row
+from ktcli.text.rows import FILE, TOLD, KnownRow, KnownRows
 
 PATH = tables.HERE.parent / FILE
 # What is named most exactly comes first.
 ORDER = ("option", "setting", "variable", "code", "slash", "format", "command", "model", "page", "family")  # fmt: skip
 
 
-def known_rows(of_rows: dict[str, Fact]) -> list[Row]:
+def known_rows(of_rows: dict[str, Fact]) -> list[KnownRow]:
     """The rows that kt looks up, from the facts that answer for the tables' rows by key."""
-    made = [Row(tuple(names), of_rows[key].answer) for key, names in _named().items()]
+    made = [KnownRow(tuple(names), of_rows[key].answer) for key, names in _named().items()]
     return [row for row in made if row.names]
 
 
