@@ -33,7 +33,7 @@ _SPARSE: dict[str, Any] = {
 }
 
 
-_BARE = (".bias", "ssm_a", "exp_probs_b")
+_BARE = (".bias", "ssm_a", "ssm_d", "exp_probs_b")
 
 
 def family(
@@ -392,6 +392,105 @@ FAMILIES += (
         rope__freq_base_swa=5000.0,
         swiglu_clamp_exp=[0.0, 0.0, 0.0, 0.5],
         swiglu_clamp_shexp=[0.0, 0.0, 0.5, 0.0],
+    ),
+)
+# ---- Mamba-2 -------------------------------------------------------------------------------------
+
+_SSM_HEADS, _SSM_GROUPS = 8, 2
+_INNER = 2 * HIDDEN
+_SSM_DIM = _INNER + 2 * _SSM_GROUPS * _STATE
+_SSM2: dict[str, Any] = {
+    "ssm__conv_kernel": 4,
+    "ssm__state_size": _STATE,
+    "ssm__group_count": _SSM_GROUPS,
+    "ssm__time_step_rank": _SSM_HEADS,
+    "ssm__inner_size": _INNER,
+}
+_MAMBA: Shapes = {
+    "attn_norm": (HIDDEN,),
+    "ssm_in": (_INNER + _SSM_DIM + _SSM_HEADS, HIDDEN),
+    "ssm_conv1d": (_SSM_DIM, 4),
+    "ssm_conv1d.bias": (_SSM_DIM,),
+    "ssm_dt.bias": (_SSM_HEADS,),
+    "ssm_a": (_SSM_HEADS, 1),
+    "ssm_d": (_SSM_HEADS, 1),
+    "ssm_norm": (_SSM_GROUPS, _INNER // _SSM_GROUPS),
+    "ssm_out": (HIDDEN, _INNER),
+}
+_LATENT = 128
+
+
+def _ungated(width: int, end: str = "", hidden: int = HIDDEN) -> Shapes:
+    return {f"ffn_up{end}": (width, hidden), f"ffn_down{end}": (hidden, width)}
+
+
+def _ungated_experts(latent: int) -> Shapes:
+    """Experts without gates, which read and give rows of a latent space; 0: of the residual."""
+    through = {"ffn_latent_down": (latent, HIDDEN), "ffn_latent_up": (HIDDEN, latent)}
+    own = _ungated(WIDTH, "_exps", latent or HIDDEN)
+    return {
+        "attn_norm": (HIDDEN,),
+        "ffn_gate_inp": (EXPERTS, HIDDEN),
+        "exp_probs_b.bias": (EXPERTS,),
+        **{name: (EXPERTS, *shape) for name, shape in own.items()},
+        **_ungated(WIDTH, "_shexp"),
+        **(through if latent else {}),
+    }
+
+
+_NEMOTRON: dict[str, Any] = {
+    **_SSM2,
+    "attention__head_count_kv": [0, 0, KV_HEADS, 0],
+    "attention__layer_norm_epsilon": 1e-6,  # as beside the same of RMS norms in published files
+}
+_NEMOTRON_MOE: dict[str, Any] = {
+    **_NEMOTRON,
+    **{name: value for name, value in _SIGMOID.items() if name != "leading_dense_block_count"},
+    "feed_forward_length": [0, WIDTH, 0, WIDTH],
+    "expert_group_count": 1,
+}
+
+
+def _nemotron(mlp: Shapes) -> Callable[[int], Shapes]:
+    return lambda i: (_MAMBA, mlp, attention(), mlp)[i]
+
+
+def _granite_hybrid(i: int) -> Shapes:
+    own = attention() if i == 2 else _MAMBA
+    return {**own, "ffn_norm": (HIDDEN,), **sparse(shared=128)}
+
+
+FAMILIES += (
+    family("nemotron_h_moe", 12, _nemotron(_ungated_experts(0)), **_NEMOTRON_MOE),
+    replace(
+        family(
+            "nemotron_h_moe",
+            2,
+            _nemotron(_ungated_experts(_LATENT)),
+            **_NEMOTRON_MOE,
+            moe_latent_size=_LATENT,
+        ),
+        name="nemotron_h_moe-latent",
+    ),
+    family(
+        "nemotron_h",
+        16,
+        _nemotron({"attn_norm": (HIDDEN,), **_ungated(WIDTH)}),
+        **_NEMOTRON,
+        feed_forward_length=[0, WIDTH, 0, WIDTH],
+    ),
+    family(
+        "granitehybrid",
+        1,
+        _granite_hybrid,
+        **_SSM2,
+        **_SHARED,
+        attention__head_count_kv=[0, 0, KV_HEADS, 0],
+        rope__scaling__finetuned=False,
+        embedding_scale=3.0,
+        attention__scale=0.05,
+        residual_scale=0.5,
+        logit_scale=2.0,
     ),
 )
 # llama.cpp's build 11549 reads this file, names, shapes and facts, but divides by zero before it computes anything.

@@ -39,6 +39,7 @@ MIMO, HUNYUAN, GRANITE = (
 
 
 LINEAR = BY_NAME["qwen3-next"]
+NEMOTRON, HYBRID = BY_NAME["nemotron-3-super"], BY_NAME["granite-4-h"]
 DEEP = {"num_hidden_layers": 512, "layer_types": None, "mlp_layer_types": None}
 KIMI, LING_2 = BY_NAME["kimi-linear"], BY_NAME["ling-2"]
 OMNI, ERNIE_VL = BY_NAME["qwen3-omni"], BY_NAME["ernie4.5-vl"]
@@ -66,6 +67,11 @@ def ernie(**changes: Any) -> dict[str, Any]:
 
 def kimi(**part: Any) -> dict[str, Any]:
     return {"linear_attn_config": part, "layer_types": None}
+
+
+def pattern(letters: Any) -> dict[str, Any]:
+    """Nemotron's layers as the hub lists them, instead of transformers' list."""
+    return {"hybrid_override_pattern": letters, "layers_block_type": None}
 
 
 HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
@@ -268,6 +274,26 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (NEXT, glm(hc_mult=17), "hc_mult is 17"),
     (NEXT, glm(attention_bias=True), "attention_bias True"),
     (NEXT, glm(model_type="llama"), "model_type 'llama'"),
+    (NEMOTRON, {"layers_block_type": ["moe", "mamba", "rwkv"]}, "layers_block_type 'rwkv'"),
+    (NEMOTRON, {"layers_block_type": [["moe"]]}, "layers_block_type"),
+    (NEMOTRON, {"layers_block_type": []}, "layers_block_type is not a list"),
+    (NEMOTRON, {"num_hidden_layers": 9}, "num_hidden_layers is 9, but 6 layers are listed"),
+    (NEMOTRON, pattern("MEMQ"), "hybrid_override_pattern is 'MEMQ', not a letter"),
+    (NEMOTRON, pattern(""), "hybrid_override_pattern is ''"),
+    (NEMOTRON, pattern(["M"]), "hybrid_override_pattern"),
+    (NEMOTRON, pattern(None), "layers_block_type and hybrid_override_pattern are missing"),
+    (NEMOTRON, {"mamba_num_heads": 7, "n_groups": 2}, "mamba_num_heads is 7, not a multiple of 2"),
+    (NEMOTRON, {"time_step_limit": [0.0]}, "time_step_limit is not a list of two numbers"),
+    (NEMOTRON, {"time_step_limit": [2.0, 1.0]}, r"time_step_limit is 2\.\.1"),
+    (NEMOTRON, {"time_step_limit": [0.0, "all"]}, "time_step_limit.* is 'all', not a number"),
+    (NEMOTRON, {"moe_latent_size": 0}, "moe_latent_size is 0"),
+    (NEMOTRON, {"mlp_hidden_act": "silu"}, "mlp_hidden_act 'silu'"),
+    (NEMOTRON, {"use_bias": True}, "use_bias True"),
+    (NEMOTRON, {"n_shared_experts": 2}, "n_shared_experts 2"),
+    (HYBRID, {"layer_types": ["mamba", "rwkv"] * 2}, "layer_types 'rwkv'"),
+    (HYBRID, {"layer_types": ["mamba"]}, "layer_types is not a list of 4"),
+    (HYBRID, {"mamba_d_head": 24}, "mamba_n_heads x mamba_d_head 192 is not supported"),
+    (HYBRID, {"mamba_n_heads": 0}, "mamba_n_heads is 0"),
 ]
 
 

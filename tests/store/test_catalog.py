@@ -51,6 +51,8 @@ COUNTED = {
     "gpt-oss-20b": (20.9e9, 19.1e9),
     "gpt-oss-120b": (116.8e9, 114.7e9),
     "mimo-v2-flash": (308.8e9, 302.8e9),
+    "nemotron-3-nano-30b-a3b": (31.6e9, 29.4e9),
+    "nemotron-3-super-120b-a12b": (120.67e9, 112.7e9),
 }
 
 
@@ -80,7 +82,7 @@ def test_a_repository_means_its_profile(name: str) -> None:
 
 
 # Families of which no repository on ModelScope is known for certain.
-ONLY_ON_HUGGING_FACE = {"afmoe", "axk1", "exaone_moe", "laguna"}
+ONLY_ON_HUGGING_FACE = {"afmoe", "axk1", "exaone_moe", "granitemoehybrid", "laguna"}
 
 
 def test_every_family_has_a_published_repository_on_both_hubs() -> None:

@@ -108,6 +108,12 @@ def ahead(name: str, config: Mapping[str, Any], model: Model) -> Iterator[float]
             yield 0 if name == "glm-4.6" else table
         case "qwen3_next":
             yield whole + (2 * hidden + 3) * hidden * BF16
+        case "nemotron_h" if layers:  # its layers are two, which are one part each
+            kinds = config["mtp_hybrid_override_pattern"]
+            more = build({**config, "hybrid_override_pattern": kinds, "num_hidden_layers": 2})
+            fresh = {n: s for n, s in pieces(more).items() if ".layers." in n}
+            yield sum(prod(s) * per(n, s) for n, s in fresh.items())
+            yield (2 * hidden + 3) * hidden * BF16
         case "deepseek_v4":  # a layer of the window alone
             more = build({**config, "num_hidden_layers": config["num_hidden_layers"] + 1})
             known = pieces(model)

@@ -7,7 +7,7 @@ specification of GGUF and from llama.cpp's converters and loaders.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ktcli.models.config import Fields
@@ -96,6 +96,71 @@ _DELTA_NAMES = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
     **_SHARED_EXPERT,
+}
+_MAMBA: Rows = {
+    "conv_kernel": ("ssm.conv_kernel", int),
+    "ssm_state_size": ("ssm.state_size", int),
+    "n_groups": ("ssm.group_count", int),
+}
+
+
+def _mamba_names(layer: str) -> Names:
+    return {
+        "ssm_in": f"{layer}.in_proj",
+        "ssm_conv1d": f"{layer}.conv1d",
+        "ssm_dt.bias": f"{layer}.dt_bias",
+        "ssm_a": f"{layer}.A_log",
+        "ssm_d": f"{layer}.D",
+        "ssm_norm": f"{layer}.norm",
+        "ssm_out": f"{layer}.out_proj",
+    }
+
+
+_NEMOTRON = Architecture(
+    "nemotron_h",
+    {**_MAMBA, "layer_norm_epsilon": ("attention.layer_norm_rms_epsilon", float)},
+    changes=facts.nemotron,
+    by_layer=("num_key_value_heads", "intermediate_size"),
+    gating=SIGMOID,
+    body=("backbone.", "lm_head"),
+    names={
+        "token_embd.weight": "embeddings.weight",
+        "output_norm.weight": "norm_f.weight",
+        "attn_norm": "norm",
+        **_mamba_names("mixer"),
+        **{f"attn_{of}": f"mixer.{of}_proj" for of in "qkv"},
+        "attn_output": "mixer.o_proj",
+        "ffn_gate_inp": "mixer.gate",
+        "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+        "ffn_latent_down": "mixer.fc1_latent_proj",
+        "ffn_latent_up": "mixer.fc2_latent_proj",
+        **{
+            f"ffn_{part}{end}": f"mixer.{of}{part}_proj"
+            for part in ("up", "down")
+            for end, of in (("", ""), ("_exps", "experts.{e}."), ("_shexp", "shared_experts."))
+        },
+    },
+    views=lambda config: facts.RATES_AND_RUNS,
+)
+_NEMOTRON_EXPERTS: Rows = {
+    **_EXPERTS,
+    **_DEEPSEEK,
+    "moe_shared_expert_intermediate_size": ("expert_shared_feed_forward_length", int),
+    "moe_latent_size": ("moe_latent_size", int),
+}
+_GRANITE: Rows = {
+    "num_experts_per_tok": ("expert_used_count", int),
+    "shared_intermediate_size": ("expert_shared_feed_forward_length", int),
+    "embedding_multiplier": ("embedding_scale", float),
+    "attention_multiplier": ("attention.scale", float),
+    "residual_multiplier": ("residual_scale", float),
+    "logits_scaling": ("logit_scale", float),
+}
+_GRANITE_NAMES = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    **{f"ffn_{p}_exps": f"block_sparse_moe.experts.{{e}}.{p}_proj" for p in _PARTS},
+    **{f"ffn_{p}_shexp": f"shared_mlp.{p}_proj" for p in ("gate", "up")},
+    "ffn_down_shexp": "shared_mlp.output_linear",
 }
 _QWEN3_MOE: Rows = {**_EXPERTS, "num_experts": ("expert_count", int)}
 _QWEN_MOE: Rows = {**_QWEN3_MOE, **_SHARED_WIDTH}
@@ -252,25 +317,30 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "granitemoe": Architecture(
         "granitemoe",
-        {
-            "num_local_experts": ("expert_count", int),
-            "num_experts_per_tok": ("expert_used_count", int),
-            "shared_intermediate_size": ("expert_shared_feed_forward_length", int),
-            "embedding_multiplier": ("embedding_scale", float),
-            "attention_multiplier": ("attention.scale", float),
-            "residual_multiplier": ("residual_scale", float),
-            "logits_scaling": ("logit_scale", float),
-        },
+        {**_GRANITE, "num_local_experts": ("expert_count", int)},
         {"rope_interleave": True},
         changes=facts.granite,
         gating=SOFTMAX,
-        names={
-            "ffn_gate_inp": "block_sparse_moe.router.layer",
-            **{f"ffn_{p}_exps": f"block_sparse_moe.experts.{{e}}.{p}_proj" for p in _PARTS},
-            **{f"ffn_{p}_shexp": f"shared_mlp.{p}_proj" for p in ("gate", "up")},
-            "ffn_down_shexp": "shared_mlp.output_linear",
-        },
+        names=_GRANITE_NAMES,
     ),
+    "granitehybrid": Architecture(
+        "granitemoehybrid",
+        {**_GRANITE, **_MAMBA},
+        {"rope_interleave": True},
+        changes=facts.granite_hybrid,
+        by_layer=("num_key_value_heads",),
+        gating=SOFTMAX,
+        names={
+            **_GRANITE_NAMES,
+            **_mamba_names("mamba"),
+            **{f"ffn_{p}": f"shared_mlp.{p}_proj" for p in ("gate", "up")},
+            "ffn_down": "shared_mlp.output_linear",
+        },
+        views=lambda config: facts.RATES_AND_RUNS,
+    ),
+    # Without experts (Nemotron-H, Nemotron Nano 2), and with them (Nemotron 3).
+    "nemotron_h": _NEMOTRON,
+    "nemotron_h_moe": replace(_NEMOTRON, rows={**_NEMOTRON.rows, **_NEMOTRON_EXPERTS}),
     "exaone-moe": Architecture(
         "exaone_moe",
         {**_EXPERTS, **_DEEPSEEK, "sliding_window": ("attention.sliding_window", int)},

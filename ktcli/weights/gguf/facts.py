@@ -140,6 +140,57 @@ def delta(m: Metadata) -> dict[str, Any]:
     return given
 
 
+def _mamba(m: Metadata) -> dict[str, Any]:
+    """The facts of layers with Mamba-2, and of the attention of the others."""
+    heads = m.whole("ssm.time_step_rank", high=MAX_HEADS)
+    return {
+        "mamba_num_heads": heads,
+        "mamba_head_dim": m.whole("ssm.inner_size") // max(heads, 1),
+        "num_key_value_heads": m.most("attention.head_count_kv"),
+        "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in m.entries),
+    }
+
+
+_NEMOTRON_PARTS = (
+    ("ssm_in", "linear_attention"),
+    ("attn_q", "full_attention"),
+    ("ffn_gate_inp", "moe"),
+    ("ffn_up", "mlp"),
+)
+
+
+def nemotron(m: Metadata) -> dict[str, Any]:
+    """The facts of Nemotron 3 and Nemotron-H, each of whose layers is what its tensors are."""
+    kinds = []
+    for i in range(m.layers):
+        found = (kind for of, kind in _NEMOTRON_PARTS if f"blk.{i}.{of}.weight" in m.entries)
+        if (kind := next(found, None)) is None:
+            raise BadCheckpoint(f"{m.fields.where}: layer {i} has no tensors of a part of Nemotron")
+        kinds.append(kind)
+    return _mamba(m) | {
+        "layers_block_type": kinds,
+        "intermediate_size": m.most("feed_forward_length"),
+        "norm_topk_prob": m.flag("expert_weights_norm", False),
+    }
+
+
+def granite_hybrid(m: Metadata) -> dict[str, Any]:
+    """The facts of Granite 4, some of which have no experts but the shared one."""
+    kinds = ("attention", "mamba")
+    mamba = (f"blk.{i}.ssm_in.weight" in m.entries for i in range(m.layers))
+    given = _mamba(m)
+    alone = m.entries.get("blk.0.ffn_up.weight")
+    if alone and alone.shape:
+        given["shared_intermediate_size"] = alone.shape[0]
+    return given | {
+        "layer_types": [kinds[each] for each in mamba],
+        "mamba_d_head": given.pop("mamba_head_dim"),
+        "mamba_expand": m.whole("ssm.inner_size") // max(m.whole("embedding_length"), 1),
+        "num_local_experts": m.whole("expert_count", 0),
+        "position_embedding_type": "rope" if m.flag("rope.scaling.finetuned", True) else "nope",
+    }
+
+
 def windows(m: Metadata) -> dict[str, Any]:
     """The layers that have a window, where the file lists them."""
     key, kinds = "attention.sliding_window_pattern", (_FULL, _SLIDING)
@@ -220,6 +271,16 @@ NORMS_LESS_ONE = {
         "language_model.model.norm",
         "self_attn.index_q_norm",
         "self_attn.index_k_norm",
+    )
+}
+
+
+RATES_AND_RUNS = {
+    f"{layer}.{name}": view
+    for layer in ("mixer", "mamba")
+    for name, view in (
+        ("A_log", TensorView(value=log_of_rate)),
+        ("norm.weight", TensorView(in_runs=True)),
     )
 }
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from hashlib import sha256
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -142,15 +143,17 @@ class Gguf(OpenFiles):
                 f"{name} in {part.file} is stored as {entry.dtype}, which kt cannot convert",
                 hint=f"of GGUF files kt reads {', '.join(STORAGES)}: take a release that has only these",
             )
-        if shape is not None and _significant(entry.shape) != _significant(shape):
+        view = self._views.get(below_layer(name))
+        stored = (prod(entry.shape),) if view and view.in_runs else entry.shape
+        if shape is not None and _significant(stored) != _significant(shape):
             raise BadCheckpoint(
                 f"{name} in {part.file} has the shape {list(entry.shape)}, "
                 f"the metadata asks for {list(shape)}",
                 hint=HINT,
             )
-        storage, view = STORAGES[entry.dtype], self._views.get(below_layer(name))
+        storage = STORAGES[entry.dtype]
         seen = Viewed(storage, view) if view else storage
-        shape = entry.shape if shape is None else shape
+        shape = stored if shape is None else shape
         scale = self.parts.get(name.removesuffix(".weight") + SCALE)
         if scale is None:
             self._require_no_scale(name, part)

@@ -43,6 +43,11 @@ class Metadata:
         """Returns the integer of a key, checked to be in 0..`high`."""
         return self._of(key).whole(self._name(key), low=0, high=high, default=default)
 
+    def most(self, key: str) -> int:
+        """Returns the largest integer of a key of which layers may have different ones."""
+        listed = self.fields.values.get(self._name(key))
+        return max(self.each(key, int)) if isinstance(listed, list) else self.whole(key)
+
     def number(self, key: str, default: float | None = None) -> float:
         """Returns the number of a key, rounded to the precision of f32."""
         value = self._of(key).number(self._name(key), low=-1e30, high=1e30, default=default)

@@ -114,12 +114,14 @@ class TensorView:
         rows, columns: where they are in the file; None: in their places.
         value: returns the tensor's numbers from the file's.
         sharing: how many tensors have as many rows each of one tensor of the file.
+        in_runs: whether the file has a vector as rows, one behind the other.
     """
 
     rows: Order | None = None
     columns: Order | None = None
     value: Callable[[Matrix], Matrix] | None = None
     sharing: int = 1
+    in_runs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,6 +203,15 @@ BAD: dict[str, tuple[GgufCase, str]] = {
     "no key heads": (changed("qwen35", ssm__group_count=0), "linear_num_key_heads"),
     "wide heads": (changed("qwen35", ssm__state_size=1 << 20), "linear_key_head_dim"),
     "no width of heads": (changed("qwen35", ssm__inner_size=0), "linear_value_head_dim"),
+    "states where there are none": (
+        replace(BY_NAME["qwen3vl"], architecture="nemotron_h"),
+        "nemotron_h.ssm.time_step_rank is missing",
+    ),
+    "a list of heads that is short": (
+        changed("nemotron_h", attention__head_count_kv=[0, 2]),
+        "head_count_kv is not a list of 4 layers",
+    ),
+    "other rows of states": (changed("granitehybrid", ssm__state_size=32), "has the shape"),
     "other widths of heads": (changed("qwen35", ssm__state_size=32), "has the shape"),
 }
 
