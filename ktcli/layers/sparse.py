@@ -33,6 +33,7 @@ class SparseMlp:
         shared_bias: whether gate, up and down of the shared expert have biases (DeepSeek-V2's `mlp_bias`).
         biases: whether router and experts have biases (gpt-oss).
         by_id: the number of token ids in the table that gives a token's experts; 0: the router chooses them.
+        scale: the factor of the sum of experts and shared expert.
         layer, name, source: see `DenseMlp`.
     """
 
@@ -48,6 +49,7 @@ class SparseMlp:
     shared_bias: bool = False
     biases: bool = False
     by_id: int = 0
+    scale: float = 1.0
     layer: int = 0
     name: str = ""
     source: str = ""
@@ -189,4 +191,5 @@ class SparseMlp:
         if shared is not None and self.shared_gate:
             shared = b.gate(shared, gate)
         mixed = b.collect(started)
-        return mixed if shared is None else b.add(mixed, shared)
+        mixed = mixed if shared is None else b.add(mixed, shared)
+        return mixed if self.scale == 1.0 else b.scale(mixed, self.scale)

@@ -113,7 +113,7 @@ static inline void ev_delta_layer(everything *e, kt_view x)
     kt_program *p = e->program;
     kt_view mixed = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS), gates = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS);
     kt_view out = make_view(p, 32, KT_ROWS_TOKENS);
-    kt_conv conv = {2, e->conv, 0};
+    kt_conv conv = {2, e->conv, 0, 0};
     kt_delta rule = {2, 1, 16, 16, e->log_rate, e->log_rate, EV_HIDDEN * sizeof(float), 0};
     e->state_bytes = EV_HIDDEN * sizeof(float) + 2 * 16 * 16 * sizeof(float);
     OK(kt_program_conv(p, mixed, x, &conv), kt_program_error(p));

@@ -21,7 +21,7 @@ from ktcli.ops.tensors import ceil_to
 
 @dataclass(frozen=True, slots=True)
 class Conv(Operation):
-    """Convolves each column causally over the last rows of its sequence, and applies silu.
+    """Convolves each column causally over the last rows of its sequence, and applies silu unless `linear`.
 
     weight [1, W * N] holds rows of N columns for the last W rows of x, the oldest first. The state is W - 1 rows and
     begins with f32 element `first` of the layer's, a multiple of 16."""
@@ -35,6 +35,7 @@ class Conv(Operation):
     _: KW_ONLY
     layer: StateOf
     first: StateFirst = 0
+    linear: bool = False
 
     @property
     def width(self) -> int:

@@ -73,6 +73,7 @@ _TORCH: Mapping[str, Kernel] = {
     "collapse": hyper.collapse,
     "expand": hyper.expand,
     "scale": functions.scale,
+    "temper": functions.temper,
 }
 
 

@@ -51,15 +51,16 @@ class States:
         self.memory[:, first : first + flat.shape[1]].index_copy_(0, self.slots[1], flat)
 
 
-def conv(x: Tensor, weight: Tensor, *, rows: Rows, state: States) -> Tensor:
-    """Returns silu(sum over i of weight[i] * row t - W + 1 + i) of x [T, N], weight [W * N] -> [T, N]."""
+def conv(x: Tensor, weight: Tensor, linear: bool = False, *, rows: Rows, state: States) -> Tensor:
+    """Returns silu(sum over i of weight[i] * row t - W + 1 + i) of x [T, N], weight [W * N] -> [T, N]; the sum alone
+    if `linear`."""
     taps, run, columns = weight.view(-1, x.shape[1]), rows.run, x.shape[1]
     before = state.read((len(taps) - 1, columns))
     wide = torch.cat((before, x.reshape(-1, run, columns)), 1)
     state.write(wide[:, run:])
     mixed = sum(wide[:, i : i + run] * tap for i, tap in enumerate(taps))
     assert isinstance(mixed, Tensor)
-    return silu(mixed).reshape(x.shape)
+    return (mixed if linear else silu(mixed)).reshape(x.shape)
 
 
 def delta(
