@@ -13,6 +13,7 @@ from ktcli.layers.kimi_delta import KimiDelta
 from ktcli.layers.latent import LatentAttention
 from ktcli.layers.mamba2 import Mamba2
 from ktcli.layers.mlp import DenseMlp
+from ktcli.layers.short_conv import ShortConv
 from ktcli.layers.sparse import SparseMlp
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import Access, ModelPart
@@ -28,6 +29,7 @@ Attention = (
     | KimiDelta
     | CompressedAttention
     | Mamba2
+    | ShortConv
 )
 Mlp = DenseMlp | SparseMlp
 USUAL_NORMS = "input_layernorm", "post_attention_layernorm"
@@ -51,9 +53,25 @@ class Multipliers:
 NO_MULTIPLIERS = Multipliers()
 
 
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """The way from a layer's input to its output.
+
+    Attributes:
+        parallel: MLP reads what attention reads, instead of what it made: one norm is before both (Cohere).
+        centred: norms subtract the mean: LayerNorm without a bias instead of RMSNorm.
+    """
+
+    parallel: bool = False
+    centred: bool = False
+
+
+SEQUENTIAL = Wiring()
+
+
 @dataclass(frozen=True)
 class DecoderLayer:
-    """A decoder layer: x + attention(norm(x)), then x + mlp(norm(x)).
+    """A decoder layer: x + attention(norm(x)), then x + mlp(norm(x)); or as its wiring says.
 
     Attributes:
         attention, mlp: its two parts; None: the layer has only the other one (Nemotron).
@@ -61,7 +79,7 @@ class DecoderLayer:
         after: names of norms of these outputs (Trinity); "": there is none.
         source: checkpoint prefix, e.g. "model.layers.3".
         norm_plus: the number added to the weights of its norms.
-        norm_names: names of its norms, below `source`.
+        norm_names: names of its norms, below `source`; "": there is none (FlexOlmo).
         mixers: the hyper-connections around attention and MLP; None: each is added to the residual.
     """
 
@@ -76,6 +94,7 @@ class DecoderLayer:
     mixers: tuple[HyperConnection, HyperConnection] | None = None
     added: float = 1.0
     after: tuple[str, str] = NO_NORMS
+    wiring: Wiring = SEQUENTIAL
 
     @cached_property
     def parts(self) -> tuple[Attention | Mlp, ...]:
@@ -83,22 +102,19 @@ class DecoderLayer:
         return tuple(part for part in (self.attention, self.mlp) if part is not None)
 
     @cached_property
-    def norms(self) -> tuple[Tensor, ...]:
-        """The gains [hidden] of the norms before each part."""
-        return tuple(self._norm(f"{of}_norm", source) for of, source in self._own(self.norm_names))
+    def norms(self) -> tuple[Tensor | None, ...]:
+        """The gains [hidden] of the norms before each part; None where there is no norm."""
+        return self._norms("norm", self.norm_names)
 
     @cached_property
     def norms_after(self) -> tuple[Tensor | None, ...]:
         """The gains [hidden] of the norms of each part's output; None where there is no norm."""
-        return tuple(
-            self._norm(f"{of}_norm_after", source) if source else None
-            for of, source in self._own(self.after)
-        )
+        return self._norms("norm_after", self.after)
 
-    def _own(self, names: tuple[str, str]) -> tuple[tuple[str, str], ...]:
-        """Returns (short name of a part, its entry of names) for each part that there is."""
+    def _norms(self, kind: str, names: tuple[str, str]) -> tuple[Tensor | None, ...]:
         both = ("attn", names[0], self.attention), ("mlp", names[1], self.mlp)
-        return tuple((of, name) for of, name, part in both if part is not None)
+        own = [(of, source) for of, source, part in both if part is not None]
+        return tuple(self._norm(f"{of}_{kind}", source) if source else None for of, source in own)
 
     def _norm(self, name: str, source: str) -> Tensor:
         stored = _stored_norm(self.source, source, self.hidden, self.norm_plus)
@@ -108,7 +124,9 @@ class DecoderLayer:
     def tensors(self) -> tuple[Tensor, ...]:
         """The stored tensors of the layer: MLP, attention, norms and hyper-connections."""
         mixed = [tensor for mixer in self.mixers or () for tensor in mixer.tensors]
-        norms = (*self.norms, *(norm for norm in self.norms_after if norm))
+        norms = [norm for norm in (*self.norms, *self.norms_after) if norm]
+        if self.wiring.centred:
+            norms += [_zeros(norm) for norm in norms]
         own = [tensor for part in reversed(self.parts) for tensor in part.tensors]
         return (*own, *norms, *mixed)
 
@@ -134,17 +152,27 @@ class DecoderLayer:
 
     def forward(self, b: Backend, x: Value) -> Value:
         """Returns the residual after the layer, of the shape of the residual x before it."""
+        if self.wiring.parallel:
+            entered = self._entered(b, x, 0)
+            for block in self.parts:
+                x = b.add(x, block.forward(b, entered))
+            return x
         for i, block in enumerate(self.parts):
             if self.mixers is None:
-                inner = block.forward(b, b.norm(x, self.norms[i], self.eps))
+                inner = block.forward(b, self._entered(b, x, i))
                 if after := self.norms_after[i]:
                     inner = b.norm(inner, after, self.eps)
                 x = b.add(x, scaled(b, inner, self.added))
             else:
                 entered, leaving = self.mixers[i].enter(b, x)
-                inner = block.forward(b, b.norm(entered, self.norms[i], self.eps))
+                inner = block.forward(b, self._entered(b, entered, i))
                 x = b.expand(x, inner, leaving)
         return x
+
+    def _entered(self, b: Backend, x: Value, i: int) -> Value:
+        """Returns what part i reads of the residual x."""
+        norm = self.norms[i]
+        return x if norm is None else normed(b, x, norm, self.eps, self.wiring)
 
 
 @dataclass(frozen=True)
@@ -159,6 +187,7 @@ class Decoder:
         embedding_name, norm_name: the names of the embedding and of the last norm, below the body.
         mixer: makes one stream of the residual's several; None: there is only one.
         multipliers: factors of embedded rows and logits; the layers have their own.
+        wiring: how the last norm is; the layers have their own.
     """
 
     hidden: int
@@ -173,6 +202,7 @@ class Decoder:
     norm_name: str = "norm"
     mixer: HyperConnection | StreamMean | None = None
     multipliers: Multipliers = NO_MULTIPLIERS
+    wiring: Wiring = SEQUENTIAL
 
     @cached_property
     def embedding(self) -> Tensor:
@@ -210,7 +240,8 @@ class Decoder:
         """The stored tensors: embedding, layers in order, mixer, final norm, head."""
         inner = tuple(tensor for layer in self.layers for tensor in layer.tensors)
         mixed = self.mixer.tensors if self.mixer else ()
-        return (self.embedding, *inner, *mixed, self.norm, self.head)
+        zeros = (_zeros(self.norm),) if self.wiring.centred else ()
+        return (self.embedding, *inner, *mixed, self.norm, *zeros, self.head)
 
     @property
     def one_of_each(self) -> Decoder:
@@ -261,8 +292,21 @@ class Decoder:
             x, _ = self.mixer.enter(b, x)
         # Wide: one column of a trained head may be far larger than the others, and 8-bit activations then
         # cost more here than in all layers together (kt-mini: 0.0009 of 0.0012 nats per token).
-        x = scaled(b, b.norm(x, self.norm, self.eps), self.multipliers.logits)
+        x = normed(b, x, self.norm, self.eps, self.wiring)
+        x = scaled(b, x, self.multipliers.logits)
         return b.linear(x, self.head, reads=Reads.WIDE)
+
+
+def normed(b: Backend, x: Value, gain: Tensor, eps: float, wiring: Wiring) -> Value:
+    """Returns the rows of x normed by RMSNorm, or by LayerNorm without a bias where the wiring says so."""
+    if wiring.centred:
+        return b.layer_norm(x, gain, _zeros(gain), eps)
+    return b.norm(x, gain, eps)
+
+
+def _zeros(gain: Tensor) -> Tensor:
+    """Returns the bias of a LayerNorm of which the checkpoint has none."""
+    return replace(gain, name=f"{gain.name}_bias", sources=((),), neutral=0.0)
 
 
 def scaled(b: Backend, x: Value, by: float) -> Value:

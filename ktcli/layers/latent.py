@@ -12,7 +12,7 @@ from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import MLA_SPLIT_PAGES, LayerState
 from ktcli.ops.table.attention import MlaShape
-from ktcli.ops.table.rowwise import Rope
+from ktcli.ops.table.rowwise import Rope, Temper
 from ktcli.ops.tensors import Band, Role, Stored, Tensor, ceil_to, matrix, vector
 
 
@@ -29,6 +29,7 @@ class LatentAttention:
         inner_eps: eps of the norms of the latents. DeepSeek's code leaves them at this, whatever the config says.
         gates: gates by another projection (Ling 3); None: there are none. They exclude biases.
         o_name: checkpoint name of the last projection.
+        temper: what queries are multiplied by, by their positions (Mistral 4); None: nothing.
         chosen: the most positions that a token attends to, which an indexer chooses; 0: all.
         indexer: chooses them; None: an earlier layer's does. It needs a query latent and excludes biases.
         layer: number of the decoder layer.
@@ -45,6 +46,7 @@ class LatentAttention:
     inner_eps: float = 1e-6
     gates: OwnGates | None = None
     o_name: str = "o_proj"
+    temper: Temper | None = None
     layer: int = 0
     source: str = ""
 
@@ -220,6 +222,8 @@ class LatentAttention:
             q, index_q = b.split(q, self._q_width, self._indexer.width)
             self._indexer.forward(b, x, index_q, others[0])
         latent = b.norm(latent, self.kv_a_norm, self.inner_eps, columns=s.lora)
+        if self.temper:  # before the rotation, which attention on a device takes along
+            q = b.temper(q, self.temper.beta, self.temper.every, self.temper.shift)
         if self.rope:
             q = b.rope(q, self.rope, head_width=s.nope + s.rope, first=s.nope)
             latent = b.rope(latent, self.rope, head_width=self._latent_width, first=s.lora)

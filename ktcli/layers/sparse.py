@@ -36,6 +36,7 @@ class SparseMlp:
         shared_bias: whether gate, up and down of the shared expert have biases (DeepSeek-V2's `mlp_bias`).
         biases: whether router and experts have biases (gpt-oss).
         by_id: the number of token ids in the table that gives a token's experts; 0: the router chooses them.
+        scale: the factor of the sum of experts and shared expert.
         layer, name, source: see `DenseMlp`.
     """
 
@@ -52,6 +53,7 @@ class SparseMlp:
     biases: bool = False
     by_id: int = 0
     latent: int = 0
+    scale: float = 1.0
     layer: int = 0
     name: str = ""
     source: str = ""
@@ -218,4 +220,5 @@ class SparseMlp:
         mixed = b.collect(started)
         if self.latents:
             mixed = b.linear(mixed, self.latents[1])
-        return mixed if shared is None else b.add(mixed, shared)
+        mixed = mixed if shared is None else b.add(mixed, shared)
+        return mixed if self.scale == 1.0 else b.scale(mixed, self.scale)

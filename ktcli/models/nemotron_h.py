@@ -60,7 +60,7 @@ _PREFIXES = Prefixes(
     mlp="mixer",
     embedding="embeddings",
     norms=("norm", "norm"),
-    last_norm="norm_f",
+    norm="norm_f",
 )
 _NAMES = SparseNames((EachExpert(), EachExpert(up="experts.up_proj", down="experts.down_proj")))
 # Fields of which one value is known.

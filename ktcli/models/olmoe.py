@@ -1,4 +1,6 @@
-"""OLMoE (1B-7B): experts in every layer, q and k normalised over all heads together.
+"""OLMoE (1B-7B) and FlexOlmo (7x7B): experts in every layer, q and k normalised over all heads together.
+
+FlexOlmo has norms of the outputs of attention and experts instead of norms before them.
 
 Source: arXiv 2409.02060; transformers 5.23.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ktcli.layers.decoder import NO_NORMS
 from ktcli.layers.grouped_query import NormedQk, QkNorms
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
@@ -15,9 +18,11 @@ from ktcli.models.config import Fields
 from ktcli.models.feedforward import read_softmax_routing
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_layers
-from ktcli.models.skeleton import assemble
+from ktcli.models.skeleton import USUAL_PREFIXES, Prefixes, assemble
 
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"olmoe": {}}
+_FLEX = "flex_olmo"
+_AFTER = Prefixes(norms=NO_NORMS, after=("post_attention_layernorm", "post_feedforward_layernorm"))
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"olmoe": {}, _FLEX: {"rope_theta": 500_000.0}}
 
 cut = cut_layers
 
@@ -30,4 +35,5 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     attention = read_gqa(f, norms=QkNorms(NormedQk.ROWS), qkv_bias=bias, o_bias=bias)
     routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False))
     sparse = SparseMlp(attention.hidden, f.whole("intermediate_size"), routing)
-    return assemble(f, "olmoe", lambda _: (attention, sparse))
+    prefixes = _AFTER if f.text("model_type", "") == _FLEX else USUAL_PREFIXES
+    return assemble(f, "olmoe", lambda _: (attention, sparse), prefixes)

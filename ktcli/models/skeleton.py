@@ -12,12 +12,14 @@ from typing import Any
 from ktcli.layers.decoder import (
     NO_MULTIPLIERS,
     NO_NORMS,
+    SEQUENTIAL,
     USUAL_NORMS,
     Attention,
     Decoder,
     DecoderLayer,
     Mlp,
     Multipliers,
+    Wiring,
     below,
 )
 from ktcli.layers.hyper import HyperConnection
@@ -38,14 +40,13 @@ class Prefixes:
     """The names below which a checkpoint keeps the parts of a model.
 
     Attributes:
-        body: the prefix of "embed_tokens", "layers" and "norm".
+        body: the prefix of "embed_tokens", "layers" and the last norm.
         head: the name of the output projection.
         attention, mlp: their names below a layer.
         norm_plus: the number added to the weights of the norms before attention, MLP and head.
         ignored: patterns of names that are left out on purpose, beside those of `_LEFT_OUT`.
-        embedding: its name below the body.
-        norms: the names of the norms before attention and MLP, below a layer.
-        last_norm: the name of the norm before the head, below the body.
+        embedding, norm: the names of the embedding and of the last norm, below the body.
+        norms: the names of the norms before attention and MLP, below a layer; "": there is none.
         after: the names of the norms of their outputs; "": there is none.
     """
 
@@ -58,7 +59,7 @@ class Prefixes:
     embedding: str = "embed_tokens"
     norms: tuple[str, str] = USUAL_NORMS
     after: tuple[str, str] = NO_NORMS
-    last_norm: str = "norm"
+    norm: str = "norm"
 
 
 USUAL_PREFIXES = Prefixes()
@@ -92,6 +93,7 @@ class _Frame:
     prefixes: Prefixes
     streams: MixShape | None
     residual: float
+    wiring: Wiring
 
     def layer(self, i: int, attention: Attention | None, mlp: Mlp | None) -> DecoderLayer:
         """Puts attention and MLP, if they are there, in their place. A part that names a source lies there, below its
@@ -115,6 +117,7 @@ class _Frame:
             self._mixers(i, source),
             self.residual,
             names.after,
+            self.wiring,
         )
 
     def _mixers(self, i: int, source: str) -> tuple[HyperConnection, HyperConnection] | None:
@@ -143,6 +146,7 @@ def assemble(
     prefixes: Prefixes = USUAL_PREFIXES,
     streams: MixShape | None = None,
     multipliers: Multipliers = NO_MULTIPLIERS,
+    wiring: Wiring = SEQUENTIAL,
 ) -> DecoderModel:
     """Returns the model of a config, assembled from each layer's attention and MLP.
 
@@ -152,13 +156,14 @@ def assemble(
         prefixes: the names of the checkpoint.
         streams: the hyper-connections; None: the residual is one stream.
         multipliers: the factors of embedded rows, of the layers' outputs and of logits.
+        wiring: the way from a layer's input to its output.
     Raises:
         BadCheckpoint: a field is missing, of the wrong type, out of bounds or not supported.
     """
     f.only({"hidden_act": "silu"})
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     hidden = f.whole("hidden_size")
-    frame = _Frame(hidden, read_eps(f), prefixes, streams, multipliers.residual)
+    frame = _Frame(hidden, read_eps(f), prefixes, streams, multipliers.residual, wiring)
     decoder = Decoder(
         hidden=hidden,
         vocab=f.whole("vocab_size", high=MAX_VOCAB),
@@ -169,9 +174,10 @@ def assemble(
         head_source=prefixes.head,
         norm_plus=prefixes.norm_plus,
         embedding_name=prefixes.embedding,
-        norm_name=prefixes.last_norm,
+        norm_name=prefixes.norm,
         mixer=frame.last,
         multipliers=multipliers,
+        wiring=wiring,
     )
     context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
     ignored = _ignored(prefixes, n_layers)

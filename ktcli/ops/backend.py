@@ -30,6 +30,7 @@ from ktcli.ops.table.rowwise import (
     Select,
     Summary,
     Swiglu,
+    TemperRows,
 )
 from ktcli.ops.table.streams import Collapse, Expand, Mix, SpreadStreams
 from ktcli.ops.tensors import Tensor
@@ -79,6 +80,7 @@ class Backend(ABC):
     collapse = Call(Collapse)
     expand = Call(Expand)
     scale = Call(ScaleRows)
+    temper = Call(TemperRows)
     select = Call(Select)
 
     @abstractmethod

@@ -150,7 +150,7 @@ typedef struct kt_mqa {
 KT_API int kt_program_mqa(kt_program *program, kt_view out, kt_view q, kt_view kv, kt_view pooled,
                           const kt_mqa *shape);
 
-/* Causal convolution of each column by itself, then silu:
+/* Causal convolution of each column by itself, then silu unless `linear`:
  * out[t][c] = silu(bias[c] + sum over i < width of weight[i][c] * x[t - width + 1 + i][c])
  * over the rows of the step and those before it. State: the last width - 1 rows, [width - 1][columns] f32. */
 typedef struct kt_conv {
@@ -158,6 +158,7 @@ typedef struct kt_conv {
     const float *weight;    /* [width][columns]; the last one multiplies the row itself */
     size_t state_offset;    /* bytes into the state, multiple of 64 */
     const float *bias;      /* [columns] or NULL */
+    int32_t linear;         /* 1: without silu */
 } kt_conv;
 KT_API int kt_program_conv(kt_program *program, kt_view out, kt_view x, const kt_conv *conv);
 
@@ -285,8 +286,8 @@ typedef struct kt_swiglu {
 } kt_swiglu;
 KT_API int kt_program_swiglu(kt_program *program, kt_view out, kt_view x, const kt_swiglu *swiglu);
 
-enum kt_gate_kind { KT_GATE_SIGMOID = 0, KT_GATE_SILU = 1, KT_GATE_SOFTPLUS = 2 };
-/* out = x * sigmoid(by), x * by * sigmoid(by), or x * log(1 + e^by); by has one column for each of as many runs of
+enum kt_gate_kind { KT_GATE_SIGMOID = 0, KT_GATE_SILU = 1, KT_GATE_SOFTPLUS = 2, KT_GATE_LINEAR = 3 };
+/* out = x * sigmoid(by), x * by * sigmoid(by), x * log(1 + e^by), or x * by; by has one column for each of as many runs of
  * columns of x: for each column, for each head, or one for all of a row's. */
 typedef struct kt_gate {
     int32_t kind;           /* KT_GATE_* */
@@ -327,6 +328,14 @@ typedef struct kt_scale {
     float by;
 } kt_scale;
 KT_API int kt_program_scale(kt_program *program, kt_view out, kt_view x, const kt_scale *scale);
+
+/* out = x * (1 + beta * log(1 + floor((position + shift) / every))), by the position of the row;  out may equal x. */
+typedef struct kt_temper {
+    float beta;
+    int64_t every;          /* positions, from 1 on */
+    int64_t shift;          /* from 0 on */
+} kt_temper;
+KT_API int kt_program_temper(kt_program *program, kt_view out, kt_view x, const kt_temper *temper);
 
 /* x += deferred; nothing in a step with defer 0. What experts over a deferred routing gave joins the others here. */
 KT_API int kt_program_carry(kt_program *program, kt_view x, kt_view deferred);

@@ -1,4 +1,4 @@
-/* elementwise.c - what is done to each row by itself: embed, norm, rope, swiglu, gate, add, scale, select.
+/* elementwise.c - what is done to each row by itself: embed, norm, rope, swiglu, gate, add, scale, temper, select.
  *
  * Every thread does the rows it owns, so a chain of these needs no barrier. The arithmetic is in the
  * kernels; here are only the loops over rows and heads, and the checks.
@@ -233,7 +233,7 @@ int kt_program_rope(kt_program *p, kt_view x, const kt_rope *rope)
     return KT_OK;
 }
 
-/* ---- swiglu, gate, add, scale, select ----------------------------------------------------------- */
+/* ---- swiglu, gate, add, scale, temper, select --------------------------------------------------- */
 
 int program_glu(kt_program *p, const char *name, const kt_glu *given, kt_glu *glu)
 {
@@ -290,6 +290,18 @@ static void softplus_run(const void *arg, worker *w)
     }
 }
 
+static void multiply_run(const void *arg, worker *w)
+{
+    const rowwise *o = arg;
+    int64_t t, last;
+    for (own_rows(w, o->domain, &t, &last); t < last; t++) {
+        const float *x = view_row(w, o->a, t), *by = view_row(w, o->b, t);
+        float *out = view_row(w, o->out, t);
+        for (int64_t c = 0; c < o->out.width; c++)
+            out[c] = x[c] * by[c / o->head_width];
+    }
+}
+
 static void gate_run(const void *arg, worker *w)
 {
     const rowwise *o = arg;
@@ -320,12 +332,12 @@ int kt_program_gate(kt_program *p, kt_view out, kt_view x, kt_view by, const kt_
         return failed;
     if (x.width != out.width || x.width % by.width != 0)
         return program_fail(p, KT_ERR_SHAPE, "gate: %d columns by %d to %d", x.width, by.width, out.width);
-    if (kind < KT_GATE_SIGMOID || kind > KT_GATE_SOFTPLUS)
+    if (kind < KT_GATE_SIGMOID || kind > KT_GATE_LINEAR)
         return program_fail(p, KT_ERR_RANGE, "gate: kind %d", kind);
     int one = by.width < x.width;       /* for a run */
     rowwise o = {.out = out, .a = x, .b = by, .head_width = x.width / by.width, .gate = {one, kind}};
-    if (kind == KT_GATE_SOFTPLUS)
-        return record(p, softplus_run, &o, OWN_ROWS);
+    if (kind == KT_GATE_SOFTPLUS || kind == KT_GATE_LINEAR)
+        return record(p, kind == KT_GATE_LINEAR ? multiply_run : softplus_run, &o, OWN_ROWS);
     o.head_width = one ? o.head_width : x.width;        /* as many columns as a kernel takes at once */
     return record(p, gate_run, &o, OWN_ROWS);
 }
@@ -387,6 +399,38 @@ int kt_program_scale(kt_program *p, kt_view out, kt_view x, const kt_scale *s)
     if (!isfinite(s->by))
         return program_fail(p, KT_ERR_RANGE, "scale: by %g", (double)s->by);
     return record(p, scale_run, &(rowwise){.out = out, .a = x, .by = s->by}, OWN_ROWS);
+}
+
+static void temper_run(const void *arg, worker *w)
+{
+    const rowwise *o = arg;
+    int64_t t, last;
+    for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
+        const float *x = view_row(w, o->a, t);
+        float *y = view_row(w, o->out, t), by = 1 + o->by * logf(1 + (float)((position_of(w, t) + o->first) / o->dim));
+        for (int64_t c = 0; c < o->out.width; c++)
+            y[c] = x[c] * by;
+    }
+}
+
+int kt_program_temper(kt_program *p, kt_view out, kt_view x, const kt_temper *s)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "temper x", x, KT_ROWS_TOKENS);
+    if (!failed)
+        failed = program_check_view(p, "temper out", out, KT_ROWS_TOKENS);
+    if (!failed)
+        failed = program_check_overlap(p, "temper", out, x, 1);
+    if (failed)
+        return failed;
+    if (x.width != out.width)
+        return program_fail(p, KT_ERR_SHAPE, "temper: %d columns to %d", x.width, out.width);
+    if (!isfinite(s->beta) || s->every < 1 || s->shift < 0 || s->shift > MAX_COLUMNS)
+        return program_fail(p, KT_ERR_RANGE, "temper: beta %g every %lld positions shifted by %lld", (double)s->beta,
+                            (long long)s->every, (long long)s->shift);
+    return record(p, temper_run, &(rowwise){.out = out, .a = x, .by = s->beta, .dim = s->every, .first = s->shift},
+                  OWN_ROWS);
 }
 
 static void select_run(const void *arg, worker *w)

@@ -19,7 +19,7 @@
 
 typedef struct conv {
     kt_view out, in;
-    int32_t width;
+    int32_t width, linear;
     const float *weight, *bias;
     const float *zeros;             /* [columns]: rows before the first */
     size_t offset;
@@ -34,6 +34,16 @@ static const float *conv_row(const conv *o, const worker *w, const kt_run *run, 
     return state ? state + (o->width - 1 + t) * o->in.width : o->zeros;
 }
 
+/* out[c] = bias[c] + sum over i of rows[i][c] * weight[i][c], i < width and c < n: few of a step, so no kernel has it. */
+static void convolve(const float *const *rows, const float *weight, const float *bias, int64_t width, int64_t n,
+                     float *restrict out)
+{
+    memcpy(out, bias, (size_t)n * sizeof *out);
+    for (int64_t i = 0; i < width; i++)
+        for (int64_t c = 0; c < n; c++)
+            out[c] += rows[i][c] * weight[i * n + c];
+}
+
 static void conv_run(const void *arg, worker *w)
 {
     const conv *o = arg;
@@ -44,7 +54,7 @@ static void conv_run(const void *arg, worker *w)
         int64_t t = position_of(w, row) - run->start;
         for (int64_t i = 0; i < o->width; i++)
             rows[i] = conv_row(o, w, run, row - t, t - kept + i);
-        w->kernels->conv(rows, o->weight, o->bias, o->width, columns, view_row(w, o->out, row));
+        (o->linear ? convolve : w->kernels->conv)(rows, o->weight, o->bias, o->width, columns, view_row(w, o->out, row));
         for (int64_t i = 0; t == run->n_tokens - 1 && i < kept; i++)
             memcpy(state_after(w, run, o->offset) + i * columns, rows[i + 1], (size_t)columns * sizeof(float));
     }
@@ -70,8 +80,8 @@ int kt_program_conv(kt_program *p, kt_view out, kt_view x, const kt_conv *given)
     float *zeros = o ? program_new(p, row) : NULL;
     if (!zeros)
         return failed ? failed : KT_ERR_MEMORY;
-    *o = (conv){.out = out, .in = x, .width = given->width, .weight = given->weight, .zeros = zeros,
-                .bias = given->bias ? given->bias : zeros, .offset = given->state_offset};
+    *o = (conv){.out = out, .in = x, .width = given->width, .linear = given->linear, .weight = given->weight,
+                .zeros = zeros, .bias = given->bias ? given->bias : zeros, .offset = given->state_offset};
     program_operation(p);
     program_phase(p, conv_run, o);
     program_touch_view(p, x, ANY_ROWS);

@@ -113,7 +113,7 @@ static inline void ev_delta_layer(everything *e, kt_view x)
     kt_program *p = e->program;
     kt_view mixed = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS), gates = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS);
     kt_view out = make_view(p, 32, KT_ROWS_TOKENS);
-    kt_conv conv = {2, e->conv, 0, NULL};
+    kt_conv conv = {2, e->conv, 0, NULL, 0};
     kt_delta rule = {2, 1, 16, 16, e->log_rate, e->log_rate, EV_HIDDEN * sizeof(float), 0};
     kt_scan scan = {2, 1, 16, 16, e->log_rate, e->log_rate, e->log_rate, 0, INFINITY,
                     (EV_HIDDEN + 2 * 16 * 16) * sizeof(float)};

@@ -1,4 +1,4 @@
-/* test_elementwise.c - embed, norm, rope, swiglu, gate, add, scale and select against plain loops, on every ISA row,
+/* test_elementwise.c - embed, norm, rope, swiglu, gate, add, scale, temper and select against plain loops, on every ISA row,
  * for one token and for many, with views inside wider buffers. */
 #include "check.h"
 
@@ -6,7 +6,7 @@ enum { MOST = 9, VOCAB = 50, HEADS = 3, HEAD = 24, ROPE = 16, WIDE = HEADS * HEA
 
 typedef struct fixture {
     kt_program *p;
-    kt_view table, centred, normed, heads, all, rotated[2], gated, act, open[3], sum, scaled, picked;
+    kt_view table, centred, normed, heads, all, rotated[2], gated, act, open[4], sum, scaled, tempered, picked;
     uint16_t *rows;
     float *wide_rows;       /* the same */
     float gain[HEAD], full_gain[WIDE], inv_freq[ROPE / 2];
@@ -31,6 +31,7 @@ static void record(fixture *f, kt_pool *pool)
     f->centred = make_view(p, WIDE, KT_ROWS_TOKENS);
     f->sum = make_view(p, WIDE, KT_ROWS_TOKENS);
     f->scaled = make_view(p, WIDE, KT_ROWS_TOKENS);
+    f->tempered = make_view(p, WIDE, KT_ROWS_TOKENS);
     f->picked = make_view(p, WIDE, KT_ROWS_OUTPUTS);
     f->gated = make_view(p, 96, KT_ROWS_TOKENS);
     f->act = make_view(p, GATED, KT_ROWS_TOKENS);
@@ -53,7 +54,7 @@ static void record(fixture *f, kt_pool *pool)
         OK(kt_program_rope(p, f->rotated[i], &rope), kt_program_error(p));
     }
     OK(kt_program_swiglu(p, f->act, f->gated, &(kt_swiglu){0}), kt_program_error(p));
-    for (int i = 0; i < 3; i++) {   /* each column by another, all by one, and runs of eight; each kind */
+    for (int i = 0; i < 4; i++) {   /* each column by another, all by one, and runs of eight; each kind */
         f->open[i] = make_view(p, GATED, KT_ROWS_TOKENS);
         kt_view by = {f->gated.buffer, 50, i == 2 ? GATED / 8 : i ? 1 : GATED};
         OK(kt_program_gate(p, f->open[i], f->act, by, &(kt_gate){.kind = i}), kt_program_error(p));
@@ -62,6 +63,7 @@ static void record(fixture *f, kt_pool *pool)
     OK(kt_program_add(p, f->sum, f->sum, f->table), kt_program_error(p));
     OK(kt_program_scale(p, f->scaled, f->sum, &(kt_scale){.by = 0.707f}), kt_program_error(p));
     OK(kt_program_scale(p, f->scaled, f->scaled, &(kt_scale){.by = -3}), kt_program_error(p));
+    OK(kt_program_temper(p, f->tempered, f->sum, &(kt_temper){.beta = 0.3f, .every = 4, .shift = 1}), kt_program_error(p));
     OK(kt_program_select(p, f->picked, f->sum), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
 }
@@ -119,6 +121,10 @@ static void compare_row(const fixture *f, int64_t t, int64_t position, int32_t i
     expect_layer_norm(x, f->full_gain, WIDE, 1e-6, centred);
     close_to("layer_norm", row_of(f->p, f->centred, t), centred, WIDE);
     close_to("add", row_of(f->p, f->sum, t), want, WIDE);
+    double by = 1 + (double)0.3f * log(1 + floor((double)(position + 1) / 4)), tempered[WIDE];
+    for (int i = 0; i < WIDE; i++)
+        tempered[i] = want[i] * by;
+    close_to("temper", row_of(f->p, f->tempered, t), tempered, WIDE);
     for (int i = 0; i < WIDE; i++)
         want[i] *= -3 * (double)0.707f;
     close_to("scale", row_of(f->p, f->scaled, t), want, WIDE);
@@ -140,10 +146,11 @@ static void compare_row(const fixture *f, int64_t t, int64_t position, int32_t i
         want[i] = g / (1 + exp(-g)) * u;
     }
     close_to("swiglu", row_of(f->p, f->act, t), want, GATED);
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < 4; k++) {
         for (int i = 0; i < GATED; i++) {
             double by = (double)gated[50 + (k == 2 ? i / 8 : k ? 0 : i)];
-            double opened = k == KT_GATE_SOFTPLUS ? log1p(exp(by)) : (k ? by : 1) / (1 + exp(-by));
+            double opened = k == KT_GATE_LINEAR ? by
+                : k == KT_GATE_SOFTPLUS ? log1p(exp(by)) : (k ? by : 1) / (1 + exp(-by));
             want[i] = (double)row_of(f->p, f->act, t)[i] * opened;
         }
         close_to("gate", row_of(f->p, f->open[k], t), want, GATED);

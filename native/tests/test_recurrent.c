@@ -9,10 +9,12 @@ typedef struct shape {
     int heads, key_heads, dk, dv, width, per_key;
     float lowest;
     int scans;                  /* the state space model instead of the rule, behind a convolution with a bias */
+    int linear;
 } shape;
 
-static const shape shapes[] = {{4, 2, 24, 40, 4, 0, 0, 0}, {3, 3, 20, 72, 3, 0, -1.5f, 0}, {2, 1, 33, 16, 2, 1, 0, 0},
-                               {1, 1, 64, 144, 4, 1, -5, 0}, {4, 2, 24, 40, 4, 0, 0, 1}, {2, 1, 33, 72, 3, 0, 0, 1}};
+static const shape shapes[] = {{4, 2, 24, 40, 4, 0, 0, 0, 0}, {3, 3, 20, 72, 3, 0, -1.5f, 0, 1},
+                               {2, 1, 33, 16, 2, 1, 0, 0, 1}, {1, 1, 64, 144, 4, 1, -5, 0, 0},
+                               {4, 2, 24, 40, 4, 0, 0, 1, 0}, {2, 1, 33, 72, 3, 0, 0, 1, 1}};
 static const float dt_min = 0.4f, dt_max = 0.9f;    /* softplus of what is drawn is less, between, and more */
 
 enum { STATES = 3 };
@@ -64,7 +66,7 @@ static void record(fixture *f, kt_pool *pool)
     f->out = make_view(p, f->values, KT_ROWS_TOKENS);
     f->rule_at = ((size_t)(f->columns * (s->width - 1)) * sizeof(float) + 63) / 64 * 64;
     f->state_bytes = f->rule_at + (size_t)(s->heads * s->dk * ((s->dv + 15) / 16 * 16)) * sizeof(float);
-    kt_conv conv = {s->width, f->weight, 0, s->scans ? f->conv_bias : NULL};
+    kt_conv conv = {s->width, f->weight, 0, s->scans ? f->conv_bias : NULL, s->linear};
     kt_scan scan = {s->heads, s->key_heads, s->dk, s->dv, f->log_rate, f->bias, f->skip, dt_min, dt_max, f->rule_at};
     kt_delta rule = {s->heads, s->key_heads, s->dk, s->dv, f->log_rate, f->bias, f->rule_at, s->lowest};
     kt_view q = part(f->mixed, 0, f->keys), k = part(f->mixed, f->keys, f->keys);
@@ -87,7 +89,7 @@ static void expect_conv(const fixture *f, int t, double *out)
             int row = t - f->s.width + 1 + i;
             sum += row < 0 ? 0 : (double)f->weight[i * f->columns + c] * (double)f->x[row][c];
         }
-        out[c] = sum / (1 + exp(-sum));
+        out[c] = f->s.linear ? sum : sum / (1 + exp(-sum));
     }
 }
 
@@ -248,9 +250,9 @@ static void check_refused(void)
     kt_program_free(f.p);
     kt_program *p = make_program(pool, 4, 0, 0);
     kt_view a = make_view(p, 64, KT_ROWS_TOKENS), b = make_view(p, 64, KT_ROWS_TOKENS);
-    kt_conv conv = {1, f.weight, 0, NULL};
+    kt_conv conv = {1, f.weight, 0, NULL, 0};
     REFUSED(kt_program_conv(p, a, b, &conv), KT_ERR_SHAPE, kt_program_error(p), "over 1 rows");
-    conv = (kt_conv){4, f.weight, 32, NULL};
+    conv = (kt_conv){4, f.weight, 32, NULL, 0};
     REFUSED(kt_program_conv(p, a, b, &conv), KT_ERR_SHAPE, kt_program_error(p), "state_offset 32");
     REFUSED(kt_program_conv(p, a, a, &conv), KT_ERR_SHAPE, kt_program_error(p), "overlap");
     kt_delta rule = {2, 1, 8, 16, f.log_rate, f.bias, 0, 0};

@@ -1,4 +1,4 @@
-"""OLMoE."""
+"""OLMoE, FlexOlmo."""
 
 from families.case import COMMON, Case
 
@@ -12,4 +12,7 @@ _BASE = {
     "max_position_embeddings": 512,
 }
 
-CASES = (Case("olmoe", "olmoe", "Olmoe", _BASE),)
+CASES = (
+    Case("olmoe", "olmoe", "Olmoe", _BASE),
+    Case("flex-olmo", "flex_olmo", "FlexOlmo", {**_BASE, "pad_token_id": None}),
+)

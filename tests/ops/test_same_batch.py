@@ -211,9 +211,17 @@ def pooling_overlap(b: Bench) -> None:
     b.program.append("pooling", views, **shape, state_offset=b.states(6 * 16))
 
 
-def conv(b: Bench) -> None:
+def conv(b: Bench, linear: int = 0) -> None:
     shape = {"width": 4, "weight": vector(4 * 48), "state_offset": b.states(3 * 48)}
-    b.program.append("conv", (b.made(48), b.part(48)), **shape)
+    b.program.append("conv", (b.made(48), b.part(48)), **shape, linear=linear)
+
+
+def conv_linear(b: Bench) -> None:
+    conv(b, 1)
+
+
+def temper(b: Bench) -> None:
+    b.program.append("temper", (b.made(48), b.part(48)), beta=0.3, every=16, shift=1)
 
 
 def delta(b: Bench, decays: int = 1) -> None:
@@ -264,8 +272,8 @@ def summary(b: Bench) -> None:
 
 
 WALKING = (
-    embed, rope, gqa, gqa_windows, gqa_blocks, mla, mla_chosen, mqa, mqa_pooled, pooling_overlap, conv, delta,
-    delta_by_key, scan, summary,
+    embed, rope, gqa, gqa_windows, gqa_blocks, mla, mla_chosen, mqa, mqa_pooled, pooling_overlap, conv, conv_linear,
+    delta, delta_by_key, scan, temper, summary,
 )  # fmt: skip
 PRODUCTS = (linear, experts)
 Record = Callable[[Bench], None]

@@ -22,7 +22,7 @@ from ktcli.ops.tensors import ceil_to
 
 @dataclass(frozen=True, slots=True)
 class Conv(Operation):
-    """Convolves each column causally over the last rows of its sequence, and applies silu.
+    """Convolves each column causally over the last rows of its sequence, and applies silu unless `linear`.
 
     weight [1, W * N] holds rows of N columns for the last W rows of x, the oldest first; bias [1, N] is added. The
     state is W - 1 rows and begins with f32 element `first` of the layer's, a multiple of 16."""
@@ -37,6 +37,7 @@ class Conv(Operation):
     layer: StateOf
     first: StateFirst = 0
     bias: Vector | None = None
+    linear: bool = False
 
     @property
     def width(self) -> int:

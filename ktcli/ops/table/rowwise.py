@@ -23,6 +23,7 @@ class GateKind(IntEnum):
     SIGMOID = 0
     SILU = 1
     SOFTPLUS = 2
+    LINEAR = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,19 @@ class Rope:
     inv_freq: tuple[float, ...]
     scale: float = 1.0
     interleaved: bool = False
+    shift: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Temper:
+    """The temperature of attention by position: queries times 1 + beta * log(1 + floor((position + shift) / every)).
+
+    Attributes:
+        every: positions, from 1 on.
+    """
+
+    beta: float
+    every: int
     shift: int = 0
 
 
@@ -159,8 +173,8 @@ class Swiglu(Operation):
 
 @dataclass(frozen=True, slots=True)
 class GateRows(Operation):
-    """Multiplies x by sigmoid, silu or softplus of `by`; each column of `by` counts for an equal run of columns of
-    x."""
+    """Multiplies x by `by`, or its sigmoid, silu or softplus; each column of `by` counts for an equal run of columns
+    of x."""
 
     name = "gate"
 
@@ -195,6 +209,28 @@ class ScaleRows(Operation):
 
     x: Rows
     by: float
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it overwrites x: always."""
+        return True
+
+    def widths(self) -> Widths:
+        """Returns the columns of the result: those of x."""
+        return {"out": self.x.width}
+
+
+@dataclass(frozen=True, slots=True)
+class TemperRows(Operation):
+    """Multiplies x by 1 + beta * log(1 + floor((position + shift) / every)); overwrites x."""
+
+    name = "temper"
+    reads_step = True
+
+    x: Rows
+    beta: float
+    every: int
+    shift: int = 0
 
     @property
     def in_place(self) -> bool:

@@ -141,7 +141,7 @@ def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
 
 
 def gate(x: Tensor, by: Tensor, kind: GateKind = GateKind.SIGMOID) -> Tensor:
-    """Returns x [T, N] times sigmoid, silu or softplus of by [T, G], each column of which counts for N / G columns."""
+    """Returns x [T, N] times by [T, G], or its sigmoid, silu or softplus; each column counts for N / G of x."""
     opened = _OPENED[kind](by)
     runs = torch.unflatten(x, -1, (by.shape[-1], -1))
     return (runs * opened[..., None]).flatten(-2)
@@ -151,6 +151,7 @@ _OPENED: dict[GateKind, Callable[[Tensor], Tensor]] = {
     GateKind.SIGMOID: torch.sigmoid,
     GateKind.SILU: torch.nn.functional.silu,
     GateKind.SOFTPLUS: torch.nn.functional.softplus,
+    GateKind.LINEAR: lambda by: by,
 }
 
 
@@ -162,6 +163,12 @@ def add(a: Tensor, b: Tensor) -> Tensor:
 def scale(x: Tensor, by: float) -> Tensor:
     """Returns x * by."""
     return x * by
+
+
+def temper(x: Tensor, beta: float, every: int, shift: int = 0, *, rows: Rows) -> Tensor:
+    """Returns x [T, N] times 1 + beta * log(1 + floor((position + shift) / every)) of each row's position."""
+    steps = torch.div(rows.positions + shift, every, rounding_mode="floor").float()
+    return x * (1 + beta * torch.log1p(steps))[:, None]
 
 
 @cache

@@ -74,6 +74,7 @@ _TORCH: Mapping[str, Kernel] = {
     "collapse": hyper.collapse,
     "expand": hyper.expand,
     "scale": functions.scale,
+    "temper": functions.temper,
 }
 
 

@@ -53,16 +53,24 @@ class States:
 
 
 def conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, rows: Rows, state: States
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    linear: bool = False,
+    *,
+    rows: Rows,
+    state: States,
 ) -> Tensor:
-    """Returns silu(bias + sum over i of weight[i] * row t - W + 1 + i) of x [T, N], weight [W * N] -> [T, N]."""
+    """Returns silu(bias + sum over i of weight[i] * row t - W + 1 + i) of x [T, N], weight [W * N] -> [T, N]; without
+    silu if `linear`."""
     taps, run, columns = weight.view(-1, x.shape[1]), rows.run, x.shape[1]
     before = state.read((len(taps) - 1, columns))
     wide = torch.cat((before, x.reshape(-1, run, columns)), 1)
     state.write(wide[:, run:])
     mixed = sum(wide[:, i : i + run] * tap for i, tap in enumerate(taps))
     assert isinstance(mixed, Tensor)
-    return silu(mixed if bias is None else mixed + bias).reshape(x.shape)
+    mixed = mixed if bias is None else mixed + bias
+    return (mixed if linear else silu(mixed)).reshape(x.shape)
 
 
 def delta(

@@ -1,0 +1,81 @@
+"""LFM2-MoE (8B-A1B): most layers are gated short convolutions, the others grouped-query attention with q/k norms;
+experts by sigmoid scores with a learned correction.
+
+Source: the LFM2 report, arXiv 2511.23404; transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.decoder import Attention, Mlp
+from ktcli.layers.grouped_query import GqaNames, QkNorms
+from ktcli.layers.names import NUMBERED_EXPERTS, CorrectionNames, MlpNames, RouterNames, SparseNames
+from ktcli.layers.short_conv import ShortConv
+from ktcli.models.attention import read_gqa
+from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
+from ktcli.models.model import DecoderModel
+from ktcli.models.pattern import cut_layers, read_types
+from ktcli.models.skeleton import Prefixes, assemble
+from ktcli.ops.table.experts import Score
+
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "lfm2_moe": {
+        "num_key_value_heads": 8,
+        "rope_theta": 1e6,
+        "norm_eps": 1e-5,
+        "conv_L_cache": 3,
+        "num_dense_layers": 2,
+        "norm_topk_prob": True,
+        "tie_word_embeddings": True,
+    }
+}
+
+_CONV, _FULL = "conv", "full_attention"
+_DENSE = "num_dense_layers"
+_PREFIXES = Prefixes(mlp="feed_forward", norms=("operator_norm", "ffn_norm"), norm="embedding_norm")
+_MLP = MlpNames("w1.weight", "w3.weight", "w2.weight")
+_NAMES = SparseNames(NUMBERED_EXPERTS, RouterNames(correction=CorrectionNames("expert_bias")))
+_QK_NORMS = QkNorms(names=("q_layernorm", "k_layernorm"))
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """Returns the model that a config describes, without weights."""
+    f = _own(config)
+    f.only({"conv_bias": False, "use_expert_bias": True})
+    attention = replace(read_gqa(f, norms=_QK_NORMS), projections=GqaNames("out_proj"))
+    conv = ShortConv(attention.hidden, f.whole("conv_L_cache", low=2, high=16), source="conv")
+    routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False), scaled=True)
+    sparse = read_sparse(f, replace(routing, score=Score.SIGMOID), correction=True, names=_NAMES)
+    dense, first = replace(read_dense(f), names=_MLP), _dense_layers(f)
+    kinds = read_types(f, "layer_types", _CONV, _FULL)
+    if kinds is None:
+        raise BadCheckpoint(f"{f.where}: layer_types is missing or null")
+
+    def parts(i: int) -> tuple[Attention, Mlp]:
+        return conv if kinds[i] == _CONV else attention, dense if i < first else sparse
+
+    return assemble(f, "lfm2_moe", parts, _PREFIXES)
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """Returns the config with only its first `layers` layers, at least one of them with experts."""
+    first = min(_dense_layers(Fields(config)), layers - 1)
+    return {**cut_layers(config, layers), _DENSE: first}
+
+
+def _own(config: Mapping[str, Any]) -> Fields:
+    """Returns the fields of a config, with the usual names of some."""
+    f = Fields(config)
+    tied = f.flag("tie_embedding", f.flag("tie_word_embeddings", True))
+    eps = f.number("norm_eps", high=1.0)
+    return Fields({**f.values, "rms_norm_eps": eps, "tie_word_embeddings": tied}, f.where)
+
+
+def _dense_layers(f: Fields) -> int:
+    """Returns the number of layers before the first with experts."""
+    return f.whole(_DENSE, low=0, high=MAX_LAYERS)

@@ -1,0 +1,92 @@
+"""Mistral Small 4 (119B-A6B; the text beside vision): DeepSeek-V3's attention, whose queries grow with the logarithm of
+their position, and experts chosen by softmax.
+
+Source: transformers 5.23 (mistral4, within mistral3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ktcli.layers.decoder import Attention, Mlp
+from ktcli.layers.latent import LatentAttention
+from ktcli.models.attention import read_mla
+from ktcli.models.config import MAX_CONTEXT, MAX_HEADS, TEXT, Fields
+from ktcli.models.feedforward import read_corrected_routing, read_dense, read_sparse
+from ktcli.models.model import DecoderModel
+from ktcli.models.pattern import cut_first_dense, read_first_dense
+from ktcli.models.rotation import rope_fields, rotated_part
+from ktcli.models.skeleton import USUAL_PREFIXES, Prefixes, assemble, text_part
+from ktcli.ops.table.experts import Score
+from ktcli.ops.table.rowwise import Temper
+
+_PLAIN, _VISION = "mistral4", "mistral3"
+_USUAL = {
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": True,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 0,
+    "num_key_value_heads": 32,
+    "q_lora_rank": 1024,
+    "rope_interleave": True,
+    "rope_parameters": {
+        "type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 128.0,
+        "original_max_position_embeddings": 8192,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale_all_dim": 1.0,
+        "mscale": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    _PLAIN: _USUAL,
+    _VISION: {"tie_word_embeddings": True, TEXT: _USUAL},
+}
+
+_PREFIXES = Prefixes(
+    "language_model.model",
+    "language_model.lm_head",
+    ignored=("vision_tower.*", "multi_modal_projector.*"),
+)
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """Returns the model that a config describes, without weights."""
+    sees = config["model_type"] == _VISION
+    f = text_part(config, _PLAIN) if sees else Fields(config)
+    attention, first = _latent(f), read_first_dense(f)
+    routing = replace(read_corrected_routing(f), score=Score.SOFTMAX)
+    sparse = read_sparse(f, routing)
+
+    def parts(i: int) -> tuple[Attention, Mlp]:
+        return attention, read_dense(f) if i < first else sparse
+
+    return assemble(f, "mistral4", parts, _PREFIXES if sees else USUAL_PREFIXES)
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """Returns the config with only its first `layers` layers, at least one of them with experts."""
+    if config["model_type"] == _VISION:
+        return {**config, TEXT: cut_first_dense(config[TEXT], layers)}
+    return cut_first_dense(config, layers)
+
+
+def _latent(f: Fields) -> LatentAttention:
+    """Reads the latent attention, with the temperature of its queries."""
+    heads = f.whole("num_attention_heads", high=MAX_HEADS)
+    f.require("num_key_value_heads", f.whole("num_key_value_heads", default=heads), heads)
+    made, rope = read_mla(f), rope_fields(f)
+    s = made.shape
+    part = rotated_part(f)
+    if part is not None:
+        f.require("partial_rotary_factor", part * (s.nope + s.rope), s.rope)
+    beta = rope.number("llama_4_scaling_beta", low=0.0, high=1e3)
+    every = rope.whole("original_max_position_embeddings", high=MAX_CONTEXT)
+    return replace(made, temper=Temper(beta, every))
