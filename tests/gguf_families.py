@@ -186,6 +186,7 @@ def _usual(i: int, mlp: Shapes, first: int = 0, kv_heads: int = KV_HEADS) -> Sha
 _V3 = sparse(shared=WIDTH, correction=True)
 _ROWS = {"attn_q_norm": (HEADS * HEAD_DIM,), "attn_k_norm": (HEADS * HEAD_DIM,)}
 _ALL_HEADS = {"attention__head_count_kv": HEADS}
+_MIMO = [KV_HEADS, 2 * KV_HEADS, 2 * KV_HEADS, KV_HEADS]  # kv heads; more where there is a window
 _HY3 = {name.removesuffix(".bias"): shape for name, shape in _V3.items()}
 FAMILIES += (
     family("qwen3vl", 1, lambda i: _usual(i, dense()), **_SECTIONS_VL),
@@ -251,6 +252,26 @@ FAMILIES += (
         rope__freq_base_swa=5000.0,
         rope__dimension_count=HEAD_DIM // 2,
         rope__dimension_count_swa=HEAD_DIM,
+    ),
+    family(
+        "mimo2",
+        2,
+        lambda i: {
+            **attention(HEADS, _MIMO[i]),
+            "ffn_norm": (HIDDEN,),
+            **(sparse(correction=True) if i else dense()),
+            "attn_v": (_MIMO[i] * HEAD_DIM // 2, HIDDEN),
+            "attn_output": (HIDDEN, HEADS * HEAD_DIM // 2),
+            **({"attn_sinks": (HEADS,)} if _MIMO[i] > KV_HEADS else {}),
+        },
+        **_SIGMOID,
+        attention__head_count_kv=_MIMO,
+        attention__value_length=HEAD_DIM // 2,
+        attention__value_scale=0.75,
+        attention__sliding_window=8,
+        attention__sliding_window_pattern=[int(kv > KV_HEADS) for kv in _MIMO],
+        rope__freq_base_swa=5000.0,
+        rope__dimension_count=HEAD_DIM // 4,
     ),
 )
 _LORA, _ROPE, _NOPE, _V = 64, 32, 64, 64

@@ -322,6 +322,21 @@ ARCHITECTURES: dict[str, Architecture] = {
             "exp_probs_b.bias": "mlp.experts.e_score_correction_bias",
         },
     ),
+    "mimo2": Architecture(
+        "mimo_v2_flash",
+        {
+            **_EXPERTS,
+            "n_routed_experts": ("expert_count", int),
+            "v_head_dim": ("attention.value_length", int),
+            "attention_value_scale": ("attention.value_scale", float),
+            # The token's own position is one of them, as in llama.cpp; transformers has one more of the same number.
+            "sliding_window": ("attention.sliding_window", int),
+        },
+        changes=facts.mimo,
+        by_layer=("num_key_value_heads",),
+        gating=SIGMOID,
+        names={"attn_sinks.weight": "self_attn.attention_sink_bias"},
+    ),
     "deepseek2": Architecture(
         "deepseek_v3",
         {

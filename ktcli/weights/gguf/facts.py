@@ -171,6 +171,34 @@ def rotations(m: Metadata) -> dict[str, Any]:
     return {"rope_parameters": {_FULL: full, _SLIDING: sliding}, "rope_scaling": None}
 
 
+def mimo(m: Metadata) -> dict[str, Any]:
+    """The facts of MiMo-V2, whose layers with a window have kv heads and a rotation of their own."""
+    m.number(
+        "attention.value_scale"
+    )  # older files lack it, and their values are larger than the model's
+    listed = m.fields.values.get(f"{m.architecture}.attention.sliding_window_pattern")
+    kind = bool if isinstance(listed, list) and listed and type(listed[0]) is bool else int
+    pattern = [int(each) for each in m.each("attention.sliding_window_pattern", kind)]
+    heads = m.each("attention.head_count_kv", int)
+    own = dict(zip(pattern, heads, strict=True))
+    if any(own[is_window] != kv for is_window, kv in zip(pattern, heads, strict=True)):
+        raise BadCheckpoint(
+            f"{m.fields.where}: {m.architecture}.attention.head_count_kv differs within a kind of layers"
+        )
+    theta = m.number("rope.freq_base", 10_000.0)
+    usual = heads[0]
+    return partly(m) | {
+        "num_key_value_heads": own.get(0, usual),
+        "swa_num_key_value_heads": own.get(1, usual),
+        "hybrid_layer_pattern": pattern,
+        "moe_layer_freq": [
+            int(f"blk.{i}.ffn_gate_inp.weight" in m.entries) for i in range(m.layers)
+        ],
+        "swa_rope_theta": m.number("rope.freq_base_swa", theta),
+        "norm_topk_prob": True,
+    }
+
+
 def mellum(m: Metadata) -> dict[str, Any]:
     """The facts of Mellum 2."""
     return types(m) | rotations(m)

@@ -197,6 +197,14 @@ BAD: dict[str, tuple[GgufCase, str]] = {
         changed("step35", attention__head_count=[2, 4, 2, 4]),
         "attention.head_count differs",
     ),
+    "kv heads that differ within a kind": (
+        changed("mimo2", attention__head_count_kv=[2, 4, 2, 2]),
+        "mimo2.attention.head_count_kv differs within a kind",
+    ),
+    "values without a scale": (
+        changed("mimo2", attention__value_scale=None),
+        "mimo2.attention.value_scale is missing",
+    ),
     "one number of heads": (changed("laguna", attention__head_count=4), "head_count is not a list"),
     "only layers that guess": (changed("qwen35", nextn_predict_layers=4), "block_count is 4"),
     "heads that are no multiple": (changed("qwen35", ssm__group_count=3), "linear_num_value_heads"),
