@@ -317,6 +317,64 @@ def _dsa(i: int, own: bool = True) -> Shapes:
     }
 
 
+_KPOOL = 4
+_HYPER: dict[str, Any] = {
+    "hyper_connection__count": 4,
+    "hyper_connection__sinkhorn_iterations": 4,
+    "hyper_connection__epsilon": 1e-6,
+}
+
+
+def _glm5(i: int) -> Shapes:
+    """Linear attention with a decay for each channel, and latent attention over pools of positions."""
+    inner, mixes = HEADS * HEAD_DIM, 24
+    streams: Shapes = {
+        name: shape
+        for at in ("attn", "ffn")
+        for name, shape in (
+            (f"hc_{at}_fn", (mixes, 4 * HIDDEN)), (f"hc_{at}_base", (mixes,)), (f"hc_{at}_scale", (3,)),
+        )
+    }  # fmt: skip
+    linear: Shapes = {
+        **{f"ssm_conv1d_{of}": (inner, 1, 4) for of in "qkv"},
+        **{f"attn_{of}": (inner, HIDDEN) for of in "qkv"},
+        "ssm_f_a": (HEAD_DIM, HIDDEN),
+        "ssm_f_b": (inner, HEAD_DIM),
+        "ssm_g_a": (HEAD_DIM, HIDDEN),
+        "ssm_g_b": (inner, HEAD_DIM),
+        "ssm_beta": (HEADS, HIDDEN),
+        "ssm_a": (HEADS,),
+        "ssm_dt.bias": (inner,),
+        "ssm_norm": (HEAD_DIM,),
+        "attn_output": (HIDDEN, inner),
+    }
+    full: Shapes = {
+        **{
+            name: shape
+            for name, shape in _dsa(i, i != 2).items()
+            if "ffn" not in name and "exp" not in name
+        },
+        "attn_q_b": (HEADS * _NOPE, _LORA),
+        "attn_kv_a_mqa": (_LORA, HIDDEN),
+        **(
+            {
+                "indexer_compressor_gate": (_INDEX_DIM, HIDDEN),
+                "indexer_compressor_ape": (_KPOOL, _INDEX_DIM),
+            }
+            if i != 2
+            else {}
+        ),
+    }
+    own = full if i in (1, 2, 5) else linear
+    return {
+        "attn_norm": (HIDDEN,),
+        **streams,
+        **own,
+        "ffn_norm": (HIDDEN,),
+        **(_V3 if i else dense()),
+    }
+
+
 _STEP_HEADS = [2, 4, 4, 4]
 
 
@@ -413,6 +471,29 @@ FAMILIES += (
         rope__freq_base_swa=5000.0,
         swiglu_clamp_exp=[0.0, 0.0, 0.0, 0.5],
         swiglu_clamp_shexp=[0.0, 0.0, 0.5, 0.0],
+    ),
+    family(
+        "glm5-next",
+        1,
+        _glm5,
+        **(
+            _DSA
+            | _HYPER
+            | {
+                "block_count": 6,
+                "attention__head_count_kv": [0, 1, 1, 0, 0, 1],
+                "attention__indexer__types": [True, True, False, True, True, True],
+                "attention__indexer__kpool": _KPOOL,
+                "attention__indexer__kpool_select_tail": True,
+                "attention__key_length": _LORA,
+                "attention__key_length_mla": _NOPE,
+                "rope__dimension_count": 0,
+                "kda__head_dim": HEAD_DIM,
+                "kda__gate_lower_bound": -5.0,
+                "ssm__conv_kernel": 4,
+                "swiglu_clamp_exp": [10.0] * 6,
+            }
+        ),
     ),
 )
 # llama.cpp's build 11549 reads this file, names, shapes and facts, but divides by zero before it computes anything.

@@ -176,9 +176,7 @@ def mimo(m: Metadata) -> dict[str, Any]:
     m.number(
         "attention.value_scale"
     )  # older files lack it, and their values are larger than the model's
-    listed = m.fields.values.get(f"{m.architecture}.attention.sliding_window_pattern")
-    kind = bool if isinstance(listed, list) and listed and type(listed[0]) is bool else int
-    pattern = [int(each) for each in m.each("attention.sliding_window_pattern", kind)]
+    pattern = m.switches("attention.sliding_window_pattern")
     heads = m.each("attention.head_count_kv", int)
     own = dict(zip(pattern, heads, strict=True))
     if any(own[is_window] != kv for is_window, kv in zip(pattern, heads, strict=True)):
@@ -197,6 +195,22 @@ def mimo(m: Metadata) -> dict[str, Any]:
         "swa_rope_theta": m.number("rope.freq_base_swa", theta),
         "norm_topk_prob": True,
     }
+
+
+def glm5_next(m: Metadata) -> dict[str, Any]:
+    """The facts of GLM-5.3, whose layers without kv heads have linear attention."""
+    heads = m.each("attention.head_count_kv", int)
+    given = {
+        "layer_types": ["indexed_attention" if kv else "linear_attention" for kv in heads],
+        "model_type": "glm5_next_text",
+        "linear_lower_bound": None,
+    }
+    if m.has("kda.gate_lower_bound"):
+        given["linear_lower_bound"] = m.number("kda.gate_lower_bound")
+    if m.has("attention.indexer.types"):
+        kinds = ("shared", "full")
+        given["indexer_types"] = [kinds[each] for each in m.switches("attention.indexer.types")]
+    return latent(m) | given
 
 
 def mellum(m: Metadata) -> dict[str, Any]:
@@ -263,6 +277,7 @@ def _delta_heads(f: Fields) -> tuple[int, int, int, int]:
     return key_heads, heads // key_heads, dim, width
 
 
+RATES_AS_LOGS = {"self_attn.A_log": TensorView(value=log_of_rate)}
 DELTA_BY_HEAD = {**NORMS_LESS_ONE, "linear_attn.A_log": TensorView(value=log_of_rate)}
 
 

@@ -201,6 +201,22 @@ BAD: dict[str, tuple[GgufCase, str]] = {
         changed("mimo2", attention__head_count_kv=[2, 4, 2, 2]),
         "mimo2.attention.head_count_kv differs within a kind",
     ),
+    "a list of other numbers than 0 and 1": (
+        changed("mimo2", attention__sliding_window_pattern=[0, 1, 2, 0]),
+        "pattern has other values than 0 and 1",
+    ),
+    "a rotation where there is none": (
+        changed("glm5-next", rope__dimension_count=32),
+        "qk_rope_head_dim 32",
+    ),
+    "a choice that nobody made": (
+        changed("glm5-next", attention__indexer__types=[1, 0, 0, 1, 1, 1]),
+        "layer 1 shares what an indexer chose",
+    ),
+    "other streams": (
+        changed("glm5-next", hyper_connection__count=3),
+        r"hc_attn_fn in .* has the shape \[24, 1024\]",
+    ),
     "values without a scale": (
         changed("mimo2", attention__value_scale=None),
         "mimo2.attention.value_scale is missing",
