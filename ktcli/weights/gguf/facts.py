@@ -200,7 +200,7 @@ def mimo(m: Metadata) -> dict[str, Any]:
 def glm5_next(m: Metadata) -> dict[str, Any]:
     """The facts of GLM-5.3, whose layers without kv heads have linear attention."""
     heads = m.each("attention.head_count_kv", int)
-    given = {
+    given: dict[str, Any] = {
         "layer_types": ["indexed_attention" if kv else "linear_attention" for kv in heads],
         "model_type": "glm5_next_text",
         "linear_lower_bound": None,
