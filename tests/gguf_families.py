@@ -186,6 +186,7 @@ def _usual(i: int, mlp: Shapes, first: int = 0, kv_heads: int = KV_HEADS) -> Sha
 _V3 = sparse(shared=WIDTH, correction=True)
 _ROWS = {"attn_q_norm": (HEADS * HEAD_DIM,), "attn_k_norm": (HEADS * HEAD_DIM,)}
 _ALL_HEADS = {"attention__head_count_kv": HEADS}
+_MIMO = [KV_HEADS, 2 * KV_HEADS, 2 * KV_HEADS, KV_HEADS]  # kv heads; more where there is a window
 _HY3 = {name.removesuffix(".bias"): shape for name, shape in _V3.items()}
 FAMILIES += (
     family("qwen3vl", 1, lambda i: _usual(i, dense()), **_SECTIONS_VL),
@@ -252,6 +253,26 @@ FAMILIES += (
         rope__dimension_count=HEAD_DIM // 2,
         rope__dimension_count_swa=HEAD_DIM,
     ),
+    family(
+        "mimo2",
+        2,
+        lambda i: {
+            **attention(HEADS, _MIMO[i]),
+            "ffn_norm": (HIDDEN,),
+            **(sparse(correction=True) if i else dense()),
+            "attn_v": (_MIMO[i] * HEAD_DIM // 2, HIDDEN),
+            "attn_output": (HIDDEN, HEADS * HEAD_DIM // 2),
+            **({"attn_sinks": (HEADS,)} if _MIMO[i] > KV_HEADS else {}),
+        },
+        **_SIGMOID,
+        attention__head_count_kv=_MIMO,
+        attention__value_length=HEAD_DIM // 2,
+        attention__value_scale=0.75,
+        attention__sliding_window=8,
+        attention__sliding_window_pattern=[int(kv > KV_HEADS) for kv in _MIMO],
+        rope__freq_base_swa=5000.0,
+        rope__dimension_count=HEAD_DIM // 4,
+    ),
 )
 _LORA, _ROPE, _NOPE, _V = 64, 32, 64, 64
 _INDEX_HEADS, _INDEX_DIM = 4, 64
@@ -292,6 +313,64 @@ def _dsa(i: int, own: bool = True) -> Shapes:
         "attn_output": (HIDDEN, HEADS * _V),
         "ffn_norm": (HIDDEN,),
         **(indexer if own else {}),
+        **(_V3 if i else dense()),
+    }
+
+
+_KPOOL = 4
+_HYPER: dict[str, Any] = {
+    "hyper_connection__count": 4,
+    "hyper_connection__sinkhorn_iterations": 4,
+    "hyper_connection__epsilon": 1e-6,
+}
+
+
+def _glm5(i: int) -> Shapes:
+    """Linear attention with a decay for each channel, and latent attention over pools of positions."""
+    inner, mixes = HEADS * HEAD_DIM, 24
+    streams: Shapes = {
+        name: shape
+        for at in ("attn", "ffn")
+        for name, shape in (
+            (f"hc_{at}_fn", (mixes, 4 * HIDDEN)), (f"hc_{at}_base", (mixes,)), (f"hc_{at}_scale", (3,)),
+        )
+    }  # fmt: skip
+    linear: Shapes = {
+        **{f"ssm_conv1d_{of}": (inner, 1, 4) for of in "qkv"},
+        **{f"attn_{of}": (inner, HIDDEN) for of in "qkv"},
+        "ssm_f_a": (HEAD_DIM, HIDDEN),
+        "ssm_f_b": (inner, HEAD_DIM),
+        "ssm_g_a": (HEAD_DIM, HIDDEN),
+        "ssm_g_b": (inner, HEAD_DIM),
+        "ssm_beta": (HEADS, HIDDEN),
+        "ssm_a": (HEADS,),
+        "ssm_dt.bias": (inner,),
+        "ssm_norm": (HEAD_DIM,),
+        "attn_output": (HIDDEN, inner),
+    }
+    full: Shapes = {
+        **{
+            name: shape
+            for name, shape in _dsa(i, i != 2).items()
+            if "ffn" not in name and "exp" not in name
+        },
+        "attn_q_b": (HEADS * _NOPE, _LORA),
+        "attn_kv_a_mqa": (_LORA, HIDDEN),
+        **(
+            {
+                "indexer_compressor_gate": (_INDEX_DIM, HIDDEN),
+                "indexer_compressor_ape": (_KPOOL, _INDEX_DIM),
+            }
+            if i != 2
+            else {}
+        ),
+    }
+    own = full if i in (1, 2, 5) else linear
+    return {
+        "attn_norm": (HIDDEN,),
+        **streams,
+        **own,
+        "ffn_norm": (HIDDEN,),
         **(_V3 if i else dense()),
     }
 
@@ -392,6 +471,29 @@ FAMILIES += (
         rope__freq_base_swa=5000.0,
         swiglu_clamp_exp=[0.0, 0.0, 0.0, 0.5],
         swiglu_clamp_shexp=[0.0, 0.0, 0.5, 0.0],
+    ),
+    family(
+        "glm5-next",
+        1,
+        _glm5,
+        **(
+            _DSA
+            | _HYPER
+            | {
+                "block_count": 6,
+                "attention__head_count_kv": [0, 1, 1, 0, 0, 1],
+                "attention__indexer__types": [True, True, False, True, True, True],
+                "attention__indexer__kpool": _KPOOL,
+                "attention__indexer__kpool_select_tail": True,
+                "attention__key_length": _LORA,
+                "attention__key_length_mla": _NOPE,
+                "rope__dimension_count": 0,
+                "kda__head_dim": HEAD_DIM,
+                "kda__gate_lower_bound": -5.0,
+                "ssm__conv_kernel": 4,
+                "swiglu_clamp_exp": [10.0] * 6,
+            }
+        ),
     ),
 )
 # ---- Mamba-2 -------------------------------------------------------------------------------------

@@ -95,8 +95,10 @@ class Fields:
     def whole(
         self, *names: str, low: int = 1, high: int = MAX_WIDTH, default: int | None = None
     ) -> int:
-        """Returns the value of the first of `names` that is there, as an integer in low..high."""
+        """Returns the value of the first of `names` that is there, as an integer in low..high; 4.0 is 4."""
         name, value = self._first(names, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not a whole number")
         if not low <= value <= high:
@@ -177,8 +179,9 @@ class Fields:
         """Raises BadCheckpoint if the field is there: it changes the computation in a way that this version does
         not support."""
         if self.has(name):
+            said, value = self._first((name,), None)
             raise BadCheckpoint(
-                f"{self.where}: {name} is {_show(self.values[name])}; this version computes without"
+                f"{self.where}: {said} is {_show(value)}; this version computes without"
             )
 
     def require_no_windows(self) -> None:

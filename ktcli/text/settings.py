@@ -118,6 +118,8 @@ def read_settings(folder: Path) -> Settings:
 def _number(value: Any, *, whole: bool) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{str(value)[:40]!r} is not a number")
+    if whole and value != int(value):
+        raise ValueError(f"{value} is not a whole number")
     return int(value) if whole else float(value)
 
 
@@ -137,6 +139,7 @@ def read_stop_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) ->
 def _ids(config: Mapping[str, Any], path: Path) -> set[int]:
     value = config.get("eos_token_id")
     many = value if isinstance(value, list) else [] if value is None else [value]
+    many = [int(id) if isinstance(id, float) and id.is_integer() else id for id in many]
     if not all(isinstance(id, int) and not isinstance(id, bool) and id >= 0 for id in many):
         raise BadCheckpoint(f"{path} has an eos_token_id that is not a token id")
     return set(many)

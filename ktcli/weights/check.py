@@ -44,11 +44,23 @@ def check(model: Model, checkpoint: Reader) -> int:
             break
     if missing:
         what = f"the checkpoint in {checkpoint.path} has no tensor {_listed(list(missing))}"
-        raise BadCheckpoint(f"{what}, of which its {checkpoint.description} speaks", hint=HINT)
+        hint = _renamed(next(iter(missing)), checkpoint.unused(sizes.keys())) or HINT
+        raise BadCheckpoint(f"{what}, of which its {checkpoint.description} speaks", hint=hint)
     if over := left_over(model, checkpoint.unused(sizes.keys())):
         what = f"the checkpoint in {checkpoint.path} has what its {checkpoint.description} does not speak of"
         raise BadCheckpoint(f"{what}: {_listed(sorted(over))}", hint=LEFT_OVER)
     return sum(sizes.values())
+
+
+def _renamed(name: str, unused: Iterable[str]) -> str:
+    """What helps where a missing tensor lies there under a longer name, as training tools leave it; "": it does not."""
+    ends = (f".{name}", f".{name.partition('.')[2]}")
+    found = next((n for n in unused for end in ends if n.endswith(end)), None)
+    return (
+        f"it has {found!r}: save it again under the names that its model is published with"
+        if found
+        else ""
+    )
 
 
 def needed(tensors: Iterable[Tensor], checkpoint: Reader) -> dict[str, Ranges]:

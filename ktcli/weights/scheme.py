@@ -118,6 +118,8 @@ def _refuse(what: str, value: object, kind: str = "which kt does not read") -> N
 def _require(found: Json, key: str, *allowed: object, method: str = "") -> Any:
     """The value of a key, which must be one of the allowed; a missing one is None."""
     value = found.get(key)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
         known = ", ".join(repr(each) for each in allowed if each is not None)
         method = method or found.get("quant_method") or found.get("type") or "quantization"
@@ -131,6 +133,8 @@ def _group(found: Json) -> int:
     value = found.get("group_size")
     if value is None or value == -1:
         return 0
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_GROUP:
         _refuse("is quantized with group_size", value, f"kt reads -1 and 1 to {MAX_GROUP}")
     return value
@@ -193,9 +197,9 @@ def _kinds(found: Json, exceptions: Json, *bits: int) -> tuple[Integers, ...]:
 
 
 def _kind(found: Json, *bits: int) -> Integers:
-    _require(found, "bits", *bits)
+    width = _require(found, "bits", *bits)
     symmetric = _require(found, "sym", None, True, False) is not False
-    return found["bits"], _group(found), symmetric
+    return width, _group(found), symmetric
 
 
 def _awq(found: Json) -> Scheme:

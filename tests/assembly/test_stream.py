@@ -3,6 +3,7 @@ interrupts it, with little on the disk at a time and little fetched twice."""
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from assembly.streamed import CHUNK, HEADER, N_SHARDS, NAME, Case, contents_of, make_case, weights
 from store.fake_hub import COMMIT, Fault, Hub, serve
+from weights.quantised import quark
 
 from ktcli import holes
 from ktcli.assembly.prepare import prepare
@@ -71,6 +73,25 @@ def test_a_stream_gives_the_pack_of_a_pull_and_a_conversion(hub: Hub, case: Case
     assert entry == library.resolve(NAME)
     for name, size in weights(case[0]).items():
         assert size <= hub.sent[name] <= size + HEADER
+
+
+def test_a_stream_has_the_formats_that_the_checkpoint_speaks_for(hub: Hub, capsys) -> None:
+    """Those that the offer named; afterwards nothing of the checkpoint is here that could say so."""
+    said = json.loads(hub.repositories[NAME]["config.json"])
+    said["quantization_config"] = quark(dtype="fp4", group_size=32)
+    hub.repositories[NAME]["config.json"] = json.dumps(said).encode()
+    assert main(["pull", NAME, "--stream", "--yes"]) == 0
+    assert "(mxfp4 experts, int8 dense)" in " ".join(capsys.readouterr().err.split())
+    (entry,) = library.matching(NAME)
+    assert entry.complete and entry.formats == "mxfp4-int8"
+
+
+def test_what_modelopt_says_beside_is_asked_of_the_hub(hub: Hub, capsys) -> None:
+    """Before a weight is fetched."""
+    beside = {"quantization": {"quant_algo": "NVFP4_AWQ", "group_size": 16}}
+    hub.repositories[NAME]["hf_quant_config.json"] = json.dumps(beside).encode()
+    assert main(["plan", NAME]) == 5
+    assert "quant_algo 'NVFP4_AWQ'" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_file_that_arrives_damaged_is_fetched_again(hub: Hub, case: Case) -> None:

@@ -147,6 +147,10 @@ def test_defaults_come_from_the_model(tmp_path: Path) -> None:
     assert read_settings(tmp_path) == Settings(sampling)
     path.write_text('{"max_new_tokens": 64}')
     assert read_settings(tmp_path) == Settings(SamplingSettings(greedy=True), 64)
+    path.write_text(
+        '{"do_sample": true, "top_k": 20.0, "max_new_tokens": 64.0}'
+    )  # whole numbers, too
+    assert read_settings(tmp_path) == Settings(SamplingSettings(top_k=20), 64)
     for broken in (
         '{"temperature": "hot"}',
         '{"top_p": 3}',
@@ -155,6 +159,8 @@ def test_defaults_come_from_the_model(tmp_path: Path) -> None:
         '{"temperature": NaN}',
         '{"temperature": ' + "[" * 99 + "]" * 99 + "}",
         '{"max_new_tokens": 0}',
+        '{"max_new_tokens": 4.5}',
+        '{"top_k": 20.5}',
         "[]",
         "",
     ):
@@ -174,7 +180,7 @@ def test_asking_for_randomness_ends_greedy() -> None:
 def test_every_stop_id_is_found(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4.0]}')
     tokenizer = load_tokenizer(tmp_path)
     found = read_stop_ids(tmp_path, tokenizer, load_template(tmp_path, name="x"))
     assert found == {3, 4, 7, tokenizer.id_of("<|end|>")}

@@ -356,6 +356,19 @@ def test_the_quantization_of_a_text_model(tmp_path: Path, capsys):
     assert "no packed integers" in capsys.readouterr().err and not (tmp_path / "z").exists()
 
 
+@pytest.mark.parametrize("prefix", ["module.", "model.language_"])
+def test_tensors_under_longer_names_are_shown(prefix: str, tmp_path: Path, capsys):
+    """As tools for training leave them; the files are complete, so nobody is told to fetch them again."""
+    longer = {
+        f"{prefix}{name}": each for name, each in sources({**QWEN3, "num_hidden_layers": 1}).items()
+    }
+    folder = write_checkpoint(tmp_path / "s", {**QWEN3, "num_hidden_layers": 1}, longer)
+    assert main(["convert", str(folder), "--out", str(tmp_path / "p"), "--json"]) == 5
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert "has no tensor 'model." in error["message"]
+    assert f"it has '{prefix}model." in error["hint"] and "save it again" in error["hint"]
+
+
 EXPERT = "model.layers.1.mlp.experts.3.gate_proj.weight"
 MORE = ("BF16", (2,), bytes(4))
 REFUSED = {

@@ -29,6 +29,28 @@ def test_every_tensor_has_one_name_and_a_layer_in_range(case: Case) -> None:
     assert {t.layer for t in model.tensors} == {None, *range(model.spec.layers)}
 
 
+def test_whole_numbers_written_as_floats() -> None:
+    """As programs write them that know no other numbers: 512.0 is 512."""
+    for name in ("qwen3", "deepseek-v3"):
+        config = BY_NAME[name].own_spelling()
+        floats = {k: float(v) if type(v) is int else v for k, v in config.items()}
+        assert any(type(v) is int for v in config.values()) and build(floats) == build(config)
+
+
+def test_a_config_of_another_family_is_refused_or_built() -> None:
+    """Whatever `model_type` stands over the fields of another family: never more than a sentence."""
+    refused = 0
+    for case in CASES[::3]:
+        config = case.own_spelling()
+        for other in model_types():
+            try:
+                build({**config, "model_type": other})
+            except BadCheckpoint as error:
+                assert "\n" not in str(error) and len(str(error)) < 400
+                refused += 1
+    assert refused > 100
+
+
 BY_NAME = {case.name: case for case in CASES}
 QWEN3, DEEPSEEK, V2_LITE = (BY_NAME[name] for name in ("qwen3", "deepseek-v3", "deepseek-v2-lite"))
 CHOOSING, GLM5, MINIMAX = (BY_NAME[name] for name in ("deepseek-v3.2", "glm-5", "minimax-m3"))
@@ -79,6 +101,7 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (QWEN3, {"hidden_size": 10**30}, "hidden_size is 1000"),
     (QWEN3, {"hidden_size": "80"}, "not a whole number"),
     (QWEN3, {"hidden_size": True}, "not a whole number"),
+    (QWEN3, {"hidden_size": 80.5}, "hidden_size is 80.5, not a whole number"),
     (QWEN3, {"hidden_size": None}, "hidden_size is missing"),
     (QWEN3, {"num_hidden_layers": 2**31}, "num_hidden_layers"),
     (QWEN3, {"vocab_size": 0}, "vocab_size is 0"),

@@ -380,6 +380,14 @@ def test_unreadable_quantization(what: str):
         assert "kt reads bf16" in caught.value.hint and len(str(caught.value)) < 200
 
 
+def test_whole_numbers_written_as_floats():
+    given = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    floats = {**given, "bits": 4.0, "group_size": 128.0}
+    assert read_scheme({"quantization_config": floats}) == read_scheme(
+        {"quantization_config": given}
+    )
+
+
 def test_nothing_is_quantized():
     assert read_scheme({}).method == read_scheme({"quantization_config": None}).method == ""
 

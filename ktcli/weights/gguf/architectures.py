@@ -180,14 +180,29 @@ _INDEXER_NAMES = {
     "indexer.k_norm": "self_attn.indexer.k_norm",
     "indexer.proj": "self_attn.indexer.weights_proj",
 }
+_STREAMS: Rows = {
+    "hc_mult": ("hyper_connection.count", int),
+    "hc_sinkhorn_iters": ("hyper_connection.sinkhorn_iterations", int),
+    "hc_eps": ("hyper_connection.epsilon", float),
+    "swiglu_limit": ("swiglu_clamp_exp", float),
+}
+_STREAM_NAMES = {
+    f"hc_{at}_{of}.weight": f"hc_{at}_{of}"
+    for at in ("attn", "ffn")
+    for of in ("fn", "base", "scale")
+}
+_KIMI_DELTA_NAMES = {
+    **{f"ssm_conv1d_{of}": f"self_attn.{of}_conv1d" for of in "qkv"},
+    **{f"ssm_{of}_{part}": f"self_attn.{of}_{part}_proj" for of in "fg" for part in "ab"},
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_a": "self_attn.A_log",
+    "ssm_dt.bias": "self_attn.dt_bias",
+    "ssm_norm": "self_attn.o_norm",
+}
 _DEEPSEEK4_NAMES = {
     "token_embd.weight": "embed.weight",
     **{f"output_hc_{of}.weight": f"hc_head_{of}" for of in ("fn", "base", "scale")},
-    **{
-        f"hc_{at}_{of}.weight": f"hc_{at}_{of}"
-        for at in ("attn", "ffn")
-        for of in ("fn", "base", "scale")
-    },
+    **_STREAM_NAMES,
     "attn_norm": "attn_norm",
     "ffn_norm": "ffn_norm",
     "attn_sinks.weight": "attn.attn_sink",
@@ -392,6 +407,21 @@ ARCHITECTURES: dict[str, Architecture] = {
             "exp_probs_b.bias": "mlp.experts.e_score_correction_bias",
         },
     ),
+    "mimo2": Architecture(
+        "mimo_v2_flash",
+        {
+            **_EXPERTS,
+            "n_routed_experts": ("expert_count", int),
+            "v_head_dim": ("attention.value_length", int),
+            "attention_value_scale": ("attention.value_scale", float),
+            # The token's own position is one of them, as in llama.cpp; transformers has one more of the same number.
+            "sliding_window": ("attention.sliding_window", int),
+        },
+        changes=facts.mimo,
+        by_layer=("num_key_value_heads",),
+        gating=SIGMOID,
+        names={"attn_sinks.weight": "self_attn.attention_sink_bias"},
+    ),
     "deepseek2": Architecture(
         "deepseek_v3",
         {
@@ -418,6 +448,34 @@ ARCHITECTURES: dict[str, Architecture] = {
         gating=SIGMOID,
         names=_INDEXER_NAMES,
     ),
+    "glm5-next": Architecture(
+        "glm5_next",
+        {
+            **_EXPERTS,
+            **_DEEPSEEK,
+            **_LATENT,
+            **_INDEXER,
+            **_STREAMS,
+            "index_kpool": ("attention.indexer.kpool", int),
+            "index_kpool_always_select_tail": ("attention.indexer.kpool_select_tail", bool),
+            "linear_head_dim": ("kda.head_dim", int),
+            "linear_num_heads": ("attention.head_count", int),
+            "linear_conv_kernel_dim": ("ssm.conv_kernel", int),
+        },
+        changes=facts.glm5_next,
+        by_layer=("num_key_value_heads",),
+        gating=SIGMOID,
+        body=("model.language_model.", "lm_head"),
+        nested=True,
+        names={
+            **_INDEXER_NAMES,
+            **_STREAM_NAMES,
+            **_KIMI_DELTA_NAMES,
+            "indexer_compressor_gate.weight": "self_attn.indexer.index_kpool_compress_gate",
+            "indexer_compressor_ape.weight": "self_attn.indexer.index_kpool_compress_ape",
+        },
+        views=lambda config: facts.RATES_AS_LOGS,
+    ),
     "deepseek4": Architecture(
         "deepseek_v4",
         {
@@ -431,10 +489,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "sliding_window": ("attention.sliding_window", int),
             "compress_rope_theta": ("attention.compress_rope_freq_base", float),
             "num_hash_layers": ("hash_layer_count", int),
-            "hc_mult": ("hyper_connection.count", int),
-            "hc_sinkhorn_iters": ("hyper_connection.sinkhorn_iterations", int),
-            "hc_eps": ("hyper_connection.epsilon", float),
-            "swiglu_limit": ("swiglu_clamp_exp", float),
+            **_STREAMS,
         },
         changes=facts.deepseek4,
         gating=SQRT_SOFTPLUS,

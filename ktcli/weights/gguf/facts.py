@@ -222,6 +222,48 @@ def rotations(m: Metadata) -> dict[str, Any]:
     return {"rope_parameters": {_FULL: full, _SLIDING: sliding}, "rope_scaling": None}
 
 
+def mimo(m: Metadata) -> dict[str, Any]:
+    """The facts of MiMo-V2, whose layers with a window have kv heads and a rotation of their own."""
+    m.number(
+        "attention.value_scale"
+    )  # older files lack it, and their values are larger than the model's
+    pattern = m.switches("attention.sliding_window_pattern")
+    heads = m.each("attention.head_count_kv", int)
+    own = dict(zip(pattern, heads, strict=True))
+    if any(own[is_window] != kv for is_window, kv in zip(pattern, heads, strict=True)):
+        raise BadCheckpoint(
+            f"{m.fields.where}: {m.architecture}.attention.head_count_kv differs within a kind of layers"
+        )
+    theta = m.number("rope.freq_base", 10_000.0)
+    usual = heads[0]
+    return partly(m) | {
+        "num_key_value_heads": own.get(0, usual),
+        "swa_num_key_value_heads": own.get(1, usual),
+        "hybrid_layer_pattern": pattern,
+        "moe_layer_freq": [
+            int(f"blk.{i}.ffn_gate_inp.weight" in m.entries) for i in range(m.layers)
+        ],
+        "swa_rope_theta": m.number("rope.freq_base_swa", theta),
+        "norm_topk_prob": True,
+    }
+
+
+def glm5_next(m: Metadata) -> dict[str, Any]:
+    """The facts of GLM-5.3, whose layers without kv heads have linear attention."""
+    heads = m.each("attention.head_count_kv", int)
+    given: dict[str, Any] = {
+        "layer_types": ["indexed_attention" if kv else "linear_attention" for kv in heads],
+        "model_type": "glm5_next_text",
+        "linear_lower_bound": None,
+    }
+    if m.has("kda.gate_lower_bound"):
+        given["linear_lower_bound"] = m.number("kda.gate_lower_bound")
+    if m.has("attention.indexer.types"):
+        kinds = ("shared", "full")
+        given["indexer_types"] = [kinds[each] for each in m.switches("attention.indexer.types")]
+    return latent(m) | given
+
+
 def mellum(m: Metadata) -> dict[str, Any]:
     """The facts of Mellum 2."""
     return types(m) | rotations(m)
@@ -296,6 +338,7 @@ def _delta_heads(f: Fields) -> tuple[int, int, int, int]:
     return key_heads, heads // key_heads, dim, width
 
 
+RATES_AS_LOGS = {"self_attn.A_log": TensorView(value=log_of_rate)}
 DELTA_BY_HEAD = {**NORMS_LESS_ONE, "linear_attn.A_log": TensorView(value=log_of_rate)}
 
 

@@ -89,6 +89,17 @@ class Metadata:
             )
         return listed[:layers]
 
+    def switches(self, key: str) -> list[int]:
+        """Returns 0 or 1 for each layer, from a list of flags or of these numbers."""
+        listed = self.fields.values.get(self._name(key))
+        is_flags = isinstance(listed, list) and listed and type(listed[0]) is bool
+        found = [int(each) for each in self.each(key, bool if is_flags else int)]
+        if not {*found} <= {0, 1}:
+            raise BadCheckpoint(
+                f"{self.fields.where}: {self._name(key)} has other values than 0 and 1"
+            )
+        return found
+
     def gating(self, *known: int) -> int:
         """Returns how the router scores: one of `known`, the first where the file does not say."""
         found = self.whole("expert_gating_func", known[0]) or known[0]

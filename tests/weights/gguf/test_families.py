@@ -197,6 +197,30 @@ BAD: dict[str, tuple[GgufCase, str]] = {
         changed("step35", attention__head_count=[2, 4, 2, 4]),
         "attention.head_count differs",
     ),
+    "kv heads that differ within a kind": (
+        changed("mimo2", attention__head_count_kv=[2, 4, 2, 2]),
+        "mimo2.attention.head_count_kv differs within a kind",
+    ),
+    "a list of other numbers than 0 and 1": (
+        changed("mimo2", attention__sliding_window_pattern=[0, 1, 2, 0]),
+        "pattern has other values than 0 and 1",
+    ),
+    "a rotation where there is none": (
+        changed("glm5-next", rope__dimension_count=32),
+        "qk_rope_head_dim 32",
+    ),
+    "a choice that nobody made": (
+        changed("glm5-next", attention__indexer__types=[1, 0, 0, 1, 1, 1]),
+        "layer 1 shares what an indexer chose",
+    ),
+    "other streams": (
+        changed("glm5-next", hyper_connection__count=3),
+        r"hc_attn_fn in .* has the shape \[24, 1024\]",
+    ),
+    "values without a scale": (
+        changed("mimo2", attention__value_scale=None),
+        "mimo2.attention.value_scale is missing",
+    ),
     "one number of heads": (changed("laguna", attention__head_count=4), "head_count is not a list"),
     "only layers that guess": (changed("qwen35", nextn_predict_layers=4), "block_count is 4"),
     "heads that are no multiple": (changed("qwen35", ssm__group_count=3), "linear_num_value_heads"),
