@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import pytest
 from declared import declared
 
-from ktcli.errors import NotFound
+from ktcli.errors import BadCheckpoint, NotFound
+from ktcli.later import LATER, later_named, later_type
 from ktcli.models import _FILE_OF as FAMILY_OF
 from ktcli.models import build
 from ktcli.store import catalog
@@ -153,6 +154,23 @@ def test_a_wrong_name_gets_the_nearest(typed: str, meant: str) -> None:
     with pytest.raises(NotFound) as caught:
         catalog.get(typed)
     assert meant in caught.value.hint
+
+
+@pytest.mark.parametrize("typed", ["kimi-k3", "Qwen3.8-Flash-Next", "deepseek-v4.1-flash"])
+def test_a_model_that_kt_cannot_run_yet_is_refused_by_name(typed: str) -> None:
+    with pytest.raises(NotFound, match="is not supported yet: it has") as caught:
+        catalog.get(typed)
+    assert "model_type" in str(caught.value) and "kt plan" in caught.value.hint
+    assert all(later_named(name) is None for name in catalog.names())
+    assert all(later_type(kind) is None for kind in FAMILY_OF)
+
+
+@pytest.mark.parametrize("kind", [*(each.model_type for each in LATER), "qwen4_exp_text"])
+def test_a_model_type_that_kt_cannot_run_yet_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(
+        BadCheckpoint, match=rf"'{kind.removesuffix('_text')}'\) is not supported yet"
+    ):
+        build({"model_type": kind})
 
 
 def test_case_does_not_matter() -> None:
