@@ -29,6 +29,7 @@ LEVELS = [
         "holes",
         "homes",
         "interrupt",
+        "later",
         "manifest",
         "native",
         "numbered",

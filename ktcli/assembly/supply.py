@@ -20,7 +20,8 @@ from ktcli.manifest import CHECKPOINT, Manifest
 from ktcli.store import contents
 from ktcli.store.bounded import BoundedTransfer
 from ktcli.store.download import SCRATCH, SPARE_BYTES, Watcher
-from ktcli.store.hubs import RemoteFile, Snapshot, explained, hub_named
+from ktcli.store.huberrors import explained
+from ktcli.store.hubs import RemoteFile, Snapshot, hub_named
 from ktcli.weights.arriving import Arriving, OtherHeader
 from ktcli.weights.conversion import Conversion
 from ktcli.weights.pack import WeightFile

@@ -1,7 +1,7 @@
 """Surveys which models of the catalogue run on a machine: each is planned with the formats it would be converted to.
 
-The order is the only judgement made: of the models that answer faster than people read, the largest come first;
-then the slower ones, the fastest first; then those that do not fit, the ones that lack least first.
+The order is the only judgement made: of the models that answer faster than people read, the newest come first, of one
+month the largest; then the slower ones, the fastest first; then those that do not fit, the ones that lack least first.
 """
 
 from __future__ import annotations
@@ -77,15 +77,16 @@ class Surveyed:
         return packed + (0 if self.here else self.profile.download_bytes or 0)
 
     @property
-    def rank(self) -> tuple[int, float]:
+    def rank(self) -> tuple[int, float, float]:
         """The key by which models are sorted: the smaller, the better."""
         if self.plan is None:
-            return 3, 0.0
+            return 3, 0.0, 0.0
         if not self.fits:
-            return 2, self.missing_bytes
+            return 2, self.missing_bytes, 0.0
         if not self.is_quick:
-            return 1, -self.plan.speed.decode
-        return 0, -(self.profile.parameters or 0)
+            return 1, -self.plan.speed.decode, 0.0
+        month = int(self.profile.released.replace("-", "") or 0)
+        return 0, -month, -(self.profile.parameters or 0)
 
 
 def survey(

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from ktcli.errors import BadCheckpoint
+from ktcli.later import later_type
 from ktcli.models.config import completed
 from ktcli.models.model import Model, Spec
 
@@ -106,6 +107,8 @@ def _read(config: Config) -> tuple[Family, Config]:
     if not isinstance(kind, str) or kind not in _FILE_OF:
         from difflib import get_close_matches
 
+        if (known := later_type(str(kind))) is not None:
+            raise BadCheckpoint(known.sentence, hint="kt plan lists models that run here")
         near = get_close_matches(str(kind)[:60], model_types(), n=1, cutoff=0.0)
         nearest = f"; the nearest name is {near[0]}" if kind else ""
         raise BadCheckpoint(

@@ -23,7 +23,8 @@ from ktcli.manifest import FileRecord, Manifest
 from ktcli.store import contents, integrity, library, places, scan
 from ktcli.store.choice import look
 from ktcli.store.entry import Entry
-from ktcli.store.hubs import Hub, RemoteFile, Snapshot, explained, hub_named
+from ktcli.store.huberrors import explained
+from ktcli.store.hubs import Hub, RemoteFile, Snapshot, hub_named
 from ktcli.store.partial import Located
 from ktcli.store.places import EntryKind
 from ktcli.store.quants import choose, quant_named, quants_of

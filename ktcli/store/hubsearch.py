@@ -10,15 +10,8 @@ from typing import Any
 
 from ktcli.errors import HubError, NotFound, UsageError
 from ktcli.store import tokens
-from ktcli.store.hubs import (
-    HuggingFace,
-    ModelScope,
-    RemoteFile,
-    Snapshot,
-    asking,
-    explained,
-    hub_named,
-)
+from ktcli.store.huberrors import asking, explained
+from ktcli.store.hubs import HuggingFace, ModelScope, RemoteFile, Snapshot, hub_named
 from ktcli.store.partial import Located
 from ktcli.store.profile import HUBS
 from ktcli.store.reference import parse

@@ -24,6 +24,7 @@ REPOSITORY = rf"({places.NAME})/({places.NAME})"
 EXPERTS, DENSE = "int4", "int8"  # formats where a profile does not name them
 _MAX_BYTES = 1 << 20
 _LONGEST = 200  # characters of a title or a licence
+_MONTH = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
 _FORMAT = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _TABLES = ("repositories", "sizes", "formats", "config")
 _SIZES = ("parameters", "expert_parameters", "download_bytes")
@@ -38,6 +39,7 @@ class ModelProfile:
         title: the name its makers use.
         repositories: hub ("hf", "ms") → repository id; empty for a built-in model.
         builtin: folder in `profiles/` of a model that ships with kt.
+        released: the month in which its weights appeared, "2026-04"; empty: not given.
         parameters, expert_parameters: counts for the model that runs, by its makers; None if not given.
         download_bytes: bytes of all tensors in the safetensors files of the repository. These are more than
             the model: layers that predict further tokens come with it, and so does a head that lies beside
@@ -59,6 +61,7 @@ class ModelProfile:
     dense: str
     table: Mapping[str, Any]
     origin: Path | None = None
+    released: str = ""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -146,7 +149,14 @@ def read_profile(path: Path, *, shipped: bool) -> ModelProfile:
 
 def _profile(reading: _ProfileText, found: Mapping[str, Any], *, shipped: bool) -> ModelProfile:
     builtin = found.get("builtin", "") if shipped else ""
-    known = ("title", "license", "config_nulls", *_TABLES, *(["builtin"] if shipped else []))
+    known = (
+        "title",
+        "license",
+        "released",
+        "config_nulls",
+        *_TABLES,
+        *(["builtin"] if shipped else []),
+    )
     for key in found:
         if key not in known:
             raise reading.error("", key, f"is no key of a profile; known are {', '.join(known)}")
@@ -162,6 +172,9 @@ def _profile(reading: _ProfileText, found: Mapping[str, Any], *, shipped: bool) 
     for key, value in chosen.items():
         if _FORMAT.fullmatch(value) is None:
             raise reading.error("formats", key, f"{value!r} is not the name of a format")
+    released = found.get("released", "")
+    if not isinstance(released, str) or (released and _MONTH.fullmatch(released) is None):
+        raise reading.error("", "released", 'must be a month like "2026-04"')
     return ModelProfile(
         name=reading.path.stem,
         title=reading.text_of(found, "", "title"),
@@ -175,6 +188,7 @@ def _profile(reading: _ProfileText, found: Mapping[str, Any], *, shipped: bool) 
         dense=chosen["dense"],
         table={} if builtin else _config(reading, found),
         origin=None if shipped else reading.path,
+        released=released,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import json
 import os
@@ -18,6 +19,7 @@ import typer
 from docs import reference
 from ktcli import errors
 from ktcli.commands.cli import help, table
+from ktcli.commands.cli.piped import text_of
 from ktcli.errors import KtError
 from ktcli.main import main
 from ktcli.settings import TABLE, Setting
@@ -313,6 +315,29 @@ def test_a_wrong_option_points_at_the_help_of_its_command(
 ) -> None:
     assert main(line) == 2
     assert "kt chat --help shows how" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [("-5 + 3?", True), ("-really? yes", True), ("-5", True), ("-z", False), ("--no such", False)],
+)
+def test_a_question_that_begins_with_a_minus_is_told_where_it_goes(
+    words: str, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chat", "kt-mini", words]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("goes behind --: kt chat -- '-5 + 3?'" in said) is told
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_standard_input_is_read_as_its_byte_order_mark_says(encoding: str) -> None:
+    said = "Wer hat das Öl \N{CLINKING BEER MUGS} verschüttet?"
+    assert text_of(said.encode(encoding)) == said
+    if encoding in ("utf-16", "utf-32"):  # a byte too few is no error
+        assert text_of(said.encode(encoding)[:-1]).startswith(said[:-1])
+    big = {"utf-16": codecs.BOM_UTF16_BE, "utf-32": codecs.BOM_UTF32_BE}.get(encoding, b"")
+    if big:
+        assert text_of(big + said.encode(f"{encoding}-be")) == said
 
 
 @pytest.mark.parametrize(("word", "meant"), [("chatt", "chat"), ("run", "chat"), ("delete", "rm")])

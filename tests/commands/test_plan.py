@@ -453,8 +453,8 @@ def test_what_runs_on_a_machine_best_first(capsys, monkeypatch: pytest.MonkeyPat
     assert fits == sorted(fits, reverse=True) and 0 < sum(fits) < len(fits)
     quick = [e for e in models if e["fits"] and e["predicted"]["decode_tok_s"] >= 5]
     assert models[: len(quick)] == quick
-    sizes = [each["parameters"] or 0 for each in quick]
-    assert sizes == sorted(sizes, reverse=True)
+    newest = [(each["released"] or "", each["parameters"] or 0) for each in quick]
+    assert newest == sorted(newest, reverse=True)
     lacks = [each["missing_bytes"] for each in models if not each["fits"]]
     assert lacks == sorted(lacks) and lacks[0] > 0
     for each in (models[0], models[-1]):

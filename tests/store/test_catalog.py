@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import pytest
 from declared import declared
 
-from ktcli.errors import NotFound
+from ktcli.errors import BadCheckpoint, NotFound
+from ktcli.later import LATER, later_named, later_type
 from ktcli.models import _FILE_OF as FAMILY_OF
 from ktcli.models import build
 from ktcli.store import catalog
@@ -53,6 +55,23 @@ COUNTED = {
     "mimo-v2-flash": (308.8e9, 302.8e9),
     "nemotron-3-nano-30b-a3b": (31.6e9, 29.4e9),
     "nemotron-3-super-120b-a12b": (120.67e9, 112.7e9),
+    "deepseek-v4-pro": (1573.0e9, 1547.4e9),
+    "glm-4.7": (352.8e9, 336.0e9),
+    "glm-5.1": (743.9e9, 724.8e9),
+    "glm-5.2": (743.4e9, 724.8e9),
+    "kimi-k2.6": (1026.4e9, 1014.7e9),
+    "minimax-m2.5": (228.7e9, 224.7e9),
+    "minimax-m2.7": (228.7e9, 224.7e9),
+    "minimax-m3": (426.2e9, 413.1e9),
+    "qwen3-coder-next": (79.7e9, 77.3e9),
+    "qwen3.5-27b": (26.9e9, 0),
+    "qwen3.5-35b-a3b": (34.7e9, 32.2e9),
+    "qwen3.5-122b-a10b": (122.1e9, 116.0e9),
+    "qwen3.5-397b-a17b": (396.3e9, 386.5e9),
+    "qwen3.6-27b": (26.9e9, 0),
+    "qwen3.6-35b-a3b": (34.7e9, 32.2e9),
+    "trinity-mini": (26.1e9, 24.2e9),
+    "trinity-nano": (6.12e9, 5.44e9),
 }
 
 
@@ -75,7 +94,9 @@ def test_a_profile_builds_its_model(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_repository_means_its_profile(name: str) -> None:
     profile = catalog.get(name)
-    assert set(profile.repositories) == set(HUBS)
+    alone = FAMILY_OF[profile.config["model_type"]] in ONLY_ON_HUGGING_FACE
+    assert set(profile.repositories) == ({"hf"} if alone else set(HUBS))
+    assert re.fullmatch(r"20[0-9]{2}-[0-9]{2}", profile.released)
     for hub, repository in profile.repositories.items():
         assert parse(f"{hub}:{repository}").name == name
         assert parse(f"{hub}:{repository}@main").name != name
@@ -111,9 +132,9 @@ def test_published_ids_are_ids_and_none_is_there_twice() -> None:
         found = parse(text)
         assert f"{found.hub}:{found.repository}" == text
         assert catalog.find(found.name) is None  # it has no profile
-    [found] = catalog.published_matching("trinity ARCEE")
-    assert found.model_type == "afmoe"
-    assert found.reference in catalog.unknown("trinity-mini").hint
+    [found] = catalog.published_matching("exaone LGAI")
+    assert found.model_type == "exaone_moe"
+    assert found.reference in catalog.unknown("k-exaone-236b").hint
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -143,6 +164,23 @@ def test_a_wrong_name_gets_the_nearest(typed: str, meant: str) -> None:
     with pytest.raises(NotFound) as caught:
         catalog.get(typed)
     assert meant in caught.value.hint
+
+
+@pytest.mark.parametrize("typed", ["kimi-k3", "Qwen3.8-Flash-Next", "deepseek-v4.1-flash"])
+def test_a_model_that_kt_cannot_run_yet_is_refused_by_name(typed: str) -> None:
+    with pytest.raises(NotFound, match="is not supported yet: it has") as caught:
+        catalog.get(typed)
+    assert "model_type" in str(caught.value) and "kt plan" in caught.value.hint
+    assert all(later_named(name) is None for name in catalog.names())
+    assert all(later_type(kind) is None for kind in FAMILY_OF)
+
+
+@pytest.mark.parametrize("kind", [*(each.model_type for each in LATER), "qwen4_exp_text"])
+def test_a_model_type_that_kt_cannot_run_yet_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(
+        BadCheckpoint, match=rf"'{kind.removesuffix('_text')}'\) is not supported yet"
+    ):
+        build({"model_type": kind})
 
 
 def test_case_does_not_matter() -> None:

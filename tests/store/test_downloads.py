@@ -19,6 +19,7 @@ from ktcli.store import catalog
 PUBLISHED = [name for name in catalog.names() if not catalog.get(name).builtin]
 BF16 = 2.0
 FP8 = 1 + 4 / (128 * 128)  # and an f32 scale for each block
+F32 = 4.0
 FP8_E8M0 = 1 + 1 / (128 * 128)
 MXFP4 = (4 + 8 / 32) / 8  # and an e8m0 scale for 32
 INT4_G32 = (4 + 16 / 32) / 8  # and a bf16 scale for 32
@@ -32,6 +33,9 @@ KNOWN = {
     "glm-4.5": 2 * 358_337_791_296,
     "glm-4.5-air": 2 * 110_468_824_832,
     "glm-4.6": 2 * 356_785_898_816,  # the layer ahead has no embedding and head of its own
+    "glm-5.1": 2 * 753_864_139_008,  # and this one of GLM-5 has none either
+    "minimax-m2.7": 230_123_600_000,  # all tensors, their sum in GiB with two digits
+    "minimax-m3": 854_172_958_720,
     "deepseek-v3": 688_586_727_753,  # files, headers included
     "deepseek-v4-flash": 159_609_485_896,
 }
@@ -77,12 +81,15 @@ def element_bytes(config: Mapping[str, Any]) -> Callable[[str, tuple[int, ...]],
     """Bytes of an element by name and shape of its tensor, scales included."""
     if config["model_type"] == "deepseek_v4":
         return element_bytes_of_v4
+    kind = config["model_type"]
     scheme = config.get(
         "quantization_config", config.get("text_config", {}).get("quantization_config")
     )
     method = (scheme or {}).get("quant_method")
 
     def of(name: str, shape: tuple[int, ...]) -> float:
+        if kind == "minimax_m3_vl" and name.endswith(".gate.weight"):
+            return F32
         if not is_projection(name, shape):
             return BF16
         if "{e}" in name or ".experts." in name:
@@ -95,18 +102,19 @@ def element_bytes(config: Mapping[str, Any]) -> Callable[[str, tuple[int, ...]],
 
 def ahead(name: str, config: Mapping[str, Any], model: Model) -> Iterator[float]:
     """Bytes of what predicts further tokens, part by part."""
-    per, hidden = element_bytes(config), config.get("hidden_size", 0)
-    table = 2 * config.get("vocab_size", 0) * hidden * BF16  # an embedding and a head
+    per, text = element_bytes(config), config.get("text_config", config)
+    hidden = text["hidden_size"]
+    table = 2 * text["vocab_size"] * hidden * BF16  # an embedding and a head
     layers = config.get("num_nextn_predict_layers", 0)
-    last = f"layers.{config.get('num_hidden_layers', 0) - 1}."
+    last = f"layers.{text['num_hidden_layers'] - 1}."
     whole = sum(prod(s) * per(n, s) for n, s in pieces(model).items() if last in n)
     match config["model_type"]:
         case "deepseek_v3" | "deepseek_v32" | "glm4_moe" | "glm4_moe_lite" | "glm_moe_dsa" if (
             layers
         ):
             yield whole + (2 * hidden + 3) * hidden * BF16
-            yield 0 if name == "glm-4.6" else table
-        case "qwen3_next":
+            yield 0 if name in WITHOUT_TABLES else table
+        case "qwen3_next" | "qwen3_5" | "qwen3_5_moe" if name != "qwen3-coder-next":
             yield whole + (2 * hidden + 3) * hidden * BF16
         case "nemotron_h" if layers:  # its layers are two, which are one part each
             kinds = config["mtp_hybrid_override_pattern"]
@@ -133,13 +141,37 @@ def ahead(name: str, config: Mapping[str, Any], model: Model) -> Iterator[float]
             yield 3 * hidden * (coded * FP8 + (heads * v + 2 * hidden + 5) * BF16)
 
 
+def seeing(config: Mapping[str, Any]) -> int:
+    """Elements of what sees pictures and videos: its layers, and the way from it into the text model."""
+    vision, hidden = (
+        config.get("vision_config", {}),
+        config.get("text_config", {}).get("hidden_size"),
+    )
+    width, inner = vision.get("hidden_size", 0), vision.get("intermediate_size", 0)
+    layer = 4 * width * (width + 1) + width * (2 * inner + 1) + inner + 4 * width
+    match config["model_type"]:
+        case "qwen3_5" | "qwen3_5_moe":
+            patch, positions = 3 * 2 * 16 * 16 * width + width, vision["num_position_embeddings"]
+            merged = 4 * width
+            way = 2 * width + merged * (merged + 1) + (merged + 1) * hidden
+            return vision["depth"] * layer + patch + positions * width + way
+        case "minimax_m3_vl":
+            patch, norm = 3 * 2 * 14 * 14 * width, 2 * width
+            way = hidden * (width + hidden + 2) + hidden * (4 * hidden + hidden + 2)
+            return vision["num_hidden_layers"] * layer + 2 * patch + norm + way  # patches in f32
+    return 0
+
+
+WITHOUT_TABLES = ("glm-4.6", "glm-5", "glm-5.1", "glm-5.2")
+
+
 def downloaded(name: str) -> float:
     config = catalog.get(name).config
     model = build(config)
     per = element_bytes(config)
     main = sum(prod(shape) * per(n, shape) for n, shape in pieces(model).items())
     head = config["vocab_size"] * config["hidden_size"] * BF16 if name == "qwen3-0.6b" else 0
-    return main + head + sum(ahead(name, config, model))
+    return main + head + sum(ahead(name, config, model)) + seeing(config) * BF16
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -153,8 +185,10 @@ def test_downloads_are_those_that_were_published(name: str) -> None:
 
 
 def test_models_of_one_shape_and_one_scheme_are_one_download() -> None:
-    """Of several makers' releases of the same weights' layout only GLM-4.6 leaves tables out."""
+    """Of several makers' releases of the same weights' layout only some of GLM leave tables out."""
     sizes = {name: catalog.get(name).download_bytes for name in PUBLISHED}
     assert sizes["deepseek-r1"] == sizes["deepseek-v3"]
-    assert sizes["kimi-k2.5"] == sizes["kimi-k2-thinking"]
+    assert sizes["kimi-k2.6"] == sizes["kimi-k2.5"] == sizes["kimi-k2-thinking"]
+    assert sizes["minimax-m2.7"] == sizes["minimax-m2.5"] == sizes["minimax-m2"]
+    assert sizes["qwen3.6-35b-a3b"] == sizes["qwen3.5-35b-a3b"]
     assert sizes["qwen3-coder-30b-a3b"] == sizes["qwen3-30b-a3b"] == sizes["qwen3-30b-a3b-2507"]

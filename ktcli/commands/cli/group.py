@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 from collections.abc import Callable, Sequence
@@ -121,9 +122,15 @@ def invoke(arguments: list[str], ready: Callable[[], None]) -> int:
         context_of = getattr(error, "ctx", None)
         command = context_of.command_path if context_of else _command_of(arguments)
         sentence = _wrong_value(error) or str(error.format_message()).rstrip(".")
-        raise UsageError(
-            sentence[:1].lower() + sentence[1:], hint=f"{command} --help shows how"
-        ) from None
+        hint = f"{command} --help shows how"
+        if hasattr(error, "option_name") and any(map(_is_text, arguments)):
+            hint += f"; a text that begins with a minus goes behind --: {command} -- '-5 + 3?'"
+        raise UsageError(sentence[:1].lower() + sentence[1:], hint=hint) from None
+
+
+def _is_text(argument: str) -> bool:
+    """Whether an argument that begins with a minus is a text rather than an option."""
+    return re.match(r"-(?=[0-9.]|[^-].*\s)", argument) is not None
 
 
 def _wrong_value(error: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import select
@@ -55,7 +56,23 @@ def standard_input(*, beside: bool = False) -> str:
         return ""
     if len(data) > MAX_INPUT_BYTES:
         raise UsageError(f"standard input has more than {MAX_INPUT_BYTES:,} bytes")
-    return str(data.decode("utf-8", "replace")).strip()
+    return text_of(data).strip()
+
+
+# UTF-32's little-endian mark begins with that of UTF-16, so it comes first.
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    codecs.BOM_UTF8: "utf-8-sig",
+}
+
+
+def text_of(data: bytes) -> str:
+    """Returns the text that bytes mean: UTF-8, or what a byte order mark says, as shells of Windows write it."""
+    encoding = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "utf-8")
+    return data.decode(encoding, "replace")
 
 
 def _speaks(stream: Any) -> bool:

@@ -42,6 +42,7 @@ def surveyed_document(each: Surveyed) -> dict[str, Any]:
         "name": profile.name,
         "title": profile.title,
         "license": profile.license,
+        "released": profile.released or None,
         "origin": str(profile.origin) if profile.origin else "kt",
         "parameters": profile.parameters,
         "download_bytes": profile.download_bytes,
@@ -79,7 +80,7 @@ def render_survey(
         words.append(f"  {len(found) - len(listed)} more lack more (all: --json)")
     words += origins(listed)
     words.append("")
-    order = f"Order: faster than people read ({READING_TOK_S:g} tokens/s), the largest first; then slower."
+    order = f"Order: faster than people read ({READING_TOK_S:g} tokens/s), the newest first; then slower."
     words.append(out.fold(order, "  "))
     if not host.rates.measured:
         words.append(out.fold("Speeds are assumed; kt doctor --measure replaces them.", "  "))
@@ -122,13 +123,14 @@ def _machine_words(host: Host) -> str:
 def survey_table(found: Sequence[Surveyed]) -> str:
     """Returns the table of models, with as many columns as the terminal has room for."""
     width = out.width or _WIDE
-    columns = 3 if width < _NARROW else 5 if width < _MIDDLE else 6
+    columns = 3 if width < _NARROW else 5 if width < _MIDDLE else 7
     head = (
         "MODEL",
         "MEMORY",
         "TOKENS/S" if columns > 3 else "T/S",
         "READS/S",
         "DOWNLOAD",
+        "RELEASED",
         "LICENCE",
     )
     rows = [_cells(each, short=columns == 3)[:columns] for each in found]
@@ -142,6 +144,7 @@ def _cells(each: Surveyed, short: bool) -> tuple[str, ...]:
     profile, plan = each.profile, each.plan
     last = (
         "built in" if profile.builtin else each.here or gib(profile.download_bytes or 0),
+        profile.released,
         profile.license,
     )
     if plan is None:

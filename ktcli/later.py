@@ -1,0 +1,44 @@
+"""Published models that people ask for and kt cannot run yet: refused by name, with the reason, not as unknown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A model that is known and not supported.
+
+    Attributes:
+        model_type: as its config.json says.
+        title: the name its makers use.
+        lacks: what kt would need for it, as the end of a sentence.
+    """
+
+    model_type: str
+    title: str
+    lacks: str
+
+    @property
+    def sentence(self) -> str:
+        """The sentence that refuses it."""
+        return f"{self.title} (model_type {self.model_type!r}) is not supported yet: {self.lacks}"
+
+
+_DISK = "needs weights that stay on the disk while it answers, which kt cannot do"
+LATER = (
+    Later("kimi_k3", "Kimi-K3", f"it has 2.8T parameters and {_DISK}"),
+    Later("qwen4_exp", "Qwen3.8-Flash-Next", f"it has tables of n-grams and {_DISK}"),
+    Later("deepseek_v41", "DeepSeek-V4.1", f"it has tables of n-grams and {_DISK}"),
+)
+
+
+def later_type(model_type: str) -> Later | None:
+    """Returns the model of a `model_type` or of the text part of one; None: no such model is known."""
+    return next((each for each in LATER if model_type.startswith(each.model_type)), None)
+
+
+def later_named(name: str) -> Later | None:
+    """Returns the model that a short name or a repository's id begins with, upper or lower case; None: none does."""
+    said = name.rpartition("/")[2].lower()
+    return next((each for each in LATER if said.startswith(each.title.lower())), None)

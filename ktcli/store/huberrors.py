@@ -1,0 +1,179 @@
+"""Turns whatever the hubs' clients, the network and the disk raise into errors of kt, each of which says what to do.
+
+Every client and every version has errors of its own; the innermost known cause is what the user is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+from collections.abc import Iterator
+
+from ktcli.errors import Gated, HubError, KtError, NotFound
+from ktcli.store import catalog, tokens
+from ktcli.store.patience import LONGEST_S, STATUSES, retry_after
+from ktcli.store.profile import HUBS
+
+
+@contextlib.contextmanager
+def asking(hub: str, repository: str, revision: str) -> Iterator[None]:
+    """Runs client code: keeps its own bars and log lines off the terminal and turns its errors into ours.
+
+    A progress bar of ours that is already shown keeps the stream it began with.
+    """
+    if hub == "ms":  # its clients reach it by `requests`, with the token as a cookie
+        tokens.hold()
+    with (
+        explained(hub, repository, revision),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def explained(hub: str, repository: str, revision: str) -> Iterator[None]:
+    """Turns errors of clients, network and disk that are raised in the block into kt's."""
+    try:
+        yield
+    except KtError:
+        raise
+    except ImportError as error:
+        if "socks" in str(error).lower():
+            raise _no_socks(hub) from error
+        raise HubError(
+            f"the client of {HUBS[hub]} is not installed: {error}", hint="install kt again"
+        ) from error
+    except Exception as error:
+        raise _explain(error, hub, repository, revision) from error
+
+
+def _no_socks(hub: str) -> HubError:
+    package = "pysocks" if hub == "ms" else "socksio"
+    return HubError(
+        f"{HUBS[hub]} is to be reached through a SOCKS proxy, for which the package {package} is missing",
+        hint=f"pip install {package}; or name an HTTP proxy in HTTPS_PROXY and unset ALL_PROXY",
+    )
+
+
+def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtError:
+    """The error that says to the user what the innermost known cause means."""
+    causes = list(_causes(error))
+    names = {name for cause in causes for name in (c.__name__ for c in type(cause).__mro__)}
+    status = next((code for cause in causes if (code := _status(cause))), 0)
+    where = HUBS[hub]
+    for cause in causes:
+        if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
+            return HubError(
+                "the disk is full", hint="free some space (kt list shows sizes) and pull again"
+            )
+        if isinstance(cause, OSError) and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return HubError(
+                f"cannot write {cause.filename}: {cause.strerror}",
+                hint="set KT_HOME to another folder",
+            )
+    word = next((said for cause in causes if (said := _error_code(cause))), "")
+    if "GatedRepoError" in names or word == "GatedRepo" or status == 403:
+        hint = (
+            f"accept its licence on its page on {where}, make a token there, and set {_TOKENS[hub]}"
+        )
+        other = "ms" if hub == "hf" else "hf"
+        profile = catalog.by_repository(hub, repository)
+        if profile is not None and other in profile.repositories:
+            hint += f"; or ask {HUBS[other]}: kt pull {profile.name} --from {_SPOKEN[other]}"
+        return Gated(
+            f"{repository} on {where} is open only to those who accept its licence", hint=hint
+        )
+    if word == "EntryNotFound":
+        return HubError(
+            f"{repository} on {where} has changed: a file that it listed is not there",
+            hint="run the same command again; it asks for the list anew",
+        )
+    if "RevisionNotFoundError" in names or word == "RevisionNotFound":
+        return NotFound(
+            f"{repository} on {where} has no revision {revision!r}", hint="leave @revision away"
+        )
+    if names & {"RepositoryNotFoundError", "NotExistError"} or status in (401, 404):
+        near = catalog.repositories_like(hub, repository)
+        prefix = "" if hub == "hf" else f"{hub}:"
+        hint = (
+            f"did you mean: {', '.join(f'{prefix}{each}' for each in near)}"
+            if near
+            else f"check the spelling; kt search {repository.rpartition('/')[2]} --hub looks for it"
+        )
+        hint += f"; for a private repository set {_TOKENS[hub]}"
+        return NotFound(
+            f"there is no repository {repository} on {where}, or it is private", hint=hint
+        )
+    if "InvalidSchema" in names and "SOCKS" in _first_line(causes[-1]):
+        return _no_socks(hub)
+    if names & {"JSONDecodeError"}:
+        return HubError(
+            f"{where} did not answer: a page came in place of what it says of {repository}",
+            hint="a network may want you to log in with a browser first, or a proxy is in the way",
+        )
+    if status:
+        asked_s = next((s for cause in causes if (s := _asked_s(cause)) is not None), 0.0)
+        when = f"in {asked_s / 60:.0f} minutes, as it asks" if asked_s > LONGEST_S else "in a while"
+        return HubError(
+            f"{where} answered with error {status} for {repository}",
+            hint=f"try again {when}: what arrived is kept, the same command continues",
+            again_s=asked_s if status in STATUSES else None,
+        )
+    return HubError(
+        f"cannot get {repository} from {where}: {_first_line(causes[-1])}",
+        hint=f"check the network, then run the command again; it continues. {_OTHER_WAY[hub]}",
+        again_s=0.0 if names & _BROKEN else None,
+    )
+
+
+_TOKENS = {"hf": "HF_TOKEN", "ms": "MODELSCOPE_API_TOKEN"}
+_SPOKEN = {"hf": "hf", "ms": "modelscope"}
+_OTHER_WAY = {
+    "hf": "HF_ENDPOINT names a mirror; ms:org/repo takes the model from ModelScope",
+    "ms": "hf:org/repo takes the model from Hugging Face",
+}
+
+
+# What broke a connection that was there, by the names of classes of the system, urllib3, requests and httpx. A server
+# that nobody reaches is another matter: then the network is down, and nothing is waited for.
+_BROKEN = frozenset({
+    "BrokenPipeError", "ConnectionAbortedError", "ConnectionResetError", "ChunkedEncodingError", "IncompleteRead",
+    "ProtocolError", "RemoteProtocolError", "ReadError", "WriteError",
+})  # fmt: skip
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _status(error: BaseException) -> int:
+    # ModelScope's client says it on the error itself.
+    code = getattr(getattr(error, "response", error), "status_code", None)
+    return code if isinstance(code, int) and code >= 400 else 0
+
+
+def _asked_s(error: BaseException) -> float | None:
+    """The seconds that a hub asks to wait; None: it does not."""
+    said = getattr(error, "retry_after", None)  # of ModelScope's clients
+    if isinstance(said, int | float) and not isinstance(said, bool):
+        return max(0.0, float(said))
+    return retry_after(error)
+
+
+def _error_code(error: BaseException) -> str:
+    """The word that Hugging Face adds to an error status; empty: none."""
+    response = getattr(error, "response", None)
+    return str(response.headers.get("X-Error-Code", "")) if response is not None else ""
+
+
+def _first_line(error: BaseException) -> str:
+    said = error.strerror if isinstance(error, OSError) else None
+    line = (str(said or error).strip().splitlines() or [""])[0]
+    return (line or type(error).__name__)[:200]
