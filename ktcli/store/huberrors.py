@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from ktcli.errors import Gated, HubError, KtError, NotFound
 from ktcli.store import catalog, tokens
-from ktcli.store.patience import LONGEST_S, STATUSES, retry_after
+from ktcli.store.retrying import LONGEST_S, STATUSES, retry_after
 from ktcli.store.profile import HUBS
 
 

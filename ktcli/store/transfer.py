@@ -33,7 +33,7 @@ from ktcli.threads import Daemon
 CONNECTIONS = 8
 ATTEMPTS = 7  # of a chunk, in a row and without a byte: half a minute
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-LONGEST_ASKED_S = 600.0  # a server that asks for more patience is told of to the user
+LONGEST_ASKED_S = 600.0  # a server that asks to wait longer is told of to the user
 CONNECT_S, READ_S = 15.0, 30.0
 # A connection that gives less than LEAST_BYTES in SLOW_S seconds is dropped for another one.
 LEAST_BYTES, SLOW_S = 16 << 10, 30.0
@@ -105,7 +105,7 @@ class Transfer:
         self._moved = threading.Condition()  # told when bytes have arrived
         self._failed: list[BaseException] = []
         self._damaged: list[str] = []
-        self._patient_until = 0.0  # before it nobody asks again: the server said so
+        self._asking_again_at = 0.0  # before it nobody asks again: the server said so
         self.present_bytes = sum(file.arrived_bytes for file in self._files)
         self._new_bytes = 0
 
@@ -179,7 +179,7 @@ class Transfer:
             start, end = file.missing(chunk)
             if start >= end:
                 return
-            self._stop.wait(self._patient_until - time.monotonic())
+            self._stop.wait(self._asking_again_at - time.monotonic())
             url = file.url
             try:
                 self._stream(session, url, file, chunk)
@@ -193,15 +193,15 @@ class Transfer:
                 attempts = 1 if file.missing(chunk)[0] > start else attempts + 1
                 if attempts >= ATTEMPTS:
                     raise
-                self._be_patient(error, attempts)
+                self._wait_as_asked(error, attempts)
 
-    def _be_patient(self, error: OSError, attempts: int) -> None:
+    def _wait_as_asked(self, error: OSError, attempts: int) -> None:
         """Waits before the next attempt; where the server says how long, every connection does."""
         asked = retry_after(error)
         if asked is not None and asked > LONGEST_ASKED_S:
             raise error
         if asked is not None:
-            self._patient_until = max(self._patient_until, time.monotonic() + asked)
+            self._asking_again_at = max(self._asking_again_at, time.monotonic() + asked)
         pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempts - 1))
         self._stop.wait(pause * random.uniform(0.75, 1.25))
 

@@ -146,7 +146,7 @@ def test_a_token_goes_to_the_hub_alone(hub: Hub, tmp_path: Path) -> None:
         assert "secret" not in str(headers)
 
 
-def test_a_server_that_asks_for_patience_gets_it_up_to_a_bound(hub: Hub, tmp_path: Path) -> None:
+def test_a_server_is_waited_for_as_it_asks_up_to_a_bound(hub: Hub, tmp_path: Path) -> None:
     hub.script[NAME].append(Fault(status=429, headers={"Retry-After": "1"}))
     began = time.monotonic()
     fetch(hub, tmp_path)
