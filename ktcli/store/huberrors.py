@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from ktcli.errors import Gated, HubError, KtError, NotFound
 from ktcli.store import catalog, tokens
-from ktcli.store.retrying import LONGEST_S, STATUSES, retry_after
 from ktcli.store.profile import HUBS
+from ktcli.store.retrying import LONGEST_S, STATUSES, retry_after
 
 
 @contextlib.contextmanager
