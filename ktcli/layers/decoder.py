@@ -34,11 +34,13 @@ def below(prefix: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Multipliers:
-    """The factors of a model's embedded rows, of the outputs of attention and MLP, and of its logits (Granite)."""
+    """The factors of a model's embedded rows, of the outputs of attention and MLP, and of its logits (Granite); and the
+    limit that keeps logits by tanh (Gemma), 0: none."""
 
     embedding: float = 1.0
     residual: float = 1.0
     logits: float = 1.0
+    limit: float = 0.0
 
 
 NO_MULTIPLIERS = Multipliers()
@@ -48,12 +50,15 @@ NO_MULTIPLIERS = Multipliers()
 class DecoderLayer:
     """A decoder layer: x + attention(norm(x)), then x + mlp(norm(x)).
 
+    A part without a norm in front reads the residual, and norms it itself.
+
     Attributes:
         added: the factor of the outputs of attention and MLP.
-        after: names of norms of these outputs (Trinity); "": there is none.
+        after: names of norms of these outputs (Trinity, Gemma); "": there is none.
+        scalar: the name of a factor of the residual after the layer (Gemma 4); "": there is none.
         source: checkpoint prefix, e.g. "model.layers.3".
         norm_plus: the number added to the weights of its norms.
-        norm_names: names of its norms, below `source`.
+        norm_names: names of its norms, below `source`; "": there is none.
         mixers: the hyper-connections around attention and MLP; None: each is added to the residual.
     """
 
@@ -68,28 +73,42 @@ class DecoderLayer:
     mixers: tuple[HyperConnection, HyperConnection] | None = None
     added: float = 1.0
     after: tuple[str, str] = NO_NORMS
+    scalar: str = ""
 
     @cached_property
-    def norms(self) -> tuple[Tensor, Tensor]:
-        """The gains [hidden] of the norms before attention and MLP."""
-        attention, mlp = self.norm_names
-        return self._norm("attn_norm", attention), self._norm("mlp_norm", mlp)
+    def norms(self) -> tuple[Tensor | None, ...]:
+        """The gains [hidden] of the norms before attention and MLP; None where there is no norm."""
+        return self._norms(("attn_norm", "mlp_norm"), self.norm_names)
 
     @cached_property
     def norms_after(self) -> tuple[Tensor | None, ...]:
         """The gains [hidden] of the norms of the outputs of attention and MLP; None where there is no norm."""
-        names = zip(("attn_norm_after", "mlp_norm_after"), self.after, strict=True)
-        return tuple(self._norm(name, source) if source else None for name, source in names)
+        return self._norms(("attn_norm_after", "mlp_norm_after"), self.after)
 
-    def _norm(self, name: str, source: str) -> Tensor:
-        stored = _stored_norm(self.source, source, self.hidden, self.norm_plus)
+    def _norms(self, names: tuple[str, str], sources: tuple[str, str]) -> tuple[Tensor | None, ...]:
+        return tuple(
+            self._vector(name, _stored_norm(self.source, source, self.hidden, self.norm_plus))
+            if source
+            else None
+            for name, source in zip(names, sources, strict=True)
+        )
+
+    def _vector(self, name: str, stored: Stored) -> Tensor:
         return vector(f"layers.{self.layer}.{name}", stored, layer=self.layer)
+
+    @cached_property
+    def factor(self) -> Tensor | None:
+        """The factor [1] of the residual after the layer; None: there is none."""
+        if not self.scalar:
+            return None
+        return self._vector("scalar", Stored(below(self.source, self.scalar), (1,)))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The stored tensors of the layer: MLP, attention, norms and hyper-connections."""
         mixed = [tensor for mixer in self.mixers or () for tensor in mixer.tensors]
-        norms = (*self.norms, *(norm for norm in self.norms_after if norm))
+        kept = (*self.norms, *self.norms_after, self.factor)
+        norms = (vector for vector in kept if vector is not None)
         return (*self.mlp.tensors, *self.attention.tensors, *norms, *mixed)
 
     @property
@@ -111,15 +130,20 @@ class DecoderLayer:
         """Returns the residual after the layer, of the shape of the residual x before it."""
         for i, block in enumerate((self.attention, self.mlp)):
             if self.mixers is None:
-                inner = block.forward(b, b.norm(x, self.norms[i], self.eps))
+                inner = block.forward(b, self._entered(b, x, i))
                 if after := self.norms_after[i]:
                     inner = b.norm(inner, after, self.eps)
                 x = b.add(x, scaled(b, inner, self.added))
             else:
                 entered, leaving = self.mixers[i].enter(b, x)
-                inner = block.forward(b, b.norm(entered, self.norms[i], self.eps))
+                inner = block.forward(b, self._entered(b, entered, i))
                 x = b.expand(x, inner, leaving)
-        return x
+        return x if self.factor is None else b.scale(x, 1.0, factor=self.factor)
+
+    def _entered(self, b: Backend, x: Value, i: int) -> Value:
+        """Returns what attention (0) or MLP (1) reads."""
+        before = self.norms[i]
+        return x if before is None else b.norm(x, before, self.eps)
 
 
 @dataclass(frozen=True)
@@ -236,7 +260,9 @@ class Decoder:
         # Wide: one column of a trained head may be far larger than the others, and 8-bit activations then
         # cost more here than in all layers together (kt-mini: 0.0009 of 0.0012 nats per token).
         x = scaled(b, b.norm(x, self.norm, self.eps), self.multipliers.logits)
-        return b.linear(x, self.head, reads=Reads.WIDE)
+        logits = b.linear(x, self.head, reads=Reads.WIDE)
+        limit = self.multipliers.limit
+        return b.scale(logits, 1.0, limit=limit) if limit else logits
 
 
 def scaled(b: Backend, x: Value, by: float) -> Value:

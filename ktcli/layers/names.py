@@ -191,12 +191,14 @@ class CorrectionNames:
 
 @dataclass(frozen=True, slots=True)
 class RouterNames:
-    """The checkpoint names of the router; `table` is that of the experts of each token id."""
+    """The checkpoint names of the router; `table` is that of the experts of each token id, `factors` of those that
+    multiply the weights of chosen experts."""
 
     weight: str = "gate.weight"
     bias: str = "gate.bias"
     correction: CorrectionNames = CorrectionNames()
     table: str = "gate.tid2eid"
+    factors: str = "router.per_expert_scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,22 @@ class SharedNames:
         return f"{mlp.rpartition('.')[0] if self.beside else mlp}.{self.expert}"
 
 
+@dataclass(frozen=True, slots=True)
+class BranchNames:
+    """The checkpoint names of the norms in an MLP that reads the residual itself: of the router's input, and before
+    and after experts and shared expert (Gemma 4)."""
+
+    router: str = "router.scale"
+    experts: tuple[str, str] = (
+        "pre_feedforward_layernorm_2.weight",
+        "post_feedforward_layernorm_2.weight",
+    )
+    shared: tuple[str, str] = (
+        "pre_feedforward_layernorm.weight",
+        "post_feedforward_layernorm_1.weight",
+    )
+
+
 USUAL_EXPERTS = EachExpert(), FusedExperts()
 # Gate, down and up by number (Mixtral, MiniMax, DeepSeek-V4).
 NUMBERED_EXPERTS = (
@@ -234,11 +252,13 @@ class SparseNames:
 
     Attributes:
         experts: the layouts they may have; the first that a checkpoint has is taken.
+        branches: the norms where the MLP reads the residual itself.
     """
 
     experts: tuple[EachExpert | FusedExperts | InterleavedExperts, ...] = USUAL_EXPERTS
     router: RouterNames = RouterNames()
     shared: SharedNames = SharedNames()
+    branches: BranchNames = BranchNames()
 
 
 USUAL_SPARSE = SparseNames()

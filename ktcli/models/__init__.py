@@ -38,6 +38,8 @@ _FAMILIES = {
     "dense": "llama mistral qwen2 qwen3",
     "ernie4_5_moe": "ernie4_5_moe",
     "exaone_moe": "exaone_moe",
+    "gemma3": "gemma3 gemma3_text",
+    "gemma4": "gemma4 gemma4_text",
     "glm4_moe": "glm4_moe dots1 solar_open hy_v3",
     "glm5_next": "glm5_next",
     "gpt_oss": "gpt_oss",

@@ -44,8 +44,9 @@ class Prefixes:
         norm_plus: the number added to the weights of the norms before attention, MLP and head.
         ignored: patterns of names that are left out on purpose, beside those of `_LEFT_OUT`.
         embedding: its name below the body.
-        norms: the names of the norms before attention and MLP, below a layer.
+        norms: the names of the norms before attention and MLP, below a layer; "": there is none.
         after: the names of the norms of their outputs; "": there is none.
+        scalar: the name of the factor of the residual after a layer; "": there is none.
     """
 
     body: str = "model"
@@ -57,9 +58,13 @@ class Prefixes:
     embedding: str = "embed_tokens"
     norms: tuple[str, str] = USUAL_NORMS
     after: tuple[str, str] = NO_NORMS
+    scalar: str = ""
 
 
 USUAL_PREFIXES = Prefixes()
+# The field that names the activation of MLPs, and what it says.
+SILU: Mapping[str, str] = {"hidden_act": "silu"}
+GELU: Mapping[str, str] = {"hidden_activation": "gelu_pytorch_tanh"}
 # Left out: layers of multi-token prediction, numbered on from the last layer or apart, and what follows from the
 # config.
 _MTP_LAYERS = 8
@@ -96,7 +101,7 @@ class _Frame:
         names, source = self.prefixes, below(self.prefixes.body, f"layers.{i}")
         where = f"{source}.{attention.source or names.attention}"
         attention = replace(attention, layer=i, source=where)
-        where = f"{source}.{mlp.source or names.mlp}"
+        where = below(source, mlp.source or names.mlp).removesuffix(".")
         mlp = replace(mlp, layer=i, name=f"layers.{i}.mlp", source=where)
         return DecoderLayer(
             i,
@@ -110,6 +115,7 @@ class _Frame:
             self._mixers(i, source),
             self.residual,
             names.after,
+            names.scalar,
         )
 
     def _mixers(self, i: int, source: str) -> tuple[HyperConnection, HyperConnection] | None:
@@ -138,6 +144,7 @@ def assemble(
     prefixes: Prefixes = USUAL_PREFIXES,
     streams: MixShape | None = None,
     multipliers: Multipliers = NO_MULTIPLIERS,
+    activation: Mapping[str, str] = SILU,
 ) -> DecoderModel:
     """Returns the model of a config, assembled from each layer's attention and MLP.
 
@@ -147,10 +154,11 @@ def assemble(
         prefixes: the names of the checkpoint.
         streams: the hyper-connections; None: the residual is one stream.
         multipliers: the factors of embedded rows, of the layers' outputs and of logits.
+        activation: what the config says of the MLPs' activation, which the parts have.
     Raises:
         BadCheckpoint: a field is missing, of the wrong type, out of bounds or not supported.
     """
-    f.only({"hidden_act": "silu"})
+    f.only(activation)
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     hidden = f.whole("hidden_size")
     frame = _Frame(hidden, read_eps(f), prefixes, streams, multipliers.residual)
@@ -176,6 +184,12 @@ def _ignored(prefixes: Prefixes, n_layers: int) -> tuple[str, ...]:
     """Returns the patterns of names that are left out on purpose."""
     beyond = (below(prefixes.body, f"layers.{n_layers + i}.*") for i in range(_MTP_LAYERS))
     return (*_LEFT_OUT, *beyond, *prefixes.ignored)
+
+
+def read_limit(f: Fields) -> float:
+    """Returns the limit that keeps logits by tanh; 0: there is none."""
+    name = "final_logit_softcapping"
+    return f.number(name, low=1e-3) if f.has(name) else 0.0
 
 
 def read_streams(f: Fields) -> MixShape:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import pi, sqrt
 from typing import NamedTuple
 
 
 class Glu(NamedTuple):
     """The activation between gate and up, and down: with g = min(gate, gate_limit), and up kept within -limit..limit, g
-    / (1 + e^(-alpha g)) * (up + shift).
+    / (1 + e^(-alpha (g + cubic g^3))) * (up + shift).
 
     Attributes:
         limit: the bound of up; 0: none.
@@ -19,9 +20,12 @@ class Glu(NamedTuple):
     limit: float = 0.0
     shift: float = 0.0
     gate_limit: float = 0.0
+    cubic: float = 0.0
 
 
 SILU = Glu()  # silu(gate) * up
+# gelu(gate) * up, by its approximation with tanh
+GELU_TANH = Glu(alpha=2 * sqrt(2 / pi), cubic=0.044715)
 
 
 @dataclass(frozen=True, slots=True)

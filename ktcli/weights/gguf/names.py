@@ -51,7 +51,7 @@ _LAYER = {
     **{f"nextn.shared_head_{of}": f"shared_head.{of}" for of in ("head", "norm")},
 }
 _IN_LAYER = re.compile(
-    r"blk\.([0-9]{1,5})\.((?:indexer\.|nextn\.)?[a-z0-9_]+)(?:\.([0-9]{1,5}))?(?:\.(weight|bias))?"
+    r"blk\.([0-9]{1,5})\.((?:indexer\.|nextn\.)?[a-z0-9_]+)(?:\.([0-9]{1,5}))?(?:\.(weight|bias|scale))?"
 )
 _BODY = re.compile(r".*?layers\.[0-9]+\.")
 Names = Mapping[str, str | tuple[str, ...]]
@@ -88,6 +88,9 @@ def hub_tensors(
                 yield from _experts(hub_name, name, entry, half, 2)
             continue
         exact = names.get(f"{stem}.{suffix}")
+        if suffix == "scale" and exact is None:  # of codes: nobody takes it under its own name
+            yield name, name, entry
+            continue
         inner = exact or names.get(f"{stem}_exps" if expert else stem)
         end = "" if exact or not suffix else f".{suffix}"
         below = f"{prefix}layers.{layer}."
