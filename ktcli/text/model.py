@@ -9,7 +9,7 @@ from typing import Any
 from ktcli.text.capabilities import Capabilities
 from ktcli.text.control import ControlTokens
 from ktcli.text.files import read_json
-from ktcli.text.settings import Settings, read_settings, read_stop_ids
+from ktcli.text.settings import Settings, read_begin, read_settings, read_stop_ids
 from ktcli.text.template import ChatTemplate, load_template
 from ktcli.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -22,6 +22,7 @@ class TextModel:
         control: keeps words of a conversation from becoming control tokens.
         stop_ids: the ids of tokens that end an answer.
         settings: the model's own settings.
+        begin: the ids in front of a text outside any turn; a template writes its own.
         response_template: how the checkpoint says that its answers are read, unchecked; None: it does not.
         can: what its chat template can do.
     """
@@ -32,6 +33,7 @@ class TextModel:
     stop_ids: frozenset[int]
     settings: Settings
     response_template: Any = None
+    begin: tuple[int, ...] = ()
     can: Capabilities = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -62,4 +64,5 @@ def read_text_model(
     control = ControlTokens(tokenizer, allowed=allow_special)
     config = folder / "tokenizer_config.json"
     answers = read_json(config).get("response_template") if config.is_file() else None
-    return TextModel(tokenizer, control, template, stop_ids, read_settings(folder), answers)
+    settings, begin = read_settings(folder), read_begin(folder, tokenizer)
+    return TextModel(tokenizer, control, template, stop_ids, settings, answers, begin)
