@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from gguf_cases import CASES, CONTEXT, EXPERTS, HIDDEN, VOCAB, WIDTH
 from gguf_models import GgufCase
 
@@ -33,19 +34,23 @@ _SPARSE: dict[str, Any] = {
 }
 
 
-_BARE = (".bias", "ssm_a", "ssm_d", "exp_probs_b")
+_BARE = (".bias", ".scale", "ssm_a", "ssm_d", "exp_probs_b")
 
 
 def family(
     architecture: str,
     seed: int,
     layer: Callable[[int], Shapes],
-    outer: Shapes | None = None,
+    outer: dict[str, Any] | None = None,
     **metadata: Any,
 ) -> GgufCase:
-    """A model by the tensors of each layer, whose names lack ".weight"; metadata has "__" for a dot."""
+    """A model by the tensors of each layer, whose names lack ".weight"; metadata has "__" for a dot.
 
-    def tensors(case: GgufCase) -> Iterator[tuple[str, tuple[int, ...]]]:
+    Args:
+        outer: further tensors by shape, or by their numbers.
+    """
+
+    def tensors(case: GgufCase) -> Iterator[tuple[str, Any]]:
         yield "token_embd.weight", (VOCAB, HIDDEN)
         yield "output_norm.weight", (HIDDEN,)
         yield "output.weight", (VOCAB, HIDDEN)
@@ -272,6 +277,72 @@ FAMILIES += (
         attention__sliding_window_pattern=[int(kv > KV_HEADS) for kv in _MIMO],
         rope__freq_base_swa=5000.0,
         rope__dimension_count=HEAD_DIM // 4,
+    ),
+)
+
+
+# ---- Gemma ---------------------------------------------------------------------------------------
+
+_AROUND: Shapes = dict.fromkeys(("ffn_norm", "post_attention_norm", "post_ffw_norm"), (HIDDEN,))
+_WIDE_DIM = 2 * HEAD_DIM  # of heads in layers without a window
+_TURNING = np.where(np.arange(_WIDE_DIM // 2) < _WIDE_DIM // 8, 1, 1e30).astype(np.float32)
+
+
+def _gemma4(i: int) -> Shapes:
+    """A dense MLP and experts side by side; the last layer's keys are its values."""
+    own: Shapes = {}
+    if i == LAYERS - 1:
+        own = {
+            "attn_q": (HEADS * _WIDE_DIM, HIDDEN),
+            "attn_k": (_WIDE_DIM, HIDDEN),
+            "attn_output": (HIDDEN, HEADS * _WIDE_DIM),
+            "attn_q_norm": (_WIDE_DIM,),
+            "attn_k_norm": (_WIDE_DIM,),
+        }
+    norms = "pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2", "ffn_gate_inp.scale"
+    made = {
+        **_usual(i, {**dense(), **sparse()}),
+        **_AROUND,
+        **own,
+        **dict.fromkeys(norms, (HIDDEN,)),
+        "ffn_down_exps.scale": (EXPERTS,),
+        "layer_output_scale": (1,),
+    }
+    if own:
+        del made["attn_v"]
+    return made
+
+
+FAMILIES += (
+    family(
+        "gemma3",
+        3,
+        lambda i: {**_usual(i, dense()), **_AROUND},
+        attention__sliding_window=8,
+        attention__sliding_window_pattern=4,
+        rope__freq_base_swa=5000.0,
+        rope__scaling__type="linear",
+        rope__scaling__factor=4.0,
+        final_logit_softcapping=20.0,
+    ),
+    family(
+        "gemma4",
+        2,
+        _gemma4,
+        {"rope_freqs": _TURNING},
+        **_SPARSE,
+        **_WINDOWS,
+        attention__head_count_kv=[KV_HEADS] * (LAYERS - 1) + [1],
+        attention__key_length=_WIDE_DIM,
+        attention__value_length=_WIDE_DIM,
+        attention__key_length_swa=HEAD_DIM,
+        attention__value_length_swa=HEAD_DIM,
+        rope__dimension_count=_WIDE_DIM,
+        rope__dimension_count_swa=HEAD_DIM,
+        rope__freq_base_swa=5000.0,
+        embedding_length_per_layer_input=0,
+        attention__shared_kv_layers=0,
+        final_logit_softcapping=20.0,
     ),
 )
 _LORA, _ROPE, _NOPE, _V = 64, 32, 64, 64

@@ -123,10 +123,17 @@ def _rms(name: str, shape: tuple[int, ...]) -> float:
     return (4.0 if name == "output.weight" else size) * float(shape[-1]) ** -0.5
 
 
+_ABOUT_ONE = (
+    *(f"norm{end}.weight" for end in ("", "_1", "_2")),
+    "layer_output_scale.weight",
+    ".scale",
+)
+
+
 def _values(seed: str, name: str, shape: tuple[int, ...]) -> F32:
     if name.endswith(".ssm_a"):
         return -1 - uniform(seed, shape, 0.5)
-    if name.endswith("norm.weight") or name == "rope_freqs.weight":
+    if name.endswith(_ABOUT_ONE) or name == "rope_freqs.weight":
         return 1 + uniform(seed, shape, 0.5)
     if name.endswith("bias"):
         return uniform(seed, shape, 0.3)

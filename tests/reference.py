@@ -59,20 +59,25 @@ def case_named(name: str) -> Case:
     return found
 
 
+_FACTORS = "layer_scalar", "router.scale", "per_expert_scale"  # of about 1
+
+
 def write_checkpoint(case: Case, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
     """A random checkpoint in the hub's on-disk names."""
     torch.manual_seed(case.seed)
     model = case.model_class(case.config())
     with torch.no_grad():
         for name, value in (*model.named_parameters(), *model.named_buffers()):
-            if "inv_freq" in name or "position_ids" in name:
+            if any(each in name for each in ("inv_freq", "position_ids", "embed_scale")):
                 continue
             if not value.is_floating_point():  # a table of experts: some of them, each once
                 chances = torch.rand(value.shape[0], case.config().n_routed_experts)
                 value.copy_(chances.argsort(-1)[:, : value.shape[1]])
                 continue
-            if "norm" in name:
+            if "norm" in name or name.endswith(_FACTORS):
                 value.uniform_(0.5, 1.5)
+            elif name.endswith("router.proj.weight"):  # of an input divided by that root
+                value.normal_(0, 0.3 * value.shape[-1] ** 0.5)
             elif name.endswith(("bias", "gate.weight")):
                 value.normal_(0, 0.3)  # routers that decide, biases that matter
             else:  # a layer adds less than it reads, as in trained models

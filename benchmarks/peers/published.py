@@ -1,20 +1,23 @@
-"""What llama.cpp and transformers say of a published model, recorded as data for the tests in tests/published.
+"""What llama.cpp and transformers say of published models, recorded as data for the tests in tests/published.
 
     python -m pip install --target build/judges --no-deps xllamacpp==2026.10.11549
-    PYTHONPATH=.:tests:build/judges .venv/bin/python -m benchmarks.peers.published
+    PYTHONPATH=.:tests:build/judges .venv/bin/python -m benchmarks.peers.published [NAME ...]
 
-It writes tests/data/published_smollm2.json and .npz. Ids of texts and renderings of the chat template are llama.cpp's,
-asked over HTTP of the server in the package xllamacpp, which comes compiled. Logits, likelihoods and greedy answers
-are those of transformers in f32, on the weights as the gguf package decodes them: llama.cpp rounds activations, so that
-its own are no judge. Ids come from llama.cpp throughout: transformers reads no way of cutting words from a GGUF file.
+It writes tests/data/published_NAME.json and .npz of the models named, smollm2 and gemma3. Ids of texts and renderings
+of the chat template are llama.cpp's, asked over HTTP of the server in the package xllamacpp, which comes compiled.
+Logits, likelihoods and greedy answers are those of transformers in f32, on the weights as the gguf package decodes
+them: llama.cpp rounds activations, so that its own are no judge. Ids come from llama.cpp throughout: transformers reads
+no way of cutting words from a GGUF file.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,13 +25,18 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from published.packages import SMOLLM2, cache_folder, fetch
-from transformers import LlamaConfig, LlamaForCausalLM
+from published.packages import GEMMA3, SMOLLM2, PublishedModel, cache_folder, fetch
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
 ANSWER = 32  # tokens
-WINDOW = 512  # tokens of a text whose likelihood is recorded
 
 TEXTS = (
     "The capital of France is Paris.",
@@ -66,11 +74,19 @@ TEXTS = (
     "\n\n\n\n",
     "  \n \n\t\n x",
     "no\u00a0break\u2003em\u200bzero\ufeff",
+    "I'll, you're, it's, DON'T, they'VE, o'clock 'tis",
+    "!!! ??? ... --- *** ((())) <<<>>> a_b-c/d\\e @user #tag $5 50%",
+)
+# With the names of control tokens.
+CHATML = (
     "<|im_start|>user\nHi<|im_end|>",
     "<|endoftext|><repo_name><file_sep>",
     "a <|im_end|> b<|im_end|>c <|not_one|>",
-    "I'll, you're, it's, DON'T, they'VE, o'clock 'tis",
-    "!!! ??? ... --- *** ((())) <<<>>> a_b-c/d\\e @user #tag $5 50%",
+)
+TURNS = (
+    "<start_of_turn>user\nHi<end_of_turn>",
+    "<bos><eos><unk><pad><mask><unused7>",
+    "a <end_of_turn> b<end_of_turn>c <not_one>",
 )
 CHATS: tuple[list[dict[str, str]], ...] = (
     [{"role": "user", "content": "Hi"}],
@@ -109,9 +125,21 @@ QUESTIONS = (
     "Give me a tip for sleeping better.",
     "Who wrote Romeo and Juliet?",
 )
+STATEMENTS = (
+    "Question: What is the capital of Italy?\nAnswer:",
+    "Monday, Tuesday, Wednesday,",
+    "def is_even(n):\n    return",
+    "English: good morning\nSpanish:",
+    "The opposite of hot is",
+    "Gravity is the force that",
+    "In the beginning God created",
+    "SELECT name FROM users WHERE",
+    "Die Hauptstadt von Deutschland ist",
+    "<h1>Welcome</h1>\n<p>",
+)
 # Text that the two likelihoods are of, in the tree: English, and Python.
 PASSAGES = ("LICENSE", "profiles/text/python.txt")
-CHARACTERS = 4000  # of each, enough for WINDOW tokens
+CHARACTERS = 4000  # of each, enough for a window
 
 
 @contextmanager
@@ -137,59 +165,102 @@ def llama(path: Path) -> Iterator[Any]:
     yield ask
 
 
-def weights(path: Path) -> LlamaForCausalLM:
-    """Returns the model of a GGUF file of the architecture llama, in f32."""
-    reader = gguf.GGUFReader(path)
-
-    def value(key: str) -> Any:
-        return reader.fields[f"llama.{key}"].contents()
-
-    heads, shared = int(value("attention.head_count")), int(value("attention.head_count_kv"))
-    config = LlamaConfig(
-        vocab_size=int(value("vocab_size")),
-        hidden_size=int(value("embedding_length")),
-        intermediate_size=int(value("feed_forward_length")),
-        num_hidden_layers=int(value("block_count")),
-        num_attention_heads=heads,
-        num_key_value_heads=shared,
-        rms_norm_eps=float(value("attention.layer_norm_rms_epsilon")),
-        rope_parameters={"rope_type": "default", "rope_theta": float(value("rope.freq_base"))},
-        max_position_embeddings=int(value("context_length")),
-        tie_word_embeddings=True,
-    )
-    names = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-    names |= {f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"} | {
-        "attn_output": "self_attn.o_proj"
+def common(reader: gguf.GGUFReader, architecture: str) -> dict[str, Any]:
+    """Returns the fields of transformers' config that all architectures here have."""
+    given = {
+        "hidden_size": "embedding_length",
+        "intermediate_size": "feed_forward_length",
+        "num_hidden_layers": "block_count",
+        "num_attention_heads": "attention.head_count",
+        "num_key_value_heads": "attention.head_count_kv",
+        "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+        "max_position_embeddings": "context_length",
     }
-    names |= {f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")}
+    found = {f: reader.fields[f"{architecture}.{key}"].contents() for f, key in given.items()}
+    rows = next(int(t.shape[1]) for t in reader.tensors if t.name == "token_embd.weight")
+    return {**found, "vocab_size": rows, "tie_word_embeddings": True}
+
+
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    **{f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"},
+    **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
+}
+
+
+def filled(
+    model: PreTrainedModel,
+    reader: gguf.GGUFReader,
+    names: dict[str, str],
+    changed: Callable[[str, torch.Tensor], torch.Tensor],
+) -> PreTrainedModel:
+    """Returns the model with the tensors of a file in f32.
+
+    Args:
+        names: those that differ from NAMES.
+        changed: returns the values that transformers has for a part of the file.
+    """
     state: dict[str, torch.Tensor] = {}
     for tensor in reader.tensors:
-        values = torch.from_numpy(
-            np.array(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32)
-        )
+        raw = np.array(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32)
         first, *rest = tensor.name.split(".")
-        if first == "blk":
-            part = rest[1]
-            if part in ("attn_q", "attn_k"):  # halves of a head's rows are interleaved in the file
-                n = heads if part == "attn_q" else shared
-                rows, columns = values.shape
-                values = values.reshape(n, rows // n // 2, 2, columns).swapaxes(1, 2)
-                values = values.reshape(rows, columns)
-            state[f"model.layers.{rest[0]}.{names[part]}.weight"] = values
-        else:
-            whole = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
-            state[f"{whole[first]}.weight"] = values
+        part, place = (rest[1], f"model.layers.{rest[0]}.") if first == "blk" else (first, "")
+        name = {**NAMES, **names}[part]
+        state[f"{place}{name}.weight"] = changed(part, torch.from_numpy(raw))
     state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    model = LlamaForCausalLM(config)
     model.eval()  # type: ignore[no-untyped-call]
     model.load_state_dict(state)
     return model
 
 
+def llama_weights(path: Path) -> PreTrainedModel:
+    """Returns the model of a GGUF file of the architecture llama, in f32."""
+    reader = gguf.GGUFReader(path)
+    given = common(reader, "llama")
+    theta = float(reader.fields["llama.rope.freq_base"].contents())
+    rope = {"rope_type": "default", "rope_theta": theta}
+    counts = {
+        "attn_q": int(given["num_attention_heads"]),
+        "attn_k": int(given["num_key_value_heads"]),
+    }
+
+    def changed(part: str, values: torch.Tensor) -> torch.Tensor:
+        """Halves of a head's rows are interleaved in the file."""
+        if part not in counts:
+            return values
+        n, (rows, columns) = counts[part], values.shape
+        return values.reshape(n, rows // n // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+    model = LlamaForCausalLM(LlamaConfig(**given, rope_parameters=rope))
+    return filled(model, reader, {"ffn_norm": "post_attention_layernorm"}, changed)
+
+
+def gemma3_weights(path: Path) -> PreTrainedModel:
+    """Returns the model of a GGUF file of the architecture gemma3, in f32."""
+    reader = gguf.GGUFReader(path)
+    fields = {"head_dim": "attention.key_length", "sliding_window": "attention.sliding_window"}
+    own = {name: reader.fields[f"gemma3.{key}"].contents() for name, key in fields.items()}
+    config = Gemma3TextConfig(
+        **common(reader, "gemma3"), **own, query_pre_attn_scalar=own["head_dim"]
+    )
+
+    def changed(part: str, values: torch.Tensor) -> torch.Tensor:
+        """The file has the norms' weights with one added."""
+        return values - 1 if part.endswith("norm") else values
+
+    names = {"ffn_norm": "pre_feedforward_layernorm"}
+    return filled(Gemma3ForCausalLM(config), reader, names, changed)
+
+
 @torch.no_grad()
-def greedy(
-    model: LlamaForCausalLM, ids: list[int], ends: set[int]
-) -> tuple[list[int], list[float]]:
+def greedy(model: PreTrainedModel, ids: list[int], ends: set[int]) -> tuple[list[int], list[float]]:
     """Returns the likeliest tokens one after the other, ANSWER at most, without the one that ends the answer.
 
     Beside them, that one's included, the lead of each over the next in standard deviations of the logits.
@@ -207,18 +278,59 @@ def greedy(
     return answer, leads
 
 
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A published model and what is asked of it.
+
+    Attributes:
+        weights: returns transformers' model of the file, in f32.
+        texts: their ids are recorded.
+        beginnings: are gone on with, as they are.
+        questions: are asked by the chat template, if the file has one.
+        window: tokens of a text whose likelihood is recorded.
+        first: the ids before every text that the model is given.
+    """
+
+    model: PublishedModel
+    weights: Callable[[Path], PreTrainedModel]
+    texts: tuple[str, ...]
+    beginnings: tuple[str, ...]
+    questions: tuple[str, ...]
+    window: int
+    first: tuple[int, ...] = ()
+
+
+SUBJECTS = {
+    "smollm2": Subject(
+        SMOLLM2, llama_weights, (*TEXTS, *CHATML), BEGINNINGS, QUESTIONS, window=512
+    ),
+    # A base model: its file has no template. Half as many logits of five times the tokens.
+    "gemma3": Subject(
+        GEMMA3,
+        gemma3_weights,
+        (*TEXTS, *TURNS),
+        (*BEGINNINGS, *STATEMENTS),
+        (),
+        window=256,
+        first=(2,),
+    ),
+}
+
+
 @torch.no_grad()
-def main() -> None:
+def record(name: str, subject: Subject) -> None:
+    """Asks the judges of a model, and writes what they say."""
     torch.set_num_threads(1)  # some threads beside the server's would wait for each other
-    path = fetch(SMOLLM2, cache_folder())
+    path = fetch(subject.model, cache_folder())
     ends = {int(gguf.GGUFReader(path).fields["tokenizer.ggml.eos_token_id"].contents())}
     found: dict[str, Any] = {
-        "file": SMOLLM2.file,
-        "sha256": SMOLLM2.sha256,
+        "file": subject.model.file,
+        "sha256": subject.model.sha256,
         "versions": {
             name: version(name) for name in ("xllamacpp", "transformers", "gguf", "torch")
         },
     }
+    first = list(subject.first)
     with llama(path) as ask:
 
         def ids(text: str, special: bool) -> list[int]:
@@ -226,39 +338,42 @@ def main() -> None:
             return [int(id) for id in made["tokens"]]
 
         found["texts"] = [
-            {"text": text, "plain": ids(text, False), "special": ids(text, True)} for text in TEXTS
+            {"text": text, "plain": ids(text, False), "special": ids(text, True)}
+            for text in subject.texts
         ]
         found["chats"] = [
             {"messages": chat, "rendered": ask("apply-template", messages=chat)["prompt"]}
-            for chat in CHATS
+            for chat in (CHATS if subject.questions else ())
         ]
-        prompts: list[tuple[Any, list[int]]] = [(text, ids(text, False)) for text in BEGINNINGS]
-        for question in QUESTIONS:
+        prompts: list[tuple[Any, list[int]]] = [
+            (text, first + ids(text, False)) for text in subject.beginnings
+        ]
+        for question in subject.questions:
             chat = [{"role": "user", "content": question}]
             prompts.append((chat, ids(ask("apply-template", messages=chat)["prompt"], True)))
         texts = [(ROOT / name).read_text(encoding="utf-8")[:CHARACTERS] for name in PASSAGES]
-        windows = [ids(text, False)[:WINDOW] for text in texts]
-    model = weights(path)
+        windows = [(first + ids(text, False))[: subject.window] for text in texts]
+    model = subject.weights(path)
     found["answers"] = []
     for prompt, given in prompts:
         answer, leads = greedy(model, given, ends)
         found["answers"].append({"prompt": prompt, "ids": given, "answer": answer, "leads": leads})
     found["likelihoods"], kept = [], {}
-    for name, window in zip(PASSAGES, windows, strict=True):
+    for passage, window in zip(PASSAGES, windows, strict=True):
         logits = model(torch.tensor([window])).logits[0]
         lost = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(window[1:]))
-        found["likelihoods"].append({"file": name, "ids": window, "nats_per_token": lost.item()})
+        found["likelihoods"].append({"file": passage, "ids": window, "nats_per_token": lost.item()})
         # Every eighth position's 64 likeliest tokens: all would be 100 MB.
         best = logits[7::8].topk(64)
-        kept[f"{name}/ids"] = best.indices.to(torch.int32).numpy()
-        kept[f"{name}/logits"] = best.values.numpy()
-        kept[f"{name}/spread"] = logits[7::8].std(-1).numpy()
+        kept[f"{passage}/ids"] = best.indices.to(torch.int32).numpy()
+        kept[f"{passage}/logits"] = best.values.numpy()
+        kept[f"{passage}/spread"] = logits[7::8].std(-1).numpy()
     # What bf16 changes in transformers itself: weights, products and cache.
     model.bfloat16()
     found["equal_in_bf16"] = sum(
         greedy(model, row["ids"], ends)[0] == row["answer"] for row in found["answers"]
     )
-    target = DATA / "published_smollm2.json"
+    target = DATA / f"published_{name}.json"
     rows = ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in found.items())
     target.write_text(f"{{\n{rows}\n}}\n", encoding="utf-8")
     np.savez_compressed(target.with_suffix(".npz"), **kept)
@@ -272,4 +387,5 @@ def _lines(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    for name in sys.argv[1:] or SUBJECTS:
+        record(name, SUBJECTS[name])

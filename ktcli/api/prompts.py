@@ -50,6 +50,7 @@ class PromptReader:
             raise UsageError(f"{name} is empty")
         control = self._texts.control
         ids = None if control.exceeds(Marked(text), self._context) else control.encode_text(text)
+        ids = None if ids is None else [*self._texts.begin, *ids]
         return EncodedPrompt(text, self._with_room(name, ids))
 
     def _of_messages(self, name: str, messages: list[dict[str, Any]]) -> EncodedPrompt:

@@ -43,11 +43,13 @@ def below(prefix: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Multipliers:
-    """The factors of a model's embedded rows, of the outputs of attention and MLP, and of its logits (Granite)."""
+    """The factors of a model's embedded rows, of the outputs of attention and MLP, and of its logits (Granite); and the
+    limit that keeps logits by tanh (Gemma), 0: none."""
 
     embedding: float = 1.0
     residual: float = 1.0
     logits: float = 1.0
+    limit: float = 0.0
 
 
 NO_MULTIPLIERS = Multipliers()
@@ -73,10 +75,13 @@ SEQUENTIAL = Wiring()
 class DecoderLayer:
     """A decoder layer: x + attention(norm(x)), then x + mlp(norm(x)); or as its wiring says.
 
+    A part without a norm in front reads the residual, and norms it itself.
+
     Attributes:
         attention, mlp: its two parts; None: the layer has only the other one (Nemotron).
         added: the factor of the outputs of attention and MLP.
-        after: names of norms of these outputs (Trinity); "": there is none.
+        after: names of norms of these outputs (Trinity, Gemma); "": there is none.
+        scalar: the name of a factor of the residual after the layer (Gemma 4); "": there is none.
         source: checkpoint prefix, e.g. "model.layers.3".
         norm_plus: the number added to the weights of its norms.
         norm_names: names of its norms, below `source`; "": there is none (FlexOlmo).
@@ -95,6 +100,7 @@ class DecoderLayer:
     added: float = 1.0
     after: tuple[str, str] = NO_NORMS
     wiring: Wiring = SEQUENTIAL
+    scalar: str = ""
 
     @cached_property
     def parts(self) -> tuple[Attention | Mlp, ...]:
@@ -117,8 +123,17 @@ class DecoderLayer:
         return tuple(self._norm(f"{of}_{kind}", source) if source else None for of, source in own)
 
     def _norm(self, name: str, source: str) -> Tensor:
-        stored = _stored_norm(self.source, source, self.hidden, self.norm_plus)
+        return self._vector(name, _stored_norm(self.source, source, self.hidden, self.norm_plus))
+
+    def _vector(self, name: str, stored: Stored) -> Tensor:
         return vector(f"layers.{self.layer}.{name}", stored, layer=self.layer)
+
+    @cached_property
+    def factor(self) -> Tensor | None:
+        """The factor [1] of the residual after the layer; None: there is none."""
+        if not self.scalar:
+            return None
+        return self._vector("scalar", Stored(below(self.source, self.scalar), (1,)))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -128,7 +143,8 @@ class DecoderLayer:
         if self.wiring.centred:
             norms += [_zeros(norm) for norm in norms]
         own = [tensor for part in reversed(self.parts) for tensor in part.tensors]
-        return (*own, *norms, *mixed)
+        factor = () if self.factor is None else (self.factor,)
+        return (*own, *norms, *factor, *mixed)
 
     @property
     def state(self) -> LayerState:
@@ -167,7 +183,7 @@ class DecoderLayer:
                 entered, leaving = self.mixers[i].enter(b, x)
                 inner = block.forward(b, self._entered(b, entered, i))
                 x = b.expand(x, inner, leaving)
-        return x
+        return x if self.factor is None else b.scale(x, 1.0, factor=self.factor)
 
     def _entered(self, b: Backend, x: Value, i: int) -> Value:
         """Returns what part i reads of the residual x."""
@@ -294,7 +310,9 @@ class Decoder:
         # cost more here than in all layers together (kt-mini: 0.0009 of 0.0012 nats per token).
         x = normed(b, x, self.norm, self.eps, self.wiring)
         x = scaled(b, x, self.multipliers.logits)
-        return b.linear(x, self.head, reads=Reads.WIDE)
+        logits = b.linear(x, self.head, reads=Reads.WIDE)
+        limit = self.multipliers.limit
+        return b.scale(logits, 1.0, limit=limit) if limit else logits
 
 
 def normed(b: Backend, x: Value, gain: Tensor, eps: float, wiring: Wiring) -> Value:

@@ -37,11 +37,13 @@ class QkNorms:
         of: the extent and place of the norms.
         names: their checkpoint names.
         plus: the number added to their weights.
+        values: whether each head's values have one, too, without a weight (Gemma 4).
     """
 
     of: NormedQk = NormedQk.HEADS
     names: tuple[str, str] = ("q_norm", "k_norm")
     plus: float = 0.0
+    values: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class GroupedQueryAttention:
         qkv_bias, o_bias: whether q, k and v have biases; whether o has one.
         sinks_name: checkpoint name of the sinks, one more score of each head's softmax (gpt-oss); "": there are none.
         value_scale: the factor of the values (MiMo-V2).
+        keys_as_values: whether values are what the projection of keys gives, before norm and rotation (Gemma 4). Its
+            rows are stored twice: of 26B-A4B's, which few layers have, that is 0.4 % of what a token reads.
         gates: the gates on the heads' outputs; None: there are none. They exclude biases.
         indexer: chooses the blocks of positions that a token attends to, for each kv head; None: it attends to all. Its
             projections lie behind those of q, k and v.
@@ -87,6 +91,7 @@ class GroupedQueryAttention:
     o_bias: bool = False
     sinks_name: str = ""
     value_scale: float = 1.0
+    keys_as_values: bool = False
     gates: OwnGates | QueryGates | None = None
     indexer: BlockIndexer | None = None
     projections: GqaNames = USUAL_GQA
@@ -115,7 +120,7 @@ class GroupedQueryAttention:
     @cached_property
     def qkv(self) -> Tensor:
         """The weight that projects to q, k and v, then to the indexer and the gates, where there are any."""
-        pieces = tuple((f"{p}_proj.weight", w) for p, w in zip("qkv", self._widths, strict=True))
+        pieces = self._projections("weight")
         index = self.indexer.projections if self.indexer else ()
         own = isinstance(self.gates, OwnGates) and f"{self.gates.source}.weight"
         gates_of = ((own, *self._gate_widths),) if own else ()
@@ -139,6 +144,11 @@ class GroupedQueryAttention:
             made, sources=((Stored(name, (sum(self._widths), *columns)),), *made.sources)
         )
 
+    def _projections(self, of: str) -> tuple[tuple[str, int], ...]:
+        """Returns the names of the weights or biases that project to q, k and v, and the rows of each."""
+        letters = "qkk" if self.keys_as_values else "qkv"
+        return tuple((f"{p}_proj.{of}", w) for p, w in zip(letters, self._widths, strict=True))
+
     @cached_property
     def _indexer(self) -> BlockIndexer | None:
         """The indexer with this attention's place."""
@@ -155,8 +165,7 @@ class GroupedQueryAttention:
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
         """The bias of q, k and v together, and the bias of o; None where there is none."""
         assert not (self.qkv_bias and self.gates), "no family has biases on gated attention"
-        pieces = ((f"{p}_proj.bias", w) for p, w in zip("qkv", self._widths, strict=True))
-        qkv = self._or_fused(self._bias("qkv_bias", *pieces), "bias", ())
+        qkv = self._or_fused(self._bias("qkv_bias", *self._projections("bias")), "bias", ())
         o = self._bias("o_bias", (f"{self.projections.o}.bias", self.hidden))
         return qkv if self.qkv_bias else None, o if self.o_bias else None
 
@@ -238,6 +247,8 @@ class GroupedQueryAttention:
             q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
         if norms_rotated:
             q, k = self._normed(b, q, k)
+        if self.norms and self.norms.values:
+            v = b.norm(v, None, self.eps, head_width=self.shape.value_dim)
         if self.value_scale != 1.0:
             v = b.scale(v, self.value_scale)
         if self._indexer:

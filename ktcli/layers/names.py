@@ -196,7 +196,8 @@ class CorrectionNames:
 
 @dataclass(frozen=True, slots=True)
 class RouterNames:
-    """The checkpoint names of the router; `table` is that of the experts of each token id.
+    """The checkpoint names of the router; `table` is that of the experts of each token id, `factors` of those that
+    multiply the weights of chosen experts.
 
     Attributes:
         across: whether its weight lies transposed, [H, E] (ERNIE-4.5-VL).
@@ -207,6 +208,7 @@ class RouterNames:
     correction: CorrectionNames = CorrectionNames()
     table: str = "gate.tid2eid"
     across: bool = False
+    factors: str = "router.per_expert_scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +232,22 @@ class SharedNames:
         return f"{mlp.rpartition('.')[0] if self.beside else mlp}.{self.expert}"
 
 
+@dataclass(frozen=True, slots=True)
+class BranchNames:
+    """The checkpoint names of the norms in an MLP that reads the residual itself: of the router's input, and before
+    and after experts and shared expert (Gemma 4)."""
+
+    router: str = "router.scale"
+    experts: tuple[str, str] = (
+        "pre_feedforward_layernorm_2.weight",
+        "post_feedforward_layernorm_2.weight",
+    )
+    shared: tuple[str, str] = (
+        "pre_feedforward_layernorm.weight",
+        "post_feedforward_layernorm_1.weight",
+    )
+
+
 USUAL_EXPERTS = EachExpert(), FusedExperts()
 # Gate, down and up by number (Mixtral, MiniMax, DeepSeek-V4).
 NUMBERED_EXPERTS = (
@@ -245,12 +263,14 @@ class SparseNames:
     Attributes:
         experts: the layouts they may have; the first that a checkpoint has is taken.
         latent: the projections to the rows that experts read, and back.
+        branches: the norms where the MLP reads the residual itself.
     """
 
     experts: tuple[EachExpert | FusedExperts | InterleavedExperts, ...] = USUAL_EXPERTS
     router: RouterNames = RouterNames()
     shared: SharedNames = SharedNames()
     latent: tuple[str, str] = "fc1_latent_proj.weight", "fc2_latent_proj.weight"
+    branches: BranchNames = BranchNames()
 
 
 USUAL_SPARSE = SparseNames()

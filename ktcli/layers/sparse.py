@@ -37,6 +37,9 @@ class SparseMlp:
         biases: whether router and experts have biases (gpt-oss).
         by_id: the number of token ids in the table that gives a token's experts; 0: the router chooses them.
         scale: the factor of the sum of experts and shared expert.
+        branch_eps: what norms add to the mean square, where router, experts and shared expert each
+            norm the residual itself (Gemma 4); then the outputs of both branches are normed before they are added, and
+            each expert's weight has a factor. None: all read the layer's normed input.
         layer, name, source: see `DenseMlp`.
     """
 
@@ -54,6 +57,7 @@ class SparseMlp:
     by_id: int = 0
     latent: int = 0
     scale: float = 1.0
+    branch_eps: float | None = None
     layer: int = 0
     name: str = ""
     source: str = ""
@@ -98,6 +102,35 @@ class SparseMlp:
         stored = Stored(name, (self.by_id, self.routing.top_k))
         name, below = f"{self.name}.router_table", self.routing.experts
         return vector(name, stored, layer=self.layer, below=below)
+
+    @cached_property
+    def factors(self) -> Tensor | None:
+        """The factors [experts] of the weights of chosen experts; None: there are none."""
+        if self.branch_eps is None:
+            return None
+        stored = Stored(f"{self.source}.{self.names.router.factors}", (self.routing.experts,))
+        return vector(f"{self.name}.router_factors", stored, layer=self.layer)
+
+    @cached_property
+    def norms(self) -> tuple[Tensor, ...]:
+        """The gains [hidden] of the norms of the router's input, then before and after experts, before and after the
+        shared expert; (): there are none."""
+        if self.branch_eps is None:
+            return ()
+        names = self.names.branches
+        every = {
+            "router_norm": names.router,
+            **dict(zip(("experts_norm", "experts_norm_after"), names.experts, strict=True)),
+            **dict(zip(("shared_norm", "shared_norm_after"), names.shared, strict=True)),
+        }
+        return tuple(
+            vector(
+                f"{self.name}.{own}",
+                Stored(f"{self.source}.{name}", (self.hidden,)),
+                layer=self.layer,
+            )
+            for own, name in every.items()
+        )
 
     @property
     def _stored(self) -> StoredExperts:
@@ -187,6 +220,8 @@ class SparseMlp:
             self.router_correction,
             self.table,
             *(self.expert_biases or ()),
+            self.factors,
+            *self.norms,
         )
         shared = self.shared.tensors if self.shared else ()
         kept = (vector for vector in vectors if vector is not None)
@@ -199,21 +234,14 @@ class SparseMlp:
 
     def forward(self, b: Backend, x: Value) -> Value:
         """Returns the output [T, hidden] of the chosen experts and the shared one for x [T, hidden]."""
+        if self.branch_eps is not None:
+            return self._branched(b, x, self.branch_eps)
         # [T, experts], and a column for the gate
         logits = b.linear(x, self.router, bias=self.router_bias, reads=Reads.F32)
         if self.shared_gate:
             logits, gate = b.split(logits, self.routing.experts, 1)
         routed = b.route(logits, self.routing, bias=self.router_correction, table=self.table)
-        gate_up_bias, down_bias = self.expert_biases or (None, None)
-        started = b.experts(
-            b.linear(x, self.latents[0]) if self.latents else x,
-            routed,
-            self.gate_up,
-            self.down,
-            glu=self.glu,
-            gate_up_bias=gate_up_bias,
-            down_bias=down_bias,
-        )
+        started = self._started(b, x, routed)
         shared = self.shared.forward(b, x) if self.shared else None  # meanwhile
         if shared is not None and self.shared_gate:
             shared = b.gate(shared, gate)
@@ -222,3 +250,28 @@ class SparseMlp:
             mixed = b.linear(mixed, self.latents[1])
         mixed = mixed if shared is None else b.add(mixed, shared)
         return mixed if self.scale == 1.0 else b.scale(mixed, self.scale)
+
+    def _started(self, b: Backend, x: Value, routed: Value) -> Value:
+        """Starts the chosen experts of x; returns what `collect` takes."""
+        gate_up_bias, down_bias = self.expert_biases or (None, None)
+        return b.experts(
+            b.linear(x, self.latents[0]) if self.latents else x,
+            routed,
+            self.gate_up,
+            self.down,
+            glu=self.glu,
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
+        )
+
+    def _branched(self, b: Backend, x: Value, eps: float) -> Value:
+        """Returns the sum [T, hidden] of both branches of the residual x [T, hidden]."""
+        assert self.shared is not None
+        of_router, before, after, shared_before, shared_after = self.norms
+        asked = b.scale(b.norm(x, of_router, eps), self.hidden**-0.5)
+        logits = b.linear(asked, self.router, reads=Reads.F32)
+        routed = b.route(logits, self.routing, factors=self.factors)
+        started = self._started(b, b.norm(x, before, eps), routed)
+        shared = self.shared.forward(b, b.norm(x, shared_before, eps))  # meanwhile
+        mixed = b.norm(b.collect(started), after, eps)
+        return b.add(b.norm(shared, shared_after, eps), mixed)

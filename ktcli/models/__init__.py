@@ -41,6 +41,8 @@ _FAMILIES = {
     "dense": "llama mistral qwen2 qwen3 qwen3_vl",
     "ernie4_5_moe": "ernie4_5_moe ernie4_5_vl_moe ernie4_5_moe_vl",
     "exaone_moe": "exaone_moe",
+    "gemma3": "gemma3 gemma3_text",
+    "gemma4": "gemma4 gemma4_text",
     "glm4_moe": "glm4_moe glm4v_moe dots1 solar_open hy_v3",
     "glm5_next": "glm5_next",
     "gpt_oss": "gpt_oss",

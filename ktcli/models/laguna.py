@@ -21,16 +21,15 @@ from ktcli.models.attention import of_kind, read_gqa
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
 from ktcli.models.feedforward import read_dense, read_softmax_routing
 from ktcli.models.model import DecoderModel
-from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_windows
+from ktcli.models.pattern import FULL, SLIDING, cut_typed_dense, read_typed_dense, read_windows
 from ktcli.models.skeleton import assemble
 from ktcli.ops.table.experts import Score
 from ktcli.ops.table.rowwise import GateKind
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _HEADS = "num_attention_heads_per_layer"
 _ROPE = {
-    _FULL: {"rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
-    _SLIDING: {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+    FULL: {"rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
+    SLIDING: {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
 }
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "laguna": {
@@ -59,7 +58,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     sparse, heads = _sparse(f), _heads(f)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
-        own = _attention(f, _SLIDING if window(i) else _FULL, heads[i])
+        own = _attention(f, SLIDING if window(i) else FULL, heads[i])
         return own.within(window(i)), read_dense(f) if is_dense(i) else sparse
 
     return assemble(f, "laguna", parts)

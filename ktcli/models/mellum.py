@@ -12,11 +12,10 @@ from ktcli.models.attention import of_kind, read_gqa
 from ktcli.models.config import Fields
 from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_windows
+from ktcli.models.pattern import FULL, SLIDING, cut_typed_dense, read_typed_dense, read_windows
 from ktcli.models.skeleton import assemble
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
-_ROPE = {_FULL: {"rope_theta": 500_000.0}, _SLIDING: {"rope_theta": 10_000.0}}
+_ROPE = {FULL: {"rope_theta": 500_000.0}, SLIDING: {"rope_theta": 10_000.0}}
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "mellum": {
         "head_dim": 128,
@@ -38,7 +37,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     window = read_windows(f, default=lambda _: False)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
-        own = of_kind(f, _SLIDING if window(i) else _FULL)
+        own = of_kind(f, SLIDING if window(i) else FULL)
         attention = read_gqa(own, norms=QkNorms(), qkv_bias=bias, o_bias=bias)
         return attention.within(window(i)), read_dense(f) if is_dense(i) else sparse
 

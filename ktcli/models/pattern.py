@@ -16,6 +16,8 @@ from ktcli.models.config import (
     Fields,
 )
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+
 
 def read_types(f: Fields, name: str, *kinds: str | int) -> list[Any] | None:
     """Returns each layer's kind, one of `kinds`, from the list in field `name`; None: the field is not there. A
@@ -38,12 +40,12 @@ def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int]
         default: whether a layer has a window, unless the config lists the layers' types.
     """
     window = f.whole("sliding_window", high=MAX_CONTEXT) if f.has("sliding_window") else 0
-    types = read_types(f, "layer_types", "full_attention", "sliding_attention")
+    types = read_types(f, "layer_types", FULL, SLIDING)
     if types is None:
         return lambda i: window if default(i) else 0
-    if not window and "sliding_attention" in types:
+    if not window and SLIDING in types:
         raise BadCheckpoint(f"{f.where}: sliding_window is missing, but layer_types has windows")
-    return lambda i: window if types[i] == "sliding_attention" else 0
+    return lambda i: window if types[i] == SLIDING else 0
 
 
 def read_upper_windows(f: Fields) -> Callable[[int], int]:

@@ -9,6 +9,7 @@ field is missing, of the wrong type, out of bounds or not supported.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.rope import Llama3, LongRope, Yarn, long_rotary, rotary
@@ -44,6 +45,17 @@ def read_rope(fields: Fields, dim: int, *, interleaved: bool) -> tuple[Rope, flo
         return rotary(dim, theta, factors=factors, interleaved=interleaved), 1.0
     linear = rope.number("factor", low=1.0, high=1e4) if kind == "linear" else 1.0
     return rotary(dim, theta, linear=linear, interleaved=interleaved), 1.0
+
+
+def read_proportional(fields: Fields, dim: int) -> Rope:
+    """Returns the rotary embedding of `dim` columns of which only the first pairs turn, with the wavelengths that they
+    have among all (Gemma 4)."""
+    rope, part = rope_fields(fields), rotated_part(fields)
+    factor = rope.number("factor", low=1.0, high=1e4, default=1.0)
+    every = rotary(dim, read_theta(fields), linear=factor, interleaved=False)
+    turning = int((1.0 if part is None else part) * dim // 2)
+    still = (0.0,) * (dim // 2 - turning)
+    return replace(every, inv_freq=every.inv_freq[:turning] + still)
 
 
 def read_theta(fields: Fields) -> float:

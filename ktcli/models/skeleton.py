@@ -48,6 +48,7 @@ class Prefixes:
         embedding, norm: the names of the embedding and of the last norm, below the body.
         norms: the names of the norms before attention and MLP, below a layer; "": there is none.
         after: the names of the norms of their outputs; "": there is none.
+        scalar: the name of the factor of the residual after a layer; "": there is none.
     """
 
     body: str = "model"
@@ -59,11 +60,15 @@ class Prefixes:
     embedding: str = "embed_tokens"
     norms: tuple[str, str] = USUAL_NORMS
     after: tuple[str, str] = NO_NORMS
+    scalar: str = ""
     norm: str = "norm"
 
 
 USUAL_PREFIXES = Prefixes()
 BESIDE_VISION = Prefixes("model.language_model", ignored=("model.visual.*",))  # Qwen's and GLM's
+# The field that names the activation of MLPs, and what it says.
+SILU: Mapping[str, str] = {"hidden_act": "silu"}
+GELU: Mapping[str, str] = {"hidden_activation": "gelu_pytorch_tanh"}
 # Left out: layers of multi-token prediction, numbered on from the last layer or apart, and what follows from the
 # config.
 _MTP_LAYERS = 8
@@ -103,7 +108,7 @@ class _Frame:
             where = f"{source}.{attention.source or names.attention}"
             attention = replace(attention, layer=i, source=where)
         if mlp:
-            where = f"{source}.{mlp.source or names.mlp}"
+            where = below(source, mlp.source or names.mlp).removesuffix(".")
             mlp = replace(mlp, layer=i, name=f"layers.{i}.mlp", source=where)
         return DecoderLayer(
             i,
@@ -118,6 +123,7 @@ class _Frame:
             self.residual,
             names.after,
             self.wiring,
+            names.scalar,
         )
 
     def _mixers(self, i: int, source: str) -> tuple[HyperConnection, HyperConnection] | None:
@@ -147,6 +153,7 @@ def assemble(
     streams: MixShape | None = None,
     multipliers: Multipliers = NO_MULTIPLIERS,
     wiring: Wiring = SEQUENTIAL,
+    activation: Mapping[str, str] = SILU,
 ) -> DecoderModel:
     """Returns the model of a config, assembled from each layer's attention and MLP.
 
@@ -157,10 +164,11 @@ def assemble(
         streams: the hyper-connections; None: the residual is one stream.
         multipliers: the factors of embedded rows, of the layers' outputs and of logits.
         wiring: the way from a layer's input to its output.
+        activation: what the config says of the MLPs' activation, which the parts have.
     Raises:
         BadCheckpoint: a field is missing, of the wrong type, out of bounds or not supported.
     """
-    f.only({"hidden_act": "silu"})
+    f.only(activation)
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     hidden = f.whole("hidden_size")
     frame = _Frame(hidden, read_eps(f), prefixes, streams, multipliers.residual, wiring)
@@ -188,6 +196,12 @@ def _ignored(prefixes: Prefixes, n_layers: int) -> tuple[str, ...]:
     """Returns the patterns of names that are left out on purpose."""
     beyond = (below(prefixes.body, f"layers.{n_layers + i}.*") for i in range(_MTP_LAYERS))
     return (*_LEFT_OUT, *beyond, *prefixes.ignored)
+
+
+def read_limit(f: Fields) -> float:
+    """Returns the limit that keeps logits by tanh; 0: there is none."""
+    name = "final_logit_softcapping"
+    return f.number(name, low=1e-3) if f.has(name) else 0.0
 
 
 def read_streams(f: Fields) -> MixShape:

@@ -27,12 +27,13 @@ from ktcli.native.library import (
 )
 from ktcli.native.numbers import BadNumber, Blocked, Gathered, Numbers
 from ktcli.native.offload import Offload, PartSpan
-from ktcli.native.operands import SILU, SQUARED_RELU, Glu, View
+from ktcli.native.operands import GELU_TANH, SILU, SQUARED_RELU, Glu, View
 from ktcli.native.pool import Axis, PackError, Pool, Team
 from ktcli.native.program import Program
 
 __all__ = [
     "BLOCK_COLUMNS",
+    "GELU_TANH",
     "PAGE_TOKENS",
     "PANEL_ROWS",
     "SILU",

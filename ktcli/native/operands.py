@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import pi, sqrt
 from typing import NamedTuple
 
 from ktcli.native.library import PANEL_ROWS
@@ -10,7 +11,7 @@ from ktcli.native.library import PANEL_ROWS
 
 class Glu(NamedTuple):
     """The activation between gate and up, and down: with g = min(gate, gate_limit), and up kept within -limit..limit, g
-    / (1 + e^(-alpha g)) * (up + shift). Without a gate: max(0, up)^2.
+    / (1 + e^(-alpha (g + cubic g^3))) * (up + shift). Without a gate: max(0, up)^2.
 
     Attributes:
         limit: the bound of up; 0: none.
@@ -22,6 +23,7 @@ class Glu(NamedTuple):
     limit: float = 0.0
     shift: float = 0.0
     gate_limit: float = 0.0
+    cubic: float = 0.0
     ungated: bool = False
 
     def rows(self, width: int) -> int:
@@ -32,6 +34,8 @@ class Glu(NamedTuple):
 
 SILU = Glu()  # silu(gate) * up
 SQUARED_RELU = Glu(ungated=True)  # max(0, up)^2
+# gelu(gate) * up, by its approximation with tanh
+GELU_TANH = Glu(alpha=2 * sqrt(2 / pi), cubic=0.044715)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ _MORE_MARKS = range(0x100000, 0x10FFFE)
 _MARKER = re.compile(r"(?=\S*\w)(?=\S*[<>|｜\[\]])\S{3,}")
 # Those are what they are in every text.
 _HTML = re.compile(
-    r"</?(a|b|blockquote|br|caption|code|div|em|h[1-6]|hr|i|img|li|ol|p|pre|span|strong|sub|sup|table|tbody|td|tfoot"
-    r"|th|thead|tr|u|ul)>"
+    r"</?(a|b|blockquote|body|br|caption|code|div|em|footer|h[1-6]|hr|html|i|iframe|img|li|ol|p|pre|span|strong|sub|sup"
+    r"|table|tbody|td|tfoot|th|thead|tr|u|ul)>"
 )
 # Fields of an answer that say something about it: its thoughts are part of what the template is told.
 _THOUGHT = re.compile(r"(</?think(?:ing)?>|\[/?THINK\])")

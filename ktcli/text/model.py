@@ -12,7 +12,7 @@ from ktcli.text.capabilities import Capabilities
 from ktcli.text.control import ControlTokens
 from ktcli.text.files import read_json
 from ktcli.text.rows import KnownRows, read_rows
-from ktcli.text.settings import Settings, read_settings, read_stop_ids
+from ktcli.text.settings import Settings, read_begin, read_settings, read_stop_ids
 from ktcli.text.template import ChatTemplate, load_template
 from ktcli.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -25,6 +25,7 @@ class TextModel:
         control: keeps words of a conversation from becoming control tokens.
         stop_ids: the ids of tokens that end an answer.
         settings: the model's own settings.
+        begin: the ids in front of a text outside any turn; a template writes its own.
         response_template: how the checkpoint says that its answers are read, unchecked; None: it does not.
         rows: what it is told of kt's tables, where a question names a row; None: it is not the built-in model.
         can: what its chat template can do.
@@ -36,6 +37,7 @@ class TextModel:
     stop_ids: frozenset[int]
     settings: Settings
     response_template: Any = None
+    begin: tuple[int, ...] = ()
     rows: KnownRows | None = None
     can: Capabilities = field(init=False, repr=False, compare=False)
 
@@ -68,5 +70,6 @@ def read_text_model(
     control = ControlTokens(tokenizer, allowed=allow_special)
     config = folder / "tokenizer_config.json"
     answers = read_json(config).get("response_template") if config.is_file() else None
+    settings, begin = read_settings(folder), read_begin(folder, tokenizer)
     rows = read_rows(data_path("profiles", BUILTIN)) if name == BUILTIN else None
-    return TextModel(tokenizer, control, template, stop_ids, read_settings(folder), answers, rows)
+    return TextModel(tokenizer, control, template, stop_ids, settings, answers, begin, rows)

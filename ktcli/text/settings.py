@@ -123,6 +123,16 @@ def _number(value: Any, *, whole: bool) -> float:
     return int(value) if whole else float(value)
 
 
+def read_begin(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the ids in front of a text outside any turn: of the token that texts begin with, if the model's
+    tokenizer_config.json says `add_bos_token`."""
+    path = folder / "tokenizer_config.json"
+    if not path.is_file() or read_json(path).get("add_bos_token") is not True:
+        return ()
+    id = tokenizer.id_of(special_tokens(folder).get("bos_token", ""))
+    return () if id is None else (id,)
+
+
 def read_stop_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:
     """Returns the ids that end an answer: those the files name, and the one the template ends a turn with."""
     found: set[int] = set()

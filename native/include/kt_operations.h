@@ -217,13 +217,14 @@ enum kt_group_score { KT_GROUP_MAX = 0, KT_GROUP_TOP2 = 1 };
 /* Choose top_k experts per token from logits [T][experts]. score = softmax, sigmoid, or sqrt(log(1 + e^x)) of the
  * logits; chosen by score + bias, weighted by score alone. With n_group > 1 only the topk_group best groups
  * take part, a group scored by its maximum or by the sum of its two best. normalize: weights sum to 1;
- * then all are multiplied by `scale`. Ties go to the lower id. Slots are in descending choice order.
+ * then all are multiplied by `scale`, and each by its expert's factor. Ties go to the lower id. Slots are in descending choice order.
  * With a table the token's id says which experts it has, in this order, and nothing is chosen: no bias, no groups. */
 typedef struct kt_route {
     int32_t experts, top_k, n_group, topk_group;
     int32_t score, group_score, normalize;
     float scale;
     const float *bias;      /* [experts] or NULL */
+    const float *factors;   /* [experts] or NULL */
     const int32_t *table;   /* [vocab][top_k] or NULL */
     int64_t vocab;
 } kt_route;
@@ -254,12 +255,14 @@ KT_API int32_t kt_program_split(kt_program *program, const kt_split *split);
 KT_API const int64_t *kt_program_chosen(kt_program *program, int32_t routing, int32_t *experts);
 
 /* The activation of a gated product. With g = min(gate, gate_limit) and u = up, kept within -limit..limit:
- * g / (1 + e^(-alpha * g)) * (u + shift). NULL for a pointer to one: silu(gate) * up. Without a gate: max(0, up)^2. */
+ * g / (1 + e^(-alpha * (g + cubic * g^3))) * (u + shift). NULL for a pointer to one: silu(gate) * up. Without a gate:
+ * max(0, up)^2. */
 typedef struct kt_glu {
-    float alpha;            /* 1: silu; 1.702: an approximate gelu */
+    float alpha;            /* 1: silu; 1.702: an approximate gelu; 2 sqrt(2 / pi), with cubic 0.044715: gelu by tanh */
     float limit;            /* > 0; 0: none */
     float shift;
     float gate_limit;       /* > 0; 0: that of up */
+    float cubic;            /* >= 0 */
     int32_t ungated;        /* 1: there is no gate, and nothing else counts */
 } kt_glu;
 
@@ -323,9 +326,11 @@ KT_API int kt_program_collapse(kt_program *program, kt_view out, kt_view x, kt_v
 /* Stream k of out = post[k] * y + sum over streams j, ascending, of comb[j][k] * x[j];  by: post [n], comb [n][n]. */
 KT_API int kt_program_expand(kt_program *program, kt_view out, kt_view x, kt_view y, kt_view by);
 
-/* out = x * by, a number;  out may equal x. */
+/* out = x * by, a number, * factor, one that is stored; with a limit then limit * tanh(out / limit).  out may equal x. */
 typedef struct kt_scale {
     float by;
+    float limit;            /* > 0; 0: none */
+    const float *factor;    /* [1] or NULL */
 } kt_scale;
 KT_API int kt_program_scale(kt_program *program, kt_view out, kt_view x, const kt_scale *scale);
 

@@ -17,7 +17,7 @@ typedef struct rowwise {
     int32_t late;               /* only of rows whose runs defer */
     kt_glu glu;
     gate_by gate;
-    float eps, by;
+    float eps, by, limit;
     const float *gain, *bias;
     const uint16_t *rows;       /* the embedding table, or NULL: */
     const float *rows_f32;
@@ -238,9 +238,11 @@ int kt_program_rope(kt_program *p, kt_view x, const kt_rope *rope)
 int program_glu(kt_program *p, const char *name, const kt_glu *given, kt_glu *glu)
 {
     *glu = given ? *given : (kt_glu){.alpha = 1};
-    if (!isfinite(glu->alpha) || !isfinite(glu->shift) || !(glu->limit >= 0) || !(glu->gate_limit >= 0))
-        return program_fail(p, KT_ERR_RANGE, "%s: an activation of alpha %g, shift %g and limit %g, %g of gate", name,
-                            (double)glu->alpha, (double)glu->shift, (double)glu->limit, (double)glu->gate_limit);
+    if (!isfinite(glu->alpha) || !isfinite(glu->shift) || !(glu->limit >= 0) || !(glu->gate_limit >= 0) ||
+        !(glu->cubic >= 0 && isfinite(glu->cubic)))
+        return program_fail(p, KT_ERR_RANGE, "%s: an activation of alpha %g, cubic %g, shift %g and limit %g, %g of "
+                            "gate", name, (double)glu->alpha, (double)glu->cubic, (double)glu->shift,
+                            (double)glu->limit, (double)glu->gate_limit);
     glu->limit = glu->limit > 0 ? glu->limit : INFINITY;
     glu->gate_limit = glu->gate_limit > 0 ? glu->gate_limit : glu->limit;
     return KT_OK;
@@ -378,8 +380,11 @@ static void scale_run(const void *arg, worker *w)
     for (own_rows(w, o->domain, &t, &last); t < last; t++) {
         const float *x = view_row(w, o->a, t);
         float *y = view_row(w, o->out, t);
-        for (int64_t c = 0; c < o->out.width; c++)
-            y[c] = x[c] * o->by;
+        float by = o->gain ? o->by * o->gain[0] : o->by, limit = o->limit;
+        if (limit > 0)
+            w->kernels->cap(x, o->out.width, by, limit, y);
+        for (int64_t c = 0; c < o->out.width && limit == 0; c++)
+            y[c] = x[c] * by;
     }
 }
 
@@ -396,9 +401,10 @@ int kt_program_scale(kt_program *p, kt_view out, kt_view x, const kt_scale *s)
         return failed;
     if (x.width != out.width)
         return program_fail(p, KT_ERR_SHAPE, "scale: %d columns to %d", x.width, out.width);
-    if (!isfinite(s->by))
-        return program_fail(p, KT_ERR_RANGE, "scale: by %g", (double)s->by);
-    return record(p, scale_run, &(rowwise){.out = out, .a = x, .by = s->by}, OWN_ROWS);
+    if (!isfinite(s->by) || !(s->limit >= 0 && isfinite(s->limit)))
+        return program_fail(p, KT_ERR_RANGE, "scale: by %g, limit %g", (double)s->by, (double)s->limit);
+    rowwise o = {.out = out, .a = x, .by = s->by, .limit = s->limit, .gain = s->factor};
+    return record(p, scale_run, &o, OWN_ROWS);
 }
 
 static void temper_run(const void *arg, worker *w)

@@ -112,7 +112,7 @@ static void weigh(const kt_route *r, const choice *c, const int32_t *ids, float 
     for (int32_t k = 0; k < r->top_k; k++) {
         if (r->normalize)
             gate[k] /= sum + 1e-20f;        /* DeepSeek's guard against a zero sum */
-        gate[k] *= scale;
+        gate[k] *= r->factors ? scale * r->factors[ids[k]] : scale;
     }
 }
 

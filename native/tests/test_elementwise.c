@@ -6,7 +6,7 @@ enum { MOST = 9, VOCAB = 50, HEADS = 3, HEAD = 24, ROPE = 16, WIDE = HEADS * HEA
 
 typedef struct fixture {
     kt_program *p;
-    kt_view table, centred, normed, heads, all, rotated[2], gated, act, open[4], sum, scaled, tempered, picked;
+    kt_view table, centred, normed, heads, all, rotated[2], gated, act, open[4], sum, scaled, tempered, bent, picked;
     uint16_t *rows;
     float *wide_rows;       /* the same */
     float gain[HEAD], full_gain[WIDE], inv_freq[ROPE / 2];
@@ -32,6 +32,7 @@ static void record(fixture *f, kt_pool *pool)
     f->sum = make_view(p, WIDE, KT_ROWS_TOKENS);
     f->scaled = make_view(p, WIDE, KT_ROWS_TOKENS);
     f->tempered = make_view(p, WIDE, KT_ROWS_TOKENS);
+    f->bent = make_view(p, WIDE, KT_ROWS_TOKENS);
     f->picked = make_view(p, WIDE, KT_ROWS_OUTPUTS);
     f->gated = make_view(p, 96, KT_ROWS_TOKENS);
     f->act = make_view(p, GATED, KT_ROWS_TOKENS);
@@ -64,6 +65,8 @@ static void record(fixture *f, kt_pool *pool)
     OK(kt_program_scale(p, f->scaled, f->sum, &(kt_scale){.by = 0.707f}), kt_program_error(p));
     OK(kt_program_scale(p, f->scaled, f->scaled, &(kt_scale){.by = -3}), kt_program_error(p));
     OK(kt_program_temper(p, f->tempered, f->sum, &(kt_temper){.beta = 0.3f, .every = 4, .shift = 1}), kt_program_error(p));
+    kt_scale bent = {.by = 2, .limit = 3, .factor = f->gain};
+    OK(kt_program_scale(p, f->bent, f->scaled, &bent), kt_program_error(p));
     OK(kt_program_select(p, f->picked, f->sum), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
 }
@@ -128,6 +131,9 @@ static void compare_row(const fixture *f, int64_t t, int64_t position, int32_t i
     for (int i = 0; i < WIDE; i++)
         want[i] *= -3 * (double)0.707f;
     close_to("scale", row_of(f->p, f->scaled, t), want, WIDE);
+    for (int i = 0; i < WIDE; i++)
+        want[i] = 3 * tanh(want[i] * 2 * (double)f->gain[0] / 3);
+    close_to("scale with a limit", row_of(f->p, f->bent, t), want, WIDE);
     for (int h = 0; h < HEADS; h++) {
         float once[HEAD];
         expect_norm(x + h * HEAD, f->gain, HEAD, 1e-5, want);

@@ -114,6 +114,7 @@ static void check_weights(kt_pool *pool)
     g = (kt_gqa){3, 1, 16, 1, 0, -1, NULL};
     REFUSED(kt_program_gqa(p, b, part(a, 0, 48), part(a, 0, 16), part(a, 16, 16), &g), KT_ERR_RANGE, why(p),
             "window of -1");
+    REFUSED(kt_program_scale(p, a, a, &(kt_scale){.by = 2, .limit = -1}), KT_ERR_RANGE, why(p), "limit -1");
     kt_glu glu = {1, -7, 0};
     all.glu = &glu;
     REFUSED(kt_program_experts(p, a, a, &all), KT_ERR_RANGE, why(p), "limit -7");
@@ -121,6 +122,8 @@ static void check_weights(kt_pool *pool)
     REFUSED(kt_program_swiglu(p, part(b, 0, 32), a, &(kt_swiglu){.glu = &glu}), KT_ERR_RANGE, why(p), "-1 of gate");
     glu = (kt_glu){.alpha = NAN, .limit = 7};
     REFUSED(kt_program_swiglu(p, part(b, 0, 32), a, &(kt_swiglu){.glu = &glu}), KT_ERR_RANGE, why(p), "alpha nan");
+    glu = (kt_glu){.alpha = 1, .cubic = -1};
+    REFUSED(kt_program_swiglu(p, part(b, 0, 32), a, &(kt_swiglu){.glu = &glu}), KT_ERR_RANGE, why(p), "cubic -1");
     kt_mla m = {.heads = 2, .nope = 16, .rope = 8, .v = 24, .lora = 40, .scale = 1,
                 .uk_in = t.w, .uk_out = t.w, .uv = t.w};
     REFUSED(kt_program_mla(p, b, part(a, 0, 48), part(a, 0, 48), &m), KT_ERR_SHAPE, why(p), "mla uk_in");

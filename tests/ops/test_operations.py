@@ -1,5 +1,5 @@
 """Operations that few families have, through both backends, against transformers' modules: hyper-connections,
-a projection in groups, experts by the token's id."""
+a projection in groups, experts by the token's id; and bent multiples against their formula."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ GROUPED = tuple(tensor(f"o.{g}", LORA, HIDDEN // GROUPS, Role.DENSE) for g in ra
 ROUTER = tensor("router", EXPERTS, HIDDEN, Role.KEPT)
 CHOICES = tensor("choices", 1, VOCAB * TOP_K, Role.VECTOR)
 CORRECTION = tensor("correction", 1, EXPERTS, Role.VECTOR)
-VECTORS = (SCALE, BASE, HEAD_SCALE, HEAD_BASE, CORRECTION)
+FACTORS = tensor("factors", 1, EXPERTS, Role.VECTOR)
+VECTORS = (SCALE, BASE, HEAD_SCALE, HEAD_BASE, CORRECTION, FACTORS)
 MATRICES = (FN, HEAD_FN, *GROUPED, ROUTER)
 ROUTING = Routing(EXPERTS, TOP_K, Score.SQRT_SOFTPLUS, scale=1.5)
 
@@ -89,7 +90,9 @@ def forward(b: Backend) -> tuple[list[Value], list[Value]]:
     last = b.collapse(streams, b.mix(wanted, HEAD_SCALE, HEAD_BASE, MIX))
     logits = b.linear(last, ROUTER, reads=Reads.F32)
     routed = [b.route(logits, ROUTING, bias=CORRECTION), b.route(logits, ROUTING, table=CHOICES)]
-    return [inner, streams, last, b.grouped(last, GROUPED)], routed
+    routed.append(b.route(logits, ROUTING, bias=CORRECTION, factors=FACTORS))
+    bent = b.scale(b.add(last, last), 0.7, limit=1.5, factor=HEAD_SCALE)
+    return [inner, streams, last, b.grouped(last, GROUPED), bent], routed
 
 
 def run_native(values: dict[str, Any]) -> tuple[list[Any], list[Any]]:
@@ -151,9 +154,12 @@ def run_judge(v: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     top = judge.DeepseekV4TopKRouter(CONFIG)
     fill(top, weight=v["router"], e_score_correction_bias=v["correction"])
     table = fill(judge.DeepseekV4HashRouter(CONFIG), weight=v["router"], tid2eid=v["choices"])
-    routed = [top(last), table(last, ids[None])]
-    results = [x.flatten(2)[0].numpy() for x in (inner, streams.flatten(2), last, out)]
-    return results, [(i.numpy(), gate.numpy()) for _, gate, i in routed]
+    routed = [(i.numpy(), gate.numpy()) for _, gate, i in (top(last), table(last, ids[None]))]
+    chosen, gate = routed[0]
+    routed.append((chosen, gate * v["factors"].reshape(-1)[chosen]))
+    bent = 1.5 * torch.tanh(2 * last * 0.7 * v["head_scale"].item() / 1.5)
+    results = [x.flatten(2)[0].numpy() for x in (inner, streams.flatten(2), last, out, bent)]
+    return results, routed
 
 
 @pytest.mark.parametrize("run", [run_native, run_torch], ids=["native", "torch"])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from published.packages import SMOLLM2
+from published.packages import GEMMA3, SMOLLM2
 
 from ktcli.errors import BadCheckpoint
 from ktcli.main import main
@@ -103,7 +103,16 @@ def test_it_is_served(smollm2: Path) -> None:
         assert gone_on["choices"][0]["text"].startswith(" Paris")
 
 
-def test_an_architecture_that_kt_lacks_is_named(gemma3: Path, capsys: Capture) -> None:
-    for command in (["plan"], ["show"], ["convert"], ["pull"]):
-        error = document(capsys, *command, str(gemma3), code=BadCheckpoint.exit_code)["error"]
-        assert "gemma3" in error["message"]
+def test_a_base_model_goes_on_with_texts(gemma3: Path, capsys: Capture) -> None:
+    """It has no template, which is said; with one beside its weights, it is talked to."""
+    file = str(gemma3)
+    assert document(capsys, "pull", file)["path"] == file
+    assert document(capsys, "show", file)["architecture"]["layers"] == 18
+    assert document(capsys, "plan", file)["model"] == GEMMA3.file
+    pack = Path(document(capsys, "convert", file)["path"])
+    error = document(capsys, "chat", file, QUESTION, code=BadCheckpoint.exit_code)["error"]
+    assert "has no chat template" in error["message"] and str(pack) in error["hint"]
+    (pack / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    days = "Monday, Tuesday, Wednesday,"
+    answer = document(capsys, "chat", file, days, "--greedy", "-n", "8")
+    assert answer["text"].strip().startswith("Thursday, Friday")

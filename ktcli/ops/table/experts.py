@@ -60,7 +60,8 @@ class Routing:
 class Route(Operation):
     """Chooses the experts of each token and their weights -> a routing, which `experts` takes.
 
-    table [vocab * top_k] holds the experts of each token id, and then nothing is chosen.
+    factors [experts] multiply the weights of the chosen. table [vocab * top_k] holds the experts of each token id, and
+    then nothing is chosen.
     """
 
     name = "route"
@@ -73,6 +74,7 @@ class Route(Operation):
     routing: Routing
     _: KW_ONLY
     bias: Vector | None = None
+    factors: Vector | None = None
     table: Ids | None = None
 
     @property
@@ -81,9 +83,10 @@ class Route(Operation):
         return self.table.elements // self.routing.top_k if self.table else 0
 
     def widths(self) -> Widths:
-        """Returns the columns of the logits, and the elements of the bias and the table."""
+        """Returns the columns of the logits, and the elements of the bias, the factors and the table."""
         r = self.routing
-        return {"logits": r.experts, "bias": r.experts, "table": self.vocab * r.top_k}
+        of_experts = dict.fromkeys(("logits", "bias", "factors"), r.experts)
+        return {**of_experts, "table": self.vocab * r.top_k}
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,12 +203,16 @@ class Add(Operation):
 
 @dataclass(frozen=True, slots=True)
 class ScaleRows(Operation):
-    """Multiplies x by a constant; overwrites x."""
+    """Multiplies x by a constant, and by a stored number where there is a factor; with a limit the products are kept
+    within it as limit * tanh(product / limit). Overwrites x."""
 
     name = "scale"
 
     x: Rows
     by: float
+    _: KW_ONLY
+    limit: float = 0.0
+    factor: Vector | None = None
 
     @property
     def in_place(self) -> bool:
@@ -216,8 +220,8 @@ class ScaleRows(Operation):
         return True
 
     def widths(self) -> Widths:
-        """Returns the columns of the result: those of x."""
-        return {"out": self.x.width}
+        """Returns the columns of the result: those of x; and the one element of the factor."""
+        return {"out": self.x.width, "factor": 1}
 
 
 @dataclass(frozen=True, slots=True)

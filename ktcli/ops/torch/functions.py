@@ -136,7 +136,7 @@ def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
         up = up.clamp(-glu.limit, glu.limit)
     if glu.gate_limit or glu.limit:
         gate = gate.clamp(max=glu.gate_limit or glu.limit)
-    inner = gate * torch.sigmoid(glu.alpha * gate) * (up + glu.shift)
+    inner = gate * torch.sigmoid(glu.alpha * (gate + glu.cubic * gate**3)) * (up + glu.shift)
     return inner.reshape(x.shape[0], -1)[:, :width]
 
 
@@ -160,9 +160,10 @@ def add(a: Tensor, b: Tensor) -> Tensor:
     return a + b
 
 
-def scale(x: Tensor, by: float) -> Tensor:
-    """Returns x * by."""
-    return x * by
+def scale(x: Tensor, by: float, limit: float = 0.0, factor: Tensor | None = None) -> Tensor:
+    """Returns x * by * factor, kept within a limit by limit * tanh(product / limit)."""
+    made = x * by if factor is None else x * (by * factor)
+    return limit * torch.tanh(made / limit) if limit else made
 
 
 def temper(x: Tensor, beta: float, every: int, shift: int = 0, *, rows: Rows) -> Tensor:
@@ -259,6 +260,7 @@ def route(
     logits: Tensor,
     routing: Routing,
     bias: Tensor | None = None,
+    factors: Tensor | None = None,
     table: Tensor | None = None,
     *,
     rows: Rows | None = None,
@@ -266,7 +268,7 @@ def route(
     """Returns the top_k experts of each token and their gates, chosen by the rule of kt_program_route.
 
     Args:
-        logits: [T, E] f32; bias: [E] f32, added to the scores for choosing only.
+        logits: [T, E] f32; bias: [E] f32, added to the scores for choosing only; factors: [E] f32, of the gates.
         table: [vocab * K], the experts of each token id, as integers; None: they are chosen. It needs `rows.ids`.
     Returns:
         ids int32 [T, K], best first, the lower id of equals; gate f32 [T, K].
@@ -275,14 +277,14 @@ def route(
     if table is not None:
         assert rows is not None and rows.ids is not None, "the step says nothing of ids"
         given = table.view(-1, r.top_k).index_select(0, rows.ids)
-        return _weighted(score, given.long(), r)
+        return _weighted(score, given.long(), r, factors)
     rank = score if bias is None else score + bias
     order = rank.sort(dim=-1, descending=True, stable=True).indices
     if r.n_group > 1:
         # Stable, so that the open experts come first and keep their order.
         is_open = _open_experts(rank, r).gather(1, order)
         order = order.gather(1, is_open.int().sort(dim=-1, descending=True, stable=True).indices)
-    return _weighted(score, order[:, : r.top_k], r)
+    return _weighted(score, order[:, : r.top_k], r, factors)
 
 
 def scores(logits: Tensor, kind: Score) -> Tensor:
@@ -294,11 +296,14 @@ def scores(logits: Tensor, kind: Score) -> Tensor:
     return torch.nn.functional.softplus(logits).sqrt()
 
 
-def _weighted(score: Tensor, chosen: Tensor, r: Routing) -> tuple[Tensor, Tensor]:
+def _weighted(
+    score: Tensor, chosen: Tensor, r: Routing, factors: Tensor | None
+) -> tuple[Tensor, Tensor]:
     gate = score.gather(1, chosen)
     if r.normalize:
         gate = gate / (gate.sum(-1, keepdim=True) + 1e-20)  # DeepSeek's guard against a zero sum
-    return chosen.int(), gate * r.scale
+    gate = gate * r.scale
+    return chosen.int(), gate if factors is None else gate * factors[chosen]
 
 
 def _open_experts(rank: Tensor, r: Routing) -> Tensor:

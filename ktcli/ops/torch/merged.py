@@ -82,10 +82,10 @@ class Merged:
         swiglu: (sum, width, glu) -> the activation.
         gqa: (heads, shape, sinks, rows=, cache=) -> attention's result.
         mla: (latent, uk_in, uv, shape, rows=, cache=) -> latent attention's result.
-        route: (logits, routing, bias, live=, x=, to=) -> ids and gates, without ids in rows that are not live; where
-            `to` says that somebody waits for them, they and x are written there, too.
-        router: (x, weight, logit bias, routing, bias, live=, sent=, to=) -> `route` of the logits x W^T + logit bias,
-            in f32, which writes the rows `sent`; None where the product is made by itself.
+        route: (logits, routing, bias, factors, live=, x=, to=) -> ids and gates, without ids in rows that are not live;
+            where `to` says that somebody waits for them, they and x are written there, too.
+        router: (x, weight, logit bias, routing, bias, factors, live=, sent=, to=) -> `route` of the logits x W^T +
+            logit bias, in f32, which writes the rows `sent`; None where the product is made by itself.
     """
 
     product: Callable[..., Parts | None]

@@ -183,8 +183,11 @@ class MergingBackend(TorchBackend):
         """Chooses experts for the rows x; tells whether they and their experts were written to the runner's outbox."""
         assert isinstance(operation, Route)
         rows, to = self._value(x), self._runner.outbox(self._layer, self._step.x.shape[0])
-        bias = None if operation.bias is None else self._weights.vectors[operation.bias.name]
-        how, live = (operation.routing, bias), self._step.parts[0].live
+        bias, factors = (
+            None if of is None else self._weights.vectors[of.name]
+            for of in (operation.bias, operation.factors)
+        )
+        how, live = (operation.routing, bias, factors), self._step.parts[0].live
         routed = None
         if _is_late(operation.logits) and isinstance(operation.logits.operation, Linear):
             product = dict(self._given(self._settled(operation.logits.operation)))

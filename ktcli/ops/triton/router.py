@@ -49,10 +49,10 @@ _READ_BYTES = 16 << 20
 
 @triton.jit
 def _router_kernel(
-    x, weight, logit_bias, bias, live, sums, tickets, ids, gates, sent, to_x, to_ids, to_gates,
+    x, weight, logit_bias, bias, factors, live, sums, tickets, ids, gates, sent, to_x, to_ids, to_gates,
     x_row, sent_row, to_row, hidden, sent_width, span, n_experts, blocks, copies, scale,
     TOP_K: tl.constexpr, SCORE: tl.constexpr, BIASED: tl.constexpr, NORMALIZE: tl.constexpr,
-    N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr,
+    N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr, FACTORED: tl.constexpr,
     SHIFTED: tl.constexpr, MASKED: tl.constexpr, SENT: tl.constexpr,
     BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr,
     SPLITS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
@@ -102,8 +102,8 @@ def _router_kernel(
     if SHIFTED:
         logits += tl.load(logit_bias + expert, mask=known, other=0.0)
     chosen, gate = choice(
-        tl.where(known, logits, float("-inf")), bias, n_experts, scale,
-        TOP_K, SCORE, BIASED, NORMALIZE, N_GROUP, TOPK_GROUP, TOP2, BLOCK, SLOTS, GROUPS,
+        tl.where(known, logits, float("-inf")), bias, factors, n_experts, scale,
+        TOP_K, SCORE, BIASED, NORMALIZE, N_GROUP, TOPK_GROUP, TOP2, FACTORED, BLOCK, SLOTS, GROUPS,
     )  # fmt: skip
     write_choice(chosen, gate, row, live, ids, gates, to_ids, to_gates, TOP_K, MASKED, SENT, SLOTS)
 
@@ -114,6 +114,7 @@ def choose(
     logit_bias: Tensor | None,
     routing: Routing,
     bias: Tensor | None = None,
+    factors: Tensor | None = None,
     *,
     live: Tensor | None = None,
     sent: Tensor | None = None,
@@ -137,12 +138,13 @@ def choose(
     gates = torch.empty(rows, r.top_k, dtype=torch.float32, device=x.device)
     sums = torch.empty(rows, splits, r.experts, dtype=torch.float32, device=x.device)
     _router_kernel[(rows, copies + blocks * splits)](
-        x, weight.data, logit_bias, bias, None if live is None else live.view(torch.uint8),
+        x, weight.data, logit_bias, bias, factors, None if live is None else live.view(torch.uint8),
         sums, tickets, ids, gates, sent if copies else None, to_x, to_ids, to_gates,
         x.stride(0), *strides, weight.k, width, span, r.experts, blocks, copies, float(r.scale),
         TOP_K=r.top_k, SCORE=int(r.score), BIASED=bias is not None, NORMALIZE=r.normalize,
         N_GROUP=r.n_group, TOPK_GROUP=r.topk_group,
         TOP2=r.group_score is GroupScore.TOP2 and r.experts > r.n_group,
+        FACTORED=factors is not None,
         SHIFTED=logit_bias is not None, MASKED=live is not None, SENT=copies > 0,
         BLOCK=max(2, triton.next_power_of_2(r.experts)),
         SLOTS=max(2, triton.next_power_of_2(r.top_k)),

@@ -93,17 +93,17 @@ def _rope_kernel(
 @triton.jit
 def activated(gate, up, glu):
     """Returns the activation of kt_glu of gate and up, see `glu_arguments`; NaN stays NaN."""
-    alpha, limit, shift, top = glu
+    alpha, limit, shift, top, cubic = glu
     gate = tl.where(gate > top, top, gate)
     up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-    return gate / (1 + tl.exp(-alpha * gate)) * (up + shift)
+    return gate / (1 + tl.exp(-alpha * (gate + cubic * gate * gate * gate))) * (up + shift)
 
 
-def glu_arguments(glu: Glu) -> tuple[float, float, float, float]:
-    """Returns the kernel arguments of an activation: alpha, the limit of up, the shift of up, and the limit of
-    gate; limits may be infinite."""
+def glu_arguments(glu: Glu) -> tuple[float, float, float, float, float]:
+    """Returns the kernel arguments of an activation: alpha, the limit of up, the shift of up, the limit of gate, and
+    the cubic term's factor; limits may be infinite."""
     limit = glu.limit or float("inf")
-    return glu.alpha, limit, glu.shift, glu.gate_limit or limit
+    return glu.alpha, limit, glu.shift, glu.gate_limit or limit, glu.cubic
 
 
 @triton.jit
@@ -157,9 +157,9 @@ def _open_experts(
 
 @triton.jit
 def choice(
-    x, bias, n_experts, scale,
+    x, bias, factors, n_experts, scale,
     TOP_K: tl.constexpr, SCORE: tl.constexpr, BIASED: tl.constexpr, NORMALIZE: tl.constexpr,
-    N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr,
+    N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr, FACTORED: tl.constexpr,
     BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Returns the chosen experts and gates [SLOTS] of a row by the rule of kt_program_route, of which the first
@@ -198,6 +198,8 @@ def choice(
     if NORMALIZE:
         gate = gate / (total + 1e-20)  # DeepSeek's guard against a zero sum
     gate *= scale
+    if FACTORED:
+        gate *= tl.load(factors + chosen)
     return chosen, gate
 
 
@@ -219,10 +221,10 @@ def write_choice(
 
 @triton.jit
 def _route_kernel(
-    logits, bias, live, ids, gates, x, to_x, to_ids, to_gates,
+    logits, bias, factors, live, ids, gates, x, to_x, to_ids, to_gates,
     logits_row, n_experts, scale, x_row, to_row, hidden,
     TOP_K: tl.constexpr, SCORE: tl.constexpr, BIASED: tl.constexpr, NORMALIZE: tl.constexpr,
-    N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr,
+    N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr, FACTORED: tl.constexpr,
     MASKED: tl.constexpr, SENT: tl.constexpr,
     BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr, COPIED: tl.constexpr,
     EARLY: tl.constexpr,
@@ -245,8 +247,8 @@ def _route_kernel(
     known = expert < n_experts
     x = tl.load(logits + row * logits_row + expert, mask=known, other=float("-inf"))
     chosen, gate = choice(
-        x, bias, n_experts, scale,
-        TOP_K, SCORE, BIASED, NORMALIZE, N_GROUP, TOPK_GROUP, TOP2, BLOCK, SLOTS, GROUPS,
+        x, bias, factors, n_experts, scale,
+        TOP_K, SCORE, BIASED, NORMALIZE, N_GROUP, TOPK_GROUP, TOP2, FACTORED, BLOCK, SLOTS, GROUPS,
     )  # fmt: skip
     write_choice(chosen, gate, row, live, ids, gates, to_ids, to_gates, TOP_K, MASKED, SENT, SLOTS)
 
@@ -311,6 +313,7 @@ def route(
     logits: Tensor,
     routing: Routing,
     bias: Tensor | None = None,
+    factors: Tensor | None = None,
     table: Tensor | None = None,
     *,
     rows: Rows | None = None,
@@ -318,14 +321,15 @@ def route(
     """Returns the top_k experts of each token and their gates by the rule of kt_program_route; see
     `functions.route`."""
     if table is not None:
-        return functions.route(logits, routing, bias, table, rows=rows)
-    return route_all(logits, routing, bias)
+        return functions.route(logits, routing, bias, factors, table, rows=rows)
+    return route_all(logits, routing, bias, factors)
 
 
 def route_all(
     logits: Tensor,
     routing: Routing,
     bias: Tensor | None = None,
+    factors: Tensor | None = None,
     *,
     live: Tensor | None = None,
     x: Tensor | None = None,
@@ -342,11 +346,12 @@ def route_all(
         rows, hidden = (x.stride(0), to_x.stride(0)), x.shape[1]
         blocks = triton.cdiv(hidden, _BLOCK)
     _route_kernel[(tokens, 1 + blocks)](
-        logits, bias, None if live is None else live.view(torch.uint8), ids, gate,
+        logits, bias, factors, None if live is None else live.view(torch.uint8), ids, gate,
         x, to_x, to_ids, to_gates, logits.stride(0), r.experts, float(r.scale), *rows, hidden,
         TOP_K=r.top_k, SCORE=int(r.score), BIASED=bias is not None,
         NORMALIZE=r.normalize, N_GROUP=r.n_group, TOPK_GROUP=r.topk_group,
         TOP2=r.group_score is GroupScore.TOP2 and r.experts > r.n_group,
+        FACTORED=factors is not None,
         MASKED=live is not None, SENT=blocks > 0,
         BLOCK=max(2, triton.next_power_of_2(r.experts)),
         SLOTS=max(2, triton.next_power_of_2(r.top_k)),

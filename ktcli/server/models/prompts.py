@@ -80,7 +80,7 @@ class PromptMaker:
         """
         if not text:
             raise UsageError("the prompt is empty")
-        ids = self.ids_of(text)
+        ids = [*self._backend.texts.begin, *self.ids_of(text)]
         self._require_room(ids)
         return EncodedPrompt(text, ids, (), caller)
 

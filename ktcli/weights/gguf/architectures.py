@@ -545,6 +545,42 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
         views=lambda config: facts.NORMS_LESS_ONE,
     ),
+    "gemma3": Architecture(
+        "gemma3_text",
+        {
+            "sliding_window": ("attention.sliding_window", int),
+            "final_logit_softcapping": ("final_logit_softcapping", float),
+        },
+        changes=facts.gemma3,
+        names={
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+        views=lambda config: facts.NORMS_LESS_ONE,
+    ),
+    "gemma4": Architecture(
+        "gemma4_text",
+        {
+            **_QWEN3_MOE,
+            "sliding_window": ("attention.sliding_window", int),
+            "final_logit_softcapping": ("final_logit_softcapping", float),
+        },
+        changes=facts.gemma4,
+        by_layer=("num_key_value_heads", "head_dim"),
+        gating=SOFTMAX,
+        names={
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
+            "layer_output_scale.weight": "layer_scalar",
+            "ffn_gate_inp": "router.proj",
+            "ffn_gate_inp.scale": "router.scale",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+            **{f"ffn_{p}_exps": f"experts.{{e}}.{p}_proj" for p in _PARTS},
+        },
+    ),
     "glm4moe": Architecture("glm4_moe", {**_EXPERTS, **_DEEPSEEK}, changes=facts.glm),
     "gpt-oss": Architecture(
         "gpt_oss",

@@ -301,12 +301,67 @@ def laguna(m: Metadata) -> dict[str, Any]:
     return given
 
 
+def gemma3(m: Metadata) -> dict[str, Any]:
+    """The facts of Gemma 3. Of the largest, which llama.cpp tells by its 62 layers, scores are divided by the root of
+    the width over the number of heads."""
+    heads, width = m.whole("attention.head_count"), m.whole("attention.key_length")
+    if m.layers == 62:
+        width = m.whole("embedding_length") // max(heads, 1)
+    given = {
+        "query_pre_attn_scalar": width,
+        "rope_local_base_freq": m.number("rope.freq_base_swa", 1e4),
+    }
+    every = "attention.sliding_window_pattern"
+    if m.lists(every):
+        return given | windows(m)
+    return given | {"sliding_window_pattern": m.whole(every, 6, MAX_LAYERS)}
+
+
+_STILL = 1e20  # the least divisor of a frequency that means none; converters write 1e30
+
+
+def gemma4(m: Metadata) -> dict[str, Any]:
+    """The facts of Gemma 4. The length of a key is that of layers without a window, which have no tensor of values
+    where keys are the values; and they turn only those pairs of columns whose frequency is divided by 1."""
+    given, key_heads = windows(m), "attention.head_count_kv"
+    kinds = given.get("layer_types") or [_SLIDING] * m.layers
+    heads = m.each(key_heads, int) if m.lists(key_heads) else [m.whole(key_heads)] * m.layers
+    own = dict(zip(kinds, heads, strict=True))
+    if any(own[kind] != count for kind, count in zip(kinds, heads, strict=True)):
+        raise BadCheckpoint(f"{m.fields.where}: {key_heads} differs between layers of one kind")
+    turning = sum(factor == 1 for factor in m.factors)
+    if any(factor < _STILL for factor in m.factors[turning:]):
+        raise BadCheckpoint(f"{m.fields.where}: rope_freqs.weight has other than 1 and then 1e30")
+    full: dict[str, Any] = {"rope_theta": m.number("rope.freq_base", 1e6)}
+    if m.factors:
+        part = turning / len(m.factors)
+        full |= {"rope_type": "proportional", "partial_rotary_factor": part}
+    without = (f"blk.{i}.attn_v.weight" not in m.entries for i in range(m.layers))
+    return given | {
+        "num_key_value_heads": own.get(_SLIDING, heads[0]),
+        "num_global_key_value_heads": own.get(_FULL, heads[0]),
+        "head_dim": m.whole("attention.key_length_swa"),
+        "global_head_dim": m.whole("attention.key_length"),
+        "attention_k_eq_v": any(without),
+        "enable_moe_block": "blk.0.ffn_gate_inp.weight" in m.entries,
+        "hidden_size_per_layer_input": m.whole("embedding_length_per_layer_input", 0),
+        "num_kv_shared_layers": m.whole("attention.shared_kv_layers", 0),
+        "rope_scaling": None,
+        "rope_parameters": {
+            _FULL: full,
+            _SLIDING: {"rope_theta": m.number("rope.freq_base_swa", 1e4)},
+        },
+    }
+
+
 _ADDED_ONE = TensorView(value=less_one)
 NORMS_LESS_ONE = {
     f"{name}.weight": _ADDED_ONE
     for name in (
         "input_layernorm",
         "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
         "self_attn.q_norm",
         "self_attn.k_norm",
         "model.norm",

@@ -39,6 +39,10 @@ class Metadata:
         """Returns whether the metadata has a key."""
         return self._value(key) is not None
 
+    def lists(self, key: str) -> bool:
+        """Returns whether the metadata has a list of values for a key."""
+        return isinstance(self.fields.values.get(self._name(key)), list)
+
     def whole(self, key: str, default: int | None = None, high: int = 1 << 40) -> int:
         """Returns the integer of a key, checked to be in 0..`high`."""
         return self._of(key).whole(self._name(key), low=0, high=high, default=default)

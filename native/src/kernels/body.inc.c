@@ -183,11 +183,12 @@ static void swiglu(const float *gate_up, int64_t width, const kt_glu *glu, float
         return;
     }
     vf most = vf_set1(glu->limit), least = vf_set1(-glu->limit), top = vf_set1(glu->gate_limit);
-    vf steep = vf_set1(-glu->alpha), shift = vf_set1(glu->shift);
+    vf steep = vf_set1(-glu->alpha), bend = vf_set1(-glu->alpha * glu->cubic), shift = vf_set1(glu->shift);
     for (int64_t c = 0; c < width; c += LANES) {
         vf gate = vf_min(top, vf_load(gate_up + 2 * c));
         vf up = vf_max(least, vf_min(most, vf_load(gate_up + 2 * c + LANES)));
-        vf below = vf_add(vf_set1(1.0f), vf_exp(vf_mul(steep, gate)));
+        vf slope = vf_fma(bend, vf_mul(gate, gate), steep);
+        vf below = vf_add(vf_set1(1.0f), vf_exp(vf_mul(slope, gate)));
         vf_store_upto(out, c, width, vf_mul(vf_div(gate, below), vf_add(up, shift)));
     }
 }
@@ -199,6 +200,16 @@ static void gate(const float *x, const float *by, int64_t n, const gate_by *how,
         vf v = how->one ? vf_set1(by[0]) : vf_load_upto(by, c, n), a = vf_load_upto(x, c, n);
         vf below = vf_add(vf_set1(1.0f), vf_exp(vf_sub(vf_set1(0.0f), v)));
         vf_store_upto(out, c, n, vf_div(how->kind == KT_GATE_SILU ? vf_mul(a, v) : a, below));
+    }
+}
+
+/* limit * tanh(by * x / limit), which is limit * (2 / (1 + e^(-2 by x / limit)) - 1); NaN stays NaN. */
+static void cap(const float *x, int64_t n, float by, float limit, float *out)
+{
+    vf steep = vf_set1(-2.0f * by / limit), top = vf_set1(2.0f * limit), least = vf_set1(-limit);
+    for (int64_t c = 0; c < n; c += LANES) {
+        vf v = vf_load_upto(x, c, n), below = vf_add(vf_set1(1.0f), vf_exp(vf_mul(steep, v)));
+        vf_store_upto(out, c, n, vf_fma(v, vf_set1(0.0f), vf_add(vf_div(top, below), least)));
     }
 }
 
@@ -286,6 +297,7 @@ const kt_kernels NAME(KT_ISA) = {
     .norm = norm,
     .rope = rope,
     .swiglu = swiglu,
+    .cap = cap,
     .gate = gate,
     .add = add,
     .divide = divide,

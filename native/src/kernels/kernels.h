@@ -164,6 +164,7 @@ typedef struct kt_kernels {
     /* runs of 16 alternate, or there is no gate; the limit may be infinite */
     void (*swiglu)(const float *gate_up, int64_t width, const kt_glu *glu, float *out);
     void (*gate)(const float *x, const float *by, int64_t n, const gate_by *how, float *out);   /* kt_program_gate */
+    void (*cap)(const float *x, int64_t n, float by, float limit, float *out);      /* kt_program_scale with a limit */
     void (*add)(const float *a, const float *b, int64_t n, float *out);
     void (*divide)(const float *a, const float *b, int64_t n, float *out);     /* out may be a */
     /* peaks and sums of ceil(n / 64) blocks of x[0..n), as kt_program_summary has them */

@@ -12,7 +12,7 @@ import torch
 from device import CPU
 from numpy.typing import NDArray
 
-from ktcli.native import SILU, Format, Glu
+from ktcli.native import GELU_TANH, SILU, Format, Glu
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import Rope
@@ -72,10 +72,10 @@ GLU = Glu(1.702, 0.8, 1.0, 1.1)
 def activation(gate: NDArray[np.float64], up: NDArray[np.float64], glu: Glu) -> NDArray[np.float64]:
     limit = glu.limit or np.inf
     gate, up = np.minimum(gate, glu.gate_limit or limit), np.clip(up, -limit, limit)
-    return gate / (1 + np.exp(-glu.alpha * gate)) * (up + glu.shift)
+    return gate / (1 + np.exp(-glu.alpha * (gate + glu.cubic * gate**3))) * (up + glu.shift)
 
 
-@pytest.mark.parametrize("glu", [SILU, GLU], ids=["silu", "clamped"])
+@pytest.mark.parametrize("glu", [SILU, GLU, GELU_TANH], ids=["silu", "clamped", "gelu"])
 @pytest.mark.parametrize("width", [16, 40, 45])
 def test_swiglu(width: int, glu: Glu) -> None:
     padded = -(-width // 16) * 16

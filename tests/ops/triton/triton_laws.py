@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from triton_interpreter import ON_GPU, backwards  # before triton
 
-from ktcli.native import SILU, Format, Glu, Scale
+from ktcli.native import GELU_TANH, SILU, Format, Glu, Scale
 from ktcli.ops import kvformat
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.experts import GroupScore, Routing, Score
@@ -575,7 +575,7 @@ def small() -> None:
         of = x, Rope(64, angles, 1.3, interleaved, shift=5), 80, first
         made, right = (rope(*of, rows=rows) for rope in (triton_small.rope, functions.rope))
         torch.testing.assert_close(made, right)
-    for glu in (SILU, Glu(1.702, 0.9, 1.0), Glu(1.0, 0.9, 0.0, 0.7)):
+    for glu in (SILU, GELU_TANH, Glu(1.702, 0.9, 1.0), Glu(1.0, 0.9, 0.0, 0.7)):
         torch.testing.assert_close(
             triton_small.swiglu(wide[:, :96], 40, glu), functions.swiglu(wide[:, :96], 40, glu)
         )
@@ -600,8 +600,9 @@ def route() -> None:
         logits[2] = logits[2].round()
         biases = (None, torch.randn(routing.experts)) if routing.score is Score.SIGMOID else (None,)
         for bias in biases:
-            ids, gate = triton_small.route(logits, routing, bias)
-            right_ids, right_gate = functions.route(logits, routing, bias)
+            factors = None if bias is None else torch.rand(routing.experts)
+            ids, gate = triton_small.route(logits, routing, bias, factors)
+            right_ids, right_gate = functions.route(logits, routing, bias, factors)
             assert torch.equal(ids, right_ids), routing
             torch.testing.assert_close(gate, right_gate)
     with np.errstate(invalid="ignore"):
