@@ -133,7 +133,8 @@ def best_here(host: Host, most: int, below: int | None = None) -> tuple[Surveyed
     here, found, sizes = on_disk(), list[Surveyed](), set[int]()
     roomy = host.available_bytes + sum(gpu.free_bytes for gpu in host.gpus)
     profiles = [catalog.get(name) for name in catalog.names() if name != BUILTIN]
-    profiles.sort(key=lambda profile: -(profile.parameters or 0))
+    profiles.sort(key=lambda profile: profile.released, reverse=True)
+    profiles.sort(key=lambda profile: -(profile.parameters or 0))  # of one size the newest is first
     for profile in profiles:
         parameters = profile.parameters or 0
         if parameters * _LEAST_BITS / 8 > roomy or (below is not None and parameters >= below):

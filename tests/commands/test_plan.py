@@ -462,6 +462,13 @@ def test_what_runs_on_a_machine_best_first(capsys, monkeypatch: pytest.MonkeyPat
         assert (plan["fits"], plan["need_bytes"]) == (each["fits"], each["need_bytes"])
 
 
+def test_of_one_size_the_newest_is_named(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = ("kimi-k2", "qwen3.5-35b-a3b", "qwen3.6-35b-a3b")
+    monkeypatch.setattr(catalog, "names", lambda: some)
+    code, plan = planned(capsys, "kimi-k2", "--machine", "desktop-24gb-gpu")
+    assert (code, plan["smaller"]) == (4, ["qwen3.6-35b-a3b"])
+
+
 def test_the_table_of_models_has_its_columns(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "names", lambda: ("deepseek-v2-lite", "kimi-k2"))
     for width, words in ((40, "T/S"), (80, "DOWNLOAD"), (200, "LICENCE"), (None, "LICENCE")):
