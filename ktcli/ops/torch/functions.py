@@ -115,8 +115,9 @@ def norm(
     if columns is not None:
         x[:, :columns] = norm(x[:, :columns], gain, eps, head_width)
         return x
-    runs = x.reshape(x.shape[0], -1, head_width or x.shape[1])
-    values = x.new_ones(1) if gain is None else gain.view(-1, runs.shape[2])
+    values = x.new_ones(head_width or x.shape[1]) if gain is None else gain
+    runs = x.reshape(x.shape[0], -1, head_width or values.shape[0])
+    values = values.view(-1, runs.shape[2])
     scale = torch.rsqrt(runs.square().mean(-1, keepdim=True) + eps)
     return (runs * scale * values).reshape(x.shape)
 

@@ -575,6 +575,13 @@ def small() -> None:
         of = x, Rope(64, angles, 1.3, interleaved, shift=5), 80, first
         made, right = (rope(*of, rows=rows) for rope in (triton_small.rope, functions.rope))
         torch.testing.assert_close(made, right)
+    made, right = (
+        norm(x, gain, 1e-6, head_width=60, own_gains=True)
+        for norm in (triton_small.norm, functions.norm)
+    )
+    torch.testing.assert_close(made, right)
+    alone = Glu(ungated=True)
+    torch.testing.assert_close(triton_small.swiglu(x, 240, alone), functions.swiglu(x, 240, alone))
     for glu in (SILU, GELU_TANH, Glu(1.702, 0.9, 1.0), Glu(1.0, 0.9, 0.0, 0.7)):
         torch.testing.assert_close(
             triton_small.swiglu(wide[:, :96], 40, glu), functions.swiglu(wide[:, :96], 40, glu)
