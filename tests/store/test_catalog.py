@@ -80,7 +80,15 @@ def test_a_repository_means_its_profile(name: str) -> None:
 
 
 # Families of which no repository on ModelScope is known for certain.
-ONLY_ON_HUGGING_FACE = {"afmoe", "axk1", "exaone_moe", "laguna", "lfm2_moe", "mistral4"}
+ONLY_ON_HUGGING_FACE = {
+    "afmoe",
+    "axk1",
+    "cohere2_moe",
+    "exaone_moe",
+    "laguna",
+    "lfm2_moe",
+    "mistral4",
+}
 
 
 def test_every_family_has_a_published_repository_on_both_hubs() -> None:
