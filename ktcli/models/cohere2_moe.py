@@ -1,4 +1,4 @@
-"""Command A+ (Cohere 2 with experts): attention and experts read the same normed row, and are added together.
+"""Cohere 2 with experts (Command A+, North Mini Code): attention and experts read the same row, and are added.
 
 Norms are LayerNorms without a bias, or RMSNorms; only layers with a sliding window have rotary embeddings, of
 neighbouring columns, and the first dense ones where the config's pattern says so. Source: transformers 5.23.

@@ -62,10 +62,15 @@ class History:
         self.numbers |= {number: hash((made, i)) for i, number in enumerate(each.numbers)}
 
 
+# Families whose class has no default for the kinds of layers, or one whose first layers are all of one kind.
+UNLIKE_THE_DEFAULT = ("kimi_linear", "lfm2_moe")
+
+
 def model_of(case: Case, layers: int) -> Model:
     config = case.own_spelling()
     text = config.get("text_config", config)
     text["num_hidden_layers"] = layers
+    kinds = text.get("layer_types")
     for each in (
         "layer_types",
         "mlp_layer_types",
@@ -78,6 +83,8 @@ def model_of(case: Case, layers: int) -> Model:
         text.pop(each, None)
     if parts := text.get("layers_block_type"):
         text["layers_block_type"] = (parts * layers)[:layers]
+    if case.model_type in UNLIKE_THE_DEFAULT:
+        text["layer_types"] = (kinds * layers)[:layers]
     return build(config)
 
 
@@ -105,14 +112,15 @@ def test_passes_keep_the_history(case: Case) -> None:
 def test_more_layers_need_no_more_buffers(case: Case) -> None:
     counts = [len(reuse_buffers(recorded(case, layers)).buffers) for layers in (4, 12)]
     # Linear attention has a convolution and two gates beside the attention of the other layers; DeepSeek-V4 has
-    # streams and their weights, two kinds of pooled rows and an indexer; GLM-5.3 has all of these but one. Each layer
-    # of Nemotron has another part. Three more are the summary's.
+    # streams and their weights, two kinds of pooled rows and an indexer; GLM-5.3 has all of these but one, Kimi-Linear
+    # second projections of gate and decay. Each layer of Nemotron has another part. Three more are the summary's.
     most = {
         "qwen3_next": 18,
         "bailing_hybrid": 18,
         "deepseek_v4": 28,
         "glm5_next": 26,
         "nemotron_h": 18,
+        "kimi_linear": 21,
     }
     assert counts[0] == counts[1] <= most.get(case.model_type, 16) + 3
 

@@ -106,6 +106,7 @@ def test_a_repository_means_its_profile(name: str) -> None:
 ONLY_ON_HUGGING_FACE = {
     "afmoe",
     "axk1",
+    "cohere2_moe",
     "exaone_moe",
     "granitemoehybrid",
     "laguna",
