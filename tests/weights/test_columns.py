@@ -80,6 +80,7 @@ def test_who_suffers():
     assert [name for name, fmt in FORMATS.items() if not suffers(fmt)] == [
         "int4-row-had",
         "fp8",
+        "mxfp8",
         "bf16",
         "f32",
     ]
