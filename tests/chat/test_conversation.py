@@ -23,7 +23,7 @@ from ktcli.terminal.prompt import cleaned, is_open
 from ktcli.terminal.replstate import ReplState
 from ktcli.terminal.screen import Screen, visible
 from ktcli.terminal.thoughts import ThoughtsView
-from ktcli.text.settings import Settings, override, read_settings, read_stop_ids
+from ktcli.text.settings import Settings, override, read_begin, read_settings, read_stop_ids
 from ktcli.text.template import load_template
 from ktcli.text.tokenizer import load_tokenizer
 
@@ -192,6 +192,15 @@ def test_every_stop_id_is_found(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"eos_token_id": "7"}')
     with pytest.raises(BadCheckpoint):
         read_stop_ids(tmp_path, tokenizer, load_template(tmp_path, name="x"))
+
+
+@pytest.mark.parametrize("says", [True, False, None])
+def test_texts_begin_as_the_files_say(tmp_path: Path, says: bool | None) -> None:
+    write_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    config = {"bos_token": "<|user|>", **({} if says is None else {"add_bos_token": says})}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert read_begin(tmp_path, tokenizer) == ((tokenizer.id_of("<|user|>"),) if says else ())
 
 
 # --- slash commands ------------------------------------------------------------------------------
