@@ -63,6 +63,7 @@ MIMO, HUNYUAN, GRANITE = (
 LINEAR = BY_NAME["qwen3-next"]
 NEMOTRON, HYBRID = BY_NAME["nemotron-3-super"], BY_NAME["granite-4-h"]
 DEEP = {"num_hidden_layers": 512, "layer_types": None, "mlp_layer_types": None}
+LFM2, MISTRAL4, COHERE = (BY_NAME[name] for name in ("lfm2-moe", "mistral4", "command-a-plus"))
 KIMI, LING_2 = BY_NAME["kimi-linear"], BY_NAME["ling-2"]
 OMNI, ERNIE_VL = BY_NAME["qwen3-omni"], BY_NAME["ernie4.5-vl"]
 STEP, LAGUNA, TRINITY, LING, AX = (
@@ -197,6 +198,14 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (KIMI, kimi(full_attn_layers=[1], kda_layers=[1]), "another list"),
     (KIMI, kimi(full_attn_layers=[9], kda_layers=[1]), "layers 1 to 4"),
     (KIMI, kimi(full_attn_layers=7, kda_layers=[]), "not a list of layers"),
+    (LFM2, {"layer_types": None}, "layer_types is missing"),
+    (LFM2, {"conv_L_cache": 1}, "conv_L_cache is 1"),
+    (LFM2, {"conv_bias": True}, "conv_bias True"),
+    (MISTRAL4, {"rope_parameters": {"rope_type": "default"}}, "llama_4_scaling_beta is missing"),
+    (MISTRAL4, {"num_key_value_heads": 2}, "num_key_value_heads 2"),
+    (COHERE, {"expert_selection_fn": "relu"}, "expert_selection_fn"),
+    (COHERE, {"shared_expert_combination_strategy": "max"}, "combination_strategy 'max'"),
+    (COHERE, {"logit_scale": 0}, "logit_scale is 0"),
     (KIMI, {"mla_use_nope": False}, "mla_use_nope False"),
     (LING_2, {"norm_head": True}, "norm_head True"),
     (LING_2, {"score_function": "tanh"}, "score_function 'tanh'"),
