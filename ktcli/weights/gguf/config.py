@@ -10,8 +10,9 @@ from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models.config import TEXT
-from ktcli.weights.gguf.architectures import ARCHITECTURES, Architecture, Rows
+from ktcli.weights.gguf.architectures import ARCHITECTURES
 from ktcli.weights.gguf.metadata import Metadata, scaling
+from ktcli.weights.gguf.rules import Architecture, Rows
 
 _COMMON: Rows = {
     "hidden_size": ("embedding_length", int),
