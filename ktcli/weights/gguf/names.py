@@ -90,9 +90,6 @@ def hub_tensors(
                 yield from _experts(hub_name, name, entry, half, 2)
             continue
         exact = names.get(f"{stem}.{suffix}")
-        if suffix == "scale" and exact is None:  # of codes: nobody takes it under its own name
-            yield name, name, entry
-            continue
         inner = exact or names.get(f"{stem}_exps" if expert else stem)
         end = "" if exact or not suffix else f".{suffix}"
         below = f"{prefix}layers.{layer}."
