@@ -243,7 +243,7 @@ TABLE: tuple[Setting, ...] = (
         option="--gpus",
     ),
     Setting(
-        "threads", whole_numbers(1, 4096), "N", "one per physical core, but for efficiency cores",
+        "threads", whole_numbers(1, 4096), "N", "one per performance core",
         "CPU threads.", option="--threads",
     ),
     Setting(

@@ -220,7 +220,7 @@ def test_a_file_of_nonsense_is_one_sentence(
     write(file, data)
     assert config.value("threads") is None
     code, out, err = kt(capsys, "get", "threads")
-    assert (code, out) == (0, "one per physical core, which is the most\n")
+    assert (code, out) == (0, "one per performance core\n")
     assert err.startswith("warning: ") and sentence in err and len(err.splitlines()) == 3
     assert err.endswith(f"Default: {SETTINGS['threads'].default}.\n")
     assert "\x1b" not in err

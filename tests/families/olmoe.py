@@ -14,5 +14,10 @@ _BASE = {
 
 CASES = (
     Case("olmoe", "olmoe", "Olmoe", _BASE),
-    Case("flex-olmo", "flex_olmo", "FlexOlmo", {**_BASE, "pad_token_id": None}),
+    Case(
+        "flex-olmo",
+        "flex_olmo",
+        "FlexOlmo",
+        {**_BASE, "pad_token_id": None, "num_experts": 4, "num_experts_per_tok": 2},
+    ),
 )

@@ -108,6 +108,8 @@ ONLY_ON_HUGGING_FACE = {
     "axk1",
     "cohere2_moe",
     "exaone_moe",
+    "gemma3",
+    "gemma4",
     "granitemoehybrid",
     "laguna",
     "lfm2_moe",

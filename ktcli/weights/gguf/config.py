@@ -68,7 +68,8 @@ def _check_heads(m: Metadata, text: Mapping[str, Any]) -> None:
     Raises:
         BadCheckpoint: it is another width than the head's.
     """
-    said = text.get("head_dim") or text["hidden_size"] // max(text["num_attention_heads"], 1)
+    own = text.get("global_head_dim") or text.get("head_dim")
+    said = own or text["hidden_size"] // max(text["num_attention_heads"], 1)
     for key, fields in (("rope.dimension_count", _PARTLY), ("attention.value_length", _OF_VALUES)):
         if not fields & text.keys() and m.whole(key, said) != said:
             raise BadCheckpoint(
