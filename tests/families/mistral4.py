@@ -25,7 +25,12 @@ CASES = (
         "mistral3",
         "Mistral3",
         {
-            "text_config": {**_BASE, "model_type": "mistral4", "n_group": 4, "topk_group": 2},
+            "text_config": {
+                **_BASE,
+                "model_type": "mistral4",
+                "n_routed_experts": 4,
+                "num_experts_per_tok": 2,
+            },
             "vision_config": {
                 "hidden_size": 32,
                 "intermediate_size": 40,
@@ -38,6 +43,5 @@ CASES = (
             "tie_word_embeddings": False,
         },
         task="ForConditionalGeneration",
-        seed=1,
     ),
 )

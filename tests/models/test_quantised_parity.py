@@ -42,7 +42,7 @@ Kind = tuple[Case, tuple[str, str]]
 # less: together more than the bound.
 AMPLIFIED = {("glm-5.3", "nl4"), ("qwen3-next", "f32")}
 # Gemma's head is its embedding, which formats leave alone; Ling 1.5 and 2 have a judge under other names.
-UNLIKE = {"gemma3", "gemma4", "bailing_moe", "bailing_moe_v2"}
+UNLIKE = {"gemma3_text", "gemma4_text", "bailing_moe", "bailing_moe_v2"}
 KINDS = [
     (case, formats)
     for case in CASES
