@@ -29,7 +29,7 @@ LEVELS = [
         "holes",
         "homes",
         "interrupt",
-        "later",
+        "unsupported",
         "manifest",
         "native",
         "numbered",

@@ -7,9 +7,9 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from ktcli.errors import BadCheckpoint
-from ktcli.later import later_type
-from ktcli.models.config import completed
+from ktcli.models.config import completed, within_text
 from ktcli.models.model import Model, Spec
+from ktcli.unsupported import unsupported_type
 
 Config = Mapping[str, Any]
 
@@ -100,7 +100,7 @@ def cut(config: Config, layers: int) -> dict[str, Any]:
         BadCheckpoint: unknown architecture.
     """
     family, whole = _read(config)
-    return family.cut(whole, layers)
+    return within_text(whole, lambda text: family.cut(text, layers))
 
 
 def _read(config: Config) -> tuple[Family, Config]:
@@ -109,7 +109,7 @@ def _read(config: Config) -> tuple[Family, Config]:
     if not isinstance(kind, str) or kind not in _FILE_OF:
         from difflib import get_close_matches
 
-        if (known := later_type(str(kind))) is not None:
+        if (known := unsupported_type(str(kind))) is not None:
             raise BadCheckpoint(known.sentence, hint="kt plan lists models that run here")
         near = get_close_matches(str(kind)[:60], model_types(), n=1, cutoff=0.0)
         nearest = f"; the nearest name is {near[0]}" if kind else ""

@@ -61,6 +61,14 @@ THINKER = (
 _PARTS = (TEXT, THINKER)
 
 
+def within_text(
+    config: Mapping[str, Any], change: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """Returns the config with what `change` makes of its text model's part, or of all of it where it has none."""
+    part = next((name for name in _PARTS if isinstance(config.get(name), Mapping)), None)
+    return change(config) if part is None else {**config, part: within_text(config[part], change)}
+
+
 def completed(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the config with the fields that it leaves out set to transformers' defaults; a null is not left out.
 

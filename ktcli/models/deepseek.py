@@ -80,9 +80,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    f = _text(config)
-    text = cut_typed_dense(f.values, layers)
-    return {**config, TEXT: text} if _is_part(config) else text
+    return cut_typed_dense(config, layers)
 
 
 def _text(config: Mapping[str, Any]) -> Fields:

@@ -49,8 +49,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers."""
-    if config["model_type"] == _VISION:
-        return {**config, TEXT: cut_layers(config[TEXT], layers)}
     return cut_layers(config, layers)
 
 

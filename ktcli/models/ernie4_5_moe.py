@@ -71,8 +71,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, the last of them with experts where no other has."""
-    if isinstance(config.get(TEXT), Mapping):
-        return {**config, TEXT: cut(config[TEXT], layers)}
     f = _first_of_lists(Fields(config))
     if (types := _mlp_types(f)) is not None:
         kept = types[:layers]

@@ -59,7 +59,7 @@ _VISION_PREFIXES = replace(
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """Returns the model that a config describes, without weights."""
-    has_vision = _has_vision(config)
+    has_vision = config["model_type"] == _VISION
     f = text_part(config, _TEXT) if has_vision else Fields(config)
     f.only({"use_bidirectional_attention": False})
     # Which transformers reads and computes without.
@@ -81,13 +81,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers."""
-    if not _has_vision(config):
-        return cut_layers(config, layers)
-    return {**config, TEXT: cut_layers(config[TEXT], layers)}
-
-
-def _has_vision(config: Mapping[str, Any]) -> bool:
-    return config.get("model_type") == _VISION
+    return cut_layers(config, layers)
 
 
 def _attention(f: Fields, kind: str) -> GroupedQueryAttention:

@@ -65,7 +65,7 @@ _NAMES = SparseNames(router=RouterNames("router.proj.weight"), shared=SharedName
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """Returns the model that a config describes, without weights."""
-    has_vision = _has_vision(config)
+    has_vision = config["model_type"] == _VISION
     f = text_part(config, _TEXT) if has_vision else Fields(config)
     for name in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
         f.require(name, f.whole(name, low=0, default=0), 0)
@@ -88,13 +88,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers."""
-    if not _has_vision(config):
-        return cut_layers(config, layers)
-    return {**config, TEXT: cut_layers(config[TEXT], layers)}
-
-
-def _has_vision(config: Mapping[str, Any]) -> bool:
-    return config.get("model_type") == _VISION
+    return cut_layers(config, layers)
 
 
 def _sparse(f: Fields) -> SparseMlp:

@@ -82,8 +82,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    if config["model_type"] == _VISION:
-        return {**config, TEXT: cut_typed_dense(config[TEXT], layers)}
     return cut_typed_dense(config, layers)
 
 

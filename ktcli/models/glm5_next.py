@@ -86,9 +86,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    nested = config.get(TEXT)
-    if isinstance(nested, Mapping):
-        return {**config, TEXT: cut(nested, layers)}
     types = config.get("indexer_types")
     short = {"indexer_types": types[:layers]} if isinstance(types, list) else {}
     return {**cut_typed_dense(config, layers), **short}

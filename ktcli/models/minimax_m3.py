@@ -78,7 +78,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    return {**config, TEXT: cut_typed_dense(_text(config).values, layers)}
+    return cut_typed_dense(_text({TEXT: config}).values, layers)
 
 
 def _text(config: Mapping[str, Any]) -> Fields:

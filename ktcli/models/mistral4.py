@@ -73,8 +73,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    if config["model_type"] == _VISION:
-        return {**config, TEXT: cut_first_dense(config[TEXT], layers)}
     return cut_first_dense(config, layers)
 
 

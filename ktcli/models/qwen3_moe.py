@@ -70,9 +70,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, the last of them with experts."""
-    for part in (THINKER, TEXT):
-        if isinstance(config.get(part), Mapping):
-            return {**config, part: cut(config[part], layers)}
     return cut_listed_dense(config, layers)
 
 

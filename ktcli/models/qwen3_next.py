@@ -77,9 +77,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, the last of them with experts."""
-    nested = config.get(TEXT)
-    if isinstance(nested, Mapping):
-        return {**config, TEXT: cut(nested, layers)}
     return cut_listed_dense(config, layers)
 
 

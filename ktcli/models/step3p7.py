@@ -89,8 +89,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    text = cut_typed_dense(_own(config).values, layers)
-    return {**config, TEXT: text} if _is_part(config) else text
+    return cut_typed_dense(_own(config).values, layers)
 
 
 def _is_part(config: Mapping[str, Any]) -> bool:

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from ktcli import settingsfile
 from ktcli.errors import KtError, NotFound
-from ktcli.later import later_named
 from ktcli.resources import data_path
 from ktcli.store import places
 from ktcli.store.profile import HUBS, ModelProfile, builtin_path, read_profile
+from ktcli.unsupported import unsupported_named
 
 __all__ = ["ModelProfile", "builtin_path"]
 
@@ -102,7 +102,7 @@ def unknown(name: str, also: tuple[str, ...] = ()) -> KtError:
     library."""
     if isinstance(own := _all_own().get(name.lower()), KtError):
         return own
-    if (refused := later_named(name)) is not None:
+    if (refused := unsupported_named(name)) is not None:
         return NotFound(refused.sentence, hint="kt plan lists models that run here")
     repositories = (each.reference for each in published())
     near = nearest(name, (*names(), *also, *repositories))

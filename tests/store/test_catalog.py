@@ -9,12 +9,12 @@ import pytest
 from declared import declared
 
 from ktcli.errors import BadCheckpoint, NotFound
-from ktcli.later import LATER, later_named, later_type
 from ktcli.models import _FILE_OF as FAMILY_OF
 from ktcli.models import build
 from ktcli.store import catalog
 from ktcli.store.profile import HUBS
 from ktcli.store.reference import parse
+from ktcli.unsupported import UNSUPPORTED, unsupported_named, unsupported_type
 from ktcli.weights.recipe import Recipe
 
 PUBLISHED = [name for name in catalog.names() if not catalog.get(name).builtin]
@@ -174,11 +174,11 @@ def test_a_model_that_kt_cannot_run_yet_is_refused_by_name(typed: str) -> None:
     with pytest.raises(NotFound, match="is not supported yet: it has") as caught:
         catalog.get(typed)
     assert "model_type" in str(caught.value) and "kt plan" in caught.value.hint
-    assert all(later_named(name) is None for name in catalog.names())
-    assert all(later_type(kind) is None for kind in FAMILY_OF)
+    assert all(unsupported_named(name) is None for name in catalog.names())
+    assert all(unsupported_type(kind) is None for kind in FAMILY_OF)
 
 
-@pytest.mark.parametrize("kind", [*(each.model_type for each in LATER), "qwen4_exp_text"])
+@pytest.mark.parametrize("kind", [*(each.model_type for each in UNSUPPORTED), "qwen4_exp_text"])
 def test_a_model_type_that_kt_cannot_run_yet_is_refused_by_name(kind: str) -> None:
     with pytest.raises(
         BadCheckpoint, match=rf"'{kind.removesuffix('_text')}'\) is not supported yet"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
+class UnsupportedModel:
     """A model that is known and not supported.
 
     Attributes:
@@ -26,19 +26,19 @@ class Later:
 
 
 _DISK = "needs weights that stay on the disk while it answers, which kt cannot do"
-LATER = (
-    Later("kimi_k3", "Kimi-K3", f"it has 2.8T parameters and {_DISK}"),
-    Later("qwen4_exp", "Qwen3.8-Flash-Next", f"it has tables of n-grams and {_DISK}"),
-    Later("deepseek_v41", "DeepSeek-V4.1", f"it has tables of n-grams and {_DISK}"),
+UNSUPPORTED = (
+    UnsupportedModel("kimi_k3", "Kimi-K3", f"it has 2.8T parameters and {_DISK}"),
+    UnsupportedModel("qwen4_exp", "Qwen3.8-Flash-Next", f"it has tables of n-grams and {_DISK}"),
+    UnsupportedModel("deepseek_v41", "DeepSeek-V4.1", f"it has tables of n-grams and {_DISK}"),
 )
 
 
-def later_type(model_type: str) -> Later | None:
+def unsupported_type(model_type: str) -> UnsupportedModel | None:
     """Returns the model of a `model_type` or of the text part of one; None: no such model is known."""
-    return next((each for each in LATER if model_type.startswith(each.model_type)), None)
+    return next((each for each in UNSUPPORTED if model_type.startswith(each.model_type)), None)
 
 
-def later_named(name: str) -> Later | None:
+def unsupported_named(name: str) -> UnsupportedModel | None:
     """Returns the model that a short name or a repository's id begins with, upper or lower case; None: none does."""
     said = name.rpartition("/")[2].lower()
-    return next((each for each in LATER if said.startswith(each.title.lower())), None)
+    return next((each for each in UNSUPPORTED if said.startswith(each.title.lower())), None)
