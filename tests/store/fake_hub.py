@@ -145,7 +145,8 @@ class _Handler(BaseHTTPRequestHandler):
             status, headers = self.hub.troubles.pop(0)
             if status:
                 self._send(status, b"{}", body, headers)
-            self.close_connection = True  # without an answer the connection breaks
+            else:
+                self.close_connection = True  # without an answer
             return
         if self.hub.status:
             headers = {"X-Error-Code": self.hub.error_code} if self.hub.error_code else {}
