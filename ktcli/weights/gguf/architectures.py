@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ktcli.weights.gguf import facts
+from ktcli.weights.gguf import facts, views
+from ktcli.weights.gguf.hybrids import HYBRIDS
 from ktcli.weights.gguf.metadata import SIGMOID, SOFTMAX, SQRT_SOFTPLUS
 from ktcli.weights.gguf.rules import (
     BLOCK_SPARSE,
     DEEPSEEK,
     DEEPSEEK4_NAMES,
-    DELTA,
-    DELTA_NAMES,
     EXPERTS,
     GRANITE,
     GRANITE_NAMES,
     INDEXER,
     INDEXER_NAMES,
-    KIMI_DELTA_NAMES,
     LATENT,
-    MAMBA,
-    NEMOTRON,
-    NEMOTRON_EXPERTS,
     PARTS,
     QWEN3_MOE,
     QWEN_MOE,
     SHARED_EXPERT,
-    STREAM_NAMES,
     STREAMS,
     Architecture,
-    mamba_names,
 )
 
 ARCHITECTURES: dict[str, Architecture] = {
+    **HYBRIDS,
     # The rows of q and k are reordered so that the pairs that are rotated together are neighbours.
     "llama": Architecture(
         "llama",
@@ -50,39 +42,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "qwen3": Architecture("qwen3"),
     "qwen3moe": Architecture("qwen3_moe", QWEN3_MOE, {"norm_topk_prob": True}),
-    "qwen3next": Architecture(
-        "qwen3_5_moe_text",
-        {**QWEN_MOE, **DELTA},
-        changes=facts.delta,
-        names={
-            **DELTA_NAMES,
-            "ssm_ba": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
-        },
-        views=facts.next_views,
-        older={
-            "blk.0.ssm_in.weight": Architecture(
-                "qwen3_next",
-                {**QWEN_MOE, **DELTA},
-                changes=facts.delta,
-                names={
-                    **DELTA_NAMES,
-                    "ssm_in": "linear_attn.in_proj_qkvz",
-                    "ssm_ba": "linear_attn.in_proj_ba",
-                },
-                views=lambda config: facts.DELTA_BY_HEAD,
-            )
-        },
-    ),
-    "qwen35": Architecture(
-        "qwen3_5_text", DELTA, changes=facts.delta, names=DELTA_NAMES, views=facts.tiled_views
-    ),
-    "qwen35moe": Architecture(
-        "qwen3_5_moe_text",
-        {**QWEN_MOE, **DELTA},
-        changes=facts.delta,
-        names=DELTA_NAMES,
-        views=facts.tiled_views,
-    ),
     # Text alone: the positions of pictures play no part.
     "qwen3vl": Architecture("qwen3"),
     "qwen3vlmoe": Architecture("qwen3_moe", QWEN3_MOE, {"norm_topk_prob": True}, gating=SOFTMAX),
@@ -137,24 +96,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         gating=SOFTMAX,
         names=GRANITE_NAMES,
     ),
-    "granitehybrid": Architecture(
-        "granitemoehybrid",
-        {**GRANITE, **MAMBA},
-        {"rope_interleave": True},
-        changes=facts.granite_hybrid,
-        by_layer=("num_key_value_heads",),
-        gating=SOFTMAX,
-        names={
-            **GRANITE_NAMES,
-            **mamba_names("mamba"),
-            **{f"ffn_{p}": f"shared_mlp.{p}_proj" for p in ("gate", "up")},
-            "ffn_down": "shared_mlp.output_linear",
-        },
-        views=lambda config: facts.RATES_AND_RUNS,
-    ),
-    # Without experts (Nemotron-H, Nemotron Nano 2), and with them (Nemotron 3).
-    "nemotron_h": NEMOTRON,
-    "nemotron_h_moe": replace(NEMOTRON, rows={**NEMOTRON.rows, **NEMOTRON_EXPERTS}),
     "exaone-moe": Architecture(
         "exaone_moe",
         {**EXPERTS, **DEEPSEEK, "sliding_window": ("attention.sliding_window", int)},
@@ -247,34 +188,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         gating=SIGMOID,
         names=INDEXER_NAMES,
     ),
-    "glm5-next": Architecture(
-        "glm5_next",
-        {
-            **EXPERTS,
-            **DEEPSEEK,
-            **LATENT,
-            **INDEXER,
-            **STREAMS,
-            "index_kpool": ("attention.indexer.kpool", int),
-            "index_kpool_always_select_tail": ("attention.indexer.kpool_select_tail", bool),
-            "linear_head_dim": ("kda.head_dim", int),
-            "linear_num_heads": ("attention.head_count", int),
-            "linear_conv_kernel_dim": ("ssm.conv_kernel", int),
-        },
-        changes=facts.glm5_next,
-        by_layer=("num_key_value_heads",),
-        gating=SIGMOID,
-        body=("model.language_model.", "lm_head"),
-        nested=True,
-        names={
-            **INDEXER_NAMES,
-            **STREAM_NAMES,
-            **KIMI_DELTA_NAMES,
-            "indexer_compressor_gate.weight": "self_attn.indexer.index_kpool_compress_gate",
-            "indexer_compressor_ape.weight": "self_attn.indexer.index_kpool_compress_ape",
-        },
-        views=lambda config: facts.RATES_AS_LOGS,
-    ),
     "deepseek4": Architecture(
         "deepseek_v4",
         {
@@ -320,7 +233,7 @@ ARCHITECTURES: dict[str, Architecture] = {
                 for of in ("q_proj", "k_proj", "q_norm", "k_norm")
             },
         },
-        views=lambda config: facts.NORMS_LESS_ONE,
+        views=lambda config: views.NORMS_LESS_ONE,
     ),
     "step35": Architecture(
         "step3p5",
@@ -342,7 +255,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             **{f"ffn_{p}_exps": f"moe.{p}_proj" for p in PARTS},
             **{f"ffn_{p}_shexp": f"share_expert.{p}_proj" for p in PARTS},
         },
-        views=lambda config: facts.NORMS_LESS_ONE,
+        views=lambda config: views.NORMS_LESS_ONE,
     ),
     "gemma3": Architecture(
         "gemma3_text",
@@ -355,7 +268,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "ffn_norm": "pre_feedforward_layernorm",
             "post_ffw_norm": "post_feedforward_layernorm",
         },
-        views=lambda config: facts.NORMS_LESS_ONE,
+        views=lambda config: views.NORMS_LESS_ONE,
     ),
     "gemma4": Architecture(
         "gemma4_text",

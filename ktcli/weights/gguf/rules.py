@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ktcli.models.config import Fields
-from ktcli.weights.gguf import facts
-from ktcli.weights.gguf.metadata import SIGMOID, Metadata
+from ktcli.weights.gguf.metadata import Metadata
 from ktcli.weights.gguf.names import Names
 from ktcli.weights.gguf.types import TensorView
 
@@ -78,76 +77,6 @@ PARTS = ("gate", "up", "down")
 SHARED_EXPERT = {f"ffn_{p}_shexp": f"mlp.shared_expert.{p}_proj" for p in PARTS}
 
 SHARED_WIDTH = {"shared_expert_intermediate_size": ("expert_shared_feed_forward_length", int)}
-DELTA: Rows = {
-    "linear_conv_kernel_dim": ("ssm.conv_kernel", int),
-    "linear_key_head_dim": ("ssm.state_size", int),
-    "linear_num_key_heads": ("ssm.group_count", int),
-    "linear_num_value_heads": ("ssm.time_step_rank", int),
-    "full_attention_interval": ("full_attention_interval", int),
-}
-DELTA_NAMES = {
-    "attn_qkv": "linear_attn.in_proj_qkv",
-    "attn_gate": "linear_attn.in_proj_z",
-    "ssm_beta": "linear_attn.in_proj_b",
-    "ssm_alpha": "linear_attn.in_proj_a",
-    "ssm_conv1d": "linear_attn.conv1d",
-    "ssm_dt.bias": "linear_attn.dt_bias",
-    "ssm_a": "linear_attn.A_log",
-    "ssm_norm": "linear_attn.norm",
-    "ssm_out": "linear_attn.out_proj",
-    **SHARED_EXPERT,
-}
-MAMBA: Rows = {
-    "conv_kernel": ("ssm.conv_kernel", int),
-    "ssm_state_size": ("ssm.state_size", int),
-    "n_groups": ("ssm.group_count", int),
-}
-
-
-def mamba_names(layer: str) -> Names:
-    return {
-        "ssm_in": f"{layer}.in_proj",
-        "ssm_conv1d": f"{layer}.conv1d",
-        "ssm_dt.bias": f"{layer}.dt_bias",
-        "ssm_a": f"{layer}.A_log",
-        "ssm_d": f"{layer}.D",
-        "ssm_norm": f"{layer}.norm",
-        "ssm_out": f"{layer}.out_proj",
-    }
-
-
-NEMOTRON = Architecture(
-    "nemotron_h",
-    {**MAMBA, "layer_norm_epsilon": ("attention.layer_norm_rms_epsilon", float)},
-    changes=facts.nemotron,
-    by_layer=("num_key_value_heads", "intermediate_size"),
-    gating=SIGMOID,
-    body=("backbone.", "lm_head"),
-    names={
-        "token_embd.weight": "embeddings.weight",
-        "output_norm.weight": "norm_f.weight",
-        "attn_norm": "norm",
-        **mamba_names("mixer"),
-        **{f"attn_{of}": f"mixer.{of}_proj" for of in "qkv"},
-        "attn_output": "mixer.o_proj",
-        "ffn_gate_inp": "mixer.gate",
-        "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
-        "ffn_latent_down": "mixer.fc1_latent_proj",
-        "ffn_latent_up": "mixer.fc2_latent_proj",
-        **{
-            f"ffn_{part}{end}": f"mixer.{of}{part}_proj"
-            for part in ("up", "down")
-            for end, of in (("", ""), ("_exps", "experts.{e}."), ("_shexp", "shared_experts."))
-        },
-    },
-    views=lambda config: facts.RATES_AND_RUNS,
-)
-NEMOTRON_EXPERTS: Rows = {
-    **EXPERTS,
-    **DEEPSEEK,
-    "moe_shared_expert_intermediate_size": ("expert_shared_feed_forward_length", int),
-    "moe_latent_size": ("moe_latent_size", int),
-}
 GRANITE: Rows = {
     "num_experts_per_tok": ("expert_used_count", int),
     "shared_intermediate_size": ("expert_shared_feed_forward_length", int),
@@ -191,14 +120,6 @@ STREAM_NAMES = {
     for at in ("attn", "ffn")
     for of in ("fn", "base", "scale")
 }
-KIMI_DELTA_NAMES = {
-    **{f"ssm_conv1d_{of}": f"self_attn.{of}_conv1d" for of in "qkv"},
-    **{f"ssm_{of}_{part}": f"self_attn.{of}_{part}_proj" for of in "fg" for part in "ab"},
-    "ssm_beta": "self_attn.b_proj",
-    "ssm_a": "self_attn.A_log",
-    "ssm_dt.bias": "self_attn.dt_bias",
-    "ssm_norm": "self_attn.o_norm",
-}
 DEEPSEEK4_NAMES = {
     "token_embd.weight": "embed.weight",
     **{f"output_hc_{of}.weight": f"hc_head_{of}" for of in ("fn", "base", "scale")},
@@ -231,5 +152,3 @@ DEEPSEEK4_NAMES = {
         for end, of in (("_exps", "experts.{e}"), ("_shexp", "shared_experts"))
     },
 }
-
-# The architectures by general.architecture.
