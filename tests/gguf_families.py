@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from gguf_cases import CASES, CONTEXT, EXPERTS, HIDDEN, VOCAB, WIDTH
-from gguf_models import GgufCase
+from gguf_models import GgufCase, uniform
 
 Shapes = dict[str, tuple[int, ...]]
 LAYERS, HEADS, KV_HEADS, HEAD_DIM = 4, 4, 2, 64
@@ -49,10 +49,11 @@ def family(
     Args:
         outer: further tensors by shape, or by their numbers.
     """
+    last = "token_embd_norm" if architecture.startswith("lfm2") else "output_norm"
 
     def tensors(case: GgufCase) -> Iterator[tuple[str, Any]]:
         yield "token_embd.weight", (VOCAB, HIDDEN)
-        yield "output_norm.weight", (HIDDEN,)
+        yield f"{last}.weight", (HIDDEN,)
         yield "output.weight", (VOCAB, HIDDEN)
         yield from ((f"{name}.weight", shape) for name, shape in (outer or {}).items())
         for i in range(case.metadata["block_count"]):
@@ -664,6 +665,162 @@ FAMILIES += (
         attention__scale=0.05,
         residual_scale=0.5,
         logit_scale=2.0,
+    ),
+)
+# ---- Ling, LFM2, Kimi-Linear, Mistral Small 4, Cohere 2 ------------------------------------------
+
+_CONVS = [0, KV_HEADS, 0, KV_HEADS]  # kv heads; none where there is a convolution
+_UNSHARED = {name: value for name, value in _SIGMOID.items() if "shared" not in name}
+
+
+def _fused(layer: Shapes) -> Shapes:
+    """The layer with one projection to q, k and v."""
+    rows = sum(layer[f"attn_{of}"][0] for of in "qkv")
+    kept = {name: shape for name, shape in layer.items() if name[5:] not in ("q", "k", "v")}
+    return {**kept, "attn_qkv": (rows, HIDDEN)}
+
+
+def _ling2(i: int) -> Shapes:
+    """The last layer guesses further tokens, and is not run."""
+    own = _fused(_usual(i, _V3, 1))
+    norms = "nextn.enorm", "nextn.hnorm", "layer_output_norm"
+    further: Shapes = {"nextn.eh_proj": (HIDDEN, 2 * HIDDEN), **dict.fromkeys(norms, (HIDDEN,))}
+    return own | (further if i == LAYERS else {})
+
+
+def _lfm2(i: int) -> Shapes:
+    conv: Shapes = {
+        "attn_norm": (HIDDEN,),
+        "shortconv.conv": (HIDDEN, 3),
+        "shortconv.in_proj": (3 * HIDDEN, HIDDEN),
+        "shortconv.out_proj": (HIDDEN, HIDDEN),
+    }
+    full = attention(**QK_NORMS)
+    mlp = sparse(correction=True) if i else dense()
+    return {**(full if _CONVS[i] else conv), "ffn_norm": (HIDDEN,), **mlp}
+
+
+def _kimi(i: int) -> Shapes:
+    """Linear attention as GLM-5.3's, and latent attention whose queries are projected directly."""
+    if i % 2 == 0:
+        own = {name: shape for name, shape in _glm5(0).items() if name.startswith(("attn", "ssm"))}
+        own |= {f"ssm_conv1d_{of}": (1, *own[f"ssm_conv1d_{of}"]) for of in "qkv"}
+        own |= {"ssm_a": (1, 1, HEADS, 1)}
+    else:
+        own = {name: shape for name, shape in _dsa(i, False).items() if name.startswith("attn")}
+        own = {name: shape for name, shape in own.items() if "_q_" not in name}
+        own |= {"attn_q": (HEADS * (_NOPE + _ROPE), HIDDEN)}
+    return {**own, "ffn_norm": (HIDDEN,), **(_V3 if i else dense())}
+
+
+def _ling3(i: int) -> Shapes:
+    """Linear attention with whole projections of decay and gate, and latent attention with a gate for each head."""
+    own = _kimi(i)
+    if i % 2 == 0:
+        for of in "fg":
+            del own[f"ssm_{of}_b"]
+            own[f"ssm_{of}_a"] = (HEADS * HEAD_DIM, HIDDEN)
+        rates = 1 + uniform(f"rates {i}", (HEADS, 1), 0.5)
+        return {**own, "ssm_a": rates}  # type: ignore[dict-item]
+    return {**own, "attn_gate": (HEADS, HIDDEN)}
+
+
+_QKV_BIASES: Shapes = {
+    f"attn_{of}.bias": (heads * HEAD_DIM,)
+    for of, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
+}
+_GROWING: dict[str, Any] = {
+    "attention__temperature_scale": 0.5,
+    "attention__temperature_length": 8,
+    "rope__scaling__original_context_length": 8,
+    "rope__scaling__yarn_log_multiplier": 0.1,
+}
+_LATENT_ONLY = {name: value for name, value in _DSA.items() if "indexer" not in name}
+_MISTRAL4 = family(
+    "mistral4",
+    0,
+    lambda i: {name: shape for name, shape in _dsa(i, False).items() if "exp_probs" not in name},
+    **_LATENT_ONLY | _YARN | _GROWING | {"expert_gating_func": 1},
+)
+FAMILIES += (
+    family(
+        "bailingmoe",
+        3,
+        lambda i: {**attention(), "ffn_norm": (HIDDEN,), **sparse(shared=WIDTH)},
+        **_SIGMOID
+        | {"expert_gating_func": 1, "expert_weights_scale": 1.0, "leading_dense_block_count": 0},
+    ),
+    # Weights of chosen experts are divided by their sum, in llama.cpp by 2^-14 at least; no sum is less with this seed.
+    family(
+        "bailingmoe2",
+        5,
+        _ling2,
+        **_SIGMOID,
+        block_count=LAYERS + 1,
+        nextn_predict_layers=1,
+        expert_group_count=2,
+        expert_group_used_count=1,
+        rope__dimension_count=HEAD_DIM // 2,
+    ),
+    family(
+        "lfm2moe",
+        6,
+        _lfm2,
+        **_UNSHARED | {"expert_weights_scale": 1.0},
+        attention__head_count_kv=_CONVS,
+        shortconv__l_cache=3,
+    ),
+    family(
+        "kimi-linear",
+        2,
+        _kimi,
+        **{name: value for name, value in _LATENT_ONLY.items() if "q_lora" not in name}
+        | {"attention__head_count_kv": [0, 1, 0, 1]},
+        kda__head_dim=HEAD_DIM,
+        ssm__conv_kernel=4,
+    ),
+    family(
+        "bailingmoe3",
+        2,
+        _ling3,
+        **{name: value for name, value in _LATENT_ONLY.items() if "q_lora" not in name}
+        | {"attention__head_count_kv": [0, 1, 0, 1]},
+        kda__head_dim=HEAD_DIM,
+        kda__gate_lower_bound=-5.0,
+        kda__safe_gate=True,
+        ssm__conv_kernel=4,
+        swiglu_clamp_exp=[0.0, 0.0, 0.0, 0.5],
+        swiglu_clamp_shexp=[0.0, 0.0, 0.5, 0.0],
+    ),
+    _MISTRAL4,
+    # As of Mistral Large 3.
+    replace(_MISTRAL4, name="deepseek2-mistral", architecture="deepseek2", seed=5),
+    family(
+        "cohere2moe",
+        5,
+        lambda i: {**attention(), **(sparse(shared=WIDTH) if i else dense())},
+        **_SIGMOID | {"expert_weights_scale": 1.0},
+        # The first layer, without experts, has positions although it has no window; the last has none.
+        attention__sliding_window=8,
+        attention__sliding_window_pattern=[False, True, True, False],
+        attention__layer_norm_rms_epsilon=0.0,
+        attention__layer_norm_epsilon=1e-5,
+        logit_scale=0.25,
+    ),
+    family(
+        "granite",
+        3,
+        lambda i: {**attention(), "ffn_norm": (HIDDEN,), **dense()},
+        embedding_scale=3.0,
+        attention__scale=0.05,
+        residual_scale=0.5,
+        logit_scale=2.0,
+    ),
+    family("ernie4_5", 2, lambda i: {**attention(), "ffn_norm": (HIDDEN,), **dense()}),
+    family(
+        "seed_oss",
+        6,
+        lambda i: {**attention(), **_QKV_BIASES, "post_attention_norm": (HIDDEN,), **dense()},
     ),
 )
 # llama.cpp's build 11549 reads this file, names, shapes and facts, but divides by zero before it computes anything.

@@ -6,6 +6,7 @@ from ktcli.weights.gguf import facts, views
 from ktcli.weights.gguf.hybrids import HYBRIDS
 from ktcli.weights.gguf.metadata import SIGMOID, SOFTMAX, SQRT_SOFTPLUS
 from ktcli.weights.gguf.rules import (
+    BAILING_NAMES,
     BLOCK_SPARSE,
     DEEPSEEK,
     DEEPSEEK4_NAMES,
@@ -64,6 +65,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             **{f"ffn_{p}_shexp": f"mlp.shared_mlp.{p}_proj" for p in PARTS},
         },
     ),
+    "ernie4_5": Architecture("llama", {}, {"rope_interleave": True}),
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe",
         {
@@ -88,6 +90,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             **{f"ffn_{p}_shexp": f"mlp.shared_mlp.{p}_proj" for p in PARTS},
         },
     ),
+    "seed_oss": Architecture("qwen2"),
     "granitemoe": Architecture(
         "granitemoe",
         {**GRANITE, "num_local_experts": ("expert_count", int)},
@@ -95,6 +98,44 @@ ARCHITECTURES: dict[str, Architecture] = {
         changes=facts.granite,
         gating=SOFTMAX,
         names=GRANITE_NAMES,
+    ),
+    "granite": Architecture(
+        "granitemoehybrid",
+        {**GRANITE, "shared_intermediate_size": ("feed_forward_length", int)},
+        {"rope_interleave": True},
+        changes=facts.granite_dense,
+        names=GRANITE_NAMES,
+    ),
+    # The rows of q and k are reordered, as Llama's.
+    "bailingmoe": Architecture(
+        "bailing_moe",
+        {**EXPERTS, **DEEPSEEK},
+        {"rope_interleave": True},
+        changes=facts.bailing,
+        gating=SOFTMAX,
+        names=BAILING_NAMES,
+    ),
+    "bailingmoe2": Architecture(
+        "bailing_moe_v2",
+        {**EXPERTS, **DEEPSEEK},
+        changes=facts.partly,
+        gating=SIGMOID,
+        names=BAILING_NAMES,
+    ),
+    "cohere2moe": Architecture(
+        "cohere2_moe",
+        {
+            **DEEPSEEK,
+            "num_experts_per_tok": ("expert_used_count", int),
+            "intermediate_size": ("expert_feed_forward_length", int),
+            "prefix_dense_intermediate_size": ("feed_forward_length", int),
+            "logit_scale": ("logit_scale", float),
+            "sliding_window": ("attention.sliding_window", int),
+        },
+        {"expert_selection_fn": "sigmoid"},
+        changes=facts.cohere2_moe,
+        by_layer=("rms_norm_eps",),
+        gating=SIGMOID,
     ),
     "exaone-moe": Architecture(
         "exaone_moe",
@@ -171,6 +212,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
         {"rope_interleave": True},
         changes=facts.deepseek,
+    ),
+    "mistral4": Architecture(
+        "mistral4",
+        {**EXPERTS, **DEEPSEEK, **LATENT},
+        {"rope_interleave": True},
+        changes=facts.mistral4,
+        gating=SOFTMAX,
     ),
     "deepseek32": Architecture(
         "deepseek_v32",

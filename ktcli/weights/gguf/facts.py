@@ -64,12 +64,86 @@ def latent(m: Metadata) -> dict[str, Any]:
 
 
 def deepseek(m: Metadata) -> dict[str, Any]:
-    """The facts of DeepSeek and Kimi-K2: V2 scores by softmax, V3 and Kimi-K2 by sigmoid."""
+    """The facts of DeepSeek and Kimi-K2: V2 scores by softmax, V3 and Kimi-K2 by sigmoid. Queries that grow with their
+    position are Mistral's, some of whose files have this architecture."""
+    if m.number("attention.temperature_scale", 0.0):
+        return mistral4(m)
     given = latent(m)
     if m.gating(SOFTMAX, SIGMOID) == SOFTMAX:
         method = "group_limited_greedy" if given["n_group"] > 1 else "greedy"
         return given | {"model_type": "deepseek_v2", "topk_method": method}
     return given | {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+
+
+def mistral4(m: Metadata) -> dict[str, Any]:
+    """The facts of Mistral Small 4, whose queries grow with their position: by a step for each context of the length
+    that the rotation is stretched from."""
+    m.gating(SOFTMAX)
+    rope, original = scaling(m) or {}, "original_max_position_embeddings"
+    step = m.whole("attention.temperature_length", rope.get(original, m.whole("context_length")))
+    if rope.setdefault(original, step) != step:
+        raise BadCheckpoint(
+            f"{m.fields.where}: {m.architecture}.attention.temperature_length is {step}, and kt knows only that of "
+            f"rope.scaling.original_context_length, {rope[original]}"
+        )
+    return latent(m) | {
+        "model_type": "mistral4",
+        "rope_scaling": {
+            **rope,
+            "llama_4_scaling_beta": m.number("attention.temperature_scale", 0.0),
+        },
+        "norm_topk_prob": m.flag("expert_weights_norm", False),
+    }
+
+
+def kimi_linear(m: Metadata) -> dict[str, Any]:
+    """The facts of Kimi-Linear, whose layers without kv heads have linear attention."""
+    heads = m.each("attention.head_count_kv", int)
+    return latent(m) | {"layer_types": [_FULL if kv else "linear_attention" for kv in heads]}
+
+
+def ling3(m: Metadata) -> dict[str, Any]:
+    """The facts of Ling 3. Of the model that sees, positions are turned otherwise than kt knows."""
+    if m.has("rope.dimension_sections"):
+        raise BadCheckpoint(
+            f"{m.fields.where}: {m.architecture}.rope.dimension_sections is of Ling 3's models that see, which kt does "
+            "not know"
+        )
+    return kimi_linear(m) | {
+        "head_dim": m.whole("kda.head_dim"),
+        "kda_safe_gate": m.flag("kda.safe_gate", True),
+        **_limits(m, "expert_swiglu_limit_list", "share_expert_swiglu_limit_list"),
+    }
+
+
+def _limits(m: Metadata, experts: str, shared: str) -> dict[str, list[float]]:
+    """The limits of each layer's experts and of its shared one, by their names in the config."""
+    keys = {experts: "swiglu_clamp_exp", shared: "swiglu_clamp_shexp"}
+    return {name: m.each(key, float) for name, key in keys.items() if m.has(key)}
+
+
+def lfm2(m: Metadata) -> dict[str, Any]:
+    """The facts of LFM2, whose layers without kv heads are convolutions."""
+    heads = m.each("attention.head_count_kv", int)
+    return {
+        "layer_types": [_FULL if kv else "conv" for kv in heads],
+        "num_key_value_heads": max(heads),
+    }
+
+
+def bailing(m: Metadata) -> dict[str, Any]:
+    """The facts of Ling 1.5, all columns of whose heads are rotated."""
+    return {"head_dim": m.whole("rope.dimension_count")}
+
+
+def cohere2_moe(m: Metadata) -> dict[str, Any]:
+    """The facts of Cohere 2 with experts, whose norms are LayerNorms unless the file has the other kind's epsilon."""
+    if m.number("attention.layer_norm_rms_epsilon", 0.0):
+        return windows(m) | {"rms_norm_eps": m.number("attention.layer_norm_rms_epsilon")}
+    return windows(m) | {
+        "rms_norm_eps": None,
+        "layer_norm_eps": m.number("attention.layer_norm_epsilon"),
+    }
 
 
 def glm_dsa(m: Metadata) -> dict[str, Any]:
@@ -119,11 +193,7 @@ def step(m: Metadata) -> dict[str, Any]:
     full["partial_rotary_factor"] = 0.5
     if m.factors:  # one for each pair of all columns, of which the first are rotated
         full["factors"] = m.factors[: m.whole("attention.key_length") // 4]
-    limits = {
-        f"swiglu_limits{end}": m.each(key, float)
-        for end, key in (("", "swiglu_clamp_exp"), ("_shared", "swiglu_clamp_shexp"))
-        if m.has(key)
-    }
+    limits = _limits(m, "swiglu_limits", "swiglu_limits_shared")
     usual = next(iter(heads.values()))
     own = {"num_attention_heads": _FULL, "num_sliding_attention_heads": _SLIDING}
     return given | limits | {name: heads.get(kind, usual) for name, kind in own.items()}
@@ -186,7 +256,7 @@ def granite_hybrid(m: Metadata) -> dict[str, Any]:
         "mamba_d_head": given.pop("mamba_head_dim"),
         "mamba_expand": m.whole("ssm.inner_size") // max(m.whole("embedding_length"), 1),
         "num_local_experts": m.whole("expert_count", 0),
-        "position_embedding_type": "rope" if m.flag("rope.scaling.finetuned", True) else "nope",
+        "position_embedding_type": _positions(m),
     }
 
 
@@ -277,6 +347,20 @@ def granite(m: Metadata) -> dict[str, Any]:
     """The facts of Granite-MoE, some of which have a shared expert."""
     shared = m.has("expert_shared_feed_forward_length")
     return {"model_type": "granitemoeshared"} if shared else {}
+
+
+def granite_dense(m: Metadata) -> dict[str, Any]:
+    """The facts of Granite without experts, which is Granite 4 with attention and the shared expert alone."""
+    return {
+        "layer_types": ["attention"] * m.layers,
+        "num_local_experts": 0,
+        "position_embedding_type": _positions(m),
+    }
+
+
+def _positions(m: Metadata) -> str:
+    """Whether Granite's attention has positions, as its config says it."""
+    return "rope" if m.flag("rope.scaling.finetuned", True) else "nope"
 
 
 def hy3(m: Metadata) -> dict[str, Any]:

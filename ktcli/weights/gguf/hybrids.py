@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from ktcli.weights.gguf import facts, views
 from ktcli.weights.gguf.metadata import SIGMOID, SOFTMAX
-from ktcli.weights.gguf.names import Names
+from ktcli.weights.gguf.names import LAYER, Names
 from ktcli.weights.gguf.rules import (
+    BAILING_NAMES,
+    BLOCK_SPARSE,
     DEEPSEEK,
     EXPERTS,
     GRANITE,
@@ -16,6 +18,8 @@ from ktcli.weights.gguf.rules import (
     INDEXER,
     INDEXER_NAMES,
     LATENT,
+    PARTS,
+    QWEN3_MOE,
     QWEN_MOE,
     SHARED_EXPERT,
     STREAM_NAMES,
@@ -94,6 +98,22 @@ _NEMOTRON_EXPERTS: Rows = {
     "moe_shared_expert_intermediate_size": ("expert_shared_feed_forward_length", int),
     "moe_latent_size": ("moe_latent_size", int),
 }
+_LFM2_NAMES = {
+    "token_embd_norm.weight": "embedding_norm.weight",
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    **{f"shortconv.{of}": f"conv.{of}" for of in ("conv", "in_proj", "out_proj")},
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_gate_inp": "feed_forward.gate",
+    "exp_probs_b.bias": "feed_forward.expert_bias",
+    **{
+        f"ffn_{part}{end}": f"feed_forward.{of}{number}"
+        for part, number in (("gate", "w1"), ("down", "w2"), ("up", "w3"))
+        for end, of in (("", ""), ("_exps", "experts.{e}."))
+    },
+}
 _KIMI_DELTA_NAMES = {
     **{f"ssm_conv1d_{of}": f"self_attn.{of}_conv1d" for of in "qkv"},
     **{f"ssm_{of}_{part}": f"self_attn.{of}_{part}_proj" for of in "fg" for part in "ab"},
@@ -147,14 +167,60 @@ HYBRIDS: dict[str, Architecture] = {
         names={
             **GRANITE_NAMES,
             **_mamba_names("mamba"),
-            **{f"ffn_{p}": f"shared_mlp.{p}_proj" for p in ("gate", "up")},
-            "ffn_down": "shared_mlp.output_linear",
         },
         views=lambda config: views.RATES_AND_RUNS,
     ),
     # Without experts (Nemotron-H, Nemotron Nano 2), and with them (Nemotron 3).
     "nemotron_h": _NEMOTRON,
     "nemotron_h_moe": replace(_NEMOTRON, rows={**_NEMOTRON.rows, **_NEMOTRON_EXPERTS}),
+    "kimi-linear": Architecture(
+        "kimi_linear",
+        {
+            **EXPERTS,
+            **DEEPSEEK,
+            **LATENT,
+            "linear_head_dim": ("kda.head_dim", int),
+            "linear_num_heads": ("attention.head_count", int),
+            "linear_conv_kernel_dim": ("ssm.conv_kernel", int),
+        },
+        {"norm_topk_prob": True},
+        changes=facts.kimi_linear,
+        by_layer=("num_key_value_heads",),
+        gating=SIGMOID,
+        names={
+            **BLOCK_SPARSE,
+            **_KIMI_DELTA_NAMES,
+            "exp_probs_b.bias": "block_sparse_moe.gate.e_score_correction_bias",
+            **{f"ffn_{p}_shexp": f"block_sparse_moe.shared_experts.{p}_proj" for p in PARTS},
+        },
+        views=lambda config: views.RATES_AS_LOGS,
+    ),
+    "bailingmoe3": Architecture(
+        "bailing_hybrid",
+        {
+            **EXPERTS,
+            **DEEPSEEK,
+            **LATENT,
+            "short_conv_kernel_size": ("ssm.conv_kernel", int),
+            "kda_lower_bound": ("kda.gate_lower_bound", float),
+        },
+        {"rope_interleave": True},
+        changes=facts.ling3,
+        by_layer=("num_key_value_heads",),
+        gating=SIGMOID,
+        names={
+            **{
+                of: name.replace("self_attn.", "attention.")
+                for of, name in {**LAYER, **_KIMI_DELTA_NAMES}.items()
+                if name.startswith("self_attn.")
+            },
+            **BAILING_NAMES,
+            "ssm_f_a": "attention.f_proj",
+            "ssm_g_a": "attention.g_proj",
+            "attn_gate": "attention.g_proj",
+        },
+        views=lambda config: views.RATES_AS_LOGS,
+    ),
     "glm5-next": Architecture(
         "glm5_next",
         {
@@ -182,5 +248,19 @@ HYBRIDS: dict[str, Architecture] = {
             "indexer_compressor_ape.weight": "self_attn.indexer.index_kpool_compress_ape",
         },
         views=lambda config: views.RATES_AS_LOGS,
+    ),
+    "lfm2moe": Architecture(
+        "lfm2_moe",
+        {
+            **QWEN3_MOE,
+            "num_dense_layers": ("leading_dense_block_count", int),
+            "norm_eps": ("attention.layer_norm_rms_epsilon", float),
+            "conv_L_cache": ("shortconv.l_cache", int),
+        },
+        {"norm_topk_prob": True},
+        changes=facts.lfm2,
+        by_layer=("num_key_value_heads",),
+        gating=SIGMOID,
+        names=_LFM2_NAMES,
     ),
 }

@@ -16,7 +16,7 @@ from ktcli.weights.header import TensorEntry
 _OUTER = {"token_embd.weight": "embed_tokens.weight", "output_norm.weight": "norm.weight"}
 _HEAD = "output.weight"
 # Inside a layer, without ".weight" or ".bias"; "{e}" is the number of an expert.
-_LAYER = {
+LAYER = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
     "post_attention_norm": "post_attention_layernorm",
@@ -51,7 +51,7 @@ _LAYER = {
     **{f"nextn.shared_head_{of}": f"shared_head.{of}" for of in ("head", "norm")},
 }
 _IN_LAYER = re.compile(
-    r"blk\.([0-9]{1,5})\.((?:indexer\.|nextn\.)?[a-z0-9_]+)(?:\.([0-9]{1,5}))?(?:\.(weight|bias|scale))?"
+    r"blk\.([0-9]{1,5})\.((?:indexer\.|nextn\.|shortconv\.)?[a-z0-9_]+)(?:\.([0-9]{1,5}))?(?:\.(weight|bias|scale))?"
 )
 _BODY = re.compile(r".*?layers\.[0-9]+\.")
 SCALE = ".scale"  # ends the name of the number that a matrix, or each expert's, is multiplied by (NVFP4)
@@ -74,7 +74,7 @@ def hub_tensors(
             part of its rows, which ones a view says.
         body: what names begin with, and the name of the head.
     """
-    names: dict[str, str | tuple[str, ...]] = {**_OUTER, **_LAYER, **differing}
+    names: dict[str, str | tuple[str, ...]] = {**_OUTER, **LAYER, **differing}
     prefix, head = body
     for name, entry in entries.items():
         found = _IN_LAYER.fullmatch(name)

@@ -29,7 +29,7 @@ class Architecture:
         fixed: facts that hold for every file.
         scaling: fields of `rope_scaling` that hold for every file.
         changes: returns the facts that follow from several keys or from the tensors.
-        by_layer: facts that `changes` reads because layers may differ in them.
+        by_layer: facts that `changes` reads because layers, or files, may differ in them.
         gating: how the family's router scores; a file that says otherwise is refused. 0: `changes` sees to it.
         body: what the hub's names of tensors begin with, and its name of the head.
         nested: whether the hub has the text model's config within another.
@@ -90,6 +90,9 @@ GRANITE_NAMES = {
     **{f"ffn_{p}_exps": f"block_sparse_moe.experts.{{e}}.{p}_proj" for p in PARTS},
     **{f"ffn_{p}_shexp": f"shared_mlp.{p}_proj" for p in ("gate", "up")},
     "ffn_down_shexp": "shared_mlp.output_linear",
+    # The shared expert alone.
+    **{f"ffn_{p}": f"shared_mlp.{p}_proj" for p in ("gate", "up")},
+    "ffn_down": "shared_mlp.output_linear",
 }
 QWEN3_MOE: Rows = {**EXPERTS, "num_experts": ("expert_count", int)}
 QWEN_MOE: Rows = {**QWEN3_MOE, **SHARED_WIDTH}
@@ -119,6 +122,16 @@ STREAM_NAMES = {
     f"hc_{at}_{of}.weight": f"hc_{at}_{of}"
     for at in ("attn", "ffn")
     for of in ("fn", "base", "scale")
+}
+BAILING_NAMES = {
+    "token_embd.weight": "word_embeddings.weight",
+    "attn_qkv": "attention.query_key_value",
+    **{f"attn_{of}": f"attention.{of}_proj" for of in "qkv"},
+    "attn_output": "attention.dense",
+    "attn_q_norm": "attention.query_layernorm",
+    "attn_k_norm": "attention.key_layernorm",
+    "exp_probs_b.bias": "mlp.gate.expert_bias",
+    "layer_output_norm": "final_layernorm",  # of layers that guess further tokens
 }
 DEEPSEEK4_NAMES = {
     "token_embd.weight": "embed.weight",

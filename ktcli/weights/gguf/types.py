@@ -214,10 +214,19 @@ def less_one(stored: Matrix) -> Matrix:
 
 def log_of_rate(stored: Matrix) -> Matrix:
     """Returns the logarithms of decay rates, of which a file has the negative rates."""
+    return _log(-stored, "a decay rate is not below zero")
+
+
+def log_of_positive(stored: Matrix) -> Matrix:
+    """Returns the logarithms of decay rates, of which a file has the rates as they are."""
+    return _log(stored, "a decay rate is not above zero")
+
+
+def _log(rates: Matrix, wrong: str) -> Matrix:
     with np.errstate(all="ignore"):
-        logs: Matrix = np.log(-stored)
+        logs: Matrix = np.log(rates)
     if not np.isfinite(logs).all():
-        raise BadNumber("a decay rate is not below zero")
+        raise BadNumber(wrong)
     return logs
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ktcli.models.config import MAX_HEADS, Fields
-from ktcli.weights.gguf.types import Order, TensorView, less_one, log_of_rate
+from ktcli.weights.gguf.types import Order, TensorView, less_one, log_of_positive, log_of_rate
 
 _ADDED_ONE = TensorView(value=less_one)
 NORMS_LESS_ONE = {
@@ -44,7 +44,11 @@ def _delta_heads(f: Fields) -> tuple[int, int, int, int]:
     return key_heads, heads // key_heads, dim, width
 
 
-RATES_AS_LOGS = {"self_attn.A_log": TensorView(value=log_of_rate)}
+# Ling 3's are stored as they are, the others' with a minus.
+RATES_AS_LOGS = {
+    "self_attn.A_log": TensorView(value=log_of_rate),
+    "attention.A_log": TensorView(value=log_of_positive),
+}
 DELTA_BY_HEAD = {**NORMS_LESS_ONE, "linear_attn.A_log": TensorView(value=log_of_rate)}
 
 

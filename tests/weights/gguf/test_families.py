@@ -236,6 +236,35 @@ BAD: dict[str, tuple[GgufCase, str]] = {
         "head_count_kv is not a list of 4 layers",
     ),
     "other rows of states": (changed("granitehybrid", ssm__state_size=32), "has the shape"),
+    "queries that grow by another length": (
+        changed("mistral4", attention__temperature_length=16),
+        "mistral4.attention.temperature_length is 16, and kt knows only that of .*, 8",
+    ),
+    "Mistral's queries beside sigmoid": (
+        changed("deepseek2-mistral", expert_gating_func=2),
+        r"expert_gating_func is 2, kt computes softmax \(1\)",
+    ),
+    "positions of pictures": (
+        changed("bailingmoe3", rope__dimension_sections=[8, 4, 4, 0]),
+        "bailingmoe3.rope.dimension_sections is of Ling 3's models that see",
+    ),
+    "decays without a bound": (
+        changed("bailingmoe3", kda__gate_lower_bound=0.0),
+        "kda_lower_bound is 0.0, outside",
+    ),
+    "convolutions in no layer that is named": (
+        changed("lfm2moe", attention__head_count_kv=2),
+        "lfm2moe.attention.head_count_kv is not a list of 4 layers",
+    ),
+    "convolutions of another length": (changed("lfm2moe", shortconv__l_cache=4), "has the shape"),
+    "no epsilon of norms": (
+        changed(
+            "cohere2moe",
+            attention__layer_norm_rms_epsilon=None,
+            attention__layer_norm_epsilon=None,
+        ),
+        "cohere2moe.attention.layer_norm_epsilon is missing",
+    ),
     "other widths of heads": (changed("qwen35", ssm__state_size=32), "has the shape"),
 }
 
