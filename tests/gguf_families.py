@@ -688,7 +688,7 @@ def _ling2(i: int) -> Shapes:
     return own | (further if i == LAYERS else {})
 
 
-def _lfm2(i: int) -> Shapes:
+def _lfm2(i: int, mlp: Shapes) -> Shapes:
     conv: Shapes = {
         "attn_norm": (HIDDEN,),
         "shortconv.conv": (HIDDEN, 3),
@@ -696,7 +696,6 @@ def _lfm2(i: int) -> Shapes:
         "shortconv.out_proj": (HIDDEN, HIDDEN),
     }
     full = attention(**QK_NORMS)
-    mlp = sparse(correction=True) if i else dense()
     return {**(full if _CONVS[i] else conv), "ffn_norm": (HIDDEN,), **mlp}
 
 
@@ -765,8 +764,15 @@ FAMILIES += (
     family(
         "lfm2moe",
         6,
-        _lfm2,
+        lambda i: _lfm2(i, sparse(correction=True) if i else dense()),
         **_UNSHARED | {"expert_weights_scale": 1.0},
+        attention__head_count_kv=_CONVS,
+        shortconv__l_cache=3,
+    ),
+    family(
+        "lfm2",
+        6,
+        lambda i: _lfm2(i, dense()),
         attention__head_count_kv=_CONVS,
         shortconv__l_cache=3,
     ),

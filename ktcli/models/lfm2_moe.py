@@ -15,6 +15,7 @@ from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import GqaNames, QkNorms
 from ktcli.layers.names import NUMBERED_EXPERTS, CorrectionNames, MlpNames, RouterNames, SparseNames
 from ktcli.layers.short_conv import ShortConv
+from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, Fields
 from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
@@ -49,23 +50,25 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     f.only({"conv_bias": False, "use_expert_bias": True})
     attention = replace(read_gqa(f, norms=_QK_NORMS), projections=GqaNames("out_proj"))
     conv = ShortConv(attention.hidden, f.whole("conv_L_cache", low=2, high=16), source="conv")
-    routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False), scaled=True)
-    sparse = read_sparse(f, replace(routing, score=Score.SIGMOID), correction=True, names=_NAMES)
     dense, first = replace(read_dense(f), names=_MLP), _dense_layers(f)
+    # A model without experts, as GGUF files have it, is one with dense layers only.
+    others = _sparse(f) if first < f.whole("num_hidden_layers", high=MAX_LAYERS) else dense
     kinds = read_types(f, "layer_types", _CONV, _FULL)
     if kinds is None:
         raise BadCheckpoint(f"{f.where}: layer_types is missing or null")
 
     def parts(i: int) -> tuple[Attention, Mlp]:
-        return conv if kinds[i] == _CONV else attention, dense if i < first else sparse
+        return conv if kinds[i] == _CONV else attention, dense if i < first else others
 
     return assemble(f, "lfm2_moe", parts, _PREFIXES)
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    first = min(_dense_layers(Fields(config)), layers - 1)
-    return {**cut_layers(config, layers), _DENSE: first}
+    """Returns the config with only its first `layers` layers, at least one of them with experts if there are any."""
+    f = Fields(config)
+    first, n_layers = _dense_layers(f), f.whole("num_hidden_layers", high=MAX_LAYERS)
+    kept = min(first, layers - 1) if first < n_layers else first
+    return {**cut_layers(config, layers), _DENSE: kept}
 
 
 def _own(config: Mapping[str, Any]) -> Fields:
@@ -74,6 +77,12 @@ def _own(config: Mapping[str, Any]) -> Fields:
     tied = f.flag("tie_embedding", f.flag("tie_word_embeddings", True))
     eps = f.number("norm_eps", high=1.0)
     return Fields({**f.values, "rms_norm_eps": eps, "tie_word_embeddings": tied}, f.where)
+
+
+def _sparse(f: Fields) -> SparseMlp:
+    """Reads the experts."""
+    routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False), scaled=True)
+    return read_sparse(f, replace(routing, score=Score.SIGMOID), correction=True, names=_NAMES)
 
 
 def _dense_layers(f: Fields) -> int:

@@ -58,3 +58,22 @@ def test_a_default_number_of_dense_layers_is_cut_too():
     silent = config("deepseek-v3")
     del silent["first_k_dense_replace"]
     assert build(cut(silent, 2)).spec.moe_layers == 1
+
+
+def test_a_model_of_dense_layers_alone_is_cut_to_dense_ones():
+    """As GGUF files of LFM2 are."""
+    dense = {
+        "model_type": "lfm2_moe",
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 64,
+        "max_position_embeddings": 64,
+        "num_hidden_layers": 4,
+        "num_dense_layers": 4,
+        "layer_types": ["conv", "full_attention"] * 2,
+    }
+    assert build(dense).spec.moe_layers == 0
+    spec = build(cut(dense, 3)).spec
+    assert (spec.layers, spec.moe_layers) == (3, 0)

@@ -131,6 +131,15 @@ def lfm2(m: Metadata) -> dict[str, Any]:
     }
 
 
+def lfm2_dense(m: Metadata) -> dict[str, Any]:
+    """The facts of LFM2 without experts."""
+    if m.has("attention.sliding_window"):
+        raise BadCheckpoint(
+            f"{m.fields.where}: {m.architecture}.attention.sliding_window is there, and kt knows LFM2 without"
+        )
+    return lfm2(m) | {"num_dense_layers": m.layers}
+
+
 def bailing(m: Metadata) -> dict[str, Any]:
     """The facts of Ling 1.5, all columns of whose heads are rotated."""
     return {"head_dim": m.whole("rope.dimension_count")}

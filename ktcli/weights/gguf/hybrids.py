@@ -98,6 +98,10 @@ _NEMOTRON_EXPERTS: Rows = {
     "moe_shared_expert_intermediate_size": ("expert_shared_feed_forward_length", int),
     "moe_latent_size": ("moe_latent_size", int),
 }
+_LFM2: Rows = {
+    "norm_eps": ("attention.layer_norm_rms_epsilon", float),
+    "conv_L_cache": ("shortconv.l_cache", int),
+}
 _LFM2_NAMES = {
     "token_embd_norm.weight": "embedding_norm.weight",
     "attn_norm": "operator_norm",
@@ -249,14 +253,16 @@ HYBRIDS: dict[str, Architecture] = {
         },
         views=lambda config: views.RATES_AS_LOGS,
     ),
+    "lfm2": Architecture(
+        "lfm2_moe",
+        _LFM2,
+        changes=facts.lfm2_dense,
+        by_layer=("num_key_value_heads",),
+        names=_LFM2_NAMES,
+    ),
     "lfm2moe": Architecture(
         "lfm2_moe",
-        {
-            **QWEN3_MOE,
-            "num_dense_layers": ("leading_dense_block_count", int),
-            "norm_eps": ("attention.layer_norm_rms_epsilon", float),
-            "conv_L_cache": ("shortconv.l_cache", int),
-        },
+        {**QWEN3_MOE, **_LFM2, "num_dense_layers": ("leading_dense_block_count", int)},
         {"norm_topk_prob": True},
         changes=facts.lfm2,
         by_layer=("num_key_value_heads",),

@@ -256,6 +256,10 @@ BAD: dict[str, tuple[GgufCase, str]] = {
         changed("lfm2moe", attention__head_count_kv=2),
         "lfm2moe.attention.head_count_kv is not a list of 4 layers",
     ),
+    "convolutions beside windows": (
+        changed("lfm2", attention__sliding_window=8),
+        "lfm2.attention.sliding_window is there",
+    ),
     "convolutions of another length": (changed("lfm2moe", shortconv__l_cache=4), "has the shape"),
     "no epsilon of norms": (
         changed(
