@@ -724,6 +724,13 @@ def _ling3(i: int) -> Shapes:
     return {**own, "attn_gate": (HEADS, HIDDEN)}
 
 
+def _granite_swa(i: int) -> Shapes:
+    """Sinks, and a shared expert whose gate and up are one tensor."""
+    own = {**attention(), "attn_sinks": (HEADS,), "ffn_norm": (HIDDEN,), **sparse(shared=128)}
+    del own["ffn_gate_shexp"]
+    return {**own, "ffn_up_shexp": (2 * 128, HIDDEN)}
+
+
 _QKV_BIASES: Shapes = {
     f"attn_{of}.bias": (heads * HEAD_DIM,)
     for of, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
@@ -817,6 +824,18 @@ FAMILIES += (
         "granite",
         3,
         lambda i: {**attention(), "ffn_norm": (HIDDEN,), **dense()},
+        embedding_scale=3.0,
+        attention__scale=0.05,
+        residual_scale=0.5,
+        logit_scale=2.0,
+    ),
+    family(
+        "granite_swa",
+        2,
+        _granite_swa,
+        **_SHARED,
+        **_WINDOWS,
+        attention__rope_pattern=[False, True, True, True],
         embedding_scale=3.0,
         attention__scale=0.05,
         residual_scale=0.5,

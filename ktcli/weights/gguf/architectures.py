@@ -99,6 +99,22 @@ ARCHITECTURES: dict[str, Architecture] = {
         gating=SOFTMAX,
         names=GRANITE_NAMES,
     ),
+    "granite_swa": Architecture(
+        "granitemoe_swa",
+        {
+            **GRANITE,
+            "num_local_experts": ("expert_count", int),
+            "sliding_window": ("attention.sliding_window", int),
+        },
+        {"rope_interleave": True},
+        changes=facts.granite_windows,
+        gating=SOFTMAX,
+        names={
+            **GRANITE_NAMES,
+            "ffn_gate_inp": "block_sparse_moe.router",
+            "ffn_up_shexp": "shared_mlp.input_linear",  # gate above up
+        },
+    ),
     "granite": Architecture(
         "granitemoehybrid",
         {**GRANITE, "shared_intermediate_size": ("feed_forward_length", int)},

@@ -367,6 +367,13 @@ def granite_dense(m: Metadata) -> dict[str, Any]:
     }
 
 
+def granite_windows(m: Metadata) -> dict[str, Any]:
+    """The facts of Granite-MoE with windows, some of whose layers may have no positions."""
+    pattern, theta = "attention.rope_pattern", m.number("rope.freq_base", 10_000.0)
+    turned = m.switches(pattern) if m.has(pattern) else [1] * m.layers
+    return windows(m) | {"layer_rope_theta": [theta * each for each in turned]}
+
+
 def _positions(m: Metadata) -> str:
     """Whether Granite's attention has positions, as its config says it."""
     return "rope" if m.flag("rope.scaling.finetuned", True) else "nope"

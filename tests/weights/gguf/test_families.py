@@ -256,6 +256,10 @@ BAD: dict[str, tuple[GgufCase, str]] = {
         changed("lfm2moe", attention__head_count_kv=2),
         "lfm2moe.attention.head_count_kv is not a list of 4 layers",
     ),
+    "rotations of other layers than there are": (
+        changed("granite_swa", attention__rope_pattern=[True, True]),
+        "granite_swa.attention.rope_pattern has 2 values",
+    ),
     "convolutions beside windows": (
         changed("lfm2", attention__sliding_window=8),
         "lfm2.attention.sliding_window is there",
