@@ -90,5 +90,5 @@ def fit_beside(ready: Ready, how: Opening, held: HeldMemory) -> MemoryFit:
         context=alone.context,
         device=device,
         vram_bytes=vram,
-        advice=alone.advice,
+        advice=tuple(lever.text for lever in alone.advice),
     )

@@ -12,7 +12,7 @@ from ktcli.assembly.plan import plan_subject
 from ktcli.assembly.preview import WEIGHTS, preview_of
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.subject import Subject, recipe_of
-from ktcli.errors import gib, predicted
+from ktcli.errors import gib
 from ktcli.hardware.gpu import AUTO
 from ktcli.planner.plan import Plan
 from ktcli.store import catalog
@@ -86,9 +86,10 @@ class Offer:
             )
         memory = f"{gib(self.plan.need_bytes)} of {gib(self.plan.host.available_bytes)} memory"
         if self.plan.fits:
-            yield f"It needs {memory}, and gives about {predicted(self.plan.speed.decode)} tokens/s here."
+            yield f"It needs {memory}, and gives about {self.plan.speed_words} here."
         else:
-            yield f"It needs {memory}: it does not run on this machine as it is (kt plan says what would)."
+            yield f"It needs {memory}: it does not run on this machine as it is."
+        yield from (f"  {lever.text}" for lever in self.plan.advice)
 
     def streamed(self, reference: Reference) -> Reference:
         """Returns the reference of the conversion that a stream makes: with the formats that the checkpoint speaks for,

@@ -16,7 +16,7 @@ from ktcli.hardware.numa import AUTO as AUTO_NUMA
 from ktcli.hardware.profile import read_machine
 from ktcli.models import Model, build
 from ktcli.planner.host import Host, host_of
-from ktcli.planner.placement import place
+from ktcli.planner.placement import advised, place
 from ktcli.planner.plan import Plan, Request
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.scheme import loss_of
@@ -55,13 +55,15 @@ def plan_subject(
     *,
     described: Path | None = None,
     by_memory: bool = False,
+    tok_s: float | None = None,
     listener: Listener = SILENT,
 ) -> Plan:
-    """Returns the plan of a model that is only looked at.
+    """Returns the plan of a model that is only looked at, with advice.
 
     Args:
         described: a file that describes another machine; None: this one.
         by_memory: take the most precise number format of the experts that fits.
+        tok_s: the tokens per second that are wanted; None: nobody said.
     Raises:
         UsageError, NotFound: what is asked for is not of this model or machine.
         NotEnoughMemory: a GPU was asked for that cannot hold what must lie on it.
@@ -78,4 +80,7 @@ def plan_subject(
         listener.note(f"{subject.name}: {said}")
     if described is None and subject.pack is not None:
         request = informed(request, subject.pack, model.spec, host.gpus, listener.warn)
-    return place(model, host, request)
+    made = place(model, host, request)
+    kept = kept_by(subject.said, model) if made.fits else None
+    exact = kept is not None and kept == request.recipe.experts
+    return advised(model, host, request, made, exact=exact, tok_s=tok_s)

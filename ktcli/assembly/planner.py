@@ -12,7 +12,7 @@ from pathlib import Path
 from ktcli.assembly.host import host_here, machine_here, usable, where_now
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.request import Wanted
-from ktcli.errors import gib, predicted
+from ktcli.errors import gib
 from ktcli.hardware.gpu import AUTO, CPU
 from ktcli.hardware.machine import Gpu, Machine
 from ktcli.hardware.numa import OFF
@@ -125,5 +125,5 @@ def verdict(name: str, plan: Plan, *, free_bytes: int = 0) -> str:
         there = f" and {gib(plan.device.need.total)} of the {whose}"
     return (
         f"{name} needs {gib(plan.need_bytes)} of {gib(plan.host.available_bytes + free_bytes)} memory{there}; "
-        f"about {predicted(plan.speed.decode)} tokens/s here (kt plan {name} says why)"
+        f"about {plan.speed_words} here (kt plan {name} says why)"
     )

@@ -43,12 +43,14 @@ class Surveyed:
     Attributes:
         plan: where it would go; None: what was asked is not possible with it, and `reason` says why.
         here: what of it is on disk: "pack", "checkpoint" or "".
+        instead: the format of the experts, or of a dense model, with which it fits where its own does not.
     """
 
     profile: ModelProfile
     plan: Plan | None
     reason: str = ""
     here: str = ""
+    instead: str = ""
 
     @property
     def fits(self) -> bool:
@@ -58,7 +60,11 @@ class Surveyed:
     @property
     def is_quick(self) -> bool:
         """Whether it answers faster than people read."""
-        return self.plan is not None and self.fits and self.plan.speed.decode >= READING_TOK_S
+        return self.decodes(READING_TOK_S)
+
+    def decodes(self, tok_s: float) -> bool:
+        """Tells whether it fits and decodes as many tokens per second."""
+        return self.plan is not None and self.fits and self.plan.speed.decode >= tok_s
 
     @property
     def missing_bytes(self) -> int:
@@ -103,8 +109,11 @@ def survey(
     first: UsageError | None = None
     possible = False
     for profile in map(catalog.get, catalog.names()) if profiles is None else profiles:
+        instead = ""
         try:
             plan, reason = _plan(profile, host, wanted, formats), ""
+            if not plan.fits and formats == Formats():
+                plan, instead = _with_another_format(plan)
         except NotEnoughMemory as error:  # of a GPU that was asked for
             plan, reason = None, str(error)
         except BadCheckpoint as error:  # of a profile that a user wrote
@@ -113,9 +122,19 @@ def survey(
             plan, reason, first = None, str(profile.fault(error)), first or error
         else:
             possible = True
-        yield Surveyed(profile, plan, reason, here.get(profile.name, ""))
+        yield Surveyed(profile, plan, reason, here.get(profile.name, ""), instead)
     if first is not None and not possible:
         raise first
+
+
+def _with_another_format(made: Plan) -> tuple[Plan, str]:
+    """The plan with the format that makes a model fit, and its name; the same plan if no format alone does."""
+    for lever in made.advice:
+        if lever.plan is not None and lever.options.split()[0] in ("--experts", "--dense"):
+            _, name, *others = lever.options.split()
+            if not others:
+                return lever.plan, name
+    return made, ""
 
 
 def ranked(found: Iterable[Surveyed]) -> tuple[Surveyed, ...]:
@@ -123,12 +142,15 @@ def ranked(found: Iterable[Surveyed]) -> tuple[Surveyed, ...]:
     return tuple(sorted(found, key=lambda each: each.rank))
 
 
-def best_here(host: Host, most: int, below: int | None = None) -> tuple[Surveyed, ...]:
+def best_here(
+    host: Host, most: int, below: int | None = None, tok_s: float = READING_TOK_S
+) -> tuple[Surveyed, ...]:
     """Returns the best models that run on `host`, one of each size, planned only until enough are found.
 
     Args:
         most: how many.
         below: only models with fewer parameters than this; None: all.
+        tok_s: models that decode as many tokens per second come first, and are enough.
     """
     here, found, sizes = on_disk(), list[Surveyed](), set[int]()
     roomy = host.available_bytes + sum(gpu.free_bytes for gpu in host.gpus)
@@ -147,9 +169,11 @@ def best_here(host: Host, most: int, below: int | None = None) -> tuple[Surveyed
         except (BadCheckpoint, UsageError):  # of a profile that a user wrote
             continue
         found.append(Surveyed(profile, plan, here=here.get(profile.name, "")))
-        if sum(each.is_quick for each in found) == most:
+        if sum(each.decodes(tok_s) for each in found) == most:
             break
-    return tuple(each for each in ranked(found) if each.fits)[:most]
+    best = [each for each in ranked(found) if each.fits]
+    best.sort(key=lambda each: not each.decodes(tok_s))
+    return tuple(best[:most])
 
 
 def on_disk() -> dict[str, str]:

@@ -13,7 +13,7 @@ from ktcli.assembly.disk import DiskNeed, disk_need
 from ktcli.assembly.plan import host_described, plan_subject
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import Subject, find_subject
-from ktcli.assembly.survey import Formats, Surveyed, best_here, ranked, survey
+from ktcli.assembly.survey import READING_TOK_S, Formats, Surveyed, best_here, ranked, survey
 from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
 from ktcli.commands.cli.faults import note_what_is_beside, warn_of_faults
 from ktcli.commands.cli.options import (
@@ -51,6 +51,16 @@ def plan(
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     options: EngineOptions = NO_OPTIONS,
+    want: Annotated[
+        float | None,
+        typer.Option(
+            "--want",
+            metavar="TOK_S",
+            min=0.1,
+            max=100_000,
+            help="Tokens per second that are wanted: say what would reach them.",
+        ),
+    ] = None,
     machine: MachineOpt = None,
     json: JsonOpt = False,
 ) -> None:
@@ -79,8 +89,11 @@ def plan(
         return
     subject = find_subject(model, None if auto else experts, dense, ask_hub=True, tell=out.note)
     note_what_is_beside(library.find(model))
-    made = plan_subject(subject, wanted, described=machine, by_memory=auto, listener=out)
-    others = () if made.fits else _smaller(subject, wanted, machine)
+    made = plan_subject(
+        subject, wanted, described=machine, by_memory=auto, tok_s=want, listener=out
+    )
+    slow = want is not None and made.speed.decode < want
+    others = _smaller(subject, wanted, machine, want) if slow or not made.fits else ()
     disk = disk_need(subject, made.recipe) if machine is None else None
     profile = catalog.find(subject.name)
     origin = profile.origin if profile else None
@@ -93,7 +106,7 @@ def plan(
     }
     if disk is not None:
         found["disk"] = asdict(disk)
-    following = _next(subject, made, others, disk)
+    following = _next(subject, made, others, disk, want if slow else None)
     out.result(found, lambda: render(subject.name, made, disk, following))
     if not made.fits:
         raise typer.Exit(ExitCode.NO_ROOM)
@@ -113,11 +126,15 @@ def _plan_all(wanted: Wanted, formats: Formats, machine: Path | None) -> None:
     out.result(survey_document(host, best), lambda: render_survey(host, best, safe(where), disk))
 
 
-def _smaller(subject: Subject, wanted: Wanted, machine: Path | None) -> tuple[Surveyed, ...]:
-    """The best models on the same machine that are smaller than one that does not fit."""
+def _smaller(
+    subject: Subject, wanted: Wanted, machine: Path | None, want: float | None
+) -> tuple[Surveyed, ...]:
+    """The best models on the same machine that are smaller than one that does not fit, or is slower than wanted."""
     profile = catalog.find(subject.name)
     host = host_described(wanted, machine)
-    return best_here(host, _ALTERNATIVES, profile.parameters if profile else None)
+    below = profile.parameters if profile else None
+    found = best_here(host, _ALTERNATIVES, below, want or READING_TOK_S)
+    return tuple(each for each in found if want is None or each.decodes(want))
 
 
 def _short_of_disk(disk: DiskNeed, name: str) -> str:
@@ -132,11 +149,25 @@ def _short_of_disk(disk: DiskNeed, name: str) -> str:
 
 
 def _next(
-    subject: Subject, made: Plan, others: tuple[Surveyed, ...], disk: DiskNeed | None
+    subject: Subject,
+    made: Plan,
+    others: tuple[Surveyed, ...],
+    disk: DiskNeed | None,
+    want: float | None,
 ) -> list[str]:
-    """The lines below the verdict at the end of a plan: what else runs on that machine, or what to do here."""
+    """The lines below the verdict at the end of a plan: what else runs on that machine, or what to do here.
+
+    Args:
+        want: the tokens per second that it does not reach; None: it is fast enough.
+    """
+    names = ", ".join(each.profile.name for each in others)
+    if want is not None and made.fits:
+        plans = [lever.plan for lever in made.advice if lever.plan is not None]
+        reached = any(plan.speed.decode >= want for plan in plans)
+        lines = [] if reached else [f"  nothing that kt tried reaches {want:g} tokens/s here"]
+        lines += [f"  smaller models that reach {want:g} tokens/s: {names}"] if names else []
+        return [out.fold(line, "    ") for line in lines]
     if not made.fits:
-        names = ", ".join(each.profile.name for each in others)
         return [out.fold(f"  smaller models that run: {names}", "    ")] if names else []
     if disk is None:
         return []

@@ -3,6 +3,7 @@
     kt doctor --record server.json      on the server
     kt plan kimi-k2 --machine server.json      anywhere
     kt plan kimi-k2 --machine xeon-2x32-512gb  one of profiles/machines
+    kt plan kimi-k2 --machine 'cpu=2x8452Y ram=512G gpu=4090'  described
 
 Core numbers are written in the kernel's notation ("0-31"). Keys that are not fields are refused, so that
 a typing error is not taken for a machine without that part.
@@ -23,6 +24,7 @@ from typing import Any
 
 from ktcli import smallfiles
 from ktcli.errors import NotFound, UsageError
+from ktcli.hardware.described import described, is_described
 from ktcli.hardware.machine import Gpu, Machine
 from ktcli.hardware.text import cpu_list, cpu_text
 from ktcli.resources import data_path
@@ -94,12 +96,14 @@ def _check_cores(found: Any) -> None:
 
 
 def read_machine(path: Path) -> Machine:
-    """Returns the machine that a file describes, or a machine of `profiles/machines` by its name.
+    """Returns the machine that a file or words describe, or a machine of `profiles/machines` by its name.
 
     Raises:
         NotFound: there is no such file; the hint names the machines that ship with kt.
         UsageError: it does not describe a machine.
     """
+    if is_described(str(path)):
+        return described(str(path))
     known = shipped()
     try:
         if str(path) in known and not path.exists():

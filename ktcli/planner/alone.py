@@ -101,6 +101,10 @@ class Alone:
         """The predicted speed within a context."""
         return Speed.of(context, PREFILL_CHUNK, partial(self.step_s, 1), self.step_s)
 
+    def decode_tok_s(self, context: int) -> float:
+        """The predicted tokens per second early in a chat."""
+        return 1 / self.step_s(1, early_position(context))
+
     def lines(self, context: int) -> Iterator[Line]:
         """Yields a plan's line for every part with its bytes and its predicted time, the largest first; then lines
         for what is not weights."""

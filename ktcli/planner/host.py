@@ -68,6 +68,11 @@ class Host:
         """The bytes of memory that a plan may use."""
         return self.available_bytes - self.margin_bytes
 
+    def on_one_team(self) -> Host:
+        """Returns the same machine with one team of threads, whose memory is bound to no node."""
+        beside = None if self.beside is None else self.beside.on_one_team()
+        return replace(self, teams=(), nodes=(), beside=beside)
+
 
 def host_of(
     machine: Machine,

@@ -99,7 +99,8 @@ def _planned(case: _Case, choice: ResidentChoice, budgets: Sequence[Budget]) -> 
     prefill = Prefill(hybrid, chunk, stream_experts)
     threshold = _threshold(case, prefill, choice)
     depths = _depths(case, hybrid)
-    early = simulated(hybrid, depths[0][1], early_position(context))
+    position, depth = early_position(context), depths[0][1]
+    early = simulated(hybrid, depth, position)
     speed = Speed.of(
         context,
         chunk,
@@ -122,6 +123,7 @@ def _planned(case: _Case, choice: ResidentChoice, budgets: Sequence[Budget]) -> 
         cpu_busy=early.busy_s(CPU) / early.step_s,
         gpu_busy=early.busy_s(GPU) / early.step_s,
         reasons=(),
+        undeferred=1 / simulated(hybrid, 0, position).step_s if depth else None,
     )
     return _assembled(case, device, prefill, choice, speed)
 

@@ -21,10 +21,10 @@ from ktcli.hardware.text import cpu_text
 from ktcli.models.model import Model, Spec
 from ktcli.ops.kvformat import FP8
 from ktcli.planner import deferral
-from ktcli.planner.advice import advice_alone, advice_with
 from ktcli.planner.alone import Alone
 from ktcli.planner.host import Host
 from ktcli.planner.hybrid import plan_with
+from ktcli.planner.levers import Levers
 from ktcli.planner.nodes import traffic_bytes
 from ktcli.planner.plan import Cost, Plan, Request
 from ktcli.planner.prefill import NEVER
@@ -46,7 +46,43 @@ def place(model: Model, host: Host, request: Request) -> Plan:
     """
     _check(model.spec, request)
     made = _placed(model, host, request)
+    if not made.fits:
+        made = replace(made, advice=_levers(model, host, request, made).fitting())
     return replace(made, costs=tuple(_costs(model, host, request, made)))
+
+
+def advised(
+    model: Model,
+    host: Host,
+    request: Request,
+    made: Plan,
+    *,
+    exact: bool = False,
+    tok_s: float | None = None,
+) -> Plan:
+    """Returns a plan that `place` has made, with what would be better where it fits.
+
+    Args:
+        exact: whether its formats hold the checkpoint's experts as they are.
+        tok_s: the tokens per second that are wanted; None: what is there is enough.
+    """
+    if not made.fits:
+        return made
+    levers = _levers(model, host, request, made, exact=exact)
+    slow = tok_s is not None and made.speed.decode < tok_s
+    return replace(made, advice=levers.reaching(tok_s or 0.0) if slow else levers.improving())
+
+
+def _levers(
+    model: Model, host: Host, request: Request, made: Plan, *, exact: bool = False
+) -> Levers:
+    def attempt(host: Host, request: Request) -> Plan | None:
+        try:
+            return _placed(model, host, request)
+        except (NotEnoughMemory, UsageError):
+            return None
+
+    return Levers(model, host, request, made, attempt, exact)
 
 
 def _check(spec: Spec, request: Request) -> None:
@@ -82,12 +118,10 @@ def _placed(model: Model, host: Host, request: Request) -> Plan:
     if request.device == AUTO:
         alone = Alone.of(model, host, request)
         context = alone.context(request.context)
-        slower = made.speed.decode < alone.speed(context).decode
+        slower = made.speed.decode < alone.decode_tok_s(context)
         if (slower or not made.fits) and alone.fits(context):
             why = "as the CPU alone is faster" if slower else "as main memory is too small with it"
             return _on_cpu(model, host, request, _unused(host.gpus, why))
-    if not made.fits:
-        made = replace(made, advice=tuple(advice_with(model, host, gpus, request, made)))
     return replace(made, notes=(*_left_over(host.gpus, gpus, made), *made.notes))
 
 
@@ -161,7 +195,7 @@ def _on_cpu(model: Model, host: Host, request: Request, notes: Sequence[str]) ->
         lines=tuple(alone.lines(context)),
         need_bytes=alone.total_bytes(context),
         speed=alone.speed(context),
-        advice=() if alone.fits(context) else tuple(advice_alone(alone, context)),
+        advice=(),
         nodes=alone.node_needs(context),
         traffic_bytes=traffic_bytes(model, recipe, max(1, len(host.teams))),
         notes=(*notes, *host.notes),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ktcli.errors import NotEnoughMemory
+from ktcli.errors import NotEnoughMemory, predicted
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.machine import Gpu
 from ktcli.planner.deferral import Times
@@ -191,6 +191,7 @@ class DevicePlan:
         rates: the rates of the slowest GPU.
         cpu_busy, gpu_busy: the share of a predicted decode step that the CPU and any GPU is at work.
         reasons: the reasons of the decisions, a sentence each.
+        undeferred: the predicted tokens per second early in a chat without deferral; None: nothing is deferred.
     """
 
     segments: tuple[SegmentPlan, ...]
@@ -208,6 +209,7 @@ class DevicePlan:
     cpu_busy: float
     gpu_busy: float
     reasons: tuple[str, ...]
+    undeferred: float | None = None
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -271,12 +273,28 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
+class Lever:
+    """Something that could be asked for instead of a plan, and what it would give.
+
+    Attributes:
+        options: as typed: "--experts int4-row-had"; "": nothing that can be typed.
+        text: the clause for people, with the figures of its plan.
+        plan: the plan that it gives; None: there is none.
+    """
+
+    options: str
+    text: str
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The plan that `place` makes: whether a model fits a machine, where each part goes, and how fast it is.
 
     Attributes:
         need_bytes: the bytes of memory that the plan takes.
-        advice: what would make a refused plan fit, the smallest sacrifice first; empty if it fits.
+        advice: what would make a refused plan fit, the smallest sacrifice first; of one that fits what would be better,
+            where that was asked (`placement.advised`).
         nodes: the bytes that each node must hold; (): no memory is bound to a node.
         traffic_bytes: the bytes of activations that pass between the teams per decoded token
             (`nodes.traffic_bytes`); 0 with one team.
@@ -293,7 +311,7 @@ class Plan:
     lines: tuple[Line, ...]
     need_bytes: int
     speed: Speed
-    advice: tuple[str, ...]
+    advice: tuple[Lever, ...]
     nodes: tuple[NodeNeed, ...] = ()
     traffic_bytes: int = 0
     device: DevicePlan | None = None
@@ -312,13 +330,29 @@ class Plan:
         """Whether the available memory holds the plan's bytes, in all and on each node."""
         return self.need_bytes <= self.host.available_bytes and all(n.fits for n in self.nodes)
 
+    @property
+    def measured(self) -> bool:
+        """Whether its speeds follow from measured rates alone; else some are assumed."""
+        return self.host.rates.measured and (self.device is None or self.device.rates.measured)
+
+    def rate(self, tok_s: float) -> str:
+        """Returns a predicted speed for people: "41", or "~41" where it follows from assumed rates."""
+        return f"{'' if self.measured else '~'}{predicted(tok_s)}"
+
+    @property
+    def speed_words(self) -> str:
+        """The predicted speed of decode, for people: "~41 tokens/s (~28 with --defer 0)"."""
+        plain = self.device.undeferred if self.device is not None else None
+        without = f" ({self.rate(plain)} with --defer 0)" if plain is not None else ""
+        return f"{self.rate(self.speed.decode)} tokens/s{without}"
+
     def require(self, what: str) -> None:
         """Raises NotEnoughMemory if the plan does not fit.
 
         Raises:
             NotEnoughMemory: it does not fit; the hint says what would make it fit.
         """
-        hint = "; ".join(self.advice)
+        hint = "; ".join(lever.text for lever in self.advice)
         if self.need_bytes > self.host.available_bytes:
             raise NotEnoughMemory(what, self.need_bytes, self.host.available_bytes, hint=hint)
         for each in self.nodes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
 from typing import Protocol
 
 from ktcli.models.model import Model, Spec
@@ -175,9 +176,10 @@ def cache_work(
     """Returns the bytes read of the cache, and the operations, of tokens start … start + n_tokens - 1 in these
     layers: scores and weighted sums; token i of them sees start + i + 1 positions at most."""
     read = ops = 0
-    for state in states:
-        read += state.bytes_read(start, n_tokens, cache)
-        ops += state.ops(start, n_tokens)
+    for state, alike in groupby(states):  # neighbours are mostly equal
+        layers = len(tuple(alike))
+        read += layers * state.bytes_read(start, n_tokens, cache)
+        ops += layers * state.ops(start, n_tokens)
     return read, ops
 
 

@@ -67,6 +67,49 @@ TABLE = (
     FormatRow(Format("f32", bits=32)),
 )  # fmt: skip
 
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The nats per token that a format of the experts, or of everything dense, was measured to lose to bf16.
+
+    Attributes:
+        format: its name, with the suffixes that experts' formats have.
+    """
+
+    format: str
+    nats: float
+
+
+# docs/quality.md: experts of kt-mini's outlier variant, whose weights are as uneven as large models'.
+# Without bf16, which holds nothing that int8 loses.
+_EXPERTS_LOSE = (
+    Loss("int8", 0.004),
+    Loss("nl4-g32-mixed", 0.033),
+    Loss("int4-row-had", 0.043),
+    Loss("nl4-g32", 0.046),
+    Loss("nl4-mixed", 0.051),
+    Loss("nl4", 0.074),
+    Loss("mxfp4", 0.101),
+    Loss("int4-g32", 0.140),
+    Loss("int4-mixed", 0.166),
+    Loss("int4", 0.246),
+    Loss("int4-g128", 0.435),
+)
+# The same page: SmolLM2-135M, dense, whose every weight but the embedding is in that format.
+_DENSE_LOSES = (
+    Loss("bf16", 0.0),
+    Loss("int8", 0.0245),
+    Loss("int4-g32", 0.3248),
+    Loss("nl4-g32", 0.3367),
+    Loss("int4", 0.6072),
+)
+
+
+def losses(*, experts: bool) -> tuple[Loss, ...]:
+    """Returns what formats of the experts, or of everything dense, were measured to lose; the least first."""
+    return _EXPERTS_LOSE if experts else _DENSE_LOSES
+
+
 FORMATS: dict[str, Format] = {row.format.name: row.format for row in TABLE}
 _BETTER = {row.format.name: row.better for row in TABLE if row.better}
 

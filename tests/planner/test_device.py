@@ -28,7 +28,8 @@ from ktcli.weights.recipe import Recipe
 
 NAMES = ["qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3", "kimi-k2"]
 MACHINES = ["laptop-8gb-gpu", "desktop-24gb-gpu", "workstation-4090-512gb", "workstation-2x4090",
-            "cloud-h200-128gb", "server-8xl20-1tb"]  # fmt: skip
+            "cloud-h200-128gb", "server-8xl20-1tb", "xeon-2x36-4090-512gb",
+            "xeon-2x36-2x4090-1tb"]  # fmt: skip
 QWEN = "qwen3-30b-a3b"
 model = cache(shape)
 
@@ -79,6 +80,14 @@ DECISIONS = {
     ("server-8xl20-1tb", "deepseek-v2-lite"): (True, 64, 0, NEVER),
     ("server-8xl20-1tb", "deepseek-v3"): (True, 118, 2, NEVER),
     ("server-8xl20-1tb", "kimi-k2"): (True, 136, 3, 3584),
+    ("xeon-2x36-4090-512gb", QWEN): (True, 128, 0, NEVER),
+    ("xeon-2x36-4090-512gb", "deepseek-v2-lite"): (True, 64, 0, NEVER),
+    ("xeon-2x36-4090-512gb", "deepseek-v3"): (True, 1, 4, NEVER),
+    ("xeon-2x36-4090-512gb", "kimi-k2"): (False, 7, 4, NEVER),
+    ("xeon-2x36-2x4090-1tb", QWEN): (True, 128, 0, NEVER),
+    ("xeon-2x36-2x4090-1tb", "deepseek-v2-lite"): (True, 64, 0, NEVER),
+    ("xeon-2x36-2x4090-1tb", "deepseek-v3"): (True, 14, 4, 3584),
+    ("xeon-2x36-2x4090-1tb", "kimi-k2"): (True, 23, 4, NEVER),
 }
 
 

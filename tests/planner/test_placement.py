@@ -138,14 +138,16 @@ def test_a_plan_that_fits_advises_nothing():
 def test_refused_plan_names_a_format_that_fits():
     refused = plan("qwen3-30b-a3b", 40, "bf16", "bf16")
     assert not refused.fits
-    assert "--experts int8 --dense bf16 fits" in refused.advice
-    assert plan("qwen3-30b-a3b", 40, "int8", "bf16", context=refused.context).fits
+    lever = next(each for each in refused.advice if each.options == "--experts int8")
+    assert lever.plan is not None and lever.text.startswith("--experts int8 fits: 3")
+    same = plan("qwen3-30b-a3b", 40, "int8", "bf16")
+    assert same.fits and lever.plan.need_bytes == same.need_bytes
 
 
 def test_refused_plan_names_a_context_that_fits():
     refused = plan("qwen3-30b-a3b", 20, context=40960)
     assert not refused.fits
-    shorter = int(refused.advice[0].split()[1])
+    shorter = int(refused.advice[0].options.split()[1])
     assert plan("qwen3-30b-a3b", 20, context=shorter).fits
     assert not plan("qwen3-30b-a3b", 20, context=shorter + 64).fits
 
@@ -153,10 +155,13 @@ def test_refused_plan_names_a_context_that_fits():
 def test_refused_plan_says_how_much_memory_is_missing():
     refused = plan("kimi-k2", 100)
     missing = (refused.need_bytes - refused.host.available_bytes) / GIB
-    assert refused.advice == (f"{missing:.1f} GiB more memory would do",)
+    (only,) = refused.advice
+    assert only.plan is None
+    assert only.text.startswith(f"{missing:.1f} GiB more memory would do, ")
+    assert only.text.endswith(" GiB with the smallest format")
     with pytest.raises(NotEnoughMemory, match="kimi-k2") as caught:
         refused.require("kimi-k2")
-    assert caught.value.hint == refused.advice[0]
+    assert caught.value.hint == only.text
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -159,8 +159,9 @@ MachineOpt = Annotated[
     Path | None,
     typer.Option(
         "--machine",
-        metavar="MACHINE|FILE",
-        help="Plan for a machine that ships with kt or that this file describes, not for this one.",
+        metavar="MACHINE|FILE|WORDS",
+        help="Plan for a machine that ships with kt, or that a file or words describe, not for this one:"
+        " 'cpu=2x8452Y ram=512G gpu=4090'.",
     ),
 ]
 AllowSpecialOpt = Annotated[

@@ -9,13 +9,13 @@ from typing import Any
 from ktcli.assembly.disk import DiskNeed
 from ktcli.commands.view.bars import bars_of, draw
 from ktcli.commands.view.device_plan import cost_words, device_document, device_rows, rate_rows
-from ktcli.errors import gib, predicted
+from ktcli.errors import gib
 from ktcli.hardware.team import NodeTeam
 from ktcli.hardware.text import numbered
 from ktcli.output import out, safe, table
 from ktcli.planner.hybrid_account import ON_GPU
 from ktcli.planner.memory import PREFILL_CHUNK
-from ktcli.planner.plan import Line, Plan, early_position
+from ktcli.planner.plan import Lever, Line, Plan, early_position
 
 _NARROW = 70  # columns below which the table of parts is short
 
@@ -52,10 +52,29 @@ def document(name: str, made: Plan) -> dict[str, Any]:
             "prefill_tok_s": speed.prefill,
         },
         "lines": [asdict(line) for line in made.lines],
-        "advice": list(made.advice),
+        "advice": [lever.text for lever in made.advice],
+        "levers": [lever_document(lever) for lever in made.advice if lever.plan],
         "notes": list(made.notes),
         **({"device": device_document(made.device)} if made.device else {}),
         **({"costs": [asdict(cost) for cost in made.costs]} if made.costs else {}),
+    }
+
+
+def lever_document(lever: Lever) -> dict[str, Any]:
+    """Returns what could be asked for instead, for --json."""
+    plan = lever.plan
+    assert plan is not None
+    return {
+        "options": lever.options,
+        "need_bytes": plan.need_bytes,
+        "device_need_bytes": plan.device.need.total if plan.device else 0,
+        "context": plan.context,
+        "experts": plan.recipe.experts_name,
+        "dense": plan.recipe.dense.name,
+        "cache": plan.use.cache,
+        "defer": plan.depths[0][1],
+        "decode_tok_s": plan.speed.decode,
+        "prefill_tok_s": plan.speed.prefill,
     }
 
 
@@ -82,8 +101,8 @@ def render(
     words += ["", verdict]
     if made.advice:
         words += [
-            "What would make it fit:",
-            *(out.fold(f"  {advice}", "    ") for advice in made.advice),
+            "Instead:" if made.fits else "What would make it fit:",
+            *(out.fold(f"  {lever.text}", "    ") for lever in made.advice),
         ]
     return "\n".join([*words, *following])
 
@@ -174,10 +193,10 @@ def _facts(made: Plan) -> str:
         ("Context", f"{made.context} positions"),
         (
             "Decode",
-            f"{predicted(speed.decode)} tokens/s after {early} tokens,"
-            f" {predicted(speed.decode_full)} at the end of the context{somewhere}",
+            f"{made.speed_words} after {early} tokens,"
+            f" {made.rate(speed.decode_full)} at the end of the context{somewhere}",
         ),
-        ("Prefill", f"{predicted(speed.prefill)} tokens/s in steps of {_prefill_step(made)}"),
+        ("Prefill", f"{made.rate(speed.prefill)} tokens/s in steps of {_prefill_step(made)}"),
     ]
     if made.device:
         rows += device_rows(made.device)
@@ -191,6 +210,8 @@ def _facts(made: Plan) -> str:
     rows += [("Rates", words), *(("", why) for why in rates.basis.split("; "))]
     if made.device:
         rows += rate_rows(made.device.rates)
+    if not made.measured:
+        rows.append(("", "~ is not measured: these rates are assumed"))
     return out.table(rows)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ktcli.assembly.survey import READING_TOK_S, Surveyed
 from ktcli.commands.view.bars import can_draw
-from ktcli.errors import gib, predicted
+from ktcli.errors import gib
 from ktcli.hardware.machine import Disk
 from ktcli.output import out, safe, table
 from ktcli.planner.host import Host
@@ -55,6 +55,7 @@ def surveyed_document(each: Surveyed) -> dict[str, Any]:
         "context": plan.context if plan else None,
         "experts": plan.recipe.experts_name if plan else None,
         "dense": plan.recipe.dense.name if plan else None,
+        "instead": each.instead or None,
         "predicted": {"decode_tok_s": speed.decode, "prefill_tok_s": speed.prefill}
         if speed
         else None,
@@ -83,7 +84,8 @@ def render_survey(
     order = f"Order: faster than people read ({READING_TOK_S:g} tokens/s), the newest first; then slower."
     words.append(out.fold(order, "  "))
     if not host.rates.measured:
-        words.append(out.fold("Speeds are assumed; kt doctor --measure replaces them.", "  "))
+        assumed = "~ is not measured; kt doctor --measure replaces what is assumed."
+        words.append(out.fold(assumed, "  "))
     if fits and not machine:
         words += _next(fits, disk)
     return "\n".join(words)
@@ -154,4 +156,5 @@ def _cells(each: Surveyed, short: bool) -> tuple[str, ...]:
     if not each.fits:
         return profile.name, need, "-" if short else f"lacks {gib(each.missing_bytes)}", "", *last
     speed = plan.speed
-    return profile.name, need, predicted(speed.decode), predicted(speed.prefill), *last
+    name = f"{profile.name} as {each.instead}" if each.instead else profile.name
+    return name, need, plan.rate(speed.decode), plan.rate(speed.prefill), *last

@@ -1,0 +1,247 @@
+"""A machine from a few words, for plans of machines that nobody has yet: `cpu=2x8452Y ram=512G gpu=4090`.
+
+CPUs and GPUs are rows of makers' data sheets; what is not in a table can be said in numbers: `cpu=2x36:amx`,
+`gpu=2xRTX 4090:48G`. What follows is described, not measured: bandwidth and arithmetic are those that the planner
+assumes of such a machine.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ktcli.errors import UsageError
+from ktcli.hardware.datasheet import data_sheet
+from ktcli.hardware.machine import Cpu, Gpu, Machine, Memory, Node
+
+FORM = "cpu=2x8452Y ram=512G gpu=4090, or with numbers: cpu=2x36:amx ram=512G gpu=2x4090:48G"
+
+# Rows of kernels that a CPU runs, the best first, and the flags that they need.
+_FLAGS = ("avx2", "fma", "f16c")
+_AVX512 = (*_FLAGS, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
+_ROWS = {
+    "amx": (*_AVX512, "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"),
+    "avx512bf16": (*_AVX512, "avx512_bf16"),
+    "avx512": _AVX512,
+    "avx2": _FLAGS,
+    "portable": (),
+}
+# Makers' data sheets: physical cores of one socket (the fast ones of two kinds), and the row.
+_CPUS = {
+    "Xeon Platinum 8452Y": (36, "amx"),
+    "Xeon Platinum 8468": (48, "amx"),
+    "Xeon Platinum 8480+": (56, "amx"),
+    "Xeon Platinum 8488C": (48, "amx"),
+    "Xeon Platinum 8592+": (64, "amx"),
+    "Xeon Gold 6430": (32, "amx"),
+    "Xeon Gold 6454S": (32, "amx"),
+    "Xeon Gold 6530": (32, "amx"),
+    "Xeon w9-3495X": (56, "amx"),
+    "Xeon w7-3465X": (28, "amx"),
+    "Xeon w5-3435X": (16, "amx"),
+    "Xeon 6980P": (128, "amx"),
+    "Xeon Platinum 8380": (40, "avx512"),
+    "Xeon Gold 6330": (28, "avx512"),
+    "Xeon Platinum 8272CL": (26, "avx512"),
+    "EPYC 9965": (192, "avx512bf16"),
+    "EPYC 9755": (128, "avx512bf16"),
+    "EPYC 9654": (96, "avx512bf16"),
+    "EPYC 9554": (64, "avx512bf16"),
+    "EPYC 9474F": (48, "avx512bf16"),
+    "EPYC 9354": (32, "avx512bf16"),
+    "EPYC 9334": (32, "avx512bf16"),
+    "EPYC 7763": (64, "avx2"),
+    "EPYC 7742": (64, "avx2"),
+    "EPYC 7543": (32, "avx2"),
+    "EPYC 7532": (32, "avx2"),
+    "EPYC 7282": (16, "avx2"),
+    "Threadripper PRO 7995WX": (96, "avx512bf16"),
+    "Threadripper PRO 7985WX": (64, "avx512bf16"),
+    "Threadripper PRO 7975WX": (32, "avx512bf16"),
+    "Threadripper PRO 7965WX": (24, "avx512bf16"),
+    "Threadripper PRO 5975WX": (32, "avx2"),
+    "Ryzen 9 9950X": (16, "avx512bf16"),
+    "Ryzen 9 7950X": (16, "avx512bf16"),
+    "Ryzen 7 9700X": (8, "avx512bf16"),
+    "Ryzen 7 7700X": (8, "avx512bf16"),
+    "Ryzen 9 5950X": (16, "avx2"),
+    "Core i9-14900K": (8, "avx2"),
+    "Core i9-13900K": (8, "avx2"),
+    "Core i7-13700K": (8, "avx2"),
+    "Core i7-12700K": (8, "avx2"),
+}
+# The same: gigabytes of memory, compute capability, PCIe generation of 16 lanes.
+_GPUS = {
+    "B200": (180, "10.0", 5),
+    "H200": (141, "9.0", 5),
+    "H100": (80, "9.0", 5),
+    "H800": (80, "9.0", 5),
+    "H20": (96, "9.0", 5),
+    "A100-PCIE-40GB": (40, "8.0", 4),
+    "A100 80GB PCIe": (80, "8.0", 4),
+    "A10": (24, "8.6", 4),
+    "A30": (24, "8.0", 4),
+    "A40": (48, "8.6", 4),
+    "L4": (24, "8.9", 4),
+    "L20": (48, "8.9", 4),
+    "L40": (48, "8.9", 4),
+    "L40S": (48, "8.9", 4),
+    "RTX A6000": (48, "8.6", 4),
+    "RTX 6000 Ada": (48, "8.9", 4),
+    "RTX PRO 6000": (96, "12.0", 5),
+    "RTX 3060": (12, "8.6", 4),
+    "RTX 3070": (8, "8.6", 4),
+    "RTX 3080": (10, "8.6", 4),
+    "RTX 3090": (24, "8.6", 4),
+    "RTX 4060": (8, "8.9", 4),
+    "RTX 4060 Ti": (16, "8.9", 4),
+    "RTX 4070": (12, "8.9", 4),
+    "RTX 4070 Ti": (12, "8.9", 4),
+    "RTX 4080": (16, "8.9", 4),
+    "RTX 4090": (24, "8.9", 4),
+    "RTX 5060": (8, "12.0", 5),
+    "RTX 5070": (12, "12.0", 5),
+    "RTX 5070 Ti": (16, "12.0", 5),
+    "RTX 5080": (16, "12.0", 5),
+    "RTX 5090": (32, "12.0", 5),
+}
+_LINK_BPS = {4: 31.5e9, 5: 63.0e9}  # 16 lanes, on paper
+_FREE_SHARE = 0.98  # of memory, on a machine that does nothing else
+_GIB, _SIZE = 1 << 30, r"([0-9]{1,6})(?:\.0)?\s*([GT])i?B?"
+_MOST = 64  # sockets, and GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class _Several:
+    """Parts of one kind: how many, their name, and what is said of each behind a colon."""
+
+    count: int
+    name: str
+    detail: str
+
+
+def is_described(text: str) -> bool:
+    """Tells whether a text is words about a machine, not the name of a file."""
+    return re.match(r"\s*(cpu|ram|gpu)=", text) is not None
+
+
+def described(text: str) -> Machine:
+    """Returns the machine that words describe.
+
+    Raises:
+        UsageError: they describe none; the sentence names the word.
+    """
+    found = re.findall(r"(\w+)=\s*((?:(?!\s+\w+=).)+)", text)
+    words = {key: value.strip() for key, value in found}
+    wrong = [key for key in words if key not in ("cpu", "ram", "gpu")]
+    missing = [key for key in ("cpu", "ram") if key not in words]
+    if wrong or missing or len(words) < len(found):
+        what = (
+            f"has {wrong[0]!r}"
+            if wrong
+            else f"lacks {missing[0]}="
+            if missing
+            else "says a word twice"
+        )
+        raise UsageError(f"the machine {text[:200]!r} {what}", hint=f"like this: {FORM}")
+    cpu, count = _cpu(words["cpu"])
+    size = _bytes(words["ram"], "ram")
+    free = int(size * _FREE_SHARE)
+    per = len(cpu.cores) // count
+    nodes = tuple(
+        Node(each, cpu.cores[each * per : (each + 1) * per], size // count, free // count)
+        for each in range(count)
+    )
+    return Machine(
+        name=" ".join(text.split())[:200],
+        system="described",
+        cpu=cpu,
+        memory=Memory(size, free, huge_pages="madvise"),
+        nodes=nodes,
+        gpus=_gpus(words["gpu"]) if words.get("gpu", "none") != "none" else (),
+    )
+
+
+def _several(text: str, key: str) -> _Several:
+    found = re.fullmatch(r"(?:([0-9]{1,3})\s*x\s*)?([^:]+)(?::(.+))?", text, re.IGNORECASE)
+    if found is None or not 1 <= int(found[1] or 1) <= _MOST:
+        raise UsageError(
+            f"{key}={text[:80]!r} is not a part of a machine", hint=f"like this: {FORM}"
+        )
+    return _Several(int(found[1] or 1), found[2].strip(), (found[3] or "").strip())
+
+
+def _bytes(text: str, key: str) -> int:
+    found = re.fullmatch(_SIZE, text, re.IGNORECASE)
+    if found is None or not int(found[1]):
+        raise UsageError(
+            f"{key}={text[:80]!r} is not a size such as 512G", hint=f"like this: {FORM}"
+        )
+    return int(found[1]) * _GIB * (1024 if found[2].upper() == "T" else 1)
+
+
+def _cpu(text: str) -> tuple[Cpu, int]:
+    """The CPUs of all sockets, and how many there are."""
+    said = _several(text, "cpu")
+    if said.name.isdigit() and said.detail:
+        name, cores, row = f"{said.name} cores with {said.detail}", int(said.name), said.detail
+        if row not in _ROWS or not 1 <= cores <= 1024:
+            raise UsageError(
+                f"cpu={text[:80]!r} is not a number of cores with a row of kernels",
+                hint=f"rows: {', '.join(_ROWS)}; like this: {FORM}",
+            )
+    else:
+        name = _named(said.name, tuple(_CPUS), "cpu", "its cores and row, such as 2x36:amx")
+        cores, row = _CPUS[name]
+    rows = tuple(_ROWS)
+    total = cores * said.count
+    made = Cpu(
+        model=name,
+        isa=rows[rows.index(row) :],
+        flags=_ROWS[row],
+        sockets=said.count,
+        physical_cores=total,
+        logical_cpus=2 * total,
+        cores=tuple(range(total)),
+    )
+    return made, said.count
+
+
+def _gpus(text: str) -> tuple[Gpu, ...]:
+    said = _several(text, "gpu")
+    name = _named(
+        said.name, tuple(_GPUS), "gpu", "the nearest one with its memory, such as 4090:48G"
+    )
+    size, capability, generation = _GPUS[name]
+    vram = _bytes(said.detail, "gpu") if said.detail else size * _GIB
+    made = [
+        Gpu(
+            index=index,
+            name=f"NVIDIA {name}",
+            vram_bytes=vram,
+            free_bytes=int(vram * _FREE_SHARE),
+            link_bps=_LINK_BPS[generation],
+            capability=capability,
+        )
+        for index in range(said.count)
+    ]
+    assert data_sheet(made[0]).known
+    return tuple(made)
+
+
+def _named(text: str, names: tuple[str, ...], key: str, otherwise: str) -> str:
+    """The one name of a table that ends in what was said, or has it as a word."""
+    said = _words(text)
+    whole = [name for name in names if _words(name) == said]
+    last = [name for name in names if _words(name)[-len(said) :] == said]
+    inside = [name for name in names if f" {' '.join(said)} " in f" {' '.join(_words(name))} "]
+    for found in (whole, last, inside):
+        if len(found) == 1:
+            return found[0]
+    close = inside or [name for name in names if text.lower() in name.lower()]
+    which = f"could be {', '.join(close[:4])}" if close else "is not in kt's table"
+    raise UsageError(f"{key}={text[:80]} {which}", hint=f"say {otherwise}; like this: {FORM}")
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9+]+", text.lower())
