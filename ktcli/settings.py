@@ -243,6 +243,11 @@ TABLE: tuple[Setting, ...] = (
         option="--gpus",
     ),
     Setting(
+        "defer", whole_numbers(0, 64), "N", "as few as keep it busy",
+        "Experts per token that the CPU may finish one layer later. 0 keeps answers as the model gives them.",
+        option="--defer",
+    ),
+    Setting(
         "threads", whole_numbers(1, 4096), "N", "one per performance core",
         "CPU threads.", option="--threads",
     ),

@@ -17,13 +17,16 @@ from ktcli.ops.kvformat import BF16
 from ktcli.planner.host import Host
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
+from ktcli.planner.spec import weight_bytes
 from ktcli.store import catalog, library
 from ktcli.store.catalog import ModelProfile
 from ktcli.store.entry import BUILTIN
 from ktcli.store.places import EntryKind
 from ktcli.weights.recipe import Recipe
+from ktcli.weights.schedule import AT_ONCE
 
 READING_TOK_S = 5.0  # tokens per second: about 230 words a minute, as people read
+LARGEST_FILE_BYTES = 5_400_000_000  # of a checkpoint, as makers cut them
 _LEAST_BITS = 4  # of a weight in memory, for a first look at what could fit at all
 
 
@@ -76,11 +79,13 @@ class Surveyed:
 
     @property
     def disk_bytes(self) -> int:
-        """The bytes, at most, that must come onto the disk before it runs."""
+        """The bytes, at most, that must be free on the disk before it runs: of a checkpoint that is not there yet as
+        it is converted while it arrives."""
         if self.plan is None or self.here == EntryKind.PACK.value:
             return 0
-        packed = self.plan.need_bytes + (self.plan.device.need.total if self.plan.device else 0)
-        return packed + (0 if self.here else self.profile.download_bytes or 0)
+        packed = weight_bytes(build(self.profile.config), self.plan.recipe)
+        arriving = 0 if self.here else self.profile.download_bytes or 0
+        return packed + min(arriving, AT_ONCE * LARGEST_FILE_BYTES)
 
     @property
     def rank(self) -> tuple[int, float, float]:

@@ -252,6 +252,10 @@ class Hybrid:
         """The seconds to fetch f32 sums from the CPU."""
         return HANDOFF_S + 4 * n_tokens * self.stack.hidden / self.device.copy_bps
 
+    def handover_s(self, n_tokens: int) -> float:
+        """Returns the seconds that one layer's way to the CPU's experts and back takes."""
+        return self._send_s(n_tokens) + self._fetch_s(n_tokens)
+
     def _as_measured(self, found: list[Layer], position: int) -> list[Layer]:
         """Returns the layers with measured times in place of the roofline's. The cache keeps its own, and so does the
         GPU's work beside the CPU's, which nobody has measured."""

@@ -191,6 +191,12 @@ class HybridAccount:
         if self.scratch_bytes:
             words = f"experts of a step of {PREFILL_CHUNK} tokens"
             yield Line.reserved("scratch", "f32", self._spread, self.scratch_bytes, words)
+        if shared := sum(rate > 0 for rate in self.device.k_cpu):
+            hybrid = self.prefill.hybrid
+            passed = shared * 2 * self.model.spec.hidden * 3  # bf16 inputs, f32 sums
+            words = f"to the CPU and back in {shared} layers"
+            each, many = hybrid.handover_s(1), hybrid.handover_s(self._chunk) / self._chunk
+            yield Line("hand-overs", "", "link", 0, passed, shared * each, shared * many, words)
         passing = "what passes to and from the GPU"
         yield Line.reserved("pinned buffers", "", self._spread, self.pinned_bytes, passing)
         others = f"the program, torch; {gib(self.host.margin_bytes)} for others"

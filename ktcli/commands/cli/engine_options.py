@@ -50,15 +50,7 @@ GpuExpertsOpt = Annotated[
         " Default: what fits, hottest first.",
     ),
 ]
-DeferOpt = Annotated[
-    int | None,
-    typer.Option(
-        "--defer",
-        metavar="N",
-        min=0,
-        help="Experts per token that the CPU may finish one layer later. Default: as few as keep it busy.",
-    ),
-]
+DeferOpt = Annotated[int | None, setting_option("defer", min=0, callback=preferred)]
 PrefillThresholdOpt = Annotated[
     str | None,
     typer.Option(

@@ -107,7 +107,8 @@ def _next(fits: Sequence[Surveyed], disk: Disk | None) -> list[str]:
     best, name, words = fits[0], chosen.profile.name, list[str]()
     if chosen is not best:
         lack = (
-            f"{best.profile.name} takes up to {gib(best.disk_bytes)} of disk, {gib(free)} is free."
+            f"{best.profile.name} needs up to {gib(best.disk_bytes)} of disk, even if it is converted while it arrives"
+            f" (kt pull --stream); {gib(free)} is free."
         )
         words.append(out.fold(lack, "  "))
     return [
