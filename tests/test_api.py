@@ -74,6 +74,15 @@ def test_greedy_answers_are_those_of_kt_chat(
         assert (result.stats.tokens, other.text) == (said["stats"]["eval_count"], result.text)
 
 
+def test_rows_of_the_tables_are_said_to_the_letter(engine: kt.Engine) -> None:
+    """At any temperature."""
+    question, rows = "What is KT_WHEN_FULL?", engine.backend.texts.rows
+    assert rows is not None
+    results = engine.generate([asked(question)] * 2, temperature=1.5, seed=3)
+    chat = kt.Chat(engine, temperature=1.5).ask(question)
+    assert {result.text for result in results} == {rows.find(question)} == {chat.text}
+
+
 def test_greedy_answers_are_those_of_the_server(engine: kt.Engine) -> None:
     prompt = "kt is a program that"
     answer, text = engine.generate([asked(QUESTIONS[0]), prompt], temperature=0, max_tokens=20)

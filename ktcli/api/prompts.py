@@ -57,7 +57,8 @@ class PromptReader:
         rendered = self._encoder.rendered(messages, self._variables)
         ids = self._with_room(name, self._encoder.ids(rendered, ()))
         shared, marks = self._encoder.partings(ids, messages, self._variables, ())
-        return EncodedPrompt(rendered.text, ids, marks, shared=shared)
+        forced = self._encoder.forced(messages, self._variables)
+        return EncodedPrompt(rendered.text, ids, marks, shared=shared, forced=forced)
 
     def _with_room(self, name: str, ids: list[int] | None) -> list[int]:
         """Raises: ContextFull: ids leave no room for an answer; None: there are surely too many."""

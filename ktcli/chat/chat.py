@@ -351,7 +351,9 @@ class Chat:
         """The prompt of messages that were rendered and cut into ids."""
         variables = self._settings.variables
         shared, marks = self._prompts.partings(ids, messages, variables, self.spoken)
-        return EncodedPrompt(text, ids, marks, shared=shared, depths=self._depths(ids))
+        forced = self._prompts.forced(messages, variables)
+        depths = self._depths(ids)
+        return EncodedPrompt(text, ids, marks, shared=shared, depths=depths, forced=forced)
 
     def compact(
         self, *, cancelled: Callable[[], bool] = lambda: False, progress: Progress | None = None

@@ -18,6 +18,7 @@ from ktcli.answers.format import AnswerFormat
 from ktcli.answers.reader import AnswerReader
 from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.constraint import Constraint
+from ktcli.engine.forcing import ForcedIds
 from ktcli.engine.forms import ABSORBED
 from ktcli.engine.request import (
     Answer,
@@ -208,6 +209,13 @@ class AnswerRun:
             cut = cut or constraint.ended
         return len(self._prompt.ids) + len(self.ids) - cut
 
+    @property
+    def _forced(self) -> ForcedIds | None:
+        """What it has to be, where whoever asks leaves that open."""
+        options = self._options
+        held = options.shape is not None or options.tools is not None or options.endless
+        return None if held else self._prompt.forced
+
     def submit(self) -> None:
         """Gives the request to the engine.
 
@@ -230,6 +238,7 @@ class AnswerRun:
             shared=self._prompt.shared,
             ends=self._reader.hears,
             constraint=self._constraint,
+            forced=self._forced,
         )
         with self._lock:
             self.parts.append(self._submit(request, self._sampler, goes_on=False))

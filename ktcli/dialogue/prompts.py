@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ktcli.dialogue.rendering import Message, rendered
+from ktcli.dialogue.rendering import Message, known_answer, rendered
 from ktcli.dialogue.snapshots import shared_ids, snapshot_positions
 from ktcli.dialogue.splice import Splicer, Spoken
+from ktcli.engine.forcing import ForcedIds
 from ktcli.text.control import Marked
 from ktcli.text.model import TextModel
 
@@ -24,6 +25,7 @@ class EncodedPrompt:
         continues: whether it ends with words of the model, which the answer goes on with.
         shared: the first ids with which other conversations begin, too.
         depths: how the first ids were computed, as far as that is known, see `GenerationRequest`.
+        forced: what the answer has to be, unless whoever asks says what it has to be; None: anything.
     """
 
     text: str
@@ -33,6 +35,7 @@ class EncodedPrompt:
     continues: bool = False
     shared: int = 0
     depths: bytes = b""
+    forced: ForcedIds | None = None
 
 
 class PromptEncoder:
@@ -71,6 +74,13 @@ class PromptEncoder:
         return self._splicer.ids(
             text, spoken, self.context if most is None else most, passing=passing
         )
+
+    def forced(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> ForcedIds | None:
+        """Returns what the answer to messages has to be; None: anything."""
+        found = known_answer(self.texts, messages, variables, self.context)
+        if found is None:
+            return None
+        return ForcedIds(tuple(self.texts.control.encode_text(found.text)), found.lead)
 
     def is_whole(self, answer: Spoken, *, foreign: bool = False) -> bool:
         """Whether the ids of an answer are all of its text, see `Splicer.is_whole`."""

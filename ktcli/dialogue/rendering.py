@@ -8,6 +8,7 @@ from typing import Any
 from ktcli.dialogue.history import continued, normalized, spelled_out
 from ktcli.text.control import Marked
 from ktcli.text.model import TextModel
+from ktcli.text.rows import KnownAnswer
 from ktcli.text.template import ConversationRefused
 
 Message = Mapping[str, Any]
@@ -53,3 +54,17 @@ def rendered(
         if plain == said:
             raise
         return whole(plain)
+
+
+def known_answer(
+    texts: TextModel, messages: Sequence[Message], variables: Mapping[str, Any], context: int
+) -> KnownAnswer | None:
+    """Returns the answer to a conversation that kt knows from its own tables; None: it is the model's own.
+
+    Args:
+        context: as in `rendered`, whose text has it.
+    """
+    if texts.rows is None:
+        return None
+    said, _ = normalized(messages, variables, texts.can)
+    return texts.rows.answer(said, context)

@@ -9,6 +9,7 @@ import numpy as np
 from ktcli.engine.contract import Engine
 from ktcli.engine.draft_length import MOST_ROWS
 from ktcli.engine.drafting import Drafting
+from ktcli.engine.forcing import Forcing
 from ktcli.engine.forms import ABSORBED, How, how_to_read
 from ktcli.engine.logits import Logits
 from ktcli.engine.pace import PIECE_STEP
@@ -84,15 +85,19 @@ class Active:
     _chunks: list[tuple[int, int]] = field(
         default_factory=list
     )  # start and tokens of each of the prompt
+    _forcing: Forcing | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.known = list(self.answer.request.prompt)
+        request = self.answer.request
+        self.known = list(request.prompt)
         self.prompt_tokens = len(self.known)
         counts = self.answer.sampler.settings.counts
-        asked = self.prompt_tokens - self.answer.request.said
+        asked = self.prompt_tokens - request.said
         self._history = History(self.known[:asked], counts=counts)
         for id in self.known[asked:]:
             self._history.append(id)
+        held = request.forced if request.constraint is None else None
+        self._forcing = None if held is None else Forcing(held, request.stop_ids)
 
     @property
     def reading(self) -> bool:
@@ -265,6 +270,8 @@ class Active:
         likeliest = -1 if wanted is None else wanted
         constraint = self.answer.request.constraint
         mask = None if constraint is None else constraint.mask()
+        if self._forcing is not None:
+            mask = self._forcing.mask(logits.values.size)
         return self.answer.sampler.choice(logits, self._history, mask=mask, likeliest=likeliest)
 
     def token(self, engine: Engine, chosen: ChosenToken, logits: Logits) -> Token:
@@ -290,6 +297,8 @@ class Active:
         self._history.append(id)
         if (constraint := self.answer.request.constraint) is not None:
             constraint.take(id)
+        if self._forcing is not None:
+            self._forcing.take(id)
         if self.drafting is not None:
             self.drafting.said(id)
 

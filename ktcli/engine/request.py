@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ktcli.engine.constraint import Constraint
 from ktcli.engine.drafting import NO_DRAFTS, DraftOptions
+from ktcli.engine.forcing import ForcedIds
 from ktcli.engine.sampler import Sampler
 from ktcli.sampling import SamplingSettings
 
@@ -92,6 +93,7 @@ class GenerationRequest:
         ends: called with each id of the answer, in order; true: the answer ends with it, as at a stop string.
         draft: what may be tried beside the next token; the answer is the same with drafts and without.
         constraint: what the answer may be, from its first id on; of this request alone. None: anything.
+        forced: the ids that the answer has to be, where there is no constraint; None: any.
     """
 
     prompt: Sequence[int]
@@ -109,6 +111,7 @@ class GenerationRequest:
     ends: Callable[[int], bool] = lambda id: False
     draft: DraftOptions = NO_DRAFTS
     constraint: Constraint | None = None
+    forced: ForcedIds | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 `profiles/kt-mini/rows.json` is generated from the tables that make the man page (docs/reference.py): of each command,
 option, setting, variable, exit code, slash command, format, family, model and page the ways to name it and what is to
-be said of it. Whatever is in them is answered rightly from the day it is there: the prompt has the row's text.
+be said of it. Whatever is in them is answered rightly from the day it is there: the prompt has the row's text, and the
+answer is held to it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,22 @@ FILE = "rows.json"
 TOLD = "Fact: "  # what a system turn with a row's text begins with; kt-mini is trained with it
 MAX_PER_TOKEN = 8  # characters, of a conversation that can fit
 MAX_CHARACTERS = 400  # of a question that is looked at: one that is longer asks for more than a row
+# First tokens of an answer that are the row's before all others are. Of 150 told questions of the training text whose
+# answer is another one, none shares more than 3 first tokens with the row.
+LEAD = 6
+# A question of these words and a name asks what the named thing is, and nothing else.
+ASKING = frozenset(
+    """
+    a about again an and are be briefly can command could define definition describe description did do does exactly
+    explain explanation flag for format good hello help hey hi how i idea in information is it kind know kt me mean
+    meaning means meant now of ok on one option page parameter please point purpose question remind s sentence
+    setting short should slash so sort stand stands switch tell thank thanks that the then thing this to type us
+    usage use used useful variable want was we what whats with word work works would you
+    """.split()
+)
+
+
+Name = tuple[str, ...]  # words or lines to type, all of which have to be in a question
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +43,25 @@ class KnownRow:
     """What is to be said of a thing, and how it is named.
 
     Attributes:
-        names: each a group of words or of lines to type that all have to be in the question, in lower case.
+        names: the ways to name it, in lower case.
         text: whole sentences.
     """
 
-    names: tuple[tuple[str, ...], ...]
+    names: tuple[Name, ...]
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAnswer:
+    """The text of the row that a question names, as what is answered.
+
+    Attributes:
+        lead: the number of the answer's first tokens from which it is seen that it is this text, all of which then
+            follows; 0: it is, whatever the model would say.
+    """
+
+    text: str
+    lead: int = 0
 
 
 class KnownRows:
@@ -49,16 +79,26 @@ class KnownRows:
 
     def find(self, question: str) -> str | None:
         """Returns what is to be said of the thing that a question names most exactly; None: it names none."""
-        if len(question) > MAX_CHARACTERS:
+        found = self._named_in(question)
+        return found[1].text if found else None
+
+    def answer(self, messages: Sequence[dict[str, Any]], context: int) -> KnownAnswer | None:
+        """Returns the answer to messages that end with a question which names a row; None: they do not.
+
+        A question that asks for nothing else is answered with the row's text. Of any other it is for the model to begin
+        with that: a small model chooses between answers better than it copies strange words.
+
+        Args:
+            context: as in `told`.
+        """
+        last = messages[-1] if messages else {}
+        question = last.get("content")
+        if last.get("role") != "user" or not isinstance(question, str) or _fills(messages, context):
             return None
-        said = self._said(question.lower())
-        named = [
-            (_exactness(name), row)
-            for row in self._rows
-            for name in row.names
-            if said.issuperset(name)
-        ]
-        return max(named, key=lambda each: each[0])[1].text if named else None
+        if (found := self._named_in(question)) is None:
+            return None
+        name, row = found
+        return KnownAnswer(row.text, 0 if self._asks_only(question.lower(), name) else LEAD)
 
     def told(self, messages: Sequence[dict[str, Any]], context: int) -> list[dict[str, Any]]:
         """Returns the messages with a system turn before each question that names a row, which has the row's text.
@@ -69,7 +109,7 @@ class KnownRows:
             context: tokens that the model can hold; texts that are far longer are not looked at.
         """
         found: list[dict[str, Any]] = []
-        if sum(len(str(message.get("content"))) for message in messages) > MAX_PER_TOKEN * context:
+        if _fills(messages, context):
             return list(messages)
         for message in messages:
             content = message.get("content")
@@ -79,18 +119,38 @@ class KnownRows:
             found.append(message)
         return found
 
-    def _said(self, text: str) -> set[str]:
-        """Returns the names in a text, each with nothing before or behind it that makes it another."""
-        found, at = set(), 0
+    def _named_in(self, question: str) -> tuple[Name, KnownRow] | None:
+        """Returns the row that a question names most exactly, and the name."""
+        if len(question) > MAX_CHARACTERS:
+            return None
+        said = {match[0] for match in self._said(question.lower())}
+        named = [(name, row) for row in self._rows for name in row.names if said.issuperset(name)]
+        return max(named, key=lambda each: _exactness(each[0])) if named else None
+
+    def _asks_only(self, text: str, name: Name) -> bool:
+        """Whether a text says nothing beside a name but what asks for the thing."""
+        for match in self._said(text):
+            if match[0] in name:
+                text = text[: match.start()] + " " * len(match[0]) + text[match.end() :]
+        return ASKING.issuperset(re.findall(r"[^\W_]+(?:[-_.][^\W_]+)*", text))
+
+    def _said(self, text: str) -> Iterator[re.Match[str]]:
+        """Yields where names are in a text, each with nothing before or behind it that makes it another."""
+        at = 0
         while match := self._named.search(text, at):
             before, behind = text[: match.start()], text[match.end() :]
             if not re.search(r"[\w/-]$", before) and not re.match(r"[\w-]|[./]\w", behind):
-                found.add(match[0])
+                yield match
             at = match.start() + 1
-        return found
 
 
-def _exactness(name: tuple[str, ...]) -> tuple[int, int]:
+def _fills(messages: Sequence[dict[str, Any]], context: int) -> bool:
+    """Whether the texts of messages are far longer than a context can hold."""
+    characters = sum(len(str(message.get("content"))) for message in messages)
+    return characters > MAX_PER_TOKEN * context
+
+
+def _exactness(name: Name) -> tuple[int, int]:
     """Returns what orders names: an option says more than its command, a long name more than a short one."""
     return sum(word.startswith("--") for word in name), sum(map(len, name))
 

@@ -6,6 +6,7 @@ Clients of an API send back what they were given, thoughts included; a chat keep
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,9 +27,11 @@ from ktcli.server.attached.backend import AttachedModel
 from ktcli.server.attached.client import ServerPlace, facts_of
 from ktcli.server.attached.wire import EngineFacts
 from ktcli.server.process.listening import unix_socket
+from ktcli.text.rows import KnownRow, KnownRows
 from ktcli.text.settings import override
 
 PACK = "a pack"
+LAMP = "--lamp COLOUR: how bright it is."
 THOUGHT = "<think>\n" + "so" * 40 + "\n</think>\n\ndone"
 _OPEN = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 TEMPLATES = {
@@ -47,6 +50,8 @@ TEMPLATES = {
 def script(question: str) -> str:
     if question.startswith("think"):
         return THOUGHT
+    if "bright" in question:
+        return LAMP.replace("bright", "brigth")
     return "z" * 30 if "draw" in question else f"you said {question}"
 
 
@@ -78,6 +83,9 @@ TALKS = {
     "a thinking budget": Talk(["think", "hi"], chat={"think_budget": 9}, http={"thinking_token_budget": 9}),
     "a budget and a limit": Talk(["think"], chat={"think_budget": 9, "max_tokens": 12},
         http={"thinking_token_budget": 9, "max_tokens": 12}),
+    "kt's tables": Talk(["hi", "what is --lamp?", "how bright is --lamp", "and --lamp?", "must --lamp be"]),
+    "kt's tables, at random": Talk(["what is --lamp?"], http={"temperature": 2.0, "seed": 7}, seed=7),
+    "kt's tables and a limit": Talk(["what is --lamp"], chat={"max_tokens": 9}, http={"max_tokens": 9}),
     "a seed": Talk(["draw"], http={"temperature": 1.0, "seed": 7}, seed=7),
 }  # fmt: skip
 Turns = list[tuple[list[int], list[int]]]  # of each answer: the prompt's ids, and its own
@@ -123,6 +131,8 @@ def drivers(
 
     def model() -> LocalBackend:
         made = scripted(folder, script, template=TEMPLATES[request.param])
+        rows = KnownRows([KnownRow((("--lamp",),), LAMP)])
+        made = replace(made, texts=replace(made.texts, rows=rows))
         engine = Undecided(made.texts.tokenizer, script, 4096, streams=8)
         return replace(made, engine=engine, pack=PACK)  # type: ignore[arg-type]
 
@@ -143,7 +153,7 @@ def chatted(backend: ChatBackend, talk: Talk) -> Turns:
     chat = Chat(backend, None, DraftOptions())
     sampling = chat.settings.sampling
     if talk.seed is not None:
-        sampling = override(sampling, temperature=1.0, seed=talk.seed)
+        sampling = override(sampling, temperature=talk.http.get("temperature", 1.0), seed=talk.seed)
     chat.settings = replace(chat.settings, sampling=sampling, **talk.chat)
     chat.conversation.system = talk.system
     turns: Turns = []
@@ -219,3 +229,28 @@ def test_the_same_messages_give_the_same_ids_whoever_drives(drivers: Drivers, na
             before = len(drivers.seen)
             ask(drivers.server.url, talk)
             assert drivers.turns(before) == here, api
+
+
+def test_a_row_of_the_tables_is_said_to_the_letter(drivers: Drivers) -> None:
+    """Of a question that asks for it, or once an answer has begun so; unless the client says what it has to be."""
+    asked = {"what is --lamp?": LAMP, "how bright is --lamp": LAMP, "is --lamp set": None}
+    for question, text in asked.items():
+        said = text or f"you said {question}"
+        for settings in ({}, {"stream": True}):
+            body = {"messages": [{"role": "user", "content": question}], **settings}
+            assert _streamed(drivers.server.url, body) == said
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    ways = {"tools": [tool]}, {"guided_choice": ["a", "b"]}, {"ignore_eos": True, "max_tokens": 40}
+    for more in ways:
+        body = {"messages": [{"role": "user", "content": "what is --lamp?"}], **more}
+        assert _streamed(drivers.server.url, body) != LAMP
+
+
+def _streamed(url: str, body: dict[str, Any]) -> str:
+    """The text of an answer, in pieces or not."""
+    if not body.get("stream"):
+        return str(_sent(url, "/v1/chat/completions", body)["choices"][0]["message"]["content"])
+    answer = requests.post(url + "/v1/chat/completions", json=body, timeout=20)
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    deltas = [json.loads(line)["choices"][0]["delta"] for line in lines]
+    return "".join(delta.get("content") or "" for delta in deltas)

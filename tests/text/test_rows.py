@@ -12,7 +12,16 @@ from ktcli.errors import BadCheckpoint
 from ktcli.resources import data_path
 from ktcli.store.entry import BUILTIN
 from ktcli.text.model import read_text_model
-from ktcli.text.rows import FILE, MAX_CHARACTERS, TOLD, KnownRow, KnownRows, read_rows
+from ktcli.text.rows import (
+    FILE,
+    LEAD,
+    MAX_CHARACTERS,
+    TOLD,
+    KnownAnswer,
+    KnownRow,
+    KnownRows,
+    read_rows,
+)
 
 MINI = data_path("profiles", BUILTIN)
 
@@ -84,6 +93,41 @@ def test_only_questions_are_told_and_a_growing_conversation_keeps_its_beginning(
     assert told == [turns[0], {"role": "system", "content": TOLD + "--seed"}, *turns[1:]]
     assert rows.told(turns[:2], 512) == told[:3]
     assert rows.told(turns, 2) == turns  # more than fits is not looked at
+
+
+@pytest.mark.parametrize(
+    ("question", "lead"),
+    [
+        ("what is --seed?", 0),
+        ("--seed", 0),
+        ("What does `KT Pull` do?!", 0),
+        ("and what's the --seed option for, please", 0),
+        ("can you explain kt pull to me in one sentence", 0),
+        ("what is --seed of kt pull?", LEAD),
+        ("I used kt pull, what is the capital of France?", LEAD),
+        ("kt pull --seed", LEAD),
+        ("what does kt pull not do", LEAD),
+        ("what is a seed", None),
+        ("", None),
+    ],
+)
+def test_a_question_that_only_asks_for_a_row_is_answered_with_it(
+    question: str, lead: int | None
+) -> None:
+    turns = [{"role": "user", "content": question}]
+    found = named("--seed", "kt pull").answer(turns, 512)
+    assert (None if found is None else found.lead) == lead
+
+
+def test_only_a_question_at_the_end_is_answered() -> None:
+    rows, asked = named("--seed"), {"role": "user", "content": "what is --seed?"}
+    assert rows.answer([asked], 512) == KnownAnswer("--seed")
+    assert rows.answer([asked], 1) is None  # as it is not told
+    for role in ("assistant", "system", "tool"):
+        assert rows.answer([asked, {**asked, "role": role}], 512) is None
+    assert rows.answer([asked, {"role": "user", "content": "what is that?"}], 512) is None
+    assert rows.answer([{"role": "user", "content": None}], 512) is None
+    assert rows.answer([], 512) is None
 
 
 def test_only_the_built_in_model_is_told() -> None:

@@ -154,6 +154,7 @@ def _generation(asked: EngineRequest, constraint: Constraint | None = None) -> G
         draft=asked.draft,
         said=asked.said,
         constraint=constraint,
+        forced=asked.forced,
     )
 
 

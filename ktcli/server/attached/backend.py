@@ -149,6 +149,7 @@ class AttachedSession:
                 self._caller,
                 request.said,
                 request.shared,
+                request.forced,
             )
         )
         self._exchange = Exchange(self._backend.served, f"{PATH}/generate", body)

@@ -12,11 +12,12 @@ import msgspec
 
 from ktcli.answers.grammar.form import AnswerConstraint
 from ktcli.engine.drafting import DraftOptions
+from ktcli.engine.forcing import ForcedIds
 from ktcli.engine.request import Stats
 from ktcli.sampling import SamplingSettings
 
 PATH = "/engine"
-PROTOCOL: Literal[2] = 2  # of these messages: another one is of another version of kt
+PROTOCOL: Literal[3] = 3  # of these messages: another one is of another version of kt
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
@@ -37,7 +38,7 @@ class EngineFacts(msgspec.Struct, tag="loaded"):
         drafts: whether drafts leave answers as they are.
     """
 
-    protocol: Literal[2]
+    protocol: Literal[3]
     model: str
     pack: str
     context: _Count
@@ -59,7 +60,7 @@ class EngineRequest(msgspec.Struct):
         shared: how many of the first ids other conversations begin with, too.
     """
 
-    protocol: Literal[2]
+    protocol: Literal[3]
     pack: str
     ids: list[int]
     sampling: SamplingSettings
@@ -73,6 +74,7 @@ class EngineRequest(msgspec.Struct):
     caller: str = ""
     said: int = 0
     shared: _Count = 0
+    forced: ForcedIds | None = None
 
 
 Clock = tuple[str, int]

@@ -70,7 +70,15 @@ class PromptMaker:
         assert ids is not None
         further = work <= MARKED_WORK_MOST
         shared, marks = prompts.partings(ids, messages, variables, spoken, further=further)
-        return EncodedPrompt(rendered.text, ids, marks, asked.caller, asked.continues, shared)
+        return EncodedPrompt(
+            rendered.text,
+            ids,
+            marks,
+            asked.caller,
+            asked.continues,
+            shared,
+            forced=prompts.forced(messages, variables),
+        )
 
     def of_text(self, text: str, caller: str = "") -> EncodedPrompt:
         """Returns the prompt of a text completion; control tokens in the text are plain text.

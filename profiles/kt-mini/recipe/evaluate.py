@@ -86,7 +86,8 @@ class Judge:
     def answers(self, questions: list[str], limit: int = 90) -> list[str]:
         """Greedy answers, all questions side by side; shorter prompts are filled on the right.
 
-        As in kt, a question that names a row of the tables is told it.
+        As in kt, a question that names a row of the tables is told it; but the answer is the weights' own, and not held
+        to the row.
         """
         prompts = [[BOS, *self.told(q), *self.turn(USER, q), ASSISTANT] for q in questions]
         rows = [list(p) for p in prompts]

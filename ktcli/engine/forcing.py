@@ -1,0 +1,54 @@
+"""Holds an answer to ids that are known beforehand: from its first one on, or once it has begun as they do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedIds:
+    """The ids that an answer is held to; behind them it ends.
+
+    Attributes:
+        lead: how many of the first ids have to be chosen freely before the others are forced; an answer that begins
+            otherwise stays free.
+    """
+
+    ids: tuple[int, ...]
+    lead: int = 0
+
+
+class Forcing:
+    """Follows one answer along the ids that it is held to.
+
+    Args:
+        stop_ids: those that may come behind them.
+    """
+
+    def __init__(self, forced: ForcedIds, stop_ids: Collection[int]) -> None:
+        self._forced, self._stop_ids = forced, tuple(stop_ids)
+        self._said = 0  # ids of the answer, which are the first of the forced ones
+        self._free = False
+
+    def mask(self, vocab: int) -> NDArray[np.uint32] | None:
+        """Returns the mask of the ids that may come next, see `Constraint.mask`; None: any may."""
+        said, forced = self._said, self._forced
+        if self._free or said < forced.lead:
+            return None
+        allowed = forced.ids[said : said + 1] or self._stop_ids
+        mask = np.zeros(-(-vocab // 32), dtype=np.uint32)
+        for id in allowed:
+            if 0 <= id < vocab:
+                mask[id // 32] |= np.uint32(1 << id % 32)
+        return mask
+
+    def take(self, id: int) -> None:
+        """Advances by an id that was appended to the answer."""
+        if self._forced.ids[self._said : self._said + 1] == (id,):
+            self._said += 1
+        else:
+            self._free = True
