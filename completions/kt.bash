@@ -61,8 +61,9 @@ _kt() {
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                --machine) words='cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb' files='any' ;;
-                *) options='--context --experts --dense --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --machine --json --help' names='all' files='.gguf' ;;
+                --want) words='TOK_S' ;;
+                --machine) words='cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb xeon-2x36-2x4090-1tb xeon-2x36-4090-512gb WORDS' files='any' ;;
+                *) options='--context --experts --dense --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --want --machine --json --help' names='all' files='.gguf' ;;
             esac ;;
         'search')
             case $before in
@@ -194,7 +195,7 @@ _kt() {
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus threads numa heat cache pull-limit isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus defer threads numa heat cache pull-limit isa tile-min debug' ;;
         'config set')
             case $before in
                 home|libraries) files='folders' ;;
@@ -207,9 +208,9 @@ _kt() {
                 device) words='auto cpu cuda' names='gpus' ;;
                 gpus) words='all' ;;
                 numa) words='auto off' ;;
-                *) options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus threads numa heat cache pull-limit' ;;
+                *) options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus defer threads numa heat cache pull-limit' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus threads numa heat cache pull-limit' ;;
+        'config unset') options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus defer threads numa heat cache pull-limit' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')

@@ -14,6 +14,7 @@ from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.subject import Subject, recipe_of
 from ktcli.errors import gib
 from ktcli.hardware.gpu import AUTO
+from ktcli.ops.part import ModelPart
 from ktcli.planner.plan import Plan
 from ktcli.store import catalog
 from ktcli.store.choice import look
@@ -21,9 +22,12 @@ from ktcli.store.download import wanted
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot
 from ktcli.store.profile import HUBS
 from ktcli.store.reference import Reference, vision_left_out
+from ktcli.weights.formats import losses
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.schedule import AT_ONCE
 from ktcli.weights.scheme import usual_experts
+
+_WHOLE = ("BF16", "F16", "F32")  # quants whose numbers are no blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class Offer:
         plan: how its conversion would run on this machine.
         disk: what both need there; None: the disk cannot be asked.
         stream_bytes: what is needed there where it is converted while it arrives; 0: that cannot be.
+        rounded_again: the sentence that says so of a quant's blocks; "": they are not.
     """
 
     snapshot: Snapshot
@@ -47,6 +52,7 @@ class Offer:
     plan: Plan
     disk: DiskNeed | None
     stream_bytes: int = 0
+    rounded_again: str = ""
 
     @property
     def only_streams(self) -> bool:
@@ -79,6 +85,8 @@ class Offer:
                 f"Converted ({formats}) it takes {gib(self.disk.pack_bytes)} more; "
                 f"{gib(self.disk.free_bytes)} is free on that disk{short}."
             )
+        if self.rounded_again:
+            yield self.rounded_again
         if self.only_streams if streams is None else streams:
             yield (
                 f"It is converted while it arrives, with at most {gib(self.stream_bytes)} on the disk; "
@@ -134,7 +142,22 @@ def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = No
         plan,
         disk,
         0 if reference.quant or disk is None else stream_bytes(files, disk.pack_bytes),
+        _rounded_again(reference.quant, plan),
     )
+
+
+def _rounded_again(quant: str, plan: Plan) -> str:
+    """What becomes of the blocks of a quant, and which formats lose least; "": there are none, or nothing is lost."""
+    if not quant or quant.upper() in _WHOLE:
+        return ""
+    routed = any(line.part == ModelPart.EXPERTS.value for line in plan.lines)
+    option, own = ("--experts", plan.recipe.experts) if routed else ("--dense", plan.recipe.dense)
+    best = next(iter(losses(experts=routed)))
+    four = next(
+        loss for loss in losses(experts=routed) if Recipe.named(loss.format).experts.bits < 8
+    )
+    least = f"{best.format} loses least, of 4 bits {four.format}: kt convert NAME {option} {best.format}"
+    return f"Its {quant} blocks are rounded again, to {own.name}; {least}."
 
 
 def stream_bytes(files: Sequence[RemoteFile], pack_bytes: int) -> int:

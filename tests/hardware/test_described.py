@@ -78,3 +78,14 @@ def test_a_plan_of_words(capsys: pytest.CaptureFixture[str]) -> None:
 def test_two_sockets_with_gpus_ship(name: str) -> None:
     made = read_machine(shipped()[name])
     assert len(made.nodes) == 2 and made.gpus and len(made.cpu.cores) == 72
+
+
+def test_the_file_that_the_docs_show_is_a_machine(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs/plans.md").read_text(encoding="utf-8")
+    shown = text.split("```toml\n")[1].split("```")[0]
+    file = tmp_path / "machine.toml"
+    for form in (shown, shown.replace("# efficient", "efficient").replace("\n# ", "\n")):
+        file.write_text(form.replace("read_bps, bf16_ops, copy_bps    #", "#"))
+        made = read_machine(file)
+        assert len(made.nodes) == 2 and len(made.gpus) == 1
+    assert made.measured is not None and made.cpu.efficient

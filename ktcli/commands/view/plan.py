@@ -137,7 +137,7 @@ def _parts(made: Plan) -> str:
         (
             line.part,
             line.format,
-            gib(line.size_bytes),
+            gib(line.size_bytes) if line.size_bytes else "",
             gib(line.decode_bytes) if line.decode_bytes else "",
             _ms(line.decode_s),
             _ms(line.prefill_s),
