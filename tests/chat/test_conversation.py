@@ -1,9 +1,9 @@
 """Kept conversations, settings, slash commands, and what the terminal is sent."""
 
 import io
-import re
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
