@@ -58,6 +58,7 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, d
     return code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.in_turn("name")
 @pytest.mark.parametrize("name", catalog.names())
 def test_every_name_of_the_catalogue(name: str, home: Path, capsys):
     code, plan = planned(capsys, name, "--machine", str(write(server(4096), home)))

@@ -91,6 +91,7 @@ def _fault(case: Case, config: dict[str, Any], name: str) -> str | None:
     return None if build(config) == build(theirs) else f"{name}: another default"
 
 
+@pytest.mark.in_turn("case")
 @pytest.mark.parametrize("case", JUDGED, ids=lambda case: case.model_type)
 def test_a_field_left_out_is_as_in_transformers_or_refused(case: Case) -> None:
     full = case.own_spelling()
@@ -106,6 +107,7 @@ def _text_of(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+@pytest.mark.in_turn("case")
 @pytest.mark.parametrize("case", JUDGED, ids=lambda case: case.model_type)
 def test_all_that_a_case_does_not_say(case: Case) -> None:
     """Fields are left out together, and lists of layers with those that they follow from."""

@@ -95,6 +95,7 @@ def decided_ids(case: Case, checkpoint: Path) -> tuple[list[int], Judged]:
     return ids, judged
 
 
+@pytest.mark.in_turn("converted")
 @pytest.mark.each_once
 @_each(KINDS)
 def test_exact_equals_the_oracles_weights(converted: Converted) -> None:

@@ -137,6 +137,7 @@ def test_operations_at_once_give_what_each_gives(pair: Pair) -> None:
     assert routers.taken == singles * sum(t.layer not in by_table for t in of)
 
 
+@pytest.mark.in_turn("pair")
 @pytest.mark.each_once
 @every
 def test_exact_routes_like_the_native_engine(pair: Pair) -> None:

@@ -46,6 +46,7 @@ def agrees(engine: Engine, verdict: Verdict) -> None:
     assert said == answer
 
 
+@pytest.mark.in_turn("converted")
 def test_the_record(converted: tuple[GgufCase, Path, Engine]) -> None:
     case, path, engine = converted
     verdict = recorded()[case.name]

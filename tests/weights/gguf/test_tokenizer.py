@@ -33,6 +33,7 @@ def unpacked(values: dict[str, Any], folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.in_turn("case")
 @pytest.mark.parametrize("case", VOCABULARIES, ids=lambda case: case.name)
 def test_tokens_are_those_of_llama_cpp(case: GgufCase, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(unpacked(values_of(case), tmp_path))
