@@ -32,12 +32,19 @@ _FASTER = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A changed request, on a host that may use its memory in another way, and the options that ask for it."""
+    """A changed request, on a host that may use its memory in another way.
+
+    Attributes:
+        options: what asks for it, as typed.
+        remark: what is said in place of figures, which are not known.
+        loses: what it costs beside memory and speed.
+    """
 
     options: str
     request: Request
     host: Host
     remark: str = ""
+    loses: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +80,8 @@ class Levers:
         """Returns what would decode faster, of a plan that is slower than `tok_s` tokens per second: first what reaches
         that, what loses least before the others, then the fastest of the rest."""
         made = list[tuple[bool, float, Lever]]()
-        for change in (*self._single(), *self._deferring()):
-            lever = self._tried(change)
+        for change in (*self._others(), *self._formats(), *self._deferring()):
+            lever = None if change.remark else self._tried(change)
             if lever is None or lever.plan is None:
                 continue
             speed = lever.plan.speed.decode
@@ -158,7 +165,8 @@ class Levers:
         if self.made.device is None:
             return
         for depth in range(self.made.device.depth + 1, self.model.spec.deferrable + 1):
-            yield Change(f"--defer {depth}", replace(self.request, defer=depth), self.host)
+            deferring = replace(self.request, defer=depth)
+            yield Change(f"--defer {depth}", deferring, self.host, loses="changes answers")
 
     def _shorter(self, change: Change) -> Change | None:
         """The change with the longest context that fits; None: none does, or its own does."""
@@ -192,7 +200,9 @@ class Levers:
         if plan is None or not plan.fits:
             return None
         loss = _loss_words(change.request.recipe, self.request.recipe, self._routed)
-        figures = change.remark or f": {_sizes(plan)}, {plan.speed_words}{loss}"
+        loses = change.loses or loss
+        figures = f": {_sizes(plan)}, {plan.speed_words}{f'; {loses}' if loses else ''}"
+        figures = change.remark or figures
         text = f"{change.options} {said}{figures}"
         return Lever(change.options, text, plan)
 
@@ -313,12 +323,12 @@ def _loss_of(recipe: Recipe, routed: bool) -> float:
 
 
 def _loss_words(recipe: Recipe, own: Recipe, routed: bool) -> str:
-    """What a changed format loses, beside the usual 4 bits: "; loses a fifth of what int4 does"."""
+    """What a changed format loses, beside the usual 4 bits: "loses a fifth of what int4 does"; "": it is unchanged."""
     if recipe == own:
         return ""
     found = {each.format: each for each in losses(experts=routed)}
     loss, usual = found.get(_name(recipe, routed)), found[Recipe().experts.name]
-    return "" if loss is None else f"; {loss_words(loss, usual)}"
+    return "" if loss is None else loss_words(loss, usual)
 
 
 def loss_words(loss: Loss, usual: Loss) -> str:
