@@ -99,8 +99,8 @@ class Judged:
     Attributes:
         logits: [T, vocab].
         chosen: per MoE layer the experts of each token, [T, top_k], sorted.
-        margin: [T] smallest gap of choice scores between chosen and refused experts (and groups), over
-            the layers.
+        margin: [T] smallest gap of choice scores between chosen and refused experts (and groups; or what the case
+            calls an edge), over the layers.
     """
 
     logits: F32Array
@@ -127,10 +127,12 @@ def judge(
         logits = out[0].reshape(len(ids), -1).float()
         best = out[2].reshape(len(ids), -1)
         margins.append(_margin(router, case.choice(router, inputs, logits), best))
+        if case.edges:
+            margins.append(case.edges(router, logits, best).numpy())
         chosen.append(np.sort(best.numpy(), axis=1))
 
     for name, module in model.named_modules():
-        if name.endswith(case.router) and not isinstance(module, torch.nn.Linear):
+        if name.endswith(case.router) and type(module) is not torch.nn.Linear:
             if on_router:
                 module.register_forward_hook(on_router)
             module.register_forward_hook(see)

@@ -61,11 +61,13 @@ class Wiring:
 
     Attributes:
         parallel: MLP reads what attention reads, instead of what it made: one norm is before both (Cohere).
-        centred: norms subtract the mean: LayerNorm without a bias instead of RMSNorm.
+        centred: norms subtract the mean: LayerNorm instead of RMSNorm.
+        shifted: these norms have a bias (Phi-3.5-MoE).
     """
 
     parallel: bool = False
     centred: bool = False
+    shifted: bool = False
 
 
 SEQUENTIAL = Wiring()
@@ -141,7 +143,7 @@ class DecoderLayer:
         mixed = [tensor for mixer in self.mixers or () for tensor in mixer.tensors]
         norms = [norm for norm in (*self.norms, *self.norms_after) if norm]
         if self.wiring.centred:
-            norms += [_zeros(norm) for norm in norms]
+            norms += [_shift(norm, self.wiring) for norm in norms]
         own = [tensor for part in reversed(self.parts) for tensor in part.tensors]
         factor = () if self.factor is None else (self.factor,)
         return (*own, *norms, *factor, *mixed)
@@ -204,6 +206,7 @@ class Decoder:
         mixer: makes one stream of the residual's several; None: there is only one.
         multipliers: factors of embedded rows and logits; the layers have their own.
         wiring: how the last norm is; the layers have their own.
+        head_bias: whether the head has a bias (Phi-3.5-MoE).
     """
 
     hidden: int
@@ -219,6 +222,7 @@ class Decoder:
     mixer: HyperConnection | StreamMean | None = None
     multipliers: Multipliers = NO_MULTIPLIERS
     wiring: Wiring = SEQUENTIAL
+    head_bias: bool = False
 
     @cached_property
     def embedding(self) -> Tensor:
@@ -236,7 +240,17 @@ class Decoder:
         rows, head = self._rows
         made = matrix("lm_head", head, layer=None, part=ModelPart.HEAD)
         sources = (*made.sources, (rows,)) if self.tied else made.sources
-        return replace(made, sources=sources, gain=self.norm, access=Access.OUTPUTS)
+        # What a norm with a bias gives is a product of its gain only in part.
+        gain = None if self.wiring.shifted else self.norm
+        return replace(made, sources=sources, gain=gain, access=Access.OUTPUTS)
+
+    @cached_property
+    def bias(self) -> Tensor | None:
+        """The bias [vocab] of the head; None: there is none."""
+        if not self.head_bias:
+            return None
+        stored = Stored(f"{self.head_source}.bias", (self.vocab,))
+        return vector("lm_head_bias", stored, layer=None, neutral=0.0)
 
     @cached_property
     def norm(self) -> Tensor:
@@ -256,8 +270,9 @@ class Decoder:
         """The stored tensors: embedding, layers in order, mixer, final norm, head."""
         inner = tuple(tensor for layer in self.layers for tensor in layer.tensors)
         mixed = self.mixer.tensors if self.mixer else ()
-        zeros = (_zeros(self.norm),) if self.wiring.centred else ()
-        return (self.embedding, *inner, *mixed, self.norm, *zeros, self.head)
+        shift = (_shift(self.norm, self.wiring),) if self.wiring.centred else ()
+        bias = () if self.bias is None else (self.bias,)
+        return (self.embedding, *inner, *mixed, self.norm, *shift, self.head, *bias)
 
     @property
     def one_of_each(self) -> Decoder:
@@ -310,21 +325,24 @@ class Decoder:
         # cost more here than in all layers together (kt-mini: 0.0009 of 0.0012 nats per token).
         x = normed(b, x, self.norm, self.eps, self.wiring)
         x = scaled(b, x, self.multipliers.logits)
-        logits = b.linear(x, self.head, reads=Reads.WIDE)
+        logits = b.linear(x, self.head, bias=self.bias, reads=Reads.WIDE)
         limit = self.multipliers.limit
         return b.scale(logits, 1.0, limit=limit) if limit else logits
 
 
 def normed(b: Backend, x: Value, gain: Tensor, eps: float, wiring: Wiring) -> Value:
-    """Returns the rows of x normed by RMSNorm, or by LayerNorm without a bias where the wiring says so."""
+    """Returns the rows of x normed by RMSNorm, or by LayerNorm where the wiring says so."""
     if wiring.centred:
-        return b.layer_norm(x, gain, _zeros(gain), eps)
+        return b.layer_norm(x, gain, _shift(gain, wiring), eps)
     return b.norm(x, gain, eps)
 
 
-def _zeros(gain: Tensor) -> Tensor:
-    """Returns the bias of a LayerNorm of which the checkpoint has none."""
-    return replace(gain, name=f"{gain.name}_bias", sources=((),), neutral=0.0)
+def _shift(gain: Tensor, wiring: Wiring) -> Tensor:
+    """Returns the bias of a LayerNorm, zeros where the wiring says that the checkpoint has none."""
+    (stored,) = gain.sources[0]
+    bias = replace(stored, name=f"{stored.name.removesuffix('weight')}bias", plus=0.0)
+    sources = ((bias,),) if wiring.shifted else ((),)
+    return replace(gain, name=f"{gain.name}_bias", sources=sources, neutral=0.0)
 
 
 def scaled(b: Backend, x: Value, by: float) -> Value:

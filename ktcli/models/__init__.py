@@ -59,6 +59,7 @@ _FAMILIES = {
     "mixtral": "mixtral minimax_m2",
     "nemotron_h": "nemotron_h",
     "olmoe": "olmoe flex_olmo",
+    "phimoe": "phimoe",
     "qwen2_moe": "qwen2_moe",
     "qwen3_moe": "qwen3_moe qwen3_vl_moe qwen3_omni_moe",
     "qwen3_next": "qwen3_next qwen3_5_moe qwen3_5_moe_text qwen3_5 qwen3_5_text",

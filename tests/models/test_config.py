@@ -64,6 +64,8 @@ LINEAR = BY_NAME["qwen3-next"]
 NEMOTRON, HYBRID = BY_NAME["nemotron-3-super"], BY_NAME["granite-4-h"]
 DEEP = {"num_hidden_layers": 512, "layer_types": None, "mlp_layer_types": None}
 LFM2, MISTRAL4, COHERE = (BY_NAME[name] for name in ("lfm2-moe", "mistral4", "command-a-plus"))
+PHI = BY_NAME["phi-3.5-moe"]
+PHI_LONG = PHI.values["rope_parameters"]
 KIMI, LING_2 = BY_NAME["kimi-linear"], BY_NAME["ling-2"]
 OMNI, ERNIE_VL = BY_NAME["qwen3-omni"], BY_NAME["ernie4.5-vl"]
 STEP, LAGUNA, TRINITY, LING, AX = (
@@ -206,6 +208,10 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (COHERE, {"expert_selection_fn": "relu"}, "expert_selection_fn"),
     (COHERE, {"shared_expert_combination_strategy": "max"}, "combination_strategy 'max'"),
     (COHERE, {"logit_scale": 0}, "logit_scale is 0"),
+    (PHI, {"num_experts_per_tok": 3}, "num_experts_per_tok 3"),
+    (PHI, {"router_jitter_noise": -1}, "router_jitter_noise is -1"),
+    (PHI, {"rope_parameters": {"rope_type": "yarn"}}, "'yarn'"),
+    (PHI, {"rope_parameters": {**PHI_LONG, "long_mscale": None}}, "long_mscale is"),
     (KIMI, {"mla_use_nope": False}, "mla_use_nope False"),
     (LING_2, {"norm_head": True}, "norm_head True"),
     (LING_2, {"score_function": "tanh"}, "score_function 'tanh'"),

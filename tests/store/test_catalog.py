@@ -114,6 +114,7 @@ ONLY_ON_HUGGING_FACE = {
     "laguna",
     "lfm2_moe",
     "mistral4",
+    "phimoe",
 }
 
 
