@@ -59,6 +59,7 @@ def case_named(name: str) -> Case:
     return found
 
 
+_COMPUTED = "inv_freq", "position_ids", "embed_scale", "slope_rate", "_decay"
 _FACTORS = "layer_scalar", "router.scale", "per_expert_scale"  # of about 1
 
 
@@ -68,7 +69,7 @@ def write_checkpoint(case: Case, folder: Path, dtype: torch.dtype = torch.bfloat
     model = case.model_class(case.config())
     with torch.no_grad():
         for name, value in (*model.named_parameters(), *model.named_buffers()):
-            if any(each in name for each in ("inv_freq", "position_ids", "embed_scale")):
+            if any(each in name for each in _COMPUTED):
                 continue
             if not value.is_floating_point():  # a table of experts: some of them, each once
                 chances = torch.rand(value.shape[0], case.config().n_routed_experts)
@@ -99,8 +100,8 @@ class Judged:
     Attributes:
         logits: [T, vocab].
         chosen: per MoE layer the experts of each token, [T, top_k], sorted.
-        margin: [T] smallest gap of choice scores between chosen and refused experts (and groups), over
-            the layers.
+        margin: [T] smallest gap of choice scores between chosen and refused experts (and groups; or what the case
+            calls an edge), over the layers.
     """
 
     logits: F32Array
@@ -127,10 +128,12 @@ def judge(
         logits = out[0].reshape(len(ids), -1).float()
         best = out[2].reshape(len(ids), -1)
         margins.append(_margin(router, case.choice(router, inputs, logits), best))
+        if case.edges:
+            margins.append(case.edges(router, logits, best).numpy())
         chosen.append(np.sort(best.numpy(), axis=1))
 
     for name, module in model.named_modules():
-        if name.endswith(case.router) and not isinstance(module, torch.nn.Linear):
+        if name.endswith(case.router) and type(module) is not torch.nn.Linear:
             if on_router:
                 module.register_forward_hook(on_router)
             module.register_forward_hook(see)

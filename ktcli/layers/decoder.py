@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 from ktcli.layers.compressed import CompressedAttention
 from ktcli.layers.gated_delta import GatedDeltaNet
@@ -11,6 +12,7 @@ from ktcli.layers.grouped_query import GroupedQueryAttention
 from ktcli.layers.hyper import HyperConnection, StreamMean
 from ktcli.layers.kimi_delta import KimiDelta
 from ktcli.layers.latent import LatentAttention
+from ktcli.layers.lightning import LightningAttention
 from ktcli.layers.mamba2 import Mamba2
 from ktcli.layers.mlp import DenseMlp
 from ktcli.layers.short_conv import ShortConv
@@ -29,9 +31,11 @@ Attention = (
     | KimiDelta
     | CompressedAttention
     | Mamba2
+    | LightningAttention
     | ShortConv
 )
 Mlp = DenseMlp | SparseMlp
+T = TypeVar("T")
 USUAL_NORMS = "input_layernorm", "post_attention_layernorm"
 NO_NORMS = "", ""
 
@@ -61,11 +65,15 @@ class Wiring:
 
     Attributes:
         parallel: MLP reads what attention reads, instead of what it made: one norm is before both (Cohere).
-        centred: norms subtract the mean: LayerNorm without a bias instead of RMSNorm.
+        centred: norms subtract the mean: LayerNorm instead of RMSNorm.
+        shifted: these norms have a bias (Phi-3.5-MoE).
+        postnorm: outputs are added to what the part has read, behind its norm, not to what came before (MiniMax).
     """
 
     parallel: bool = False
     centred: bool = False
+    shifted: bool = False
+    postnorm: bool = False
 
 
 SEQUENTIAL = Wiring()
@@ -79,7 +87,7 @@ class DecoderLayer:
 
     Attributes:
         attention, mlp: its two parts; None: the layer has only the other one (Nemotron).
-        added: the factor of the outputs of attention and MLP.
+        kept, added: the factors in the sums behind attention and MLP, of the residual and of the output.
         after: names of norms of these outputs (Trinity, Gemma); "": there is none.
         scalar: the name of a factor of the residual after the layer (Gemma 4); "": there is none.
         source: checkpoint prefix, e.g. "model.layers.3".
@@ -97,7 +105,8 @@ class DecoderLayer:
     norm_plus: float = 0.0
     norm_names: tuple[str, str] = USUAL_NORMS
     mixers: tuple[HyperConnection, HyperConnection] | None = None
-    added: float = 1.0
+    kept: tuple[float, float] = (1.0, 1.0)
+    added: tuple[float, float] = (1.0, 1.0)
     after: tuple[str, str] = NO_NORMS
     wiring: Wiring = SEQUENTIAL
     scalar: str = ""
@@ -118,9 +127,13 @@ class DecoderLayer:
         return self._norms("norm_after", self.after)
 
     def _norms(self, kind: str, names: tuple[str, str]) -> tuple[Tensor | None, ...]:
-        both = ("attn", names[0], self.attention), ("mlp", names[1], self.mlp)
-        own = [(of, source) for of, source, part in both if part is not None]
+        own = self._of_parts((("attn", names[0]), ("mlp", names[1])))
         return tuple(self._norm(f"{of}_{kind}", source) if source else None for of, source in own)
+
+    def _of_parts(self, both: tuple[T, T]) -> tuple[T, ...]:
+        """Returns, of one thing for attention and one for the MLP, those of the parts that there are."""
+        pairs = zip(both, (self.attention, self.mlp), strict=True)
+        return tuple(each for each, part in pairs if part is not None)
 
     def _norm(self, name: str, source: str) -> Tensor:
         return self._vector(name, _stored_norm(self.source, source, self.hidden, self.norm_plus))
@@ -141,7 +154,7 @@ class DecoderLayer:
         mixed = [tensor for mixer in self.mixers or () for tensor in mixer.tensors]
         norms = [norm for norm in (*self.norms, *self.norms_after) if norm]
         if self.wiring.centred:
-            norms += [_zeros(norm) for norm in norms]
+            norms += [_shift(norm, self.wiring) for norm in norms]
         own = [tensor for part in reversed(self.parts) for tensor in part.tensors]
         factor = () if self.factor is None else (self.factor,)
         return (*own, *norms, *factor, *mixed)
@@ -173,12 +186,15 @@ class DecoderLayer:
             for block in self.parts:
                 x = b.add(x, block.forward(b, entered))
             return x
+        kept, added = self._of_parts(self.kept), self._of_parts(self.added)
         for i, block in enumerate(self.parts):
             if self.mixers is None:
-                inner = block.forward(b, self._entered(b, x, i))
+                entered = self._entered(b, x, i)
+                inner = block.forward(b, entered)
                 if after := self.norms_after[i]:
                     inner = b.norm(inner, after, self.eps)
-                x = b.add(x, scaled(b, inner, self.added))
+                x = scaled(b, entered if self.wiring.postnorm else x, kept[i])
+                x = b.add(x, scaled(b, inner, added[i]))
             else:
                 entered, leaving = self.mixers[i].enter(b, x)
                 inner = block.forward(b, self._entered(b, entered, i))
@@ -204,6 +220,7 @@ class Decoder:
         mixer: makes one stream of the residual's several; None: there is only one.
         multipliers: factors of embedded rows and logits; the layers have their own.
         wiring: how the last norm is; the layers have their own.
+        head_bias: whether the head has a bias (Phi-3.5-MoE).
     """
 
     hidden: int
@@ -219,6 +236,7 @@ class Decoder:
     mixer: HyperConnection | StreamMean | None = None
     multipliers: Multipliers = NO_MULTIPLIERS
     wiring: Wiring = SEQUENTIAL
+    head_bias: bool = False
 
     @cached_property
     def embedding(self) -> Tensor:
@@ -236,7 +254,17 @@ class Decoder:
         rows, head = self._rows
         made = matrix("lm_head", head, layer=None, part=ModelPart.HEAD)
         sources = (*made.sources, (rows,)) if self.tied else made.sources
-        return replace(made, sources=sources, gain=self.norm, access=Access.OUTPUTS)
+        # What a norm with a bias gives is a product of its gain only in part.
+        gain = None if self.wiring.shifted else self.norm
+        return replace(made, sources=sources, gain=gain, access=Access.OUTPUTS)
+
+    @cached_property
+    def bias(self) -> Tensor | None:
+        """The bias [vocab] of the head; None: there is none."""
+        if not self.head_bias:
+            return None
+        stored = Stored(f"{self.head_source}.bias", (self.vocab,))
+        return vector("lm_head_bias", stored, layer=None, neutral=0.0)
 
     @cached_property
     def norm(self) -> Tensor:
@@ -256,8 +284,9 @@ class Decoder:
         """The stored tensors: embedding, layers in order, mixer, final norm, head."""
         inner = tuple(tensor for layer in self.layers for tensor in layer.tensors)
         mixed = self.mixer.tensors if self.mixer else ()
-        zeros = (_zeros(self.norm),) if self.wiring.centred else ()
-        return (self.embedding, *inner, *mixed, self.norm, *zeros, self.head)
+        shift = (_shift(self.norm, self.wiring),) if self.wiring.centred else ()
+        bias = () if self.bias is None else (self.bias,)
+        return (self.embedding, *inner, *mixed, self.norm, *shift, self.head, *bias)
 
     @property
     def one_of_each(self) -> Decoder:
@@ -310,21 +339,24 @@ class Decoder:
         # cost more here than in all layers together (kt-mini: 0.0009 of 0.0012 nats per token).
         x = normed(b, x, self.norm, self.eps, self.wiring)
         x = scaled(b, x, self.multipliers.logits)
-        logits = b.linear(x, self.head, reads=Reads.WIDE)
+        logits = b.linear(x, self.head, bias=self.bias, reads=Reads.WIDE)
         limit = self.multipliers.limit
         return b.scale(logits, 1.0, limit=limit) if limit else logits
 
 
 def normed(b: Backend, x: Value, gain: Tensor, eps: float, wiring: Wiring) -> Value:
-    """Returns the rows of x normed by RMSNorm, or by LayerNorm without a bias where the wiring says so."""
+    """Returns the rows of x normed by RMSNorm, or by LayerNorm where the wiring says so."""
     if wiring.centred:
-        return b.layer_norm(x, gain, _zeros(gain), eps)
+        return b.layer_norm(x, gain, _shift(gain, wiring), eps)
     return b.norm(x, gain, eps)
 
 
-def _zeros(gain: Tensor) -> Tensor:
-    """Returns the bias of a LayerNorm of which the checkpoint has none."""
-    return replace(gain, name=f"{gain.name}_bias", sources=((),), neutral=0.0)
+def _shift(gain: Tensor, wiring: Wiring) -> Tensor:
+    """Returns the bias of a LayerNorm, zeros where the wiring says that the checkpoint has none."""
+    (stored,) = gain.sources[0]
+    bias = replace(stored, name=f"{stored.name.removesuffix('weight')}bias", plus=0.0)
+    sources = ((bias,),) if wiring.shifted else ((),)
+    return replace(gain, name=f"{gain.name}_bias", sources=sources, neutral=0.0)
 
 
 def scaled(b: Backend, x: Value, by: float) -> Value:

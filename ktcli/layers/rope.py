@@ -130,15 +130,19 @@ class LongRope(Rope):
     Attributes:
         original: the longest context, in positions, that uses the first.
         beyond: radians per position of each pair in a longer context.
+        beyond_scale: factor of cos and sin there.
     """
 
     original: int = 0
     beyond: tuple[float, ...] = ()
+    beyond_scale: float = 1.0
 
     def at(self, context: int) -> Rope:
         """Returns the rotary embedding for a context of `context` positions."""
-        chosen = self.beyond if context > self.original else self.inv_freq
-        return Rope(self.dim, chosen, self.scale, self.interleaved, self.shift)
+        is_long = context > self.original
+        chosen = self.beyond if is_long else self.inv_freq
+        scale = self.beyond_scale if is_long else self.scale
+        return Rope(self.dim, chosen, scale, self.interleaved, self.shift)
 
 
 def at_context(part: T, context: int) -> T:
@@ -165,7 +169,7 @@ def long_rotary(
     short: Sequence[float],
     long: Sequence[float],
     *,
-    scale: float,
+    scale: tuple[float, float],
     original: int,
     interleaved: bool = False,
 ) -> LongRope:
@@ -174,7 +178,7 @@ def long_rotary(
     Args:
         theta: base of the wavelengths.
         short, long: factors of the wavelength of each pair, up to `original` positions and beyond.
-        scale: factor of cos and sin.
+        scale: factors of cos and sin, up to `original` positions and beyond.
     """
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     wavelengths = np.float32(theta) ** exponents
@@ -182,7 +186,10 @@ def long_rotary(
         tuple(float(value) for value in np.float32(1.0) / (np.float32(factors) * wavelengths))
         for factors in (np.array(short), np.array(long))
     )
-    return LongRope(dim, near, scale, interleaved, original=original, beyond=far)
+    of_near, of_far = scale
+    return LongRope(
+        dim, near, of_near, interleaved, original=original, beyond=far, beyond_scale=of_far
+    )
 
 
 def _ramp(yarn: Yarn, dim: int, theta: float) -> F32Array:

@@ -17,6 +17,7 @@ from ktcli.models.config import MAX_CONTEXT, Fields
 from ktcli.ops.table.rowwise import Rope
 
 STRETCHED = ("yarn", "llama3", "longrope")  # types that need the context of pre-training
+MSCALES = "short_mscale", "long_mscale"  # of cos and sin with longrope (Phi-3.5-MoE)
 _KINDS = ("default", "linear", "dynamic", "factors", *STRETCHED)
 
 
@@ -117,12 +118,14 @@ def _read_longrope(
     implied = 1.0
     if factor > 1.0 and original > 1:
         implied = math.sqrt(1.0 + math.log(factor) / math.log(original))
+    scale = rope.number("attention_factor", high=1e3, default=implied)
+    near, far = (rope.number(name, high=1e3, default=scale) for name in MSCALES)
     return long_rotary(
         dim,
         theta,
         _read_factors(rope, "short_factor", dim // 2),
         _read_factors(rope, "long_factor", dim // 2),
-        scale=rope.number("attention_factor", high=1e3, default=implied),
+        scale=(near, far),
         original=original,
         interleaved=interleaved,
     )

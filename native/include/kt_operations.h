@@ -211,18 +211,34 @@ typedef struct kt_scan {
 KT_API int kt_program_scan(kt_program *program, kt_view out, kt_view x, kt_view b, kt_view c, kt_view dt,
                            const kt_scan *shape);
 
-enum kt_score { KT_SCORE_SOFTMAX = 0, KT_SCORE_SIGMOID = 1, KT_SCORE_SQRT_SOFTPLUS = 2 };
+/* Lightning attention: a head keeps a state S [head_dim][head_dim], which decays alike in every token, and for each
+ * token, with q, k and v of its own,
+ *     S = e^-rate S + k v^T;   out = S^T q
+ * Source: arXiv 2501.08313, section 2.2.
+ * Views: q, k, v and out [heads * head_dim]. State: as that of kt_program_scan. */
+typedef struct kt_lightning {
+    int32_t heads, head_dim;
+    const float *rates;     /* [heads], not negative, copied */
+    size_t state_offset;    /* bytes into the state, multiple of 64 */
+} kt_lightning;
+KT_API int kt_program_lightning(kt_program *program, kt_view out, kt_view q, kt_view k, kt_view v,
+                                const kt_lightning *shape);
+
+enum kt_score { KT_SCORE_SOFTMAX = 0, KT_SCORE_SIGMOID = 1, KT_SCORE_SQRT_SOFTPLUS = 2, KT_SCORE_SPARSEMIXER = 3 };
 enum kt_group_score { KT_GROUP_MAX = 0, KT_GROUP_TOP2 = 1 };
 
 /* Choose top_k experts per token from logits [T][experts]. score = softmax, sigmoid, or sqrt(log(1 + e^x)) of the
  * logits; chosen by score + bias, weighted by score alone. With n_group > 1 only the topk_group best groups
  * take part, a group scored by its maximum or by the sum of its two best. normalize: weights sum to 1;
  * then all are multiplied by `scale`, and each by its expert's factor. Ties go to the lower id. Slots are in descending choice order.
+ * SparseMixer (arXiv 2409.12136) chooses by the logits. The weight of a chosen one, x, is its softmax among those not
+ * chosen before it that are near: (x - other) / max(|other|, x) <= band. No bias, no groups, no table.
  * With a table the token's id says which experts it has, in this order, and nothing is chosen: no bias, no groups. */
 typedef struct kt_route {
     int32_t experts, top_k, n_group, topk_group;
     int32_t score, group_score, normalize;
     float scale;
+    float band;             /* of SparseMixer */
     const float *bias;      /* [experts] or NULL */
     const float *factors;   /* [experts] or NULL */
     const int32_t *table;   /* [vocab][top_k] or NULL */

@@ -55,6 +55,8 @@ static void score(const kt_route *r, const float *logits, choice *c)
     else if (r->score == KT_SCORE_SIGMOID)
         for (int32_t e = 0; e < r->experts; e++)
             c->score[e] = 1 / (1 + expf(-logits[e]));
+    else if (r->score == KT_SCORE_SPARSEMIXER)
+        memcpy(c->score, logits, (size_t)r->experts * sizeof *logits);
     else    /* softplus is x itself where e^-x no longer counts */
         for (int32_t e = 0; e < r->experts; e++)
             c->score[e] = sqrtf(logits[e] > 20 ? logits[e] : log1pf(expf(logits[e])));
@@ -92,7 +94,20 @@ static void open_groups(const kt_route *r, choice *c)
     }
 }
 
-static void choose(const kt_route *r, choice *c, int32_t *ids)
+/* The softmax of an expert among the open ones that are near it. */
+static float near_share(const kt_route *r, const choice *c, int32_t expert)
+{
+    float top = c->score[expert], sum = 0;
+    for (int32_t e = 0; e < r->experts; e++) {
+        float size = fabsf(c->score[e]);
+        if (c->open[e] && !((top - c->score[e]) / (size > top ? size : top) > r->band))
+            sum += expf(c->score[e] - top);
+    }
+    return 1 / sum;
+}
+
+/* Ids of the chosen, and the weight of each before it is normalised and scaled. */
+static void choose(const kt_route *r, choice *c, int32_t *ids, float *gate)
 {
     if (r->n_group > 1)
         open_groups(r, c);
@@ -100,15 +115,25 @@ static void choose(const kt_route *r, choice *c, int32_t *ids)
         memset(c->open, 1, (size_t)r->experts);
     for (int32_t k = 0; k < r->top_k; k++) {
         ids[k] = best_of(c->rank, c->open, r->experts);
+        gate[k] = r->score == KT_SCORE_SPARSEMIXER ? near_share(r, c, ids[k]) : c->score[ids[k]];
         c->open[ids[k]] = 0;
     }
 }
 
-static void weigh(const kt_route *r, const choice *c, const int32_t *ids, float *gate)
+/* The same of a token's id, by the table. */
+static void look_up(const kt_route *r, const choice *c, int32_t id, int32_t *ids, float *gate)
+{
+    for (int32_t k = 0; k < r->top_k; k++) {
+        ids[k] = r->table[(int64_t)id * r->top_k + k];
+        gate[k] = c->score[ids[k]];
+    }
+}
+
+static void weigh(const kt_route *r, const int32_t *ids, float *gate)
 {
     float sum = 0, scale = r->scale;
     for (int32_t k = 0; k < r->top_k; k++)
-        sum += gate[k] = c->score[ids[k]];
+        sum += gate[k];
     for (int32_t k = 0; k < r->top_k; k++) {
         if (r->normalize)
             gate[k] /= sum + 1e-20f;        /* DeepSeek's guard against a zero sum */
@@ -140,12 +165,13 @@ static void route_run(const void *arg, worker *w)
     int64_t t, last;
     for (own_rows(w, o->domain, &t, &last); t < last; t++) {
         int32_t *ids = to->ids + t * to->top_k;
+        float *gate = to->gate + t * to->top_k;
         score(&o->r, view_row(w, o->logits, t), &c);
         if (o->r.table)
-            memcpy(ids, o->r.table + (int64_t)w->step->ids[t] * to->top_k, (size_t)to->top_k * sizeof *ids);
+            look_up(&o->r, &c, w->step->ids[t], ids, gate);
         else
-            choose(&o->r, &c, ids);
-        weigh(&o->r, &c, ids, to->gate + t * to->top_k);
+            choose(&o->r, &c, ids, gate);
+        weigh(&o->r, ids, gate);
         for (int32_t k = 0; k < to->top_k; k++)
             count(to, ids[k]);
     }
@@ -174,10 +200,13 @@ static int check_router(kt_program *p, kt_view logits, const kt_route *r)
                            r->top_k > (int64_t)r->topk_group * (r->experts / r->n_group)))
         return program_fail(p, KT_ERR_SHAPE, "route: top_k %d from %d of %d groups of %d experts", r->top_k,
                             r->topk_group, r->n_group, r->experts);
-    if (r->score < KT_SCORE_SOFTMAX || r->score > KT_SCORE_SQRT_SOFTPLUS || r->group_score < KT_GROUP_MAX ||
+    if (r->score < KT_SCORE_SOFTMAX || r->score > KT_SCORE_SPARSEMIXER || r->group_score < KT_GROUP_MAX ||
         r->group_score > KT_GROUP_TOP2)
-        return program_fail(p, KT_ERR_RANGE, "route: score %d, group score %d: there are 0..2 and 0..1", r->score,
+        return program_fail(p, KT_ERR_RANGE, "route: score %d, group score %d: there are 0..3 and 0..1", r->score,
                             r->group_score);
+    if (r->score == KT_SCORE_SPARSEMIXER && (r->bias || r->n_group > 1 || r->table || !(r->band >= 0)))
+        return program_fail(p, KT_ERR_SHAPE, "route: SparseMixer with a band of %g needs no bias, no groups, no table",
+                            (double)r->band);
     return r->table ? check_table(p, logits, r) : KT_OK;
 }
 

@@ -1,5 +1,5 @@
 /* test_route.c - the choice of experts against a slow, obvious reference (sort all, take the first), for
- * the rules of DeepSeek-V2 and -V3, Qwen3 and their mixtures; ties, negative biases and NaN included. */
+ * the rules of DeepSeek-V2 and -V3, Qwen3, Phi-3.5-MoE and their mixtures; ties, negative biases and NaN included. */
 #include "check.h"
 
 typedef struct rule {
@@ -19,6 +19,8 @@ static const rule rules[] = {
     {"groups of one", {.experts = 6, .top_k = 2, .n_group = 6, .topk_group = 3, .score = KT_SCORE_SIGMOID,
                        .group_score = KT_GROUP_TOP2, .normalize = 1, .scale = 1}, 1},
     {"deepseek-v4", {.experts = 256, .top_k = 6, .score = KT_SCORE_SQRT_SOFTPLUS, .normalize = 1, .scale = 1.5f}, 1},
+    {"phi-3.5-moe", {.experts = 16, .top_k = 2, .score = KT_SCORE_SPARSEMIXER, .band = 0.02f, .scale = 1}, 0},
+    {"a wide band", {.experts = 40, .top_k = 3, .score = KT_SCORE_SPARSEMIXER, .band = 0.7f, .scale = 1.5f}, 0},
     {"all of them", {.experts = 5, .top_k = 5, .scale = 1}, 0},
 };
 
@@ -45,6 +47,19 @@ static int32_t place_of(const float *x, int32_t n, int32_t i)
     return before;
 }
 
+/* The softmax of an expert among those that come after it and are near. */
+static double near_share(const kt_route *r, const float *logits, int32_t e)
+{
+    float top = logits[e];
+    double sum = 0;
+    for (int32_t i = 0; i < r->experts; i++) {
+        int later = logits[i] < top || (logits[i] == top && i >= e);
+        if (later && !((top - logits[i]) / fmaxf(fabsf(logits[i]), top) > r->band))
+            sum += exp((double)(logits[i] - top));
+    }
+    return 1 / sum;
+}
+
 static void expect(const kt_route *r, const float *logits, int32_t *ids, double *gate)
 {
     float score[512], rank[512], groups[64];
@@ -57,6 +72,8 @@ static void expect(const kt_route *r, const float *logits, int32_t *ids, double 
         double x = (double)logits[e];
         double either = r->score == KT_SCORE_SIGMOID ? 1 / (1 + exp(-x)) : exp(x - max) / sum;
         score[e] = (float)(r->score == KT_SCORE_SQRT_SOFTPLUS ? sqrt(log1p(exp(x))) : either);
+        if (r->score == KT_SCORE_SPARSEMIXER)
+            score[e] = logits[e];
         rank[e] = r->bias ? score[e] + r->bias[e] : score[e];
     }
     for (int32_t g = 0; r->n_group > 1 && g < r->n_group; g++)
@@ -70,7 +87,7 @@ static void expect(const kt_route *r, const float *logits, int32_t *ids, double 
         int32_t place = place_of(rank, r->experts, e);
         if (place < r->top_k) {
             ids[place] = e;
-            gate[place] = (double)score[e];
+            gate[place] = r->score == KT_SCORE_SPARSEMIXER ? near_share(r, logits, e) : (double)score[e];
             sum += r->normalize ? gate[place] : 0;
         }
     }
@@ -223,8 +240,10 @@ static void check_refusals(kt_pool *pool)
     REFUSED(kt_program_route(p, logits, &r), KT_ERR_SHAPE, kt_program_error(p), "1 of 4 groups");
     r = (kt_route){.experts = 16, .top_k = 5, .n_group = 3, .topk_group = 3, .scale = 1};
     REFUSED(kt_program_route(p, logits, &r), KT_ERR_SHAPE, kt_program_error(p), "3 groups");
-    r = (kt_route){.experts = 16, .top_k = 5, .score = 3, .scale = 1};
-    REFUSED(kt_program_route(p, logits, &r), KT_ERR_RANGE, kt_program_error(p), "score 3");
+    r = (kt_route){.experts = 16, .top_k = 5, .score = 4, .scale = 1};
+    REFUSED(kt_program_route(p, logits, &r), KT_ERR_RANGE, kt_program_error(p), "score 4");
+    r = (kt_route){.experts = 16, .top_k = 2, .score = KT_SCORE_SPARSEMIXER, .n_group = 4, .topk_group = 2, .scale = 1};
+    REFUSED(kt_program_route(p, logits, &r), KT_ERR_SHAPE, kt_program_error(p), "no groups");
     r = (kt_route){.experts = 16, .top_k = 2, .scale = 1, .table = (int32_t[4]){0, 15, 16, 1}, .vocab = 2};
     REFUSED(kt_program_route(p, logits, &r), KT_ERR_RANGE, kt_program_error(p), "token 1 expert 16 of 16");
     r.table = (int32_t[4]){0, -1, 15, 1};

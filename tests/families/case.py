@@ -28,6 +28,9 @@ YARN = {
 # (router module, its inputs, router logits [T, E]) -> the scores that experts are chosen by, [T, E].
 Choice = Callable[[Any, tuple[Any, ...], torch.Tensor], torch.Tensor]
 
+# (router module, its logits [T, E], the chosen [T, K]) -> [T], in units of logits.
+Edges = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
+
 
 def usual_choice(router: Any, _: tuple[Any, ...], logits: torch.Tensor) -> torch.Tensor:
     """Sigmoid and a correction where the router has one (DeepSeek-V3), else softmax."""
@@ -50,6 +53,7 @@ class Case:
         renamed: transformers' name of a field → the hub's.
         router: end of the name of the routers' modules, whose output is (logits, weights, ids).
         choice: how they choose.
+        edges: how far they are from where weights jump; None: no weight does.
         fast_error: rms error of the fast path's logits, of their spread, that is no fault: more where rounding
             decides which positions are attended to, and each is one of few.
         publish: turns the folder that transformers wrote into what the hub has, where they differ.
@@ -66,6 +70,7 @@ class Case:
     renamed: dict[str, str] = field(default_factory=dict)
     router: str = "mlp.gate"
     choice: Choice = usual_choice
+    edges: Edges | None = None
     fast_error: float = 0.03
     publish: Callable[[Path], None] | None = None
     task: str = "ForCausalLM"

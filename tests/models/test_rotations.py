@@ -54,6 +54,19 @@ def test_logits_are_those_of_transformers(
     assert error <= 1e-4 * judged.logits.std()
 
 
+def test_each_rotation_has_its_factor_of_cos_and_sin() -> None:
+    phi = next(case for case in CASES if case.name == "phi-3.5-moe")
+    rope = phi.values["rope_parameters"]
+    model, original = build(phi.own_spelling()), rope["original_max_position_embeddings"]
+    for context, name, factors in (
+        (original, "short_mscale", "short_factor"),
+        (original + 1, "long_mscale", "long_factor"),
+    ):
+        made = model.at(context).decoder.layers[0].attention.rope  # type: ignore[attr-defined]
+        assert made.scale == rope[name]
+        assert made.inv_freq[0] == pytest.approx(1 / rope[factors][0])
+
+
 def wavelengths(model: Model) -> set[tuple[float, ...]]:
     layers = model.decoder.layers  # type: ignore[attr-defined]
     return {layer.attention.rope.inv_freq for layer in layers}

@@ -113,7 +113,9 @@ ONLY_ON_HUGGING_FACE = {
     "granitemoehybrid",
     "laguna",
     "lfm2_moe",
+    "minimax",
     "mistral4",
+    "phimoe",
 }
 
 

@@ -25,6 +25,9 @@ class Score(IntEnum):
     SOFTMAX = 0
     SIGMOID = 1
     SQRT_SOFTPLUS = 2
+    SPARSEMIXER = (
+        3  # the logits themselves choose; see kt_program_route for the weights (Phi-3.5-MoE)
+    )
 
 
 class GroupScore(IntEnum):
@@ -44,6 +47,7 @@ class Routing:
         n_group, topk_group: the number of groups of experts, and of those that a token may use.
         normalize: whether the weights of the chosen experts are divided by their sum.
         scale: the factor of the weights.
+        band: how near to a chosen expert others are that share its weight, of SparseMixer.
     """
 
     experts: int
@@ -54,6 +58,7 @@ class Routing:
     group_score: GroupScore = GroupScore.MAX
     normalize: bool = True
     scale: float = 1.0
+    band: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,7 +285,10 @@ def route(
         # Stable, so that the open experts come first and keep their order.
         is_open = _open_experts(rank, r).gather(1, order)
         order = order.gather(1, is_open.int().sort(dim=-1, descending=True, stable=True).indices)
-    return _weighted(score, order[:, : r.top_k], r, factors)
+    chosen = order[:, : r.top_k]
+    if r.score is Score.SPARSEMIXER:
+        score = _near_shares(logits, chosen, r.band)
+    return _weighted(score, chosen, r, factors)
 
 
 def scores(logits: Tensor, kind: Score) -> Tensor:
@@ -294,7 +297,23 @@ def scores(logits: Tensor, kind: Score) -> Tensor:
         return logits.softmax(-1)
     if kind is Score.SIGMOID:
         return logits.sigmoid()
+    if kind is Score.SPARSEMIXER:
+        return logits
     return torch.nn.functional.softplus(logits).sqrt()
+
+
+def _near_shares(logits: Tensor, chosen: Tensor, band: float) -> Tensor:
+    """Returns the softmax of each chosen expert among those near it that were not chosen before, zero elsewhere, [T,
+    E]; see kt_program_route."""
+    shares, others = torch.zeros_like(logits), logits
+    for k in range(chosen.shape[1]):
+        one = chosen[:, k : k + 1]
+        top = logits.gather(1, one)
+        is_far = (top - logits) / logits.abs().maximum(top) > band
+        near = others.masked_fill(is_far, float("-inf")).softmax(-1)
+        shares = shares.scatter(1, one, near.gather(1, one))
+        others = others.scatter(1, one, float("-inf"))
+    return shares
 
 
 def _weighted(

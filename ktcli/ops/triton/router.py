@@ -50,7 +50,7 @@ _READ_BYTES = 16 << 20
 @triton.jit
 def _router_kernel(
     x, weight, logit_bias, bias, factors, live, sums, tickets, ids, gates, sent, to_x, to_ids, to_gates,
-    x_row, sent_row, to_row, hidden, sent_width, span, n_experts, blocks, copies, scale,
+    x_row, sent_row, to_row, hidden, sent_width, span, n_experts, blocks, copies, scale, band,
     TOP_K: tl.constexpr, SCORE: tl.constexpr, BIASED: tl.constexpr, NORMALIZE: tl.constexpr,
     N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr, FACTORED: tl.constexpr,
     SHIFTED: tl.constexpr, MASKED: tl.constexpr, SENT: tl.constexpr,
@@ -102,7 +102,7 @@ def _router_kernel(
     if SHIFTED:
         logits += tl.load(logit_bias + expert, mask=known, other=0.0)
     chosen, gate = choice(
-        tl.where(known, logits, float("-inf")), bias, factors, n_experts, scale,
+        tl.where(known, logits, float("-inf")), bias, factors, n_experts, scale, band,
         TOP_K, SCORE, BIASED, NORMALIZE, N_GROUP, TOPK_GROUP, TOP2, FACTORED, BLOCK, SLOTS, GROUPS,
     )  # fmt: skip
     write_choice(chosen, gate, row, live, ids, gates, to_ids, to_gates, TOP_K, MASKED, SENT, SLOTS)
@@ -140,7 +140,8 @@ def choose(
     _router_kernel[(rows, copies + blocks * splits)](
         x, weight.data, logit_bias, bias, factors, None if live is None else live.view(torch.uint8),
         sums, tickets, ids, gates, sent if copies else None, to_x, to_ids, to_gates,
-        x.stride(0), *strides, weight.k, width, span, r.experts, blocks, copies, float(r.scale),
+        x.stride(0), *strides, weight.k, width, span, r.experts, blocks, copies,
+        float(r.scale), float(r.band),
         TOP_K=r.top_k, SCORE=int(r.score), BIASED=bias is not None, NORMALIZE=r.normalize,
         N_GROUP=r.n_group, TOPK_GROUP=r.topk_group,
         TOP2=r.group_score is GroupScore.TOP2 and r.experts > r.n_group,

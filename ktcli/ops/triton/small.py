@@ -157,7 +157,7 @@ def _open_experts(
 
 @triton.jit
 def choice(
-    x, bias, factors, n_experts, scale,
+    x, bias, factors, n_experts, scale, band,
     TOP_K: tl.constexpr, SCORE: tl.constexpr, BIASED: tl.constexpr, NORMALIZE: tl.constexpr,
     N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr, FACTORED: tl.constexpr,
     BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr,
@@ -173,6 +173,8 @@ def choice(
         # Below, e^x itself: 1 + e^x would lose it.
         soft = tl.where(power < 1e-4, power - 0.5 * power * power, tl.log(1 + power))
         score = tl.sqrt(tl.where(x > 20.0, x, soft))
+    elif SCORE == 3:
+        score = x
     else:
         power = tl.exp(x - tl.max(x, axis=0))
         score = power / tl.sum(power, axis=0)
@@ -189,9 +191,15 @@ def choice(
     gate = tl.zeros([SLOTS], tl.float32)
     total = 0.0
     for k in tl.static_range(TOP_K):
-        _best, at = _greatest(rank, expert, opened, BLOCK)
+        best, at = _greatest(rank, expert, opened, BLOCK)
+        if SCORE == 3:
+            other = tl.where(opened, x, best)
+            size = tl.maximum(tl.abs(other), best)
+            far = (best - other) / tl.where(size > 0, size, 1.0) > band
+            weight = 1 / tl.sum(tl.where(opened & (far == 0), tl.exp(other - best), 0.0), axis=0)
+        else:
+            weight = tl.sum(tl.where(expert == at, score, 0.0), axis=0)
         opened = opened & (expert != at)
-        weight = tl.sum(tl.where(expert == at, score, 0.0), axis=0)
         total += weight
         chosen = tl.where(slot == k, at, chosen)
         gate = tl.where(slot == k, weight, gate)
@@ -222,7 +230,7 @@ def write_choice(
 @triton.jit
 def _route_kernel(
     logits, bias, factors, live, ids, gates, x, to_x, to_ids, to_gates,
-    logits_row, n_experts, scale, x_row, to_row, hidden,
+    logits_row, n_experts, scale, band, x_row, to_row, hidden,
     TOP_K: tl.constexpr, SCORE: tl.constexpr, BIASED: tl.constexpr, NORMALIZE: tl.constexpr,
     N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr, FACTORED: tl.constexpr,
     MASKED: tl.constexpr, SENT: tl.constexpr,
@@ -247,7 +255,7 @@ def _route_kernel(
     known = expert < n_experts
     x = tl.load(logits + row * logits_row + expert, mask=known, other=float("-inf"))
     chosen, gate = choice(
-        x, bias, factors, n_experts, scale,
+        x, bias, factors, n_experts, scale, band,
         TOP_K, SCORE, BIASED, NORMALIZE, N_GROUP, TOPK_GROUP, TOP2, FACTORED, BLOCK, SLOTS, GROUPS,
     )  # fmt: skip
     write_choice(chosen, gate, row, live, ids, gates, to_ids, to_gates, TOP_K, MASKED, SENT, SLOTS)
@@ -347,7 +355,7 @@ def route_all(
         blocks = triton.cdiv(hidden, _BLOCK)
     _route_kernel[(tokens, 1 + blocks)](
         logits, bias, factors, None if live is None else live.view(torch.uint8), ids, gate,
-        x, to_x, to_ids, to_gates, logits.stride(0), r.experts, float(r.scale), *rows, hidden,
+        x, to_x, to_ids, to_gates, logits.stride(0), r.experts, float(r.scale), float(r.band), *rows, hidden,
         TOP_K=r.top_k, SCORE=int(r.score), BIASED=bias is not None,
         NORMALIZE=r.normalize, N_GROUP=r.n_group, TOPK_GROUP=r.topk_group,
         TOP2=r.group_score is GroupScore.TOP2 and r.experts > r.n_group,

@@ -145,11 +145,23 @@ def test_unpack_all_gives_what_products_read() -> None:
 # -- routing -------------------------------------------------------------------------------------------
 
 
+def near_share(logits: F32, chosen: list[int], band: float) -> np.float32:
+    """The softmax of the last chosen expert among those near it that were not chosen before."""
+    *before, last = chosen
+    top = logits[last]
+    others = np.delete(logits, before)
+    with np.errstate(invalid="ignore"):
+        near = others[~((top - others) / np.maximum(np.abs(others), top) > np.float32(band))]
+    return 1 / np.exp(near - top).sum()
+
+
 def route_slowly(logits: F32, r: Routing, bias: F32 | None) -> tuple[list[int], list[float]]:
     """One token, by the rule of kt_program_route."""
     if r.score is Score.SOFTMAX:
         score = np.exp(logits - logits.max(), dtype=np.float32)
         score = score / score.sum()
+    elif r.score is Score.SPARSEMIXER:
+        score = logits
     elif r.score is Score.SIGMOID:
         score = (1 / (1 + np.exp(-logits))).astype(np.float32)
     else:
@@ -163,6 +175,8 @@ def route_slowly(logits: F32, r: Routing, bias: F32 | None) -> tuple[list[int], 
     taking_part = [e for e in range(r.experts) if e // size in groups]
     ids = sorted(taking_part, key=lambda e: (-rank[e], e))[: r.top_k]
     gate = np.array([score[e] for e in ids])
+    if r.score is Score.SPARSEMIXER:
+        gate = np.array([near_share(logits, ids[: k + 1], r.band) for k in range(r.top_k)])
     if r.normalize:
         gate = gate / (gate.sum() + np.float32(1e-20))
     return ids, (gate * np.float32(r.scale)).tolist()
@@ -175,6 +189,8 @@ ROUTINGS = (
     Routing(16, 3, Score.SOFTMAX, 8, 3, GroupScore.MAX, False, 16.0),
     Routing(16, 4, Score.SQRT_SOFTPLUS, scale=1.5),
     Routing(6, 2, Score.SIGMOID, 6, 3, GroupScore.TOP2),  # groups of one
+    Routing(16, 2, Score.SPARSEMIXER, normalize=False, band=0.02),
+    Routing(10, 3, Score.SPARSEMIXER, normalize=False, band=0.7),
 )
 
 
@@ -184,6 +200,7 @@ def test_route(r: Routing, ties: bool) -> None:
     logits = draw(40, r.experts)
     # Of few values, so that experts and groups tie; a negative bias puts open experts below closed ones' zero.
     logits, bias = (logits.round(), torch.full((r.experts,), -2.0)) if ties else (logits, None)
+    bias = None if r.score is Score.SPARSEMIXER else bias
     ids, gate = f.route(logits, r, bias)
     assert ids.dtype == torch.int32 and gate.dtype == torch.float32
     for t in range(40):

@@ -596,6 +596,8 @@ ROUTINGS = (
     Routing(256, 6, Score.SQRT_SOFTPLUS, scale=1.5),
     Routing(5, 5),
     Routing(512, 10),
+    Routing(16, 2, Score.SPARSEMIXER, normalize=False, band=0.02),
+    Routing(10, 3, Score.SPARSEMIXER, normalize=False, band=0.7),
 )
 
 
@@ -648,13 +650,15 @@ def router() -> None:
             (ROUTINGS[5], 7, 64, torch.float32),
             (ROUTINGS[6], 1, 2100, torch.float32),  # splits of two tiles
             (Routing(8, 2, Score.SIGMOID, normalize=False), 16, 1536, torch.float32),
+            (Routing(16, 2, Score.SPARSEMIXER, normalize=False, band=0.5), 2, 1100, torch.float32),
         )
     ):
         e = routing.experts
         x = torch.randint(-3, 4, (rows, hidden + 6)).float()[:, :hidden]
         w = (torch.randint(-2, 3, (e, hidden)) / 64).to(dtype)
         shift = torch.randint(-3, 4, (e,)).float() if number % 2 else None
-        bias = None if routing.score is Score.SOFTMAX else torch.randn(e)
+        plain = routing.score in (Score.SOFTMAX, Score.SPARSEMIXER)
+        bias = None if plain else torch.randn(e)
         live = torch.arange(rows) % 3 != 1 if number % 3 else None
         _routes(x, PlainMatrix(w, tickets), shift, routing, bias, live)
         if number in (3, 5):
