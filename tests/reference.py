@@ -59,6 +59,7 @@ def case_named(name: str) -> Case:
     return found
 
 
+_COMPUTED = "inv_freq", "position_ids", "embed_scale", "slope_rate", "_decay"
 _FACTORS = "layer_scalar", "router.scale", "per_expert_scale"  # of about 1
 
 
@@ -68,7 +69,7 @@ def write_checkpoint(case: Case, folder: Path, dtype: torch.dtype = torch.bfloat
     model = case.model_class(case.config())
     with torch.no_grad():
         for name, value in (*model.named_parameters(), *model.named_buffers()):
-            if any(each in name for each in ("inv_freq", "position_ids", "embed_scale")):
+            if any(each in name for each in _COMPUTED):
                 continue
             if not value.is_floating_point():  # a table of experts: some of them, each once
                 chances = torch.rand(value.shape[0], case.config().n_routed_experts)

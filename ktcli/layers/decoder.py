@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 from ktcli.layers.compressed import CompressedAttention
 from ktcli.layers.gated_delta import GatedDeltaNet
@@ -11,6 +12,7 @@ from ktcli.layers.grouped_query import GroupedQueryAttention
 from ktcli.layers.hyper import HyperConnection, StreamMean
 from ktcli.layers.kimi_delta import KimiDelta
 from ktcli.layers.latent import LatentAttention
+from ktcli.layers.lightning import LightningAttention
 from ktcli.layers.mamba2 import Mamba2
 from ktcli.layers.mlp import DenseMlp
 from ktcli.layers.short_conv import ShortConv
@@ -29,9 +31,11 @@ Attention = (
     | KimiDelta
     | CompressedAttention
     | Mamba2
+    | LightningAttention
     | ShortConv
 )
 Mlp = DenseMlp | SparseMlp
+T = TypeVar("T")
 USUAL_NORMS = "input_layernorm", "post_attention_layernorm"
 NO_NORMS = "", ""
 
@@ -63,11 +67,13 @@ class Wiring:
         parallel: MLP reads what attention reads, instead of what it made: one norm is before both (Cohere).
         centred: norms subtract the mean: LayerNorm instead of RMSNorm.
         shifted: these norms have a bias (Phi-3.5-MoE).
+        postnorm: outputs are added to what the part has read, behind its norm, not to what came before (MiniMax).
     """
 
     parallel: bool = False
     centred: bool = False
     shifted: bool = False
+    postnorm: bool = False
 
 
 SEQUENTIAL = Wiring()
@@ -81,7 +87,7 @@ class DecoderLayer:
 
     Attributes:
         attention, mlp: its two parts; None: the layer has only the other one (Nemotron).
-        added: the factor of the outputs of attention and MLP.
+        kept, added: the factors in the sums behind attention and MLP, of the residual and of the output.
         after: names of norms of these outputs (Trinity, Gemma); "": there is none.
         scalar: the name of a factor of the residual after the layer (Gemma 4); "": there is none.
         source: checkpoint prefix, e.g. "model.layers.3".
@@ -99,7 +105,8 @@ class DecoderLayer:
     norm_plus: float = 0.0
     norm_names: tuple[str, str] = USUAL_NORMS
     mixers: tuple[HyperConnection, HyperConnection] | None = None
-    added: float = 1.0
+    kept: tuple[float, float] = (1.0, 1.0)
+    added: tuple[float, float] = (1.0, 1.0)
     after: tuple[str, str] = NO_NORMS
     wiring: Wiring = SEQUENTIAL
     scalar: str = ""
@@ -120,9 +127,13 @@ class DecoderLayer:
         return self._norms("norm_after", self.after)
 
     def _norms(self, kind: str, names: tuple[str, str]) -> tuple[Tensor | None, ...]:
-        both = ("attn", names[0], self.attention), ("mlp", names[1], self.mlp)
-        own = [(of, source) for of, source, part in both if part is not None]
+        own = self._of_parts((("attn", names[0]), ("mlp", names[1])))
         return tuple(self._norm(f"{of}_{kind}", source) if source else None for of, source in own)
+
+    def _of_parts(self, both: tuple[T, T]) -> tuple[T, ...]:
+        """Returns, of one thing for attention and one for the MLP, those of the parts that there are."""
+        pairs = zip(both, (self.attention, self.mlp), strict=True)
+        return tuple(each for each, part in pairs if part is not None)
 
     def _norm(self, name: str, source: str) -> Tensor:
         return self._vector(name, _stored_norm(self.source, source, self.hidden, self.norm_plus))
@@ -175,12 +186,15 @@ class DecoderLayer:
             for block in self.parts:
                 x = b.add(x, block.forward(b, entered))
             return x
+        kept, added = self._of_parts(self.kept), self._of_parts(self.added)
         for i, block in enumerate(self.parts):
             if self.mixers is None:
-                inner = block.forward(b, self._entered(b, x, i))
+                entered = self._entered(b, x, i)
+                inner = block.forward(b, entered)
                 if after := self.norms_after[i]:
                     inner = b.norm(inner, after, self.eps)
-                x = b.add(x, scaled(b, inner, self.added))
+                x = scaled(b, entered if self.wiring.postnorm else x, kept[i])
+                x = b.add(x, scaled(b, inner, added[i]))
             else:
                 entered, leaving = self.mixers[i].enter(b, x)
                 inner = block.forward(b, self._entered(b, entered, i))

@@ -54,6 +54,7 @@ _FAMILIES = {
     "lfm2_moe": "lfm2_moe",
     "mellum": "mellum",
     "mimo_v2_flash": "mimo_v2_flash",
+    "minimax": "minimax minimax_m1 minimax_text_01",
     "minimax_m3": "minimax_m3_vl",
     "mistral4": "mistral4 mistral3",
     "mixtral": "mixtral minimax_m2",

@@ -120,10 +120,10 @@ class _Frame:
             names.norm_plus,
             names.norms,
             self._mixers(i, source),
-            self.residual,
-            names.after,
-            self.wiring,
-            names.scalar,
+            added=(self.residual, self.residual),
+            after=names.after,
+            wiring=self.wiring,
+            scalar=names.scalar,
         )
 
     def _mixers(self, i: int, source: str) -> tuple[HyperConnection, HyperConnection] | None:

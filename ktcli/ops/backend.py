@@ -17,7 +17,7 @@ from typing import Any, Generic, ParamSpec
 from ktcli.ops.operation import Operation
 from ktcli.ops.table.attention import Choose, Gqa, Mla, Mqa
 from ktcli.ops.table.experts import Carry, Experts, Route, SplitRouting
-from ktcli.ops.table.recurrent import Conv, Delta, Pooling, Scan
+from ktcli.ops.table.recurrent import Conv, Delta, Lightning, Pooling, Scan
 from ktcli.ops.table.rowwise import (
     Add,
     Embed,
@@ -70,6 +70,7 @@ class Backend(ABC):
     pooling = Call(Pooling)
     delta = Call(Delta)
     scan = Call(Scan)
+    lightning = Call(Lightning)
     route = Call(Route)
     experts = Call(Experts)
     swiglu = Call(Swiglu)

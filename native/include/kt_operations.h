@@ -211,6 +211,19 @@ typedef struct kt_scan {
 KT_API int kt_program_scan(kt_program *program, kt_view out, kt_view x, kt_view b, kt_view c, kt_view dt,
                            const kt_scan *shape);
 
+/* Lightning attention: a head keeps a state S [head_dim][head_dim], which decays alike in every token, and for each
+ * token, with q, k and v of its own,
+ *     S = e^-rate S + k v^T;   out = S^T q
+ * Source: arXiv 2501.08313, section 2.2.
+ * Views: q, k, v and out [heads * head_dim]. State: as that of kt_program_scan. */
+typedef struct kt_lightning {
+    int32_t heads, head_dim;
+    const float *rates;     /* [heads], not negative, copied */
+    size_t state_offset;    /* bytes into the state, multiple of 64 */
+} kt_lightning;
+KT_API int kt_program_lightning(kt_program *program, kt_view out, kt_view q, kt_view k, kt_view v,
+                                const kt_lightning *shape);
+
 enum kt_score { KT_SCORE_SOFTMAX = 0, KT_SCORE_SIGMOID = 1, KT_SCORE_SQRT_SOFTPLUS = 2, KT_SCORE_SPARSEMIXER = 3 };
 enum kt_group_score { KT_GROUP_MAX = 0, KT_GROUP_TOP2 = 1 };
 

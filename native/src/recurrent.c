@@ -241,7 +241,7 @@ typedef struct scan {
     int64_t heads, groups, state_dim, head_dim;
     int64_t panels;                     /* of each head's columns */
     float *rate, dt_min, dt_max;
-    const float *bias, *skip;
+    const float *bias, *skip;           /* NULL in lightning attention, where each dt is 1 and nothing passes by */
     size_t offset;
 } scan;
 
@@ -259,17 +259,19 @@ static void prepare_scan(const void *arg, worker *w)
 /* Panel `panel` of head `h`, for all tokens of a run. */
 static scan_block scan_at(const scan *o, const worker *w, int64_t number, int64_t h, int64_t panel)
 {
+    static const float one = 1;
     const kt_run *run = &w->batch->runs[number];
     int64_t row = w->batch->first[number], first = panel * PANEL_COLUMNS;
     int64_t from = h / (o->heads / o->groups) * o->state_dim, column = h * o->head_dim + first;
     int64_t at = h * o->state_dim * ceil16(o->head_dim) + o->state_dim * first;
     const float *state = state_before(w, run, o->offset);
     scan_block s = {.n_tokens = run->n_tokens, .state_dim = o->state_dim,
-                    .columns = min64(PANEL_COLUMNS, o->head_dim - first), .rate = o->rate[h], .skip = o->skip[h],
+                    .columns = min64(PANEL_COLUMNS, o->head_dim - first), .rate = o->rate[h],
+                    .skip = o->skip ? o->skip[h] : 0,
                     .x = view_row(w, o->x, row) + column, .x_stride = view_stride(w, o->x),
                     .b = view_row(w, o->b, row) + from, .b_stride = view_stride(w, o->b),
                     .c = view_row(w, o->c, row) + from, .c_stride = view_stride(w, o->c),
-                    .dt = view_row(w, o->dt, row) + h, .dt_stride = view_stride(w, o->dt),
+                    .dt = o->bias ? view_row(w, o->dt, row) + h : &one, .dt_stride = o->bias ? view_stride(w, o->dt) : 0,
                     .state = state ? state + at : NULL, .next = state_after(w, run, o->offset) + at,
                     .out = view_row(w, o->out, row) + column, .out_stride = view_stride(w, o->out)};
     s.width = ceil16(s.columns);
@@ -334,6 +336,56 @@ int kt_program_scan(kt_program *p, kt_view out, kt_view x, kt_view b, kt_view c,
     program_touch_view(p, dt, OWN_ROWS | WRITES);
     program_phase(p, scan_run, o);
     for (int i = 1; i < 5; i++)
+        program_touch_view(p, views[i], ANY_ROWS);
+    program_touch_view(p, out, ANY_ROWS | WRITES);
+    return KT_OK;
+}
+
+/* ---- lightning attention --------------------------------------------------------------------------- */
+
+static int check_lightning(kt_program *p, const kt_view v[4], const kt_lightning *s)
+{
+    static const char *const names[] = {"lightning out", "lightning q", "lightning k", "lightning v"};
+    int failed = program_open(p);
+    for (int i = 0; i < 4 && !failed; i++)
+        failed = program_check_view(p, names[i], v[i], KT_ROWS_TOKENS);
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < i && !failed; j++)
+            failed = program_check_overlap(p, "lightning", v[i], v[j], 0);
+    if (failed)
+        return failed;
+    int64_t width = (int64_t)s->heads * s->head_dim;
+    if (s->heads < 1 || s->head_dim < 1 || s->head_dim > MOST_KEYS || v[0].width != width || v[1].width != width ||
+        v[2].width != width || v[3].width != width || !s->rates)
+        return program_fail(p, KT_ERR_SHAPE, "lightning: %d heads of %d columns (at most %d), but q has %d, k %d, v %d, "
+                            "out %d", s->heads, s->head_dim, MOST_KEYS, v[1].width, v[2].width, v[3].width, v[0].width);
+    for (int32_t h = 0; h < s->heads; h++)
+        if (!(s->rates[h] >= 0))
+            return program_fail(p, KT_ERR_RANGE, "lightning: head %d decays at a rate of %g", h, (double)s->rates[h]);
+    return KT_OK;
+}
+
+int kt_program_lightning(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, const kt_lightning *s)
+{
+    const kt_view views[4] = {out, q, k, v};
+    int failed = check_lightning(p, views, s);
+    size_t size = failed ? 0 : size_mul((size_t)s->heads * (size_t)s->head_dim, (size_t)ceil16(s->head_dim) * sizeof(float));
+    if (!failed && size > INT64_MAX / 4)
+        return program_fail(p, KT_ERR_SHAPE, "lightning: a state of %zu bytes", size);
+    if (!failed)
+        failed = program_reserve_state(p, "lightning", s->state_offset, size);
+    scan *o = failed ? NULL : program_new(p, sizeof *o);
+    if (!o)
+        return failed ? failed : KT_ERR_MEMORY;
+    *o = (scan){.out = out, .x = v, .b = k, .c = q, .heads = s->heads, .groups = s->heads, .state_dim = s->head_dim,
+                .head_dim = s->head_dim, .panels = (s->head_dim + PANEL_COLUMNS - 1) / PANEL_COLUMNS,
+                .rate = program_constant(p, s->heads, 0), .offset = s->state_offset};
+    if (!o->rate)
+        return KT_ERR_MEMORY;
+    memcpy(o->rate, s->rates, (size_t)s->heads * sizeof *o->rate);
+    program_operation(p);
+    program_phase(p, scan_run, o);
+    for (int i = 1; i < 4; i++)
         program_touch_view(p, views[i], ANY_ROWS);
     program_touch_view(p, out, ANY_ROWS | WRITES);
     return KT_OK;

@@ -117,7 +117,8 @@ static inline void ev_delta_layer(everything *e, kt_view x)
     kt_delta rule = {2, 1, 16, 16, e->log_rate, e->log_rate, EV_HIDDEN * sizeof(float), 0};
     kt_scan scan = {2, 1, 16, 16, e->log_rate, e->log_rate, e->log_rate, 0, INFINITY,
                     (EV_HIDDEN + 2 * 16 * 16) * sizeof(float)};
-    e->state_bytes = EV_HIDDEN * sizeof(float) + 2 * 2 * 16 * 16 * sizeof(float);
+    kt_lightning lightning = {1, 16, (float[1]){0.1f}, (EV_HIDDEN + 4 * 16 * 16) * sizeof(float)};
+    e->state_bytes = EV_HIDDEN * sizeof(float) + 5 * 16 * 16 * sizeof(float);
     OK(kt_program_conv(p, mixed, x, &conv), kt_program_error(p));
     OK(kt_program_norm(p, gates, x,
                        &(kt_norm){.gain = e->gain, .eps = 1e-6f, .head_width = EV_HIDDEN}), kt_program_error(p));
@@ -126,6 +127,9 @@ static inline void ev_delta_layer(everything *e, kt_view x)
     OK(kt_program_scan(p, part(gates, 16, 32), part(mixed, 32, 32), part(mixed, 16, 16), part(mixed, 0, 16),
                        part(gates, 4, 2), &scan), kt_program_error(p));
     OK(kt_program_add(p, out, out, part(gates, 16, 32)), kt_program_error(p));
+    OK(kt_program_lightning(p, part(gates, 16, 16), part(mixed, 0, 16), part(mixed, 16, 16), part(mixed, 32, 16),
+                            &lightning), kt_program_error(p));
+    OK(kt_program_add(p, part(out, 0, 16), part(out, 0, 16), part(gates, 16, 16)), kt_program_error(p));
     OK(kt_program_add(p, part(x, 16, 32), part(x, 16, 32), out), kt_program_error(p));
 }
 

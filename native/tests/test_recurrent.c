@@ -1,5 +1,5 @@
-/* test_recurrent.c - the causal convolution, the gated delta rule and the state space model against plain loops in double, on every ISA
- * row; the same bits however a sequence is cut into steps, on every row and for every team; and a state that is
+/* test_recurrent.c - the causal convolution, the gated delta rule, the state space model and lightning attention against plain loops in double, on
+ * every ISA row; the same bits however a sequence is cut into steps, on every row and for every team; and a state that is
  * read is not written. */
 #include "check.h"
 
@@ -8,13 +8,14 @@ enum { TOKENS = 21, MOST_FLOATS = 40000 };
 typedef struct shape {
     int heads, key_heads, dk, dv, width, per_key;
     float lowest;
-    int scans;                  /* the state space model instead of the rule, behind a convolution with a bias */
+    int scans;                  /* instead of the rule, behind a convolution with a bias: 1: the state space model, 2: lightning */
     int linear;
 } shape;
 
 static const shape shapes[] = {{4, 2, 24, 40, 4, 0, 0, 0, 0}, {3, 3, 20, 72, 3, 0, -1.5f, 0, 1},
                                {2, 1, 33, 16, 2, 1, 0, 0, 1}, {1, 1, 64, 144, 4, 1, -5, 0, 0},
-                               {4, 2, 24, 40, 4, 0, 0, 1, 0}, {2, 1, 33, 72, 3, 0, 0, 1, 1}};
+                               {4, 2, 24, 40, 4, 0, 0, 1, 0}, {2, 1, 33, 72, 3, 0, 0, 1, 1},
+                               {2, 2, 33, 33, 3, 0, 0, 2, 1}, {1, 1, 80, 80, 2, 0, 0, 2, 0}};
 static const float dt_min = 0.4f, dt_max = 0.9f;    /* softplus of what is drawn is less, between, and more */
 
 enum { STATES = 3 };
@@ -27,7 +28,7 @@ typedef struct fixture {
     size_t rule_at, state_bytes;            /* where the rule's state begins */
     float *states;                          /* [STATES] */
     kt_run run;
-    float weight[4 * 400], log_rate[4], bias[80], skip[4], conv_bias[400], x[TOKENS][400], g[TOKENS][80], b[TOKENS][4];
+    float weight[4 * 400], log_rate[4], rate[4], bias[80], skip[4], conv_bias[400], x[TOKENS][400], g[TOKENS][80], b[TOKENS][4];
 } fixture;
 
 static kt_view part(kt_view v, int first, int width)
@@ -47,7 +48,7 @@ static void make_numbers(fixture *f, const shape *s)
     fill(f->skip, (size_t)s->heads, 3);
     fill(f->conv_bias, (size_t)f->columns, 4);
     for (int h = 0; h < s->heads; h++)
-        f->log_rate[h] = logf(0.05f * (float)(1 + h * h));
+        f->log_rate[h] = logf(f->rate[h] = 0.05f * (float)(1 + h * h));
     for (int t = 0; t < TOKENS; t++) {
         fill(f->x[t], (size_t)f->columns, 10 + (uint64_t)t);
         fill(f->g[t], (size_t)f->decays, 50 + (uint64_t)t);
@@ -72,7 +73,10 @@ static void record(fixture *f, kt_pool *pool)
     kt_view q = part(f->mixed, 0, f->keys), k = part(f->mixed, f->keys, f->keys);
     kt_view v = part(f->mixed, 2 * f->keys, f->values);
     OK(kt_program_conv(p, f->mixed, f->in, &conv), kt_program_error(p));
-    if (s->scans)
+    if (s->scans == 2)
+        OK(kt_program_lightning(p, f->out, q, k, v, &(kt_lightning){s->heads, s->dk, f->rate, f->rule_at}),
+           kt_program_error(p));
+    else if (s->scans)
         OK(kt_program_scan(p, f->out, v, k, q, f->decay, &scan), kt_program_error(p));
     else
         OK(kt_program_delta(p, f->out, q, k, v, f->decay, f->beta, &rule), kt_program_error(p));
@@ -130,7 +134,7 @@ static void expect_head(const fixture *f, int t, int h, const double *mixed, dou
     }
 }
 
-/* The same of the state space model. */
+/* The same of the state space model, or of lightning attention. */
 static void expect_scan(const fixture *f, int t, int h, const double *mixed, double *state, double *out)
 {
     const shape *s = &f->s;
@@ -138,9 +142,12 @@ static void expect_scan(const fixture *f, int t, int h, const double *mixed, dou
     const double *c = mixed + from, *b = mixed + f->keys + from, *x = mixed + 2 * f->keys + h * s->dv;
     double dt = log1p(exp((double)f->g[t][h] + (double)f->bias[h]));
     dt = fmin(fmax(dt, (double)dt_min), (double)dt_max);
+    double skip = (double)f->skip[h];
+    if (s->scans == 2)
+        dt = 1, skip = 0;
     double kept = exp(-exp((double)f->log_rate[h]) * dt);
     for (int i = 0; i < s->dv; i++) {
-        out[h * s->dv + i] = (double)f->skip[h] * x[i];
+        out[h * s->dv + i] = skip * x[i];
         for (int j = 0; j < s->dk; j++) {
             state[j * s->dv + i] = kept * state[j * s->dv + i] + b[j] * dt * x[i];
             out[h * s->dv + i] += state[j * s->dv + i] * c[j];
@@ -282,6 +289,13 @@ static void check_refused(void)
         REFUSED(kt_program_scan(p, part(b, 0, 32), v, k, q, part(a, 48, 2), &scan), KT_ERR_RANGE, kt_program_error(p),
                 "dt between");
     }
+    kt_lightning lightning = {1, 16, (float[1]){-1}, 0};
+    REFUSED(kt_program_lightning(p, part(b, 0, 16), part(a, 0, 16), part(a, 16, 16), part(a, 32, 16), &lightning),
+            KT_ERR_RANGE, kt_program_error(p), "head 0 decays at a rate of -1");
+    REFUSED(kt_program_lightning(p, part(b, 0, 16), part(a, 0, 16), part(a, 16, 15), part(a, 32, 16), &lightning),
+            KT_ERR_SHAPE, kt_program_error(p), "k 15");
+    REFUSED(kt_program_lightning(p, part(b, 0, 16), part(a, 0, 16), part(a, 8, 16), part(a, 32, 16), &lightning),
+            KT_ERR_SHAPE, kt_program_error(p), "overlap");
     rule.key_heads = 0;
     REFUSED(kt_program_delta(p, part(b, 0, 32), q, k, v, part(a, 48, 2), part(a, 52, 2), &rule), KT_ERR_SHAPE,
             kt_program_error(p), "0 key heads");

@@ -19,7 +19,9 @@ IDS = np.random.default_rng(0).integers(0, 99, 150).tolist()
 OTHERS = np.random.default_rng(1).integers(0, 99, 60).tolist()
 
 
-@pytest.fixture(scope="module", params=["qwen3-next", "deepseek-v4", "glm-5.3", "nemotron-3-nano"])
+@pytest.fixture(
+    scope="module", params=["qwen3-next", "deepseek-v4", "glm-5.3", "nemotron-3-nano", "minimax-m1"]
+)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made.convert(request.param, tmp_path_factory.mktemp(request.param))
 

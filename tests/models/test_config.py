@@ -64,7 +64,7 @@ LINEAR = BY_NAME["qwen3-next"]
 NEMOTRON, HYBRID = BY_NAME["nemotron-3-super"], BY_NAME["granite-4-h"]
 DEEP = {"num_hidden_layers": 512, "layer_types": None, "mlp_layer_types": None}
 LFM2, MISTRAL4, COHERE = (BY_NAME[name] for name in ("lfm2-moe", "mistral4", "command-a-plus"))
-PHI = BY_NAME["phi-3.5-moe"]
+PHI, M1 = BY_NAME["phi-3.5-moe"], BY_NAME["minimax-m1"]
 PHI_LONG = PHI.values["rope_parameters"]
 KIMI, LING_2 = BY_NAME["kimi-linear"], BY_NAME["ling-2"]
 OMNI, ERNIE_VL = BY_NAME["qwen3-omni"], BY_NAME["ernie4.5-vl"]
@@ -208,6 +208,11 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (COHERE, {"expert_selection_fn": "relu"}, "expert_selection_fn"),
     (COHERE, {"shared_expert_combination_strategy": "max"}, "combination_strategy 'max'"),
     (COHERE, {"logit_scale": 0}, "logit_scale is 0"),
+    (M1, {"layer_types": ["lightning"] * 4}, "layer_types 'lightning'"),
+    (M1, {"layer_types": None, "attn_type_list": [0, 1, 2, 0]}, "attn_type_list 2"),
+    (M1, {"shared_intermediate_size": 9}, "shared_intermediate_size 9"),
+    (M1, {"sliding_window": 9}, "sliding_window"),
+    (M1, {"mlp_alpha_factor": -1}, "mlp_alpha_factor is -1"),
     (PHI, {"num_experts_per_tok": 3}, "num_experts_per_tok 3"),
     (PHI, {"router_jitter_noise": -1}, "router_jitter_noise is -1"),
     (PHI, {"rope_parameters": {"rope_type": "yarn"}}, "'yarn'"),
@@ -425,3 +430,20 @@ def test_the_table_of_families_is_what_their_files_say() -> None:
     files = {name: import_module(f"ktcli.models.{name}") for name in names}
     families = {name: set(f.MODEL_TYPES) for name, f in files.items() if hasattr(f, "MODEL_TYPES")}
     assert families == {name: set(kinds.split()) for name, kinds in models._FAMILIES.items()}
+
+
+def test_minimax_in_its_publishers_words() -> None:
+    """Layers by number, and factors under other names; what is added to is what was read, where the config says so."""
+    own = M1.own_spelling()
+    renamed = {
+        "full_attn_alpha_factor": "layernorm_full_attention_alpha",
+        "full_attn_beta_factor": "layernorm_full_attention_beta",
+        "linear_attn_alpha_factor": "layernorm_linear_attention_alpha",
+        "linear_attn_beta_factor": "layernorm_linear_attention_beta",
+        "mlp_alpha_factor": "layernorm_mlp_alpha",
+        "mlp_beta_factor": "layernorm_mlp_beta",
+    }
+    published = {renamed.get(name, name): value for name, value in own.items()}
+    published |= {"model_type": "minimax_m1", "attn_type_list": [0, 0, 1, 0], "postnorm": True}
+    assert build({**published, "layer_types": None}) == build(own)
+    assert build({**published, "postnorm": False}) != build(own)

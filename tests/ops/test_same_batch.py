@@ -244,6 +244,12 @@ def scan(b: Bench) -> None:
     b.program.append("scan", views, **shape, **learned, state_offset=b.states(4 * 16 * 32))
 
 
+def lightning(b: Bench) -> None:
+    views = b.made(48), b.part(48), b.part(48), b.part(48)
+    shape = {"heads": 3, "head_dim": 16, "rates": vector(3) ** 2}
+    b.program.append("lightning", views, **shape, state_offset=b.states(3 * 16 * 16))
+
+
 def experts(b: Bench) -> None:
     """With deferral, and without normalisation."""
     width, n = 64, 6
@@ -273,7 +279,7 @@ def summary(b: Bench) -> None:
 
 WALKING = (
     embed, rope, gqa, gqa_windows, gqa_blocks, mla, mla_chosen, mqa, mqa_pooled, pooling_overlap, conv, conv_linear,
-    delta, delta_by_key, scan, temper, summary,
+    delta, delta_by_key, scan, lightning, temper, summary,
 )  # fmt: skip
 PRODUCTS = (linear, experts)
 Record = Callable[[Bench], None]

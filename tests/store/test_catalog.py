@@ -113,6 +113,7 @@ ONLY_ON_HUGGING_FACE = {
     "granitemoehybrid",
     "laguna",
     "lfm2_moe",
+    "minimax",
     "mistral4",
     "phimoe",
 }

@@ -217,3 +217,46 @@ class Scan(Operation):
         values, groups = s.heads * s.head_dim, s.groups * s.state_dim
         views = {"out": values, "x": values, "b": groups, "c": groups, "dt": s.heads}
         return {**views, "log_rate": s.heads, "bias": s.heads, "skip": s.heads}
+
+
+@dataclass(frozen=True, slots=True)
+class LightningShape:
+    """The facts of one layer's lightning attention: a state [head_dim, head_dim] for each of `heads`.
+
+    Attributes:
+        rates: the rate of each head's decay: a token multiplies its state by e^-rate.
+    """
+
+    heads: int
+    head_dim: int
+    rates: tuple[float, ...]
+
+    @property
+    def state_elements(self) -> int:
+        """The number of f32 elements of a sequence's states, with columns padded to whole lines."""
+        return self.heads * self.head_dim * ceil_to(self.head_dim, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Lightning(Operation):
+    """Applies lightning attention, linear attention with a fixed decay, see kt_program_lightning -> [T, heads *
+    head_dim].
+
+    Args:
+        first: f32 element of the layer's state with which its own begins, a multiple of 16.
+    """
+
+    name = "lightning"
+    reads_step = True
+
+    q: Rows
+    k: Rows
+    v: Rows
+    shape: LightningShape
+    _: KW_ONLY
+    layer: StateOf
+    first: StateFirst = 0
+
+    def widths(self) -> Widths:
+        """Returns the columns of the result, q, k and v."""
+        return dict.fromkeys(("out", "q", "k", "v"), self.shape.heads * self.shape.head_dim)

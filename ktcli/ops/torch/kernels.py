@@ -65,6 +65,7 @@ _TORCH: Mapping[str, Kernel] = {
     "pooling": pooling.pooling,
     "delta": recurrent.delta,
     "scan": recurrent.scan,
+    "lightning": recurrent.lightning,
     "route": functions.route,
     "swiglu": functions.swiglu,
     "gate": functions.gate,

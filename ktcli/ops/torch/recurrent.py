@@ -1,5 +1,5 @@
-"""The causal convolution, the gated delta rule and Mamba-2's state space model in plain torch: operations with a state
-of fixed size.
+"""The causal convolution, the gated delta rule, Mamba-2's state space model and lightning attention in plain torch:
+operations with a state of fixed size.
 
 All is f32. With one row per sequence (run = 1) nothing waits for the device, so a step can be captured; longer
 runs go in blocks of tokens, within which the rule is a triangular system.
@@ -8,12 +8,13 @@ runs go in blocks of tokens, within which the rule is a triangular system.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, silu, softplus
 
-from ktcli.ops.table.recurrent import DeltaShape, ScanShape
+from ktcli.ops.table.recurrent import DeltaShape, LightningShape, ScanShape
 from ktcli.ops.torch.functions import Rows
 
 _BLOCK = 64  # tokens of a triangular system
@@ -193,6 +194,35 @@ def scan(
         out, after = _scan_blocks(b, c, steps * values, log_g, before)
     state.write(after)
     out = out + skip[:, None, None] * values
+    return out.transpose(1, 2).reshape(-1, s.heads * s.head_dim)
+
+
+@cache
+def _rates(shape: LightningShape, device: torch.device) -> Tensor:
+    """Returns the rate of each head's decay, f32 [heads, 1, 1], made at the first use on a device: before anything is
+    captured there."""
+    return torch.tensor(shape.rates, dtype=torch.float32, device=device)[:, None, None]
+
+
+def lightning(
+    q: Tensor, k: Tensor, v: Tensor, shape: LightningShape, *, rows: Rows, state: States
+) -> Tensor:
+    """Returns the result of lightning attention by kt_program_lightning's formula, [T, heads * head_dim] f32.
+
+    Args:
+        q, k, v: [T, heads * head_dim].
+    """
+    s, run = shape, rows.run
+    q, k, v = (e.reshape(-1, run, s.heads, s.head_dim).transpose(1, 2) for e in (q, k, v))
+    before = state.read((s.heads, s.head_dim, s.head_dim))
+    rates = _rates(s, q.device)
+    if rows.single:
+        after = before * (-rates).exp() + k.mT @ v
+        out = q @ after
+    else:
+        log_g = (-rates).expand(q.shape[0], -1, run, -1)
+        out, after = _scan_blocks(k, q, v, log_g, before)
+    state.write(after)
     return out.transpose(1, 2).reshape(-1, s.heads * s.head_dim)
 
 

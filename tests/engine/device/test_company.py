@@ -34,7 +34,10 @@ from ktcli.ops.torch.kernels import Kernel
 
 LINES = 4
 # Grouped and latent attention, windows, states, pooled windows, chosen positions and blocks.
-FAMILIES = "qwen3 deepseek-v3 gpt-oss qwen3-next deepseek-v4 deepseek-v3.2 minimax-m3 nemotron-3-super".split()
+FAMILIES = (
+    "qwen3 deepseek-v3 gpt-oss qwen3-next deepseek-v4 deepseek-v3.2 minimax-m3 nemotron-3-super"
+    " minimax-m1"
+).split()
 QUICK = ("qwen3-next",)
 TEXTS = np.random.default_rng(5).integers(0, 99, (LINES, CONTEXT)).astype(np.int32)
 

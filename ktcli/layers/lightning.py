@@ -1,0 +1,108 @@
+"""Lightning attention: linear attention of which every head's state decays at a fixed rate (MiniMax-Text-01, M1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from ktcli.layers.gated_delta import projection
+from ktcli.ops.backend import Backend, Value
+from ktcli.ops.scratch import Scratch
+from ktcli.ops.state import LayerState
+from ktcli.ops.table.recurrent import LightningShape
+from ktcli.ops.table.rowwise import GateKind
+from ktcli.ops.tensors import Role, Stored, Tensor, vector
+
+_EPS = 1e-6  # of the norm, whatever the config says of the others
+_LAST = 1e-5  # keeps the rates of the last layer above zero
+
+
+@dataclass(frozen=True)
+class LightningAttention:
+    """A state of each head over silu of q, k and v, with a norm of all heads together and a gate on its columns.
+
+    Sources: MiniMax-01, arXiv 2501.08313; transformers 5.23 (minimax).
+
+    Attributes:
+        n_layers: the number of layers of the model: the later one is, the slower its states decay.
+        layer: number of the decoder layer.
+        source: checkpoint prefix, e.g. "model.layers.2.self_attn".
+    """
+
+    hidden: int
+    heads: int
+    head_dim: int
+    n_layers: int
+    layer: int = 0
+    source: str = ""
+
+    @property
+    def _inner(self) -> int:
+        """The number of columns of each of q, k, v, gate and result, of all heads."""
+        return self.heads * self.head_dim
+
+    @cached_property
+    def shape(self) -> LightningShape:
+        """The sizes of the states, and each head's rate of decay: that of ALiBi, less in later layers."""
+        part = 1 - self.layer / (self.n_layers - 1 + _LAST) + _LAST
+        rates = (2 ** (-8 * (head + 1) / self.heads) * part for head in range(self.heads))
+        return LightningShape(self.heads, self.head_dim, tuple(rates))
+
+    @cached_property
+    def qkvg(self) -> Tensor:
+        """The projection of the input to q, k, v and the gate, each for all heads."""
+        gate = Stored(f"{self.source}.output_gate.weight", (self._inner, self.hidden))
+        return self._projection("qkvg", *self._by_head(), gate)
+
+    @cached_property
+    def o(self) -> Tensor:
+        """The output projection, [hidden, heads * head_dim]."""
+        stored = Stored(f"{self.source}.out_proj.weight", (self.hidden, self._inner))
+        return self._projection("o", stored)
+
+    @cached_property
+    def norm(self) -> Tensor:
+        """The gain [heads * head_dim] of the norm of the result."""
+        stored = Stored(f"{self.source}.norm.weight", (self._inner,))
+        return vector(f"{self._name}.norm", stored, layer=self.layer)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The stored tensors of the layer's attention."""
+        return (self.qkvg, self.o, self.norm)
+
+    @property
+    def scratch(self) -> Scratch:
+        """The buffer widths that its projections need in a step."""
+        return Scratch.of(self.tensors)
+
+    @property
+    def state(self) -> LayerState:
+        """The sizes of the layer's state: S of every head, of which an element takes 5 operations."""
+        ops = 5 * self._inner * self.head_dim
+        return LayerState(sequence_elements=self.shape.state_elements, ops_per_token=ops)
+
+    def forward(self, b: Backend, x: Value) -> Value:
+        """Returns the layer's attention [T, hidden] of its input x [T, hidden]."""
+        qkv, gate = b.split(b.linear(x, self.qkvg), 3 * self._inner, self._inner)
+        q, k, v = b.split(b.gate(qkv, qkv, GateKind.SIGMOID), *3 * [self._inner])  # silu
+        mixed = b.lightning(q, k, v, self.shape, layer=self.layer, first=0)
+        mixed = b.norm(mixed, self.norm, _EPS)
+        return b.linear(b.gate(mixed, gate, GateKind.SIGMOID), self.o)
+
+    @property
+    def _name(self) -> str:
+        """The prefix of the stored names."""
+        return f"layers.{self.layer}.lightning"
+
+    def _by_head(self) -> Iterator[Stored]:
+        """The rows of q of all heads, then those of k and v, of a tensor that holds head by head."""
+        d, shape = self.head_dim, (3 * self._inner, self.hidden)
+        name = f"{self.source}.qkv_proj.weight"
+        for part in range(3):
+            for head in range(self.heads):
+                yield Stored(name, shape, first=(3 * head + part) * d, count=d)
+
+    def _projection(self, name: str, *pieces: Stored) -> Tensor:
+        return projection(f"{self._name}.{name}", pieces, Role.DENSE, self.layer)
