@@ -221,7 +221,7 @@ static void check_outputs(kt_pool *pool)
     int32_t n = kt_program_profile(e->program, ns, 100);
     for (int i = 0; i < n && i < 100; i++)
         sum += ns[i];
-    CHECK(n == 43 && sum > 0, "%d operations, %lld ns", n, (long long)sum);
+    CHECK(n == 45 && sum > 0, "%d operations, %lld ns", n, (long long)sum);
     ev_free(e);
 }
 
