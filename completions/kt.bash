@@ -195,7 +195,7 @@ _kt() {
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus defer threads numa heat cache pull-limit isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus defer threads numa host port api-key-file parallel keep-alive heat cache pull-limit isa tile-min debug' ;;
         'config set')
             case $before in
                 home|libraries) files='folders' ;;
@@ -208,9 +208,13 @@ _kt() {
                 device) words='auto cpu cuda' names='gpus' ;;
                 gpus) words='all' ;;
                 numa) words='auto off' ;;
-                *) options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus defer threads numa heat cache pull-limit' ;;
+                host) words='ADDRESS' ;;
+                port) words='PORT' ;;
+                api-key-file) files='any' ;;
+                keep-alive) words='TIME' ;;
+                *) options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus defer threads numa host port api-key-file parallel keep-alive heat cache pull-limit' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus defer threads numa heat cache pull-limit' ;;
+        'config unset') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus defer threads numa host port api-key-file parallel keep-alive heat cache pull-limit' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')

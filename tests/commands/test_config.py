@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from ktcli import config, settingsfile
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
+from ktcli.commands.chat.request import preferred_settings
 from ktcli.config import Origin
 from ktcli.engine.drafting import DraftOptions
 from ktcli.errors import UsageError
@@ -29,6 +30,7 @@ from ktcli.hardware.gpu import parse_device
 from ktcli.hardware.numa import parse_numa
 from ktcli.main import main
 from ktcli.settings import SETTINGS, TABLE
+from ktcli.text.settings import Settings
 
 # A value of each setting that can be kept, as a person types it, and what it means.
 VALUES: dict[str, tuple[str, Any]] = {
@@ -39,7 +41,9 @@ VALUES: dict[str, tuple[str, Any]] = {
     "kv": ("fp8", "fp8"),
     "device": ("cuda:1", "cuda:1"), "threads": ("8", 8), "numa": ("nodes=0,2-3", "nodes=0,2-3"), "heat": ("off", False),
     "cache": ("20G", 20 << 30), "thoughts": ("hidden", "hidden"), "markdown": ("off", False), "status": ("off", False),
-    "gpus": ("0,1", "0,1"), "defer": ("2", 2),
+    "gpus": ("0,1", "0,1"), "defer": ("2", 2), "top-k": ("20", 20), "top-p": ("0.9", 0.9), "min-p": ("0.05", 0.05),
+    "seed": ("7", 7), "stop": ("END", "END"), "host": ("::1", "::1"), "port": ("8000", 8000),
+    "api-key-file": ("~/key", "~/key"), "parallel": ("8", 8), "keep-alive": ("1h30m", "1h30m"),
     "pull-limit": ("20M", 20 << 20), "think-budget": ("200", 200), "when-full": ("stop", "stop"),
 }  # fmt: skip
 WRONG = {
@@ -47,6 +51,8 @@ WRONG = {
     "model": " ", "system": "x" * 20_001, "temperature": "nan", "max-tokens": "0", "think": "maybe",
     "context": "1.5", "draft": "x", "kv": "fp4",
     "device": "tpu", "threads": "²", "numa": "some", "heat": "true", "cache": "much",
+    "top-k": "x", "top-p": "1.1", "min-p": "x", "seed": "x", "stop": " ", "host": "a b", "port": "0",
+    "api-key-file": "key", "parallel": "65", "keep-alive": "for ever",
     "gpus": "0,x", "defer": "65", "thoughts": "loud", "markdown": "html", "status": "x",
     "pull-limit": "fast", "think-budget": "0", "when-full": "burst",
 }  # fmt: skip
@@ -182,6 +188,39 @@ def test_a_chat_takes_what_is_set_and_options_come_first(
     assert run.wanted.context == 100
     monkeypatch.setenv("KT_DEVICE", "tpu")
     assert main(["chat", "kt-mini", "hello there"]) == 2
+
+
+def test_sampling_is_set_for_all_chats_and_options_come_first(
+    run: WantingRun, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(file, 'top-k = 5\ntop-p = 0.5\nmin-p = 0.1\nseed = 9\nstop = "END"\n')
+    found = preferred_settings(Settings())
+    sampling = found.sampling
+    assert (sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed) == (5, 0.5, 0.1, 9)
+    assert found.stops == ("END",)
+    assert main(["chat", "kt-mini", "what is this?", "--top-k", "7", "--stop", "x"]) == 0
+
+
+def test_a_server_is_set_up_by_settings_and_other_machines_need_a_key(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(file, 'host = "0.0.0.0"\nport = 8123\n')
+    assert main(["serve", "kt-mini", "--print-unit"]) == 2
+    err = capsys.readouterr().err
+    assert "host in " in err and "0.0.0.0 lets other machines in, and there is no key" in err
+    assert main(["serve", "kt-mini", "--print-unit", "--host", "127.0.0.1"]) == 0
+    key = tmp_path / "key"
+    key.write_text("secret")
+    monkeypatch.setenv("KT_API_KEY_FILE", str(key))
+    key.chmod(0o644)
+    assert main(["serve", "kt-mini", "--print-unit"]) == 2
+    assert "others can read the key" in capsys.readouterr().err
+    key.chmod(0o600)
+    assert main(["serve", "kt-mini", "--print-unit"]) == 0
+    assert f"KT_API_KEY_FILE={key}" in capsys.readouterr().out
+    monkeypatch.setenv("KT_KEEP_ALIVE", "5 minutes")
+    assert main(["serve", "kt-mini", "--print-unit"]) == 2
+    assert "KT_KEEP_ALIVE is '5 minutes'" in capsys.readouterr().err
 
 
 def test_a_model_that_is_set_and_not_there_is_told_with_who_set_it(

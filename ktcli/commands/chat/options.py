@@ -26,27 +26,17 @@ MaxTokens = Annotated[
     setting_option("max-tokens", "-n", min=1),
 ]
 System = Annotated[str | None, setting_option("system", "-s")]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option("--stop", metavar="TEXT", help="Text that ends an answer; may be repeated."),
-]
+Stop = Annotated[list[str] | None, setting_option("stop")]
 Number = float | None
 Temperature = Annotated[Number, setting_option("temperature")]
-TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Keep the best K tokens.")]
-TopP = Annotated[
-    Number, typer.Option("--top-p", metavar="P", help="Keep the best tokens up to probability P.")
-]
-MinP = Annotated[
-    Number, typer.Option("--min-p", metavar="P", help="Drop what is P times less likely.")
-]
+TopK = Annotated[int | None, setting_option("top-k")]
+TopP = Annotated[Number, setting_option("top-p")]
+MinP = Annotated[Number, setting_option("min-p")]
 Penalty = Annotated[
     Number,
     typer.Option("--repetition-penalty", metavar="X", help="Above 1: repeat less. 1 is off."),
 ]
-Seed = Annotated[
-    int | None,
-    typer.Option("--seed", metavar="N", help="Equal seeds give equal texts. Default: random."),
-]
+Seed = Annotated[int | None, setting_option("seed")]
 Think = Annotated[
     bool | None,
     typer.Option(
