@@ -234,6 +234,12 @@ TABLE: tuple[Setting, ...] = (
         "What happens to a question that no longer fits. drop: the oldest turns go unread; stop: it is refused.",
     ),
     Setting(
+        "attach", words_like("loaded|always|never", "loaded, always or never"), "loaded|always|never", "loaded",
+        "Whether a chat uses a running server of this library. loaded: where it has the model loaded; always: it loads"
+        " the model if need be; never: the model is loaded here.",
+        option="--attach",
+    ),
+    Setting(
         "context", whole_numbers(1, 10_000_000), "N", "8192, or what the model and the memory allow",
         "Positions to reserve.", option="--context",
     ),

@@ -42,7 +42,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "device": ("cuda:1", "cuda:1"), "threads": ("8", 8), "numa": ("nodes=0,2-3", "nodes=0,2-3"), "heat": ("off", False),
     "cache": ("20G", 20 << 30), "thoughts": ("hidden", "hidden"), "markdown": ("off", False), "status": ("off", False),
     "gpus": ("0,1", "0,1"), "defer": ("2", 2), "top-k": ("20", 20), "top-p": ("0.9", 0.9), "min-p": ("0.05", 0.05),
-    "seed": ("7", 7), "stop": ("END", "END"), "host": ("::1", "::1"), "port": ("8000", 8000),
+    "seed": ("7", 7), "stop": ("END", "END"), "attach": ("never", "never"),
+    "host": ("::1", "::1"), "port": ("8000", 8000),
     "api-key-file": ("~/key", "~/key"), "parallel": ("8", 8), "keep-alive": ("1h30m", "1h30m"),
     "pull-limit": ("20M", 20 << 20), "think-budget": ("200", 200), "when-full": ("stop", "stop"),
 }  # fmt: skip
@@ -51,6 +52,7 @@ WRONG = {
     "model": " ", "system": "x" * 20_001, "temperature": "nan", "max-tokens": "0", "think": "maybe",
     "context": "1.5", "draft": "x", "kv": "fp4",
     "device": "tpu", "threads": "²", "numa": "some", "heat": "true", "cache": "much",
+    "attach": "sometimes",
     "top-k": "x", "top-p": "1.1", "min-p": "x", "seed": "x", "stop": " ", "host": "a b", "port": "0",
     "api-key-file": "key", "parallel": "65", "keep-alive": "for ever",
     "gpus": "0,x", "defer": "65", "thoughts": "loud", "markdown": "html", "status": "x",

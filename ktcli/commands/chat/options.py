@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ktcli.commands.cli.options import setting_option
+from ktcli.commands.cli.options import preferred, setting_option
 from ktcli.settings import SETTINGS
 
 NameArg = Annotated[
@@ -59,11 +59,16 @@ NoKvCache = Annotated[
         "--no-kv-cache", help="Read and write no KV pages on disk. See kt cache and KT_CACHE."
     ),
 ]
+
+
+def _attach(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
+    value = preferred(context, option, value)
+    return str(SETTINGS["attach"].read(value, "--attach", "leave it out"))
+
+
+AttachOpt = Annotated[str, setting_option("attach", callback=_attach)]
 NoAttach = Annotated[
-    bool,
-    typer.Option(
-        "--no-attach", help="Load the model here even where a server of this library has it loaded."
-    ),
+    bool, typer.Option("--no-attach", help="Load the model here: the same as --attach never.")
 ]
 GoOn = Annotated[bool, typer.Option("--continue", help="Go on with the last conversation.")]
 Resume = Annotated[
