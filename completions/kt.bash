@@ -22,9 +22,10 @@ _kt() {
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --draft) words='off lookup' ;;
+                --attach) words='loaded always never' ;;
                 --output|--schema) files='any' ;;
                 --format) words='json' ;;
-                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --no-attach --stats --explain-cache --json --jsonl --output --schema --format --yes --quiet --help' names='all' files='.gguf' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --attach --no-attach --stats --explain-cache --json --jsonl --output --schema --format --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'serve')
             case $before in
@@ -195,7 +196,7 @@ _kt() {
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus defer threads numa heat cache pull-limit isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel keep-alive heat cache pull-limit isa tile-min debug' ;;
         'config set')
             case $before in
                 home|libraries) files='folders' ;;
@@ -203,14 +204,19 @@ _kt() {
                 think|markdown|status|heat) words='on off' ;;
                 thoughts) words='folded shown hidden' ;;
                 when-full) words='drop stop' ;;
+                attach) words='loaded always never' ;;
                 kv) words='bf16 fp8' ;;
                 draft) words='off lookup' ;;
                 device) words='auto cpu cuda' names='gpus' ;;
                 gpus) words='all' ;;
                 numa) words='auto off' ;;
-                *) options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus defer threads numa heat cache pull-limit' ;;
+                host) words='ADDRESS' ;;
+                port) words='PORT' ;;
+                api-key-file) files='any' ;;
+                keep-alive) words='TIME' ;;
+                *) options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel keep-alive heat cache pull-limit' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus defer threads numa heat cache pull-limit' ;;
+        'config unset') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel keep-alive heat cache pull-limit' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')

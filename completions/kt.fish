@@ -5,7 +5,7 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -a '(kt names 2>/dev/null; 
 complete -c kt -n '__fish_seen_subcommand_from chat' -l greedy -d 'Take the most likely token always'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l max-tokens -d 'Longest answer, in tokens' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l system -d 'System text' -x
-complete -c kt -n '__fish_seen_subcommand_from chat' -l stop -d 'Text that ends an answer; may be repeated' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l stop -d 'Text that ends an answer; the option may be repeated' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l temperature -d 'Randomness of answers; 0 is greedy' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l top-k -d 'Keep the best K tokens' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l top-p -d 'Keep the best tokens up to probability P' -x
@@ -30,7 +30,8 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l defer -d 'Experts per to
 complete -c kt -n '__fish_seen_subcommand_from chat' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l draft -d 'Check several tokens in one step, drafted from what the conversation repeats' -x -a 'off lookup'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l no-kv-cache -d 'Read and write no KV pages on disk'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l no-attach -d 'Load the model here even where a server of this library has it loaded'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l attach -d 'Whether a chat uses a running server of this library. loaded: where it has the model loaded; always: it loads the model if need be; never: the model is loaded here' -x -a 'loaded always never'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l no-attach -d 'Load the model here: the same as --attach never'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l stats -d 'Show token counts and rates (on stderr)'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l explain-cache -d 'Where cached tokens could not be used, say at which token and why'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l json -d 'Print one JSON document on stdout'
@@ -365,12 +366,12 @@ complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcomman
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from config' -a get -d 'Show one setting: its value on standard output, what it means and can be beside it'
-complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -a 'home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus defer threads numa heat cache pull-limit isa tile-min debug'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -a 'home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel keep-alive heat cache pull-limit isa tile-min debug'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from config' -a set -d 'Keep a setting for all commands from now on'
-complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -a 'home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus defer threads numa heat cache pull-limit'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -a 'home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel keep-alive heat cache pull-limit'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = home' -a '(__fish_complete_directories)'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = libraries' -a '(__fish_complete_directories)'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = model' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
@@ -379,17 +380,22 @@ complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcomman
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = markdown' -a 'on off'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = status' -a 'on off'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = when-full' -a 'drop stop'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = attach' -a 'loaded always never'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = kv' -a 'bf16 fp8'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = draft' -a 'off lookup'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = device' -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = gpus' -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = numa' -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = host' -a 'ADDRESS'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = port' -a 'PORT'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = api-key-file' -F
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = keep-alive' -a 'TIME'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = heat' -a 'on off'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from config' -a unset -d 'Take a setting back to its default'
-complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -a 'home libraries model system temperature max-tokens think think-budget thoughts markdown status when-full context kv draft device gpus defer threads numa heat cache pull-limit'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -a 'home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel keep-alive heat cache pull-limit'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l help -d 'Show this message and exit'

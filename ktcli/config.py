@@ -2,7 +2,7 @@
 
 `settings` has the table of them, `settingsfile` reads the file. Everything is read when it is asked for, so that a
 test or a user can change it. A variable that makes no sense is an error that names it, never a silent default; the
-file may be another version's, and is only warned of.
+file may be another version's, and is only warned of, but for the settings that decide where bytes go.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ class Stated:
 
     Attributes:
         text: as somebody wrote it; empty: nobody did.
+        fault: what is wrong with the line of the file that it has; its text is not known then.
     """
 
     setting: Setting
     origin: Origin
     text: str = ""
+    fault: str = ""
 
     @property
     def source(self) -> str:
@@ -69,7 +71,20 @@ class Stated:
         Raises:
             UsageError: it can have no such value.
         """
+        self.require()
         return self.setting.read(self.text, self.source, self.undo) if self.text else None
+
+    def require(self) -> None:
+        """Checks that the line of the file can be read.
+
+        Raises:
+            UsageError: it cannot, and the default would be another place than a person meant.
+        """
+        if self.fault:
+            raise UsageError(
+                self.fault,
+                hint=f"kt config edit opens the file; {self.setting.variable} comes before it",
+            )
 
 
 def stated(name: str) -> Stated:
@@ -79,8 +94,11 @@ def stated(name: str) -> Stated:
     if said.strip():
         return Stated(setting, Origin.ENVIRONMENT, said if name == "home" else said.strip())
     # Where there is a variable, the file need not be read.
-    kept = settingsfile.read(settingsfile.path()).texts.get(name, "") if setting.kept else ""
-    return Stated(setting, Origin.FILE if kept else Origin.DEFAULT, kept)
+    if not setting.kept:
+        return Stated(setting, Origin.DEFAULT)
+    file = settingsfile.read(settingsfile.path())
+    kept, fault = file.texts.get(name, ""), file.stops.get(name, "")
+    return Stated(setting, Origin.FILE if kept or fault else Origin.DEFAULT, kept, fault)
 
 
 def value(name: str) -> Any:
@@ -109,9 +127,10 @@ def home() -> Path:
 
     Raises:
         UsageError: the setting names something that is not a folder, or one whose parent is not there, as when
-            a disk is not mounted; or there was a library, and none is there.
+            a disk is not mounted; or there was a library, and none is there; or its line cannot be read.
     """
     said = stated("home")
+    said.require()
     if said.text:
         given, source = said.text, said.source
     else:
@@ -156,6 +175,7 @@ def libraries() -> tuple[Path, ...]:
         UsageError: the setting names what can be none, or one's own library folder makes no sense.
     """
     said = stated("libraries")
+    said.require()
     named: list[str] = said.value if said.text else [SYSTEM_LIBRARY]
     found = dict.fromkeys(Path(os.path.expanduser(each)).absolute() for each in named)
     own = home()

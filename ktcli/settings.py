@@ -192,6 +192,22 @@ TABLE: tuple[Setting, ...] = (
         "Randomness of answers; 0 is greedy.", option="--temperature",
     ),
     Setting(
+        "top-k", whole_numbers(0, 10_000_000), "K", "the model's own", "Keep the best K tokens.", option="--top-k",
+    ),
+    Setting(
+        "top-p", real_numbers(0, 1), "P", "the model's own", "Keep the best tokens up to probability P.",
+        option="--top-p",
+    ),
+    Setting(
+        "min-p", real_numbers(0, 1), "P", "the model's own", "Drop what is P times less likely.", option="--min-p",
+    ),
+    Setting(
+        "seed", whole_numbers(0, (1 << 63) - 1), "N", "random", "Equal seeds give equal texts.", option="--seed",
+    ),
+    Setting(
+        "stop", texts(1000), "TEXT", "none", "Text that ends an answer; the option may be repeated.", option="--stop",
+    ),
+    Setting(
         "max-tokens", whole_numbers(1, 10_000_000), "N", "the model's own, else what the context holds",
         "Longest answer, in tokens.", option="--max-tokens",
     ),
@@ -216,6 +232,12 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "when-full", words_like("drop|stop", "drop or stop"), "drop|stop", "drop",
         "What happens to a question that no longer fits. drop: the oldest turns go unread; stop: it is refused.",
+    ),
+    Setting(
+        "attach", words_like("loaded|always|never", "loaded, always or never"), "loaded|always|never", "loaded",
+        "Whether a chat uses a running server of this library. loaded: where it has the model loaded; always: it loads"
+        " the model if need be; never: the model is loaded here.",
+        option="--attach",
     ),
     Setting(
         "context", whole_numbers(1, 10_000_000), "N", "8192, or what the model and the memory allow",
@@ -255,6 +277,27 @@ TABLE: tuple[Setting, ...] = (
         "numa", words_like(r"auto|off|[0-9]{1,2}|nodes=[0-9,-]{1,200}", "auto, off, a number of teams, or nodes=LIST"),
         "auto|off|N|nodes=LIST", "one per NUMA node",
         "Teams of threads, each with its share of the weights in memory beside it.", option="--numa",
+    ),
+    Setting(
+        "host", words_like(r"[0-9A-Za-z.:_-]{1,255}", "an address of this machine"), "ADDRESS", "127.0.0.1",
+        "Address to listen at; one that other machines reach needs a key.", option="--host",
+    ),
+    Setting(
+        "port", whole_numbers(1, 65535), "PORT", "11435", "Port to listen at.", option="--port",
+    ),
+    Setting(
+        "api-key-file", FOLDERS, "FILE", "none",
+        "File with the key that clients must show; only its owner may read it.", option="--api-key-file",
+    ),
+    Setting(
+        "parallel", whole_numbers(1, 64), "N", "4",
+        "Conversations that are answered at the same time, each with the whole context.", option="--parallel",
+    ),
+    Setting(
+        "keep-alive", words_like(r"[-+]?[0-9][0-9a-z.µ]{0,40}", "a time, such as 5m, 1h30m, 300 (seconds), 0 or -1"),
+        "TIME", "NAME for ever, others 5m",
+        "How long models stay in memory when nobody uses them: 5m, 1h30m, 300 (seconds), 0, or -1 for ever.",
+        option="--keep-alive",
     ),
     Setting(
         "heat", ON_OFF, "on|off", "on", "Whether chats record which experts they use.",

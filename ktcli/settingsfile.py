@@ -1,8 +1,9 @@
-"""The settings file: one flat table of TOML, which a person may edit. It is read as hostile input.
+"""The settings file: one flat table of TOML, which a person may edit. It is read as hostile input, line by line.
 
-Nothing in it can stop a command: a key that is no setting and a value that makes no sense are told in one sentence
-and left out. A change rewrites one line and leaves every other as it is, comments included; where that cannot be
-done, the file stays as it was.
+A line that cannot be read, a key that is no setting and a value that makes no sense are told with their line and left
+out; all other lines hold. Only a setting that decides where bytes go is never replaced by its default: what is wrong
+with it stops the command that asks for it. A change rewrites the lines of one setting and leaves every other as it
+is, comments and broken lines included; where that cannot be done, the file stays as it was.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from ktcli.errors import KtError, UsageError
 from ktcli.settings import SETTINGS, SHOWN_CHARS, TABLE, Setting
 
 MAX_BYTES = 1 << 16
+WHERE_BYTES_GO = ("home", "libraries", "cache")
 _MOST_TOLD = 3  # faults in one sentence
 _ELSEWHERE = ("KT_CONFIG", "~/kt.toml")  # what a user sets to have the file in another place
 _WAIT_S = 5.0  # for another change, which takes milliseconds
@@ -29,6 +31,15 @@ _PLAIN = (
     r"""[ \t]*(?:([a-z][a-z-]*)[ ]*=[ ]*"""
     r"""(true|false|(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,17})?|"[^"\\\x00-\x1f\x7f]*")[ ]*)?(?:\#[^\x00-\x1f\x7f]*)?"""
 )
+_CLOSES = ("]", '"""', "'''")  # what ends a value of several lines
+_MOST_LINES = 1000  # of such a value
+_MOST_TRIED = (
+    16 * MAX_BYTES
+)  # characters that are parsed to find the ends of such values: a fraction of a second
+# How a line begins that a person meant for a setting, TOML or not: "KT_HOME=/models", "export kt_home: x", '"home"'.
+_MEANT = re.compile(r"\W*(?:export\s+)?(?:kt[_-])?([a-z][a-z_-]*)", re.IGNORECASE)
+_ALSO = {"library": "home"}  # what people call settings
+_BOM = "\ufeff"
 HEADING = "# Settings of kt. An environment variable comes before what is said here, an option before both."
 
 
@@ -39,13 +50,34 @@ class SettingsFile:
     Attributes:
         texts: the text of each setting, checked.
         faults: what is wrong with it, each a part of a sentence.
+        stops: what is wrong with the settings that have no safe default: a sentence for each.
     """
 
     texts: Mapping[str, str] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
+    stops: Mapping[str, str] = field(default_factory=dict)
 
 
 NOTHING = SettingsFile()
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What one line of the file says, or several that are one value.
+
+    Attributes:
+        at: the index of its first line.
+        end: the index after its last.
+        name: the key; of a line that cannot be read, the setting that it seems to be meant for.
+        fault: why it cannot be read; empty: it can.
+    """
+
+    at: int
+    end: int
+    name: str = ""
+    value: object = None
+    fault: str = ""
+    is_table: bool = False
 
 
 def path() -> Path:
@@ -63,64 +95,175 @@ def shown(of: Path) -> str:
 
 
 def read(of: Path) -> SettingsFile:
-    """Reads a settings file; one that is not there says nothing."""
+    """Reads a settings file; one that is not there says nothing, nor does /dev/null."""
     try:
         found = os.stat(of)
     except FileNotFoundError:
         return NOTHING
     except (OSError, ValueError) as error:
-        return SettingsFile(faults=(f"it cannot be read ({getattr(error, 'strerror', error)})",))
+        return _unreadable(of, getattr(error, "strerror", None) or str(error))
+    if str(of) == os.devnull:
+        return NOTHING
     return _read(of, (found.st_mtime_ns, found.st_size, found.st_ino))
 
 
 @lru_cache(maxsize=1)
 def _read(of: Path, state: tuple[int, ...]) -> SettingsFile:
     try:
-        document = _parse(smallfiles.read_bounded(of, MAX_BYTES))
+        data = smallfiles.read_bounded(of, MAX_BYTES)
     except OSError as error:
-        return SettingsFile(faults=(f"it cannot be read ({error.strerror})",))
-    except (ValueError, RecursionError) as error:
-        return SettingsFile(faults=(f"it is no TOML ({_first_line(error)})",))
-    texts, faults = {}, []
-    for key, value in document.items():
+        return _unreadable(of, str(error.strerror))
+    return _meaning(_decoded(data), shown(of))
+
+
+def _unreadable(of: Path, why: str) -> SettingsFile:
+    sentence = f"the settings file {shown(of)} cannot be read ({why}); it may say what {{}} is"
+    stops = {name: sentence.format(name) for name in WHERE_BYTES_GO}
+    return SettingsFile(faults=(f"it cannot be read ({why})",), stops=stops)
+
+
+def _decoded(data: bytes) -> str:
+    """The text of a file; bytes that are not UTF-8 stay in it, for a change to write again."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _meaning(text: str, where: str) -> SettingsFile:
+    """What the text of a file says.
+
+    Args:
+        where: its path, for sentences.
+    """
+    texts: dict[str, str] = {}
+    faults: list[str] = []
+    stops: dict[str, str] = {}
+    lines: dict[str, int] = {}  # where each setting was set first
+    for entry in _entries(_lines(text)):
         try:
-            texts[key] = _checked(key, value)
+            said = _said(entry, lines)
         except ValueError as error:
-            faults.append(str(error))
-    return SettingsFile(texts, tuple(faults))
+            faults.append(f"line {entry.at + 1}: {error}")
+            if (meant := _meant(entry.name)) in WHERE_BYTES_GO:
+                stops.setdefault(meant, f"{where}, line {entry.at + 1}: {error}")
+        else:
+            texts[entry.name], lines[entry.name] = said, entry.at
+    return SettingsFile(texts, tuple(faults), stops)
 
 
-def _parse(data: bytes) -> dict[str, Any]:
-    """The table of a file.
+def _said(entry: _Entry, lines: Mapping[str, int]) -> str:
+    """The text of the value of an entry.
 
     Raises:
-        ValueError, RecursionError: it is no TOML.
+        ValueError: there is none; the message is a part of a sentence.
     """
-    text = data.decode("utf-8")
-    plain = _plain(text)
-    if plain is not None:
-        return plain
+    if entry.fault:
+        raise ValueError(entry.fault)
+    if entry.is_table:
+        raise ValueError(f"settings have no tables, so [{entry.name[:SHOWN_CHARS]}] means nothing")
+    if entry.name in lines:
+        raise ValueError(f"{entry.name} is set once more; line {lines[entry.name] + 1} holds")
+    return _checked(entry.name, entry.value)
+
+
+def _meant(name: str) -> str:
+    """The setting that a key is meant for: `home` of KT_HOME and of library."""
+    plain = name.strip().lower().removeprefix("kt_").removeprefix("kt-").replace("_", "-")
+    return _ALSO.get(plain, plain)
+
+
+def _lines(text: str) -> list[str]:
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _entries(lines: list[str]) -> Iterator[_Entry]:
+    """Yields what the lines of a file say, each on its own: what one of them breaks is that one."""
+    at, left = 0, _MOST_TRIED
+    while at < len(lines):
+        entry, tried = _entry(lines, at, left)
+        left -= tried
+        if entry.name or entry.fault:
+            yield entry
+        at = entry.end
+
+
+def _entry(lines: list[str], at: int, most: int) -> tuple[_Entry, int]:
+    """The entry that begins at a line, and how many characters were parsed to find its end.
+
+    Args:
+        most: the characters that may be.
+    """
+    line = _bare(lines, at)
+    if line.lstrip(" \t").startswith("#"):  # in whatever encoding
+        return _Entry(at, at + 1), 0
+    plain = re.fullmatch(_PLAIN, line)
+    if plain is not None and _is_text(line):
+        value = json.loads(plain[2]) if plain[1] else None
+        return _Entry(at, at + 1, plain[1] or "", value), 0
+    whole, fault, tried = line, "", 0
+    for end in range(at + 1, min(len(lines), at + _MOST_LINES) + 1):
+        if end > at + 1:
+            whole = f"{whole}\n{_bare(lines, end - 1)}"
+            closes = any(each in lines[end - 1] for each in _CLOSES)
+            tried += len(whole) if closes else len(lines[end - 1]) + 1
+            if tried > most:
+                break
+            if not closes:
+                continue
+        try:
+            name, value = _parsed(whole)
+        except (ValueError, RecursionError) as error:
+            fault = fault or _first_line(error)
+            if not _goes_on(line):
+                break
+        else:
+            return _Entry(at, end, name, value, is_table=_is_table(line)), tried
+    meant = _MEANT.match(line.replace("\0", ""))
+    return _Entry(
+        at, at + 1, meant[1] if meant else "", fault=f"it cannot be read ({fault})"
+    ), tried
+
+
+def _bare(lines: list[str], at: int) -> str:
+    """A line without what Windows puts around it."""
+    line = lines[at].removesuffix("\r")
+    return line.removeprefix(_BOM) if at == 0 else line
+
+
+def _goes_on(line: str) -> bool:
+    """Whether a line that cannot be read alone may begin a value of several lines."""
+    value = line.partition("=")[2].lstrip()
+    return value.startswith(("[", '"""', "'''"))
+
+
+def _is_text(text: str) -> bool:
+    """Whether there are no bytes in it that are not UTF-8."""
+    return text.isascii() or not any("\ud800" <= each <= "\udfff" for each in text)
+
+
+def _is_table(line: str) -> bool:
+    return line.lstrip(" \t").startswith("[")
+
+
+def _parsed(text: str) -> tuple[str, Any]:
+    """The key and the value of one entry in TOML; an empty key: it says nothing.
+
+    Raises:
+        ValueError, RecursionError: it cannot be read.
+    """
+    if not _is_text(text):
+        raise ValueError("it is not UTF-8")
     import tomllib  # takes longer than all else that is read at the start
 
-    return tomllib.loads(text)
-
-
-def _plain(text: str) -> dict[str, Any] | None:
-    """The table of a file as `change` writes it; None: only TOML's own reader knows what it means."""
-    found: dict[str, Any] = {}
-    for line in text.replace("\r\n", "\n").split("\n"):
-        parts = re.fullmatch(_PLAIN, line)
-        if parts is None or parts[1] in found:
-            return None
-        if parts[1] is not None:
-            found[parts[1]] = json.loads(parts[2])
-    return found
+    for name, value in tomllib.loads(text).items():
+        return name, value
+    return "", None
 
 
 def _first_line(error: BaseException) -> str:
+    """The message of TOML's reader as a part of a sentence, without the position in the line."""
     if isinstance(error, RecursionError):
         return "it nests too deeply"
-    return (str(error).splitlines() or [""])[0][:200]
+    said = (str(error).splitlines() or [""])[0].partition(" (at ")[0].partition(";")[0][:200]
+    return f"{said[:1].lower()}{said[1:]}"
 
 
 def _checked(key: str, value: object) -> str:
@@ -131,11 +274,14 @@ def _checked(key: str, value: object) -> str:
     """
     setting = SETTINGS.get(key)
     if setting is None:
-        raise ValueError(f"{key[:SHOWN_CHARS]!r} is no setting")
+        raise ValueError(f"{key[:SHOWN_CHARS]!r} is not a setting")
     if not setting.kept:
         raise ValueError(f"{key} is only a variable, {setting.variable}")
-    text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
-    wrong = f"{key} is {str(value)[:SHOWN_CHARS]!r}, which is {setting.domain.wrong}"
+    try:
+        text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+    except ValueError:  # of thousands of digits
+        raise ValueError(f"{key} is a number of too many digits") from None
+    wrong = f"{key} is {text[:SHOWN_CHARS]!r}, which is {setting.domain.wrong}"
     if not isinstance(value, (str, int, float)):
         raise ValueError(wrong)
     try:
@@ -151,7 +297,7 @@ def complaint(of: Path) -> str:
     if not faults:
         return ""
     more = f", and {len(faults) - _MOST_TOLD} more" if len(faults) > _MOST_TOLD else ""
-    return f"{shown(of)}: {'; '.join(faults[:_MOST_TOLD])}{more}. The defaults are used instead"
+    return f"{shown(of)}: {'; '.join(faults[:_MOST_TOLD])}{more}. All other lines hold"
 
 
 # --- writing ------------------------------------------------------------------------------------------
@@ -172,10 +318,7 @@ def change(of: Path, setting: Setting, text: str | None) -> None:
     smallfiles.make_folder(lock.parent, *_ELSEWHERE)
     with smallfiles.lock(lock, "changing the settings", wait_s=_WAIT_S):
         before = _text(of)
-        lines = _lines_with(
-            before.removesuffix("\n").split("\n"), setting.name, _line(setting, text)
-        )
-        after = "".join(f"{line}\n" for line in lines)
+        after = _changed(before, setting.name, _line(setting, text))
         _verify(of, before, after, setting.name, text)
         write(of, after)
 
@@ -189,7 +332,7 @@ def write(of: Path, text: str) -> None:
     target = Path(os.path.realpath(of))
     smallfiles.make_folder(target.parent, *_ELSEWHERE)
     try:
-        smallfiles.write(target, text)
+        smallfiles.write(target, text.encode("utf-8", "surrogateescape"))
     except OSError as error:
         raise KtError(
             f"cannot write the settings file {of}: {error.strerror}",
@@ -211,12 +354,14 @@ def template() -> str:
 
 def _text(of: Path) -> str:
     try:
-        return smallfiles.read_bounded(of, MAX_BYTES).decode("utf-8")
+        return _decoded(smallfiles.read_bounded(of, MAX_BYTES))
     except FileNotFoundError:
         return f"{HEADING}\n\n"
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise UsageError(f"the settings file {of} cannot be read: {reason}") from error
+    except OSError as error:
+        raise UsageError(
+            f"the settings file {of} cannot be read: {error.strerror}",
+            hint="KT_CONFIG names another file",
+        ) from error
 
 
 def _line(setting: Setting, text: str | None) -> str:
@@ -230,36 +375,51 @@ def _line(setting: Setting, text: str | None) -> str:
     return f"{setting.name} = {quoted}"
 
 
-def _lines_with(lines: list[str], name: str, line: str) -> list[str]:
-    """`lines` with that of one key replaced, or added before the first table; an empty one removed."""
-    begins = re.compile(rf"\s*[\"']?{re.escape(name)}[\"']?\s*=")
-    tables = [at for at, each in enumerate(lines) if each.lstrip().startswith("[")]
-    end = tables[0] if tables else len(lines)
-    found = [at for at in range(end) if begins.match(lines[at])]
-    at = found[0] if found else end
-    return [*lines[:at], *([line] if line else []), *lines[at + len(found[:1]) :]]
+def _changed(text: str, name: str, line: str) -> str:
+    """The text of a file with the entry of one setting replaced, or added before the first table.
+
+    What cannot be read and was meant for it becomes a comment, as does what sets it once more.
+
+    Args:
+        line: the new one; empty: the setting is taken out.
+    """
+    lines = _lines(text)
+    end = "\r" if lines and lines[0].endswith("\r") else ""
+    entries = list(_entries(lines))
+    own = [each for each in entries if _is_about(each, name)]
+    sound = [each for each in own if not each.fault and each.name == name and not each.is_table]
+    new_at = min((each.at for each in own), default=None)
+    if new_at is None:
+        new_at = min((each.at for each in entries if each.is_table), default=len(lines))
+    gone = range(sound[0].at, sound[0].end) if sound else range(0)
+    comments = {at for each in own for at in range(each.at, each.end)} - set(gone)
+    made = list[str]()
+    for at in range(len(lines) + 1):
+        if at == new_at and line:
+            made.append(f"{line}{end}")
+        if at < len(lines) and at not in gone:
+            made.append(f"# {lines[at].removeprefix(_BOM)}" if at in comments else lines[at])
+    if text.startswith(_BOM) and made and not made[0].startswith(_BOM):
+        made[0] = f"{_BOM}{made[0]}"
+    return "".join(f"{each}\n" for each in made)
+
+
+def _is_about(entry: _Entry, name: str) -> bool:
+    """Whether an entry sets a setting, or would if it could be read."""
+    return (
+        entry.name if not entry.fault and entry.name in SETTINGS else _meant(entry.name)
+    ) == name
 
 
 def _verify(of: Path, before: str, after: str, name: str, text: str | None) -> None:
     """Checks that the new file says what it should, and all else as it did.
 
     Raises:
-        UsageError: it does not, or the old one is no TOML: a person has to change it.
+        UsageError: it does not: a person has to change it.
     """
-    hint = "kt config edit opens it"
-    try:
-        old = _parse(before.encode())
-    except (ValueError, RecursionError) as error:
+    old, new = dict(_meaning(before, "").texts), dict(_meaning(after, "").texts)
+    old.pop(name, None)
+    if new.pop(name, None) != text or new != old:
         raise UsageError(
-            f"the settings file {of} is no TOML: {_first_line(error)}", hint=hint
-        ) from error
-    try:
-        new = _parse(after.encode())
-        same = {k: v for k, v in new.items() if k != name} == {
-            k: v for k, v in old.items() if k != name
-        }
-        done = (name not in new) if text is None else _checked(name, new.get(name)) == text
-    except (ValueError, RecursionError):
-        same = done = False
-    if not (same and done):
-        raise UsageError(f"{name} cannot be changed in one line of {of}", hint=hint)
+            f"{name} cannot be changed in one line of {of}", hint="kt config edit opens it"
+        )

@@ -68,8 +68,7 @@ def get(name: NameArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
       kt config get threads
     """
     said = config.stated(_setting(name).name)
-    if said.text:
-        _ = said.value  # a variable that makes no sense is an error
+    _ = said.value  # a variable that makes no sense is an error
     setting = said.setting
     out.note(f"{setting.help} It can be {setting.domain.allowed}. Default: {setting.default}.")
     out.result(_document(said), said.text or said.setting.default, exact=True)
@@ -188,6 +187,8 @@ def _change(setting: Setting, text: str | None) -> None:
 
 def _shown(said: Stated) -> str:
     """The value for people, cut where it is long; a wrong one is marked."""
+    if said.fault:
+        return f"wrong: {said.fault}"
     if not said.text:
         return said.setting.default
     text = f"{said.text[:_SHOWN_CHARS]}…" if len(said.text) > _SHOWN_CHARS else said.text

@@ -20,6 +20,8 @@ from ktcli.commands.cli.options import (
     ContextOpt,
     PullOpt,
     QuietOpt,
+    preferred,
+    setting_option,
 )
 from ktcli.commands.serve_sockets import OLLAMA_PORT, owners_socket, sockets_at
 from ktcli.errors import UsageError
@@ -39,33 +41,15 @@ NameArg = Annotated[
         metavar="NAME", help="Model to serve. Default: the setting model, else kt-mini."
     ),
 ]
-HostOpt = Annotated[
-    str,
-    typer.Option(
-        "--host",
-        metavar="ADDRESS",
-        help="Address to listen at; one that other machines reach needs a key.",
-    ),
-]
-PortOpt = Annotated[
-    int, typer.Option("--port", "-p", metavar="PORT", min=1, max=65535, help="Port to listen at.")
-]
+HostOpt = Annotated[str, setting_option("host", callback=preferred)]
+PortOpt = Annotated[int, setting_option("port", "-p", min=1, max=65535, callback=preferred)]
 OllamaOpt = Annotated[
     bool,
     typer.Option(
         "--ollama", help=f"Listen at Ollama's port {OLLAMA_PORT}, too, where its clients look."
     ),
 ]
-ParallelOpt = Annotated[
-    int,
-    typer.Option(
-        "--parallel",
-        metavar="N",
-        min=1,
-        max=64,
-        help="Conversations that are answered at the same time, each with the whole context.",
-    ),
-]
+ParallelOpt = Annotated[int, setting_option("parallel", min=1, max=64, callback=preferred)]
 AliasOpt = Annotated[
     list[str] | None,
     typer.Option(
@@ -78,15 +62,7 @@ StrictOpt = Annotated[
         "--strict-model", help="Refuse requests that name another model; else this one answers."
     ),
 ]
-KeepAliveOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--keep-alive",
-        metavar="TIME",
-        help="How long models stay in memory when nobody uses them: 5m, 1h30m, 300 (seconds), 0, or -1 for ever."
-        " Default: NAME for ever, others 5m.",
-    ),
-]
+KeepAliveOpt = Annotated[str | None, setting_option("keep-alive", callback=preferred)]
 DrainOpt = Annotated[
     float,
     typer.Option(
@@ -171,8 +147,9 @@ def serve(
     if background and print_unit:
         raise UsageError("--background and --print-unit contradict each other")
     key = given_key(api_key, api_key_file)
-    rules = replace(_rules(host, port, key, strict_model, model_alias), drain_s=drain)
-    kept_s = None if keep_alive is None else keep_seconds(keep_alive, "--keep-alive")
+    rules = _rules(host, port, key, strict_model, model_alias, _who(here, "host"))
+    rules = replace(rules, drain_s=drain)
+    kept_s = None if keep_alive is None else keep_seconds(keep_alive, _who(here, "keep-alive"))
     own_s, others_s = (FOREVER, KEEP_S) if kept_s is None else (kept_s, kept_s)
     model = name or config.value("model") or BUILTIN
     wanted = options.wanted(context, streams=parallel, served=True)
@@ -205,9 +182,19 @@ def serve(
     out.note("the server has ended")
 
 
-def _rules(host: str, port: int, key: str, strict_model: bool, aliases: list[str] | None) -> Rules:
+def _who(here: typer.Context, name: str) -> str:
+    """The words for who gave the value of an option: the option, or whatever says the setting."""
+    source = here.get_parameter_source(name.replace("-", "_"))
+    return config.stated(name).source if source and source.name == "DEFAULT" else f"--{name}"
+
+
+def _rules(
+    host: str, port: int, key: str, strict_model: bool, aliases: list[str] | None, who: str
+) -> Rules:
     """The rules of a server at an address.
 
+    Args:
+        who: what says that it is to listen there.
     Raises:
         UsageError: other machines reach it, and there is no key.
     """
@@ -217,7 +204,7 @@ def _rules(host: str, port: int, key: str, strict_model: bool, aliases: list[str
     is_loopback = host in LOOPBACK
     if not is_loopback and not key:
         raise UsageError(
-            f"--host {host[:100]} lets other machines in, and there is no key",
+            f"{who} {host[:100]} lets other machines in, and there is no key",
             hint="put one into a file that only you can read, and name it with --api-key-file",
         )
     hosts = LOOPBACK if is_loopback else frozenset[str]()

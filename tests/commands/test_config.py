@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,15 @@ from hypothesis import strategies as st
 from ktcli import config, settingsfile
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
+from ktcli.commands.chat.request import preferred_settings
 from ktcli.config import Origin
 from ktcli.engine.drafting import DraftOptions
+from ktcli.errors import UsageError
 from ktcli.hardware.gpu import parse_device
 from ktcli.hardware.numa import parse_numa
 from ktcli.main import main
 from ktcli.settings import SETTINGS, TABLE
+from ktcli.text.settings import Settings
 
 # A value of each setting that can be kept, as a person types it, and what it means.
 VALUES: dict[str, tuple[str, Any]] = {
@@ -37,7 +41,10 @@ VALUES: dict[str, tuple[str, Any]] = {
     "kv": ("fp8", "fp8"),
     "device": ("cuda:1", "cuda:1"), "threads": ("8", 8), "numa": ("nodes=0,2-3", "nodes=0,2-3"), "heat": ("off", False),
     "cache": ("20G", 20 << 30), "thoughts": ("hidden", "hidden"), "markdown": ("off", False), "status": ("off", False),
-    "gpus": ("0,1", "0,1"),
+    "gpus": ("0,1", "0,1"), "defer": ("2", 2), "top-k": ("20", 20), "top-p": ("0.9", 0.9), "min-p": ("0.05", 0.05),
+    "seed": ("7", 7), "stop": ("END", "END"), "attach": ("never", "never"),
+    "host": ("::1", "::1"), "port": ("8000", 8000),
+    "api-key-file": ("~/key", "~/key"), "parallel": ("8", 8), "keep-alive": ("1h30m", "1h30m"),
     "pull-limit": ("20M", 20 << 20), "think-budget": ("200", 200), "when-full": ("stop", "stop"),
 }  # fmt: skip
 WRONG = {
@@ -45,7 +52,10 @@ WRONG = {
     "model": " ", "system": "x" * 20_001, "temperature": "nan", "max-tokens": "0", "think": "maybe",
     "context": "1.5", "draft": "x", "kv": "fp4",
     "device": "tpu", "threads": "²", "numa": "some", "heat": "true", "cache": "much",
-    "gpus": "0,x", "thoughts": "loud", "markdown": "html", "status": "x",
+    "attach": "sometimes",
+    "top-k": "x", "top-p": "1.1", "min-p": "x", "seed": "x", "stop": " ", "host": "a b", "port": "0",
+    "api-key-file": "key", "parallel": "65", "keep-alive": "for ever",
+    "gpus": "0,x", "defer": "65", "thoughts": "loud", "markdown": "html", "status": "x",
     "pull-limit": "fast", "think-budget": "0", "when-full": "burst",
 }  # fmt: skip
 
@@ -182,6 +192,39 @@ def test_a_chat_takes_what_is_set_and_options_come_first(
     assert main(["chat", "kt-mini", "hello there"]) == 2
 
 
+def test_sampling_is_set_for_all_chats_and_options_come_first(
+    run: WantingRun, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(file, 'top-k = 5\ntop-p = 0.5\nmin-p = 0.1\nseed = 9\nstop = "END"\n')
+    found = preferred_settings(Settings())
+    sampling = found.sampling
+    assert (sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed) == (5, 0.5, 0.1, 9)
+    assert found.stops == ("END",)
+    assert main(["chat", "kt-mini", "what is this?", "--top-k", "7", "--stop", "x"]) == 0
+
+
+def test_a_server_is_set_up_by_settings_and_other_machines_need_a_key(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(file, 'host = "0.0.0.0"\nport = 8123\n')
+    assert main(["serve", "kt-mini", "--print-unit"]) == 2
+    err = capsys.readouterr().err
+    assert "host in " in err and "0.0.0.0 lets other machines in, and there is no key" in err
+    assert main(["serve", "kt-mini", "--print-unit", "--host", "127.0.0.1"]) == 0
+    key = tmp_path / "key"
+    key.write_text("secret")
+    monkeypatch.setenv("KT_API_KEY_FILE", str(key))
+    key.chmod(0o644)
+    assert main(["serve", "kt-mini", "--print-unit"]) == 2
+    assert "others can read the key" in capsys.readouterr().err
+    key.chmod(0o600)
+    assert main(["serve", "kt-mini", "--print-unit"]) == 0
+    assert f"KT_API_KEY_FILE={key}" in capsys.readouterr().out
+    monkeypatch.setenv("KT_KEEP_ALIVE", "5 minutes")
+    assert main(["serve", "kt-mini", "--print-unit"]) == 2
+    assert "KT_KEEP_ALIVE is '5 minutes'" in capsys.readouterr().err
+
+
 def test_a_model_that_is_set_and_not_there_is_told_with_who_set_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,21 +237,25 @@ def test_a_model_that_is_set_and_not_there_is_told_with_who_set_it(
 # --- bad files --------------------------------------------------------------------------------------
 
 BAD = {
-    "unknown keys": (b"thread = 8\n[x]\ny = 1\n", "'thread' is no setting; 'x' is no setting"),
-    "a wrong value": (b"threads = 'many'\n", "threads is 'many', which is not a whole number"),
-    "a list": (b"threads = [1]\n", "threads is '[1]', which is not a whole number"),
+    "unknown keys": (
+        b"thread = 8\n[x]\ny = 1\n",
+        "line 1: 'thread' is not a setting; line 2: settings have no tables, so [x] means nothing",
+    ),
+    "a wrong value": (b"\nthreads = 'many'\n", "line 2: threads is 'many', which is not a whole"),
+    "a list": (b"threads = [\n1]\n", "line 1: threads is '[1]', which is not a whole number"),
     "a switch for a number": (
         b"threads = true\n",
-        "threads is 'True', which is not a whole number",
+        "threads is 'on', which is not a whole number",
     ),
     "a variable only": (b"isa = 'avx2'\n", "isa is only a variable, KT_ISA"),
-    "no TOML": (b"threads: 8\n", "it is no TOML"),
-    "bytes": (b"\xff\xfe\0", "it is no TOML"),
-    "nested": (b"x = " + b"[" * 30_000, "it is no TOML"),
-    "a long number": (b"threads = " + b"9" * 9_000, "it is no TOML"),
+    "no TOML": (b"threads: 8\n", "line 1: it cannot be read (expected '=' after a key"),
+    "bytes": (b"\xff\xfe\0", "line 1: it cannot be read (it is not UTF-8)"),
+    "nested": (b"x = " + b"[" * 30_000, "line 1: it cannot be read (it nests too deeply)"),
+    "a long number": (b"threads = " + b"9" * 9_000, "line 1: it cannot be read ("),
+    "a longer number": (b"threads = 0x" + b"9" * 9_000, "threads is a number of too many digits"),
     "too large": (b"#" * (settingsfile.MAX_BYTES + 1), "it cannot be read (it has more than"),
     "many": (b"".join(b"x%d = 1\n" % i for i in range(9)), "and 6 more"),
-    "control characters": (b'"a\\u001b[31m" = 1\n', "no setting"),
+    "control characters": (b'"a\\u001b[31m" = 1\n', "not a setting"),
 }
 
 
@@ -226,9 +273,112 @@ def test_a_file_of_nonsense_is_one_sentence(
     assert "\x1b" not in err
 
 
-def test_what_is_right_in_a_bad_file_holds(file: Path) -> None:
-    write(file, "new-in-kt-9 = 1\nthreads = 2\nheat = false\n")
+# What a person leaves between two settings, and how it is told; empty: nothing is wrong.
+BROKEN = {
+    "wrong type": (b"max-tokens = [1, 2]", "line 2: max-tokens is '[1, 2]', which is"),
+    "unknown key": (b"new-in-kt-9 = 1", "line 2: 'new-in-kt-9' is not a setting"),
+    "not TOML": (b"max-tokens: 8", "line 2: it cannot be read ("),
+    "set twice": (b"threads = 4", "line 2: threads is set once more; line 1 holds"),
+    "latin-1": ('system = "Schr\xf6der"'.encode("latin-1"), "line 2: it cannot be read (it is not UTF-8)"),
+    "latin-1 in a comment": (b"# Schr\xf6der", ""),
+    "unclosed quote": (b'system = "never ends', "line 2: it cannot be read ("),
+    "unclosed text": (b'system = """never ends', "line 2: it cannot be read ("),
+    "unclosed list": (b"max-tokens = [", "line 2: it cannot be read ("),
+    "a table": (b"[kt]", "line 2: settings have no tables, so [kt] means nothing"),
+    "CRLF": (b"max-tokens = 5\r", ""),
+    "zero bytes": (b"\0\0\0", "line 2: it cannot be read ("),
+    "several lines": (b'system = """\n[x]\nthreads = 9\n"""', ""),
+    "huge": (b"x" * 40_000, "line 2: it cannot be read ("),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"], ids=["plain", "bom"])
+def test_one_bad_line_drops_no_other(
+    kind: str, bom: bytes, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line, sentence = BROKEN[kind]
+    before = bom + b"threads = 2\n" + line + b"\nheat = false # last\n"
+    write(file, before)
     assert (config.value("threads"), config.records_heat()) == (2, False)
+    code, _, err = kt(capsys, "get", "threads")
+    assert code == 0 and (sentence in err if sentence else "warning" not in err)
+
+    code, _, err = kt(capsys, "set", "temperature", "0.5")
+    assert code == 0 and "Traceback" not in err
+    assert all(each in file.read_bytes() for each in before.splitlines())
+    assert (config.value("threads"), config.value("temperature")) == (2, 0.5)
+    assert kt(capsys, "unset", "temperature")[0] == 0
+    assert file.read_bytes() == before
+    assert kt(capsys, "set", "threads", "3")[0] == 0
+    assert (config.value("threads"), config.records_heat()) == (3, False)
+    assert line in file.read_bytes() and file.read_bytes().startswith(bom)
+    assert kt(capsys, "unset", "threads")[0] == 0
+    assert (config.value("threads"), config.records_heat()) == (None, False)
+
+
+@pytest.mark.parametrize(
+    "line", ["max-tokens: 8", "max-tokens = [", "KT_MAX_TOKENS=8 # x", "export KT_MAX_TOKENS=x"]
+)
+def test_a_change_turns_a_broken_line_of_the_setting_into_a_comment(
+    line: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(file, f"threads = 2\r\n{line}\r\nheat = false\r\n")
+    assert kt(capsys, "set", "max-tokens", "9")[0] == 0
+    assert file.read_bytes() == (
+        f"threads = 2\r\nmax-tokens = 9\r\n# {line}\r\nheat = false\r\n".encode()
+    )
+    assert settingsfile.complaint(file) == ""
+    assert kt(capsys, "unset", "max-tokens")[0] == 0
+    assert file.read_bytes() == f"threads = 2\r\n# {line}\r\nheat = false\r\n".encode()
+
+
+@pytest.mark.parametrize("name", settingsfile.WHERE_BYTES_GO)
+@pytest.mark.parametrize(
+    "line", ["NAME = 5x", "NAME = '/a", "NAME: /a", "KT_NAME=/a", "NAME = '/a'\nNAME = '/b'",
+             "NAME = {}", "[NAME]\npath = '/a'", "kt_NAME = '/a'", "NAME.path = '/a'", "NAME = '\udcf6'"]
+)  # fmt: skip
+def test_where_bytes_go_is_never_replaced_by_a_default(
+    name: str, line: str, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    write(file, ("threads = 2\n" + line.replace("NAME", name)).encode("utf-8", "surrogateescape"))
+    asked = {"home": config.home, "libraries": config.libraries, "cache": config.cache_bytes}[name]
+    where = 3 if line.count("NAME") == 2 and name != "cache" else 2  # /a is not a size either
+    with pytest.raises(UsageError, match=rf"config\.toml, line {where}: "):
+        asked()
+    assert config.value("threads") == 2
+    if name == "home":
+        monkeypatch.delenv("KT_HOME", raising=False)
+        assert main(["list"]) == 2
+        assert f"line {where}: " in capsys.readouterr().err
+    code, out, _ = kt(capsys, "list")
+    assert code == 0 and f"line {where}: " in out
+    monkeypatch.setenv(f"KT_{name.upper()}", "0" if name == "cache" else "/c")
+    assert config.stated(name).value is not None  # who says it now is not asked about the file
+    monkeypatch.delenv(f"KT_{name.upper()}")
+    assert kt(capsys, "unset", name)[0] == 0
+    assert config.stated(name).value is None and config.value("threads") == 2
+
+
+def test_a_file_that_cannot_be_read_at_all_may_say_where_the_library_is(file: Path) -> None:
+    write(file, b"#" * (settingsfile.MAX_BYTES + 1))
+    with pytest.raises(UsageError, match=r"it may say what home is"):
+        config.home()
+
+
+def test_no_settings_file_is_asked_for_with_dev_null(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KT_CONFIG", os.devnull)
+    assert kt(capsys, "get", "threads")[1] == "one per performance core\n"
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_ends_of_values_are_looked_for_within_a_bound(file: Path) -> None:
+    write(file, b"x=[\n" * (settingsfile.MAX_BYTES // 4 - 4) + b"threads=2")
+    began = time.process_time()
+    assert config.value("threads") == 2
+    assert time.process_time() - began < 10
 
 
 def test_a_folder_a_pipe_and_a_closed_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,6 +407,7 @@ def test_a_change_leaves_every_other_line_as_it_is(
     before = "# mine\n\n  threads=4 # few\nnew-in-kt-9 = [1,\n  2]\n[table]\nthreads = 5\n"
     write(file, before)
     assert kt(capsys, "set", "threads", "8")[0] == 0
+    before = before.replace("]\nthreads = 5", "]\n# threads = 5")  # tables mean nothing
     assert file.read_text() == before.replace("  threads=4 # few", "threads = 8")
     assert kt(capsys, "set", "heat", "off")[0] == 0
     assert file.read_text().index("heat") < file.read_text().index("[table]")
@@ -265,16 +416,14 @@ def test_a_change_leaves_every_other_line_as_it_is(
     assert file.read_text() == before.replace("  threads=4 # few\n", "")
 
 
-@pytest.mark.parametrize(
-    "before", ["threads: 8\n", "threads = '''\n4'''\n", 'system = """\nthreads = 1\n"""\n', "\xff"]
-)
-def test_what_cannot_be_changed_in_one_line_is_left_to_a_person(
-    before: str, file: Path, capsys: pytest.CaptureFixture[str]
+def test_a_value_of_several_lines_is_replaced_as_a_whole(
+    file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(file, before.encode("latin-1"))
-    code, _, err = kt(capsys, "set", "threads", "8")
-    assert code == 2 and str(file) in err
-    assert file.read_bytes() == before.encode("latin-1")
+    write(file, 'system = """\nthreads = 1\n"""\nheat = false\n')
+    assert kt(capsys, "set", "threads", "8")[0] == 0
+    assert config.value("system") == "threads = 1\n"
+    assert kt(capsys, "set", "system", "short")[0] == 0
+    assert file.read_text() == 'system = "short"\nheat = false\nthreads = 8\n'
 
 
 def test_a_link_stays_a_link(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -301,7 +450,7 @@ def test_two_who_write_at_once_lose_nothing(file: Path) -> None:
 
 def test_the_file_of_a_new_reader_has_every_setting_as_a_comment(file: Path) -> None:
     text = settingsfile.template()
-    assert settingsfile._parse(text.encode()) == {}
+    assert tomllib.loads(text) == {}
     for setting in TABLE:
         assert (f"# {setting.name} = " in text) is setting.kept
 
@@ -321,18 +470,28 @@ LINES = st.lists(
 
 @settings(max_examples=40)
 @given(LINES, st.sampled_from(["\n", "\r\n", "\r"]))
-def test_a_plain_file_means_what_it_means_in_toml(lines: list[str], end: str) -> None:
+def test_a_file_means_line_by_line_what_it_means_in_toml(lines: list[str], end: str) -> None:
     text = end.join(lines)
-    plain = settingsfile._plain(text)
-    if plain is not None:
-        assert plain == tomllib.loads(text)
+    entries = list(settingsfile._entries(settingsfile._lines(text)))
+    try:
+        whole = tomllib.loads(text)
+    except ValueError:
+        return
+    if not any(each.is_table for each in entries):
+        plain = {name: value for name, value in whole.items() if not isinstance(value, dict)}
+        found = {e.name: e.value for e in entries if not isinstance(e.value, dict)}
+        assert str(found) == str(plain) and not any(each.fault for each in entries)  # nan is nan
 
 
-def test_a_file_of_this_version_is_read_without_tomllib(file: Path) -> None:
-    for name, (text, _) in VALUES.items():
-        if name != "system":
-            settingsfile.change(file, SETTINGS[name], text)
-    assert settingsfile._plain(file.read_text()) is not None
+def test_a_file_of_this_version_is_read_without_tomllib(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [name for name in VALUES if name != "system"]
+    for name in names:
+        settingsfile.change(file, SETTINGS[name], VALUES[name][0])
+    monkeypatch.setitem(sys.modules, "tomllib", None)
+    settingsfile._read.cache_clear()
+    assert list(settingsfile.read(file).texts) == names
 
 
 # --- the command ------------------------------------------------------------------------------------

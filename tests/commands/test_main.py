@@ -122,8 +122,9 @@ def test_the_help_has_every_variable(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("setting", [each for each in TABLE if each.option], ids=lambda s: s.name)
 def test_the_option_of_a_setting_has_its_words(setting: Setting) -> None:
-    command = "pull" if setting.name.startswith("pull-") else "chat"
-    (option,) = (each for each in table.load(command).params if setting.option in each.opts)
+    commands = ("pull",) if setting.name.startswith("pull-") else ("chat", "serve")
+    params = [each for command in commands for each in table.load(command).params]
+    option = next(each for each in params if setting.option in each.opts)
     assert setting.help in option.help and option.help.endswith(f"Default: {setting.default}.")
     assert option.metavar in (setting.metavar, None)
 

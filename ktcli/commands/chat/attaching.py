@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ktcli.errors import KtError
+from ktcli import config
+from ktcli.config import Origin
+from ktcli.errors import KtError, UsageError
 from ktcli.output import out
 from ktcli.store.places import server_sockets
 
@@ -19,10 +21,12 @@ if TYPE_CHECKING:
     from ktcli.server.attached.client import ServerPlace
     from ktcli.text.model import TextModel
 
+LOADED, ALWAYS, NEVER = "loaded", "always", "never"  # the setting attach
 # Parameters of kt chat that are about an engine of its own.
 _OWN = (
     "threads",
     "numa",
+    "kv",
     "device",
     "gpus",
     "gpu_experts",
@@ -30,50 +34,73 @@ _OWN = (
     "prefill_threshold",
     "no_kv_cache",
 )
+_TRIALS = (
+    "isa",
+    "tile-min",
+)  # settings that only a variable gives, for a trial: it is about an engine of its own
+# Settings whose variable may hold for every command of a shell: the server's own hold there, and that is said.
+_SERVERS = ("threads", "numa", "kv", "device", "gpus", "defer", "heat", "cache")
 
 
 @dataclass(frozen=True, slots=True)
 class Attaching:
-    """The options of a command line that decide whether a chat uses the model of a server.
+    """The choices that decide whether a chat uses the model of a server.
 
     Attributes:
-        wanted: whether their models may be used.
-        own: an option that needs an engine of its own; empty: none was given.
+        when: the setting attach.
+        own: an option or a variable that needs an engine of its own; empty: there is none.
+        unheard: the variables that mean nothing to a server, as they are: "KT_THREADS=2".
         context: the positions that were asked for; None: as many as there are.
         allow_special: whether texts of a conversation may give control tokens.
     """
 
-    wanted: bool
+    when: str
     own: str
+    unheard: tuple[str, ...]
     context: int | None
     allow_special: bool
 
     @classmethod
     def of(cls, here: typer.Context) -> Attaching:
-        """Reads them from the command line of `kt chat`; settings are for the server as well."""
+        """Reads them from the command line of `kt chat` and the environment; what the settings file says is for the
+        server as well.
+
+        Raises:
+            UsageError: two options contradict each other.
+        """
 
         def given(name: str) -> bool:
             return getattr(here.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
         options = {str(each.name): max(each.opts, key=len) for each in here.command.params}
         values = here.params
+        if values["no_attach"] and given("attach") and values["attach"] != NEVER:
+            raise UsageError(
+                f"--no-attach and --attach {values['attach']} contradict each other",
+                hint="leave one of them out",
+            )
+        asked = [options[name] for name in _OWN if given(name)]
+        asked += [each.words for each in map(config.stated, _TRIALS) if each.text]
+        said = [config.stated(name) for name in _SERVERS]
         return cls(
-            not values["no_attach"],
-            next((options[name] for name in _OWN if given(name)), ""),
-            values["context"] if given("context") else None,
+            NEVER if values["no_attach"] else values["attach"],
+            next(iter(asked), ""),
+            tuple(each.words for each in said if each.origin is Origin.ENVIRONMENT),
+            values["context"] if given("context") or _is_variable("context") else None,
             values["allow_special"],
         )
 
     def attach(
         self, ready: Ready, asked: str, hear: Callable[[TextModel], None] = lambda texts: None
     ) -> AttachedModel | None:
-        """Returns the model of a server; None: none has it, or it is not to be used.
+        """Returns the model of a server; None: none has it, or it is not to be used. Somebody's server is made to load
+        a model only where the setting says so.
 
         Args:
             asked: the name that finds the model again.
             hear: called with its texts.
         """
-        if not self.wanted or not _sockets():
+        if self.when == NEVER or not _sockets():
             return None
         from ktcli.server.attached.backend import AttachedModel, find
         from ktcli.server.attached.client import load
@@ -83,6 +110,8 @@ class Attaching:
         if (found := find(ready)) is None:
             return None
         served, facts = found
+        if facts is None and self.when != ALWAYS:
+            return None
         if self.own:
             if facts is not None:
                 _say_why_not(served, f"{self.own} is for an engine of its own")
@@ -99,7 +128,16 @@ class Attaching:
         if self.context is not None and self.context > facts.context:
             _say_why_not(served, f"its context there has {facts.context:,} tokens")
             return None
+        if self.unheard:
+            out.note(
+                f"{', '.join(self.unheard)}: the server at port {served.port} has settings of its own;"
+                " --no-attach loads the model here"
+            )
         return AttachedModel(ready, served, facts, texts, asked)
+
+
+def _is_variable(name: str) -> bool:
+    return config.stated(name).origin is Origin.ENVIRONMENT
 
 
 def _sockets() -> list[Path]:

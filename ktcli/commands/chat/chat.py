@@ -9,9 +9,10 @@ import typer
 
 from ktcli import config
 from ktcli.commands.chat import file as answer_file
-from ktcli.commands.chat.attaching import Attaching
+from ktcli.commands.chat.attaching import LOADED, Attaching
 from ktcli.commands.chat.form import asked_form
 from ktcli.commands.chat.options import (
+    AttachOpt,
     DraftOpt,
     ExplainCache,
     Format,
@@ -87,6 +88,7 @@ def chat(
     options: EngineOptions = NO_OPTIONS,
     draft: DraftOpt = None,
     no_kv_cache: NoKvCache = False,
+    attach: AttachOpt = LOADED,
     no_attach: NoAttach = False,
     stats: Stats = False,
     explain_cache: ExplainCache = False,
@@ -107,7 +109,8 @@ def chat(
     A chat on the terminal is kept as it goes on; --continue and --resume go on with it, with its model and settings
     unless others are asked for.
 
-    A model that kt serve has loaded from this library is used there, unless an option asks for an engine of its own.
+    A model that kt serve has loaded from this library is used there, unless an option asks for an engine of its own;
+    --attach says otherwise.
 
     Examples:
 

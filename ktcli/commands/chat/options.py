@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ktcli.commands.cli.options import setting_option
+from ktcli.commands.cli.options import preferred, setting_option
 from ktcli.settings import SETTINGS
 
 NameArg = Annotated[
@@ -26,27 +26,17 @@ MaxTokens = Annotated[
     setting_option("max-tokens", "-n", min=1),
 ]
 System = Annotated[str | None, setting_option("system", "-s")]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option("--stop", metavar="TEXT", help="Text that ends an answer; may be repeated."),
-]
+Stop = Annotated[list[str] | None, setting_option("stop")]
 Number = float | None
 Temperature = Annotated[Number, setting_option("temperature")]
-TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Keep the best K tokens.")]
-TopP = Annotated[
-    Number, typer.Option("--top-p", metavar="P", help="Keep the best tokens up to probability P.")
-]
-MinP = Annotated[
-    Number, typer.Option("--min-p", metavar="P", help="Drop what is P times less likely.")
-]
+TopK = Annotated[int | None, setting_option("top-k")]
+TopP = Annotated[Number, setting_option("top-p")]
+MinP = Annotated[Number, setting_option("min-p")]
 Penalty = Annotated[
     Number,
     typer.Option("--repetition-penalty", metavar="X", help="Above 1: repeat less. 1 is off."),
 ]
-Seed = Annotated[
-    int | None,
-    typer.Option("--seed", metavar="N", help="Equal seeds give equal texts. Default: random."),
-]
+Seed = Annotated[int | None, setting_option("seed")]
 Think = Annotated[
     bool | None,
     typer.Option(
@@ -69,11 +59,16 @@ NoKvCache = Annotated[
         "--no-kv-cache", help="Read and write no KV pages on disk. See kt cache and KT_CACHE."
     ),
 ]
+
+
+def _attach(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
+    value = preferred(context, option, value)
+    return str(SETTINGS["attach"].read(value, "--attach", "leave it out"))
+
+
+AttachOpt = Annotated[str, setting_option("attach", callback=_attach)]
 NoAttach = Annotated[
-    bool,
-    typer.Option(
-        "--no-attach", help="Load the model here even where a server of this library has it loaded."
-    ),
+    bool, typer.Option("--no-attach", help="Load the model here: the same as --attach never.")
 ]
 GoOn = Annotated[bool, typer.Option("--continue", help="Go on with the last conversation.")]
 Resume = Annotated[

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ktcli.engine.drafting import DraftOptions
     from ktcli.text.settings import Settings
 
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")  # that are settings, too
+
 
 @dataclass(frozen=True, slots=True)
 class KeptChat:
@@ -65,10 +67,12 @@ def preferred_settings(settings: Settings) -> Settings:
     from ktcli.chat.compaction import STOP
     from ktcli.text.settings import override
 
-    thinking = config.value("think")
+    thinking, stop = config.value("think"), config.value("stop")
+    sampling = {name: config.value(name.replace("_", "-")) for name in _SAMPLING}
     return replace(
         settings,
-        sampling=override(settings.sampling, temperature=config.value("temperature")),
+        sampling=override(settings.sampling, **sampling),
+        stops=settings.stops if stop is None else (stop,),
         max_tokens=config.value("max-tokens") or settings.max_tokens,
         thinking=settings.thinking if thinking is None else thinking,
         drops=config.value("when-full") != STOP,

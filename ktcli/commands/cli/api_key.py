@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ktcli import smallfiles
+from ktcli.commands.cli.options import preferred, setting_option
 from ktcli.errors import UsageError
 
 KEY_CHARS = 4096  # the most of a key
@@ -21,14 +22,19 @@ KeyOpt = Annotated[
         help="Key that clients must show. Other users see it among this machine's processes.",
     ),
 ]
-KeyFileOpt = Annotated[
-    Path | None,
-    typer.Option(
-        "--api-key-file",
-        metavar="FILE",
-        help="File with the key that clients must show; only its owner may read it.",
-    ),
-]
+
+
+def _key_file(
+    context: typer.Context, option: typer.CallbackParam, value: Path | None
+) -> Path | None:
+    """The file of the option, else of the setting, unless there is a key on the command line."""
+    if context.params.get("api_key") is not None:
+        return value
+    found = preferred(context, option, value)
+    return None if found is None else Path(found).expanduser()
+
+
+KeyFileOpt = Annotated[Path | None, setting_option("api-key-file", callback=_key_file)]
 
 
 def given_key(key: str | None, file: Path | None) -> str:
