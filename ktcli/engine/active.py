@@ -98,6 +98,8 @@ class Active:
             self._history.append(id)
         held = request.forced if request.constraint is None else None
         self._forcing = None if held is None else Forcing(held, request.stop_ids)
+        if request.max_tokens == 0:
+            self.finish = Finish.LENGTH  # once the prompt is read
 
     @property
     def reading(self) -> bool:
@@ -193,7 +195,8 @@ class Active:
         upto = at + self.sequence.until_mark(_even(end - at, most))
         if self._late:
             upto = min(upto, self.prompt_tokens - 1)  # the last id's logits are for choosing
-        return self._run(upto, upto == len(self.known), 0, chunk)
+        wanted = upto == len(self.known) and self.finish is None
+        return self._run(upto, wanted, 0, chunk)
 
     def _depth_found(self, position: int) -> int:
         """The depth of deferral with which an id of the prompt is computed: above 0 it was found when it began."""

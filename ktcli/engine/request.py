@@ -79,7 +79,7 @@ class GenerationRequest:
     Attributes:
         prompt: the ids of the prompt, at least one.
         stop_ids: ids that end the answer and are no part of it.
-        max_tokens: the most tokens of the answer; None: as many as fit.
+        max_tokens: the most tokens of the answer; 0: the prompt is only read; None: as many as fit.
         priority: a higher one goes first, -10..10; a request that waits long rises.
         caller: whoever asks: callers of equal priority take turns.
         logprobs: the number of the likeliest tokens whose chances come with each token; None: no chances at all.

@@ -16,7 +16,7 @@ from typing import Any
 
 from ktcli.server.http.answering import App, Receive, Scope, Send
 from ktcli.server.http.bodies import RESERVATION, Bodies, BodyReservation
-from ktcli.server.http.body import BODY
+from ktcli.server.http.body import BODY, BYTE_ORDER_MARK
 from ktcli.server.http.page.files import PATHS
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.state import Rules
@@ -155,7 +155,7 @@ async def _body(
                     raise _too_large()
                 reservation.grow(size)
                 if not message.get("more_body"):
-                    return b"".join(parts)
+                    return b"".join(parts).removeprefix(BYTE_ORDER_MARK)
     except TimeoutError as error:
         raise Refusal(
             408, f"the request body did not arrive within {BODY_S:.0f} s", "", "timeout"

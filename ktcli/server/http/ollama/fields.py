@@ -12,7 +12,7 @@ from ktcli.answers.grammar.form import Form
 from ktcli.answers.grammar.whole import Shape
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.server.http.contents import last_question, unseen
-from ktcli.server.http.openai.fields import Sampled, functions
+from ktcli.server.http.openai.fields import NO_LIMIT, Sampled, functions
 from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.shapes import ToolChoice, with_tools
@@ -82,10 +82,9 @@ class OllamaBody(msgspec.Struct):
             stop=given.stop,
         )
         most = given.num_predict
-        # -1 and -2: as many as there is room for
-        options = said.answer_options(
-            settings, None if most is None or most < 0 else most, None, _NAMES
-        )
+        if most is not None and most < 0:  # -1: for ever; -2: until the context is full
+            most = NO_LIMIT
+        options = said.answer_options(settings, most, None, _NAMES, least=0)
         return options if (form := self._form()) is None else replace(options, shape=Shape(form))
 
     def _form(self) -> Form | None:

@@ -23,6 +23,8 @@ from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings, override
 from ktcli.text.template import is_reserved
 
+NO_LIMIT = -1  # in place of a number of tokens, as vLLM and llama.cpp have it
+ANY_SEED = -1
 LOGPROBS_MOST = 20
 STOPS_MOST = 16
 CHOICES_MOST = 16
@@ -89,8 +91,10 @@ class Sampled(msgspec.Struct):
         for name in _NUMBERS:
             value = getattr(self, name)
             if value is not None:
-                if name == "seed":  # a signed one is meant as its 64 bits
-                    value %= 2**64
+                if name == "seed":
+                    if value == ANY_SEED:
+                        continue
+                    value %= 2**64  # a signed one is meant as its 64 bits
                 if name == "top_k":
                     value = max(0, value)  # -1 is off, too
                 with about(names.get(name, name)):
@@ -105,11 +109,14 @@ class Sampled(msgspec.Struct):
         most: int | None,
         logprobs: int | None,
         names: Mapping[str, str] = _OWN_NAMES,
+        *,
+        least: int = 1,
     ) -> AnswerOptions:
         """Returns the options of the answer: sampling, limits and constraints.
 
         Args:
-            most: the most tokens, as asked for.
+            most: the most tokens, as asked for; NO_LIMIT: as many as there is room for.
+            least: the least that `most` can be.
             names: what the client calls the fields, where it is not as here.
         Raises:
             Refusal: a value cannot be used.
@@ -120,8 +127,8 @@ class Sampled(msgspec.Struct):
         if any(len(each) > STOP_CHARS_MOST for each in stops):
             said = f"{stop} has a string of more than {STOP_CHARS_MOST:,} characters"
             raise Refusal(400, said, stop, "unsupported_value")
-        if most is not None:
-            _within(names.get("max_tokens", "max_tokens"), most, 1, None)
+        if most is not None and most != NO_LIMIT:
+            _within(names.get("max_tokens", "max_tokens"), most, least, None)
         if self.cache_salt is not None and not 0 < len(self.cache_salt) <= SALT_CHARS_MOST:
             said = f"cache_salt must be 1 to {SALT_CHARS_MOST} characters long"
             raise Refusal(400, said, "cache_salt", "unsupported_value")
@@ -130,7 +137,7 @@ class Sampled(msgspec.Struct):
         return AnswerOptions(
             self.sampling(settings.sampling, names),
             tuple(each for each in stops if each) or settings.stops,
-            settings.max_tokens if most is None else most,
+            settings.max_tokens if most is None else None if most == NO_LIMIT else most,
             choices,
             logprobs,
             shape=None if (form := self.form) is None else Shape(form),
@@ -356,7 +363,7 @@ def require_parameters(schema: Any, field: str) -> None:
         return
     if not isinstance(schema, dict):
         raise Refusal(400, f"{field} must be a JSON schema object", field, "unsupported_value")
-    kind = schema.get("type", "object")
+    kind = schema.get("type") or "object"
     if kind != "object":
         said = f"{field}.type must be 'object', not {str(kind)[:40]!r}"
         raise Refusal(400, said, field, "unsupported_value")
