@@ -6,7 +6,7 @@ A body that fits its structure as it is never comes here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Hashable
 from functools import cache
 from typing import Any
 
@@ -28,7 +28,7 @@ def tidied(value: Any, kind: type[Any]) -> Any:
 
 
 @cache
-def _fields_of(kind: type[Any]) -> inspect.Type:
+def _fields_of(kind: Hashable) -> inspect.Type:
     return inspect.type_info(kind)
 
 
@@ -45,19 +45,16 @@ def _tidied(value: Any, kind: inspect.Type) -> Any:
 
 
 def _object(value: dict[str, Any], members: tuple[inspect.Type, ...]) -> dict[str, Any]:
-    of: Callable[[str], inspect.Type | None]
     for member in members:
         if isinstance(member, inspect.StructType):
-            fields = {each.encode_name: each.type for each in member.fields}
-            of = fields.get
+            kinds = {each.encode_name: each.type for each in member.fields}
         elif isinstance(member, inspect.DictType):
-            inner = member.value_type
-            of = lambda name, inner=inner: inner  # noqa: E731
+            kinds = dict.fromkeys(value, member.value_type)
         else:
             continue
         found = {}
         for name, each in value.items():
-            kind = of(name)
+            kind = kinds.get(name)
             if kind is None:
                 found[name] = each
             elif each is not None or _may_be_null(kind):
