@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import inspect
@@ -24,7 +24,7 @@ def tidied(value: Any, kind: type[Any]) -> Any:
     Args:
         kind: the structure that the value is to become.
     """
-    return _tidied(value, _fields_of(kind))
+    return _tidied(value, _fields_of(cast(Hashable, kind)))
 
 
 @cache

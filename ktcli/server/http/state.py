@@ -42,7 +42,8 @@ class Rules:
 
     Attributes:
         key: the API key that clients must send; empty: none.
-        hosts: the allowed values of Host; empty: any.
+        hosts: the allowed values of Host beside this machine's own names; empty: any.
+        origins: the origins whose pages may ask, beside the server's own.
         strict_model: whether a request must name the model that is loaded.
         aliases: further names of the model.
         address: where it says that it is, for `kt ps`.
@@ -51,6 +52,7 @@ class Rules:
 
     key: str = ""
     hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
     strict_model: bool = False
     aliases: tuple[str, ...] = ()
     address: str = ""
