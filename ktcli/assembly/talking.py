@@ -122,6 +122,8 @@ def open_read(ready: Ready, texts: TextModel, asked: str, how: Opening) -> OpenM
     """
     if unused := AnswerFormat.of(texts).unused:
         how.listener.warn(f"the response_template of {ready.name} is not used: {unused}")
+    for unused in texts.unused:
+        how.listener.warn(f"{ready.name}: {unused}")
     began = time.perf_counter()
     engine = load(ready, how.wanted, how.listener)
     took = time.perf_counter() - began

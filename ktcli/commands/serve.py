@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,6 +47,24 @@ OllamaOpt = Annotated[
     bool,
     typer.Option(
         "--ollama", help=f"Listen at Ollama's port {OLLAMA_PORT}, too, where its clients look."
+    ),
+]
+AllowOriginOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-origin",
+        metavar="ORIGIN",
+        help="Let web pages of this origin in (https://chat.example.com); may be repeated. * is every page, and needs a"
+        " key.",
+    ),
+]
+AllowHostOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-host",
+        metavar="NAME",
+        help="Let requests in that call the server by this host name, as behind a proxy; may be repeated. * is every"
+        " name, and needs a key.",
     ),
 ]
 ParallelOpt = Annotated[int, setting_option("parallel", min=1, max=64, callback=preferred)]
@@ -101,6 +119,8 @@ def serve(
     ollama: OllamaOpt = False,
     api_key: KeyOpt = None,
     api_key_file: KeyFileOpt = None,
+    allow_origin: AllowOriginOpt = None,
+    allow_host: AllowHostOpt = None,
     parallel: ParallelOpt = 4,
     model_alias: AliasOpt = None,
     strict_model: StrictOpt = False,
@@ -147,8 +167,12 @@ def serve(
     if background and print_unit:
         raise UsageError("--background and --print-unit contradict each other")
     key = given_key(api_key, api_key_file)
-    rules = _rules(host, port, key, strict_model, model_alias, _who(here, "host"))
-    rules = replace(rules, drain_s=drain)
+    rules = replace(
+        _rules(host, port, key, allow_host or (), allow_origin or (), _who(here, "host")),
+        strict_model=strict_model,
+        aliases=tuple(model_alias or ()),
+        drain_s=drain,
+    )
     kept_s = None if keep_alive is None else keep_seconds(keep_alive, _who(here, "keep-alive"))
     own_s, others_s = (FOREVER, KEEP_S) if kept_s is None else (kept_s, kept_s)
     model = name or config.value("model") or BUILTIN
@@ -189,27 +213,32 @@ def _who(here: typer.Context, name: str) -> str:
 
 
 def _rules(
-    host: str, port: int, key: str, strict_model: bool, aliases: list[str] | None, who: str
+    host: str, port: int, key: str, names: Sequence[str], origins: Sequence[str], who: str
 ) -> Rules:
     """The rules of a server at an address.
 
     Args:
+        names, origins: the host names and the origins of pages that are let in beside its own.
         who: what says that it is to listen there.
     Raises:
-        UsageError: other machines reach it, and there is no key.
+        UsageError: other machines reach it, or all pages, and there is no key; or what is let in is malformed.
     """
-    from ktcli.server.http.guard import LOOPBACK
+    from ktcli.server.http.access import ANY, LOOPBACK, allowed_host, allowed_origin, is_loopback
     from ktcli.server.http.state import Rules
 
-    is_loopback = host in LOOPBACK
-    if not is_loopback and not key:
+    is_here = is_loopback(host.lower())
+    if not is_here and not key:
         raise UsageError(
             f"{who} {host[:100]} lets other machines in, and there is no key",
             hint="put one into a file that only you can read, and name it with --api-key-file",
         )
-    hosts = LOOPBACK if is_loopback else frozenset[str]()
+    hosts = frozenset(allowed_host(each, has_key=bool(key)) for each in names)
+    pages = frozenset(allowed_origin(each, has_key=bool(key)) for each in origins)
+    is_open = not is_here or ANY in hosts
     shown = f"[{host}]" if ":" in host else host
-    return Rules(key, hosts, strict_model, tuple(aliases or ()), f"http://{shown}:{port}")
+    return Rules(
+        key, frozenset() if is_open else LOOPBACK | hosts, pages, address=f"http://{shown}:{port}"
+    )
 
 
 def _in_background(here: typer.Context, model: str, port: int) -> None:

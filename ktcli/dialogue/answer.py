@@ -54,6 +54,8 @@ class AnswerOptions:
         endless: whether an answer goes on where the model ends it: for measurements.
         think_budget: the most tokens of an answer's thoughts, behind which they are ended and the answer follows; None:
             as many as the model likes.
+        stop_ids: ids that end an answer beside the model's own, even one that is endless.
+        min_tokens: the tokens before which no such id can come.
     """
 
     sampling: SamplingSettings
@@ -67,6 +69,8 @@ class AnswerOptions:
     salt: str = ""
     endless: bool = False
     think_budget: int | None = None
+    stop_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
 
 
 class PromptProgress(NamedTuple):
@@ -214,6 +218,7 @@ class AnswerRun:
         """What it has to be, where whoever asks leaves that open."""
         options = self._options
         held = options.shape is not None or options.tools is not None or options.endless
+        held = held or bool(options.stop_ids or options.min_tokens)
         return None if held else self._prompt.forced
 
     def submit(self) -> None:
@@ -228,7 +233,7 @@ class AnswerRun:
         request = GenerationRequest(
             self._prompt.ids,
             sampling,
-            () if options.endless else self._texts.stop_ids,
+            options.stop_ids | (frozenset() if options.endless else self._texts.stop_ids),
             options.max_tokens,
             caller=self._prompt.caller,
             logprobs=options.logprobs,
@@ -239,6 +244,7 @@ class AnswerRun:
             ends=self._reader.hears,
             constraint=self._constraint,
             forced=self._forced,
+            min_tokens=options.min_tokens,
         )
         with self._lock:
             self.parts.append(self._submit(request, self._sampler, goes_on=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ktcli.engine.contract import Engine
 from ktcli.engine.draft_length import MOST_ROWS
@@ -98,6 +99,8 @@ class Active:
             self._history.append(id)
         held = request.forced if request.constraint is None else None
         self._forcing = None if held is None else Forcing(held, request.stop_ids)
+        if request.max_tokens == 0:
+            self.finish = Finish.LENGTH  # once the prompt is read
 
     @property
     def reading(self) -> bool:
@@ -193,7 +196,8 @@ class Active:
         upto = at + self.sequence.until_mark(_even(end - at, most))
         if self._late:
             upto = min(upto, self.prompt_tokens - 1)  # the last id's logits are for choosing
-        return self._run(upto, upto == len(self.known), 0, chunk)
+        wanted = upto == len(self.known) and self.finish is None
+        return self._run(upto, wanted, 0, chunk)
 
     def _depth_found(self, position: int) -> int:
         """The depth of deferral with which an id of the prompt is computed: above 0 it was found when it began."""
@@ -272,7 +276,23 @@ class Active:
         mask = None if constraint is None else constraint.mask()
         if self._forcing is not None:
             mask = self._forcing.mask(logits.values.size)
+        if mask is None and self._goes_on:
+            mask = self._unstopped(logits.values.size)
         return self.answer.sampler.choice(logits, self._history, mask=mask, likeliest=likeliest)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the answer is too short to end."""
+        request = self.answer.request
+        return request.said + len(self.answer.ids) < request.min_tokens
+
+    def _unstopped(self, vocab: int) -> NDArray[np.uint32]:
+        """Returns the mask of all ids but those that end the answer, see `Constraint.mask`."""
+        mask = np.full(-(-vocab // 32), 0xFFFFFFFF, dtype=np.uint32)
+        for id in self.answer.request.stop_ids:
+            if 0 <= id < vocab:
+                mask[id // 32] &= np.uint32(~(1 << id % 32) & 0xFFFFFFFF)
+        return mask
 
     def token(self, engine: Engine, chosen: ChosenToken, logits: Logits) -> Token:
         """Returns the event of the token that was chosen from these logits.

@@ -79,7 +79,7 @@ class GenerationRequest:
     Attributes:
         prompt: the ids of the prompt, at least one.
         stop_ids: ids that end the answer and are no part of it.
-        max_tokens: the most tokens of the answer; None: as many as fit.
+        max_tokens: the most tokens of the answer; 0: the prompt is only read; None: as many as fit.
         priority: a higher one goes first, -10..10; a request that waits long rises.
         caller: whoever asks: callers of equal priority take turns.
         logprobs: the number of the likeliest tokens whose chances come with each token; None: no chances at all.
@@ -94,6 +94,8 @@ class GenerationRequest:
         draft: what may be tried beside the next token; the answer is the same with drafts and without.
         constraint: what the answer may be, from its first id on; of this request alone. None: anything.
         forced: the ids that the answer has to be, where there is no constraint; None: any.
+        min_tokens: the tokens of the answer before which no stop id is chosen, those `said` included; only without a
+            constraint.
     """
 
     prompt: Sequence[int]
@@ -112,6 +114,7 @@ class GenerationRequest:
     draft: DraftOptions = NO_DRAFTS
     constraint: Constraint | None = None
     forced: ForcedIds | None = None
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

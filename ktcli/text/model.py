@@ -12,7 +12,13 @@ from ktcli.text.capabilities import Capabilities
 from ktcli.text.control import ControlTokens
 from ktcli.text.files import read_json
 from ktcli.text.rows import KnownRows, read_rows
-from ktcli.text.settings import Settings, read_begin, read_settings, read_stop_ids
+from ktcli.text.settings import (
+    Settings,
+    read_begin,
+    read_settings,
+    read_stop_ids,
+    unused_settings,
+)
 from ktcli.text.template import ChatTemplate, load_template
 from ktcli.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -27,6 +33,7 @@ class TextModel:
         settings: the model's own settings.
         begin: the ids in front of a text outside any turn; a template writes its own.
         response_template: how the checkpoint says that its answers are read, unchecked; None: it does not.
+        unused: a sentence on each of the model's own settings that is not used.
         rows: what it is told of kt's tables, where a question names a row; None: it is not the built-in model.
         can: what its chat template can do.
     """
@@ -39,6 +46,7 @@ class TextModel:
     response_template: Any = None
     begin: tuple[int, ...] = ()
     rows: KnownRows | None = None
+    unused: tuple[str, ...] = ()
     can: Capabilities = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -72,4 +80,5 @@ def read_text_model(
     answers = read_json(config).get("response_template") if config.is_file() else None
     settings, begin = read_settings(folder), read_begin(folder, tokenizer)
     rows = read_rows(data_path("profiles", BUILTIN)) if name == BUILTIN else None
-    return TextModel(tokenizer, control, template, stop_ids, settings, answers, begin, rows)
+    unused = unused_settings(folder)
+    return TextModel(tokenizer, control, template, stop_ids, settings, answers, begin, rows, unused)

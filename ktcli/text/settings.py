@@ -17,6 +17,7 @@ from ktcli.text.template import ChatTemplate, special_tokens
 from ktcli.text.tokenizer import Tokenizer
 
 _NUMBERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_FILE = "generation_config.json"
 _MARK = "kt0answer"
 
 
@@ -96,13 +97,15 @@ def carried(current: Settings, before: Settings, after: Settings) -> Settings:
 
 
 def read_settings(folder: Path) -> Settings:
-    """Returns the model's own settings.
+    """Returns the model's own settings, without those that `unused_settings` names.
 
     Raises:
         BadCheckpoint: they make no sense.
     """
-    path = folder / "generation_config.json"
-    given = read_json(path) if path.is_file() else {}
+    path = folder / _FILE
+    given = _given(path)
+    for name in _unused(given):
+        del given[name]
     values: dict[str, Any] = {"greedy": given.get("do_sample") is not True}
     try:
         for name in _NUMBERS:
@@ -113,6 +116,29 @@ def read_settings(folder: Path) -> Settings:
         return Settings(SamplingSettings(**values), most)
     except (UsageError, ValueError, OverflowError) as error:
         raise BadCheckpoint(f"{path} makes no sense: {error}") from error
+
+
+def unused_settings(folder: Path) -> tuple[str, ...]:
+    """Returns a sentence on each of the model's own settings that is not used, since nothing can be meant by it.
+
+    Raises:
+        BadCheckpoint: the file is damaged.
+    """
+    given = _given(folder / _FILE)
+    return tuple(
+        f"{name} is {given[name]} in {_FILE}, which is left out" for name in _unused(given)
+    )
+
+
+def _given(path: Path) -> dict[str, Any]:
+    return dict(read_json(path)) if path.is_file() else {}
+
+
+def _unused(given: Mapping[str, Any]) -> list[str]:
+    """Returns the names of settings that are not used: some publishers write a penalty of 0 for none."""
+    found = given.get("repetition_penalty")
+    zero = isinstance(found, (int, float)) and not isinstance(found, bool) and found == 0
+    return ["repetition_penalty"] if zero else []
 
 
 def _number(value: Any, *, whole: bool) -> float:

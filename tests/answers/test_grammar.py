@@ -461,3 +461,34 @@ def test_a_chat_is_held_to_a_form_behind_a_thought_that_is_cut(
     for _ in range(3):
         said = "".join(piece.text for piece in chat.ask("x") if not piece.thought)
         assert chat.thought_cut and fits(json.loads(said), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ({"type": "string", "format": "topic"}, {"type": "string"}),
+        ({"type": "string", "format": "date"}, {"type": "string", "format": "date"}),
+        (
+            {"type": "array", "minItems": 1.0, "maxItems": 2.0},
+            {"type": "array", "minItems": 1, "maxItems": 2},
+        ),
+        ({"type": "string", "maxLength": 2.5}, {"type": "string", "maxLength": 2.5}),
+        ({"type": "object", "propertyNames": {"type": "string"}}, {"type": "object"}),
+        ({"propertyNames": {"pattern": "^a"}}, {"propertyNames": {"pattern": "^a"}}),
+        ({"type": "integer", "enum": None, "multipleOf": None, "title": None}, {"type": "integer"}),
+        ({"const": None}, {"const": None}),
+        ({"enum": [None, 1.0]}, {"enum": [None, 1.0]}),
+    ],
+)
+def test_a_schema_is_read_as_libraries_mean_it(said: dict[str, Any], meant: dict[str, Any]) -> None:
+    assert checked_schema(said, "x") == meant
+    inner = checked_schema({"anyOf": [said], "$defs": {"format": said}}, "x")
+    assert inner == {"anyOf": [meant], "$defs": {"format": meant}}
+
+
+def test_a_property_may_be_called_like_a_word_of_schemas() -> None:
+    said = {
+        "type": "object",
+        "properties": {"format": {"type": "string"}, "maxItems": {"const": 2.0}},
+    }
+    assert checked_schema(said, "x")["properties"] == said["properties"]

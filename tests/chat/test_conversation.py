@@ -24,7 +24,14 @@ from ktcli.terminal.prompt import cleaned, is_open
 from ktcli.terminal.replstate import ReplState
 from ktcli.terminal.screen import Screen, visible
 from ktcli.terminal.thoughts import ThoughtsView
-from ktcli.text.settings import Settings, override, read_begin, read_settings, read_stop_ids
+from ktcli.text.settings import (
+    Settings,
+    override,
+    read_begin,
+    read_settings,
+    read_stop_ids,
+    unused_settings,
+)
 from ktcli.text.template import load_template
 from ktcli.text.tokenizer import load_tokenizer
 
@@ -152,6 +159,10 @@ def test_defaults_come_from_the_model(tmp_path: Path) -> None:
         '{"do_sample": true, "top_k": 20.0, "max_new_tokens": 64.0}'
     )  # whole numbers, too
     assert read_settings(tmp_path) == Settings(SamplingSettings(top_k=20), 64)
+    path.write_text('{"repetition_penalty": 0.0, "top_k": 20, "do_sample": true}')
+    assert read_settings(tmp_path) == Settings(SamplingSettings(top_k=20))
+    (said,) = unused_settings(tmp_path)
+    assert "repetition_penalty is 0.0 in generation_config.json" in said
     for broken in (
         '{"temperature": "hot"}',
         '{"top_p": 3}',
@@ -434,7 +445,11 @@ def test_a_folded_thought_is_counted_while_it_lasts() -> None:
     screen.end(gap=True)
     pyte.Stream(screen_of).feed(stream.getvalue().replace("\n", "\r\n"))
     shown = [line.strip() for line in screen_of.display]
-    assert re.match("▸ thought for [0-9.]+ s, [0-9]+ tokens", shown[0]) and shown[1:4] == ["", "Yes.", ""]
+    assert re.match("▸ thought for [0-9.]+ s, [0-9]+ tokens", shown[0]) and shown[1:4] == [
+        "",
+        "Yes.",
+        "",
+    ]
 
 
 def test_no_line_stands_for_no_thought() -> None:

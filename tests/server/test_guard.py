@@ -17,7 +17,7 @@ from ktcli.commands.serve import _LibraryLog, _log
 from ktcli.errors import UsageError
 from ktcli.output import Mode, out
 from ktcli.server.http import bodies
-from ktcli.server.http.guard import LOOPBACK
+from ktcli.server.http.access import LOOPBACK
 from ktcli.server.http.state import Rules
 
 LOGGED: list[dict[str, Any]] = []

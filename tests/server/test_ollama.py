@@ -77,6 +77,18 @@ def test_a_text_is_answered_and_options_count(client: Client) -> None:
     assert client.chat(model="x", messages=[]).done_reason == "load"
 
 
+def test_chances_of_tokens(server: Running) -> None:
+    body = {"model": "x", "messages": asked("hello"), "logprobs": True, "top_logprobs": 2}
+    whole = requests.post(f"{server.url}/api/chat", json={**body, "stream": False}).json()
+    assert "".join(each["token"] for each in whole["logprobs"]) == whole["message"]["content"]
+    assert all(len(each["top_logprobs"]) == 2 for each in whole["logprobs"])
+    streamed = requests.post(f"{server.url}/api/chat", json=body).text.splitlines()
+    said = [each for line in streamed for each in json.loads(line).get("logprobs", ())]
+    assert [each["token"] for each in said] == [each["token"] for each in whole["logprobs"]]
+    refused = requests.post(f"{server.url}/api/chat", json={**body, "top_logprobs": 21})
+    assert refused.status_code == 400 and "top_logprobs" in refused.json()["error"]
+
+
 def test_what_clients_ask_before(client: Client, server: Running) -> None:
     assert [each.model for each in client.list().models] == ["fake"]
     assert [each.model for each in client.ps().models] == ["fake"]

@@ -94,6 +94,41 @@ def test_stop_texts_and_lengths_end_answers(client: OpenAI) -> None:
     assert (cut.choices[0].finish_reason, cut.usage.completion_tokens) == ("length", 2)
 
 
+def test_ids_of_a_client_end_answers(client: OpenAI, server: Running) -> None:
+    tokenizer = server.engine.tokenizer
+    ids = tokenizer.encode("you said hello")
+    for more in ({}, {"ignore_eos": True, "max_tokens": 99}):
+        body = {"stop_token_ids": [ids[-1]], **more}
+        cut = client.chat.completions.create(
+            model="fake", messages=asked("hello"), extra_body=body, temperature=0
+        )
+        assert cut.choices[0].message.content == tokenizer.decode(ids[:-1])
+        assert cut.choices[0].finish_reason == "stop"
+    with pytest.raises(BadRequestError, match="stop_token_ids: token id 5000 is outside"):
+        client.chat.completions.create(
+            model="fake", messages=asked("hello"), extra_body={"stop_token_ids": [5000]}
+        )
+
+
+def test_an_answer_has_the_least_number_of_tokens(client: OpenAI) -> None:
+    for least in (1, 20):
+        found = client.chat.completions.create(
+            model="fake", messages=asked("nothing"), extra_body={"min_tokens": least}, max_tokens=30
+        )
+        assert found.usage is not None and found.usage.completion_tokens >= least
+    with pytest.raises(BadRequestError, match="min_tokens must be between 0 and 30, not 31"):
+        client.chat.completions.create(
+            model="fake", messages=asked("hello"), extra_body={"min_tokens": 31}, max_tokens=30
+        )
+
+
+def test_the_length_may_have_the_name_that_llama_cpp_gives_it(client: OpenAI) -> None:
+    found = client.chat.completions.create(
+        model="fake", messages=asked("hello"), extra_body={"n_predict": 2}
+    )
+    assert found.usage is not None and found.usage.completion_tokens == 2
+
+
 def test_several_answers_come_apart(client: OpenAI) -> None:
     whole = client.chat.completions.create(model="fake", messages=asked("hello"), n=3)
     assert [each.index for each in whole.choices] == [0, 1, 2]

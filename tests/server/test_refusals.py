@@ -12,8 +12,8 @@ import requests
 from chat.fake_engine import TEMPLATE
 from server.running import Running, running, scripted
 
+from ktcli.server.http.access import LOOPBACK
 from ktcli.server.http.anthropic.fields import MessagesBody
-from ktcli.server.http.guard import LOOPBACK
 from ktcli.server.http.openai.fields import ChatBody
 from ktcli.server.http.openai.response_fields import ResponseBody
 from ktcli.server.http.refusals import Refusal

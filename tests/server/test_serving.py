@@ -28,6 +28,7 @@ from ktcli.errors import Busy, KtError, NotFound, UsageError
 from ktcli.main import main
 from ktcli.native import Batch
 from ktcli.server.http import answering, guard
+from ktcli.server.http.access import LOOPBACK
 from ktcli.server.http.state import Rules
 from ktcli.server.models.enginethread import EngineThread
 from ktcli.server.process import listening
@@ -208,7 +209,7 @@ def test_a_refusal_leaves_no_traceback(server: Running, caplog: pytest.LogCaptur
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     backend = scripted(tmp_path_factory.mktemp("model"), script)
-    with running(backend, Rules(key=KEY, hosts=guard.LOOPBACK)) as found:
+    with running(backend, Rules(key=KEY, hosts=LOOPBACK)) as found:
         yield found
 
 

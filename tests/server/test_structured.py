@@ -120,9 +120,14 @@ def test_a_seed_fixes_the_answer(client: OpenAI) -> None:
         ({"structured_outputs": {"json_object": True}}, r"(?s)\{.*"),
         ({"guided_grammar": 'root ::= "a" [bc]'}, "a[bc]"),
         ({"guided_json": json.dumps({"enum": [True, 7]})}, "true|7"),
+        ({"regex": "[xy]{4}", "ebnf": None}, "[xy]{4}"),
+        ({"ebnf": 'root ::= "a" [bc]'}, "a[bc]"),
+        ({"grammar": 'root ::= "a" [bc]', "regex": ""}, "a[bc]"),
+        ({"json_schema": {"enum": [True, 7]}}, "true|7"),
+        ({"json_schema": json.dumps({"enum": [True, 7]})}, "true|7"),
     ],
 )
-def test_forms_of_vllm(client: OpenAI, more: dict[str, Any], pattern: str) -> None:
+def test_forms_of_other_servers(client: OpenAI, more: dict[str, Any], pattern: str) -> None:
     chat = client.chat.completions.create(model="m", messages=ASKED, max_tokens=40, extra_body=more)
     text = client.completions.create(model="m", prompt="<think>", max_tokens=40, extra_body=more)
     for said in (chat.choices[0].message.content, text.choices[0].text):
@@ -250,6 +255,17 @@ _BAD = {
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_…"),
+        ({"regex": "(a"}, "regex"),
+        ({"grammar": "root ::= other"}, "grammar"),
+        ({"regex": "a", "json_schema": {}}, "json_schema"),
+        ({"regex": "a", "min_tokens": 2}, "min_tokens"),
+        ({"bad_words": ["a"]}, "bad_words"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+        ({"structural_tag": {"x": 1}}, "structural_tag"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
         ({"tools": TOOLS, "tool_choice": "x"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"function": {"name": "x"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),

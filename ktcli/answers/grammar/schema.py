@@ -16,6 +16,16 @@ SCHEMA_DEPTH = 64  # lists and objects in each other
 _VALUES = frozenset({"const", "enum", "default", "examples", "example", "x-guidance"})
 _COMBINING = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "$ref"})
 _OTHERS = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
+# Keys whose values map names to schemas, and so are no schemas themselves.
+_NAMING = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_COUNTS = frozenset(
+    "minItems maxItems minLength maxLength minProperties maxProperties minContains maxContains".split()
+)
+# The formats that texts are held to. Every other one is an annotation, as JSON Schema has it.
+_FORMATS = frozenset(
+    "date-time time date duration email hostname ipv4 ipv6 uuid uri unknown".split()
+)
+_ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})  # each name of a property is a text
 _PAIRS = 10_000  # of branches that are compared
 _REFS = 16  # references that are followed, one to the next
 
@@ -38,8 +48,32 @@ def checked_schema(schema: Any, field: str) -> dict[str, Any]:
     size = len(json.dumps(schema))
     if size > SCHEMA_BYTES:
         raise _too_large(field)
+    schema = _meant(schema)
     found = _Branches(schema).apart(schema)
     return dict(found if _combines(found) else _closed(found))
+
+
+def _meant(schema: Any) -> Any:
+    """Returns a schema in the spelling that is compiled, without what says nothing: null for a word that is not there,
+    2.0 for 2, formats that nobody checks, names of properties that may be any text."""
+    if isinstance(schema, list):
+        return [_meant(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _VALUES:  # in which null is a value like others, unless a list is due
+            if value is not None or key != "enum":
+                found[key] = value
+        elif value is None or (key == "propertyNames" and value in _ANY_NAME):
+            continue
+        elif key in _NAMING and isinstance(value, Mapping):
+            found[key] = {name: _meant(each) for name, each in value.items()}
+        elif key in _COUNTS and isinstance(value, float) and value.is_integer():
+            found[key] = int(value)
+        elif key != "format" or not isinstance(value, str) or value in _FORMATS:
+            found[key] = _meant(value)
+    return found
 
 
 def _require_small(schema: Any, field: str) -> None:

@@ -11,10 +11,12 @@ import msgspec
 import numpy as np
 from starlette.requests import Request
 
+from ktcli.server.http.lenient import converted
 from ktcli.server.http.refusals import Refusal
 
 T = TypeVar("T")
 BODY = "kt.body"  # the key of a scope under which the guard puts the body of a request
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # which some editors and libraries put before a text
 DEPTH_MOST = 64  # nested arrays and objects; what agents send has about 15
 DECODED_BYTES_MOST = 80 << 20  # a million ids take 64 MiB
 _LARGE_BYTES = 1 << 18  # that are looked at on another thread
@@ -75,24 +77,36 @@ async def body_of(request: Request, kind: type[T]) -> T:
         raise Refusal(
             400, f"{field or 'the request body'}: {what}", field, "invalid_type"
         ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        said = f"the request body is not valid JSON: {_not_utf8(data, error)}"
+        raise Refusal(400, said, "", "invalid_json") from error
+    except msgspec.DecodeError as error:
         raise Refusal(
             400, f"the request body is not valid JSON: {error}", "", "invalid_json"
         ) from error
 
 
+def _not_utf8(data: bytes, error: UnicodeDecodeError) -> str:
+    """Returns where the text of a body is not UTF-8, counted from its beginning; the decoder counts within a string."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as first:
+        error = first
+    return f"byte {error.start} is not UTF-8"
+
+
 async def _decoded(data: bytes, kind: type[T]) -> T:
-    """Decodes a body; lone surrogates, which JavaScript makes where it cuts a text, become U+FFFD."""
+    """Decodes a body; lone surrogates, which JavaScript makes where it cuts a text, become U+FFFD, and what fits no
+    field is read as clients mean it, see `lenient`."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
-        if isinstance(error, msgspec.ValidationError):
-            raise
         large = len(data) > _LARGE_BYTES
         whole = await asyncio.to_thread(whole_pairs, data) if large else whole_pairs(data)
-        if whole == data:
+        if whole == data and not isinstance(error, msgspec.ValidationError):
             raise
-        return msgspec.json.decode(whole, type=kind)
+        found: T = converted(msgspec.json.decode(whole), kind)
+        return found
 
 
 def whole_pairs(data: bytes) -> bytes:

@@ -9,14 +9,23 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
+import secrets
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import suppress
 from typing import Any
 
+from ktcli.server.http.access import (
+    host_name,
+    is_allowed,
+    is_loopback,
+    is_preflight,
+    origin_headers,
+    preflight_headers,
+)
 from ktcli.server.http.answering import App, Receive, Scope, Send
 from ktcli.server.http.bodies import RESERVATION, Bodies, BodyReservation
-from ktcli.server.http.body import BODY
+from ktcli.server.http.body import BODY, BYTE_ORDER_MARK
 from ktcli.server.http.page.files import PATHS
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.state import Rules
@@ -24,16 +33,13 @@ from ktcli.server.process.drain import Drain, cut_off
 
 BODY_BYTES = 16 << 20
 BODY_S = 30.0  # in which a body must have arrived
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 OPEN_PATHS = PATHS | {"/health"}  # which need no API key
-PORT_MOST = 65535
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # which change nothing
-_HOST = re.compile(
-    r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[0-9A-Za-z._-]+))(?::(?P<port>[0-9]{1,5}))?"
-)
+_ID = re.compile(r"[!-~]{1,128}")
 
 Refuse = Callable[[str, Refusal], tuple[bytes, dict[str, str]]]
 Log = Callable[[dict[str, Any]], None]
+REQUEST_ID = "x-request-id"
 NOTED = "kt.noted"  # the key of a scope under which handlers note what the log should say
 
 
@@ -58,16 +64,21 @@ class Guard:
         began_s, noted = time.monotonic(), scope.setdefault(NOTED, {})
         noted["status"] = 499  # unless something is sent, the client left before
 
+        headers = _headers(scope)
+        added = self._added_headers(headers)
+
         async def send_and_note(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 noted["status"] = message["status"]
+                message = {**message, "headers": _with_headers(message.get("headers", ()), added)}
+                noted["request_id"] = _request_id(message["headers"])
             await send(message)
 
         try:
             # starlette has answered errors, and still raises them
             with suppress(Exception), self._bodies.reservation() as reservation:
                 scope[RESERVATION] = reservation
-                await self._answer(scope, receive, send_and_note)
+                await self._answer(scope, headers, receive, send_and_note)
         finally:
             about = {"method": scope["method"], "path": _plain(scope["path"][:200]), **noted}
             self._tell(scope.get("client"), about, began_s)
@@ -80,10 +91,23 @@ class Guard:
         seconds = round(time.monotonic() - began_s, 4)
         self._log({"client": (client or ("local",))[0], **about, "seconds": seconds})
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _added_headers(self, headers: dict[str, str]) -> dict[str, str]:
+        """Returns what the response has beside the headers of its handler: the client's own id of the request, and
+        what lets the page that sent it read the answer."""
+        id, origin = headers.get(REQUEST_ID, ""), headers.get("origin")
+        found = {REQUEST_ID: id} if _ID.fullmatch(id) else {}
+        if origin is not None and is_allowed(origin, self._rules.origins):
+            found |= origin_headers(origin)
+        return found
+
+    async def _answer(
+        self, scope: Scope, headers: dict[str, str], receive: Receive, send: Send
+    ) -> None:
         try:
-            headers = _headers(scope)
             self._check(scope, headers)
+            if is_preflight(scope["method"], headers) and "origin" in headers:
+                await _send_preflight(headers, send)
+                return
             self._drain.require_running(scope["path"])
             scope[BODY] = await _body(receive, headers, scope[RESERVATION])
             with self._drain.answering(scope["path"]):
@@ -107,18 +131,22 @@ class Guard:
         host = _name(headers.get("host"))
         if is_owner(scope):
             return
-        if rules.hosts and host not in rules.hosts:
-            raise Refusal(403, f"Host not allowed: {host[:100]}", "", "bad_host")
+        if rules.hosts and not is_loopback(host) and not is_allowed(host, rules.hosts):
+            said = f"Host not allowed: {host[:100]} (kt serve --allow-host lets it in)"
+            raise Refusal(403, said, "", "bad_host")
         origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != headers.get("host"):
-            raise Refusal(403, f"Origin not allowed: {_plain(origin[:100])}", "", "bad_origin")
-        if scope["method"] not in _SAFE and headers.get("sec-fetch-site") == "cross-site":
-            raise Refusal(
-                403,
-                "Origin not allowed: the request comes from a page of another site",
-                "",
-                "bad_origin",
+        is_let_in = origin is not None and is_allowed(origin, rules.origins)
+        if origin is not None and not is_let_in and not _is_own(origin, headers):
+            said = (
+                f"Origin not allowed: {_plain(origin[:100])} (kt serve --allow-origin lets it in)"
             )
+            raise Refusal(403, said, "", "bad_origin")
+        is_foreign = headers.get("sec-fetch-site") == "cross-site" and not is_let_in
+        if is_foreign and scope["method"] not in _SAFE:
+            said = "Origin not allowed: the request comes from a page of another site"
+            raise Refusal(403, said, "", "bad_origin")
+        if is_let_in and is_preflight(scope["method"], headers):
+            return  # which has no key yet
         if rules.key and path not in OPEN_PATHS and not _has_key(headers, rules.key):
             raise Refusal(401, "missing or invalid API key", "", "invalid_api_key")
 
@@ -155,7 +183,7 @@ async def _body(
                     raise _too_large()
                 reservation.grow(size)
                 if not message.get("more_body"):
-                    return b"".join(parts)
+                    return b"".join(parts).removeprefix(BYTE_ORDER_MARK)
     except TimeoutError as error:
         raise Refusal(
             408, f"the request body did not arrive within {BODY_S:.0f} s", "", "timeout"
@@ -187,10 +215,37 @@ def _name(host: str | None) -> str:
     """
     if host is None:
         return ""
-    found = _HOST.fullmatch(host)
-    if found is None or int(found["port"] or 0) > PORT_MOST:
+    found = host_name(host)
+    if found is None:
         raise Refusal(400, f"invalid Host header: {host[:100]!r}", "", "bad_host")
-    return (found["v6"] or found["name"]).lower()
+    return found
+
+
+def _is_own(origin: str, headers: dict[str, str]) -> bool:
+    """Tells whether a page comes from this server itself."""
+    return origin.partition("://")[2] == headers.get("host")
+
+
+async def _send_preflight(headers: dict[str, str], send: Send) -> None:
+    raw = [(name.encode(), value.encode()) for name, value in preflight_headers(headers).items()]
+    await send({"type": "http.response.start", "status": 204, "headers": raw})
+    await send({"type": "http.response.body", "body": b""})
+
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+
+def _with_headers(raw: Iterable[tuple[bytes, bytes]], added: dict[str, str]) -> RawHeaders:
+    """Returns the headers of a response with others in place of those of the same names; each response has an id."""
+    found = [(name, value) for name, value in raw if name.decode("latin-1") not in added]
+    found += [(name.encode(), value.encode("latin-1")) for name, value in added.items()]
+    if not any(name == REQUEST_ID.encode() for name, _ in found):
+        found.append((REQUEST_ID.encode(), secrets.token_hex(12).encode()))
+    return found
+
+
+def _request_id(raw: RawHeaders) -> str:
+    return next(value for name, value in raw if name == REQUEST_ID.encode()).decode("latin-1")
 
 
 def _plain(text: str) -> str:

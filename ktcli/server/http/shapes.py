@@ -65,10 +65,10 @@ def form_of_format(said: Mapping[str, Any] | None) -> Form | None:
         Refusal: it cannot be used.
     """
     field = "response_format"
-    kind = "text" if said is None else said.get("type", "text")
+    kind = "text" if said is None else said.get("type") or "text"
     if said is None or kind == "text":
         return None
-    if kind == "json_object" and "schema" not in said:
+    if kind == "json_object" and said.get("schema") is None:
         return Form.of_object(field)
     if kind not in ("json_object", "json_schema"):
         words = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet, WeakValueDictionary
@@ -42,7 +42,8 @@ class Rules:
 
     Attributes:
         key: the API key that clients must send; empty: none.
-        hosts: the allowed values of Host; empty: any.
+        hosts: the allowed values of Host beside this machine's own names; empty: any.
+        origins: the origins whose pages may ask, beside the server's own.
         strict_model: whether a request must name the model that is loaded.
         aliases: further names of the model.
         address: where it says that it is, for `kt ps`.
@@ -51,6 +52,7 @@ class Rules:
 
     key: str = ""
     hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
     strict_model: bool = False
     aliases: tuple[str, ...] = ()
     address: str = ""
@@ -221,6 +223,8 @@ class ServerState:
         model, shape = lease.model, options.shape
         with about("logit_bias"):
             options.sampling.require_within(model.backend.engine.spec.vocab)
+        with about("stop_token_ids"):
+            _require_ids(options.stop_ids, model.backend.engine.spec.vocab)
         calls, before = model.answers.calls, None if options.plain else prompt.text
         if shape is None or not shape.holds(calls):
             return submit(())
@@ -240,6 +244,12 @@ class ServerState:
             KtError: it cannot be made.
         """
         return await asyncio.wrap_future(self.jobs.ask(lambda: make(model.prompts)))
+
+
+def _require_ids(ids: Collection[int], vocab: int) -> None:
+    """Checks that a vocabulary of `vocab` ids has these. Raises: UsageError: it lacks one."""
+    if (bad := next((id for id in ids if not 0 <= id < vocab), None)) is not None:
+        raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")
 
 
 def state_of(request: Request) -> ServerState:

@@ -12,7 +12,7 @@ from ktcli.answers.grammar.form import Form
 from ktcli.answers.grammar.whole import Shape
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.server.http.contents import last_question, text_of
-from ktcli.server.http.openai.fields import Sampled, few_tools, require_parameters
+from ktcli.server.http.openai.fields import NO_LIMIT, Sampled, few_tools, require_parameters
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.shapes import ToolChoice, with_tools
 from ktcli.server.models.prompts import ChatRequest
@@ -105,9 +105,9 @@ class MessagesBody(msgspec.Struct):
         known = [
             _tool(tool, f"tools[{at}]")
             for at, tool in enumerate(tools)
-            if "input_schema" in tool or tool.get("type", "custom") == "custom"
+            if tool.get("input_schema") is not None or (tool.get("type") or "custom") == "custom"
         ]
-        chosen = (self.tool_choice or {}).get("type", "auto")
+        chosen = (self.tool_choice or {}).get("type") or "auto"
         return [] if chosen == "none" else known
 
     @property
@@ -118,7 +118,10 @@ class MessagesBody(msgspec.Struct):
             Refusal: in a way that is not supported.
         """
         said = self.tool_choice or {}
-        kind, several = said.get("type", "auto"), said.get("disable_parallel_tool_use") is not True
+        kind, several = (
+            said.get("type") or "auto",
+            said.get("disable_parallel_tool_use") is not True,
+        )
         if kind in ("auto", "none"):
             return ToolChoice(several=several)
         if kind == "any":
@@ -136,7 +139,7 @@ class MessagesBody(msgspec.Struct):
             return None
         if said.budget_tokens < 1:
             raise _refusal(field, f"{field} must be at least 1, not {said.budget_tokens}")
-        if said.budget_tokens >= most:
+        if said.budget_tokens >= most != NO_LIMIT:
             words = f"{field} must be less than max_tokens ({most}), not {said.budget_tokens}"
             raise _refusal(field, words)
         return said.budget_tokens

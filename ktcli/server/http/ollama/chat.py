@@ -16,6 +16,7 @@ from ktcli.engine.request import Finish
 from ktcli.server.http.answering import Answering
 from ktcli.server.http.body import body_of
 from ktcli.server.http.ollama.fields import GenerateBody, OllamaBody, OllamaChatBody
+from ktcli.server.http.openai.chat import chance_of
 from ktcli.server.http.openai.envelope import encode
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.state import ServerState, caller_of, state_of
@@ -54,7 +55,8 @@ async def generate(request: Request) -> Answering | Response:
         return await _moved(state, body, {"response": ""})
     with await state.lease(body.model, body.keep_s) as lease:
         settings = lease.model.texts.settings
-        options, asked = body.answer_options(settings), body.chat_request(settings, caller)
+        options = body.answer_options(settings)
+        asked = body.chat_request(settings, caller)
 
         def make(prompts: PromptMaker) -> EncodedPrompt:
             return prompts.of_text(body.prompt, caller) if body.raw else prompts.of_messages(asked)
@@ -99,6 +101,7 @@ class OllamaReply:
         self._generation, self._in_chat = generation, in_chat
         self._text = self._thoughts = self._reason = ""
         self._calls: list[dict[str, Any]] = []
+        self._chances: list[dict[str, Any]] = []
         self._call: tuple[str, str] = ("", "")  # name and arguments of the one that is open
         self._began_s = time.monotonic()
 
@@ -120,7 +123,9 @@ class OllamaReply:
 
     def whole(self) -> bytes:
         """Returns the answer as one JSON document, with the counts and times."""
-        return self._line(self._text, self._thoughts, self._calls, self._totals()).rstrip()
+        more = {"logprobs": self._chances} if self._chances else {}
+        totals = {**more, **self._totals()}
+        return self._line(self._text, self._thoughts, self._calls, totals).rstrip()
 
     def refused(self, refusal: Refusal) -> bytes:
         """Returns the JSON document of an error."""
@@ -142,9 +147,12 @@ class OllamaReply:
                 text += piece.text
         self._text, self._thoughts = self._text + text, self._thoughts + thoughts
         self._calls += calls
-        return (
-            self._line(text, thoughts, calls, {"done": False}) if text or thoughts or calls else b""
-        )
+        more: dict[str, Any] = {"done": False}
+        if event.token is not None and event.token.chosen is not None:
+            more["logprobs"] = [chance_of(self._generation.model.texts.tokenizer, event.token)]
+            self._chances += more["logprobs"]
+        shown = text or thoughts or calls or "logprobs" in more
+        return self._line(text, thoughts, calls, more) if shown else b""
 
     def _called(self, event: CallEvent) -> list[dict[str, Any]]:
         """Returns a call once it is complete, else nothing."""

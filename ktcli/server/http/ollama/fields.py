@@ -12,7 +12,7 @@ from ktcli.answers.grammar.form import Form
 from ktcli.answers.grammar.whole import Shape
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.server.http.contents import last_question, unseen
-from ktcli.server.http.openai.fields import Sampled, functions
+from ktcli.server.http.openai.fields import NO_LIMIT, Sampled, functions, logprobs_of
 from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.shapes import ToolChoice, with_tools
@@ -52,6 +52,8 @@ class OllamaBody(msgspec.Struct):
     options: Options | None = None
     think: bool | str | None = None
     keep_alive: float | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
     @property
     def keep_s(self) -> float | None:
@@ -82,9 +84,10 @@ class OllamaBody(msgspec.Struct):
             stop=given.stop,
         )
         most = given.num_predict
-        # -1 and -2: as many as there is room for
+        if most is not None and most < 0:  # -1: for ever; -2: until the context is full
+            most = NO_LIMIT
         options = said.answer_options(
-            settings, None if most is None or most < 0 else most, None, _NAMES
+            settings, most, logprobs_of(self.logprobs, self.top_logprobs), _NAMES, least=0
         )
         return options if (form := self._form()) is None else replace(options, shape=Shape(form))
 

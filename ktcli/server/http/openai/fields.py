@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ktcli.answers.grammar.form import Form
+from ktcli.answers.grammar.form import Form, Notation
 from ktcli.answers.grammar.whole import Shape
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.sampling import SamplingSettings
@@ -23,14 +23,29 @@ from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings, override
 from ktcli.text.template import is_reserved
 
+NO_LIMIT = -1  # in place of a number of tokens, as vLLM and llama.cpp have it
+ANY_SEED = -1
 LOGPROBS_MOST = 20
 STOPS_MOST = 16
 CHOICES_MOST = 16
 STOP_CHARS_MOST = 1000
+STOP_IDS_MOST = 1024
 SALT_CHARS_MOST = 256
 TOOLS_MOST = 256
 BIASES_MOST = 1024
 _OWN_NAMES: Mapping[str, str] = {}
+# What SGLang and llama.cpp call the forms of an answer.
+_FORMS = {
+    "regex": Notation.REGEX,
+    "ebnf": Notation.GBNF,
+    "grammar": Notation.GBNF,
+    "json_schema": Notation.SCHEMA,
+}
+# Fields of other servers that say what an answer must be, or must not be, in ways that are not here.
+_REFUSED = (
+    "bad_words allowed_token_ids logits_processors use_beam_search truncate_prompt_tokens "
+    "include_stop_str_in_output structural_tag guided_whitespace_pattern"
+).split()
 _NUMBERS = (
     "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed"
 ).split()
@@ -69,6 +84,22 @@ class Sampled(msgspec.Struct):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    json_schema: Any = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    n_predict: int | None = None
+    prompt_logprobs: Any = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    logits_processors: Any = None
+    use_beam_search: Any = None
+    truncate_prompt_tokens: Any = None
+    include_stop_str_in_output: Any = None
+    structural_tag: Any = None
+    guided_whitespace_pattern: Any = None
 
     @property
     def wants_usage(self) -> bool:
@@ -89,8 +120,10 @@ class Sampled(msgspec.Struct):
         for name in _NUMBERS:
             value = getattr(self, name)
             if value is not None:
-                if name == "seed":  # a signed one is meant as its 64 bits
-                    value %= 2**64
+                if name == "seed":
+                    if value == ANY_SEED:
+                        continue
+                    value %= 2**64  # a signed one is meant as its 64 bits
                 if name == "top_k":
                     value = max(0, value)  # -1 is off, too
                 with about(names.get(name, name)):
@@ -105,23 +138,29 @@ class Sampled(msgspec.Struct):
         most: int | None,
         logprobs: int | None,
         names: Mapping[str, str] = _OWN_NAMES,
+        *,
+        least: int = 1,
     ) -> AnswerOptions:
         """Returns the options of the answer: sampling, limits and constraints.
 
         Args:
-            most: the most tokens, as asked for.
+            most: the most tokens, as asked for; NO_LIMIT: as many as there is room for.
+            least: the least that `most` can be.
             names: what the client calls the fields, where it is not as here.
         Raises:
             Refusal: a value cannot be used.
         """
+        self._refuse_what_is_not_kept_to()
+        if most is None and self.n_predict is not None:
+            most, names = self.n_predict, {**names, "max_tokens": "n_predict"}
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         stop = names.get("stop", "stop")
         _few(stop, len(stops), STOPS_MOST)
         if any(len(each) > STOP_CHARS_MOST for each in stops):
             said = f"{stop} has a string of more than {STOP_CHARS_MOST:,} characters"
             raise Refusal(400, said, stop, "unsupported_value")
-        if most is not None:
-            _within(names.get("max_tokens", "max_tokens"), most, 1, None)
+        if most is not None and most != NO_LIMIT:
+            _within(names.get("max_tokens", "max_tokens"), most, least, None)
         if self.cache_salt is not None and not 0 < len(self.cache_salt) <= SALT_CHARS_MOST:
             said = f"cache_salt must be 1 to {SALT_CHARS_MOST} characters long"
             raise Refusal(400, said, "cache_salt", "unsupported_value")
@@ -130,13 +169,38 @@ class Sampled(msgspec.Struct):
         return AnswerOptions(
             self.sampling(settings.sampling, names),
             tuple(each for each in stops if each) or settings.stops,
-            settings.max_tokens if most is None else most,
+            settings.max_tokens if most is None else None if most == NO_LIMIT else most,
             choices,
             logprobs,
             shape=None if (form := self.form) is None else Shape(form),
             salt=self.cache_salt or "",
             endless=self.ignore_eos,
+            stop_ids=frozenset(self.stop_token_ids or ()),
+            min_tokens=self._least_tokens(most),
         )
+
+    def _refuse_what_is_not_kept_to(self) -> None:
+        """Checks that the request has no field that must be kept to and cannot be. Raises: Refusal: it has one."""
+        for name in _REFUSED:
+            if getattr(self, name):
+                raise _not_supported(name)
+        if self.prompt_logprobs is not None and self.prompt_logprobs is not False:
+            hint = "/v1/completions has echo with logprobs"
+            raise _not_supported("prompt_logprobs", hint)
+        _few("stop_token_ids", len(self.stop_token_ids or ()), STOP_IDS_MOST)
+
+    def _least_tokens(self, most: int | None) -> int:
+        """Returns the least number of tokens of an answer of `most` at most.
+
+        Raises:
+            Refusal: it cannot be kept to.
+        """
+        field, least = "min_tokens", self.min_tokens or 0
+        _within(field, least, 0, None if most in (None, NO_LIMIT) else most)
+        if least and self.form is not None:
+            said = f"{field} and {self.form.field} cannot be used together"
+            raise Refusal(400, said, field, "unsupported_value")
+        return least
 
     @property
     def form(self) -> Form | None:
@@ -150,12 +214,18 @@ class Sampled(msgspec.Struct):
             "response_format": form_of_format(self.response_format),
             "structured_outputs": _structured(self.structured_outputs),
             "guided_…": form_of_guides(guided, "guided_"),
+            **{name: self._form_of(name) for name in _FORMS},
         }
         given = [name for name, form in found.items() if form is not None]
         if len(given) > 1:
             words = f"{given[0]} and {given[1]} cannot be used together"
             raise Refusal(400, words, given[1], "unsupported_value")
         return found[given[0]] if given else None
+
+    def _form_of(self, name: str) -> Form | None:
+        """Returns the form that one of `_FORMS` asks for; None: it is not given, for which some send an empty text."""
+        said = getattr(self, name)
+        return None if said is None or said == "" else Form(_FORMS[name], said, name)
 
 
 class ChatBody(Sampled):
@@ -173,22 +243,20 @@ class ChatBody(Sampled):
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
 
     def chat_options(self, settings: Settings) -> AnswerOptions:
         """Returns the options of the answer, see `answer_options`."""
-        likeliest = self.top_logprobs or 0
-        _within("top_logprobs", likeliest, 0, LOGPROBS_MOST)
-        if likeliest and not self.logprobs:
-            raise Refusal(
-                400,
-                "top_logprobs requires logprobs to be true",
-                "top_logprobs",
-                "unsupported_value",
-            )
+        if self.functions and self.function_call != "none":
+            raise _not_supported("functions", "use tools and tool_choice")
+        if self.function_call not in (None, "none", "auto"):
+            raise _not_supported("function_call", "use tools and tool_choice")
+        chances = logprobs_of(self.logprobs, self.top_logprobs)
         most, names = self.max_tokens, _OWN_NAMES
         if self.max_completion_tokens is not None:
             most, names = self.max_completion_tokens, {"max_tokens": "max_completion_tokens"}
-        options = self.answer_options(settings, most, likeliest if self.logprobs else None, names)
+        options = self.answer_options(settings, most, chances, names)
         if (budget := self.thinking_token_budget) is not None:
             _within("thinking_token_budget", budget, 0, None)
             options = replace(options, think_budget=budget)
@@ -302,6 +370,20 @@ class TextBody(Sampled):
         )
 
 
+def logprobs_of(wanted: bool | None, likeliest: int | None) -> int | None:
+    """Returns the number of likeliest tokens that come with each token; None: no log probabilities.
+
+    Raises:
+        Refusal: there are too many, or no log probabilities are wanted.
+    """
+    most = likeliest or 0
+    _within("top_logprobs", most, 0, LOGPROBS_MOST)
+    if most and not wanted:
+        said = "top_logprobs requires logprobs to be true"
+        raise Refusal(400, said, "top_logprobs", "unsupported_value")
+    return most if wanted else None
+
+
 def effort_variables(effort: str | None) -> dict[str, Any]:
     """Returns the template variables of a reasoning effort; None: the model's default."""
     if effort is None:
@@ -356,7 +438,7 @@ def require_parameters(schema: Any, field: str) -> None:
         return
     if not isinstance(schema, dict):
         raise Refusal(400, f"{field} must be a JSON schema object", field, "unsupported_value")
-    kind = schema.get("type", "object")
+    kind = schema.get("type") or "object"
     if kind != "object":
         said = f"{field}.type must be 'object', not {str(kind)[:40]!r}"
         raise Refusal(400, said, field, "unsupported_value")
@@ -385,6 +467,11 @@ def _biases(said: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
         raise Refusal(
             400, "the keys of logit_bias must be token ids", "logit_bias", "unsupported_value"
         ) from error
+
+
+def _not_supported(field: str, instead: str = "") -> Refusal:
+    said = f"{field} is not supported" + (f": {instead}" if instead else "")
+    return Refusal(400, said, field, "unsupported_value")
 
 
 def _few(field: str, count: int, most: int) -> None:

@@ -83,11 +83,10 @@ class ResponseBody(Sampled):
                 "top_logprobs",
                 f"top_logprobs must be between 0 and {LOGPROBS_MOST}, not {self.top_logprobs}",
             )
-        if (most := self.max_output_tokens) is not None and most < 1:
-            raise _refusal("max_output_tokens", f"max_output_tokens must be at least 1, not {most}")
         if self.n not in (None, 1):
             raise _refusal("n", f"n must be 1, not {self.n}: a response has one answer")
-        options = self.answer_options(settings, most, self.likeliest)
+        names = {"max_tokens": "max_output_tokens"}
+        options = self.answer_options(settings, self.max_output_tokens, self.likeliest, names)
         if (form := self._text_form()) is not None:
             if options.shape is not None:
                 raise _refusal(
@@ -208,7 +207,7 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
     """Yields the messages of a list of items; thoughts, text and calls of one answer become one message. Items that say
     nothing to a model, such as those of tools that servers run themselves, are left out."""
     said: Message = {}
-    roles = ["tool" if "output" in each else each.get("role", "assistant") for each in items]
+    roles = ["tool" if "output" in each else each.get("role") or "assistant" for each in items]
     last = last_question(roles)
     for at, item in enumerate(items):
         where, kind = f"input[{at}]", _kind(item)
@@ -236,7 +235,7 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
 
 
 def _kind(item: Mapping[str, Any]) -> str:
-    said = item.get("type", "message")
+    said = item.get("type") or "message"
     return said if isinstance(said, str) else ""
 
 

@@ -1,0 +1,132 @@
+"""Decides by which host names a server may be asked, and by pages of which origins: the names of this machine and what
+its owner allows, nothing else.
+
+A browser lets a page read an answer of another origin only if the answer says so (CORS), and asks before it sends
+anything but plain requests (a preflight).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Mapping
+
+from ktcli.errors import UsageError
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+PORT_MOST = 65535
+ANY = "*"
+_HOST = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[0-9A-Za-z._-]+))(?::(?P<port>[0-9]{1,5}))?"
+)
+_ORIGIN = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<host>[^/?#@\s]+)")
+_NUMBERS = re.compile(r"(?:0[xX][0-9A-Fa-f]+|[0-9]+)(?:\.(?:0[xX][0-9A-Fa-f]+|[0-9]+)){0,3}")
+_HEADERS = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2000}")
+_METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
+_SHOWN = (
+    "X-Request-Id, Retry-After"  # headers that pages may read beside those that they always may
+)
+_PREFLIGHT_S = 600  # that a browser keeps the answer to a preflight
+
+
+def host_name(host: str) -> str | None:
+    """Returns the name in the value of a Host header, in lower case and without the port; None: it is malformed."""
+    found = _HOST.fullmatch(host)
+    if found is None or int(found["port"] or 0) > PORT_MOST:
+        return None
+    return (found["v6"] or found["name"]).lower().removesuffix(".")
+
+
+def is_loopback(name: str) -> bool:
+    """Tells whether a host name, as `host_name` returns it, is one of this machine's own, however it is spelled.
+
+    No page of elsewhere can have such a name: browsers ask no name server for them.
+    """
+    if name == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+        mapped = getattr(address, "ipv4_mapped", None)
+        return (mapped or address).is_loopback
+    except ValueError:
+        pass
+    if _NUMBERS.fullmatch(name) is None:
+        return False
+    try:  # 127.1 and 0x7f000001, as C reads them
+        return ipaddress.ip_address(socket.inet_aton(name)).is_loopback
+    except OSError:
+        return False
+
+
+def allowed_host(said: str, *, has_key: bool) -> str:
+    """Returns a name that `--allow-host` lets in, as it is compared.
+
+    Raises:
+        UsageError: it is not a host name, or every name without a key.
+    """
+    if said == ANY:
+        _require_key("--allow-host", has_key=has_key)
+        return ANY
+    name = host_name(said) or host_name(f"[{said}]")
+    if name is None:
+        raise UsageError(f"--allow-host {said[:100]!r} is not a host name, such as ai.example.com")
+    return name
+
+
+def allowed_origin(said: str, *, has_key: bool) -> str:
+    """Returns an origin whose pages `--allow-origin` lets in, as it is compared.
+
+    Raises:
+        UsageError: it is not an origin, or every origin without a key.
+    """
+    if said in (ANY, "null"):  # "null" is any page in a file or a sandbox
+        _require_key(f"--allow-origin {said}", has_key=has_key)
+        return said
+    found = said.removesuffix("/")
+    if _ORIGIN.fullmatch(found) is None or not found.isascii():
+        raise UsageError(
+            f"--allow-origin {said[:100]!r} is not an origin, such as https://chat.example.com"
+        )
+    return found.lower()
+
+
+def _require_key(option: str, *, has_key: bool) -> None:
+    if not has_key:
+        raise UsageError(
+            f"{option} lets every page in, and there is no key",
+            hint="put one into a file that only you can read, and name it with --api-key-file",
+        )
+
+
+def is_allowed(value: str, allowed: frozenset[str]) -> bool:
+    """Tells whether a host name or an origin is one of those allowed."""
+    return ANY in allowed or value.lower() in allowed
+
+
+def is_preflight(method: str, headers: Mapping[str, str]) -> bool:
+    """Tells whether a browser asks what a page may send."""
+    return method == "OPTIONS" and "access-control-request-method" in headers
+
+
+def origin_headers(origin: str) -> dict[str, str]:
+    """Returns the headers of an answer that let pages of an allowed origin read it."""
+    return {
+        "access-control-allow-origin": origin,
+        "access-control-expose-headers": _SHOWN,
+        "vary": "Origin",
+    }
+
+
+def preflight_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Returns what the answer to a preflight has beside `origin_headers`."""
+    asked = headers.get("access-control-request-headers", "")
+    found = {
+        "access-control-allow-methods": _METHODS,
+        "access-control-max-age": str(_PREFLIGHT_S),
+    }
+    if _HEADERS.fullmatch(asked):
+        found["access-control-allow-headers"] = asked
+    if headers.get("access-control-request-private-network") == "true":
+        found["access-control-allow-private-network"] = "true"
+    return found
