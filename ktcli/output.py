@@ -350,9 +350,8 @@ class Output:
             UsageError: there is no terminal to ask on; the sentence names the flag twin.
         """
         if self.mode is not Mode.HUMAN or not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise UsageError(
-                f"{question} There is no terminal to ask on", hint=f"say yes with {flag}"
-            )
+            what = question[:1].lower() + question[1:].rstrip("?")
+            raise UsageError(f"refusing to {what} without confirmation", hint=f"pass {flag}")
         sys.stderr.write(f"{safe(question)} [y/N] ")
         sys.stderr.flush()
         answer = sys.stdin.readline()
@@ -373,8 +372,8 @@ class Output:
             return
         if self.mode is not Mode.HUMAN or not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise UsageError(
-                "the model is not here, and there is no terminal to ask whether to pull it",
-                hint=f"pull it with: {command}; or say yes with --yes",
+                "the model is not in the library, and kt will not pull it without confirmation",
+                hint=f"pull it with: {command}; or pass --yes",
             )
         if not self.confirm("Pull it?"):
             raise KtError("nothing was pulled", hint=f"to pull it later: {command}")

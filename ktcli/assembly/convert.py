@@ -61,7 +61,7 @@ def convert_entry(
     """
     if recipe.calibrated and calibration is None:
         raise UsageError(
-            f"{recipe.experts_name} is made with a text",
+            f"{recipe.experts_name} needs a calibration text",
             hint=f"name one: kt convert {entry.label}@{recipe.name} --calibrate FILE",
         )
     from ktcli.assembly.host import team_to_convert
@@ -90,7 +90,7 @@ def convert_entry(
             )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                "what is complete is kept; the same command goes on from there"
+                "completed files are kept; run the same command again to continue"
             ) from None
     for remark in report.remarks:
         listener.warn(remark)

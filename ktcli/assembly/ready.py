@@ -57,7 +57,7 @@ def usable(reference: Reference, entry: Entry | None) -> Ready | None:
         return None
     if reference.formats not in ("", entry.formats):
         raise UsageError(
-            f"{reference.text} is a conversion to {entry.formats}, not to {reference.formats}"
+            f"{reference.text} has the formats {entry.formats}, not {reference.formats}"
         )
     return None if is_stale(entry) else Ready(entry.name, entry.path)
 

@@ -74,12 +74,12 @@ def only_from(reference: Reference, hub: str) -> Reference:
     if not reference.repository:
         raise UsageError(
             f"--from: {reference.text} is not the name of a model on a hub",
-            hint="leave --from away, or write org/repo",
+            hint="leave out --from, or write org/repo",
         )
     if not reference.anywhere and reference.hub != hub:
         raise UsageError(
             f"--from: {reference.text} is on {HUBS[reference.hub]}, not on {HUBS[hub]}",
-            hint="leave --from away, or write org/repo",
+            hint="leave out --from, or write org/repo",
         )
     if (profile := catalog.find(reference.name)) is None:
         return reference if reference.hub == hub else parse(f"{hub}:{reference.lasting}")

@@ -174,7 +174,7 @@ def wanted(snapshot: Snapshot, quant: str = "") -> tuple[RemoteFile, ...]:
         only = f", only {', '.join(sorted(others))} files" if others else ""
         raise BadCheckpoint(
             f"{snapshot.repository} has no safetensors weights{only}",
-            hint="look for a repository that has them"
+            hint="choose a repository that has them"
             + (
                 ", or download one .gguf file and name it: kt chat ./FILE.gguf"
                 if ".gguf" in others
@@ -183,7 +183,7 @@ def wanted(snapshot: Snapshot, quant: str = "") -> tuple[RemoteFile, ...]:
         )
     if _CONFIG not in names:
         raise BadCheckpoint(
-            f"{snapshot.repository} has no config.json, so it is not a model kt can read"
+            f"{snapshot.repository} has no config.json, so it is not a model that kt can read"
         )
     return files
 
@@ -209,7 +209,7 @@ def refetch(
     """
     known = {record.name: record for record in found.files}
     if not found.hub or not found.repository or not known.keys() >= set(names):
-        raise UsageError(f"{folder} does not say where its files are from", hint="pull it again")
+        raise UsageError(f"{folder} does not say where its files come from", hint="pull it again")
     files = tuple(
         RemoteFile(each.name, each.size_bytes, each.sha256)
         for name in names
@@ -393,7 +393,7 @@ def _record(snapshot: Snapshot, files: tuple[RemoteFile, ...], log: _HashLog) ->
         sha256 = log.sha256(file.name)
         if not sha256:
             raise HubError(
-                f"{file.name} did not arrive, or was changed since",
+                f"{file.name} did not arrive, or has changed since",
                 hint="run the same command again; it continues",
             )
         records.append(FileRecord(file.name, (folder / file.name).stat().st_size, sha256))

@@ -156,12 +156,12 @@ class Entry:
         if self.managed:
             return f"kt rm {self.label} && {self.again}"
         if self.shared is not None:
-            return f"ask whoever keeps {self.shared}, which kt only reads"
+            return f"ask the owner of {self.shared}, which kt only reads"
         if self.kind is EntryKind.PACK:
             return (
                 f"rm -r {quote(str(self.path))} && kt convert MODEL --out {quote(str(self.path))}"
             )
-        return f"copy its files to {self.path} once more"
+        return f"copy its files to {self.path} again"
 
     @property
     def size_bytes(self) -> int:

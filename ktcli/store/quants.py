@@ -67,7 +67,7 @@ def quant_named(snapshot: Snapshot, name: str) -> Quant:
             return each
     raise BadCheckpoint(
         f"{snapshot.repository} has no GGUF files of the quant {name}",
-        hint=f"it has: {', '.join(each.name for each in known)}" if known else "leave it away",
+        hint=f"it has: {', '.join(each.name for each in known)}" if known else "leave it out",
     )
 
 
@@ -89,8 +89,8 @@ def choose(snapshot: Snapshot, quants: tuple[Quant, ...], free_bytes: int) -> Ba
     )
     prefix = "" if snapshot.hub == "hf" else f"{snapshot.hub}:"
     return BadCheckpoint(
-        f"{snapshot.repository} has GGUF files of several quants: {listed}",
-        hint=f"name one; the best for this disk: kt pull {prefix}{snapshot.repository}:{best.name}",
+        f"{snapshot.repository} has several quants of GGUF files: {listed}",
+        hint=f"choose one; the best for this disk: kt pull {prefix}{snapshot.repository}:{best.name}",
     )
 
 

@@ -101,11 +101,11 @@ def _companion(
     """The tensor `name` that `part` cannot be read without, of one of these shapes and types."""
     found = parts.get(name)
     if found is None:
-        raise BadCheckpoint(f"{part.name} in {part.file} lies there without its {name}", hint=hint)
+        raise BadCheckpoint(f"{part.name} in {part.file} lacks its {name}", hint=hint)
     if found.entry.dtype not in dtypes:
         known = ", ".join(sorted(dtypes))
         raise BadCheckpoint(
-            f"{name} in {found.file} is stored as {found.entry.dtype}, kt reads {known} there",
+            f"{name} in {found.file} is stored as {found.entry.dtype}; kt reads {known} there",
             hint=hint,
         )
     if found.entry.shape not in shapes:
@@ -277,9 +277,7 @@ def _across(stem: str, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
     if f"{stem}.g_idx" in parts:
         order = (_companion(part, f"{stem}.g_idx", parts, hint, [(k,)], INTEGERS),)
     elif scheme.reordered:
-        raise BadCheckpoint(
-            f"{part.name} in {part.file} lies there without its {stem}.g_idx", hint=hint
-        )
+        raise BadCheckpoint(f"{part.name} in {part.file} lacks its {stem}.g_idx", hint=hint)
     exact = bits == 4 and all(kind[2] for kind in fitting) and not scheme.reordered
     lossless = lossless_int4(group, scales.entry.dtype) if exact else None
     label = f"{scheme.method} of {bits} bits with groups of {group or k}"

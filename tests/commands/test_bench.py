@@ -450,7 +450,7 @@ def test_several_answers_are_shown_beside_each_other(qwen: str, capsys):
         (["--batch", "0"], "--batch is '0'"),
         (["--batch", "1,x"], "--batch is '1,x'"),
         (["--batch", "65"], "--batch is '65'"),
-        (["--batch", "2", "--profile"], "--profile is about one answer"),
+        (["--batch", "2", "--profile"], "--profile measures one answer only"),
         (["--batch", "2", "--gpu-experts", "3"], "--gpu-experts is about a GPU"),
     ],
 )

@@ -70,7 +70,7 @@ def test_a_library_folder_that_is_not_there_is_not_called_empty(
     home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["list"]) == 0
-    assert f"There is no library folder {home} yet" in capsys.readouterr().err
+    assert f"The library folder {home} does not exist yet" in capsys.readouterr().err
     home.mkdir()
     assert main(["list"]) == 0
     assert f"The library {home} is empty" in capsys.readouterr().err
@@ -169,7 +169,7 @@ def test_pull_of_a_local_folder(tmp_path: Path, capsys: Capture) -> None:
 def test_pull_of_what_is_there(capsys: Capture) -> None:
     add("org--repo")
     assert main(["pull", "org/repo"]) == 0
-    assert "was already in the library" in capsys.readouterr().out
+    assert "is already in the library" in capsys.readouterr().out
 
 
 # --- verify -----------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_verify(capsys: Capture) -> None:
     found = document(["verify", "org/repo"], capsys, code=5)
     assert found["models"][0]["bad"] == {
         "config.json": "is missing",
-        "model.safetensors": "has other bytes than its hash says",
+        "model.safetensors": "has a checksum mismatch",
     }
     assert main(["verify", "org--repo"]) == 5
     assert "repair it with: kt verify org--repo --repair\n" in capsys.readouterr().out
@@ -195,7 +195,7 @@ def test_verify_looks_at_the_manifest_of_a_pack_too(capsys: Capture) -> None:
     written = path.read_bytes()
     path.write_bytes(written.replace(b"int4", b"int8", 1))
     bad = document(["verify", "tiny@int4-int8"], capsys, code=5)["models"][0]["bad"]
-    assert bad == {"kt.json": "has other bytes than its own hash says"}
+    assert bad == {"kt.json": "has a checksum mismatch"}
     old = json.loads(written)
     del old["sha256"]  # as an earlier kt wrote it
     path.write_text(json.dumps(old))

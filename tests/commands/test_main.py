@@ -234,29 +234,29 @@ OTHERS = {
     ),
     "exit": (typer.Exit(1), 1, ""),
     "abort": (typer.Abort(), 130, "error: interrupted\n"),
-    "no memory": (MemoryError(), 4, "error: the system has no memory left\n"),
+    "no memory": (MemoryError(), 4, "error: the system is out of memory\n"),
     "no memory for a thread": (
         RuntimeError("can't start new thread"),
         4,
-        "error: the system has no memory left\n",
+        "error: the system is out of memory\n",
     ),
     "no memory for code": (
         ImportError("x.so: failed to map segment from shared object"),
         4,
-        "error: the system has no memory left\n",
+        "error: the system is out of memory\n",
     ),
     "no memory for the system": (
         OSError(errno.ENOMEM, "Cannot allocate memory"),
         4,
-        "error: the system has no memory left\n",
+        "error: the system is out of memory\n",
     ),
     "a file": (PermissionError(13, "Permission denied", "/x"), 1, "error: /x: Permission denied\n"),
     "ours": (
         ValueError("too\nlong"),
         70,
-        "error: kt made a mistake (ValueError: too)\n",
+        "error: internal error (ValueError: too)\n",
     ),
-    "no words": (AssertionError(), 70, "error: kt made a mistake (AssertionError: )\n"),
+    "no words": (AssertionError(), 70, "error: internal error (AssertionError: )\n"),
 }
 
 

@@ -115,7 +115,7 @@ def test_an_answer_in_other_tokens(tokenizer: Tokenizer) -> None:
     first = model.reads(QUESTION)
     before = model.says(first, "hello world", letters)
     loss = model.lost(before, model.reads(QUESTION, ("assistant", "hello world"), AGAIN))
-    assert loss is not None and loss.why == "answer 1 is cut into other tokens than it was"
+    assert loss is not None and loss.why == "answer 1 is split into different tokens than before"
     assert len(first.ids) <= loss.at < len(first.ids) + 3
 
 

@@ -73,7 +73,7 @@ CHANGES = {
     "sockets": ({"sockets": "two"}, "not a whole number"),
     "true for a number": ({"sockets": True}, "not a whole number"),
     "below zero": ({"physical_cores": -1}, "below zero"),
-    "a slow core that is none": ({"efficient": "900"}, "cpu.efficient holds 900"),
+    "a slow core that is none": ({"efficient": "900"}, "cpu.efficient lists 900"),
     "isa": ({"isa": "avx2"}, "not a list"),
     "isa of numbers": ({"isa": [1]}, "not a text"),
 }
@@ -171,7 +171,7 @@ def test_cores_are_not_counted_a_thousand_times(tmp_path: Path) -> None:
     path.write_text(json.dumps(found))
     tracemalloc.start()
     try:
-        with pytest.raises(UsageError, match="nodes holds core 0 twice"):
+        with pytest.raises(UsageError, match="nodes lists core 0 twice"):
             profile.read_machine(path)
         assert tracemalloc.get_traced_memory()[1] < 100 << 20
     finally:

@@ -148,7 +148,7 @@ def test_an_alias_that_leads_back_is_refused_and_changes_nothing() -> None:
     aliases.save("a", "kimi-k2")
     aliases.save("b", "a")
     for target in ("b", "a", "B@int4-int8"):
-        with pytest.raises(UsageError, match="leads back to itself: a -> "):
+        with pytest.raises(UsageError, match="refers back to itself: a -> "):
             aliases.save("a", target)
     assert parse("b").name == "kimi-k2"
 

@@ -396,7 +396,7 @@ def test_a_tied_head_of_its_own_is_kept_and_told(tmp_path: Path):
     report = convert(folder, tmp_path / "p", FAST, POOL)
     assert report.remarks == (
         "config.json says tie_word_embeddings, but lm_head.weight is another matrix than model.embed_tokens.weight; "
-        "both are kept",
+        "both are stored",
     )
     write_checkpoint(tmp_path / "t", QWEN3, stored)
     untied = convert(tmp_path / "t", tmp_path / "q", FAST, POOL)

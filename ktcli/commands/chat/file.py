@@ -17,7 +17,7 @@ def checked(path: Path) -> Path:
     try:
         path = path.expanduser()
     except RuntimeError:
-        raise UsageError(f"--output {path} begins with the home folder of nobody here") from None
+        raise UsageError(f"--output {path} refers to the home folder of an unknown user") from None
     if os.path.lexists(path):
         raise _taken(path)
     if not os.path.isdir(path.parent):

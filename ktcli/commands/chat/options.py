@@ -18,9 +18,9 @@ NameArg = Annotated[
 ]
 PromptArg = Annotated[
     str | None,
-    typer.Argument(metavar="PROMPT", help="Answer this and exit; - is standard input."),
+    typer.Argument(metavar="PROMPT", help="Question to answer once; - reads standard input."),
 ]
-Greedy = Annotated[bool, typer.Option("--greedy", help="Take the most likely token always.")]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Always choose the most likely token.")]
 MaxTokens = Annotated[
     int | None,
     setting_option("max-tokens", "-n", min=1),
@@ -28,24 +28,41 @@ MaxTokens = Annotated[
 System = Annotated[str | None, setting_option("system", "-s")]
 Stop = Annotated[
     list[str] | None,
-    typer.Option("--stop", metavar="TEXT", help="Text that ends an answer; may be repeated."),
+    typer.Option("--stop", metavar="TEXT", help="Text that stops the answer; may be repeated."),
 ]
 Number = float | None
 Temperature = Annotated[Number, setting_option("temperature")]
-TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Keep the best K tokens.")]
+TopK = Annotated[
+    int | None,
+    typer.Option("--top-k", metavar="K", help="Sample from the K most likely tokens only."),
+]
 TopP = Annotated[
-    Number, typer.Option("--top-p", metavar="P", help="Keep the best tokens up to probability P.")
+    Number,
+    typer.Option(
+        "--top-p", metavar="P", help="Sample from the most likely tokens up to total probability P."
+    ),
 ]
 MinP = Annotated[
-    Number, typer.Option("--min-p", metavar="P", help="Drop what is P times less likely.")
+    Number,
+    typer.Option(
+        "--min-p",
+        metavar="P",
+        help="Leave out tokens less likely than P times the most likely one.",
+    ),
 ]
 Penalty = Annotated[
     Number,
-    typer.Option("--repetition-penalty", metavar="X", help="Above 1: repeat less. 1 is off."),
+    typer.Option(
+        "--repetition-penalty", metavar="X", help="Values above 1 discourage repetition; 1 is off."
+    ),
 ]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", metavar="N", help="Equal seeds give equal texts. Default: random."),
+    typer.Option(
+        "--seed",
+        metavar="N",
+        help="Seed of the sampling; the same seed gives the same text. Default: random.",
+    ),
 ]
 Think = Annotated[
     bool | None,
@@ -57,7 +74,7 @@ Think = Annotated[
 ThinkBudget = Annotated[int | None, setting_option("think-budget", min=1)]
 HideThinking = Annotated[
     bool,
-    typer.Option("--hide-thinking", help="Show no thoughts, not even that there were some."),
+    typer.Option("--hide-thinking", help="Hide the model's thoughts entirely."),
 ]
 DraftOpt = Annotated[
     str | None,
@@ -66,45 +83,45 @@ DraftOpt = Annotated[
 NoKvCache = Annotated[
     bool,
     typer.Option(
-        "--no-kv-cache", help="Read and write no KV pages on disk. See kt cache and KT_CACHE."
+        "--no-kv-cache", help="Do not read or write KV pages on disk. See kt cache and KT_CACHE."
     ),
 ]
 NoAttach = Annotated[
     bool,
     typer.Option(
-        "--no-attach", help="Load the model here even where a server of this library has it loaded."
+        "--no-attach", help="Load the model here even if a server of this library has it loaded."
     ),
 ]
-GoOn = Annotated[bool, typer.Option("--continue", help="Go on with the last conversation.")]
+GoOn = Annotated[bool, typer.Option("--continue", help="Continue the last conversation.")]
 Resume = Annotated[
     str | None,
     typer.Option(
         "--resume",
         metavar="[CHAT]",
-        help="Go on with a kept conversation (kt chats lists them). Without a name: choose one.",
+        help="Continue a saved conversation (kt chats lists them). Without a name: choose one.",
     ),
 ]
 ExplainCache = Annotated[
     bool,
     typer.Option(
         "--explain-cache",
-        help="Where cached tokens could not be used, say at which token and why.",
+        help="If cached tokens could not be used, say from which token on and why.",
     ),
 ]
 JsonLines = Annotated[
     bool,
-    typer.Option("--jsonl", help="Print the answer as lines of JSON while it is made."),
+    typer.Option("--jsonl", help="Print the answer as lines of JSON while it is written."),
 ]
 OutputFile = Annotated[
     Path | None,
-    typer.Option("--output", metavar="FILE", help="Write the answer's text into a new file, too."),
+    typer.Option("--output", metavar="FILE", help="Also write the answer's text to a new file."),
 ]
 SchemaFile = Annotated[
     Path | None,
-    typer.Option("--schema", metavar="FILE", help="Hold answers to the JSON schema in FILE."),
+    typer.Option("--schema", metavar="FILE", help="Constrain answers to the JSON schema in FILE."),
 ]
 Format = Annotated[
     str | None,
-    typer.Option("--format", metavar="json", help="Hold answers to a JSON object."),
+    typer.Option("--format", metavar="json", help="Constrain answers to a JSON object."),
 ]
 Stats = Annotated[bool, typer.Option("--stats", help="Show token counts and rates (on stderr).")]
