@@ -68,16 +68,16 @@ def convert_entry(
     from ktcli.weights import convert as weights
 
     if said := loss_of(_config(entry), recipe.experts.name):
-        listener.note(f"{entry.name}: {said}")
+        listener.note(f"{entry.shown}: {said}")
     managed = target is None
     target = target or pack_folder(entry, recipe)
-    what = f"converting {entry.name}"
+    what = f"converting {entry.shown}"
     held: AbstractContextManager[None] = contextlib.nullcontext()
     if managed:
         announce_library(listener)
         held = _held(entry, target, what)
     damaged = library.repairable(target)
-    with damaged, held, listener.progress(f"Converting {entry.name}") as bar:
+    with damaged, held, listener.progress(f"Converting {entry.shown}") as bar:
         try:
             report = weights.convert(
                 entry.path,

@@ -47,7 +47,7 @@ def meant(name: str, formats: str = "") -> tuple[Reference, Entry | None]:
     reference = parse(name)
     if formats:
         reference = replace(reference, formats=formats)
-    found = library.find(f"{reference.name}@{formats}" if formats and reference.name else name)
+    found = library.find(f"{reference.shown}@{formats}" if formats and reference.name else name)
     return reference, found
 
 
@@ -59,7 +59,7 @@ def usable(reference: Reference, entry: Entry | None) -> Ready | None:
         raise UsageError(
             f"{reference.text} has the formats {entry.formats}, not {reference.formats}"
         )
-    return None if is_stale(entry) else Ready(entry.name, entry.path)
+    return None if is_stale(entry) else Ready(entry.shown, entry.path)
 
 
 def is_stale(pack: Entry) -> bool:

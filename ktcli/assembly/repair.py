@@ -110,7 +110,7 @@ def _source(entry: Entry) -> Path | None:
     if checkpoint is None:
         raise NotFound(
             f"the checkpoint that {entry.label} was made from is not in the library",
-            hint=f"get it with: kt pull {entry.name}"
+            hint=f"get it with: kt pull {entry.shown}"
             if entry.has_source
             else f"make it again with: {entry.remake}",
         )

@@ -75,7 +75,7 @@ def stream_model(
     recipe = _recipe(reference)
     pack = places.pack_path(reference.name, recipe.experts_name, recipe.dense.name)
     announce_library(listener)
-    what = f"pulling and converting {reference.name}"
+    what = f"pulling and converting {reference.shown}"
     try:
         with smallfiles.lock(places.lock_path(reference.name), what):
             if not (pack / manifest.PACK).is_file():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -173,7 +175,19 @@ def _setting(native_error: str, problems: list[Problem]) -> HostSetting:
         threads_source=asked.source,
         threads_undo=asked.undo,
         gpus_hidden=gpu.hidden(),
+        other_kt=_other_kt(),
+        program_folder=str(Path(sys.argv[0]).absolute().parent),
     )
+
+
+def _other_kt() -> str:
+    """Returns the program that a shell starts as kt if it is not this package's; empty if it is, or if there is none."""
+    found = shutil.which("kt")
+    try:  # a script that an installer wrote names the package that it starts
+        with open(found or "", "rb") as file:
+            return "" if b"ktcli" in file.read(4096) else str(found)
+    except OSError:
+        return ""
 
 
 def _unwritable(folder: Path) -> tuple[str, str]:

@@ -174,7 +174,7 @@ def _sick(entry: Entry, percent: int | None) -> str:
 
 def _origin(entry: Entry) -> str:
     """Where it came from; a conversion of which nobody recorded that came from the model of its name."""
-    origin = _short(entry.source) or (entry.name if entry.kind is EntryKind.PACK else "")
+    origin = _short(entry.source) or (entry.shown if entry.kind is EntryKind.PACK else "")
     return f"{origin}; process {entry.work.process} is {entry.work.doing}" if entry.work else origin
 
 

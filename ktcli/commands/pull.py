@@ -124,12 +124,12 @@ def _download(
     if reference.formats and not streams:
         raise UsageError(
             f"{reference.text} names a conversion, which cannot be pulled",
-            hint=f"kt pull {reference.name}, then kt convert {reference.name}; "
+            hint=f"kt pull {reference.shown}, then kt convert {reference.shown}; "
             f"or both at once: kt pull {reference.text} --stream",
         )
     if streams and library.find(reference.name, EntryKind.CHECKPOINT) is not None:
         raise UsageError(
-            f"{reference.name} is in the library, so there is nothing to pull",
+            f"{reference.shown} is in the library, so there is nothing to pull",
             hint=f"kt convert {reference.text}",
         )
     rate = None if limit is None else SETTINGS["pull-limit"].domain.read(limit)
@@ -160,6 +160,6 @@ def _render(entry: Entry, fresh: bool, alias: str | None) -> str:
         return f"{safe(entry.name)} {here}: nothing to pull.\nTalk to it: kt chat {name}"
     done = "is in the library" if fresh else "is already in the library"
     return (
-        f"{entry.name} {done}: {gib(entry.size_bytes)} from {entry.source}\n"
+        f"{entry.shown} {done}: {gib(entry.size_bytes)} from {entry.source}\n"
         f"Talk to it: kt chat {name}      Will it fit: kt plan {name}"
     )

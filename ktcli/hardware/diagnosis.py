@@ -70,6 +70,8 @@ class HostSetting:
         torch: whether PyTorch is installed.
         nvidia_driver: whether a kernel driver for NVIDIA GPUs is loaded.
         gpus_hidden: what CUDA_VISIBLE_DEVICES may have to do with it that no GPU is found, see `hardware.gpu.hidden`.
+        other_kt: another program named kt that the shell starts; empty: there is none. program_folder:
+            where this kt lies.
         home: the library folder. home_error: why it cannot be used; empty if it can. home_warning: why
             nothing can be added to it.
     """
@@ -86,6 +88,8 @@ class HostSetting:
     threads_source: str = "KT_THREADS"
     threads_undo: str = "unset KT_THREADS"
     gpus_hidden: str = ""
+    other_kt: str = ""
+    program_folder: str = ""
 
 
 def explain_rows(rows: tuple[tuple[str, bool, str], ...], forced: str | None) -> tuple[Kernel, ...]:
@@ -147,6 +151,12 @@ def _installation(kernels: tuple[Kernel, ...], setting: HostSetting) -> Iterator
             Level.ERROR,
             f"KT_ISA is {setting.forced_isa!r}, which this machine cannot run; it can run {rows}",
             "unset KT_ISA",
+        )
+    if setting.other_kt:
+        yield Problem(
+            Level.WARNING,
+            f"the command kt starts another program: {setting.other_kt} (KTransformers installs one, too)",
+            f'put the folder of this kt first: export PATH="{setting.program_folder}:$PATH"',
         )
     elsewhere = "set KT_HOME to a writable folder: export KT_HOME=~/kt"
     if setting.home_error:

@@ -99,7 +99,7 @@ def pull(
     present = library.find(reference.name, EntryKind.CHECKPOINT)
     if present is not None and not is_begun(reference.name):
         return present
-    with smallfiles.lock(places.lock_path(reference.name), f"pulling {reference.name}"):
+    with smallfiles.lock(places.lock_path(reference.name), f"pulling {reference.shown}"):
         present = library.find(reference.name, EntryKind.CHECKPOINT)
         if present is not None and present.path == folder:
             _clear(folder)  # a pull that was killed at its very end has not
@@ -151,7 +151,8 @@ def wanted(snapshot: Snapshot, quant: str = "") -> tuple[RemoteFile, ...]:
     Args:
         quant: of which its GGUF files are taken; empty: its safetensors files are.
     Raises:
-        BadCheckpoint: there is no model among them that kt could read, or several quants and none is named.
+        BadCheckpoint: there is no model among them that kt could read. UsageError: there are several quants and none is
+            named. NotFound: there is no such quant.
     """
     if quant:
         notices = (file for file in snapshot.files if _NOTICES.fullmatch(file.name))
@@ -382,7 +383,7 @@ def _check_space(reference: Reference, files: tuple[RemoteFile, ...], folder: Pa
     need = max(0, total - contents.written_bytes(folder)) + SPARE_BYTES
     free = smallfiles.free_bytes(folder)
     if need > free:
-        raise NotEnoughDisk(f"pulling {reference.name}", need, free, str(config.home()))
+        raise NotEnoughDisk(f"pulling {reference.shown}", need, free, str(config.home()))
 
 
 def _record(snapshot: Snapshot, files: tuple[RemoteFile, ...], log: _HashLog) -> None:

@@ -45,6 +45,10 @@ _HOSTS = {
     "modelscope.ai": "ms",
 }
 _FORMATS = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+# The formats of a conversion behind the @ of a repository, where a revision may stand, too: no branch is called so.
+_PAIR = re.compile(
+    r"(?:int|nl|mxfp|fp|bf|f)[0-9]+(?:-[a-z0-9]+)*-(?:int|nl|mxfp|fp|bf|f)[0-9]+(?:-[a-z0-9]+)*"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,11 @@ class Reference:
         hub = "" if self.hub == "hf" else f"{self.hub}:"
         revision = f"@{self.revision}" if self.revision else ""
         return f"{hub}{self.repository}{revision}{f':{self.quant}' if self.quant else ''}"
+
+    @property
+    def shown(self) -> str:
+        """The name of the model as people type it."""
+        return shown(self.name)
 
     @property
     def model(self) -> str:
@@ -129,6 +138,12 @@ def repository_named(name: str) -> str:
     return ""
 
 
+def shown(name: str, formats: str = "") -> str:
+    """Returns the name of a model in the library as people type it: org/repo:QUANT@FORMATS; `parse` reads it back."""
+    typed = "" if name.startswith(places.LOCAL) else repository_named(name)
+    return f"{typed or name}@{formats}" if formats else typed or name
+
+
 def _local(text: str) -> Reference | None:
     """A local folder or GGUF file, alone or with the formats of a conversion; None: the text means neither."""
     if (
@@ -175,6 +190,9 @@ def _meant(text: str, formats: str, target: str) -> Reference:
 
 
 def _repository(text: str, hub: str, rest: str) -> Reference:
+    stem, at, formats = rest.rpartition("@")
+    if at and _PAIR.fullmatch(formats):
+        return replace(_repository(text, hub, stem), formats=formats)
     rest, colon, quant = rest.partition(":")
     repository, at, revision = rest.partition("@")
     match = _REPOSITORY.fullmatch(repository)

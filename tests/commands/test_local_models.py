@@ -147,7 +147,7 @@ def test_a_folder_without_packs_has_no_hashes(
 ) -> None:
     copy = shutil.copytree(model, tmp_path / "another")
     error = document(["verify", str(copy)], capsys, 3)["error"]
-    assert "nobody recorded hashes" in error["message"]
+    assert "no hashes are recorded" in error["message"]
 
 
 def test_the_packs_of_a_folder_are_removed_by_naming_it(

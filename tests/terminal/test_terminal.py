@@ -124,7 +124,7 @@ def test_a_conversation(terminal: Terminal) -> None:
     terminal.type("/stats\r")
     terminal.expect(r"eval count: .*context: .*› ")
     terminal.type("/nothing\r")
-    terminal.expect(r"error: there is no command /nothing.*› ")
+    terminal.expect(r"error: unknown command /nothing.*› ")
     terminal.type("/exit\r")
     terminal.expect("LEFT after 2 messages")
     assert terminal.end() == 0

@@ -120,7 +120,8 @@ def invoke(arguments: list[str], ready: Callable[[], None]) -> int:
         command = context_of.command_path if context_of else _command_of(arguments)
         sentence, near = _unknown(error, command)
         sentence = sentence or _wrong_value(error) or str(error.format_message()).rstrip(".")
-        hint = f"did you mean: {near}" if near else f"for help: {command} --help"
+        hint = f"did you mean: {near}; " if near else ""
+        hint += f"for help: {command} --help"
         if hasattr(error, "option_name") and any(map(_is_text, arguments)):
             hint += f"; put text that begins with a dash after --: {command} -- '-5 + 3?'"
         raise UsageError(sentence[:1].lower() + sentence[1:], hint=hint) from None
@@ -133,7 +134,7 @@ def _unknown(error: Any, command: str) -> tuple[str, str]:
         return "", ""
     if hasattr(error, "possibilities"):
         known = [flag for each in context.command.get_params(context) for flag in each.opts]
-        return f"unknown option {error.option_name}", _near(error.option_name, known)
+        return f"unknown option {error.option_name}", _near(error.option_name, known, 0.7)
     verbs = getattr(context.command, "commands", {})
     wrong = re.match(r"No such command '(.*?)'", str(error.format_message()))
     if not wrong or not verbs:
@@ -142,11 +143,11 @@ def _unknown(error: Any, command: str) -> tuple[str, str]:
     return f"unknown command '{wrong[1]}' of {command}", f"{command} {near}" if near else ""
 
 
-def _near(name: str, known: Sequence[str]) -> str:
+def _near(name: str, known: Sequence[str], cutoff: float = 0.6) -> str:
     """Returns the name that another was probably meant to be, else ""."""
     from difflib import get_close_matches
 
-    return next(iter(get_close_matches(name, known, n=1)), "")
+    return next(iter(get_close_matches(name, known, 1, cutoff)), "")
 
 
 def _is_text(argument: str) -> bool:
