@@ -241,6 +241,7 @@ class Output:
         self.mode = Mode.HUMAN
         self.says_yes = False  # whether the command line has --yes
         self.logs_json = False  # whether everything on stderr is for programs
+        self._held: list[tuple[str, str, str, str]] | None = None  # what is told after an answer
 
     # --- results: stdout ----------------------------------------------------------------------
 
@@ -329,11 +330,24 @@ class Output:
         shows = self.mode is Mode.HUMAN and not self.logs_json and sys.stderr.isatty()
         return Progress(title, total, unit, shows, done)
 
+    def hold(self) -> None:
+        """Keeps warnings back while an answer is written on the same terminal, so that they cut no word of it."""
+        self._held = []
+
+    def release(self) -> None:
+        """Prints the warnings that were kept back."""
+        held, self._held = self._held or (), None
+        for each in held:
+            self._tell(*each)
+
     def _tell(self, word: str, style: str, sentence: str, hint: str) -> None:
         sentence, hint = shortened(sentence), shortened(hint)
         if self.logs_json:
             more = {"hint": hint} if hint else {}
             self.record({"level": word.rstrip(":"), "message": sentence, **more})
+            return
+        if self._held is not None:
+            self._held.append((word, style, sentence, hint))
             return
         width = _columns(sys.stderr)
         said = _folded(f"{word} {visible(sentence)}", width, "  ").removeprefix(word)

@@ -344,7 +344,7 @@ def _no_lock(path: Path, what: str, error: OSError) -> KtError:
     if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
         return KtError(
             f"cannot open the lock file {path}: {error.strerror}",
-            hint="check what is there; a lock is a plain file, and may be removed while no kt runs",
+            hint="check what is there; a lock is a plain file and may be removed while no kt process is running",
         )
     return KtError(
         f"cannot start {what}: {path.parent} cannot be written: {error.strerror}",

@@ -84,7 +84,7 @@ def prepare(
 
 
 def converted(name: str) -> Ready | None:
-    """Returns the conversion that `prepare` would return, if it is there already; None: it is not.
+    """Returns the conversion that `prepare` would return, if it already exists; None: it is not.
 
     Raises:
         UsageError, NotFound: not a name, or a folder without a model.

@@ -120,4 +120,4 @@ def _state(each: Alias) -> str:
         return str(error)
     if reference.repository and not reference.formats:
         return f"kt pull {each.name}"
-    return f"kt chat {each.name} makes it"
+    return f"kt chat {each.name} converts it"

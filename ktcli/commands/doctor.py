@@ -181,7 +181,7 @@ def _setting(native_error: str, problems: list[Problem]) -> HostSetting:
 
 
 def _other_kt() -> str:
-    """Returns the program that a shell starts as kt if it is not this package's; empty if it is, or if there is none."""
+    """Returns the program that a shell starts as kt if it is not of this package; empty: it is, or there is none."""
     found = shutil.which("kt")
     try:  # a script that an installer wrote names the package that it starts
         with open(found or "", "rb") as file:

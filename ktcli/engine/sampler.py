@@ -140,7 +140,7 @@ def chosen_id(chosen: ChosenToken, logits: Logits) -> int:
         best = logits.values[logits.best]
         raise BadPack(
             f"the model computed {best} instead of a number: its files or a kernel are wrong",
-            hint="kt verify MODEL checks the files; KT_ISA=portable tries the plain kernels",
+            hint="kt verify MODEL checks the files; KT_ISA=portable uses the plain kernels",
         )
     if chosen.id == NONE_LEFT:
         raise UsageError(NOTHING_LEFT)

@@ -151,7 +151,7 @@ def _permission(facts: Facts) -> Check:
     if facts.permission == 0:
         return Check(True, "the kernel allows this process to use tiles")
     said = os.strerror(facts.permission)
-    return Check(False, f"the kernel refuses ARCH_REQ_XCOMP_PERM: {said}")
+    return Check(False, f"the kernel denies ARCH_REQ_XCOMP_PERM: {said}")
 
 
 # --- why --------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def _reason(facts: Facts) -> tuple[str, str]:
         return _no_permission(facts)
     if facts.used_row == ROW:
         if facts.emulated:
-            return "an emulator stands in for the CPU: for tests, and slow", ""
+            return "an emulator stands in for the CPU; it is slow and meant for tests", ""
         return "KT_ISA asks for it" if facts.forced_isa else "all three conditions hold", ""
     if facts.lacking:
         return f"the tile kernels also need {facts.lacking}", ""
@@ -221,7 +221,7 @@ def _no_permission(facts: Facts) -> tuple[str, str]:
             "permission denied: a system call filter forbids arch_prctl",
             "allow arch_prctl in the container's seccomp profile",
         )
-    words = os.strerror(code) if code else "not asked for"
+    words = os.strerror(code) if code else "not requested"
     return f"permission denied: {words}", "use a Linux kernel that permits AMX"
 
 

@@ -232,7 +232,7 @@ def _numbers(values: F64Array) -> F64Array:
     if not np.isfinite(values).all():
         raise KtError(
             "the model computed logits that are not numbers",
-            hint="kt verify NAME checks its files; KT_ISA=portable tries the plainest kernels",
+            hint="kt verify NAME checks its files; KT_ISA=portable uses the plainest kernels",
         )
     return values
 

@@ -69,7 +69,7 @@ class Arrival:
 
     Attributes:
         folder: where it will lie.
-        known: whether it is there already, the same in every byte that its manifest vouches for.
+        known: whether it already exists, the same in every byte that its manifest vouches for.
     """
 
     part: BundlePart

@@ -85,7 +85,7 @@ def only_from(reference: Reference, hub: str) -> Reference:
         return reference if reference.hub == hub else parse(f"{hub}:{reference.lasting}")
     if hub not in profile.repositories:
         raise UsageError(
-            f"--from: kt knows no repository of {profile.name} on {HUBS[hub]}",
+            f"--from: kt does not know a repository of {profile.name} on {HUBS[hub]}",
             hint=f"kt search {profile.name} --from {hub} looks for one",
         )
     repository = profile.repositories[hub]

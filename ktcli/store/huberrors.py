@@ -129,8 +129,8 @@ def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtEr
 _TOKENS = {"hf": "HF_TOKEN", "ms": "MODELSCOPE_API_TOKEN"}
 _SPOKEN = {"hf": "hf", "ms": "modelscope"}
 _OTHER_WAY = {
-    "hf": "HF_ENDPOINT names a mirror; ms:org/repo takes the model from ModelScope",
-    "ms": "hf:org/repo takes the model from Hugging Face",
+    "hf": "HF_ENDPOINT names a mirror; ms:org/repo gets the model from ModelScope",
+    "ms": "hf:org/repo gets the model from Hugging Face",
 }
 
 

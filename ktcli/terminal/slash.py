@@ -196,9 +196,7 @@ TABLE: dict[str, Slash] = {
     "compact": Slash(_compact, "[undo]", "summarize the oldest turns to make room"),
     "thoughts": Slash(_thoughts, "", "show the thoughts before the last answer"),
     "stats": Slash(_stats, "", "show the cost of the last answer and where its time went"),
-    "read": Slash(
-        files.attach, "FILE", "attach a file to the next question; @FILE in it does so, too"
-    ),
+    "read": Slash(files.attach, "FILE", "attach a file to the next question, as @FILE in it does"),
     "copy": Slash(files.copy, "[code]", "copy the last answer, or its last block of code"),
     "export": Slash(files.export, "FILE", "export the conversation as .md or .json"),
     "save": Slash(files.keep_copy, "NAME", "save a copy of the conversation in the library"),

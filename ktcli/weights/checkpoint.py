@@ -138,7 +138,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     if not folder.is_dir():
         raise BadCheckpoint(
-            f"{folder} is not a folder", hint="kt convert takes a model's name or its folder"
+            f"{folder} is not a folder", hint="give kt convert a model's name or its folder"
         )
     return parse_object(
         read_bounded(inside(folder, "config.json"), MAX_CONFIG_BYTES), "config.json"

@@ -65,7 +65,7 @@ def questions(path: Path | None) -> list[str]:
 
 def test_the_list(kt, tmp_path: Path) -> None:
     code, out, err = kt("chats")
-    assert (code, out) == (0, "") and "No chat was kept" in err
+    assert (code, out) == (0, "") and "No chat has been saved" in err
     kept(tmp_path, "alpha", "what is\nkt? \x1b[31m", "and?")
     kept(tmp_path, "beta", "long " * 40)
     (chats_folder() / "bad.jsonl").write_bytes(b"\xff\x00 nonsense\n")
@@ -196,7 +196,7 @@ def test_an_interactive_chat_goes_on(
     lines = iter(["two", "/stats", "/exit"])
     monkeypatch.setattr("ktcli.terminal.prompt.Prompt.ask", lambda prompt, draft: next(lines))
     code, _, err = kt("chat", "--continue", "--explain-cache")
-    assert code == 0 and "2 messages from" in err and "nothing of it was kept" in err
+    assert code == 0 and "2 messages from" in err and "none of it was cached" in err
     assert "cached / prompt:" in err and questions(path) == ["one " * 40, "two"]
 
 

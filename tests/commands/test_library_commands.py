@@ -402,7 +402,7 @@ def test_doctor_shows_where_tiles_begin(
     assert "from 2 tokens per expert, not measured under KT_ISA" in capsys.readouterr().out
     monkeypatch.setenv("KT_TILE_MIN", "9")
     main(["doctor", "-v"])
-    assert "from 9 tokens per expert, as KT_TILE_MIN says" in capsys.readouterr().out
+    assert "from 9 tokens per expert, set by KT_TILE_MIN" in capsys.readouterr().out
 
 
 def test_doctor_shows_the_teams(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,7 +204,7 @@ def test_a_library_that_begins_is_told(
     assert "new library" not in capsys.readouterr().err
     monkeypatch.setenv("KT_HOME", str(tmp_path / "fresh"))
     assert main(["convert", str(model)]) == 0
-    assert f"A new library begins in {tmp_path / 'fresh'}" in capsys.readouterr().err
+    assert f"Creating a new library in {tmp_path / 'fresh'}" in capsys.readouterr().err
 
 
 def test_no_lock_is_left_behind(model: Path, tmp_path: Path) -> None:

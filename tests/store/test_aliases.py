@@ -57,7 +57,7 @@ def test_an_alias_is_the_model_that_it_stands_for(home: Path) -> None:
     assert {entry.path for entry in library.matching("whole")} == {pack, other}
     assert library.resolve("whole@int8-int8").path == other
     assert library.called(library.entries()) == {pack: ("big", "whole"), other: ("whole",)}
-    with pytest.raises(UsageError, match="already means org--repo@int4-int8"):
+    with pytest.raises(UsageError, match="already stands for org--repo@int4-int8"):
         parse("big@int8-int8")
 
 
@@ -240,7 +240,7 @@ def test_alias_as_a_command(capsys: Capture) -> None:
     assert not pack.exists()
     document(["alias", "made", "kt-mini@int8-bf16"], capsys)
     states = {row["alias"]: row["state"] for row in document(["alias"], capsys)["aliases"]}
-    assert states["made"] == "kt chat made makes it" and "there is no model" in states["big"]
+    assert states["made"] == "kt chat made converts it" and "there is no model" in states["big"]
     assert document(["alias", "--rm", "big"], capsys)["meant"] == "org--repo@int4-int8"
     assert "did you mean: far" in document(["alias", "--rm", "fat"], capsys, 3)["error"]["hint"]
 

@@ -297,7 +297,7 @@ def test_an_earlier_question_is_asked_otherwise(terminal: Terminal) -> None:
     terminal.expect(r"› first")
     terminal.type(" of all\r")
     said = terminal.expect(r"you said b'first of all'.*› ")
-    assert "the conversation as it was stays in " in said
+    assert "the previous conversation is saved as " in said
     terminal.type("/edit\r")
     terminal.expect(r"› first of all")
     terminal.type(CTRL_C)

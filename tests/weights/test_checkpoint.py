@@ -164,9 +164,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "index names a parent": (
         lambda f: rewrite_index(f, **{NAME: "../../etc/passwd"}),
-        "'../../etc/passwd' lies outside",
+        "'../../etc/passwd' is outside",
     ),
-    "index names a root": (lambda f: rewrite_index(f, **{NAME: "/etc/passwd"}), "lies outside"),
+    "index names a root": (lambda f: rewrite_index(f, **{NAME: "/etc/passwd"}), "is outside"),
     "index with a NUL": (lambda f: rewrite_index(f, **{NAME: "a\0b"}), "damaged at byte"),
     "link out of the folder": (link_out, "is outside the model folder"),
     "shard links to itself": (lambda f: link_to_itself(f / FIRST), "leads nowhere|is missing"),

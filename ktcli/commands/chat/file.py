@@ -41,4 +41,4 @@ def write(path: Path, answer: str) -> None:
 
 
 def _taken(path: Path) -> UsageError:
-    return UsageError(f"--output {path}: it is there already", hint="choose another name")
+    return UsageError(f"--output {path}: it already exists", hint="choose another name")

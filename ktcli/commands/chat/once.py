@@ -162,6 +162,8 @@ def screen_for(asked: AnswerRequest) -> Screen:
     colour = bool(out.style("x", "dim", stream) != "x")
     terminal = stream.isatty() and out.mode is not Mode.JSON
     screen = Screen(stream, terminal=terminal, colour=colour)
+    if terminal:
+        screen.on_begin, screen.on_end = out.hold, out.release
     screen.markdown = config.value("markdown") is not False
     screen.status = config.value("status") is not False
     screen.ascii = not can_draw(stream)

@@ -135,6 +135,6 @@ class AnswerRequest:
         if self.kept is not None and library.find(self.model) is None:
             raise NotFound(
                 f"the model of the chat {self.kept.path.stem}, {self.model[:100]}, is not here",
-                hint=f"kt pull {self.model[:100]} gets it; kt chat MODEL --resume "
+                hint=f"kt pull {self.model[:100]}to get it; kt chat MODEL --resume "
                 f"{self.kept.path.stem} uses another model",
             )

@@ -63,7 +63,7 @@ class Gguf(OpenFiles):
             self._values = headers[self._where].values
             entries = {name: e for header in headers.values() for name, e in header.entries.items()}
             if len(entries) != sum(len(header.entries) for header in headers.values()):
-                raise BadCheckpoint(f"a tensor lies in two of the files of {path.name}")
+                raise BadCheckpoint(f"a tensor is in two of the files of {path.name}")
             factors = [
                 float(each)
                 for name, header in headers.items()
@@ -134,7 +134,7 @@ class Gguf(OpenFiles):
         part = self.parts.get(name)
         if part is None:
             raise BadCheckpoint(
-                f"{self.path.name} has no tensor that is {name!r} on the hub, of which its {self.description} speaks",
+                f"{self.path.name} has no tensor that is {name!r} on the hub, which its {self.description} requires",
                 hint=HINT,
             )
         entry = part.entry
@@ -170,7 +170,7 @@ class Gguf(OpenFiles):
         first = _EXPERT.sub(".experts.0.", name).removesuffix(".weight") + SCALE
         if first in self.parts:
             raise BadCheckpoint(
-                f"{name} in {part.file} has no {SCALE[1:]}, {first} does: one number for each expert is asked for",
+                f"{name} in {part.file} has no {SCALE[1:]}, {first} does: one number per expert is required",
                 hint=HINT,
             )
 

@@ -78,7 +78,7 @@ def _tokens(fields: Fields) -> _Tokens:
     kinds = kinds or [PieceKind.NORMAL] * len(texts)
     if not 0 < len(texts) <= MAX_VOCAB or len(kinds) != len(texts):
         raise BadCheckpoint(
-            f"{fields.where} lists {len(texts)} tokens and {len(kinds)} kinds of them"
+            f"{fields.where} lists {len(texts)} tokens but {len(kinds)} token types"
         )
     if len(set(texts)) != len(texts):
         seen: set[str] = set()
