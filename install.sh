@@ -27,7 +27,7 @@ mine() {
 link() {
     mkdir -p "$(dirname "$2")"
     if [ -e "$2" ] || [ -h "$2" ]; then
-        mine "$2" || { echo "error: $2 is there already, and is no link of kt's: move it away" >&2; exit 1; }
+        mine "$2" || { echo "error: $2 already exists and is not a link made by kt; move it away" >&2; exit 1; }
     fi
     ln -sfn "$1" "$2"
 }
@@ -56,13 +56,34 @@ put() {
             bin=$programs
             link "$venv/bin/kt" "$bin/kt"
             manual "$tree/docs/kt.1"
-            echo "Neither pipx nor uv is here: $bin/kt is a link to $venv, which must stay." ;;
+            echo "Neither pipx nor uv is installed, so $bin/kt is a link into $venv; keep that folder." ;;
     esac
-    echo "kt is $bin/kt; take it away: make uninstall; completion: kt completion install"
+    echo "Installed $bin/kt. Remove it with: make uninstall. Shell completion: kt completion install"
     case :$PATH: in
         *":$bin:"*) ;;
-        *) echo "warning: $bin is not on the PATH; put this into ~/.profile: export PATH=\"$bin:\$PATH\"" >&2 ;;
+        *)
+            echo "$bin is not on your PATH yet. To use kt in this terminal, type:"
+            echo
+            echo "    export PATH=\"$bin:\$PATH\""
+            echo
+            echo "New logins find it by themselves where ~/.profile adds $bin (as on Debian and Ubuntu); elsewhere put that"
+            echo "line into ~/.profile." ;;
     esac
+    other "$bin/kt"
+}
+
+# other PROGRAM: warns of another kt that the shell finds before PROGRAM, or would find without it.
+other() {
+    rest=$PATH:
+    while [ -n "$rest" ]; do
+        folder=${rest%%:*} rest=${rest#*:}
+        if [ "$folder/kt" = "$1" ]; then return; fi
+        if [ -x "$folder/kt" ] && [ ! -d "$folder/kt" ] && [ ! "$folder/kt" -ef "$1" ]; then
+            echo "warning: another program named kt comes first on the PATH: $folder/kt (KTransformers installs one, too);" \
+                "run this one as $1, or put $(dirname "$1") before $folder in the PATH" >&2
+            return
+        fi
+    done
 }
 
 take() {

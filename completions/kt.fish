@@ -2,57 +2,59 @@
 complete -c kt -f
 complete -c kt -n __fish_use_subcommand -a chat -d 'Talk to a model'
 complete -c kt -n '__fish_seen_subcommand_from chat' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l greedy -d 'Take the most likely token always'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l greedy -d 'Always choose the most likely token'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l max-tokens -d 'Longest answer, in tokens' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l system -d 'System text' -x
-complete -c kt -n '__fish_seen_subcommand_from chat' -l stop -d 'Text that ends an answer; the option may be repeated' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l stop -d 'Text that stops the answer; the option may be repeated' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l temperature -d 'Randomness of answers; 0 is greedy' -x
-complete -c kt -n '__fish_seen_subcommand_from chat' -l top-k -d 'Keep the best K tokens' -x
-complete -c kt -n '__fish_seen_subcommand_from chat' -l top-p -d 'Keep the best tokens up to probability P' -x
-complete -c kt -n '__fish_seen_subcommand_from chat' -l min-p -d 'Drop what is P times less likely' -x
-complete -c kt -n '__fish_seen_subcommand_from chat' -l repetition-penalty -d 'Above 1: repeat less. 1 is off' -x
-complete -c kt -n '__fish_seen_subcommand_from chat' -l seed -d 'Equal seeds give equal texts' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l top-k -d 'Sample from the K most likely tokens only' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l top-p -d 'Sample from the most likely tokens up to total probability P' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l min-p -d 'Leave out tokens less likely than P times the most likely one' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l repetition-penalty -d 'Values above 1 discourage repetition; 1 is off' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l seed -d 'Seed of the sampling; the same seed gives the same text' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l think -d 'For models that can do both'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l no-think -d 'For models that can do both'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l think-budget -d 'Most tokens of an answer’s thoughts; then the model is made to answer' -x
-complete -c kt -n '__fish_seen_subcommand_from chat' -l hide-thinking -d 'Show no thoughts, not even that there were some'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l continue -d 'Go on with the last conversation'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l resume -d 'Go on with a kept conversation (kt chats lists them)' -x -a '(kt names --chats 2>/dev/null)'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l allow-special -d 'Let texts give control tokens: <|im_end|> in a text then ends a turn'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l hide-thinking -d 'Hide the model’s thoughts entirely'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l continue -d 'Continue the last conversation'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l resume -d 'Continue a saved conversation (kt chats lists them)' -x -a '(kt names --chats 2>/dev/null)'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l allow-special -d 'Allow control tokens in text: <|im_end|> in a text then ends a turn'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l context -d 'Positions to reserve' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l kv -d 'Numbers in the KV cache. fp8 takes half of the memory; a model that chooses what it attends to has bf16 only' -x -a 'bf16 fp8'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l gpus -d 'GPUs that may be used, by number: 0,1' -x -a 'all'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l defer -d 'Experts per token that the CPU may finish one layer later. 0 keeps answers as the model gives them' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l draft -d 'Check several tokens in one step, drafted from what the conversation repeats' -x -a 'off lookup'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l no-kv-cache -d 'Read and write no KV pages on disk'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l attach -d 'Whether a chat uses a running server of this library. loaded: where it has the model loaded; always: it loads the model if need be; never: the model is loaded here' -x -a 'loaded always never'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l no-kv-cache -d 'Do not read or write KV pages on disk'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l attach -d 'Whether a chat uses a running server of this library. loaded: only if the server has the model loaded; always: the server loads the model if necessary; never: the model is loaded here' -x -a 'loaded always never'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l no-attach -d 'Load the model here: the same as --attach never'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l stats -d 'Show token counts and rates (on stderr)'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l explain-cache -d 'Where cached tokens could not be used, say at which token and why'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l explain-cache -d 'If cached tokens could not be used, say from which token on and why'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l json -d 'Print one JSON document on stdout'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l jsonl -d 'Print the answer as lines of JSON while it is made'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l output -d 'Write the answer’s text into a new file, too' -r -F
-complete -c kt -n '__fish_seen_subcommand_from chat' -l schema -d 'Hold answers to the JSON schema in FILE' -r -F
-complete -c kt -n '__fish_seen_subcommand_from chat' -l format -d 'Hold answers to a JSON object' -x -a 'json'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l yes -d 'Pull the model without a question if need be'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l jsonl -d 'Print the answer as lines of JSON while it is written'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l output -d 'Also write the answer’s text to a new file' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l schema -d 'Constrain answers to the JSON schema in FILE' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l format -d 'Constrain answers to a JSON object' -x -a 'json'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l yes -d 'Pull the model without asking if it is missing'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a serve -d 'Serve a model to programs that speak OpenAI’s, Anthropic’s or Ollama’s API'
 complete -c kt -n '__fish_seen_subcommand_from serve' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from serve' -l host -d 'Address to listen at; one that other machines reach needs a key' -x -a 'ADDRESS'
-complete -c kt -n '__fish_seen_subcommand_from serve' -l port -d 'Port to listen at' -x -a 'PORT'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l host -d 'Address to listen on; an address that other machines can reach needs a key' -x -a 'ADDRESS'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l port -d 'Port to listen on' -x -a 'PORT'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l ollama -d 'Listen at Ollama’s port 11434, too, where its clients look'
-complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key -d 'Key that clients must show' -x -a 'KEY'
-complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key-file -d 'File with the key that clients must show; only its owner may read it' -r -F
-complete -c kt -n '__fish_seen_subcommand_from serve' -l parallel -d 'Conversations that are answered at the same time, each with the whole context' -x
+complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key -d 'API key that clients must send' -x -a 'KEY'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key-file -d 'File with the API key that clients must send; it must be readable only by its owner' -r -F
+complete -c kt -n '__fish_seen_subcommand_from serve' -l allow-origin -d 'Let web pages of this origin in (https://chat.example.com); may be repeated. * is every page, and needs a key' -x -a 'ORIGIN'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l allow-host -d 'Let requests in that call the server by this host name, as behind a proxy; may be repeated. * is every name, and needs a key' -x
+complete -c kt -n '__fish_seen_subcommand_from serve' -l parallel -d 'Conversations to answer at the same time, each with the full context' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l model-alias -d 'A further name of the model; may be repeated' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l strict-model -d 'Refuse requests that name another model; else this one answers'
-complete -c kt -n '__fish_seen_subcommand_from serve' -l keep-alive -d 'How long models stay in memory when nobody uses them: 5m, 1h30m, 300 (seconds), 0, or -1 for ever' -x -a 'TIME'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l keep-alive -d 'How long an unused model stays in memory: 5m, 1h30m, 300 (seconds), 0, or -1 forever' -x -a 'TIME'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l drain -d 'How long answers may take to finish once the server is told to end' -x -a 'SECONDS'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l log-json -d 'Write a line of JSON for each request on stderr'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l background -d 'Return once requests are answered; the server goes on without the terminal'
@@ -63,51 +65,51 @@ complete -c kt -n '__fish_seen_subcommand_from serve' -l numa -d 'Teams of threa
 complete -c kt -n '__fish_seen_subcommand_from serve' -l kv -d 'Numbers in the KV cache. fp8 takes half of the memory; a model that chooses what it attends to has bf16 only' -x -a 'bf16 fp8'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l gpus -d 'GPUs that may be used, by number: 0,1' -x -a 'all'
-complete -c kt -n '__fish_seen_subcommand_from serve' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from serve' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from serve' -l defer -d 'Experts per token that the CPU may finish one layer later. 0 keeps answers as the model gives them' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
-complete -c kt -n '__fish_seen_subcommand_from serve' -l yes -d 'Pull the model without a question if need be'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l yes -d 'Pull the model without asking if it is missing'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l help -d 'Show this message and exit'
-complete -c kt -n __fish_use_subcommand -a ps -d 'List the servers of this library that run'
+complete -c kt -n __fish_use_subcommand -a ps -d 'List the running servers of this library'
 complete -c kt -n '__fish_seen_subcommand_from ps' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from ps' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from ps' -l help -d 'Show this message and exit'
-complete -c kt -n __fish_use_subcommand -a stop -d 'End servers of this library'
+complete -c kt -n __fish_use_subcommand -a stop -d 'Stop servers of this library'
 complete -c kt -n '__fish_seen_subcommand_from stop' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from stop' -l all -d 'End every server of this library'
+complete -c kt -n '__fish_seen_subcommand_from stop' -l all -d 'Stop every server of this library'
 complete -c kt -n '__fish_seen_subcommand_from stop' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from stop' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from stop' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a doctor -d 'Show what this machine is and can do'
-complete -c kt -n '__fish_seen_subcommand_from doctor' -l measure -d 'Measure bandwidth and arithmetic too, and remember the result'
-complete -c kt -n '__fish_seen_subcommand_from doctor' -l verbose -d 'Show kernels, threads, caches and notes too'
-complete -c kt -n '__fish_seen_subcommand_from doctor' -l record -d 'Write this machine into a file for: kt plan --machine FILE' -r -F
-complete -c kt -n '__fish_seen_subcommand_from doctor' -l report -d 'Write a file for a bug report, without names, folders and tokens' -r -F
+complete -c kt -n '__fish_seen_subcommand_from doctor' -l measure -d 'Also measure bandwidth and arithmetic, and remember the result'
+complete -c kt -n '__fish_seen_subcommand_from doctor' -l verbose -d 'Also show kernels, threads, caches and notes'
+complete -c kt -n '__fish_seen_subcommand_from doctor' -l record -d 'Write a description of this machine to a file, for kt plan --machine FILE' -r -F
+complete -c kt -n '__fish_seen_subcommand_from doctor' -l report -d 'Write a file for a bug report, without names, paths or tokens' -r -F
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a plan -d 'Show what runs here; of one model where it goes and how fast'
 complete -c kt -n '__fish_seen_subcommand_from plan' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l context -d 'Positions to reserve' -x
 complete -c kt -n '__fish_seen_subcommand_from plan' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from plan' -l dense -d 'Number format of everything dense, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from plan' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l kv -d 'Numbers in the KV cache. fp8 takes half of the memory; a model that chooses what it attends to has bf16 only' -x -a 'bf16 fp8'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l gpus -d 'GPUs that may be used, by number: 0,1' -x -a 'all'
-complete -c kt -n '__fish_seen_subcommand_from plan' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from plan' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from plan' -l defer -d 'Experts per token that the CPU may finish one layer later. 0 keeps answers as the model gives them' -x
 complete -c kt -n '__fish_seen_subcommand_from plan' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l want -d 'Tokens per second that are wanted: say what would reach them' -x -a 'TOK_S'
-complete -c kt -n '__fish_seen_subcommand_from plan' -l machine -d 'Plan for a machine that ships with kt, or that a file or words describe, not for this one: ’cpu=2x8452Y ram=512G gpu=4090’' -r -a 'cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb xeon-2x36-2x4090-1tb xeon-2x36-4090-512gb WORDS' -F
+complete -c kt -n '__fish_seen_subcommand_from plan' -l machine -d 'Plan for a machine that ships with kt, or or for one described by a file or in words: ’cpu=2x8452Y ram=512G gpu=4090’' -r -a 'cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb xeon-2x36-2x4090-1tb xeon-2x36-4090-512gb WORDS' -F
 complete -c kt -n '__fish_seen_subcommand_from plan' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l help -d 'Show this message and exit'
-complete -c kt -n __fish_use_subcommand -a search -d 'Find models by words, here and on the hubs'
+complete -c kt -n __fish_use_subcommand -a search -d 'Find models by name, in the catalogue and on the hubs'
 complete -c kt -n '__fish_seen_subcommand_from search'
 complete -c kt -n '__fish_seen_subcommand_from search' -l hub -d 'Also ask Hugging Face and ModelScope'
-complete -c kt -n '__fish_seen_subcommand_from search' -l from -d 'Only this hub' -x -a 'hf modelscope'
-complete -c kt -n '__fish_seen_subcommand_from search' -l limit -d 'Repositories of each hub' -x
+complete -c kt -n '__fish_seen_subcommand_from search' -l from -d 'Use only this hub' -x -a 'hf modelscope'
+complete -c kt -n '__fish_seen_subcommand_from search' -l limit -d 'Maximum number of results per hub' -x
 complete -c kt -n '__fish_seen_subcommand_from search' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from search' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from search' -l help -d 'Show this message and exit'
@@ -115,91 +117,91 @@ complete -c kt -n __fish_use_subcommand -a pull -d 'Download a model into the li
 complete -c kt -n '__fish_seen_subcommand_from pull' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l yes -d 'Do not ask'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l limit -d 'Most bytes per second of a pull; 0 is no limit' -x
-complete -c kt -n '__fish_seen_subcommand_from pull' -l as -d 'Call it so, too' -x
-complete -c kt -n '__fish_seen_subcommand_from pull' -l from -d 'Only this hub' -x -a 'hf modelscope'
-complete -c kt -n '__fish_seen_subcommand_from pull' -l stream -d 'Convert it while it arrives, and do not keep the checkpoint'
-complete -c kt -n '__fish_seen_subcommand_from pull' -l no-stream -d 'Convert it while it arrives, and do not keep the checkpoint'
+complete -c kt -n '__fish_seen_subcommand_from pull' -l as -d 'Also give it this name' -x
+complete -c kt -n '__fish_seen_subcommand_from pull' -l from -d 'Use only this hub' -x -a 'hf modelscope'
+complete -c kt -n '__fish_seen_subcommand_from pull' -l stream -d 'Convert during the download, and do not keep the checkpoint'
+complete -c kt -n '__fish_seen_subcommand_from pull' -l no-stream -d 'Convert during the download, and do not keep the checkpoint'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a convert -d 'Convert a checkpoint into the files that kt runs'
 complete -c kt -n '__fish_seen_subcommand_from convert' -a '(kt names --here 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from convert' -l out -d 'Folder to write' -x -a '(__fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from convert' -l out -d 'Output folder' -x -a '(__fish_complete_directories)'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from convert' -l dense -d 'Number format of everything dense, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
-complete -c kt -n '__fish_seen_subcommand_from convert' -l mixed -d 'Keep the experts’ down projections one step more precise'
-complete -c kt -n '__fish_seen_subcommand_from convert' -l calibrate -d 'Run the model on this text first; scales of 4-bit formats then lose least where its inputs are large' -r -F
+complete -c kt -n '__fish_seen_subcommand_from convert' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from convert' -l mixed -d 'Use the next more precise format for the experts’ down projections'
+complete -c kt -n '__fish_seen_subcommand_from convert' -l calibrate -d 'Run the model on this text first, so that 4-bit formats lose least where its activations are large' -r -F
 complete -c kt -n '__fish_seen_subcommand_from convert' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from convert' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a list -d 'List the models in the library'
-complete -c kt -n '__fish_seen_subcommand_from list' -l all -d 'Also those that kt knows and that are not here'
+complete -c kt -n '__fish_seen_subcommand_from list' -l all -d 'Also list models that kt knows but that are not here'
 complete -c kt -n '__fish_seen_subcommand_from list' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from list' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from list' -l help -d 'Show this message and exit'
-complete -c kt -n __fish_use_subcommand -a alias -d 'Give a model a name of your own, or list these'
+complete -c kt -n __fish_use_subcommand -a alias -d 'Give a model a name of your own, or list these names'
 complete -c kt -n '__fish_seen_subcommand_from alias' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from alias' -l rm -d 'Forget the name; the model itself stays'
+complete -c kt -n '__fish_seen_subcommand_from alias' -l rm -d 'Remove the alias, not the model'
 complete -c kt -n '__fish_seen_subcommand_from alias' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from alias' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from alias' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a show -d 'Show what a model is and what it needs'
 complete -c kt -n '__fish_seen_subcommand_from show' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from show' -l experts -d 'Draw how often each expert was chosen in chats'
+complete -c kt -n '__fish_seen_subcommand_from show' -l experts -d 'Show a chart of how often each expert was chosen in chats'
 complete -c kt -n '__fish_seen_subcommand_from show' -l program -d 'Show the operations of a step, one line each'
 complete -c kt -n '__fish_seen_subcommand_from show' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from show' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a verify -d 'Check a model’s files against their hashes'
 complete -c kt -n '__fish_seen_subcommand_from verify' -a '(kt names --here 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from verify' -l all -d 'Everything in the library that is complete'
-complete -c kt -n '__fish_seen_subcommand_from verify' -l repair -d 'Bring the damaged files back, and only these'
+complete -c kt -n '__fish_seen_subcommand_from verify' -l all -d 'Check everything in the library that is complete'
+complete -c kt -n '__fish_seen_subcommand_from verify' -l repair -d 'Restore damaged files, and only these'
 complete -c kt -n '__fish_seen_subcommand_from verify' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from verify' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from verify' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a rm -d 'Remove a model and free its space'
 complete -c kt -n '__fish_seen_subcommand_from rm' -a '(kt names --mine 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from rm' -l partial -d 'Also everything whose pull or conversion was interrupted'
-complete -c kt -n '__fish_seen_subcommand_from rm' -l checkpoint-only -d 'Only the files as they were pulled; conversions stay'
+complete -c kt -n '__fish_seen_subcommand_from rm' -l partial -d 'Also remove everything whose pull or conversion was interrupted'
+complete -c kt -n '__fish_seen_subcommand_from rm' -l checkpoint-only -d 'Remove only the files that were pulled; conversions stay'
 complete -c kt -n '__fish_seen_subcommand_from rm' -l yes -d 'Do not ask'
 complete -c kt -n '__fish_seen_subcommand_from rm' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from rm' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from rm' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a prune -d 'Remove what interrupted work left behind'
-complete -c kt -n '__fish_seen_subcommand_from prune' -l checkpoints -d 'Also checkpoints of models that have a complete conversion'
+complete -c kt -n '__fish_seen_subcommand_from prune' -l checkpoints -d 'Also remove checkpoints of models that have a complete conversion'
 complete -c kt -n '__fish_seen_subcommand_from prune' -l yes -d 'Do not ask'
 complete -c kt -n '__fish_seen_subcommand_from prune' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from prune' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from prune' -l help -d 'Show this message and exit'
-complete -c kt -n __fish_use_subcommand -a du -d 'Show how much room each model takes'
+complete -c kt -n __fish_use_subcommand -a du -d 'Show how much disk space each model takes'
 complete -c kt -n '__fish_seen_subcommand_from du' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from du' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from du' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a path -d 'Print the folder of a model, or of the library'
 complete -c kt -n '__fish_seen_subcommand_from path' -a '(kt names --here 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from path' -l checkpoint -d 'Its checkpoint, even if it is converted'
+complete -c kt -n '__fish_seen_subcommand_from path' -l checkpoint -d 'The checkpoint, even if the model is converted'
 complete -c kt -n '__fish_seen_subcommand_from path' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from path' -l help -d 'Show this message and exit'
-complete -c kt -n __fish_use_subcommand -a export -d 'Write a model into a file, for machines without a network'
+complete -c kt -n __fish_use_subcommand -a export -d 'Write a model to a file, for machines without a network'
 complete -c kt -n '__fish_seen_subcommand_from export' -a '(kt names --here 2>/dev/null)' -F
-complete -c kt -n '__fish_seen_subcommand_from export' -l checkpoint -d 'Its checkpoint, even if it is converted'
-complete -c kt -n '__fish_seen_subcommand_from export' -l all -d 'Its checkpoint and all its conversions'
+complete -c kt -n '__fish_seen_subcommand_from export' -l checkpoint -d 'The checkpoint, even if the model is converted'
+complete -c kt -n '__fish_seen_subcommand_from export' -l all -d 'The checkpoint and all conversions'
 complete -c kt -n '__fish_seen_subcommand_from export' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from export' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from export' -l help -d 'Show this message and exit'
-complete -c kt -n __fish_use_subcommand -a import -d 'Bring a model from a file of kt export into the library'
+complete -c kt -n __fish_use_subcommand -a import -d 'Import a model from a file written by kt export'
 complete -c kt -n '__fish_seen_subcommand_from import' -F
-complete -c kt -n '__fish_seen_subcommand_from import' -l as -d 'Call the model so in this library' -x
+complete -c kt -n '__fish_seen_subcommand_from import' -l as -d 'Name of the model in this library' -x
 complete -c kt -n '__fish_seen_subcommand_from import' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from import' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from import' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a cache -d 'Show, check and remove the KV pages on disk'
 complete -c kt -n '__fish_seen_subcommand_from cache' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from cache' -a du -d 'Show how much the KV pages take, of which models they are, and how much they may take'
+complete -c kt -n '__fish_seen_subcommand_from cache' -a du -d 'Show how much disk space KV pages use, per model, and how much they may use'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from du' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from du' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from du' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from cache' -a ls -d 'List the models that have KV pages, the one used last first'
+complete -c kt -n '__fish_seen_subcommand_from cache' -a ls -d 'List the models that have KV pages, most recently used first'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from ls' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from ls' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from ls' -l help -d 'Show this message and exit'
@@ -207,22 +209,22 @@ complete -c kt -n '__fish_seen_subcommand_from cache' -a verify -d 'Check every 
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from verify' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from verify' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from verify' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from cache' -a rm -d 'Remove KV pages and free their space; conversations stay, and are computed again when they go on'
+complete -c kt -n '__fish_seen_subcommand_from cache' -a rm -d 'Remove KV pages and free their space; conversations stay, and are read again when continued'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from rm' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from rm' -l yes -d 'Do not ask'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from rm' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from rm' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from cache; and __fish_seen_subcommand_from rm' -l help -d 'Show this message and exit'
-complete -c kt -n __fish_use_subcommand -a chats -d 'List the conversations that chats kept, and change them'
+complete -c kt -n __fish_use_subcommand -a chats -d 'List saved conversations, and change them'
 complete -c kt -n '__fish_seen_subcommand_from chats' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from chats' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from chats' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from chats' -a show -d 'Show what was said in a conversation'
+complete -c kt -n '__fish_seen_subcommand_from chats' -a show -d 'Show the messages of a conversation'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from show' -a '(kt names --chats 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from show' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from show' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from show' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from chats' -a search -d 'List the conversations in which words were said, by you or the model'
+complete -c kt -n '__fish_seen_subcommand_from chats' -a search -d 'List the conversations that contain all of the words, yours or the model’s'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from search'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from search' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from search' -l quiet -d 'Print only results and errors'
@@ -235,127 +237,127 @@ complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rm' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from chats' -a export -d 'Print a conversation as a document'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from export' -a '(kt names --chats 2>/dev/null)'
-complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from export' -l format -d 'Markdown, or a document that /load reads' -x -a 'md json'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from export' -l format -d 'Markdown, or JSON that /load reads' -x -a 'md json'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from export' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from export' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from export' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from chats' -a rename -d 'Give a conversation another name'
+complete -c kt -n '__fish_seen_subcommand_from chats' -a rename -d 'Rename a conversation'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rename' -a '(kt names --chats 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rename' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rename' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rename' -l help -d 'Show this message and exit'
-complete -c kt -n __fish_use_subcommand -a bench -d 'Measure speed, without a download if need be'
+complete -c kt -n __fish_use_subcommand -a bench -d 'Measure speed, even of models that are not downloaded'
 complete -c kt -n '__fish_seen_subcommand_from bench' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from bench' -a decode -d 'Tokens per second of an answer'
+complete -c kt -n '__fish_seen_subcommand_from bench' -a decode -d 'Measure the speed of an answer, in tokens per second'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l layers -d 'Decoder layers' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l layers -d 'Number of decoder layers' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l tokens -d 'Tokens of one run' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l context -d 'Tokens in the cache before each run' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l batch -d 'Answers that go on at the same time: a row for each number' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l batch -d 'Number of answers written at the same time; one result row for each number' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l dense -d 'Number format of everything dense, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l kv -d 'Numbers in the KV cache. fp8 takes half of the memory; a model that chooses what it attends to has bf16 only' -x -a 'bf16 fp8'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l gpus -d 'GPUs that may be used, by number: 0,1' -x -a 'all'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l defer -d 'Experts per token that the CPU may finish one layer later. 0 keeps answers as the model gives them' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l policy -d 'With a GPU: how CPU and GPU share the experts, kt’s way or another program’s' -x -a 'kt all-cpu gpu-stream fiddler'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l runs -d 'Runs, each between two measurements of the ceiling' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l profile -d 'Also show where the time went, by kind of operation'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l trace -d 'Also write what happened when in one step, for Perfetto or chrome://tracing' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l policy -d 'With a GPU: how the CPU and GPU share the experts, in kt’s way or another program’s' -x -a 'kt all-cpu gpu-stream fiddler'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l runs -d 'Number of runs, each between two measurements of the ceiling' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l profile -d 'Also show where the time goes, by kind of operation'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l trace -d 'Also write a timeline of one step, for Perfetto or chrome://tracing' -r -F
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from bench' -a prefill -d 'Tokens per second of reading a prompt'
+complete -c kt -n '__fish_seen_subcommand_from bench' -a prefill -d 'Measure the speed of reading a prompt, in tokens per second'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l layers -d 'Decoder layers' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l layers -d 'Number of decoder layers' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l tokens -d 'Tokens of one run' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l context -d 'Tokens in the cache before each run' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l dense -d 'Number format of everything dense, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l kv -d 'Numbers in the KV cache. fp8 takes half of the memory; a model that chooses what it attends to has bf16 only' -x -a 'bf16 fp8'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l gpus -d 'GPUs that may be used, by number: 0,1' -x -a 'all'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l defer -d 'Experts per token that the CPU may finish one layer later. 0 keeps answers as the model gives them' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l policy -d 'With a GPU: how CPU and GPU share the experts, kt’s way or another program’s' -x -a 'kt all-cpu gpu-stream fiddler'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l runs -d 'Runs, each between two measurements of the ceiling' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l profile -d 'Also show where the time went, by kind of operation'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l policy -d 'With a GPU: how the CPU and GPU share the experts, in kt’s way or another program’s' -x -a 'kt all-cpu gpu-stream fiddler'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l runs -d 'Number of runs, each between two measurements of the ceiling' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l profile -d 'Also show where the time goes, by kind of operation'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from bench' -a resume -d 'Seconds until a conversation goes on whose KV pages are on disk'
+complete -c kt -n '__fish_seen_subcommand_from bench' -a resume -d 'Measure how fast a conversation resumes from KV pages on disk'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l layers -d 'Decoder layers' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l tokens -d 'Tokens of the conversation so far' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l layers -d 'Number of decoder layers' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l tokens -d 'Length of the conversation so far, in tokens' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l dense -d 'Number format of everything dense, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l runs -d 'Runs with warm files, and with cold ones' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l runs -d 'Runs with warm files and as many with cold ones' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from bench' -a kernel -d 'Speed of the experts of one layer, and of dense products'
+complete -c kt -n '__fish_seen_subcommand_from bench' -a kernel -d 'Measure the experts of one layer, and dense matrix products'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l work -d 'What to measure; may be repeated' -x -a 'decode prefill linear'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l shape -d 'Hidden size, expert width, experts and experts per token; may be repeated' -x -a 'A B C'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l shape -d 'Hidden size, expert width, number of experts, experts per token; may be repeated' -x -a 'A B C'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l format -d 'Number format; may be repeated' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l tokens -d 'Tokens per expert of a prefill; may be repeated' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l tokens -d 'Tokens per expert in a prefill; may be repeated' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l isa -d 'Row of kernels, as KT_ISA' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l runs -d 'Runs, each between two measurements of the ceiling' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l isa -d 'Kernel row, as in KT_ISA' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l runs -d 'Number of runs, each between two measurements of the ceiling' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from bench' -a mixed -d 'What answers and a long prompt leave one another'
+complete -c kt -n '__fish_seen_subcommand_from bench' -a mixed -d 'Measure answers and a long prompt that run at the same time'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l layers -d 'Decoder layers' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l layers -d 'Number of decoder layers' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l streams -d 'Answers in progress' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l tokens -d 'Tokens of the prompt' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l dense -d 'Number format of everything dense, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l gpus -d 'GPUs that may be used, by number: 0,1' -x -a 'all'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l defer -d 'Experts per token that the CPU may finish one layer later. 0 keeps answers as the model gives them' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from bench' -a serve -d 'What a server that speaks OpenAI’s API does under load'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l url -d 'Address of the server, with /v1 or without' -x -a 'URL'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l model -d 'Model to ask for' -x
+complete -c kt -n '__fish_seen_subcommand_from bench' -a serve -d 'Measure a server that speaks OpenAI’s API under load'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l url -d 'Address of the server, with or without /v1' -x -a 'URL'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l model -d 'Model to request' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l num-prompts -d 'Requests to send' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l request-rate -d 'Requests per second, at random moments (Poisson)' -x -a 'R'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l max-concurrency -d 'Most requests under way at once' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l input-len -d 'Tokens of each prompt' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l output-len -d 'Tokens of each answer' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l seed -d 'Seed of words and moments' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l api-key -d 'Key to show' -x -a 'KEY'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l api-key-file -d 'File with the key to show; only you may read it' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l output-file -d 'Also write a line of JSON for each request into this file' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l plot -d 'Also draw the result in this SVG file' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l request-rate -d 'Requests per second, at random times (Poisson)' -x -a 'R'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l max-concurrency -d 'Maximum number of concurrent requests' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l input-len -d 'Length of each prompt, in tokens' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l output-len -d 'Length of each answer, in tokens' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l seed -d 'Seed of the words and times' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l api-key -d 'API key to send' -x -a 'KEY'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l api-key-file -d 'File with the API key to send; it must be readable only by you' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l output-file -d 'Also write one line of JSON per request to this file' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l plot -d 'Also draw the result as an SVG file' -r -F
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a eval -d 'Measure how well a model predicts a text'
 complete -c kt -n '__fish_seen_subcommand_from eval' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from eval' -l against -d 'Compare with this model or conversion, token by token' -x -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from eval' -l formats -d 'Conversions to compare, made if need be, e.g. bf16-bf16,int8,int4' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
-complete -c kt -n '__fish_seen_subcommand_from eval' -l defer -d 'Experts per token that come a layer later, e.g. 0,3,6' -x
-complete -c kt -n '__fish_seen_subcommand_from eval' -l kv -d 'Numbers in the cache: bf16, f32, fp8, or several, e.g. bf16,fp8' -x -a 'bf16 f32 fp8'
-complete -c kt -n '__fish_seen_subcommand_from eval' -l text -d 'Plain text to read' -r -F
-complete -c kt -n '__fish_seen_subcommand_from eval' -l tokens -d 'Tokens of it, at most' -x
-complete -c kt -n '__fish_seen_subcommand_from eval' -l context -d 'Tokens of a window; each is read afresh' -x
+complete -c kt -n '__fish_seen_subcommand_from eval' -l against -d 'Model or conversion to compare with, token by token' -x -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l formats -d 'Conversions to compare, made if missing, e.g. bf16-bf16,int8,int4' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l defer -d 'Experts per token that finish one layer late, e.g. 0,3,6' -x
+complete -c kt -n '__fish_seen_subcommand_from eval' -l kv -d 'Number format of the KV cache: bf16, f32, fp8, or several, e.g. bf16,fp8' -x -a 'bf16 f32 fp8'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l text -d 'Plain text file to predict' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l tokens -d 'Number of tokens to read, at most' -x
+complete -c kt -n '__fish_seen_subcommand_from eval' -l context -d 'Tokens per window; each window starts with an empty context' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l stride -d 'Tokens from one window to the next' -x
-complete -c kt -n '__fish_seen_subcommand_from eval' -l plot -d 'Also draw the result in this SVG file' -r -F
-complete -c kt -n '__fish_seen_subcommand_from eval' -l allow-special -d 'Let texts give control tokens: <|im_end|> in a text then ends a turn'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l plot -d 'Also draw the result as an SVG file' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l allow-special -d 'Allow control tokens in text: <|im_end|> in a text then ends a turn'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
-complete -c kt -n '__fish_seen_subcommand_from eval' -l yes -d 'Pull the model without a question if need be'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l yes -d 'Pull the model without asking if it is missing'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l help -d 'Show this message and exit'
@@ -405,7 +407,7 @@ complete -c kt -n '__fish_seen_subcommand_from config' -a path -d 'Print where t
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from path' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from path' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from path' -l help -d 'Show this message and exit'
-complete -c kt -n __fish_use_subcommand -a completion -d 'Install completion of commands, options and names for a shell'
+complete -c kt -n __fish_use_subcommand -a completion -d 'Install shell completion of commands, options and names'
 complete -c kt -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish install uninstall'
 complete -c kt -n '__fish_seen_subcommand_from completion; and test (commandline -opc)[-1] = install' -a 'bash zsh fish'
 complete -c kt -n '__fish_seen_subcommand_from completion; and test (commandline -opc)[-1] = uninstall' -a 'bash zsh fish'

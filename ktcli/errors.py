@@ -42,22 +42,25 @@ class ExitCode(IntEnum):
         made.meaning = meaning
         return made
 
-    OK = 0, "all that was asked for was done"
+    OK = 0, "success"
     FAILED = (
         1,
-        "something failed that has no code of its own, or nothing was done because somebody said no",
+        "a failure without a code of its own, or you answered no",
     )
-    USAGE = 2, "the command line, a variable or a request makes no sense"
+    USAGE = 2, "the command line, a variable or a request is invalid"
     NOT_FOUND = 3, "a model, a file or a name does not exist"
-    NO_ROOM = 4, "memory or disk do not suffice"
+    NO_ROOM = 4, "not enough memory or disk space"
     DAMAGED = 5, "a model's files are damaged, hostile or of an unknown kind"
     NO_DOWNLOAD = 6, "a hub or the network failed"
     BUSY = 7, "another process holds the lock, or too many requests wait"
     CONTEXT_FULL = 8, "the conversation does not fit the context"
-    NO_KERNELS = 9, "the native library is missing or refused"
+    NO_KERNELS = 9, "the native library is missing or cannot be used"
     NO_DEVICE = 10, "the GPU, its driver or torch failed, or its memory is full"
-    INTERNAL = 70, "kt made a mistake; KT_DEBUG=1 shows the traceback"  # EX_SOFTWARE of sysexits.h
-    INTERRUPTED = 130, "Ctrl-C; what was finished is kept"  # 128 + SIGINT, what a shell reports
+    INTERNAL = 70, "internal error; KT_DEBUG=1 shows the traceback"  # EX_SOFTWARE of sysexits.h
+    INTERRUPTED = (
+        130,
+        "interrupted with Ctrl-C; finished work is kept",
+    )  # 128 + SIGINT, what a shell reports
 
 
 def gib(size_bytes: int | float) -> str:
@@ -139,7 +142,7 @@ class NotEnoughMemory(KtError):
     ) -> None:
         where = "" if node is None else f" on NUMA node {node}"
         super().__init__(
-            f"{what} needs {gib(need)} of memory{where}, only {gib(have)} is free",
+            f"{what} needs {gib(need)} of memory{where}, but only {gib(have)} is free",
             hint=hint
             or "try a shorter --context or a smaller format, for example: kt convert NAME --experts int4",
         )
@@ -161,7 +164,7 @@ class NotEnoughDisk(KtError):
 
     def __init__(self, what: str, need: int, have: int, where: str) -> None:
         super().__init__(
-            f"{what} needs {gib(need)} on disk, only {gib(have)} is free in {where}",
+            f"{what} needs {gib(need)} on disk, but only {gib(have)} is free in {where}",
             hint="free some space (kt list shows sizes, kt rm NAME removes a model) and run the command again",
         )
 
@@ -192,7 +195,7 @@ class HubError(KtError):
 
 
 class Gated(HubError):
-    """A repository is open only to those who accept its licence."""
+    """A repository is gated: its licence must be accepted first."""
 
 
 class Busy(KtError):
@@ -208,8 +211,8 @@ class QueueFull(KtError):
 
     def __init__(self, length: int, limit: int) -> None:
         super().__init__(
-            f"{length} requests wait already, and {limit} are the most",
-            hint="try again when some of them are answered",
+            f"{length} requests are already waiting, the maximum is {limit}",
+            hint="try again when some have been answered",
         )
 
 

@@ -106,10 +106,10 @@ def _no_memory() -> KtError:
     """The error of a system that has no memory left for this process."""
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
     if most == resource.RLIM_INFINITY:
-        return NoMemoryLeft("the system has no memory left")
+        return NoMemoryLeft("the system is out of memory")
     return NoMemoryLeft(
-        f"{gib(most)} of memory, which ulimit -v allows, do not suffice for this",
-        hint="allow more: ulimit -v unlimited; kt plan MODEL shows what a model needs",
+        f"{gib(most)} of memory, the limit of ulimit -v, is not enough for this",
+        hint="raise the limit: ulimit -v unlimited; kt plan MODEL shows what a model needs",
     )
 
 
@@ -118,15 +118,15 @@ def _internal(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in _REFUSED and not error.filename:
         # A file that cannot be written has a name; what is printed has none.
         said = KtError(
-            f"cannot write the output: {error.strerror}", hint="send it to where there is room"
+            f"cannot write the output: {error.strerror}", hint="write to a disk with free space"
         )
     elif isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         said = KtError(f"{where}{error.strerror}")
     else:
         first = (str(error).splitlines() or [""])[0][:300]
-        hint = "run it again with KT_DEBUG=1 for the traceback, and report both"
-        said = KtError(f"kt made a mistake ({type(error).__name__}: {first})", hint=hint)
+        hint = "run the command again with KT_DEBUG=1 for a traceback, and report both"
+        said = KtError(f"internal error ({type(error).__name__}: {first})", hint=hint)
         said = _with_code(said, ExitCode.INTERNAL)
     return _fail(said, error)
 

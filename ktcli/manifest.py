@@ -28,7 +28,7 @@ PACK = "kt.json"
 LOCK = "kt.lock"  # in the folder of a pack: held by the conversion that makes it
 STREAM = ".kt-stream"  # there, while it is made from files that come and go: these
 VERSION = 1
-UPDATE = "update kt, which reads it then; nothing in it is damaged"
+UPDATE = "update kt to read it; nothing is damaged"
 MAX_BYTES = 10_000_000  # a hundred times the manifest of the largest model
 MOST_FIGURE = 1e9  # of an error report; NaN is none of its numbers
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -263,10 +263,10 @@ def parse_record(row: object) -> FileRecord:
         ValueError: a field is missing or makes no sense.
     """
     if not isinstance(row, dict):
-        raise ValueError("has a file that is no object")
+        raise ValueError("has a file that is not an object")
     name, size, digest = _text(row, "name"), row.get("size_bytes"), _text(row, "sha256")
     if type(size) is not int or size < 0 or not _SHA256.fullmatch(digest):
-        raise ValueError(f"gives {name[:60]!r} a size or hash that is none")
+        raise ValueError(f"gives {name[:60]!r} an invalid size or hash")
     return FileRecord(
         _inside(name), size, digest, _figures(row, "error", name), _figures(row, "cosine", name)
     )
@@ -279,10 +279,10 @@ def _inside(name: str) -> str:
         ValueError: it could lead out of it, or no file can be called so.
     """
     if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
-        raise ValueError(f"names a file {name[:100]!r}, which is no text")
+        raise ValueError(f"names a file {name[:100]!r}, which is not a string")
     climbs = name.startswith("/") or ".." in name.split("/")
     if not name or climbs or "\\" in name or "\0" in name:
-        raise ValueError(f"names a file {name[:100]!r}, which leads out of the folder")
+        raise ValueError(f"names a file {name[:100]!r}, which is outside the folder")
     return name
 
 
@@ -302,7 +302,7 @@ def _figures(row: Mapping[str, Any], key: str, name: str) -> dict[str, float]:
         type(each) in (float, int) and -MOST_FIGURE <= each <= MOST_FIGURE
         for each in found.values()
     ):
-        raise ValueError(f"gives {name[:60]!r} an {key} that no conversion has")
+        raise ValueError(f"gives {name[:60]!r} an {key} that no conversion can have")
     return {str(kind): float(each) for kind, each in found.items()}
 
 
@@ -324,7 +324,7 @@ def _names(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """A list of texts that may be missing."""
     value = document.get(key, [])
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise ValueError(f"has a {key!r} that is no list of names")
+        raise ValueError(f"has a {key!r} that is not a list of names")
     return tuple(value)
 
 

@@ -241,6 +241,7 @@ class Output:
         self.mode = Mode.HUMAN
         self.says_yes = False  # whether the command line has --yes
         self.logs_json = False  # whether everything on stderr is for programs
+        self._held: list[tuple[str, str, str, str]] | None = None  # what is told after an answer
 
     # --- results: stdout ----------------------------------------------------------------------
 
@@ -329,11 +330,24 @@ class Output:
         shows = self.mode is Mode.HUMAN and not self.logs_json and sys.stderr.isatty()
         return Progress(title, total, unit, shows, done)
 
+    def hold(self) -> None:
+        """Keeps warnings back while an answer is written on the same terminal, so that they cut no word of it."""
+        self._held = []
+
+    def release(self) -> None:
+        """Prints the warnings that were kept back."""
+        held, self._held = self._held or (), None
+        for each in held:
+            self._tell(*each)
+
     def _tell(self, word: str, style: str, sentence: str, hint: str) -> None:
         sentence, hint = shortened(sentence), shortened(hint)
         if self.logs_json:
             more = {"hint": hint} if hint else {}
             self.record({"level": word.rstrip(":"), "message": sentence, **more})
+            return
+        if self._held is not None:
+            self._held.append((word, style, sentence, hint))
             return
         width = _columns(sys.stderr)
         said = _folded(f"{word} {visible(sentence)}", width, "  ").removeprefix(word)
@@ -350,9 +364,8 @@ class Output:
             UsageError: there is no terminal to ask on; the sentence names the flag twin.
         """
         if self.mode is not Mode.HUMAN or not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise UsageError(
-                f"{question} There is no terminal to ask on", hint=f"say yes with {flag}"
-            )
+            what = question[:1].lower() + question[1:].rstrip("?")
+            raise UsageError(f"refusing to {what} without confirmation", hint=f"pass {flag}")
         sys.stderr.write(f"{safe(question)} [y/N] ")
         sys.stderr.flush()
         answer = sys.stdin.readline()
@@ -373,8 +386,8 @@ class Output:
             return
         if self.mode is not Mode.HUMAN or not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise UsageError(
-                "the model is not here, and there is no terminal to ask whether to pull it",
-                hint=f"pull it with: {command}; or say yes with --yes",
+                "the model is not in the library, and kt will not pull it without confirmation",
+                hint=f"pull it with: {command}; or pass --yes",
             )
         if not self.confirm("Pull it?"):
             raise KtError("nothing was pulled", hint=f"to pull it later: {command}")

@@ -12,9 +12,9 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "top_k": (0, 10_000_000, "0 (off) or more"),
     "top_p": (0.0, 1.0, "0 to 1 (off)"),
     "min_p": (0.0, 1.0, "0 (off) to 1"),
-    "repetition_penalty": (0.01, 100.0, "0.01 to 100, 1 is off"),
-    "presence_penalty": (-2.0, 2.0, "-2 to 2, 0 is off"),
-    "frequency_penalty": (-2.0, 2.0, "-2 to 2, 0 is off"),
+    "repetition_penalty": (0.01, 100.0, "0.01 to 100 (1 is off)"),
+    "presence_penalty": (-2.0, 2.0, "-2 to 2 (0 is off)"),
+    "frequency_penalty": (-2.0, 2.0, "-2 to 2 (0 is off)"),
 }
 _MOST_BIAS = 100.0
 
@@ -52,16 +52,16 @@ class SamplingSettings:
             value = getattr(self, name)
             if not low <= value <= high:  # also false for NaN
                 said = str(value)[:30]
-                raise UsageError(f"{name.replace('_', '-')} is {said}, it can be {words}")
+                raise UsageError(f"{name.replace('_', '-')} must be {words}, not {said}")
         for id, bias in self.logit_bias:
             if not 0 <= id < 2**31:
-                raise UsageError(f"a logit bias is of token {str(id)[:30]}, there is no such id")
+                raise UsageError(f"a logit bias names token {str(id)[:30]}, which does not exist")
             if not -_MOST_BIAS <= bias <= _MOST_BIAS:
-                raise UsageError(f"the logit bias of token {id} is {bias}, it can be -100 to 100")
+                raise UsageError(f"the logit bias of token {id} must be -100 to 100, not {bias}")
         if len({id for id, _ in self.logit_bias}) < len(self.logit_bias):
             raise UsageError("a token has two logit biases")
         if self.seed is not None and not 0 <= self.seed < 2**64:
-            raise UsageError(f"seed is {str(self.seed)[:30]}, it can be 0 to 2^64 - 1")
+            raise UsageError(f"seed must be 0 to 2^64 - 1, not {str(self.seed)[:30]}")
 
     def require_within(self, vocab: int) -> None:
         """Refuses biases of tokens that a vocabulary of `vocab` ids does not have.
@@ -71,7 +71,7 @@ class SamplingSettings:
         """
         if bad := next((id for id, _ in self.logit_bias if id >= vocab), None):
             raise UsageError(
-                f"a logit bias is of token {bad}, which is outside the vocabulary of {vocab}"
+                f"a logit bias names token {bad}, which is outside the vocabulary of {vocab}"
             )
 
     def within(self, vocab: int) -> SamplingSettings:

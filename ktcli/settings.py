@@ -192,20 +192,24 @@ TABLE: tuple[Setting, ...] = (
         "Randomness of answers; 0 is greedy.", option="--temperature",
     ),
     Setting(
-        "top-k", whole_numbers(0, 10_000_000), "K", "the model's own", "Keep the best K tokens.", option="--top-k",
+        "top-k", whole_numbers(0, 10_000_000), "K", "the model's own",
+        "Sample from the K most likely tokens only.", option="--top-k",
     ),
     Setting(
-        "top-p", real_numbers(0, 1), "P", "the model's own", "Keep the best tokens up to probability P.",
+        "top-p", real_numbers(0, 1), "P", "the model's own",
+        "Sample from the most likely tokens up to total probability P.",
         option="--top-p",
     ),
     Setting(
-        "min-p", real_numbers(0, 1), "P", "the model's own", "Drop what is P times less likely.", option="--min-p",
+        "min-p", real_numbers(0, 1), "P", "the model's own",
+        "Leave out tokens less likely than P times the most likely one.", option="--min-p",
     ),
     Setting(
-        "seed", whole_numbers(0, (1 << 63) - 1), "N", "random", "Equal seeds give equal texts.", option="--seed",
+        "seed", whole_numbers(0, (1 << 63) - 1), "N", "random",
+        "Seed of the sampling; the same seed gives the same text.", option="--seed",
     ),
     Setting(
-        "stop", texts(1000), "TEXT", "none", "Text that ends an answer; the option may be repeated.", option="--stop",
+        "stop", texts(1000), "TEXT", "none", "Text that stops the answer; the option may be repeated.", option="--stop",
     ),
     Setting(
         "max-tokens", whole_numbers(1, 10_000_000), "N", "the model's own, else what the context holds",
@@ -235,8 +239,8 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         "attach", words_like("loaded|always|never", "loaded, always or never"), "loaded|always|never", "loaded",
-        "Whether a chat uses a running server of this library. loaded: where it has the model loaded; always: it loads"
-        " the model if need be; never: the model is loaded here.",
+        "Whether a chat uses a running server of this library. loaded: only if the server has the model loaded; always:"
+        " the server loads the model if necessary; never: the model is loaded here.",
         option="--attach",
     ),
     Setting(
@@ -280,23 +284,23 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         "host", words_like(r"[0-9A-Za-z.:_-]{1,255}", "an address of this machine"), "ADDRESS", "127.0.0.1",
-        "Address to listen at; one that other machines reach needs a key.", option="--host",
+        "Address to listen on; an address that other machines can reach needs a key.", option="--host",
     ),
     Setting(
-        "port", whole_numbers(1, 65535), "PORT", "11435", "Port to listen at.", option="--port",
+        "port", whole_numbers(1, 65535), "PORT", "11435", "Port to listen on.", option="--port",
     ),
     Setting(
         "api-key-file", FOLDERS, "FILE", "none",
-        "File with the key that clients must show; only its owner may read it.", option="--api-key-file",
+        "File with the API key that clients must send; it must be readable only by its owner.", option="--api-key-file",
     ),
     Setting(
         "parallel", whole_numbers(1, 64), "N", "4",
-        "Conversations that are answered at the same time, each with the whole context.", option="--parallel",
+        "Conversations to answer at the same time, each with the full context.", option="--parallel",
     ),
     Setting(
         "keep-alive", words_like(r"[-+]?[0-9][0-9a-z.µ]{0,40}", "a time, such as 5m, 1h30m, 300 (seconds), 0 or -1"),
-        "TIME", "NAME for ever, others 5m",
-        "How long models stay in memory when nobody uses them: 5m, 1h30m, 300 (seconds), 0, or -1 for ever.",
+        "TIME", "NAME forever, others 5m",
+        "How long an unused model stays in memory: 5m, 1h30m, 300 (seconds), 0, or -1 forever.",
         option="--keep-alive",
     ),
     Setting(

@@ -49,7 +49,7 @@ def read_bounded(path: Path, most: int) -> bytes:
     """
     data = _read(path, most + 1, os.O_NONBLOCK)
     if len(data) > most:
-        raise NotSmall(errno.EFBIG, f"it has more than {gib(most)}, the most that is read of it")
+        raise NotSmall(errno.EFBIG, f"it is larger than {gib(most)}, the most that kt reads")
     return data
 
 
@@ -67,7 +67,7 @@ def _read(path: Path, most: int, flags: int) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     except ValueError:  # a zero byte or a lone surrogate in the name
-        raise OSError(errno.EINVAL, "no file can have this name") from None
+        raise OSError(errno.EINVAL, "invalid file name") from None
     try:
         if flags and not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise NotSmall(errno.EINVAL, "it is not a plain file")
@@ -97,14 +97,14 @@ def json_object(data: bytes | str, **hooks: Any) -> dict[str, Any]:
     try:
         value = json.loads(data, **hooks)
     except RecursionError:
-        raise ValueError("is not JSON that can be read: it nests too deeply") from None
+        raise ValueError("is not readable JSON: it is nested too deeply") from None
     except ValueError as error:  # what follows a semicolon advises programmers
         said = " ".join(str(error).partition(";")[0].split())
         raise ValueError(f"is not JSON: {said[:100]}") from None
     if not isinstance(value, dict):
         raise ValueError(f"holds a {type(value).__name__}, not an object")
     if _nests_beyond(value, MAX_NESTING):
-        raise ValueError(f"nests more than {MAX_NESTING} levels deep")
+        raise ValueError(f"is nested more than {MAX_NESTING} levels deep")
     return value
 
 
@@ -175,7 +175,7 @@ def make_folder(path: Path, variable: str = "KT_HOME", example: str = "~/kt") ->
     except OSError as error:
         raise KtError(
             f"cannot create the folder {path}: {error.strerror}",
-            hint=f"set {variable} to a place you can write, for example: export {variable}={example}",
+            hint=f"set {variable} to a writable folder, for example: export {variable}={example}",
         ) from error
     return path
 
@@ -344,11 +344,11 @@ def _no_lock(path: Path, what: str, error: OSError) -> KtError:
     if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
         return KtError(
             f"cannot open the lock file {path}: {error.strerror}",
-            hint="see what lies there; a lock is a plain file, and may be removed while no kt runs",
+            hint="check what is there; a lock is a plain file and may be removed while no kt process is running",
         )
     return KtError(
         f"cannot start {what}: {path.parent} cannot be written: {error.strerror}",
-        hint="what is there can be used as it is; for models of your own set KT_HOME to a folder that you can write,"
+        hint="models that are there can be used; for your own, set KT_HOME to a writable folder,"
         " and KT_LIBRARIES to this library",
     )
 
@@ -357,7 +357,7 @@ def _busy(what: str, found: Holder | None) -> Busy:
     who = f"process {found.process} ({found.doing})" if found else "another process"
     return Busy(
         f"cannot start {what}: {who} holds the lock",
-        hint="wait until it ends, or stop it; nothing it finished is lost",
+        hint="wait until it is done, or stop it; finished work is not lost",
     )
 
 

@@ -52,7 +52,7 @@ def run() -> None:
     except KeyboardInterrupt:  # outside of what `main` guards
         _leave()
     except MemoryError:  # not even for an error's words
-        _end(b"error: the system has no memory left\n", EXIT_NO_ROOM)
+        _end(b"error: the system is out of memory\n", EXIT_NO_ROOM)
     finally:
         try:
             if mine:

@@ -25,7 +25,7 @@ class UnsupportedModel:
         return f"{self.title} (model_type {self.model_type!r}) is not supported yet: {self.lacks}"
 
 
-_DISK = "needs weights that stay on the disk while it answers, which kt cannot do"
+_DISK = "needs weights that stay on disk while it answers, which kt does not support"
 UNSUPPORTED = (
     UnsupportedModel("kimi_k3", "Kimi-K3", f"it has 2.8T parameters and {_DISK}"),
     UnsupportedModel("qwen4_exp", "Qwen3.8-Flash-Next", f"it has tables of n-grams and {_DISK}"),

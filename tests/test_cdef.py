@@ -111,5 +111,5 @@ def test_a_library_of_other_declarations_is_one_sentence(code: str, tmp_path: Pa
     subprocess.run([compiler, "-shared", "-o", library, tmp_path / "x.c"], check=True)
     done = subprocess.run([sys.executable, "-m", "ktcli", "doctor"], env={**os.environ, "KT_LIBRARY": library},
                           capture_output=True, text=True)  # fmt: skip
-    assert f"{library} was built of another version of kt" in done.stdout + done.stderr
+    assert f"{library} was built from another version of kt" in done.stdout + done.stderr
     assert "pip install ." in done.stdout + done.stderr and "Traceback" not in done.stderr

@@ -38,7 +38,7 @@ def mounted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_first_start_misses_nothing(capsys: Capture) -> None:
     assert main(["list"]) == 0
-    assert "There is no library folder" in capsys.readouterr().err
+    assert "The library folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("gone", ["the folder", "its parent"])

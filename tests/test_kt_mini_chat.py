@@ -37,7 +37,7 @@ from ktcli.text.settings import Settings
 Ask = Callable[[str], str]
 pytestmark = pytest.mark.skipif(
     library.find(BUILTIN, EntryKind.CHECKPOINT) is None,
-    reason="the trained model is not in this tree; profiles/kt-mini/recipe makes it",
+    reason="the trained model is not in this tree; profiles/kt-mini/recipe converts it",
 )
 
 

@@ -181,8 +181,9 @@ def person(tmp_path: Path) -> Path:
 def test_a_link_is_put_and_taken_away(person: Path) -> None:
     bin = person / ".local" / "bin"
     done = put_kt("install", person)
-    assert done.returncode == 0 and f"kt is {bin}/kt" in done.stdout
-    assert f"{bin} is not on the PATH" in done.stderr
+    assert done.returncode == 0 and f"Installed {bin}/kt" in done.stdout
+    assert f"{bin} is not on your PATH yet" in done.stdout
+    assert f'export PATH="{bin}:$PATH"' in done.stdout
     assert subprocess.run([bin / "kt"], capture_output=True, text=True).stdout == "hello\n"
     assert (person / ".local/share/man/man1/kt.1").samefile(ROOT / "docs" / "kt.1")
     again = put_kt("install", person, path=f":{bin}")

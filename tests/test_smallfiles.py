@@ -65,7 +65,7 @@ def test_json_is_an_object_of_few_levels() -> None:
     for text, why in (
         ("", "is not JSON"),
         (b"\xff", "is not JSON"),
-        ("[" * 100_000, "is not JSON that can be read: it nests too deeply"),
+        ("[" * 100_000, "is not readable JSON: it is nested too deeply"),
         ('{"a": ' + "9" * 5000 + "}", "is not JSON: .* has 5000 digits$"),
         ("[]", "holds a list"),
         (json.dumps(deep), "nests more than 64"),

@@ -153,7 +153,7 @@ def test_the_first_answer_waits_for_no_search_for_dead_cycles(home: Path) -> Non
         ("--version >&-", 1, "", "error: standard output is closed\n"),
         ("names --json >&-", 1, "", "error: standard output is closed\n"),
         ("chat kt-mini hi -n 1 >&-", 1, "", "error: standard output is closed\n"),
-        ("no-such-command --json >&-", 2, "", "error: there is no command 'no-such-command'\n"),
+        ("no-such-command --json >&-", 2, "", "error: unknown command 'no-such-command'\n"),
         ("no-such-command 2>&-", 2, "", ""),
         ("no-such-command 2>/dev/full", 2, "", ""),
         ("--version <&-", 0, f"kt {__version__}\n", ""),

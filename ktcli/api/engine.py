@@ -66,14 +66,14 @@ def load(
         KtError: whatever else stops a pull, a conversion or loading.
     """
     if parallel < 1:
-        raise UsageError(f"parallel is {parallel}, it can be 1 or more")
+        raise UsageError(f"parallel must be at least 1, not {parallel}")
     if context is not None and context < 1:
-        raise UsageError(f"context is {context}, it can be 1 or more")
+        raise UsageError(f"context must be at least 1, not {context}")
     device = device or config.value("device") or AUTO
     parse_device(device)
     kv = kv or config.value("kv") or "bf16"
     if kv not in FORMATS:
-        raise UsageError(f"kv is {kv[:40]!r}, it can be {' or '.join(FORMATS)}")
+        raise UsageError(f"kv must be {' or '.join(FORMATS)}, not {kv[:40]!r}")
     if not pull and library.find(name) is None:
         library.require_meaning(name)
         raise NotFound(

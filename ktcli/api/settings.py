@@ -26,7 +26,7 @@ def settings_over(
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     for text in stops:
         if not isinstance(text, str) or not text:
-            raise UsageError(f"stop has {str(text)[:40]!r}, it can have texts")
+            raise UsageError(f"stop must be strings, not {str(text)[:40]!r}")
     return replace(
         own,
         sampling=override(own.sampling, temperature=temperature, seed=seed),

@@ -129,7 +129,7 @@ def refuse_without_gpu(options: Sequence[str]) -> None:
     """
     if options:
         raise UsageError(
-            f"{options[0]} is about a GPU, and none is used here",
+            f"{options[0]} applies only to a GPU, and none is used here",
             hint="kt doctor shows what was found, kt plan where a model would go",
         )
 

@@ -66,7 +66,7 @@ def _run(
     room = host.room_bytes
     if need > room:
         raise NotEnoughMemory(
-            f"{entry.name}, which --calibrate runs with all its layers in memory", need, room,
+            f"{entry.shown}, all of whose layers --calibrate keeps in memory", need, room,
             hint="calibrate on a machine with more memory, or convert without --calibrate",
         )  # fmt: skip
     from ktcli.measure.calibrate import calibrate
@@ -75,7 +75,7 @@ def _run(
     config.home().mkdir(parents=True, exist_ok=True)
     prefix = f"{CALIBRATING}{os.getpid()}-"
     with TemporaryDirectory(dir=config.home(), prefix=prefix) as folder:
-        with listener.progress(f"Converting {entry.name} to run it") as bar:
+        with listener.progress(f"Converting {entry.shown} to run it") as bar:
             made = convert_weights(
                 entry.path,
                 Path(folder) / "int8",
@@ -88,7 +88,7 @@ def _run(
         if total < LEAST:
             raise UsageError(
                 f"{passage.name} has {total} tokens, --calibrate needs at least {LEAST}",
-                hint=f"take a longer text; {TOKENS:,} tokens of it are read",
+                hint=f"use a longer text; up to {TOKENS:,} tokens of it are read",
             )
         with listener.progress(f"Reading {passage.name}", total, unit="tokens") as bar:
             return calibrate(

@@ -61,23 +61,23 @@ def convert_entry(
     """
     if recipe.calibrated and calibration is None:
         raise UsageError(
-            f"{recipe.experts_name} is made with a text",
+            f"{recipe.experts_name} needs a calibration text",
             hint=f"name one: kt convert {entry.label}@{recipe.name} --calibrate FILE",
         )
     from ktcli.assembly.host import team_to_convert
     from ktcli.weights import convert as weights
 
     if said := loss_of(_config(entry), recipe.experts.name):
-        listener.note(f"{entry.name}: {said}")
+        listener.note(f"{entry.shown}: {said}")
     managed = target is None
     target = target or pack_folder(entry, recipe)
-    what = f"converting {entry.name}"
+    what = f"converting {entry.shown}"
     held: AbstractContextManager[None] = contextlib.nullcontext()
     if managed:
         announce_library(listener)
         held = _held(entry, target, what)
     damaged = library.repairable(target)
-    with damaged, held, listener.progress(f"Converting {entry.name}") as bar:
+    with damaged, held, listener.progress(f"Converting {entry.shown}") as bar:
         try:
             report = weights.convert(
                 entry.path,
@@ -90,7 +90,7 @@ def convert_entry(
             )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                "what is complete is kept; the same command goes on from there"
+                "completed files are kept; run the same command again to continue"
             ) from None
     for remark in report.remarks:
         listener.warn(remark)

@@ -41,7 +41,7 @@ def fetch(
         )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"what arrived is kept; continue with: kt pull {reference.text}"
+            f"the files that arrived are kept; continue with: kt pull {reference.text}"
         ) from None
     finally:
         watcher.end()
@@ -50,7 +50,7 @@ def fetch(
 def looking(reference: Reference) -> str:
     """Returns the sentence that says, for people, that a hub is asked for a repository."""
     where = f"{reference.repository}{'@' if reference.revision else ''}{reference.revision}"
-    return f"Looking at {where} on {HUBS[reference.hub]} …"
+    return f"Looking up {where} on {HUBS[reference.hub]} …"
 
 
 class Bars:

@@ -107,11 +107,11 @@ def usable(machine: Machine, asked: str, listener: Listener = SILENT) -> bool:
     if not machine.gpus:
         if asked == AUTO:
             if hidden_by_mistake():
-                listener.warn(f"no GPU is used: none answers{hidden()}")
+                listener.warn(f"no GPU is used: none responds{hidden()}")
             return False
         said = f"; nvidia-smi says: {machine.gpus_unread[0]}" if machine.gpus_unread else ""
         raise DeviceError(
-            f"--device {asked[:40]} asks for a GPU, and no NVIDIA GPU answers here{hidden()}{said}",
+            f"--device {asked[:40]} asks for a GPU, but no NVIDIA GPU responds here{hidden()}{said}",
             hint="kt doctor shows what was found; --device cpu runs without one",
         )
     # CUDA's own order puts fast GPUs first; the driver's tool, whose numbers are shown, goes by slot.

@@ -86,4 +86,4 @@ def announce_library(listener: Listener) -> None:
     on a disk that is not mounted."""
     home = config.home()
     if config.stated("home").text and not home.exists():
-        listener.note(f"A new library begins in {home}")
+        listener.note(f"Creating a new library in {home}")

@@ -51,7 +51,9 @@ def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine:
             plan, engine = _with_device(ready, pack, planner, plan, listener)
         if engine is None:
             for option in wanted.device.of_gpu():
-                listener.warn(f"{option} is about a GPU, and none is used here: it changes nothing")
+                listener.warn(
+                    f"{option} applies only to a GPU, and none is used here: it has no effect"
+                )
             with _bar(ready, listener) as bar:
                 engine = _on_cpu(
                     pack, planner, plan, lambda done, of: bar.update(done=done, total=of)
@@ -164,5 +166,5 @@ def _words(device: DevicePlan, engine: DeviceEngine) -> str:
     if here == mask.size:
         return f"{device.names}: the whole model"
     of_these = f"{here:,} of {mask.size:,} of these ({device.hit_rate:.0%} of the choices)"
-    deferral = f"; up to {depth} of a token's come a layer later" if depth else ""
+    deferral = f"; up to {depth} of each token's experts finish one layer late" if depth else ""
     return f"{device.names}: all but the experts, and {of_these}{deferral}"

@@ -25,7 +25,9 @@ def measure_machine(machine: Machine, threads: int, listener: Listener = SILENT)
         NativeError: the native library refuses KT_ISA.
         KtError: the library folder cannot be written.
     """
-    listener.note("Measuring for a few seconds; other work on this machine falsifies the result.")
+    listener.note(
+        "Measuring for a few seconds; other programs running now would distort the result."
+    )
     experience.forget_failures()
     cpu = machine.cpu
     if tiles.look(cpu, threads).measurable:

@@ -76,11 +76,11 @@ class Offer:
         if said := vision_left_out(file.name for file in there.files):
             yield f"{said}."
         if self.gated:
-            yield "It is gated: accept its licence on its page, and set HF_TOKEN to a token of yours."
+            yield "It is gated: accept its licence on its page, and set HF_TOKEN to your access token."
         recipe = self.plan.recipe
         formats = f"{recipe.experts_name} experts, {recipe.dense.name} dense"
         if self.disk is not None:
-            short = "" if self.disk.fits else ", which is too little for both"
+            short = "" if self.disk.fits else ", not enough for both"
             yield (
                 f"Converted ({formats}) it takes {gib(self.disk.pack_bytes)} more; "
                 f"{gib(self.disk.free_bytes)} is free on that disk{short}."
@@ -89,14 +89,14 @@ class Offer:
             yield self.rounded_again
         if self.only_streams if streams is None else streams:
             yield (
-                f"It is converted while it arrives, with at most {gib(self.stream_bytes)} on the disk; "
+                f"It is converted during the download, with at most {gib(self.stream_bytes)} on the disk; "
                 "the checkpoint is not kept."
             )
         memory = f"{gib(self.plan.need_bytes)} of {gib(self.plan.host.available_bytes)} memory"
         if self.plan.fits:
             yield f"It needs {memory}, and gives about {self.plan.speed_words} here."
         else:
-            yield f"It needs {memory}: it does not run on this machine as it is."
+            yield f"It needs {memory}: it does not run on this machine as it stands."
         yield from (f"  {lever.text}" for lever in self.plan.advice)
 
     def streamed(self, reference: Reference) -> Reference:
@@ -111,7 +111,7 @@ def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = No
     """Asks the hub about a repository, plans its conversion, and returns what a pull would bring.
 
     Raises:
-        NotFound, HubError: there is no such repository, or the hub does not answer.
+        NotFound, HubError: there is no such repository, or the hub does not respond.
         BadCheckpoint: there is no model in it that kt could convert.
         UsageError: a setting makes no sense for this model.
     """
@@ -156,8 +156,8 @@ def _rounded_again(quant: str, plan: Plan) -> str:
     four = next(
         loss for loss in losses(experts=routed) if Recipe.named(loss.format).experts.bits < 8
     )
-    least = f"{best.format} loses least, of 4 bits {four.format}: kt convert NAME {option} {best.format}"
-    return f"Its {quant} blocks are rounded again, to {own.name}; {least}."
+    least = f"{best.format} loses least; among 4-bit formats, {four.format}: kt convert NAME {option} {best.format}"
+    return f"Its {quant} blocks are rounded once more, to {own.name}; {least}."
 
 
 def stream_bytes(files: Sequence[RemoteFile], pack_bytes: int) -> int:

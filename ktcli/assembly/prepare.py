@@ -71,7 +71,7 @@ def prepare(
     if entry is None:
         entry = _brought(reference, check, listener)
         if entry.kind is EntryKind.PACK:
-            return Ready(entry.name, entry.path)
+            return Ready(entry.shown, entry.path)
     recipe = recipe_named(entry, reference.formats)
     if (ready := _made(entry, recipe, reference)) is not None:
         return ready
@@ -80,18 +80,18 @@ def prepare(
             check(entry.name, folder)
     if not planned and entry.name != BUILTIN:
         _require_room(name, wanted, listener)
-    return Ready(entry.name, _converted(entry, recipe, wanted, listener))
+    return Ready(entry.shown, _converted(entry, recipe, wanted, listener))
 
 
 def converted(name: str) -> Ready | None:
-    """Returns the conversion that `prepare` would return, if it is there already; None: it is not.
+    """Returns the conversion that `prepare` would return, if it already exists; None: it is not.
 
     Raises:
         UsageError, NotFound: not a name, or a folder without a model.
     """
     reference, entry = meant(name)
     if entry is None or entry.kind is EntryKind.PACK:
-        return None if entry is None else Ready(entry.name, entry.path)
+        return None if entry is None else Ready(entry.shown, entry.path)
     return _made(entry, recipe_named(entry, reference.formats), reference)
 
 
@@ -118,11 +118,11 @@ def _made(entry: Entry, recipe: Recipe, reference: Reference) -> Ready | None:
     others will do; None: there is none."""
     target = pack_folder(entry, recipe)
     if (target / PACK_MANIFEST).is_file():
-        return Ready(entry.name, target)
+        return Ready(entry.shown, target)
     if reference.formats:
         return None
     made = (each for each in conversions_outside(entry) if each.complete)
-    return next((Ready(entry.name, each.path) for each in made), None)
+    return next((Ready(entry.shown, each.path) for each in made), None)
 
 
 def _converted(entry: Entry, recipe: Recipe, wanted: Wanted, listener: Listener) -> Path:

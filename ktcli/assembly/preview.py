@@ -61,7 +61,7 @@ def preview(reference: Reference, *, hub: Hub | None = None, tell: Tell = silent
         hub: where to ask; None: the hub of the reference.
         tell: is given a sentence when a hub is waited for, or passed over.
     Raises:
-        NotFound, HubError: there is no such repository, or the hub does not answer.
+        NotFound, HubError: there is no such repository, or the hub does not respond.
         BadCheckpoint: there is no model in it that kt could convert.
     """
     client, snapshot = look(reference, hub=hub, tell=tell)
@@ -76,7 +76,7 @@ def preview_of(
     Args:
         quant: of the GGUF files that are looked at; empty: its safetensors files are.
     Raises:
-        NotFound, HubError: the hub does not answer.
+        NotFound, HubError: the hub does not respond.
         BadCheckpoint: there is no model in it that kt could convert.
     """
     files = wanted(snapshot, quant)
@@ -98,7 +98,7 @@ def preview_of(
         except BadCheckpoint as error:
             said = str(error).replace(name, snapshot.repository)
             raise BadCheckpoint(
-                said, hint="nothing was pulled; look for another repository of this model"
+                said, hint="nothing was pulled; try another repository of this model"
             ) from error
     return Preview(config, sum(file.size_bytes for file in files))
 
@@ -123,7 +123,7 @@ def _fetch_small(
         if file.size_bytes > _MOST[file.name]:
             size = gib(file.size_bytes)
             raise BadCheckpoint(
-                f"{file.name} of {snapshot.repository} is {size}, too large for one"
+                f"{file.name} of {snapshot.repository} is {size}, which is too large for such a file"
             )
     fetch_files(client, snapshot, small, folder, Unwatched())
 

@@ -1,4 +1,4 @@
-"""Finds the conversion that a name means, if it is there already: then nothing of pulls and conversions is needed."""
+"""Finds the conversion that a name means, if it already exists: then nothing of pulls and conversions is needed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def meant(name: str, formats: str = "") -> tuple[Reference, Entry | None]:
     reference = parse(name)
     if formats:
         reference = replace(reference, formats=formats)
-    found = library.find(f"{reference.name}@{formats}" if formats and reference.name else name)
+    found = library.find(f"{reference.shown}@{formats}" if formats and reference.name else name)
     return reference, found
 
 
@@ -57,9 +57,9 @@ def usable(reference: Reference, entry: Entry | None) -> Ready | None:
         return None
     if reference.formats not in ("", entry.formats):
         raise UsageError(
-            f"{reference.text} is a conversion to {entry.formats}, not to {reference.formats}"
+            f"{reference.text} has the formats {entry.formats}, not {reference.formats}"
         )
-    return None if is_stale(entry) else Ready(entry.name, entry.path)
+    return None if is_stale(entry) else Ready(entry.shown, entry.path)
 
 
 def is_stale(pack: Entry) -> bool:

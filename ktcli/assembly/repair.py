@@ -101,7 +101,7 @@ def _source(entry: Entry) -> Path | None:
         if found is None or not found.exists():
             raise NotFound(
                 f"{found or 'the folder'} that {entry.label} was made from is not there",
-                hint="put it there again, or convert the model anew",
+                hint="put it back, or convert the model again",
             )
         return found
     checkpoint = library.find(entry.name, EntryKind.CHECKPOINT)
@@ -110,7 +110,7 @@ def _source(entry: Entry) -> Path | None:
     if checkpoint is None:
         raise NotFound(
             f"the checkpoint that {entry.label} was made from is not in the library",
-            hint=f"get it with: kt pull {entry.name}"
+            hint=f"get it with: kt pull {entry.shown}"
             if entry.has_source
             else f"make it again with: {entry.remake}",
         )

@@ -139,6 +139,6 @@ def _threshold(said: str | None) -> int | None:
     number = whole(said)
     if number is None or number > _MOST:
         raise UsageError(
-            f"--prefill-threshold is {said[:40]!r}", hint="a number of tokens, or never"
+            f"--prefill-threshold must be a number of tokens or 'never', not {said[:40]!r}"
         )
     return number

@@ -70,7 +70,7 @@ def _judged(found: FoundConfig, host: Host) -> Judged:
     if not found.data:
         reason = found.problem or f"its {CONFIG} is empty"
         if hit.gguf and found.problem == f"no {CONFIG}":
-            reason = "GGUF: a pull lists its quants"
+            reason = "GGUF: kt pull lists its quants"
         return Judged(hit, reason=reason)
     try:
         config = parse_object(found.data, CONFIG)

@@ -67,15 +67,15 @@ def stream_model(
         BadCheckpoint, NotFound, HubError, NotEnoughDisk: what stopped it.
     """
     if reference.quant or not reference.repository:
-        what = "GGUF files" if reference.quant else "what is no repository"
+        what = "GGUF files" if reference.quant else "what is not a repository"
         raise UsageError(
-            f"{reference.text}: {what} cannot be converted while it arrives",
-            hint="leave --stream away",
+            f"{reference.text}: {what} cannot be converted during the download",
+            hint="leave out --stream",
         )
     recipe = _recipe(reference)
     pack = places.pack_path(reference.name, recipe.experts_name, recipe.dense.name)
     announce_library(listener)
-    what = f"pulling and converting {reference.name}"
+    what = f"pulling and converting {reference.shown}"
     try:
         with smallfiles.lock(places.lock_path(reference.name), what):
             if not (pack / manifest.PACK).is_file():
@@ -86,7 +86,7 @@ def stream_model(
             shutil.rmtree(pack / manifest.STREAM, ignore_errors=True)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"what is complete is kept; continue with: kt pull {reference.text} --stream"
+            f"completed files are kept; continue with: kt pull {reference.text} --stream"
         ) from None
     return scan.entry_at(pack, EntryKind.PACK)
 
@@ -96,7 +96,7 @@ def _recipe(reference: Reference) -> Recipe:
     recipe = recipe_named(entry, reference.formats)
     if recipe.calibrated:
         raise UsageError(
-            f"{recipe.experts_name} is made with a text, by running the whole model",
+            f"{recipe.experts_name} needs a calibration text and runs the whole model on it",
             hint=f"kt pull {reference.model}, then kt convert {reference.model} --calibrate FILE",
         )
     return recipe
@@ -162,7 +162,7 @@ def fetch_head(client: Hub, snapshot: Snapshot, head: Path, watcher: Watcher) ->
     weights = [file for file in files if file.name.endswith(WEIGHTS)]
     if unknown := [file.name for file in weights if not file.sha256]:
         raise HubError(
-            f"{snapshot.repository}: the hub gives no SHA-256 of {unknown[0]}, so no layer could be made of it",
+            f"{snapshot.repository}: the hub gives no SHA-256 for {unknown[0]}, so its layers could not be verified",
             hint="pull it without --stream",
         )
     small = [file for file in files if not file.name.endswith(WEIGHTS)]

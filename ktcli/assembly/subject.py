@@ -67,7 +67,7 @@ def find_subject(
     Raises:
         UsageError: not a name, or no such format.
         NotFound: nothing on disk and not in the catalogue, and no such repository.
-        HubError, BadCheckpoint: the hub does not answer, or has no model there that kt can read.
+        HubError, BadCheckpoint: the hub does not respond, or has no model there that kt can read.
     """
     entry = library.find(name)
     if entry is not None and entry.kind is EntryKind.PACK:

@@ -158,7 +158,7 @@ def ways_of(
         model = build(pack.config)
         if asked.context > model.spec.context:
             raise UsageError(
-                f"--context {asked.length} is more than {ready.name} can read",
+                f"--context {asked.length} is longer than {ready.name} can read",
                 hint=f"use --context {model.spec.context - 1} or less",
             )
         require(max(asked.depths), model.spec.deferrable)
@@ -230,9 +230,9 @@ def read(
             or way.model.spec.vocab != ways[0].model.spec.vocab
         ):
             raise UsageError(
-                f"{way.conversion} and {ways[0].conversion} cut the text into different tokens, "
-                "so their predictions cannot be compared in pairs",
-                hint="measure each by itself and compare nats per byte",
+                f"{way.conversion} and {ways[0].conversion} split the text into different tokens, "
+                "so their predictions cannot be compared token by token",
+                hint="measure each on its own and compare nats per byte",
             )
     return first
 
@@ -250,7 +250,7 @@ def cut(
     if n < LEAST_VALUES:
         raise UsageError(
             f"{passage.name} gives {n:,} tokens to predict, at least {LEAST_VALUES:,} are needed",
-            hint="take a longer text or a larger --tokens; 40,000 tell small differences apart",
+            hint="use a longer text or a larger --tokens; about 40,000 tokens resolve small differences",
         )
     if passage.cut:
         listener.note(f"of {passage.name} the first {len(passage.text.encode()):,} bytes are read")
@@ -356,7 +356,7 @@ def _groups(
         if needs[engine] > plan.host.room_bytes:
             raise NotEnoughMemory(way.conversion, needs[engine], plan.host.room_bytes)
     listener.note(
-        "the models do not fit into memory together: they are measured one after the other, without KL"
+        "the models do not fit in memory together: they are measured one after the other, without KL divergence"
     )
     return [[i for i, way in enumerate(ways) if way.engine == engine] for engine in needs], 1
 

@@ -381,7 +381,8 @@ class Chat:
             return 0
         if not summary:
             raise KtError(
-                "the model gave no summary, so nothing changed", hint="/undo takes a turn back"
+                "the model wrote no summary, so nothing has changed",
+                hint="/undo removes the last turn",
             )
         counted = turns - said.omitted.turns
         said.omitted = Omission(turns, summary)
@@ -428,7 +429,7 @@ class Chat:
         ways = (
             "ask about a part of it"
             if alone
-            else "/compact sums it up, /undo takes a turn back, /clear starts afresh"
+            else "/compact summarizes it, /undo removes the last turn, /clear starts over"
         )
         raise ContextFull(
             f"{what} has {fitted.tokens(engine.context)} tokens and the context holds "

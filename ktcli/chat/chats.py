@@ -83,16 +83,16 @@ def require_free(path: Path) -> None:
         UsageError: it does.
     """
     if path.stem == LAST and path.parent == chats_folder():
-        raise UsageError(f"{LAST} is what the newest chat is called", hint="choose another name")
+        raise UsageError(f"{LAST} always means the newest chat", hint="choose another name")
     if path.with_suffix(log.SUFFIX).exists():
-        raise UsageError(f"there is a chat {path.stem} already", hint="choose another name")
+        raise UsageError(f"a chat named {path.stem} already exists", hint="choose another name")
 
 
 def _path(name: str) -> Path:
     try:
         return Path(os.path.realpath(Path(name).expanduser()))
     except RuntimeError:
-        raise UsageError(f"{name!r} begins with the home folder of nobody here") from None
+        raise UsageError(f"{name!r} refers to the home folder of an unknown user") from None
 
 
 def files() -> list[Path]:
@@ -140,7 +140,7 @@ def newest_readable() -> tuple[Path, Saved, list[Path]]:
         except (UsageError, NotFound) as error:  # it may have gone meanwhile
             aside.append(path)
             reason = reason or error
-    raise reason or NotFound("no chat has kept itself yet", hint=saved_hint())
+    raise reason or NotFound("no chat has been saved yet", hint=saved_hint())
 
 
 def kept_itself(path: Path) -> bool:
@@ -157,7 +157,7 @@ def find(name: str) -> Path:
     if name == LAST:
         path = newest()
         if path is None:
-            raise NotFound("no chat has kept itself yet", hint=saved_hint())
+            raise NotFound("no chat has been saved yet", hint=saved_hint())
         return path
     if "/" in name and "\0" not in name:
         path = _path(name)
@@ -226,14 +226,14 @@ def rename(path: Path, name: str) -> Path:
     target = path.with_name(f"{stem}{path.suffix}")
     require_free(target)
     if path.with_name(f"{stem}{document.SUFFIX}").exists():
-        raise UsageError(f"there is a chat {stem} already", hint="choose another name")
+        raise UsageError(f"a chat named {stem} already exists", hint="choose another name")
     try:
         try:
             os.link(path, target)  # unlike a rename it never takes another's place
             path.unlink()
         except FileExistsError:
             raise UsageError(
-                f"there is a chat {stem} already", hint="choose another name"
+                f"a chat named {stem} already exists", hint="choose another name"
             ) from None
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):

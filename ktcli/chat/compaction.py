@@ -26,8 +26,8 @@ def older_turns(turns: int, omitted: int) -> int:
     older = turns - turns % 2 - KEPT_TURNS
     if older <= omitted:
         raise UsageError(
-            "there is nothing to sum up yet: the last question and its answer stay as they are",
-            hint="/clear starts afresh",
+            "there is nothing to summarize yet: the last question and its answer are left as they are",
+            hint="/clear starts over",
         )
     return older
 

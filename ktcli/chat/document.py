@@ -83,8 +83,8 @@ def read(path: Path) -> Saved:
         raise UsageError(str(error)) from error
     if document.get("kt_chat") != VERSION:
         raise UsageError(
-            f"{path} is not a chat of this version of kt",
-            hint="kt chats lists all; kt chats rm NAME removes one",
+            f"{path} is not a chat that this version of kt can read",
+            hint="kt chats lists them all; kt chats rm NAME removes one",
         )
     sampling = document.get("sampling")
     try:
@@ -118,7 +118,7 @@ def _omission(document: Mapping[str, Any], most: int) -> Omission:
     given = document.get("omitted", {})
     turns = given.get("turns", 0) if isinstance(given, Mapping) else None
     if type(turns) is not int or not 0 <= turns <= most or turns % 2:
-        raise ValueError("what is left out is no number of turns")
+        raise ValueError("the number of omitted turns is not a number")
     return Omission(turns, plain_text(given.get("summary", "")))
 
 
@@ -129,20 +129,20 @@ def plain_text(value: Any) -> str:
         ValueError: it is not.
     """
     if not isinstance(value, str):
-        raise ValueError("something that should be text is not")
+        raise ValueError("a field that should be a string is not")
     return without_surrogates(value)
 
 
 def others_of(values: Any) -> dict[str, Any]:
     """Returns the known settings beside those of sampling."""
     if not isinstance(values, Mapping):
-        raise ValueError("its settings are no object")
+        raise ValueError("its settings are not an object")
     known = ("max_tokens", "stops", "thinking", "think_budget")
     found = {key: values[key] for key in known if key in values}
     for key in ("max_tokens", "think_budget"):
         most = found.get(key)
         if most is not None and (type(most) is not int or most < 1):
-            raise ValueError(f"{key} is no number of tokens")
+            raise ValueError(f"{key} is not a number of tokens")
     thinking = found.get("thinking")
     if thinking is not None and type(thinking) is not bool:
         raise ValueError("thinking is neither on nor off")
@@ -160,7 +160,7 @@ def sampling_of(values: Mapping[str, Any]) -> SamplingSettings:
         ValueError, OverflowError, UsageError: one is no number or out of range.
     """
     if not isinstance(values, Mapping):
-        raise ValueError("the settings of sampling are no object")
+        raise ValueError("the sampling settings are not an object")
     known = {
         key: value
         for key, value in values.items()
@@ -168,12 +168,12 @@ def sampling_of(values: Mapping[str, Any]) -> SamplingSettings:
     }
     pairs = known.pop("logit_bias", ())
     if not isinstance(pairs, (list, tuple)):
-        raise ValueError("logit_bias is no list")
+        raise ValueError("logit_bias is not a list")
     biases = [tuple(pair) for pair in pairs if isinstance(pair, (list, tuple))]
     if len(biases) < len(pairs) or any(len(pair) != 2 for pair in biases):
-        raise ValueError("logit_bias is no list of pairs")
+        raise ValueError("logit_bias is not a list of pairs")
     if not all(type(id) is int and type(bias) in (int, float) for id, bias in biases):
-        raise ValueError("logit_bias is no list of ids with numbers")
+        raise ValueError("logit_bias is not a list of token ids and numbers")
     if not all(isinstance(value, (bool, int, float)) for value in known.values()):
         raise ValueError("a sampling setting is not a number")
     known["logit_bias"] = tuple((id, float(bias)) for id, bias in biases)

@@ -79,7 +79,7 @@ def read(file: BinaryIO, path: Path) -> tuple[Saved, int]:
     """
     size = os.fstat(file.fileno()).st_size
     if size > MAX_BYTES:
-        raise UsageError(f"{path} has {gib(size)}, more than any chat: at most {gib(MAX_BYTES)}")
+        raise UsageError(f"{path} has {gib(size)}, more than a chat can have ({gib(MAX_BYTES)})")
     replay = Replay()
     whole = sound = 0
     for index, line in enumerate(_lines(file)):
@@ -93,7 +93,8 @@ def read(file: BinaryIO, path: Path) -> tuple[Saved, int]:
         replay.take(record)
     if not sound:
         raise UsageError(
-            f"{path} is not a chat of kt", hint="kt chats lists all; kt chats rm NAME removes one"
+            f"{path} is not a chat file of kt",
+            hint="kt chats lists them all; kt chats rm NAME removes one",
         )
     return replay.saved(), whole
 
@@ -106,7 +107,9 @@ def _require_version(record: Record | None, line: bytes, path: Path) -> None:
             record = record if "crc" not in record else None
     version = VERSION if record is None else record.get("kt_chat", VERSION)
     if version != VERSION:
-        raise UsageError(f"{path} is of another version of kt: its format is {str(version)[:20]}")
+        raise UsageError(
+            f"{path} comes from another version of kt: its format is {str(version)[:20]}"
+        )
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:

@@ -160,7 +160,7 @@ class ChatRecorder:
         """
         self.keep()
         if self._log is None:
-            raise KtError("this chat is not kept, so it has no name", hint="ask something first")
+            raise KtError("this chat is not saved, so it has no name", hint="ask something first")
         self._log.path = chats.rename(self._log.path, name)
         return self._log.path
 
@@ -181,7 +181,7 @@ class ChatRecorder:
             one = saved.damaged == 1
             lines, are = ("1 line", "is") if one else (f"{saved.damaged} lines", "are")
             self._warn(
-                f"{lines} of {path} {are} damaged: the file stays as it is, and this chat goes on in another"
+                f"{lines} of {path} {are} damaged: the file is left as it is, and this chat continues in a new one"
             )
             if file is not None:
                 file.close()
@@ -213,9 +213,7 @@ class ChatRecorder:
             try:
                 return Log.open(path)
             except Busy:
-                self._warn(
-                    f"another kt has {path.stem} open: this chat goes on in a file of its own"
-                )
+                self._warn(f"another kt has {path.stem} open: this chat continues in a new file")
             except OSError:
                 pass  # it may be read all the same
         return None, chats.load(path)
@@ -379,7 +377,7 @@ class ChatRecorder:
             said = f"cannot write in {chats.chats_folder()}: {error.strerror}"
         if said not in self._told:
             self._told.add(said)
-            self._warn(f"this chat is not kept: {said}")
+            self._warn(f"this chat is not being saved: {said}")
 
 
 def _late(timeline: Timeline) -> Record:

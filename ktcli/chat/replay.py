@@ -79,7 +79,7 @@ class Replay:
         )
 
     def header(self, record: Record) -> None:
-        """Applies a record of the model: it answers from here on."""
+        """Applies a record of the model: it answers from now on."""
         self._model = Identity(
             *(plain_text(record.get(key, "")) for key in ("model", "asked", "pack"))
         )
@@ -154,7 +154,7 @@ class Replay:
         """Applies a record of messages that the model does not read, and of their summary."""
         turns, summary = _count(record["omit"]), plain_text(record.get("summary", ""))
         if turns > len(self._conversation.turns) or turns % 2:
-            raise ValueError("more is left out than was said, or half of an exchange")
+            raise ValueError("more turns are omitted than there are, or half of an exchange is")
         self._close()
         self._conversation.omitted = Omission(turns, summary)
 
@@ -193,11 +193,11 @@ KINDS = {
 
 def _ids(value: Any) -> list[int]:
     if not isinstance(value, list) or not all(type(id) is int and 0 <= id < MAX_ID for id in value):
-        raise ValueError("ids are no numbers of tokens")
+        raise ValueError("ids are not token ids")
     return value
 
 
 def _count(value: Any, most: int = sys.maxsize) -> int:
     if type(value) is not int or not 0 <= value <= most:
-        raise ValueError("a count is none")
+        raise ValueError("a count is not a number")
     return int(value)

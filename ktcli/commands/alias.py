@@ -18,21 +18,21 @@ from ktcli.store.entry import Entry
 
 def alias(
     name: Annotated[
-        str | None, typer.Argument(metavar="[ALIAS]", help="The name. Default: all are listed.")
+        str | None,
+        typer.Argument(metavar="[ALIAS]", help="Alias to create. Default: list all aliases."),
     ] = None,
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="What it means, as for kt chat.")
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="Model that it stands for, as for kt chat."),
     ] = None,
-    remove: Annotated[
-        bool, typer.Option("--rm", help="Forget the name; the model itself stays.")
-    ] = False,
+    remove: Annotated[bool, typer.Option("--rm", help="Remove the alias, not the model.")] = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Give a model a name of your own, or list these.
+    """Give a model a name of your own, or list these names.
 
-    The name works in every command. It never hides a model: names of the catalogue and of what is in the library
-    are refused, and where a model gets the name later, the name means the model.
+    The name works in every command. It never hides a model: names in the catalogue or the library
+    are refused, and if a model later gets the same name, the name means that model.
 
     Examples:
 
@@ -47,7 +47,7 @@ def alias(
         gone = aliases.remove(name)
         out.result(
             {"removed": gone.name, "meant": gone.target},
-            f"{gone.name} meant {safe(gone.target)}, and means nothing now.",
+            f"{gone.name} no longer means {safe(gone.target)}.",
         )
         return
     if model is None:
@@ -101,7 +101,7 @@ def _list(name: str | None) -> None:
     head = ("ALIAS", "MEANS", "STATE")
     out.result({"aliases": rows}, lambda: out.table(shown, head) if shown else "")
     if not rows:
-        out.note("There are no aliases yet: kt alias NAME MODEL")
+        out.note("There are no aliases yet. Create one with: kt alias NAME MODEL")
 
 
 def _document(each: Alias) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _document(each: Alias) -> dict[str, Any]:
 def _state(each: Alias) -> str:
     """What an alias leads to, in words."""
     if aliases.is_hidden(each):
-        return "not used: a model has this name"
+        return "ignored: a model has this name"
     try:
         if library.find(each.name) is not None:
             return "on disk"
@@ -120,4 +120,4 @@ def _state(each: Alias) -> str:
         return str(error)
     if reference.repository and not reference.formats:
         return f"kt pull {each.name}"
-    return f"kt chat {each.name} makes it"
+    return f"kt chat {each.name} converts it"

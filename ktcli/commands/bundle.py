@@ -21,33 +21,35 @@ from ktcli.store.entry import Entry
 from ktcli.store.places import EntryKind
 
 _STANDARD = "-"  # standard output or input instead of a file
-_KEPT = "what is written is kept; the same command goes on from there"
+_KEPT = "files already written are kept; run the same command again to continue"
 
 
 def export(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model on disk, as kt list shows it.")
+        str, typer.Argument(metavar="MODEL", help="Model on disk, as kt list shows it.")
     ],
     file: Annotated[
         str,
         typer.Argument(
-            metavar="FILE.tar", help="Where it goes: a file, a folder, or - for standard output."
+            metavar="FILE.tar",
+            help="Where to write it: a file, a folder, or - for standard output.",
         ),
     ],
     checkpoint: Annotated[
-        bool, typer.Option("--checkpoint", help="Its checkpoint, even if it is converted.")
+        bool, typer.Option("--checkpoint", help="The checkpoint, even if the model is converted.")
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Its checkpoint and all its conversions.")
+        bool, typer.Option("--all", help="The checkpoint and all conversions.")
     ] = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Write a model into a file, for machines without a network.
+    """Write a model to a file, for machines without a network.
 
-    The file is a tar archive: a list of its files with their sizes and SHA-256, then the files, each checked on its
-    way. Of a model that is converted it is the conversion that kt chat would run. Which experts chats used goes along.
-    Interrupted, even killed? The same command continues at the file where it was.
+    The file is a tar archive: a list of its files with sizes and SHA-256, then the files, each
+    verified while it is written. For a converted model, it holds the conversion that kt chat would
+    run, and the record of used experts. After an interruption, even a kill, the same command
+    continues at the file where it stopped.
 
     Examples:
 
@@ -65,7 +67,9 @@ def export(
     if target.is_dir():
         target /= f"{what.label if '/' not in what.label else what.bundle.name}.tar"
     if not target.parent.is_dir():
-        raise UsageError(f"there is no folder {target.parent}", hint="make it, or mount its disk")
+        raise UsageError(
+            f"the folder {target.parent} does not exist", hint="create it, or mount its disk"
+        )
     bars = Bars(out)
     try:
         bundlewriter.write_file(what, target, bars)
@@ -86,19 +90,21 @@ def export(
 def import_bundle(
     file: Annotated[
         str,
-        typer.Argument(metavar="FILE.tar", help="What kt export wrote, or - for standard input."),
+        typer.Argument(
+            metavar="FILE.tar", help="File written by kt export, or - for standard input."
+        ),
     ],
     name: Annotated[
-        str | None, typer.Option("--as", metavar="NAME", help="Call the model so in this library.")
+        str | None, typer.Option("--as", metavar="NAME", help="Name of the model in this library.")
     ] = None,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Bring a model from a file of kt export into the library.
+    """Import a model from a file written by kt export.
 
-    Every file is checked against its hash before it gets its name, and the model is there when all of them are.
-    Nothing that is in the library is replaced. Interrupted, even killed? The same command continues with the files
-    that are missing.
+    Every file is checked against its hash, and the model appears once all its files are there.
+    Nothing in the library is overwritten. After an interruption, even a kill, the same command
+    continues with the missing files.
 
     Examples:
 
@@ -108,7 +114,7 @@ def import_bundle(
     if name is not None and not is_name(name):
         raise UsageError(
             f"{name[:100]!r} cannot be the name of a model",
-            hint="letters, digits, dots, dashes and underscores can",
+            hint="use letters, digits, dots, dashes and underscores",
         )
     path = file if file == _STANDARD else str(Path(file).expanduser().absolute())
     bars = Bars(out)
@@ -140,7 +146,7 @@ def _chosen(model: str, checkpoint: bool, everything: bool) -> list[Entry]:
         UsageError, NotFound: there are none of that kind; the built-in model is everywhere.
     """
     if checkpoint and everything:
-        raise UsageError("--checkpoint is a part of --all", hint="give one of both")
+        raise UsageError("--all includes --checkpoint", hint="give only one of them")
     entry = library.resolve(model, EntryKind.CHECKPOINT if checkpoint else None)
     found = [entry]
     if everything:
@@ -148,12 +154,12 @@ def _chosen(model: str, checkpoint: bool, everything: bool) -> list[Entry]:
         found = sorted(found, key=lambda each: (each.kind.value, each.formats)) or [entry]
     if any(each.path.is_file() for each in found):
         raise UsageError(
-            f"{entry.path} is one file already",
-            hint="copy it, and name it there: kt chat FILE.gguf",
+            f"{entry.path} is already a single file",
+            hint="copy it, and on the other machine run: kt chat FILE.gguf",
         )
     if any(not each.in_library and each.kind is EntryKind.CHECKPOINT for each in found):
         raise NotFound(
-            f"nobody recorded the hashes of {entry.label}",
+            f"no hashes are recorded for {entry.label}",
             hint=f"export a conversion of it: kt convert {entry.label}",
         )
     return found
@@ -161,10 +167,10 @@ def _chosen(model: str, checkpoint: bool, everything: bool) -> list[Entry]:
 
 def _to_standard_output(what: Export) -> None:
     if out.mode is Mode.JSON:
-        raise UsageError("standard output cannot have both the archive and --json")
+        raise UsageError("standard output cannot carry both the archive and the JSON")
     if sys.stdout.isatty():
         raise UsageError(
-            "an archive is nothing for a terminal",
+            "refusing to write an archive to a terminal",
             hint=f"name a file, or send it on: kt export {what.label} - | ssh HOST kt import -",
         )
     bars = Bars(out)
@@ -172,7 +178,7 @@ def _to_standard_output(what: Export) -> None:
         bundlewriter.write_stream(what, sys.stdout.fileno(), bars)
     except BrokenPipeError:
         raise KtError(
-            "whoever reads the archive has stopped", hint="its own words say why"
+            "the program that reads the archive has stopped", hint="see its own error message"
         ) from None
     except OSError as error:
         raise KtError(f"cannot write standard output: {error.strerror}") from error
@@ -189,7 +195,8 @@ def _opened(path: str) -> int:
     if path == _STANDARD:
         if sys.stdin.isatty():
             raise UsageError(
-                "nothing is sent to standard input", hint="kt export MODEL - | kt import -"
+                "standard input is a terminal; there is nothing to import",
+                hint="kt export MODEL - | kt import -",
             )
         return sys.stdin.fileno()
     try:
@@ -203,7 +210,7 @@ def _opened(path: str) -> int:
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
     os.close(descriptor)
-    raise UsageError(f"{path} is a folder, not a bundle", hint="name the file that kt export wrote")
+    raise UsageError(f"{path} is a folder, not a bundle", hint="give the file that kt export wrote")
 
 
 def _parts(what: Export) -> list[dict[str, Any]]:
@@ -220,4 +227,4 @@ def _parts(what: Export) -> list[dict[str, Any]]:
 
 def _imported(entries: list[Entry], size_bytes: int) -> str:
     names = ", ".join(f"{safe(each.label)} ({each.kind.value})" for each in entries)
-    return f"{names}: in the library and proved, {gib(size_bytes)}\nTalk to it: kt chat {safe(entries[0].label)}"
+    return f"{names}: imported and verified, {gib(size_bytes)}\nTalk to it: kt chat {safe(entries[0].label)}"

@@ -27,7 +27,7 @@ app = typer.Typer(
 NamesArg = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="MODEL...", help="Models or ids as kt cache ls shows them. Default: all."
+        metavar="MODEL...", help="Models or ids, as kt cache ls shows them. Default: all."
     ),
 ]
 
@@ -43,10 +43,10 @@ class _Held:
 
 @app.command()
 def du(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
-    """Show how much the KV pages take, of which models they are, and how much they may take.
+    """Show how much disk space KV pages use, per model, and how much they may use.
 
-    KT_CACHE sets the most that they may take, such as 20G; 0 keeps none. Without it they may take a tenth of the
-    free disk.
+    KT_CACHE sets the maximum size, such as 20G; 0 turns KV pages on disk off. By default they may
+    use a tenth of the free disk space.
 
     Examples:
 
@@ -66,16 +66,17 @@ def du(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
         "files": files,
         "models": [{**_named(each), "size_bytes": each.size_bytes} for each in stored],
     }
-    most = f"of at most {gib(quota)}" if quota else "and no more are kept"
+    most = f"of at most {gib(quota)}" if quota else "and no new ones are written"
     summary = f"{gib(size)} in {files:,} files {most}, in {safe(folder.path)}"
     out.result(document, lambda: "\n".join([summary, *_shares(stored)]))
 
 
 @app.command()
 def ls(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
-    """List the models that have KV pages, the one used last first.
+    """List the models that have KV pages, most recently used first.
 
-    A model has a row for each way of computing it that gives other pages: number formats, context, kernels, layout.
+    A model has one row for each configuration whose pages differ: number formats, context,
+    kernels, layout.
 
     Examples:
 
@@ -94,7 +95,7 @@ def ls(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
 def verify(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     """Check every KV page against its checksum, and remove damaged files.
 
-    What is removed only costs the time to compute it again. Exit code 5: something was damaged.
+    Removed pages are computed again when needed. Exit code 5: something was damaged.
 
     Examples:
 
@@ -124,7 +125,7 @@ def verify(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
 def rm(
     names: NamesArg = None, yes: YesOpt = False, json: JsonOpt = False, quiet: QuietOpt = False
 ) -> None:
-    """Remove KV pages and free their space; conversations stay, and are computed again when they go on.
+    """Remove KV pages and free their space; conversations stay, and are read again when continued.
 
     Examples:
 
@@ -163,7 +164,8 @@ def _chosen(folder: PageFolder, names: list[str]) -> list[str] | None:
         found = [s.name for s in folder.stored() if name in _names(s)]
         if not found:
             raise NotFound(
-                f"there are no KV pages of {name}", hint="kt cache ls shows whose there are"
+                f"there are no KV pages of {name}",
+                hint="kt cache ls lists the models that have some",
             )
         chosen |= dict.fromkeys(found)
     return list(chosen)

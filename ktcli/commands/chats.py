@@ -26,20 +26,20 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     invoke_without_command=True,
-    help="List the conversations that chats kept, and change them.",
+    help="List saved conversations, and change them.",
 )
 ChatArg = Annotated[
     str,
-    typer.Argument(metavar="CHAT", help="Name, the beginning of one, last, or the path of a file."),
+    typer.Argument(metavar="CHAT", help="Name or its beginning, 'last', or the path of a file."),
 ]
 
 
 @app.callback()
 def chats_list(context: typer.Context, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
-    """List the conversations that chats kept, and change them.
+    """List saved conversations, and change them.
 
-    Every chat on the terminal is kept as it goes on, in a file of its own. kt chat --continue goes on with the last
-    one, kt chat --resume CHAT with any.
+    Every chat on the terminal is saved as it goes, in a file of its own. kt chat --continue
+    continues the last one, kt chat --resume CHAT any of them.
 
     Examples:
 
@@ -56,12 +56,12 @@ def chats_list(context: typer.Context, json: JsonOpt = False, quiet: QuietOpt = 
         lambda: listed(lines),
     )
     if not lines:
-        out.note(f"No chat was kept in {chats.chats_folder()} yet.")
+        out.note(f"No chat has been saved in {chats.chats_folder()} yet.")
 
 
 @app.command()
 def show(chat: ChatArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
-    """Show what was said in a conversation.
+    """Show the messages of a conversation.
 
     Examples:
 
@@ -76,12 +76,12 @@ def show(chat: ChatArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
 @app.command()
 def search(
     words: Annotated[
-        list[str], typer.Argument(metavar="TEXT...", help="Words; all of them must be there.")
+        list[str], typer.Argument(metavar="TEXT...", help="Words to find; all of them must occur.")
     ],
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """List the conversations in which words were said, by you or the model.
+    """List the conversations that contain all of the words, yours or the model's.
 
     Examples:
 
@@ -96,13 +96,13 @@ def search(
         lambda: _found(found),
     )
     if not found:
-        out.note(f"No kept conversation has {' and '.join(map(repr, words))[:200]}.")
+        out.note(f"No saved conversation contains {' and '.join(map(repr, words))[:200]}.")
 
 
 @app.command()
 def rm(
     names: Annotated[
-        list[str], typer.Argument(metavar="CHAT...", help="Names as kt chats shows them.")
+        list[str], typer.Argument(metavar="CHAT...", help="Names, as kt chats shows them.")
     ],
     yes: YesOpt = False,
     json: JsonOpt = False,
@@ -133,9 +133,7 @@ def export(
     chat: ChatArg,
     form: Annotated[
         str,
-        typer.Option(
-            "--format", metavar="md|json", help="Markdown, or a document that /load reads."
-        ),
+        typer.Option("--format", metavar="md|json", help="Markdown, or JSON that /load reads."),
     ] = "md",
     json: JsonOpt = False,
     quiet: QuietOpt = False,
@@ -161,7 +159,7 @@ def rename(
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Give a conversation another name.
+    """Rename a conversation.
 
     Examples:
 
@@ -171,7 +169,7 @@ def rename(
     chats.require_closed(path)
     target = chats.rename(path, name)
     document = {"name": target.stem, "before": path.stem, "path": str(target)}
-    out.result(document, f"{safe(path.stem)} is called {safe(target.stem)} now.")
+    out.result(document, f"{safe(path.stem)} is now called {safe(target.stem)}.")
 
 
 def _in_library(name: str) -> Path:
@@ -182,7 +180,7 @@ def _in_library(name: str) -> Path:
     """
     path = chats.find(name)
     if path.parent.resolve() != chats.chats_folder().resolve():
-        raise UsageError(f"{path} is not in the library folder, so kt does not change it")
+        raise UsageError(f"{path} is not in the library folder, so kt will not change it")
     return path
 
 
@@ -194,7 +192,7 @@ def chosen() -> Path:
     """
     paths = [path for path in chats.files() if chats.kept_itself(path)][:CHOICES]
     if not paths:
-        raise UsageError("no chat has kept itself yet", hint=chats.saved_hint())
+        raise UsageError("no chat has been saved yet", hint=chats.saved_hint())
     if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("--resume needs the name of a chat", hint=chats.saved_hint())
     out.note(listed([chats.line_of(path) for path in paths], numbered=True))
@@ -263,8 +261,8 @@ def _as_text(saved: Saved) -> str:
     names = {"system": "system", "user": "you", "assistant": saved.model or "the model"}
     said = [f"{names[m['role']]}:\n{m['content']}\n" for m in saved.conversation.messages]
     if saved.damaged:
-        said.append(f"({saved.damaged} damaged lines of the file are left out)\n")
-    return "\n".join(said) or "(nothing was said)"
+        said.append(f"({saved.damaged} damaged lines of the file were skipped)\n")
+    return "\n".join(said) or "(empty conversation)"
 
 
 _FORMS: dict[str, Callable[[Saved], str]] = {"md": markdown_of, "json": text_of}

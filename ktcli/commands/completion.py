@@ -24,16 +24,19 @@ def completion(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="bash|zsh|fish|install|uninstall", help="Script to print, or what to do."
+            metavar="bash|zsh|fish|install|uninstall",
+            help="Shell whose script to print, or what to do.",
         ),
     ],
     shell: Annotated[
         str | None,
-        typer.Argument(metavar="SHELL", help="To install for. Default: the one that $SHELL names."),
+        typer.Argument(
+            metavar="SHELL", help="Shell to install it for. Default: the one that $SHELL names."
+        ),
     ] = None,
     json: JsonOpt = False,
 ) -> None:
-    """Install completion of commands, options and names for a shell.
+    """Install shell completion of commands, options and names.
 
     Named alone, a shell's script is printed. The script is the same until kt is updated; then install it again.
 
@@ -80,19 +83,19 @@ def _own() -> str:
 def _words(place: ScriptPlace, done: list[Path], *, installed: bool) -> str:
     """What was changed, what takes it back, and how it begins to work."""
     if not installed:
-        return "\n".join(f"{shown(path)}: what kt wrote is gone" for path in done) or (
+        return "\n".join(f"{shown(path)}: removed what kt wrote" for path in done) or (
             f"There is no completion for {place.shell} to remove."
         )
     lines = [f"wrote {shown(place.script)}"] if place.script in done else []
     if place.startup is not None and place.startup in done:
         lines.append(f"added a line to {shown(place.startup)}")
     if not lines:
-        lines.append(f"{shown(place.script)} is there, and as new as kt")
+        lines.append(f"{shown(place.script)} is already up to date")
     begin = f"source {shown(place.startup)}" if place.startup else "nothing more is needed"
     return "\n".join(
         [
             *lines,
-            f"It works in new terminals; here: {begin}",
+            f"It works in new terminals; to use it in this one:  {begin}",
             f"undo: kt completion uninstall {place.shell}",
         ]
     )

@@ -29,19 +29,21 @@ if TYPE_CHECKING:
 
 OutOpt = Annotated[
     Path | None,
-    typer.Option("--out", "-o", metavar="DIR", help="Folder to write. Default: in the library."),
+    typer.Option("--out", "-o", metavar="DIR", help="Output folder. Default: in the library."),
 ]
 TELLING = 1.0  # seconds of a conversion before its speed says anything
 MixedOpt = Annotated[
     bool,
-    typer.Option("--mixed", help="Keep the experts' down projections one step more precise."),
+    typer.Option(
+        "--mixed", help="Use the next more precise format for the experts' down projections."
+    ),
 ]
 CalibrateOpt = Annotated[
     Path | None,
     typer.Option(
         "--calibrate",
         metavar="FILE",
-        help="Run the model on this text first; scales of 4-bit formats then lose least where its inputs are large.",
+        help="Run the model on this text first, so that 4-bit formats lose least where its activations are large.",
     ),
 ]
 
@@ -59,8 +61,8 @@ def convert(
 ) -> None:
     """Convert a checkpoint into the files that kt runs.
 
-    Needs little memory whatever the size of the model. What was interrupted goes on where it stopped
-    when the same command runs again.
+    Needs little memory, whatever the size of the model. After an interruption, the same command
+    continues where it stopped.
 
     Number formats: {formats}; for experts also auto: the most precise that fits this machine's memory.
 
@@ -81,7 +83,7 @@ def convert(
         if experts or dense or mixed:
             raise UsageError(
                 f"{model} names its formats, and so do --experts, --dense and --mixed",
-                hint=f"leave one of them out: kt convert {reference.model}",
+                hint=f"leave out one of them: kt convert {reference.model}",
             )
         model, (experts, dense) = reference.model, split_pair(reference.formats)
     entry = library.resolve(model, EntryKind.CHECKPOINT)
@@ -96,8 +98,8 @@ def convert(
     if calibrate is not None:
         if not recipe.searches:
             raise UsageError(
-                f"--calibrate changes nothing in {recipe.name}: only formats of 4 bits choose their scales",
-                hint="leave it out, or take other formats, for example --experts int4",
+                f"--calibrate has no effect on {recipe.name}: only 4-bit formats choose their scales",
+                hint="leave it out, or use another format, for example --experts int4",
             )
         from ktcli.assembly.calibration import calibration
 
@@ -178,6 +180,6 @@ def render(words: dict[str, Any]) -> str:
             f"encoding with {counted(threads, 'thread')} {alone['encoding']:,.0f}, writing {alone['writing']:,.0f}"
         )
     if words["kept_files"]:
-        lines.append(f"  {words['kept_files']} of {words['files']} files were there already")
+        lines.append(f"  {words['kept_files']} of {words['files']} files already existed")
     lines.append(f"Talk to it: {safe(words['talk'])}")
     return "\n".join(lines)

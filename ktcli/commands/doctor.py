@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -44,18 +46,18 @@ def doctor(
     measure: Annotated[
         bool,
         typer.Option(
-            "--measure", help="Measure bandwidth and arithmetic too, and remember the result."
+            "--measure", help="Also measure bandwidth and arithmetic, and remember the result."
         ),
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show kernels, threads, caches and notes too.")
+        bool, typer.Option("--verbose", "-v", help="Also show kernels, threads, caches and notes.")
     ] = False,
     record: Annotated[
         Path | None,
         typer.Option(
             "--record",
             metavar="FILE",
-            help="Write this machine into a file for: kt plan --machine FILE.",
+            help="Write a description of this machine to a file, for kt plan --machine FILE.",
             callback=writable,
         ),
     ] = None,
@@ -64,7 +66,7 @@ def doctor(
         typer.Option(
             "--report",
             metavar="FILE",
-            help="Write a file for a bug report, without names, folders and tokens.",
+            help="Write a file for a bug report, without names, paths or tokens.",
             callback=writable,
         ),
     ] = None,
@@ -123,9 +125,7 @@ def _tell_written(record: Path | None, report: Path | None) -> None:
     if record is not None:
         out.note(f"Wrote {record}; plan for it anywhere: kt plan --machine {record}")
     if report is not None:
-        out.note(
-            f"Wrote {report}: no names, folders or tokens are in it; look at it, then attach it"
-        )
+        out.note(f"Wrote {report}: it contains no names, paths or tokens; check it, then attach it")
 
 
 def _models(machine: Machine) -> tuple[Surveyed, ...]:
@@ -175,7 +175,19 @@ def _setting(native_error: str, problems: list[Problem]) -> HostSetting:
         threads_source=asked.source,
         threads_undo=asked.undo,
         gpus_hidden=gpu.hidden(),
+        other_kt=_other_kt(),
+        program_folder=str(Path(sys.argv[0]).absolute().parent),
     )
+
+
+def _other_kt() -> str:
+    """Returns the program that a shell starts as kt if it is not of this package; empty: it is, or there is none."""
+    found = shutil.which("kt")
+    try:  # a script that an installer wrote names the package that it starts
+        with open(found or "", "rb") as file:
+            return "" if b"ktcli" in file.read(4096) else str(found)
+    except OSError:
+        return ""
 
 
 def _unwritable(folder: Path) -> tuple[str, str]:
@@ -184,11 +196,11 @@ def _unwritable(folder: Path) -> tuple[str, str]:
     while not here.exists() and here != here.parent:
         here = here.parent
     if not here.is_dir():
-        return f"{folder} cannot be a folder, because {here} is a file", ""
+        return f"{folder} cannot be created, because {here} is a file", ""
     if os.access(here, os.W_OK | os.X_OK):
         return "", ""
     if here != folder:
-        return f"the library folder {folder} cannot be made", ""
+        return f"the library folder {folder} cannot be created", ""
     return "", f"the library folder {folder} cannot be written: nothing can be added to it"
 
 

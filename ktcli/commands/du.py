@@ -13,10 +13,10 @@ from ktcli.store.space import Taken
 
 
 def du(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
-    """Show how much room each model takes.
+    """Show how much disk space each model takes.
 
-    Of each model its checkpoint, its conversions and the KV pages that chats with it left, the largest first; then
-    everything else in the library: chats, records, and what kt prune removes.
+    For each model: its checkpoint, its conversions and the KV pages of chats with it, the largest
+    first. Then everything else in the library: chats, records, and what kt prune removes.
 
     Examples:
 

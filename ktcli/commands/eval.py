@@ -33,7 +33,7 @@ LENGTH = 512
 AgainstOpt = Annotated[
     str | None,
     typer.Option(
-        "--against", metavar="MODEL", help="Compare with this model or conversion, token by token."
+        "--against", metavar="MODEL", help="Model or conversion to compare with, token by token."
     ),
 ]
 FormatsOpt = Annotated[
@@ -41,13 +41,13 @@ FormatsOpt = Annotated[
     typer.Option(
         "--formats",
         metavar="FORMAT|LIST",
-        help="Conversions to compare, made if need be, e.g. bf16-bf16,int8,int4. Others are compared with the first.",
+        help="Conversions to compare, made if missing, e.g. bf16-bf16,int8,int4. The first is the reference.",
     ),
 ]
 DepthsOpt = Annotated[
     str,
     typer.Option(
-        "--defer", metavar="LIST", help="Experts per token that come a layer later, e.g. 0,3,6."
+        "--defer", metavar="LIST", help="Experts per token that finish one layer late, e.g. 0,3,6."
     ),
 ]
 CachesOpt = Annotated[
@@ -55,20 +55,27 @@ CachesOpt = Annotated[
     typer.Option(
         "--kv",
         metavar="bf16|f32|fp8|LIST",
-        help="Numbers in the cache: bf16, f32, fp8, or several, e.g. bf16,fp8.",
+        help="Number format of the KV cache: bf16, f32, fp8, or several, e.g. bf16,fp8.",
     ),
 ]
 TextOpt = Annotated[
     Path | None,
-    typer.Option("--text", metavar="FILE", help="Plain text to read. Default: a built-in one."),
+    typer.Option(
+        "--text", metavar="FILE", help="Plain text file to predict. Default: a built-in text."
+    ),
 ]
 TokensOpt = Annotated[
-    int, typer.Option("--tokens", "-n", metavar="N", min=1, help="Tokens of it, at most.")
+    int,
+    typer.Option("--tokens", "-n", metavar="N", min=1, help="Number of tokens to read, at most."),
 ]
 LengthOpt = Annotated[
     int,
     typer.Option(
-        "--context", "-c", metavar="N", min=2, help="Tokens of a window; each is read afresh."
+        "--context",
+        "-c",
+        metavar="N",
+        min=2,
+        help="Tokens per window; each window starts with an empty context.",
     ),
 ]
 StrideOpt = Annotated[
@@ -77,8 +84,8 @@ StrideOpt = Annotated[
         "--stride",
         metavar="N",
         min=1,
-        help="Tokens from one window to the next. Default: a window. With fewer, each token is predicted"
-        " with more before it.",
+        help="Tokens from one window to the next. Default: a whole window. Smaller values give each"
+        " token more context.",
     ),
 ]
 
@@ -103,10 +110,10 @@ def evaluate(
 ) -> None:
     """Measure how well a model predicts a text.
 
-    Negative log-likelihood per token with its 95 % interval. Of several conversions, depths of deferral
-    or caches the first is what the others are compared with, in pairs of tokens: what they lose, how far
-    their predictions are apart (KL divergence over the whole vocabulary), how often they agree on the
-    likeliest token. Runs on the CPU. Ctrl-C shows what was measured so far.
+    Reports the negative log-likelihood per token with its 95 % interval. With several conversions,
+    deferral depths or caches, the first is the reference for the others, token by token: how much
+    they lose, how far their predictions differ (KL divergence over the whole vocabulary), and how
+    often they agree on the likeliest token. Runs on the CPU. Ctrl-C shows the results so far.
 
     Examples:
 
@@ -133,7 +140,7 @@ def evaluate(
     if not complete:
         if not found.results:
             raise KeyboardInterrupt
-        out.warn(f"interrupted: these are figures of {found.tokens:,} tokens")
+        out.warn(f"interrupted: these figures cover {found.tokens:,} tokens")
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 

@@ -24,15 +24,17 @@ from ktcli.store.places import EntryKind
 
 def list_models(
     all_models: Annotated[
-        bool, typer.Option("--all", "-a", help="Also those that kt knows and that are not here.")
+        bool,
+        typer.Option("--all", "-a", help="Also list models that kt knows but that are not here."),
     ] = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
     """List the models in the library.
 
-    A checkpoint is a model as it was pulled; a pack is a conversion of it that is ready to run. Work that goes on
-    is shown with its process and how far it is; what was interrupted, with the command that continues it.
+    A checkpoint is a model as it was pulled; a pack is a conversion of it that is ready to run.
+    Work in progress is shown with its process and progress, interrupted work with the command that
+    continues it.
 
     Examples:
 
@@ -48,7 +50,7 @@ def list_models(
     home, free = config.home(), smallfiles.free_bytes(config.home())
     for library_folder in config.libraries():
         if why := scan.unreadable(library_folder):
-            out.warn(why, hint="kt config get libraries says where it is named")
+            out.warn(why, hint="kt config get libraries shows where it is set")
     document = {
         "home": str(home),
         "libraries": [str(each) for each in config.libraries()],
@@ -64,7 +66,7 @@ def list_models(
         state = (
             f"The library {home} is empty"
             if home.is_dir()
-            else f"There is no library folder {home} yet"
+            else f"The library folder {home} does not exist yet"
         )
         out.note(f"\n{state}. kt list --all shows what can be pulled.")
 
@@ -172,7 +174,7 @@ def _sick(entry: Entry, percent: int | None) -> str:
 
 def _origin(entry: Entry) -> str:
     """Where it came from; a conversion of which nobody recorded that came from the model of its name."""
-    origin = _short(entry.source) or (entry.name if entry.kind is EntryKind.PACK else "")
+    origin = _short(entry.source) or (entry.shown if entry.kind is EntryKind.PACK else "")
     return f"{origin}; process {entry.work.process} is {entry.work.doing}" if entry.work else origin
 
 

@@ -57,7 +57,7 @@ def logits(
     """
     sequences = read_ids(ids)
     if exact and numa not in (None, "off"):
-        raise UsageError("--exact runs as one team", hint="leave --numa out")
+        raise UsageError("--exact runs as one team", hint="leave out --numa")
     teams = OFF if exact else asked_numa(numa)
     longest = max(each.size for each in sequences)
     streams = min(MOST_AT_ONCE, len(sequences))

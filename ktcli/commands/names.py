@@ -33,7 +33,7 @@ def names(
         out.result({"names": kept}, "\n".join(map(safe, kept)))
         return
     entries = tuple(entry for entry in library.entries() if entry.managed or not mine)
-    known = {entry.label for entry in entries}
+    known = {entry.library_label for entry in entries}
     with contextlib.suppress(KtError):  # a shell that completes shows no errors
         known |= {alias for of_one in library.called(entries).values() for alias in of_one}
         known |= set() if here or mine else {alias.name for alias in aliases.every()}

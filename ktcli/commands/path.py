@@ -15,16 +15,17 @@ from ktcli.store.places import EntryKind
 
 def path(
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="A model on disk. Default: the library.")
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="Model on disk. Default: the library folder."),
     ] = None,
     checkpoint: Annotated[
-        bool, typer.Option("--checkpoint", help="Its checkpoint, even if it is converted.")
+        bool, typer.Option("--checkpoint", help="The checkpoint, even if the model is converted.")
     ] = False,
     json: JsonOpt = False,
 ) -> None:
     """Print the folder of a model, or of the library.
 
-    Of a model that is converted it is the conversion that kt chat would run.
+    For a converted model, prints the folder of the conversion that kt chat would run.
 
     Examples:
 

@@ -16,7 +16,8 @@ def prune(
     checkpoints: Annotated[
         bool,
         typer.Option(
-            "--checkpoints", help="Also checkpoints of models that have a complete conversion."
+            "--checkpoints",
+            help="Also remove checkpoints of models that have a complete conversion.",
         ),
     ] = False,
     yes: YesOpt = False,
@@ -25,9 +26,9 @@ def prune(
 ) -> None:
     """Remove what interrupted work left behind.
 
-    That is everything whose pull or conversion was interrupted, and what killed processes left. Work that goes on
-    and complete models stay; of these --checkpoints removes the files that a conversion was made from, which
-    another conversion or a repair would have to pull again.
+    Removes interrupted pulls and conversions, and files left by killed processes. Work in progress
+    and complete models stay. --checkpoints also removes the files that a conversion was made from;
+    another conversion or a repair would have to pull them again.
 
     Examples:
 

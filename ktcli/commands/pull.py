@@ -28,7 +28,7 @@ from ktcli.weights.reader import examine
 def _limit(value: str | None) -> str | None:
     """Refuses what is no size before anybody is asked for anything."""
     if value is not None:
-        SETTINGS["pull-limit"].read(value, "--limit", "leave it away")
+        SETTINGS["pull-limit"].read(value, "--limit", "leave it out")
     return value
 
 
@@ -37,14 +37,15 @@ def pull(
     yes: YesOpt = False,
     limit: Annotated[str | None, setting_option("pull-limit", callback=_limit)] = None,
     alias: Annotated[
-        str | None, typer.Option("--as", metavar="NAME", help="Call it so, too.")
+        str | None, typer.Option("--as", metavar="NAME", help="Also give it this name.")
     ] = None,
     source: FromOpt = None,
     stream: Annotated[
         bool | None,
         typer.Option(
             "--stream/--no-stream",
-            help="Convert it while it arrives, and do not keep the checkpoint. Default: where the disk is short.",
+            help="Convert during the download, and do not keep the checkpoint. Default: only if the "
+            "disk is too small for both.",
         ),
     ] = None,
     json: JsonOpt = False,
@@ -52,18 +53,20 @@ def pull(
 ) -> None:
     """Download a model into the library.
 
-    Only data is taken: safetensors, JSON, templates, tokenizers; never a program. Before the first byte
-    you are told what comes, what it becomes and how it would run here, and on a terminal you are asked;
-    a script is not. A model that kt cannot convert is refused by the headers of its files.
+    Only data is downloaded: safetensors, JSON, templates and tokenizers, never code. Before the
+    download starts, kt shows what it will fetch, what it becomes and how it would run here, and on
+    a terminal asks for confirmation. A model that kt cannot convert is refused after reading the
+    headers of its files.
 
-    Where no hub is named, Hugging Face is asked first, and ModelScope if it does not answer or has no such
-    repository; a model whose licence is to be accepted first is not taken from elsewhere.
+    Without a hub, kt tries Hugging Face first, and ModelScope if it does not respond or has no
+    such repository. A model whose licence must be accepted first is not downloaded from another
+    hub.
 
-    Every file is checked against its hash as it arrives. Interrupted, even killed? The same command
-    continues inside the file where it was.
+    Every file is checked against its hash as it arrives. After an interruption, even a kill, the
+    same command continues inside the file where it stopped.
 
-    With --stream a layer is converted as soon as its files are there, and a file is removed behind the last
-    layer that needs it: the disk holds the conversion and three files at a time.
+    With --stream each layer is converted as soon as its files have arrived, and a file is deleted
+    once no layer needs it: the disk holds the conversion and at most three downloaded files.
 
     Examples:
 
@@ -112,7 +115,7 @@ def _download(
     """Returns the entry that was pulled; None: the user said no."""
     if reference.folder is not None:
         raise NotFound(
-            f"{reference.folder} is a conversion, there is nothing to pull",
+            f"{reference.folder} is a conversion; there is nothing to pull",
             hint=f"kt chat {reference.text}",
         )
     if not reference.repository:
@@ -121,12 +124,12 @@ def _download(
     if reference.formats and not streams:
         raise UsageError(
             f"{reference.text} names a conversion, which cannot be pulled",
-            hint=f"kt pull {reference.name}, then kt convert {reference.name}; "
+            hint=f"kt pull {reference.shown}, then kt convert {reference.shown}; "
             f"or both at once: kt pull {reference.text} --stream",
         )
     if streams and library.find(reference.name, EntryKind.CHECKPOINT) is not None:
         raise UsageError(
-            f"{reference.name} is in the library, so there is nothing to pull",
+            f"{reference.shown} is in the library, so there is nothing to pull",
             hint=f"kt convert {reference.text}",
         )
     rate = None if limit is None else SETTINGS["pull-limit"].domain.read(limit)
@@ -155,8 +158,8 @@ def _render(entry: Entry, fresh: bool, alias: str | None) -> str:
             else f"is on this machine, {gib(entry.size_bytes)}"
         )
         return f"{safe(entry.name)} {here}: nothing to pull.\nTalk to it: kt chat {name}"
-    done = "is in the library" if fresh else "was already in the library"
+    done = "is in the library" if fresh else "is already in the library"
     return (
-        f"{entry.name} {done}: {gib(entry.size_bytes)} from {entry.source}\n"
+        f"{entry.shown} {done}: {gib(entry.size_bytes)} from {entry.source}\n"
         f"Talk to it: kt chat {name}      Will it fit: kt plan {name}"
     )

@@ -20,16 +20,18 @@ from ktcli.store.places import EntryKind
 
 def rm(
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL...", help="Names as kt list shows them.")
+        list[str] | None, typer.Argument(metavar="MODEL...", help="Names, as kt list shows them.")
     ] = None,
     partial: Annotated[
         bool,
-        typer.Option("--partial", help="Also everything whose pull or conversion was interrupted."),
+        typer.Option(
+            "--partial", help="Also remove everything whose pull or conversion was interrupted."
+        ),
     ] = False,
     checkpoint_only: Annotated[
         bool,
         typer.Option(
-            "--checkpoint-only", help="Only the files as they were pulled; conversions stay."
+            "--checkpoint-only", help="Remove only the files that were pulled; conversions stay."
         ),
     ] = False,
     yes: YesOpt = False,
@@ -38,10 +40,10 @@ def rm(
 ) -> None:
     """Remove a model and free its space.
 
-    A name means its checkpoint, all its conversions and which experts chats used; NAME@FORMATS means one
-    conversion. The KV pages that chats with them left go, too; the chats stay. Only the library folder is
-    touched: local folders and the built-in model stay, but the conversions made from them can be removed by
-    naming them.
+    A name means its checkpoint, all its conversions and its record of used experts; NAME@FORMATS
+    means one conversion. The KV pages of chats with them are removed, too; the chats stay. Only
+    the library folder is touched: local folders and the built-in model stay, but the conversions
+    made from them can be removed by name.
 
     Examples:
 
@@ -53,7 +55,7 @@ def rm(
     """
     if not models and not partial:
         raise UsageError(
-            "no model is named", hint="kt list shows the names; kt rm --partial removes leftovers"
+            "no model was given", hint="kt list shows the names; kt rm --partial removes leftovers"
         )
     chosen = Disposal.of(models or [])
     if partial:
@@ -83,7 +85,7 @@ def carry_out(chosen: Disposal, yes: bool) -> None:
         raise typer.Exit(ExitCode.FAILED)
     done = chosen.carry_out()
     for label in done.stayed:
-        out.note(f"{label} was completed meanwhile and stays")
+        out.note(f"{label} has been completed in the meantime and stays")
     document = {
         "removed": list(done.labels),
         "freed_bytes": done.freed_bytes,
@@ -97,9 +99,7 @@ def _checkpoints(chosen: tuple[Entry, ...]) -> tuple[Entry, ...]:
     found = tuple(entry for entry in chosen if entry.kind is EntryKind.CHECKPOINT)
     if chosen and not found:
         names = ", ".join(entry.label for entry in chosen)
-        raise NotFound(
-            f"{names}: there is no checkpoint of it in the library, so nothing is removed"
-        )
+        raise NotFound(f"{names}has no checkpoint in the library, so nothing is removed")
     return found
 
 

@@ -28,7 +28,7 @@ _LONGEST = 200  # characters of what is searched for
 def search(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="WORD...", help="What the name, title, family or repository has."),
+        typer.Argument(metavar="WORD...", help="Word in the name, title, family or repository."),
     ],
     hub: Annotated[
         bool, typer.Option("--hub", help="Also ask Hugging Face and ModelScope.")
@@ -36,15 +36,17 @@ def search(
     source: FromOpt = None,
     limit: Annotated[
         int,
-        typer.Option("--limit", metavar="N", min=1, max=100, help="Repositories of each hub."),
+        typer.Option(
+            "--limit", metavar="N", min=1, max=100, help="Maximum number of results per hub."
+        ),
     ] = 10,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Find models by words, here and on the hubs.
+    """Find models by name, in the catalogue and on the hubs.
 
-    Shown are the models that kt knows and whether they run on this machine. A hub is asked only with --hub or
-    --from; of what it finds the config.json is read, which says whether kt can run the architecture.
+    Lists the models kt knows and whether each runs here. The hubs are searched only with --hub or
+    --from; the config.json of each result tells whether kt supports its architecture.
 
     Examples:
 
@@ -56,7 +58,7 @@ def search(
     said = " ".join(words)
     if not said.strip() or len(said) > _LONGEST or not said.isprintable():
         raise UsageError(
-            f"cannot search for {said[:100]!r}", hint=f"write words, at most {_LONGEST} characters"
+            f"cannot search for {said[:100]!r}", hint=f"use words, at most {_LONGEST} characters"
         )
     hubs = [source] if source else list(HUBS) if hub else []
     wanted = Wanted(device=DeviceWords(AUTO))
@@ -68,7 +70,7 @@ def search(
         near = ", ".join(catalog.nearest(said, catalog.names()))
         asked = " and ".join(HUBS[each] for each in hubs)
         where = f"neither the catalogue nor {asked} has" if hubs else "the catalogue does not have"
-        hint = [*([f"the nearest: {near}"] if near else []), *([] if hubs else [_ask_hubs(said)])]
+        hint = [*([f"similar: {near}"] if near else []), *([] if hubs else [_ask_hubs(said)])]
         raise NotFound(f"{where} a model that matches {said!r}", hint="; ".join(hint))
     warn_of_faults()
     judged = _judged(hits, host)

@@ -35,11 +35,11 @@ def _at_port(host: str, port: int) -> socket.socket:
         for other in running_servers():
             if other.socket == socket_path(port):
                 raise Busy(
-                    f"a server of {other.name} has port {port} already (process {other.pid})",
+                    f"a server of {other.name} already uses port {port} (process {other.pid})",
                     hint=f"kt stop {port} ends it; {error.hint}",
                 ) from error
         if port == OLLAMA_PORT:
-            hint = "end Ollama if it runs, or leave --ollama out"
+            hint = "stop Ollama if it is running, or leave out --ollama"
             raise Busy(str(error), hint=hint) from error
         raise
 

@@ -17,16 +17,16 @@ from ktcli.server.process.discovery import stop as end
 ServerArg = Annotated[
     str | None,
     typer.Argument(
-        metavar="NAME", help="Model or port of the server. Default: the only one that runs."
+        metavar="NAME", help="Model or port of the server. Default: the only one running."
     ),
 ]
-AllOpt = Annotated[bool, typer.Option("--all", help="End every server of this library.")]
+AllOpt = Annotated[bool, typer.Option("--all", help="Stop every server of this library.")]
 
 
 def ps(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
-    """List the servers of this library that run.
+    """List the running servers of this library.
 
-    Further models that a server has in memory have lines of their own.
+    Further models that a server has loaded are listed on lines of their own.
 
     Examples:
 
@@ -36,7 +36,7 @@ def ps(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     found = running_servers()
     out.result([_document(each) for each in found], lambda: _table(found))
     if not found:
-        out.note("no server of this library runs; kt serve NAME starts one")
+        out.note("no server is running; start one with: kt serve NAME")
 
 
 def stop(
@@ -45,10 +45,10 @@ def stop(
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """End servers of this library.
+    """Stop servers of this library.
 
-    Answers in progress may finish for ten seconds. The command returns when the server has ended and
-    its memory is free.
+    Answers in progress have ten seconds to finish. The command returns once the server has stopped
+    and its memory is free.
 
     Examples:
 
@@ -57,11 +57,11 @@ def stop(
       kt stop --all
     """
     if name is not None and every:
-        raise UsageError("NAME and --all contradict each other")
+        raise UsageError("NAME and --all cannot be used together")
     chosen = running_servers() if every else [_only(name, running_servers())]
     for server in chosen:
         end(server)
-        out.note(f"the server of {server.name} has ended")
+        out.note(f"stopped {server.name} (port {server.socket.stem})")
     out.result({"stopped": [_document(each) for each in chosen]}, "")
 
 
@@ -73,13 +73,15 @@ def _only(name: str | None, running: list[FoundServer]) -> FoundServer:
     """
     meant = [each for each in running if name is None or each.is_meant_by(name)]
     if not meant:
-        what = "no server of this library runs" if name is None else f"no server runs {name[:200]}"
-        raise NotFound(what, hint="kt ps lists the servers that run")
+        what = (
+            "no server is running" if name is None else f"no running server matches {name[:200]!r}"
+        )
+        raise NotFound(what, hint="kt ps lists the running servers")
     if len(meant) > 1:
         ports = ", ".join(each.socket.stem for each in meant)
         raise UsageError(
-            f"{len(meant)} servers are meant, at the ports {ports}",
-            hint=f"kt stop {meant[0].socket.stem} ends the first, kt stop --all ends every one",
+            f"Which one? Servers run on ports {ports}",
+            hint=f"kt stop {meant[0].socket.stem} stops the first one, kt stop --all stops all of them",
         )
     return meant[0]
 

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 def show(
     model: ModelArg,
     experts: Annotated[
-        bool, typer.Option("--experts", help="Draw how often each expert was chosen in chats.")
+        bool,
+        typer.Option(
+            "--experts", help="Show a chart of how often each expert was chosen in chats."
+        ),
     ] = False,
     program: Annotated[
         bool, typer.Option("--program", help="Show the operations of a step, one line each.")
@@ -33,9 +36,10 @@ def show(
 ) -> None:
     """Show what a model is and what it needs.
 
-    Works for every name that kt list --all shows, pulled or not, and for local folders. Chats record
-    which experts they use, so that the busiest can be placed where they run fastest. Of each conversion it
-    says what its number formats lost; of one that is named, and with --json, layer by layer.
+    Works for every name that kt list --all shows, pulled or not, and for local folders. Chats
+    record which experts they use, so that the busiest can be placed where they run fastest. For
+    each conversion it shows how much its number formats lose, layer by layer for a conversion
+    given by name and with --json.
 
     Examples:
 
@@ -176,7 +180,7 @@ def _render(document: dict[str, Any]) -> str:
             (place["kind"].capitalize(), f"{gib(place['size_bytes'])} in {place['path']}{state}")
         )
     if not document["on_disk"]:
-        rows.append(("On disk", f"nothing; get it with: kt pull {document['name']}"))
+        rows.append(("On disk", f"not on disk; get it with: kt pull {document['name']}"))
     text = out.table([(f"{key}:", safe(value)) for key, value in rows])
     found = [place for place in document["on_disk"] if place["fidelity"]]
     named = len(document["on_disk"]) == 1

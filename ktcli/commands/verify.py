@@ -19,26 +19,27 @@ from ktcli.store.places import EntryKind
 def verify(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="A model on disk, as kt list shows it, or a folder."),
+        typer.Argument(metavar="MODEL", help="Model on disk, as kt list shows it, or a folder."),
     ] = None,
     all_models: Annotated[
-        bool, typer.Option("--all", help="Everything in the library that is complete.")
+        bool, typer.Option("--all", help="Check everything in the library that is complete.")
     ] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Bring the damaged files back, and only these.")
+        bool, typer.Option("--repair", help="Restore damaged files, and only these.")
     ] = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
     """Check a model's files against their hashes.
 
-    Reads every byte of the checkpoint and of each conversion and compares size and SHA-256 with what was
-    recorded when they were written; the record of a conversion carries a hash of itself. Exit code 5:
-    something differs.
+    Reads every byte of the checkpoint and of each conversion, and compares size and SHA-256 with
+    those recorded when the files were written; the manifest of a conversion has a checksum of its
+    own. Exit code 5: something differs.
 
-    With --repair, damaged files of a checkpoint are fetched again, and those of a conversion made again from its
-    checkpoint, or from the files that they need on the hub where it is not here: a layer at a time, with the same
-    bytes as before. A damaged file stays until the new one is proved.
+    With --repair, damaged files of a checkpoint are downloaded again. Those of a conversion are
+    made again, one layer at a time and with the same bytes as before, from its checkpoint or, if
+    that is gone, from the files needed on the hub. A damaged file stays until its replacement is
+    verified.
 
     Examples:
 
@@ -47,20 +48,20 @@ def verify(
       kt verify qwen3-30b-a3b@int4-int8 --json
     """
     if (model is None) == (not all_models):
-        raise UsageError("name one model, or say --all", hint="kt list shows the names")
+        raise UsageError("give a model, or --all", hint="kt list shows the names")
     reports = []
     for entry in _everything() if model is None else _named(model):
         report = _check(entry, tolerant=all_models)
         if repair and report["bad"] and entry.shared:
             out.warn(
                 f"{entry.label} is in {entry.shared}, which kt only reads, so it is not repaired",
-                hint="whoever keeps it can repair it",
+                hint="its owner can repair it",
             )
         elif repair and report["bad"]:
             _repair(entry, report)
         reports.append(report)
     bad = [report for report in reports if report["bad"]]
-    words = "Nothing in the library is complete." if not reports else ""
+    words = "The library has nothing complete to check." if not reports else ""
     out.result({"ok": not bad, "models": reports}, lambda: words + "\n".join(map(_render, reports)))
     if bad:
         raise typer.Exit(ExitCode.DAMAGED)
@@ -99,12 +100,12 @@ def _check(entry: Entry, *, tolerant: bool) -> dict[str, Any]:
         if entry.in_library:
             raise library.incomplete(entry)
         raise NotFound(
-            f"nobody recorded hashes for {entry.label}",
-            hint="kt pull and kt convert record them; a folder of your own has none",
+            f"no hashes are recorded for {entry.label}",
+            hint="kt pull and kt convert record them; your own folders have none",
         )
     bad = _damaged(entry, found.records)
     if found.seal is Seal.BROKEN:
-        bad[manifest.PACK] = "has other bytes than its own hash says"
+        bad[manifest.PACK] = "has a checksum mismatch"
     return _report(entry, found, bad)
 
 
@@ -126,7 +127,7 @@ def _repair(entry: Entry, report: dict[str, Any]) -> None:
         out.warn(f"{entry.label} could not be repaired: {error}", hint=error.hint)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            "what is repaired is kept; the same command goes on from there"
+            "repaired files are kept; run the same command again to continue"
         ) from None
     kind = manifest.PACK if entry.kind is EntryKind.PACK else manifest.CHECKPOINT
     found = manifest.read(entry.path / kind) or Manifest(())
@@ -155,14 +156,14 @@ def _report(entry: Entry, found: Manifest, bad: dict[str, str]) -> dict[str, Any
 
 def _render(report: dict[str, Any]) -> str:
     name = f"{safe(report['name'])} ({report['kind']})"
-    again = "".join(f"\n  {safe(file)} was damaged and is repaired" for file in report["repaired"])
+    again = "".join(
+        f"\n  {safe(file)} was damaged and has been repaired" for file in report["repaired"]
+    )
     if not report["bad"]:
         intact = f"{name}: all {report['files']} files are intact, {gib(report['size_bytes'])}"
         if report["manifest"] != Seal.NONE.value:
             return intact + again
-        return (
-            f"{intact}{again}\n  {manifest.PACK} is of an earlier kt: it carries no hash of itself"
-        )
+        return f"{intact}{again}\n  {manifest.PACK} is from an earlier kt and has no checksum of its own"
     lines = [f"{name}: {len(report['bad'])} of {report['files']} files are damaged"]
     lines[0] += again
     lines += [f"  {safe(file)} {safe(problem)}" for file, problem in report["bad"].items()]

@@ -96,13 +96,13 @@ def lost(before: Timeline, now: Timeline, reused: int, decode: Decode) -> Loss |
         return Loss(same, len(before.ids) - same, _difference(before, now, same, decode))
     whole = min(same, len(now.ids) - 1)
     if same < len(before.ids) - 1:
-        return Loss(same, len(before.ids) - same, "what followed was taken back")
+        return Loss(same, len(before.ids) - same, "what followed was undone")
     # Whole pages are kept, and the last id of an answer is handed out before it is computed.
     if reused <= min(whole, len(before.ids) - 1) - PAGE_TOKENS:
         why = (
-            "nothing of it was kept in memory or on disk"
+            "none of it was cached in memory or on disk"
             if reused == 0
-            else "no later state or page of it was kept"
+            else "no later state or page of it was cached"
         )
         return Loss(reused, whole - reused, why)
     return None
@@ -122,7 +122,7 @@ def _difference(before: Timeline, now: Timeline, same: int, decode: Decode) -> s
     at = common_letters(old, new)
     was, is_ = _Places(old, before.messages), _Places(new, now.messages)
     if at >= start + max(len(decode(token)) for token in tokens):
-        return f"{is_.name(start)} is cut into other tokens than it was"
+        return f"{is_.name(start)} is split into different tokens than before"
     shown = f": {_snippet(old, at)} became {_snippet(new, at)}"
     return _reason(before, now, was, is_, at) + shown
 
@@ -142,23 +142,23 @@ def _reason(before: Timeline, now: Timeline, was: _Places, is_: _Places, at: int
         return (
             "the tools changed"
             if "tools" in changed
-            else f"the template was given another {changed[0]}"
+            else f"the template received a different {changed[0]}"
         )
     if edited is not None and max(place, was.index(at)) >= edited:
-        return f"{name_of(now.messages, edited)} is not what it was"
+        return f"{name_of(now.messages, edited)} has changed"
     if place < len(now.messages) and now.messages[place][0] == "assistant":
         return _rewritten(name_of(now.messages, place), was.around(place), is_.around(place))
     if place <= len(now.messages[:1]) and at < is_.start_of_talk:
         what = "a date or time" if _dated(was.text, is_.text, at) else "its beginning"
-        return f"the template writes {what} otherwise"
+        return f"the template writes {what} differently"
     return f"the template writes something else before {name_of(now.messages, place)}"
 
 
 def _rewritten(name: str, old: str, new: str) -> str:
     """Returns the reason why an answer is written otherwise, although its text is the same."""
     if any(old.count(mark) > new.count(mark) for mark in _THOUGHTS):
-        return f"the template leaves the thoughts of {name} out"
-    return f"the template writes {name} otherwise than the model did"
+        return f"the template leaves out the thoughts of {name}"
+    return f"the template writes {name} differently from the model"
 
 
 def common_letters(old: str, new: str) -> int:

@@ -67,13 +67,16 @@ def refusals(pool: Pool, unbound: str) -> Iterator[str]:
     """
     if pool.unpinned and unbound:
         yield (
-            f"the system lets kt neither pin threads nor bind memory to NUMA nodes ({pool.unpinned}):"
-            " both lie where the system puts them, which is slower"
+            f"the system does not allow kt to pin threads or to bind memory to NUMA nodes ({pool.unpinned}):"
+            " this makes it slower"
         )
     elif pool.unpinned:
-        yield f"the system does not let kt pin threads ({pool.unpinned}): they may wander, which is slower"
+        yield (
+            f"the system does not allow kt to pin threads ({pool.unpinned}): they may move "
+            f"between cores, which is slower"
+        )
     elif unbound:
         yield (
-            f"the system does not let kt bind memory to NUMA nodes ({unbound}):"
-            " it lies where it was touched first"
+            f"the system does not allow kt to bind memory to NUMA nodes ({unbound}):"
+            " pages stay where they are first touched"
         )

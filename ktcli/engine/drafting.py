@@ -54,7 +54,7 @@ class DraftOptions:
         numbers = [str(n) for n in range(1, MOST_DRAFTED + 1)]
         if text not in ("off", "lookup", *numbers):
             raise UsageError(
-                f"{name} is {text[:30]!r}; it can be off, lookup, or 1 to {MOST_DRAFTED}"
+                f"{name} must be off, lookup, or 1 to {MOST_DRAFTED}, not {text[:30]!r}"
             )
         return cls(text != "off", int(text) if text in numbers else None, asked=True)
 
@@ -81,7 +81,7 @@ def cannot_draft() -> UsageError:
     return UsageError(
         "drafted tokens could change answers here: on a GPU, and in AMX tiles of bf16, logits depend"
         " on how many tokens share a step",
-        hint="leave --draft out (and the setting draft unset), or say --draft off",
+        hint="leave out --draft (and the setting draft unset), or use --draft off",
     )
 
 

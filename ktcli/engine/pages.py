@@ -18,7 +18,7 @@ from ktcli.errors import NotEnoughMemory
 # evicted(number, key): called while the memory still holds what the key says
 Evicted = Callable[[int, bytes], None]
 
-_OTHERS = "other conversations hold the rest: end one, or start kt with a longer --context"
+_OTHERS = "other conversations hold the rest: close one, or start kt with a larger --context"
 
 
 class PoolFull(NotEnoughMemory):

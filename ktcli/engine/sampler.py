@@ -20,7 +20,7 @@ from ktcli.sampling import SamplingSettings
 
 # Colder is the same to every float32, and would divide by zero there.
 _COLDEST = 1e-30
-NOTHING_LEFT = "no token can follow: the mask leaves none"
+NOTHING_LEFT = "no token is allowed next: the mask excludes them all"
 
 
 class History:
@@ -139,8 +139,8 @@ def chosen_id(chosen: ChosenToken, logits: Logits) -> int:
     if chosen.id == BROKEN:
         best = logits.values[logits.best]
         raise BadPack(
-            f"the model computed {best} where a number is due: its files or a kernel are wrong",
-            hint="kt verify MODEL checks the files; KT_ISA=portable tries the plain kernels",
+            f"the model computed {best} instead of a number: its files or a kernel are wrong",
+            hint="kt verify MODEL checks the files; KT_ISA=portable uses the plain kernels",
         )
     if chosen.id == NONE_LEFT:
         raise UsageError(NOTHING_LEFT)

@@ -191,7 +191,7 @@ class Scheduler:
         if not n:
             raise UsageError("there is nothing to answer: the prompt has no tokens")
         if request.priority not in PRIORITIES:
-            raise UsageError(f"priority is {request.priority}, it can be -10 to 10")
+            raise UsageError(f"priority must be -10 to 10, not {request.priority}")
         if not 0 <= request.said < n:
             raise UsageError(f"{request.said} of the prompt's {n} tokens cannot be the answer's")
         vocab = self._engine.spec.vocab

@@ -122,7 +122,7 @@ class Sequence:
         if end > self.context:
             raise ContextFull(
                 f"the conversation needs {end} tokens, the context holds {self.context}",
-                hint="start afresh with /clear, or start kt with a larger --context",
+                hint="start over with /clear, or start kt with a larger --context",
             )
         self._reserve(end)
         states = self._states

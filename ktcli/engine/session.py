@@ -117,6 +117,6 @@ class Session:
         if self.length + wanted.size > self.context:
             raise ContextFull(
                 f"the conversation needs {self.length + wanted.size} tokens, the context holds {self.context}",
-                hint="start afresh with /clear, or start kt with a larger --context",
+                hint="start over with /clear, or start kt with a larger --context",
             )
         return wanted.astype(np.int32)

@@ -147,11 +147,11 @@ def _os(facts: Facts) -> Check:
 
 def _permission(facts: Facts) -> Check:
     if facts.permission is None:
-        return Check(None, "not asked for: a condition above fails")
+        return Check(None, "not requested: a condition above is not met")
     if facts.permission == 0:
-        return Check(True, "the kernel permits tiles to this process")
+        return Check(True, "the kernel allows this process to use tiles")
     said = os.strerror(facts.permission)
-    return Check(False, f"the kernel refuses ARCH_REQ_XCOMP_PERM: {said}")
+    return Check(False, f"the kernel denies ARCH_REQ_XCOMP_PERM: {said}")
 
 
 # --- why --------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def _permission(facts: Facts) -> Check:
 def _reason(facts: Facts) -> tuple[str, str]:
     """Why tiles are or are not used, and what to do about it."""
     if facts.lacking is None:
-        return "this build has no AMX kernels: its compiler did not know AMX", ""
+        return "this build has no AMX kernels: its compiler does not support AMX", ""
     if not facts.in_cpu:
         return _no_cpu(facts)
     if not facts.os_state:
@@ -169,10 +169,10 @@ def _reason(facts: Facts) -> tuple[str, str]:
         return _no_permission(facts)
     if facts.used_row == ROW:
         if facts.emulated:
-            return "an emulator stands in for the CPU: for tests, and slow", ""
+            return "an emulator stands in for the CPU; it is slow and meant for tests", ""
         return "KT_ISA asks for it" if facts.forced_isa else "all three conditions hold", ""
     if facts.lacking:
-        return f"the kernels with tiles also need {facts.lacking}", ""
+        return f"the tile kernels also need {facts.lacking}", ""
     if facts.forced_isa:
         return f"it runs here, but KT_ISA asks for {facts.forced_isa}", ""
     return "it runs here, but another row is used", ""
@@ -181,7 +181,7 @@ def _reason(facts: Facts) -> tuple[str, str]:
 def _no_cpu(facts: Facts) -> tuple[str, str]:
     kind = known_for_tiles(facts.model, facts.signature)
     if facts.tile:
-        return "the CPU has tiles, but not all that the kernels use", ""
+        return "the CPU has tiles, but lacks features that the kernels use", ""
     if kind and facts.hypervisor:
         return (
             f"the hypervisor hides it: the CPU is known to have AMX ({kind})",
@@ -210,19 +210,19 @@ def _no_state(facts: Facts) -> tuple[str, str]:
 def _no_permission(facts: Facts) -> tuple[str, str]:
     code = facts.permission
     if code in (EINVAL, EOPNOTSUPP) and _old(facts.release):
-        return _too_old(facts, "know permissions for tiles")
+        return _too_old(facts, "support tile permissions")
     if code == ENOSPC:
         return (
-            "permission refused: the signal stack of a thread is too small for tile registers",
-            "start kt by itself, not inside a program that sets small signal stacks",
+            "permission denied: a thread's signal stack is too small for tile registers",
+            "start kt by itself, not from a program that sets small signal stacks",
         )
     if code in (EPERM, ENOSYS):
         return (
-            "permission refused: a filter on system calls forbids arch_prctl",
+            "permission denied: a system call filter forbids arch_prctl",
             "allow arch_prctl in the container's seccomp profile",
         )
-    words = os.strerror(code) if code else "not asked for"
-    return f"permission refused: {words}", "use a Linux kernel that permits AMX"
+    words = os.strerror(code) if code else "not requested"
+    return f"permission denied: {words}", "use a Linux kernel that permits AMX"
 
 
 def _too_old(facts: Facts, what: str) -> tuple[str, str]:

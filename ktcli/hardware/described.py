@@ -141,9 +141,9 @@ def described(text: str) -> Machine:
             if wrong
             else f"lacks {missing[0]}="
             if missing
-            else "says a word twice"
+            else "gives a key twice"
         )
-        raise UsageError(f"the machine {text[:200]!r} {what}", hint=f"like this: {FORM}")
+        raise UsageError(f"the machine {text[:200]!r} {what}", hint=f"for example: {FORM}")
     cpu, count = _cpu(words["cpu"])
     size = _bytes(words["ram"], "ram")
     free = int(size * _FREE_SHARE)
@@ -166,7 +166,7 @@ def _several(text: str, key: str) -> _Several:
     found = re.fullmatch(r"(?:([0-9]{1,3})\s*x\s*)?([^:]+)(?::(.+))?", text, re.IGNORECASE)
     if found is None or not 1 <= int(found[1] or 1) <= _MOST:
         raise UsageError(
-            f"{key}={text[:80]!r} is not a part of a machine", hint=f"like this: {FORM}"
+            f"{key}={text[:80]!r} is not a known part of a machine", hint=f"for example: {FORM}"
         )
     return _Several(int(found[1] or 1), found[2].strip(), (found[3] or "").strip())
 
@@ -175,7 +175,7 @@ def _bytes(text: str, key: str) -> int:
     found = re.fullmatch(_SIZE, text, re.IGNORECASE)
     if found is None or not int(found[1]):
         raise UsageError(
-            f"{key}={text[:80]!r} is not a size such as 512G", hint=f"like this: {FORM}"
+            f"{key}={text[:80]!r} is not a size such as 512G", hint=f"for example: {FORM}"
         )
     return int(found[1]) * _GIB * (1024 if found[2].upper() == "T" else 1)
 
@@ -187,8 +187,8 @@ def _cpu(text: str) -> tuple[Cpu, int]:
         name, cores, row = f"{said.name} cores with {said.detail}", int(said.name), said.detail
         if row not in _ROWS or not 1 <= cores <= 1024:
             raise UsageError(
-                f"cpu={text[:80]!r} is not a number of cores with a row of kernels",
-                hint=f"rows: {', '.join(_ROWS)}; like this: {FORM}",
+                f"cpu={text[:80]!r} is not a number of cores with a kernel row",
+                hint=f"rows: {', '.join(_ROWS)}; for example: {FORM}",
             )
     else:
         name = _named(said.name, tuple(_CPUS), "cpu", "its cores and row, such as 2x36:amx")
@@ -240,7 +240,7 @@ def _named(text: str, names: tuple[str, ...], key: str, otherwise: str) -> str:
             return found[0]
     close = inside or [name for name in names if text.lower() in name.lower()]
     which = f"could be {', '.join(close[:4])}" if close else "is not in kt's table"
-    raise UsageError(f"{key}={text[:80]} {which}", hint=f"say {otherwise}; like this: {FORM}")
+    raise UsageError(f"{key}={text[:80]} {which}", hint=f"say {otherwise}; for example: {FORM}")
 
 
 def _words(text: str) -> list[str]:

@@ -70,6 +70,8 @@ class HostSetting:
         torch: whether PyTorch is installed.
         nvidia_driver: whether a kernel driver for NVIDIA GPUs is loaded.
         gpus_hidden: what CUDA_VISIBLE_DEVICES may have to do with it that no GPU is found, see `hardware.gpu.hidden`.
+        other_kt: another program named kt that the shell starts; empty: there is none. program_folder:
+            where this kt lies.
         home: the library folder. home_error: why it cannot be used; empty if it can. home_warning: why
             nothing can be added to it.
     """
@@ -86,6 +88,8 @@ class HostSetting:
     threads_source: str = "KT_THREADS"
     threads_undo: str = "unset KT_THREADS"
     gpus_hidden: str = ""
+    other_kt: str = ""
+    program_folder: str = ""
 
 
 def explain_rows(rows: tuple[tuple[str, bool, str], ...], forced: str | None) -> tuple[Kernel, ...]:
@@ -148,7 +152,13 @@ def _installation(kernels: tuple[Kernel, ...], setting: HostSetting) -> Iterator
             f"KT_ISA is {setting.forced_isa!r}, which this machine cannot run; it can run {rows}",
             "unset KT_ISA",
         )
-    elsewhere = "set KT_HOME to a folder you can write: export KT_HOME=~/kt"
+    if setting.other_kt:
+        yield Problem(
+            Level.WARNING,
+            f"the command kt starts another program: {setting.other_kt} (KTransformers installs one, too)",
+            f'put the folder of this kt first: export PATH="{setting.program_folder}:$PATH"',
+        )
+    elsewhere = "set KT_HOME to a writable folder: export KT_HOME=~/kt"
     if setting.home_error:
         yield Problem(Level.ERROR, setting.home_error, elsewhere)
     if setting.home_warning:
@@ -164,17 +174,17 @@ def _processor(
         yield Problem(
             Level.WARNING,
             "the CPU has no AVX2: everything works, but slowly",
-            "use a CPU from 2013 or later",
+            "use a CPU made in 2013 or later",
         )
     if tiles is not None and tiles.fix and not tiles.used:
-        gain = "prompts read about twice as fast, by what others publish of AMX"
+        gain = "prompts are read about twice as fast, according to published AMX results"
         yield Problem(Level.WARNING, f"AMX is not used: {tiles.reason}", tiles.fix, gain, 0.5)
     threads = setting.forced_threads
     if threads is not None and threads > len(cpu.cores):
         yield Problem(
             Level.ERROR,
             f"{setting.threads_source} is {threads}, but this process may use {len(cpu.cores)} physical cores: "
-            "kt starts no more threads than cores, as they would slow each other down",
+            "kt starts at most one thread per core, because more would slow each other down",
             setting.threads_undo,
         )
     if cpu.quota is not None and cpu.quota < len(cpu.cores):
@@ -188,9 +198,9 @@ def _processor(
     if idle := len(cpu.cores) - len(cpu.fast):
         yield Problem(
             Level.NOTE,
-            f"{idle} efficiency core{'s are' if idle > 1 else ' is'} not used unless asked for: "
+            f"{idle} efficiency core{'s are' if idle > 1 else ' is'} not used by default: "
             "a step waits for its slowest thread",
-            f"to try them: kt bench decode NAME --threads {len(cpu.cores)}",
+            f"to try them, run: kt bench decode NAME --threads {len(cpu.cores)}",
         )
     if len(cpu.cores) < cpu.physical_cores:
         yield Problem(
@@ -222,9 +232,9 @@ def _memory(machine: Machine) -> Iterator[Problem]:
     if memory.huge_pages == "never":
         yield Problem(
             Level.WARNING,
-            "huge pages are switched off, which slows prefill down",
+            "huge pages are switched off, which slows down prefill",
             "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
-            "prompts are read faster, how much is not measured here",
+            "faster reading of prompts; the gain was not measured here",
             0.1,
         )
     yield from _nodes(machine)
@@ -269,7 +279,7 @@ def _kernel_memory(machine: Machine, tuning: Tuning) -> Iterator[Problem]:
     if commit is not None and commit < free:
         yield Problem(
             Level.WARNING,
-            f"the kernel promises only {gib(commit)} more memory, although {gib(free)} is free",
+            f"the kernel allows only {gib(commit)} more memory to be reserved, although {gib(free)} is free",
             "sudo sysctl vm.overcommit_memory=0",
             f"models of up to {gib(free - commit)} more",
             1 - commit / free,
@@ -277,9 +287,9 @@ def _kernel_memory(machine: Machine, tuning: Tuning) -> Iterator[Problem]:
     if tuning.numa_balancing and len(machine.worker_nodes) > 1:
         yield Problem(
             Level.WARNING,
-            "the kernel moves memory between the nodes by itself, and kt has put it where it is read",
+            "the kernel moves memory between nodes by itself, although kt has already placed it where it is read",
             "sudo sysctl kernel.numa_balancing=0",
-            "steadier answers, how much is not measured here",
+            "steadier answers; the gain was not measured here",
             0.05,
         )
 
@@ -300,7 +310,7 @@ def _nodes(machine: Machine) -> Iterator[Problem]:
             )
         elif not node.cores:
             use = "no team runs there" if node.allowed else "this process may not use it"
-            yield Problem(Level.NOTE, f"node {node.id} is memory without usable cores; {use}")
+            yield Problem(Level.NOTE, f"node {node.id} has memory but no usable cores; {use}")
 
 
 def _devices(machine: Machine, setting: HostSetting) -> Iterator[Problem]:
@@ -311,8 +321,10 @@ def _devices(machine: Machine, setting: HostSetting) -> Iterator[Problem]:
             'pip install "ktcli[gpu]"',
         )
     for words in machine.gpus_unread:
-        parts = "name a part, nvidia-smi -L lists them: export CUDA_VISIBLE_DEVICES=MIG-UUID"
-        log = "look into the kernel's log for the driver's reason: sudo dmesg | grep NVRM"
+        parts = (
+            "name a MIG instance, nvidia-smi -L lists them: export CUDA_VISIBLE_DEVICES=MIG-UUID"
+        )
+        log = "see the kernel log for the driver's reason: sudo dmesg | grep NVRM"
         yield Problem(
             Level.WARNING, f"nvidia-smi says: {words}", parts if " mig." in words else log
         )
@@ -329,11 +341,12 @@ def _devices(machine: Machine, setting: HostSetting) -> Iterator[Problem]:
     if disk.free_bytes < _LITTLE_DISK:
         yield Problem(
             Level.WARNING,
-            f"only {gib(disk.free_bytes)} is free on the disk of {setting.home}",
+            f"only {gib(disk.free_bytes)} is free on the disk with {setting.home}",
             "set KT_HOME to a folder on a larger disk, or remove a model: kt rm NAME",
         )
     # Virtual disks often claim to spin.
     if disk.rotational and "hypervisor" not in machine.cpu.flags:
         yield Problem(
-            Level.NOTE, f"{setting.home} lies on a spinning disk: the first load of a model is slow"
+            Level.NOTE,
+            f"{setting.home} is on a hard disk: loading a model for the first time is slow",
         )

@@ -50,7 +50,7 @@ def parse_device(said: str) -> tuple[str, int | None]:
     kind, colon, digits = said.partition(":")
     number = whole(digits)
     if kind not in (AUTO, CPU, CUDA) or (colon and (kind != CUDA or number is None)):
-        raise UsageError(f"{said[:60]!r} is no device", hint="auto, cpu, cuda, or cuda:N")
+        raise UsageError(f"{said[:60]!r} is not a device", hint="use auto, cpu, cuda or cuda:N")
     return kind, number
 
 
@@ -65,7 +65,7 @@ def gpu_numbers(said: str) -> tuple[int, ...] | None:
     words = said.split(",")
     numbers = [number for word in words if (number := whole(word)) is not None]
     if len(numbers) < len(words) or len(words) > _MOST_NAMED or max(numbers) > _MOST_NUMBER:
-        raise UsageError(f"--gpus is {said[:60]!r}", hint="numbers of GPUs such as 0,1, or all")
+        raise UsageError(f"--gpus is {said[:60]!r}", hint="use GPU numbers such as 0,1, or all")
     twice = next((n for n in numbers if numbers.count(n) > 1), None)
     if twice is not None:
         raise UsageError(f"--gpus {said[:60]} names GPU {twice} twice")
@@ -187,9 +187,9 @@ def _said(command: list[str]) -> tuple[str, str]:
     except subprocess.TimeoutExpired:
         return "", f"nothing within {_ANSWER_S:g} s"
     except OSError as error:
-        return "", f"nothing, as it cannot be run: {error.strerror}"
+        return "", f"nothing, because it cannot be run: {error.strerror}"
     silent = answer.returncode and not answer.stdout.strip()
-    return answer.stdout, f"nothing, and exits with {answer.returncode}" if silent else ""
+    return answer.stdout, f"nothing, exit code {answer.returncode}" if silent else ""
 
 
 def driven_gpus(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> int:

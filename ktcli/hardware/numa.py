@@ -60,7 +60,7 @@ def parse_numa(text: str, source: str = "--numa") -> Numa:
         return AUTO if word == "auto" else OFF
     if re.fullmatch(r"[0-9]{1,9}", word):
         if not 1 <= int(word) <= _MOST_ASKED:
-            raise UsageError(f"{source} is {word}, it can be 1 to {_MOST_ASKED} teams", hint=_HINT)
+            raise UsageError(f"{source} must be 1 to {_MOST_ASKED} teams, not {word}", hint=_HINT)
         return Numa(teams=int(word))
     name, equals, numbers = word.partition("=")
     if (
@@ -74,7 +74,7 @@ def parse_numa(text: str, source: str = "--numa") -> Numa:
             nodes = ()
         if nodes:
             return Numa(nodes=nodes)
-    raise UsageError(f"{source} is {text[:60]!r}, which says nothing about nodes", hint=_HINT)
+    raise UsageError(f"{source} is {text[:60]!r}, which does not select any nodes", hint=_HINT)
 
 
 def asked_numa(option: str | None) -> Numa:

@@ -53,10 +53,10 @@ def from_document(found: Mapping[str, Any]) -> Machine:
     machine = _build(Machine, found, "the file")
     assert isinstance(machine, Machine)
     if strange := sorted(set(machine.cpu.efficient) - set(machine.cpu.cores)):
-        raise ValueError(f"cpu.efficient holds {strange[0]}, which is none of its cores")
+        raise ValueError(f"cpu.efficient lists {strange[0]}, which is not one of its cores")
     rates = machine.measured
     if rates and min(rates.threads, rates.read_bps, rates.int8_ops, rates.bf16_ops) < 1:
-        raise ValueError("measured holds a rate or a number of threads below 1")
+        raise ValueError("measured has a rate or a number of threads below 1")
     for gpu in machine.gpus:
         _check_gpu(gpu)
     numbers = [node.id for node in machine.nodes]
@@ -69,7 +69,7 @@ def from_document(found: Mapping[str, Any]) -> Machine:
     ):
         number, times = (Counter(ids).most_common(1) or [(0, 0)])[0]
         if times > 1:
-            raise ValueError(f"{where} holds {name} {number} twice")
+            raise ValueError(f"{where} lists {name} {number} twice")
     return machine
 
 
@@ -77,9 +77,9 @@ def _check_gpu(gpu: Gpu) -> None:
     for name in ("link_bps", "read_bps", "bf16_ops", "copy_bps"):
         rate = getattr(gpu, name)
         if rate is not None and rate < 1:
-            raise ValueError(f"GPU {gpu.index} has {name} below 1; leave out what is not known")
+            raise ValueError(f"GPU {gpu.index} has {name} below 1; omit unknown values")
     if gpu.free_bytes > gpu.vram_bytes:
-        raise ValueError(f"GPU {gpu.index} has more memory free than it has")
+        raise ValueError(f"GPU {gpu.index} has more free memory than total memory")
 
 
 def _check_cores(found: Any) -> None:
@@ -91,7 +91,7 @@ def _check_cores(found: Any) -> None:
         text = row.get("cores") if isinstance(row, Mapping) else None
         cores = _cores(text, "cores of a node") if isinstance(text, str) else ()
         if not seen.isdisjoint(cores):
-            raise ValueError(f"nodes holds core {min(seen.intersection(cores))} twice")
+            raise ValueError(f"nodes lists core {min(seen.intersection(cores))} twice")
         seen.update(cores)
 
 
@@ -182,7 +182,7 @@ def _value(hint: Any, found: Any, where: str) -> object:
         assert isinstance(hint, type)
         return _build(hint, found, where)
     if isinstance(found, int | float) and not abs(found) < MAX_NUMBER:  # NaN, too
-        raise ValueError(f"{where} is {str(found)[:40]}, which is no believable number")
+        raise ValueError(f"{where} is {str(found)[:40]}, which is implausible")
     if hint is float and isinstance(found, int) and not isinstance(found, bool):
         return float(found)
     if not isinstance(found, hint) or (hint is int and isinstance(found, bool)):
@@ -201,4 +201,4 @@ def _cores(text: str, where: str) -> tuple[int, ...]:
         ) from None
 
 
-_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+_NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}

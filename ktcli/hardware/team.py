@@ -105,7 +105,7 @@ def on_nodes(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> Cpu:
         named = numbered("node", missing or wrong)[:60]
         why = "there is no" if missing else "no cores and memory can be used together on"
         raise UsageError(
-            f"nodes={cpu_text(numa.nodes)[:60]} is asked for, but {why} {named}",
+            f"nodes={cpu_text(numa.nodes)[:60]} was requested, but {why} {named}",
             hint=f"nodes to choose from: {cpu_text(usable) or 'none'}",
         )
     cores = sorted(core for number in numa.nodes for core in usable[number].cores)

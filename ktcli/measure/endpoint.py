@@ -76,7 +76,7 @@ class Endpoint:
             sound = False
         if not sound:
             raise UsageError(
-                f"--url is {url[:_SHOWN]!r}, which is no address of a server",
+                f"--url is {url[:_SHOWN]!r}, which is not a server address",
                 hint="for example http://127.0.0.1:11435",
             )
         found = cls(base, key, model)
@@ -119,8 +119,8 @@ class Endpoint:
         status, document = self._document("GET", "/v1/models")
         if status == 401:
             raise UsageError(
-                f"{self.url} refuses the key" if self.key else f"{self.url} wants a key",
-                hint="name one with --api-key-file or --api-key",
+                f"{self.url} rejected the API key" if self.key else f"{self.url} needs an API key",
+                hint="give one with --api-key-file or --api-key",
             )
         rows = document.get("data") if isinstance(document, dict) else None
         name = (
@@ -129,7 +129,7 @@ class Endpoint:
         if status != 200 or not isinstance(name, str):
             raise KtError(
                 f"{self.url} does not say which models it has: {_said(status, document)}",
-                hint="name one with --model if it speaks OpenAI's API",
+                hint="give one with --model if it speaks OpenAI's API",
             )
         return name
 
@@ -145,7 +145,7 @@ class Endpoint:
         except (OSError, HTTPException) as error:
             why = str(error) or type(error).__name__
             raise KtError(
-                f"nobody answers at {self.url}: {why}", hint="kt serve NAME starts a server"
+                f"no response from {self.url}: {why}", hint="kt serve NAME starts a server"
             ) from error
 
 
@@ -180,7 +180,7 @@ def _check_stream(reply: HTTPResponse) -> None:
     if reply.status != 200:
         raise KtError(_said(reply.status, _json(reply.read(_DOCUMENT_BYTES))))
     if kind != "text/event-stream":
-        raise KtError(f"the server answers with {kind}, which is no stream of events")
+        raise KtError(f"the server responded with {kind}, not with an event stream")
 
 
 def _read_stream(reply: HTTPResponse, found: StreamedAnswer) -> bool:
@@ -196,7 +196,7 @@ def _read_stream(reply: HTTPResponse, found: StreamedAnswer) -> bool:
             return True
         event = _json(data)
         if not _is_object(event):
-            raise KtError(f"the stream has a line that is no event: {line[:_SHOWN]!r}")
+            raise KtError(f"the stream contains a line that is not an event: {line[:_SHOWN]!r}")
         if event.get("error"):
             raise KtError(_said(reply.status, event))
         if text := _text(event):
@@ -250,5 +250,5 @@ def _said(status: int, document: Any) -> str:
     error = document.get("error") if _is_object(document) else None
     words = error.get("message") if _is_object(error) else error
     return (
-        words[:_SHOWN] if isinstance(words, str) and words else f"it answers with status {status}"
+        words[:_SHOWN] if isinstance(words, str) and words else f"it responded with status {status}"
     )

@@ -231,8 +231,8 @@ def _divergence(first: _Predictions, this: _Predictions) -> F64Array:
 def _numbers(values: F64Array) -> F64Array:
     if not np.isfinite(values).all():
         raise KtError(
-            "the model gave logits that are no numbers",
-            hint="kt verify NAME checks its files; KT_ISA=portable tries the plainest kernels",
+            "the model computed logits that are not numbers",
+            hint="kt verify NAME checks its files; KT_ISA=portable uses the plainest kernels",
         )
     return values
 

@@ -112,7 +112,7 @@ class LayerStack:
         width = max(max(tensor.n, tensor.k) for tensor in matrices)
         need = self.size_bytes + (self.layers + 4) * max_tokens * width * 4
         if need > free_bytes:
-            raise NotEnoughMemory("the layers to be measured", need, free_bytes)
+            raise NotEnoughMemory("the layers to measure", need, free_bytes)
         self.name, self.pool, self.format = name, pool, fmt
         self.draw = np.random.default_rng(_SEED)
         self.program = Program(pool, max_tokens=max_tokens, max_outputs=1, exact=False)

@@ -84,7 +84,7 @@ def keep(cpu: Cpu, threads: int, isa: str, values: Mapping[str, object]) -> None
 def _keep(key: str, values: Mapping[str, object]) -> None:
     path = measured.path()
     lock = path.with_suffix(".lock")
-    with smallfiles.lock(lock, "keeping what was measured", wait_s=LOCK_WAIT_S):
+    with smallfiles.lock(lock, "saving measurements", wait_s=LOCK_WAIT_S):
         known = measured.entries()
         known[key] = {**known.get(key, {}), **values}
         try:

@@ -97,7 +97,7 @@ def resume(
             times[cold].append(seconds)
             progress(2 + 2 * run + cold)
     if not restored:
-        raise KtError(f"of {n_tokens} tokens nothing came back from the store")
+        raise KtError(f"nothing was restored from disk of {n_tokens} tokens")
     size = sum(path.stat().st_size for path in files())
     read = store.counts.read_bytes
     return ResumeResult(n_tokens, restored, read, size, prefill_s, tuple(times[False]), tuple(times[True]))  # fmt: skip

@@ -48,7 +48,7 @@ class LayerShape:
             if sizes and 1 <= top_k <= experts <= _MOST_EXPERTS:
                 return cls(text, hidden, width, experts, top_k)
         raise UsageError(
-            f"{text[:60]!r} is no shape",
+            f"{text[:60]!r} is not a shape",
             hint=f"shapes: {', '.join(SHAPES)}, or H,I,E,K: 2048,768,128,8",
         )
 

@@ -205,7 +205,7 @@ class Fields:
         types = self.values.get("layer_types") or []
         if not isinstance(types, list) or any(each != "full_attention" for each in types):
             raise BadCheckpoint(
-                f"{self.where}: layer_types has other than full_attention, which is not supported here"
+                f"{self.where}: layer_types contains values other than full_attention, which is not supported here"
             )
 
     def _first(self, names: tuple[str, ...], default: Any) -> tuple[str, Any]:

@@ -97,7 +97,7 @@ def _listed(part: Fields, n_layers: int) -> list[str]:
         if not isinstance(numbers, list) or any(type(each) is not int for each in numbers):
             raise BadCheckpoint(f"{part.where}: {name} is not a list of layers")
         if any(each in kinds for each in numbers):
-            raise BadCheckpoint(f"{part.where}: {name} has a layer of another list, too")
+            raise BadCheckpoint(f"{part.where}: {name} has a layer that is also in another list")
         kinds |= dict.fromkeys(numbers, kind)
     if sorted(kinds) != list(range(1, n_layers + 1)):
         raise BadCheckpoint(f"{part.where}: {' and '.join(_LISTS)} are not layers 1 to {n_layers}")

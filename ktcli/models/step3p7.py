@@ -123,7 +123,7 @@ def _numbers(f: Fields, name: str) -> set[int]:
     try:
         return {int(one) for one in each if str(one).strip()}
     except (TypeError, ValueError) as error:
-        raise BadCheckpoint(f"{f.where}: {name} has other than numbers of layers") from error
+        raise BadCheckpoint(f"{f.where}: {name} has values that are not layer numbers") from error
 
 
 def _heads_of_windows(f: Fields) -> int:

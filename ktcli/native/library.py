@@ -136,7 +136,7 @@ def library() -> tuple[Any, Any]:
         from ktcli._native import ffi
     except ImportError as error:
         raise NativeError(
-            "the native library is not built: ktcli/_native.py is missing",
+            "the native library has not been built: ktcli/_native.py is missing",
             hint="install kt with: pip install .   (or run: make native)",
         ) from error
     beside = Path(__file__).parent.with_name("libkt.so")
@@ -150,8 +150,8 @@ def library() -> tuple[Any, Any]:
         ) from error
     if not _is_of_these_declarations(ffi, lib):
         raise NativeError(
-            f"the native library {path} was built of another version of kt",
-            hint="build it again: make native   (or: pip install .)",
+            f"the native library {path} was built from another version of kt",
+            hint="rebuild it: make native   (or: pip install .)",
         )
     return ffi, lib
 

@@ -72,11 +72,12 @@ def require_free(name: str) -> None:
     if not places.is_name(name):
         raise UsageError(
             f"{name[:120]!r} cannot be an alias",
-            hint=f"write letters, digits, dots, dashes and underscores, at most {places.LONGEST_NAME} of them",
+            hint=f"use letters, digits, dots, dashes and underscores, at most {places.LONGEST_NAME} of them",
         )
     if is_hidden(Alias(name, "")):
         raise UsageError(
-            f"{name} is the name of a model, which an alias may not hide", hint="take another one"
+            f"{name} is the name of a model, which an alias may not hide",
+            hint="choose another name",
         )
 
 
@@ -92,7 +93,9 @@ def save(name: str, target: str) -> str:
         before = known.get(name.lower())
         known[name.lower()] = Alias(name, target)
         if len(known) > MOST:
-            raise UsageError(f"there are {MOST} aliases, and no more", hint="kt alias --rm NAME")
+            raise UsageError(
+                f"there are already {MOST} aliases, the maximum", hint="kt alias --rm NAME"
+            )
         _require_end(known, name)
         _write(known)
     return before.target if before else ""
@@ -123,7 +126,7 @@ def _require_end(known: Mapping[str, Alias], name: str) -> None:
         if following in passed:
             way = " -> ".join([*passed, following])
             raise UsageError(
-                f"the alias {name} leads back to itself: {way[:300]}",
+                f"the alias {name} refers back to itself: {way[:300]}",
                 hint=f"kt alias {name} MODEL, or kt alias --rm {name}",
             )
         passed.append(following)
@@ -169,9 +172,9 @@ def _read() -> dict[str, Alias]:
         raise _bad(f"has no table of at most {MOST} aliases")
     for name, target in table.items():
         if not places.is_name(name):
-            raise _bad(f"has the name {name[:60]!r}, which none can have")
+            raise _bad(f"has the name {name[:60]!r}, which is not a valid alias")
         if not isinstance(target, str) or not 0 < len(target) <= LONGEST_TARGET or "\0" in target:
-            raise _bad(f"says of {name} what cannot be the name of a model")
+            raise _bad(f"gives {name} a target that cannot be a model name")
     return {name.lower(): Alias(name, target) for name, target in table.items()}
 
 

@@ -125,14 +125,14 @@ class Archive:
             block = self.exactly(tarfile.BLOCKSIZE)
             data += block
         if len(block) < tarfile.BLOCKSIZE:
-            raise self.bad("is no tar archive") if self._at == len(block) else self.cut()
+            raise self.bad("is not a tar archive") if self._at == len(block) else self.cut()
         kind = self._info(block).type
         if kind not in (tarfile.REGTYPE, tarfile.AREGTYPE) or b"GNU.sparse" in data:
             what = _KINDS.get(kind, "a sparse file" if b"GNU.sparse" in data else "no plain file")
-            raise self.bad(f"holds {what}, and a bundle holds only plain files")
+            raise self.bad(f"contains {what}, but a bundle contains only plain files")
         info = self._info(data)
         if info.size < 0:
-            raise self.bad("gives a member a size below zero")
+            raise self.bad("has a member of negative size")
         return info
 
     def _info(self, data: bytes) -> tarfile.TarInfo:
@@ -145,19 +145,19 @@ class Archive:
         except (tarfile.TarError, ValueError, IndexError, OverflowError, EOFError):
             info = None
         if info is None:
-            raise self.bad("is no tar archive, or a damaged one")
+            raise self.bad("is not a tar archive, or is damaged")
         return info
 
     def bad(self, what: str) -> BadCheckpoint:
         """Returns an error about the archive whose message says where: "FILE …, at byte N"."""
         return BadCheckpoint(
             f"{self.name} {what} (byte {self._at:,})",
-            hint="export the model once more, and copy it anew",
+            hint="export the model again, and copy it again",
         )
 
     def cut(self) -> BadCheckpoint:
         """Returns the error that the archive ends too early."""
         return BadCheckpoint(
             f"{self.name} ends too early, at byte {self._at:,}",
-            hint="copy it once more; what was imported is kept, and the same command goes on from there",
+            hint="copy it again; imported files are kept, and the same command continues from there",
         )

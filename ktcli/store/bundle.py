@@ -72,11 +72,11 @@ class BundlePart:
         found = manifest.parse(data, manifest_name(self.kind))
         listed = {(each.name, each.size_bytes, each.sha256) for each in found.records}
         if listed != {(each.name, each.size_bytes, each.sha256) for each in self.files[1:]}:
-            raise ValueError("lists other files than the bundle")
+            raise ValueError("lists different files from the bundle")
         if formats_of(found) != self.formats:
-            raise ValueError(f"is of the formats {formats_of(found)[:60]!r}, not {self.formats}")
+            raise ValueError(f"has the formats {formats_of(found)[:60]!r}, not {self.formats}")
         if found.seal is Seal.BROKEN:
-            raise ValueError("has other bytes than its own hash says")
+            raise ValueError("has a checksum mismatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def parse(data: bytes) -> Bundle:
         raise ValueError(f"{why} ({str(version)[:20]}, this kt reads {VERSION})")
     name, rows, heat = document.get("name"), document.get("parts"), document.get("heat")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"is of a model called {str(name)[:60]!r}, which is no name")
+        raise ValueError(f"is of a model with the invalid name {str(name)[:60]!r}")
     if not isinstance(rows, list) or not rows:
         raise ValueError("has no list of parts")
     parts = tuple(map(_part, rows))
@@ -195,7 +195,7 @@ def _part(row: object) -> BundlePart:
         raise ValueError(f"has a {kind.value} without files")
     first, *others = files = tuple(map(manifest.parse_record, rows))
     if first.name != manifest_name(kind) or first.size_bytes > manifest.MAX_BYTES:
-        raise ValueError(f"has a {kind.value} whose first file is no {manifest_name(kind)}")
+        raise ValueError(f"has a {kind.value} whose first file is not a {manifest_name(kind)}")
     for each in others:
         refuse_name(each.name)
     if len({each.name for each in files}) != len(files):
@@ -212,4 +212,4 @@ def refuse_name(name: str) -> None:
     pieces = name.split("/")
     odd = not name.isprintable() or name in _OWN or str(PurePosixPath(name)) != name
     if odd or any(each.startswith(".") or len(each.encode()) > _MOST_NAME_BYTES for each in pieces):
-        raise ValueError(f"names a file {name[:60]!r}, as no model has one")
+        raise ValueError(f"names a file {name[:60]!r}, which is not a file of a model")

@@ -50,7 +50,7 @@ def read_list(archive: Archive) -> Bundle:
             f"{archive.name} is empty", hint="kt export MODEL FILE.tar writes a bundle"
         )
     if first is None or first.name != LIST:
-        raise archive.bad(f"is no bundle: it does not begin with {LIST}")
+        raise archive.bad(f"is not a bundle: it does not begin with {LIST}")
     if first.size > manifest.MAX_BYTES:
         raise archive.bad(f"has a {LIST} that is too large")
     data = archive.exactly(first.size)
@@ -58,7 +58,9 @@ def read_list(archive: Archive) -> Bundle:
     try:
         return parse(data)
     except ValueError as error:
-        raise BadCheckpoint(f"{archive.name} is no bundle that kt reads: it {error}") from None
+        raise BadCheckpoint(
+            f"{archive.name} is not a bundle that kt can read: it {error}"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Arrival:
 
     Attributes:
         folder: where it will lie.
-        known: whether it is there already, the same in every byte that its manifest vouches for.
+        known: whether it already exists, the same in every byte that its manifest vouches for.
     """
 
     part: BundlePart
@@ -149,7 +151,7 @@ def receive(
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise KtError(
             f"cannot write {error.filename or home}: {error.strerror or error}",
-            hint="free some space; the same command goes on where it stopped"
+            hint="free some space; the same command continues where it stopped"
             if full
             else "check the permissions of the library folder (kt path)",
         ) from error
@@ -178,12 +180,12 @@ def _arrival(part: BundlePart, name: str, identity: str) -> Arrival:
         if _identity(arrival.mark) == identity or not begun:
             return arrival
         raise UsageError(
-            f"{entry.label} is in the library, not complete: {entry.problem}",
-            hint=f"go on with that ({entry.again}), remove it (kt rm {entry.label}), or import with --as NAME",
+            f"{entry.label} is in the library, but incomplete: {entry.problem}",
+            hint=f"complete it ({entry.again}), remove it (kt rm {entry.label}), or import with --as NAME",
         ) from None
     if hashlib.sha256(data).hexdigest() != own.sha256:
         raise UsageError(
-            f"another {entry.label} is in the library already, and stays",
+            f"a different {entry.label} is already in the library and stays",
             hint=f"import with --as NAME, or remove that one: kt rm {entry.label}",
         )
     return replace(arrival, known=True)
@@ -235,7 +237,7 @@ def _unpack(
                 _extract(archive, member, each.folder / file.name, each.folder / SCRATCH, watcher)
             archive.skip(padding(member.size_bytes))
     if (extra := archive.header()) is not None:
-        raise archive.bad(f"holds {extra.name[:60]!r}, which its list does not know,")
+        raise archive.bad(f"contains {extra.name[:60]!r}, which is not in its list,")
     for each, data in zip(arrivals, manifests, strict=True):
         if not each.known:
             smallfiles.write(each.folder / manifest_name(each.part.kind), data)
@@ -266,7 +268,7 @@ def _small(archive: Archive, member: Member) -> bytes:
     data = archive.exactly(member.size_bytes)
     archive.skip(padding(member.size_bytes))
     if hashlib.sha256(data).hexdigest() != member.sha256:
-        raise archive.bad(f"is damaged: {member.name[:60]!r} has other bytes than its hash says")
+        raise archive.bad(f"is damaged: {member.name[:60]!r} has a checksum mismatch")
     return data
 
 
@@ -287,9 +289,7 @@ def _extract(
             watcher.advance(len(block))
             left -= len(block)
         if state.hexdigest() != member.sha256:
-            raise archive.bad(
-                f"is damaged: {member.name[:60]!r} has other bytes than its hash says"
-            )
+            raise archive.bad(f"is damaged: {member.name[:60]!r} has a checksum mismatch")
         os.fsync(descriptor)
         os.rename(beside, target)
     except BaseException:

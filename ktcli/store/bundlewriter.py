@@ -91,8 +91,8 @@ def gather(entries: Sequence[Entry]) -> Export:
     name = min(names)
     if len(names) > 1 or not is_name(name):
         raise UsageError(
-            f"{name[:100]!r} is no name for a model in a library",
-            hint="rename the folder: letters, digits, dots, dashes and underscores",
+            f"{name[:100]!r} is not a valid model name in a library",
+            hint="rename the folder, using letters, digits, dots, dashes and underscores",
         )
     data = b""
     with contextlib.suppress(OSError):  # advice, which nobody needs
@@ -110,7 +110,7 @@ def _part(entry: Entry) -> BundlePart:
     found = manifest.read(path)
     if found is None:
         raise NotFound(
-            f"nobody recorded the hashes of {entry.label}",
+            f"no hashes are recorded for {entry.label}",
             hint=f"kt pull and kt convert record them; convert it: kt convert {entry.label}",
         )
     try:
@@ -133,7 +133,7 @@ def write_stream(what: Export, descriptor: int, watcher: Watcher) -> None:
     """Writes an archive into a pipe.
 
     Raises:
-        KtError: a file cannot be read or has other bytes than its hash says. OSError: the pipe refuses.
+        KtError: a file cannot be read or has a checksum mismatch. OSError: the pipe refuses.
     """
     watcher.begin(f"Exporting {what.label}", what.total_bytes, 0)
     file = Flusher(descriptor)
@@ -150,12 +150,14 @@ def write_file(what: Export, target: Path, watcher: Watcher) -> None:
         UsageError: the file exists, or beside it FILE.part, which is of something else.
         Busy: another process writes it.
         NotEnoughDisk: the disk has less room than is still to be written.
-        KtError: a file cannot be read, or has other bytes than its hash says; the archive cannot be written.
+        KtError: a file cannot be read, or has a checksum mismatch; the archive cannot be written.
     """
     beside = target.with_name(target.name + SUFFIX)
     with smallfiles.lock(target.with_name(f".{target.name}.lock"), f"exporting {what.label}"):
         if os.path.lexists(target):
-            raise UsageError(f"{target} exists", hint="name another file, or remove that one")
+            raise UsageError(
+                f"{target} exists", hint="choose another file name, or remove that one"
+            )
         try:
             what, begun = _begun(what, beside)
             _check_space(what, target, begun)
@@ -189,8 +191,8 @@ def _begun(what: Export, beside: Path) -> tuple[Export, int]:
         )
     if before is None:
         raise UsageError(
-            f"{beside} is there and not of this export",
-            hint="name another file, or remove that one",
+            f"{beside} exists and does not belong to this export",
+            hint="choose another file name, or remove that one",
         )
     begun = 0
     for member in before.pieces():
@@ -257,7 +259,7 @@ def _write(what: Export, member: Member, file: Flusher, watcher: Watcher) -> Non
 
 def _copy(what: Export, source: Path, member: Member, file: Flusher, watcher: Watcher) -> None:
     state, left = hashlib.sha256(), member.size_bytes
-    problem = "has other bytes than its hash says"
+    problem = "has a checksum mismatch"
     try:
         stream = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -294,11 +296,9 @@ def _room(member: Member) -> int:
 
 def _refused(error: OSError, beside: Path) -> KtError:
     hints = {
-        errno.EFBIG: "a FAT disk holds no file of 4 GiB; format it as exFAT or ext4, or use another one",
-        errno.ENOSPC: "free some space there; the same command goes on where it stopped",
-        errno.EDQUOT: "free some space there; the same command goes on where it stopped",
+        errno.EFBIG: "FAT disks cannot hold files of 4 GiB; format it as exFAT or ext4, or use another one",
+        errno.ENOSPC: "free some space there; the same command continues where it stopped",
+        errno.EDQUOT: "free some space there; the same command continues where it stopped",
     }
     what = f"cannot write {beside}: {error.strerror or error}"
-    return KtError(
-        what, hint=hints.get(error.errno or 0, "name a file in a folder that you can write")
-    )
+    return KtError(what, hint=hints.get(error.errno or 0, "choose a writable folder"))

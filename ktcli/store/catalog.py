@@ -203,13 +203,13 @@ def _read_one(path: Path) -> ModelProfile | KtError:
     shown = settingsfile.shown(path)
     if not places.is_name(path.stem) or path.stem != path.stem.lower():
         return KtError(
-            f"{shown}: the name of the file is not that of a model",
-            hint="call it NAME.toml, in lower-case letters, digits, dots, dashes and underscores",
+            f"{shown}: the file name is not a valid model name",
+            hint="name it NAME.toml, using lower-case letters, digits, dots, dashes and underscores",
         )
     if path.stem in _shipped():
         return KtError(
-            f"{shown}: {path.stem} is a model of kt, which no other file may replace",
-            hint="give the file another name",
+            f"{shown}: {path.stem} is a built-in profile, which no other file may replace",
+            hint="rename the file",
         )
     try:
         return read_profile(path, shipped=False)

@@ -74,18 +74,18 @@ def only_from(reference: Reference, hub: str) -> Reference:
     if not reference.repository:
         raise UsageError(
             f"--from: {reference.text} is not the name of a model on a hub",
-            hint="leave --from away, or write org/repo",
+            hint="leave out --from, or write org/repo",
         )
     if not reference.anywhere and reference.hub != hub:
         raise UsageError(
             f"--from: {reference.text} is on {HUBS[reference.hub]}, not on {HUBS[hub]}",
-            hint="leave --from away, or write org/repo",
+            hint="leave out --from, or write org/repo",
         )
     if (profile := catalog.find(reference.name)) is None:
         return reference if reference.hub == hub else parse(f"{hub}:{reference.lasting}")
     if hub not in profile.repositories:
         raise UsageError(
-            f"--from: kt knows no repository of {profile.name} on {HUBS[hub]}",
+            f"--from: kt does not know a repository of {profile.name} on {HUBS[hub]}",
             hint=f"kt search {profile.name} --from {hub} looks for one",
         )
     repository = profile.repositories[hub]

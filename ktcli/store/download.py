@@ -99,7 +99,7 @@ def pull(
     present = library.find(reference.name, EntryKind.CHECKPOINT)
     if present is not None and not is_begun(reference.name):
         return present
-    with smallfiles.lock(places.lock_path(reference.name), f"pulling {reference.name}"):
+    with smallfiles.lock(places.lock_path(reference.name), f"pulling {reference.shown}"):
         present = library.find(reference.name, EntryKind.CHECKPOINT)
         if present is not None and present.path == folder:
             _clear(folder)  # a pull that was killed at its very end has not
@@ -151,7 +151,8 @@ def wanted(snapshot: Snapshot, quant: str = "") -> tuple[RemoteFile, ...]:
     Args:
         quant: of which its GGUF files are taken; empty: its safetensors files are.
     Raises:
-        BadCheckpoint: there is no model among them that kt could read, or several quants and none is named.
+        BadCheckpoint: there is no model among them that kt could read. UsageError: there are several quants and none is
+            named. NotFound: there is no such quant.
     """
     if quant:
         notices = (file for file in snapshot.files if _NOTICES.fullmatch(file.name))
@@ -174,7 +175,7 @@ def wanted(snapshot: Snapshot, quant: str = "") -> tuple[RemoteFile, ...]:
         only = f", only {', '.join(sorted(others))} files" if others else ""
         raise BadCheckpoint(
             f"{snapshot.repository} has no safetensors weights{only}",
-            hint="look for a repository that has them"
+            hint="choose a repository that has them"
             + (
                 ", or download one .gguf file and name it: kt chat ./FILE.gguf"
                 if ".gguf" in others
@@ -183,7 +184,7 @@ def wanted(snapshot: Snapshot, quant: str = "") -> tuple[RemoteFile, ...]:
         )
     if _CONFIG not in names:
         raise BadCheckpoint(
-            f"{snapshot.repository} has no config.json, so it is not a model kt can read"
+            f"{snapshot.repository} has no config.json, so it is not a model that kt can read"
         )
     return files
 
@@ -209,7 +210,7 @@ def refetch(
     """
     known = {record.name: record for record in found.files}
     if not found.hub or not found.repository or not known.keys() >= set(names):
-        raise UsageError(f"{folder} does not say where its files are from", hint="pull it again")
+        raise UsageError(f"{folder} does not say where its files come from", hint="pull it again")
     files = tuple(
         RemoteFile(each.name, each.size_bytes, each.sha256)
         for name in names
@@ -382,7 +383,7 @@ def _check_space(reference: Reference, files: tuple[RemoteFile, ...], folder: Pa
     need = max(0, total - contents.written_bytes(folder)) + SPARE_BYTES
     free = smallfiles.free_bytes(folder)
     if need > free:
-        raise NotEnoughDisk(f"pulling {reference.name}", need, free, str(config.home()))
+        raise NotEnoughDisk(f"pulling {reference.shown}", need, free, str(config.home()))
 
 
 def _record(snapshot: Snapshot, files: tuple[RemoteFile, ...], log: _HashLog) -> None:
@@ -393,7 +394,7 @@ def _record(snapshot: Snapshot, files: tuple[RemoteFile, ...], log: _HashLog) ->
         sha256 = log.sha256(file.name)
         if not sha256:
             raise HubError(
-                f"{file.name} did not arrive, or was changed since",
+                f"{file.name} did not arrive, or has changed since",
                 hint="run the same command again; it continues",
             )
         records.append(FileRecord(file.name, (folder / file.name).stat().st_size, sha256))

@@ -12,7 +12,7 @@ from ktcli.smallfiles import Holder
 from ktcli.store import catalog, contents, origins
 from ktcli.store.places import LOCAL, EntryKind, checkpoint_path
 from ktcli.store.profile import HUBS
-from ktcli.store.reference import GGUF, parse, repository_named
+from ktcli.store.reference import GGUF, parse, repository_named, shown
 
 BUILTIN = "kt-mini"
 INTERRUPTED = "interrupted"
@@ -85,6 +85,18 @@ class Entry:
         """The name that finds exactly this entry again."""
         if not self.in_library:
             return self.name if self.name == BUILTIN else str(self.path)
+        return shown(self.spoken or self.name, self.formats)
+
+    @property
+    def shown(self) -> str:
+        """The name of its model as people type it."""
+        return shown(self.name)
+
+    @property
+    def library_label(self) -> str:
+        """`label`, spelt as the folders of a library are: without a colon or slash."""
+        if not self.in_library:
+            return self.label
         name = self.spoken or self.name
         return f"{name}@{self.formats}" if self.formats else name
 
@@ -101,7 +113,7 @@ class Entry:
                 return f"kt convert {quote(str(origin))}@{self.formats}"
             if self.complete and not self.has_source:
                 return "kt import FILE.tar"  # it came from there under a name of its own
-            return f"kt convert {self.name if is_recommended(self) else self.label}"
+            return f"kt convert {self.shown if is_recommended(self) else self.label}"
         return self._pull
 
     @property
@@ -156,12 +168,12 @@ class Entry:
         if self.managed:
             return f"kt rm {self.label} && {self.again}"
         if self.shared is not None:
-            return f"ask whoever keeps {self.shared}, which kt only reads"
+            return f"ask the owner of {self.shared}, which kt only reads"
         if self.kind is EntryKind.PACK:
             return (
                 f"rm -r {quote(str(self.path))} && kt convert MODEL --out {quote(str(self.path))}"
             )
-        return f"copy its files to {self.path} once more"
+        return f"copy its files to {self.path} again"
 
     @property
     def size_bytes(self) -> int:

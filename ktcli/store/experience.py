@@ -163,7 +163,7 @@ def _note(name: str, key: str, field: str, value: Any) -> None:
 def _change(name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Writes a file anew, if the library can be written."""
     path = config.home() / name
-    lock = smallfiles.lock(path.with_suffix(".lock"), "noting measured figures", wait_s=1.0)
+    lock = smallfiles.lock(path.with_suffix(".lock"), "saving measurements", wait_s=1.0)
     with contextlib.suppress(KtError, OSError), lock:
         smallfiles.write(path, json.dumps(change(_read(name)), indent=1) + "\n")
 

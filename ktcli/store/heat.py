@@ -160,18 +160,18 @@ def _parse(text: bytes, shape: tuple[int, int]) -> Heat:
     except ValueError:
         document = {}
     if "kt_heat" not in document:
-        raise ValueError("it is no heat map")
+        raise ValueError("it is not a heat map")
     if document["kt_heat"] != _VERSION:
-        raise ValueError(f"it is of version {str(document['kt_heat'])[:20]}, not {_VERSION}")
+        raise ValueError(f"its version is {str(document['kt_heat'])[:20]}, not {_VERSION}")
     tokens, rows = document.get("tokens"), document.get("counts")
     if type(tokens) is not int or not 0 <= tokens <= _MAX_TOKENS:
-        raise ValueError("its tokens are no count")
+        raise ValueError("its number of tokens is not a number")
     layers, experts = shape
     if type(rows) is not list or len(rows) != layers:
-        raise ValueError(f"it is not of {layers} layers")
+        raise ValueError(f"it does not have {layers} layers")
     if any(type(row) is not list or len(row) != experts for row in rows):
-        raise ValueError(f"it is not of {experts} experts per layer")
+        raise ValueError(f"it does not have {experts} experts per layer")
     # Nobody is chosen twice by one token.
     if any(type(hits) is not int or not 0 <= hits <= tokens for row in rows for hits in row):
-        raise ValueError(f"it holds what is no count from 0 to {tokens}")
+        raise ValueError(f"it contains values that are not counts from 0 to {tokens}")
     return Heat(np.array(rows, dtype=np.int64).reshape(shape), tokens)

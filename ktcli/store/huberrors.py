@@ -52,7 +52,7 @@ def explained(hub: str, repository: str, revision: str) -> Iterator[None]:
 def _no_socks(hub: str) -> HubError:
     package = "pysocks" if hub == "ms" else "socksio"
     return HubError(
-        f"{HUBS[hub]} is to be reached through a SOCKS proxy, for which the package {package} is missing",
+        f"{HUBS[hub]} must be reached through a SOCKS proxy, but the package {package} is not installed",
         hint=f"pip install {package}; or name an HTTP proxy in HTTPS_PROXY and unset ALL_PROXY",
     )
 
@@ -75,24 +75,22 @@ def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtEr
             )
     word = next((said for cause in causes if (said := _error_code(cause))), "")
     if "GatedRepoError" in names or word == "GatedRepo" or status == 403:
-        hint = (
-            f"accept its licence on its page on {where}, make a token there, and set {_TOKENS[hub]}"
-        )
+        hint = f"accept the licence on its page on {where}, create an access token there, and set {_TOKENS[hub]}"
         other = "ms" if hub == "hf" else "hf"
         profile = catalog.by_repository(hub, repository)
         if profile is not None and other in profile.repositories:
-            hint += f"; or ask {HUBS[other]}: kt pull {profile.name} --from {_SPOKEN[other]}"
+            hint += f"; or try {HUBS[other]}: kt pull {profile.name} --from {_SPOKEN[other]}"
         return Gated(
-            f"{repository} on {where} is open only to those who accept its licence", hint=hint
+            f"{repository} on {where} is gated: its licence must be accepted first", hint=hint
         )
     if word == "EntryNotFound":
         return HubError(
-            f"{repository} on {where} has changed: a file that it listed is not there",
-            hint="run the same command again; it asks for the list anew",
+            f"{repository} on {where} has changed: a listed file is missing",
+            hint="run the same command again to get the new list",
         )
     if "RevisionNotFoundError" in names or word == "RevisionNotFound":
         return NotFound(
-            f"{repository} on {where} has no revision {revision!r}", hint="leave @revision away"
+            f"{repository} on {where} has no revision {revision!r}", hint="leave out @revision"
         )
     if names & {"RepositoryNotFoundError", "NotExistError"} or status in (401, 404):
         near = catalog.repositories_like(hub, repository)
@@ -110,15 +108,15 @@ def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtEr
         return _no_socks(hub)
     if names & {"JSONDecodeError"}:
         return HubError(
-            f"{where} did not answer: a page came in place of what it says of {repository}",
-            hint="a network may want you to log in with a browser first, or a proxy is in the way",
+            f"{where} did not respond: it sent a web page instead of data about {repository}",
+            hint="the network may need a browser login first, or a proxy interferes",
         )
     if status:
         asked_s = next((s for cause in causes if (s := _asked_s(cause)) is not None), 0.0)
-        when = f"in {asked_s / 60:.0f} minutes, as it asks" if asked_s > LONGEST_S else "in a while"
+        when = f"in {asked_s / 60:.0f} minutes, as it requests" if asked_s > LONGEST_S else "later"
         return HubError(
             f"{where} answered with error {status} for {repository}",
-            hint=f"try again {when}: what arrived is kept, the same command continues",
+            hint=f"try again {when}: files that arrived are kept, and the same command continues",
             again_s=asked_s if status in STATUSES else None,
         )
     return HubError(
@@ -131,8 +129,8 @@ def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtEr
 _TOKENS = {"hf": "HF_TOKEN", "ms": "MODELSCOPE_API_TOKEN"}
 _SPOKEN = {"hf": "hf", "ms": "modelscope"}
 _OTHER_WAY = {
-    "hf": "HF_ENDPOINT names a mirror; ms:org/repo takes the model from ModelScope",
-    "ms": "hf:org/repo takes the model from Hugging Face",
+    "hf": "HF_ENDPOINT names a mirror; ms:org/repo gets the model from ModelScope",
+    "ms": "hf:org/repo gets the model from Hugging Face",
 }
 
 

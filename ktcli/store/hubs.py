@@ -87,8 +87,8 @@ def _endpoint_of(variable: str) -> str | None:
     said = os.environ.get(variable)
     if said is not None and not re.match(r"https?://[^/\s]", said):
         raise UsageError(
-            f"{variable} is {said[:100]!r}, which is no address of a server",
-            hint=f"unset {variable}, or write an address that begins with https://",
+            f"{variable} is {said[:100]!r}, which is not a server address",
+            hint=f"unset {variable}, or use an address that begins with https://",
         )
     return said.rstrip("/") if said else None
 
@@ -102,8 +102,8 @@ def _modelscope_endpoint() -> str | None:
         return _endpoint_of("MODELSCOPE_DOMAIN")
     if not re.fullmatch(r"[\w.-]+(:[0-9]{1,5})?", said, re.ASCII):
         raise UsageError(
-            f"MODELSCOPE_DOMAIN is {said[:100]!r}, which is no name of a server",
-            hint="unset MODELSCOPE_DOMAIN, or write one like www.modelscope.ai",
+            f"MODELSCOPE_DOMAIN is {said[:100]!r}, which is not a server name",
+            hint="unset MODELSCOPE_DOMAIN, or use one like www.modelscope.ai",
         )
     return f"https://{said}"
 

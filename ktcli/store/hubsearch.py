@@ -63,7 +63,7 @@ def search_hub(hub: str, words: str, limit: int, tell: Tell = silent) -> tuple[H
     Args:
         tell: is given a sentence when the hub is waited for.
     Raises:
-        HubError: the hub does not answer, or its client cannot search.
+        HubError: the hub does not respond, or its client cannot search.
     """
 
     def ask() -> list[Hit]:
@@ -74,7 +74,7 @@ def search_hub(hub: str, words: str, limit: int, tell: Tell = silent) -> tuple[H
     try:
         found = with_retries(ask, tell)
     except NotFound as error:
-        raise HubError(f"{HUBS[hub]} does not answer searches", hint=error.hint) from error
+        raise HubError(f"{HUBS[hub]} does not support searches", hint=error.hint) from error
     return tuple(hit for hit in found if _can_be_asked_for(hit))[:limit]
 
 
@@ -160,7 +160,7 @@ def _read(
     try:
         return with_retries(partial(_asked, hit, place, most_bytes), tell, stop.wait)
     except HubError:
-        return FoundConfig(hit, problem="the hub does not answer")
+        return FoundConfig(hit, problem="the hub does not respond")
 
 
 def _asked(hit: Hit, place: Located, most_bytes: int) -> FoundConfig:
@@ -179,7 +179,9 @@ def _asked(hit: Hit, place: Located, most_bytes: int) -> FoundConfig:
             return FoundConfig(hit, problem="gated")
         if answer.status_code >= 400:
             missing = answer.status_code == 404
-            why = f"no {CONFIG}" if missing else f"the hub says {answer.status_code}"
+            why = (
+                f"no {CONFIG}" if missing else f"the hub responded with status {answer.status_code}"
+            )
             return FoundConfig(hit, problem=why)
         return _bounded(hit, answer, most_bytes)
 
@@ -189,5 +191,5 @@ def _bounded(hit: Hit, answer: Any, most_bytes: int) -> FoundConfig:
     for piece in answer.iter_content(64 << 10):
         data += piece
         if len(data) > most_bytes:
-            return FoundConfig(hit, problem=f"its {CONFIG} is longer than any")
+            return FoundConfig(hit, problem=f"its {CONFIG} is too long")
     return FoundConfig(hit, bytes(data))

@@ -52,9 +52,7 @@ def check(
             else:
                 yield (
                     file,
-                    ""
-                    if digest(path, advance) == file.sha256
-                    else "has other bytes than its hash says",
+                    "" if digest(path, advance) == file.sha256 else "has a checksum mismatch",
                 )
         except FileNotFoundError:
             advance(file.size_bytes)

@@ -132,7 +132,7 @@ def resolve(name: str, kind: EntryKind | None = None) -> Entry:
     if kind is EntryKind.CHECKPOINT and find(name) is not None:
         raise NotFound(
             f"{name} is a conversion, not a checkpoint",
-            hint="name the model or the folder that it was made from",
+            hint="give the model or folder that it was made from",
         )
     if kind is EntryKind.PACK and find(name) is not None:
         raise NotFound(f"{name} is not converted", hint=f"convert it with: kt convert {name}")
@@ -194,7 +194,7 @@ def incomplete(entry: Entry) -> KtError:
     """Returns the error that an entry is not complete: who works on it, or the command that goes on with it."""
     what = f"{entry.label} is not complete: {entry.problem}"
     if entry.running:
-        return Busy(what, hint="wait until it ends, or stop it; nothing it finished is lost")
+        return Busy(what, hint="wait until it is done, or stop it; finished work is not lost")
     return NotFound(what, hint=f"continue with: {entry.again}")
 
 

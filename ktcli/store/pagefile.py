@@ -154,10 +154,10 @@ def read_table(path: Path, space: Space | None = None) -> tuple[Space, tuple[Pag
         size = os.fstat(descriptor).st_size
         head = os.pread(descriptor, _HEADER.size, 0)
         if len(head) < _HEADER.size:
-            raise Damaged("is cut short")
+            raise Damaged("is truncated")
         magic, version, n, namespace, codec, whole, crc = _HEADER.unpack(head)
         if magic != MAGIC or version != VERSION:
-            raise Damaged("is no file of pages of this version")
+            raise Damaged("has an unsupported page file version")
         if whole != size:
             raise Damaged(f"has {size} bytes, not {whole}")
         table_bytes = n * _ENTRY.size
@@ -171,7 +171,7 @@ def read_table(path: Path, space: Space | None = None) -> tuple[Space, tuple[Pag
         raise Damaged("has a damaged header")
     there = Space(namespace, codec.rstrip(b"\0").decode("ascii", "replace"))
     if space is not None and there != space:
-        raise Damaged("holds pages of another model or layout")
+        raise Damaged("contains pages of another model or layout")
     entries = tuple(_entry(fields) for fields in _ENTRY.iter_unpack(table))
     end = _HEADER.size + table_bytes
     for entry in entries:  # they lie in order: no more is read of a file than it has
@@ -190,16 +190,16 @@ def read_record(descriptor: int, entry: PageEntry, label: PageLabel, data: U8Arr
     """
     wanted = (label.kind, label.key, label.previous, label.end, len(label.ids))
     if wanted != (entry.kind, entry.key, entry.previous, entry.end, entry.n_ids):
-        raise Damaged("holds a page of another prefix")
+        raise Damaged("contains a page of another prefix")
     if entry.size_bytes != data.size:
-        raise Damaged(f"holds a page of {entry.size_bytes} bytes, not {data.size}")
+        raise Damaged(f"contains a page of {entry.size_bytes} bytes, not {data.size}")
     head = np.empty(entry.head_bytes, dtype=np.uint8)
     if _read_all(descriptor, (head, data), entry.offset) != entry.whole_bytes:
-        raise Damaged("is cut short")
+        raise Damaged("is truncated")
     if crc32(data.data, crc32(head.data, _label_crc(entry))) != entry.crc:
-        raise Damaged("holds other bytes than its checksum says")
+        raise Damaged("has a checksum mismatch")
     if head.tobytes() != label_head(label):
-        raise Damaged("holds a page of other tokens")
+        raise Damaged("contains a page of different tokens")
 
 
 def check_record(descriptor: int, entry: PageEntry) -> None:
@@ -212,10 +212,10 @@ def check_record(descriptor: int, entry: PageEntry) -> None:
     while at < end:
         block = os.pread(descriptor, min(_BLOCK, end - at), at)
         if not block:
-            raise Damaged("is cut short")
+            raise Damaged("is truncated")
         crc, at = crc32(block, crc), at + len(block)
     if crc != entry.crc:
-        raise Damaged("holds other bytes than its checksum says")
+        raise Damaged("has a checksum mismatch")
 
 
 def _read_all(descriptor: int, parts: Iterable[U8Array], offset: int) -> int:

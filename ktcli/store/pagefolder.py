@@ -131,8 +131,8 @@ class PageFolder:
             version = None
         if version != VERSION:
             raise OtherVersion(
-                f"the KV pages in {self.path} are of {_words(version)}, not version {VERSION}, and stay unused",
-                hint="kt cache rm removes them, and new ones are kept; --no-kv-cache does without",
+                f"the KV pages in {self.path} are of {_words(version)}, not version {VERSION}, and are ignored",
+                hint="kt cache rm removes them, so that new ones are written; --no-kv-cache runs without any",
             )
 
     def folder_of(self, space: Space) -> Path:
@@ -355,7 +355,7 @@ def _remove_folder(path: Path) -> None:
 def _problem(path: Path, folder: str, codec: str) -> str:
     space, entries = read_table(path)
     if not folder.startswith(space.namespace.hex()[:32]) or space.codec != codec[:CODEC_BYTES]:
-        return "holds pages of another model or layout"
+        return "contains pages of another model or layout"
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         for entry in entries:

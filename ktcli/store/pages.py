@@ -86,7 +86,7 @@ class PageStore:
         self._files: dict[Path, tuple[PageEntry, ...]] = {}
         self._ignored: set[Path] = set()
         self._trouble = ""
-        self._hindrance = "the disk did not take them in time"  # why some were given up
+        self._hindrance = "the disk was too slow"  # why some were given up
         self._writes = True
         self._fresh: list[bytes] = []  # the last key of each file written since the queue was empty
         self._readers: Threads | None = None
@@ -220,7 +220,7 @@ class PageStore:
         except OSError:
             end = "it is ignored, and its tokens are computed again"
         if first:
-            self._trouble = self._trouble or f"a file of KV pages {problem}: {path}; {end}"
+            self._trouble = self._trouble or f"a KV page file {problem}: {path}; {end}"
         if not self.writer.is_current:
             self.tell()
 
@@ -253,7 +253,7 @@ class PageStore:
         self.writer.close(wait_s)
         if self.writer.dropped and self._writes and self._quota:
             self._trouble = self._trouble or (
-                f"{self.writer.dropped:,} KV pages are not kept on disk: {self._hindrance}"
+                f"{self.writer.dropped:,} KV pages were not written to disk: {self._hindrance}"
             )
         if self._readers is not None:
             self._readers.shutdown()
@@ -296,7 +296,7 @@ class PageStore:
             return
         why = cause.strerror if isinstance(cause, OSError) else str(error)
         self._trouble = self._trouble or (
-            f"KV pages are not kept on disk any more: {why} ({self._folder.path})"
+            f"KV pages are no longer written to disk: {why} ({self._folder.path})"
         )
 
     def _restamp(self) -> None:

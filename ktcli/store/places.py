@@ -85,8 +85,8 @@ def private_run_folder() -> Path:
             else "can be written by others"
         )
         raise KtError(
-            f"{folder} {whose}, who could pretend to be a server there",
-            hint=f"remove it, or take the right from others with: chmod go-w {folder}",
+            f"{folder} {whose}, who could impersonate a server there",
+            hint=f"remove it, or revoke write access with: chmod go-w {folder}",
         )
     return folder
 

@@ -98,7 +98,7 @@ class _ProfileText:
 
     path: Path
     text: str
-    hint: str = "correct it, or move the file away"
+    hint: str = "correct the file, or move it away"
 
     def error(self, table: str, key: str, what: str) -> KtError:
         line = _line_of(self.text, table, key)
@@ -113,9 +113,7 @@ class _ProfileText:
         """A text of one line; without a default it must be there."""
         value = found.get(key, default)
         if not isinstance(value, str) or not value.isprintable() or len(value) > _LONGEST:
-            raise self.error(
-                table, key, f"must be a text of one line, at most {_LONGEST} characters"
-            )
+            raise self.error(table, key, f"must be one line of text, at most {_LONGEST} characters")
         if not value:
             raise self.error(table, key, "is missing")
         return value
@@ -127,7 +125,9 @@ class _ProfileText:
             raise self.error("", name, "must be a table")
         for key in table:
             if keys and key not in keys:
-                raise self.error(name, key, f"is no key of a profile; known are {', '.join(keys)}")
+                raise self.error(
+                    name, key, f"is not a profile key; known keys are {', '.join(keys)}"
+                )
         return table
 
 
@@ -137,7 +137,7 @@ def read_profile(path: Path, *, shipped: bool) -> ModelProfile:
     Raises:
         KtError: it cannot be read, or is not one; the message has file, line and key.
     """
-    hint = "install kt again" if shipped else "correct it, or move the file away"
+    hint = "install kt again" if shipped else "correct the file, or move it away"
     try:
         text = smallfiles.read_bounded(path, _MAX_BYTES).decode("utf-8")
         found = tomllib.loads(text)
@@ -159,7 +159,7 @@ def _profile(reading: _ProfileText, found: Mapping[str, Any], *, shipped: bool) 
     )
     for key in found:
         if key not in known:
-            raise reading.error("", key, f"is no key of a profile; known are {', '.join(known)}")
+            raise reading.error("", key, f"is not a profile key; known keys are {', '.join(known)}")
     sizes = reading.table_of(found, "sizes", _SIZES)
     for key, value in sizes.items():
         if type(value) is not int or not 0 <= value < 1 << 60:

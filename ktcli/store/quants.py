@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from ktcli.errors import BadCheckpoint, gib
+from ktcli.errors import NotFound, UsageError, gib
 from ktcli.numbered import numbered_set
 from ktcli.store.hubs import RemoteFile, Snapshot
 from ktcli.store.reference import quant_of
@@ -59,15 +59,15 @@ def quant_named(snapshot: Snapshot, name: str) -> Quant:
     """Returns the quant called `name`, upper or lower case.
 
     Raises:
-        BadCheckpoint: the repository has none; the hint names those that it has.
+        NotFound: the repository has none; the hint names those that it has.
     """
     known = quants_of(snapshot)
     for each in known:
         if each.name.upper() == name.upper():
             return each
-    raise BadCheckpoint(
+    raise NotFound(
         f"{snapshot.repository} has no GGUF files of the quant {name}",
-        hint=f"it has: {', '.join(each.name for each in known)}" if known else "leave it away",
+        hint=f"it has: {', '.join(each.name for each in known)}" if known else "leave it out",
     )
 
 
@@ -79,7 +79,7 @@ def recommended(quants: tuple[Quant, ...], free_bytes: int) -> Quant:
     return (fitting or narrow[:1])[-1]
 
 
-def choose(snapshot: Snapshot, quants: tuple[Quant, ...], free_bytes: int) -> BadCheckpoint:
+def choose(snapshot: Snapshot, quants: tuple[Quant, ...], free_bytes: int) -> UsageError:
     """Returns the error that a quant has to be named: it lists each with its size, and the best one here."""
     best = recommended(quants, free_bytes)
     listed = ", ".join(
@@ -88,9 +88,9 @@ def choose(snapshot: Snapshot, quants: tuple[Quant, ...], free_bytes: int) -> Ba
         for each in quants
     )
     prefix = "" if snapshot.hub == "hf" else f"{snapshot.hub}:"
-    return BadCheckpoint(
-        f"{snapshot.repository} has GGUF files of several quants: {listed}",
-        hint=f"name one; the best for this disk: kt pull {prefix}{snapshot.repository}:{best.name}",
+    return UsageError(
+        f"{snapshot.repository} has several quants of GGUF files: {listed}",
+        hint=f"choose one; the best for this disk: kt pull {prefix}{snapshot.repository}:{best.name}",
     )
 
 

@@ -45,6 +45,10 @@ _HOSTS = {
     "modelscope.ai": "ms",
 }
 _FORMATS = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+# The formats of a conversion behind the @ of a repository, where a revision may stand, too: no branch is called so.
+_PAIR = re.compile(
+    r"(?:int|nl|mxfp|fp|bf|f)[0-9]+(?:-[a-z0-9]+)*-(?:int|nl|mxfp|fp|bf|f)[0-9]+(?:-[a-z0-9]+)*"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,11 @@ class Reference:
         return f"{hub}{self.repository}{revision}{f':{self.quant}' if self.quant else ''}"
 
     @property
+    def shown(self) -> str:
+        """The name of the model as people type it."""
+        return shown(self.name)
+
+    @property
     def model(self) -> str:
         """The text that means the same model in any formats, as `parse` reads it."""
         return self.name if self.folder is None else str(self.folder)
@@ -94,9 +103,7 @@ def parse(text: str) -> Reference:
         UsageError: it cannot be the name of anything.
     """
     if not text or "\0" in text or len(text) > 4096:
-        raise UsageError(
-            "the model name is empty or impossible", hint="kt list --all shows the names"
-        )
+        raise UsageError("the model name is empty or invalid", hint="kt list --all shows the names")
     if (page := _page(text)) is not None:
         return _repository(text, *page)
     hub, colon, rest = text.partition(":")
@@ -129,6 +136,12 @@ def repository_named(name: str) -> str:
         if match and parse(text).name == name:
             return text
     return ""
+
+
+def shown(name: str, formats: str = "") -> str:
+    """Returns the name of a model in the library as people type it: org/repo:QUANT@FORMATS; `parse` reads it back."""
+    typed = "" if name.startswith(places.LOCAL) else repository_named(name)
+    return f"{typed or name}@{formats}" if formats else typed or name
 
 
 def _local(text: str) -> Reference | None:
@@ -170,20 +183,23 @@ def _meant(text: str, formats: str, target: str) -> Reference:
     found = parse(target)
     if formats and found.formats not in ("", formats):
         raise UsageError(
-            f"{text} is not possible: the alias already means {target}",
-            hint=f"name the model: {found.model}@{formats}",
+            f"{text} is invalid: the alias already stands for {target}",
+            hint=f"use the model's name: {found.model}@{formats}",
         )
     return replace(found, text=text, formats=formats or found.formats)
 
 
 def _repository(text: str, hub: str, rest: str) -> Reference:
+    stem, at, formats = rest.rpartition("@")
+    if at and _PAIR.fullmatch(formats):
+        return replace(_repository(text, hub, stem), formats=formats)
     rest, colon, quant = rest.partition(":")
     repository, at, revision = rest.partition("@")
     match = _REPOSITORY.fullmatch(repository)
     if colon and not _QUANT.fullmatch(quant):
         raise UsageError(
             f"{quant[:100]!r} is not the name of a quant",
-            hint="write it as the names of the files have it: org/repo:Q4_K_M",
+            hint="write it as in the file names: org/repo:Q4_K_M",
         )
     if match is None or (at and (not _REVISION.fullmatch(revision) or ".." in revision)):
         raise UsageError(
@@ -218,7 +234,7 @@ def _page(text: str) -> tuple[str, str] | None:
         parts = parts[1:]
     if hub is None or len(parts) < 2 or parts[0] in ("datasets", "spaces"):
         raise UsageError(
-            f"{text[:200]!r} is not the page of a model",
+            f"{text[:200]!r} is not the web page of a model",
             hint="paste one like https://huggingface.co/org/repo, or write org/repo",
         )
     said = "/".join(parts[:2])
@@ -257,7 +273,7 @@ def vision_left_out(names: Iterable[str]) -> str:
     """Returns the sentence that vision files are left out; "": there are none."""
     found = vision_files(names)
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return f"{found[0]}{more} is left out: kt reads no pictures and no sound" if found else ""
+    return f"{found[0]}{more} is left out: kt does not read images or audio" if found else ""
 
 
 def _is_folder(text: str) -> bool:
@@ -271,4 +287,4 @@ def _expanded(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise UsageError(f"{text!r} begins with the home folder of nobody here") from None
+        raise UsageError(f"{text!r} refers to the home folder of an unknown user") from None

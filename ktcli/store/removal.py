@@ -28,7 +28,7 @@ def remove(entry: Entry) -> int:
     folder = places.folder_of(entry.kind)
     if not entry.managed or entry.path.parent != folder or entry.path.name in ("", ".", ".."):
         raise UsageError(
-            f"{entry.path} is not in the library, so kt does not remove it", hint="rm does"
+            f"{entry.path} is not in the library, so kt will not remove it", hint="use rm"
         )
     freed = 0
     try:
@@ -48,7 +48,7 @@ def remove(entry: Entry) -> int:
     except OSError as error:
         raise KtError(
             f"cannot remove {error.filename or entry.path}: {error.strerror}",
-            hint="see who may write there: kt path " + entry.label,
+            hint="check the permissions of the folder: kt path " + entry.label,
         ) from error
     return freed
 

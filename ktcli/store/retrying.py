@@ -44,7 +44,7 @@ def with_retries(
             if error.again_s is None or error.again_s > LONGEST_S:
                 raise
             wait_s = error.again_s or FIRST_S * 2**attempt
-            tell(f"{error}; asking again in {wait_s:.0f} s ({attempt + 1} of {RETRIES}) …")
+            tell(f"{error}; retrying in {wait_s:.0f} s ({attempt + 1} of {RETRIES}) …")
             if (wait or time.sleep)(wait_s):
                 raise
     return ask()

@@ -44,7 +44,7 @@ def unreadable(library: Path) -> str:
             os.scandir(folder).close()
         except FileNotFoundError:
             if folder == library:
-                return f"the library {library} is not there; is its disk mounted?"
+                return f"the library {library} does not exist; is its disk mounted?"
         except OSError as error:
             return f"the library {library} cannot be read: {error.strerror}"
     return ""
@@ -141,7 +141,7 @@ def local_entry(folder: Path) -> Entry:
         if not stat.S_ISDIR(mode):
             raise NotFound(
                 f"{folder} is not a folder",
-                hint="name the folder that holds config.json or kt.json, or a .gguf file",
+                hint="give the folder that contains config.json or kt.json, or a .gguf file",
             )
         pack, checkpoint = (folder / manifest.PACK).is_file(), (folder / "config.json").is_file()
     except OSError as error:
@@ -159,7 +159,7 @@ def local_entry(folder: Path) -> Entry:
         hint = (
             f"name the file: {files[0]}"
             if sets
-            else "a model's folder holds config.json or kt.json"
+            else "a model's folder contains config.json or kt.json"
         )
         raise NotFound(what, hint=hint)
     kind = EntryKind.PACK if pack else EntryKind.CHECKPOINT

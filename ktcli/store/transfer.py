@@ -43,7 +43,7 @@ _TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 5
 
 
 class Stalled(OSError):
-    """Raised when the server hardly sends, closed the connection early, or answers with something else than was
+    """Raised when the server sends almost nothing, closed the connection early, or answers with something else than was
     asked for."""
 
 
@@ -252,7 +252,7 @@ class Transfer:
             now = time.monotonic()
             if now - since > SLOW_S:
                 if start - before < LEAST_BYTES:
-                    raise Stalled(f"{_host(file.url)} hardly sends")
+                    raise Stalled(f"{_host(file.url)} sends almost nothing")
                 since, before = now, start
 
     # --- verifying ----------------------------------------------------------------------------
@@ -279,7 +279,7 @@ class Transfer:
             while offset < there:
                 data = os.pread(file.open(), min(_BLOCK, there - offset), offset)
                 if not data:
-                    raise Stalled(f"{located.name} was cut while it arrived")
+                    raise Stalled(f"{located.name} was truncated during the download")
                 state.update(data)
                 if blob:
                     blob.update(data)
@@ -348,7 +348,7 @@ def _require_range(answer: Any, start: int, file: PartialFile) -> None:
     if total not in ("", "*", str(size)):
         raise HubError(
             f"{file.located.name} has {total[:20]} bytes on {_host(file.url)}, not {size}: "
-            "the repository changed meanwhile",
+            "the repository has changed in the meantime",
             hint="run the same command again",
         )
 

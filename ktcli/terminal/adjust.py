@@ -45,13 +45,13 @@ _OFF: dict[str, Any] = {
 }  # fmt: skip
 _WORDS = {
     **{name.replace("_", "-"): words for name, (_, _, words) in RANGES.items()},
-    "seed": "a whole number, or off: a new one for each chat",
+    "seed": "a whole number, or off for a new one in each chat",
     "greedy": "on or off",
-    "max-tokens": "a whole number from 1 on, or off",
-    "stop": "any text, or off: none",
-    "thinking": "on, off or default: as the model likes",
-    "think-budget": "a whole number of tokens from 1 on, or off",
-    "when-full": "drop: the oldest turns go unread; or stop: the question is refused",
+    "max-tokens": "a whole number, at least 1, or off",
+    "stop": "any text, or off for none",
+    "thinking": "on, off or default (the model's default)",
+    "think-budget": "a whole number of tokens, at least 1, or off",
+    "when-full": "drop (leave out the oldest turns) or stop (refuse the question)",
     "markdown": "on or off",
     "thoughts": "folded, shown or hidden",
     "status": "on or off",
@@ -108,7 +108,7 @@ def silent_seed(sampling: SamplingSettings) -> str:
     """Returns the note that a seed changes nothing; empty where it does change something."""
     if sampling.seed is None or not sampling.is_greedy:
         return ""
-    return "the seed changes nothing while the most likely token is always taken; /set temperature 0.7 ends that"
+    return "the seed has no effect while the most likely token is always chosen; /set temperature 0.7 changes that"
 
 
 def shown(settings: Settings, screen: Screen | None = None) -> str:

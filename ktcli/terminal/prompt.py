@@ -86,7 +86,7 @@ class Prompt:
             return None
         finally:
             if self._history.refusal and self._warn:
-                self._warn(f"what is typed is not kept: {self._history.refusal}")
+                self._warn(f"input history is not saved: {self._history.refusal}")
                 self._warn = None
 
 

@@ -76,7 +76,7 @@ def talk(
     """Runs a chat until the person leaves; the conversation keeps itself in a file (recorder.py).
 
     Args:
-        begin: called first, to go on with a kept conversation; None: it is a new one.
+        begin: called first, to continue a saved conversation; None: it is a new one.
         models: the models that it can go on with; None: the one it has.
     """
     repl = ReplState(chat, lambda text: person.note(visible(text)), person.warn, screen=screen)
@@ -85,7 +85,7 @@ def talk(
         if begin is not None:
             begin(repl)
         elif newest() is not None:
-            person.note(f"/load {LAST} goes on with the last conversation")
+            person.note(f"/load {LAST} continues the last conversation")
         while not repl.leaving:
             draft, repl.draft = repl.draft, ""
             line = prompt.ask(draft)
@@ -147,7 +147,7 @@ def _replace(repl: ReplState, number: int) -> None:
     if number < len(places) - 1 and repl.recorder.path is not None:
         before = repl.recorder.path.stem
         repl.recorder.fork()
-        repl.say(f"the conversation as it was stays in {before}; /load {before} goes back")
+        repl.say(f"the previous conversation is saved as {before}; /load {before} returns to it")
     repl.chat.conversation.cut(places[number])
 
 
@@ -183,14 +183,16 @@ def show(
     except DeviceError as error:
         recorder.keep()
         if recorder.is_kept:
-            error.hint = "the conversation is kept: kt chat --continue --device cpu goes on with it"
+            error.hint = (
+                "the conversation is saved; continue it with: kt chat --continue --device cpu"
+            )
         raise
     if chat.reply is None:
         return
     engine = chat.backend.engine
     if chat.reply.dropped:
         person.note(
-            f"(the context was full: {exchanges(chat.reply.dropped)} went unread; /compact undo brings them back)"
+            f"(the context was full: {exchanges(chat.reply.dropped)} were left out; /compact undo restores them)"
         )
     ended = ENDS.get(chat.reply.finish)
     if ended:

@@ -67,6 +67,7 @@ class Screen:
         ascii: whether the terminal shows nothing but ASCII; an answer is written as it is all the same.
         view: how thoughts are shown on a terminal.
         thoughts: those of the last answer.
+        on_begin, on_end: called when an answer begins, and when it has ended and the next thing has a line of its own.
     """
 
     def __init__(
@@ -82,6 +83,8 @@ class Screen:
         self._columns = columns
         self.markdown = self.status = True
         self.ascii = False
+        self.on_begin: Callable[[], None] = lambda: None
+        self.on_end: Callable[[], None] = lambda: None
         self.view, self.thoughts = ThoughtsView.FOLDED, ""
         self._clock, self._began_s = clock, clock()  # of the answer
         self._tokens: Callable[[], int] = int
@@ -109,6 +112,7 @@ class Screen:
             live: returns the line that stands below it while it is made, for a number of columns; None: there is none.
             cut: returns whether its thought was ended because it had spent its budget.
         """
+        self.on_begin()
         self._tokens, self._cut = tokens, cut
         self.thoughts, self._began_s = "", self._clock()
         self._live = live if self._terminal and self._colour and self.status else None
@@ -164,6 +168,7 @@ class Screen:
         if gap:
             self._stream.write("\n")
         self._stream.flush()
+        self.on_end()
 
     def reading(self, done: int, total: int) -> None:
         """Shows how far a long prompt is read, and when it will have been."""

@@ -27,11 +27,11 @@ _COLUMNS = 80  # where there is no screen
 
 # What keys do, for /help.
 KEYS = (
-    ("Alt-Enter", 'a line more; so do a \\ at the end and """ around a text'),
+    ("Alt-Enter", 'insert a line break; so do \\ at the end of a line and """ around a text'),
     ("Tab", "complete a command, a setting, a chat or a file"),
-    ("Ctrl-R", "search what was typed before; Up and Down go through it"),
+    ("Ctrl-R", "search the input history; Up and Down step through it"),
     ("Ctrl-X Ctrl-E", "write the question in your editor"),
-    ("Ctrl-C", "stop an answer; at the prompt, drop the line"),
+    ("Ctrl-C", "stop an answer; at the prompt, clear the line"),
     ("Ctrl-D", "leave"),
 )
 
@@ -77,21 +77,23 @@ def _clear(repl: ReplState, rest: str) -> None:
     kept = repl.recorder.path if repl.chat.conversation.turns else None
     repl.chat.conversation.clear()
     repl.recorder.begin()
-    repl.say("a new conversation" + (f"; /load {kept.stem} goes back" if kept else ""))
+    repl.say("a new conversation" + (f"; /load {kept.stem} returns to the old one" if kept else ""))
 
 
 def _undo(repl: ReplState, rest: str) -> None:
     question = repl.chat.conversation.undo()
-    repl.say("there is nothing to take back" if question is None else f"taken back: {question}")
+    repl.say("there is nothing to undo" if question is None else f"undone: {question}")
 
 
 def _compact(repl: ReplState, rest: str) -> None:
     if rest not in ("", "undo"):
-        raise UsageError(f"/compact {rest[:40]}: what is that?", hint="/compact, or /compact undo")
+        raise UsageError(
+            f"/compact {rest[:40]}: unknown argument", hint="/compact, or /compact undo"
+        )
     said = repl.chat.conversation
     if rest:
         if not said.omitted.turns:
-            raise UsageError("nothing was left out of this conversation")
+            raise UsageError("nothing has been summarized in this conversation")
         said.omitted = NOTHING_OMITTED
         repl.say("the next answer reads the whole conversation again")
         return
@@ -105,9 +107,9 @@ def _compact(repl: ReplState, rest: str) -> None:
             if repl.screen is not None:
                 repl.screen.end()
     if not turns:
-        repl.say("(stopped: nothing changed)")
+        repl.say("(stopped; nothing has changed)")
         return
-    repl.say(f"a summary stands for {exchanges(turns)}; /compact undo brings them back:")
+    repl.say(f"replaced {exchanges(turns)} with a summary; /compact undo restores them:")
     repl.say(said.omitted.summary)
 
 
@@ -124,7 +126,7 @@ def _model(repl: ReplState, rest: str) -> None:
 
 def _retry(repl: ReplState, rest: str) -> None:
     if not repl.chat.conversation.turns:
-        raise UsageError("there is no question to answer again")
+        raise UsageError("there is no question to retry")
     repl.again = True
 
 
@@ -145,7 +147,7 @@ def _stats(repl: ReplState, rest: str) -> None:
 
 def _thoughts(repl: ReplState, rest: str) -> None:
     thoughts = repl.screen.thoughts.strip() if repl.screen is not None else ""
-    repl.say(thoughts or "the last answer came without thoughts")
+    repl.say(thoughts or "the last answer has no thoughts")
 
 
 def _edit(repl: ReplState, rest: str) -> None:
@@ -177,28 +179,30 @@ def _set(repl: ReplState, rest: str) -> None:
         repl.say(silent)
     backend = repl.chat.backend
     if name == "think-budget" and not backend.answers.thinks:
-        repl.say(f"{backend.name} does not think before it answers; it changes nothing")
+        repl.say(f"{backend.name} does not think before it answers; it has no effect")
 
 
 TABLE: dict[str, Slash] = {
     "help": Slash(_help, "", "this list"),
-    "system": Slash(_system, "[TEXT]", "show or set the system text; none: remove"),
-    "model": Slash(_model, "[NAME]", "go on with another model; none: list those that are here"),
-    "set": Slash(_set, "[NAME VALUE]", "show or change how answers are made"),
+    "system": Slash(_system, "[TEXT]", "show or set the system text; 'none' removes it"),
+    "model": Slash(
+        _model, "[NAME]", "switch to another model; without a name, list the models on disk"
+    ),
+    "set": Slash(_set, "[NAME VALUE]", "show or change settings"),
     "clear": Slash(_clear, "", "start a new conversation"),
     "retry": Slash(_retry, "", "answer the last question again"),
-    "edit": Slash(_edit, "[N]", "ask the last question otherwise, or question N"),
-    "undo": Slash(_undo, "", "take back the last question and its answer"),
-    "compact": Slash(_compact, "[undo]", "let the model sum up the oldest turns, to make room"),
-    "thoughts": Slash(_thoughts, "", "what the model thought before its last answer"),
-    "stats": Slash(_stats, "", "what the last answer took, and where its time went"),
-    "read": Slash(files.attach, "FILE", "put a file into the next question; @FILE in it does too"),
+    "edit": Slash(_edit, "[N]", "edit the last question, or question N, and ask it again"),
+    "undo": Slash(_undo, "", "remove the last question and its answer"),
+    "compact": Slash(_compact, "[undo]", "summarize the oldest turns to make room"),
+    "thoughts": Slash(_thoughts, "", "show the thoughts before the last answer"),
+    "stats": Slash(_stats, "", "show the cost of the last answer and where its time went"),
+    "read": Slash(files.attach, "FILE", "attach a file to the next question, as @FILE in it does"),
     "copy": Slash(files.copy, "[code]", "copy the last answer, or its last block of code"),
-    "export": Slash(files.export, "FILE", "write the conversation as .md or .json"),
-    "save": Slash(files.keep_copy, "NAME", "keep a copy of the conversation in the library"),
-    "load": Slash(files.go_on_with, "NAME", "go on with a kept conversation"),
-    "fork": Slash(files.fork, "[NAME]", "go on in a new conversation from here"),
-    "rename": Slash(files.rename, "NAME", "give the conversation a name"),
+    "export": Slash(files.export, "FILE", "export the conversation as .md or .json"),
+    "save": Slash(files.keep_copy, "NAME", "save a copy of the conversation in the library"),
+    "load": Slash(files.go_on_with, "NAME", "continue a saved conversation"),
+    "fork": Slash(files.fork, "[NAME]", "continue from here in a new conversation"),
+    "rename": Slash(files.rename, "NAME", "rename the conversation"),
     "exit": Slash(_exit, "", "leave"),
 }
 ALIASES = {"branch": "fork", "quit": "exit", "bye": "exit", "?": "help"}
@@ -214,7 +218,8 @@ def run(repl: ReplState, line: str) -> None:
     slash = TABLE.get(ALIASES.get(name, name))
     if slash is None:
         raise UsageError(
-            f"there is no command /{name}", hint="/help lists them; begin with a space to say it"
+            f"unknown command /{name}",
+            hint="/help lists them; to send it as text, put a space before it",
         )
     slash.run(repl, rest.strip())
 

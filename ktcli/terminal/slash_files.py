@@ -41,10 +41,10 @@ def export(repl: ReplState, rest: str) -> None:
     path = _named(rest)
     if path.suffix not in (".md", ".json"):
         raise UsageError(
-            f"/export {rest[:100]}: what form is that?", hint="end it with .md or .json"
+            f"/export {rest[:100]}: unknown file type", hint="end the name in .md or .json"
         )
     if os.path.lexists(path):
-        raise UsageError(f"there is a file {path} already", hint="choose another name")
+        raise UsageError(f"the file {path} already exists", hint="choose another name")
     saved = _saved(repl)
     write(path, text_of(saved) if path.suffix == ".json" else markdown_of(saved))
     repl.say(f"written to {path}")
@@ -76,9 +76,9 @@ def resume(repl: ReplState, path: Path) -> None:
     which = f"{instead} instead of the first {omitted.turns}" if omitted.turns else "them all"
     repl.say(f"{len(turns)} messages from {path}; the next answer reads {which}")
     if saved.model != repl.chat.backend.name:
-        repl.say(f"they were said with {saved.model or 'another model'}")
+        repl.say(f"they come from {saved.model or 'another model'}")
     if saved.unfinished or (turns and turns[-1]["role"] == "user"):
-        repl.say("the last answer broke off: /retry answers that question again")
+        repl.say("the last answer was interrupted: /retry answers that question again")
 
 
 def fork(repl: ReplState, rest: str) -> None:
@@ -91,44 +91,44 @@ def fork(repl: ReplState, rest: str) -> None:
         repl.recorder.rename(rest)
     path = repl.recorder.path
     if path is not None:
-        back = f"; /load {before.stem} goes back" if before else ""
-        repl.say(f"a conversation of its own from here, {path.stem}{back}")
+        back = f"; /load {before.stem} returns to the old one" if before else ""
+        repl.say(f"continuing in a new conversation, {path.stem}{back}")
 
 
 def rename(repl: ReplState, rest: str) -> None:
     """Gives the file of the conversation another name: `/rename NAME`."""
     if not rest:
-        name = repl.recorder.path.stem if repl.recorder.path else "(not kept yet)"
+        name = repl.recorder.path.stem if repl.recorder.path else "(not saved yet)"
         repl.say(f"this chat is called {name}")
         return
-    repl.say(f"this chat is called {repl.recorder.rename(rest).stem} now")
+    repl.say(f"this chat is now called {repl.recorder.rename(rest).stem}")
 
 
 def attach(repl: ReplState, rest: str) -> None:
     """Puts a file into the next question: `/read FILE`."""
     if not rest:
         names = ", ".join(file.name for file in repl.attached)
-        repl.say(f"with the next question go: {names}" if names else "no file is attached")
+        repl.say(f"attached to the next question: {names}" if names else "no file is attached")
         return
     file = attachments.read(rest)
     repl.attached.append(file)
-    repl.say(f"{file.name} ({len(file.text):,} characters) goes with the next question")
+    repl.say(f"{file.name} ({len(file.text):,} characters) is attached to the next question")
 
 
 def copy(repl: ReplState, rest: str) -> None:
     """Puts the last answer, or its last block of code, on the clipboard: `/copy [code]`."""
     if rest not in ("", "code"):
-        raise UsageError(f"/copy {rest[:40]}: what is that?", hint="/copy, or /copy code")
+        raise UsageError(f"/copy {rest[:40]}: unknown argument", hint="/copy, or /copy code")
     text = repl.answer.rpartition(ANSWER)[2].strip()
     if not text:
         raise UsageError("there is no answer to copy yet", hint="ask something first")
     if rest:
         blocks = _CODE.findall(f"{text}\n")
         if not blocks:
-            raise UsageError("there is no code in the last answer", hint="/copy takes all of it")
+            raise UsageError("there is no code in the last answer", hint="/copy copies all of it")
         text = blocks[-1][1]
     who = clipboard.copy(text, _to_terminal)
-    repl.say(f"{len(text):,} characters of the last answer were given to {who}")
+    repl.say(f"{len(text):,} characters of the last answer copied to {who}")
 
 
 def _named(name: str) -> Path:

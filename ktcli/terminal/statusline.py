@@ -36,8 +36,8 @@ def nearly_full(before: int, used: int, context: int) -> str:
         return ""
     left = max(0, context - used)
     return (
-        f"(the context is {100 * used // context} % full, {left:,} tokens are left: /compact makes room,"
-        " /clear starts afresh)"
+        f"(the context is {100 * used // context} % full, {left:,} tokens left: /compact makes room,"
+        " /clear starts over)"
     )
 
 

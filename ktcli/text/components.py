@@ -120,7 +120,7 @@ def examine(document: Json, where: str) -> Examined:
 
     def refuse(what: str) -> BadCheckpoint:
         return BadCheckpoint(
-            f"{where} {what}", hint="kt reads the components that published tokenizers use"
+            f"{where} {what}", hint="kt supports the components that published tokenizers use"
         )
 
     known = _model(document.get("model"), refuse)
@@ -153,10 +153,10 @@ def _part(found: Any, part: str, refuse: Callable[[str], BadCheckpoint]) -> _Ste
     for step in steps:
         kind = str(step.get("type"))
         if kind not in allowed:
-            raise refuse(f"has the {part} {kind[:40]!r}, which no published tokenizer uses")
+            raise refuse(f"has the {part} {kind[:40]!r}, which kt does not support")
         growth *= allowed[kind] * _own_growth(step, refuse)
         if growth > MAX_GROWTH:
-            raise refuse(f"has a {part} that makes texts more than {MAX_GROWTH} times longer")
+            raise refuse(f"has a {part} that makes text more than {MAX_GROWTH} times longer")
     return _Steps(steps, growth)
 
 
@@ -217,7 +217,7 @@ def _steps(
     if step is None:
         return []
     if not isinstance(step, Mapping):
-        raise refuse(f"has a {part} that is no object")
+        raise refuse(f"has a {part} that is not an object")
     if depth > MAX_DEPTH:
         raise refuse(f"nests its {part} more than {MAX_DEPTH} deep")
     inner = step.get(children) if step.get("type") == "Sequence" else None
@@ -264,7 +264,7 @@ def _charsmap(table: Any, refuse: Callable[[str], BadCheckpoint]) -> None:
     """Examines a table of normalizations: the size of a trie, the trie in words of 32 bits, texts that end with a
     zero. Source: sentencepiece's normalizer.cc."""
     if not isinstance(table, str) or len(table) > MAX_CHARSMAP_CHARS:
-        raise refuse("has a table of normalizations larger than any published one, or none")
+        raise refuse("has a normalization table that is missing or larger than any published one")
     try:
         data = base64.b64decode(table, validate=True)
     except (binascii.Error, ValueError):
@@ -272,9 +272,7 @@ def _charsmap(table: Any, refuse: Callable[[str], BadCheckpoint]) -> None:
     size = int.from_bytes(data[:4], "little")
     texts = data[4 + size :]
     if len(data) < 8 or not 0 < size <= len(data) - 4 or size % 4 or not texts.endswith(b"\0"):
-        raise refuse(
-            "has a table of normalizations that is damaged: its sizes are not those of its parts"
-        )
+        raise refuse("has a damaged normalization table: its sizes do not match its parts")
     if max(map(len, texts.split(b"\0"))) > MAX_CHARSMAP_TEXT:
         raise refuse(
             f"has a table of normalizations with a text of more than {MAX_CHARSMAP_TEXT} bytes"

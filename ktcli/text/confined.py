@@ -191,7 +191,7 @@ class _Helper:
         self._process.kill()
         status = self._process.wait()
         if -status == signal.SIGXCPU:
-            return "it takes more processor time than any published tokenizer would"
+            return "it takes more processor time than any published tokenizer"
         return f"it takes more than {MEMORY_BYTES >> 20:,} MiB of memory, or is damaged"
 
     def kill(self) -> None:

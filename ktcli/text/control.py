@@ -181,7 +181,7 @@ class ControlTokens:
             letters = frozenset().union(*map(frozenset, texts))
             mark = next((chr(code) for code in _MORE_MARKS if chr(code) not in letters), "")
         if not mark:
-            raise UsageError("the conversation holds every private character that Unicode has")
+            raise UsageError("the conversation uses every private-use character of Unicode")
         return mark
 
     def _marked(
@@ -231,7 +231,7 @@ def _each(value: Any, put: Callable[[str], str], *, own: bool = False) -> Any:
     """Returns nested plain values with `put` applied to every text in them, names of fields included.
 
     Args:
-        own: whether the fields and values that templates ask for stay as they are.
+        own: whether the fields and values that templates ask for are left as they are.
     """
     if isinstance(value, str):
         return put(value)

@@ -28,7 +28,7 @@ STRING = 4 << 20  # characters of one string, or of one list when written out
 TEXT = 16 << 20  # characters made in one render
 PER_ITEM = 24  # characters charged for a number, a bracket, a comma
 
-_TOO_MUCH = "it repeats or nests values too much"
+_TOO_MUCH = "it repeats or nests values too often"
 _PRINTABLE = (str, int, float, type(None), list, tuple, dict, Undefined)
 
 
@@ -63,7 +63,7 @@ class Meter:
         """Pay for a string of `chars` characters."""
         self.text -= chars
         if chars > self.string or self.text < 0:
-            raise SecurityError("it makes too much text")
+            raise SecurityError("it produces too much text")
 
     def weigh(self, value: Any, *, to_print: bool = False) -> int:
         """Estimates the characters that `value` has when written out; pays a step for every item.
@@ -201,7 +201,7 @@ def call_method(meter: Meter, text: str, name: str, args: tuple[Any, ...], more:
         known = isinstance(separator, str) and separator
         pieces = text.count(separator) if known else len(text) // 2
         if pieces > meter.items:
-            raise SecurityError("it splits a text into too many pieces")
+            raise SecurityError("it splits text into too many pieces")
         meter.make(len(text))
     else:
         meter.make(3 * len(text))  # no change of case makes a character longer than that

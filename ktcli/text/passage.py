@@ -59,7 +59,7 @@ def read_passage(path: Path | None) -> Passage:
     except OSError as error:
         raise NotFound(
             f"cannot read the text {str(where)[:300]}: {error.strerror}",
-            hint="name a file of plain text, or leave it out",
+            hint="give a plain text file, or leave it out",
         ) from error
     cut = len(data) > MAX_BYTES
     text = _decoded(data[:MAX_BYTES], str(where)[:300], whole=not cut)
@@ -103,5 +103,5 @@ def _decoded(data: bytes, where: str, *, whole: bool) -> str:
         if not whole and error.start > len(data) - 4:
             return data[: error.start].decode("utf-8")
         raise UsageError(
-            f"{where} is not UTF-8 text (byte {error.start})", hint="name a file of plain text"
+            f"{where} is not UTF-8 text (byte {error.start})", hint="give a plain text file"
         ) from error

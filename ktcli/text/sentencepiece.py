@@ -59,7 +59,7 @@ def read_pieces(path: Path) -> Pieces:
     try:
         return _parse(data, path)
     except (ValueError, struct.error) as error:
-        raise BadCheckpoint(f"{path} is no SentencePiece model: {error}") from error
+        raise BadCheckpoint(f"{path} is not a SentencePiece model: {error}") from error
 
 
 def _parse(data: bytes, path: Path) -> Pieces:
@@ -115,7 +115,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
         else:
             raise ValueError(f"a field has the wire type {key & 7}")
         if size > len(data) - at:
-            raise ValueError("a field ends behind the file")
+            raise ValueError("a field ends beyond the end of the file")
         yield key >> 3, data[at : at + size]
         at += size
 
@@ -125,7 +125,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 64, 7):
         if at >= len(data):
-            raise ValueError("it ends in a number")
+            raise ValueError("it ends inside a number")
         value |= (data[at] & 127) << shift
         at += 1
         if data[at - 1] < 128:

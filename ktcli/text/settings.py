@@ -43,9 +43,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.think_budget is not None and self.think_budget < 1:
-            raise UsageError(f"think-budget is {self.think_budget}, it can be 1 or more")
+            raise UsageError(f"think-budget must be at least 1, not {self.think_budget}")
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise UsageError(f"max-tokens is {self.max_tokens}, it can be 1 or more")
+            raise UsageError(f"max-tokens must be at least 1, not {self.max_tokens}")
 
     @property
     def others(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def read_settings(folder: Path) -> Settings:
         most = None if longest is None else int(_number(longest, whole=True))
         return Settings(SamplingSettings(**values), most)
     except (UsageError, ValueError, OverflowError) as error:
-        raise BadCheckpoint(f"{path} makes no sense: {error}") from error
+        raise BadCheckpoint(f"{path} is invalid: {error}") from error
 
 
 def unused_settings(folder: Path) -> tuple[str, ...]:

@@ -102,7 +102,7 @@ class ChatTemplate:
         if type(error) is TemplateError:  # its own raise_exception
             return self._refused(f"refuses this conversation: {said}")
         if isinstance(error, AttributeError) or not said:
-            return self._refused("failed: it uses a value in a way that the value does not have")
+            return self._refused("failed: it uses a value in a way that its type does not support")
         return self._refused(f"failed: {said}")
 
     def _bad(self, what: str) -> BadCheckpoint:
@@ -124,7 +124,7 @@ def _copied(value: Any) -> Any:
         return {str(key): _copied(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_copied(part) for part in value]
-    raise TypeError(f"a chat template is given a {type(value).__name__}")
+    raise TypeError(f"a chat template received a {type(value).__name__}")
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
@@ -173,8 +173,9 @@ def find_template(folder: Path, *, name: str) -> str:
         if isinstance(found, str):
             return found
     raise BadCheckpoint(
-        f"{name} has no chat template: it is a base model, or its makers give a program instead, which kt does not run",
-        hint=f"choose its instruction-tuned sibling, or put a chat_template.jinja into {folder}",
+        f"{name} has no chat template: it is a base model, or its publisher provides code instead, "
+        f"which kt does not run",
+        hint=f"use the instruction-tuned version, or put a chat_template.jinja into {folder}",
     )
 
 

@@ -215,7 +215,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     if not has_tokenizer(folder):
         raise BadCheckpoint(
             f"{whole} is missing",
-            hint=f"kt also reads {sentencepiece.NAME} and tiktoken.model; without one of them a model has no words",
+            hint=f"kt also reads {sentencepiece.NAME} and tiktoken.model; a model needs one of them",
         )
     if whole.is_file() or not (ranks or pieces.is_file()):
         where, made = whole, partial(_whole, whole)
@@ -229,9 +229,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 def _whole(path: Path) -> str:
     text = read_text(path, MAX_BYTES)
     if text.count(",") > MAX_COMMAS:
-        raise BadCheckpoint(f"{path} lists more tokens and merges than any tokenizer has")
+        raise BadCheckpoint(f"{path} lists more tokens and merges than any tokenizer")
     if text.count("[") + text.count("{") > MAX_LISTS:
-        raise BadCheckpoint(f"{path} has more lists and objects than any tokenizer has")
+        raise BadCheckpoint(f"{path} has more lists and objects than any tokenizer")
     return text
 
 
@@ -241,9 +241,9 @@ def _read_document(text: str, where: Path) -> Tokenizer:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         why = " ".join(str(error).split())[:100]
-        raise BadCheckpoint(f"{where} is not a tokenizer: it is not JSON: {why}") from error
+        raise BadCheckpoint(f"{where} is not a tokenizer: invalid JSON: {why}") from error
     if not isinstance(document, dict):
-        raise BadCheckpoint(f"{where} is not a tokenizer: it holds no object")
+        raise BadCheckpoint(f"{where} is not a tokenizer: it is not a JSON object")
     found = examine(document, str(where))
     del document
     with _silent_stderr():
@@ -251,7 +251,7 @@ def _read_document(text: str, where: Path) -> Tokenizer:
     tokenizer = Tokenizer(codec, found, where)
     ids = tokenizer.encode(_PROBE)
     if not ids:
-        raise BadCheckpoint(f"{where} knows no tokens")
+        raise BadCheckpoint(f"{where} has no tokens")
     tokenizer.decode(ids)
     return tokenizer
 

@@ -50,8 +50,8 @@ class Arriving(Checkpoint):
         """
         if read_header(path).raw != read_header(self.path / file, self._sizes[file]).raw:
             raise OtherHeader(
-                f"{file} has another header than it had before",
-                hint="run the same command again; it reads the headers anew",
+                f"the header of {file} has changed",
+                hint="run the same command again to read the headers again",
             )
         self.open(file, path)
         lost = self._lost.get(file, ())  # after they were looked at
@@ -64,7 +64,7 @@ class Arriving(Checkpoint):
         for part in here:
             if not super()._is_zero(part):
                 raise BadCheckpoint(
-                    f"{part.name} in {file} is a bias that config.json does not speak of",
+                    f"{part.name} in {file} is a bias that config.json does not mention",
                     hint=LEFT_OVER,
                 )
 

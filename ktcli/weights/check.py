@@ -19,8 +19,8 @@ from ktcli.weights.strips import pieces_of
 from ktcli.weights.unread import left_over
 
 LEFT_OVER = (
-    "kt would leave these weights out: check that config.json, or a GGUF file's architecture, belongs to this "
-    "checkpoint, and that the model is of a kind that kt knows"
+    "kt would ignore these weights: check that config.json, or a GGUF file's architecture, belongs to this "
+    "checkpoint, and that kt supports the model"
 )
 LISTED = 5  # names in an error
 COUNTED = 10_000  # names that are missing; a small config.json can ask for millions
@@ -45,9 +45,9 @@ def check(model: Model, checkpoint: Reader) -> int:
     if missing:
         what = f"the checkpoint in {checkpoint.path} has no tensor {_listed(list(missing))}"
         hint = _renamed(next(iter(missing)), checkpoint.unused(sizes.keys())) or HINT
-        raise BadCheckpoint(f"{what}, of which its {checkpoint.description} speaks", hint=hint)
+        raise BadCheckpoint(f"{what}, which its {checkpoint.description} requires", hint=hint)
     if over := left_over(model, checkpoint.unused(sizes.keys())):
-        what = f"the checkpoint in {checkpoint.path} has what its {checkpoint.description} does not speak of"
+        what = f"the checkpoint in {checkpoint.path} has tensors that its {checkpoint.description} does not mention"
         raise BadCheckpoint(f"{what}: {_listed(sorted(over))}", hint=LEFT_OVER)
     return sum(sizes.values())
 
@@ -57,9 +57,7 @@ def _renamed(name: str, unused: Iterable[str]) -> str:
     ends = (f".{name}", f".{name.partition('.')[2]}")
     found = next((n for n in unused for end in ends if n.endswith(end)), None)
     return (
-        f"it has {found!r}: save it again under the names that its model is published with"
-        if found
-        else ""
+        f"it has {found!r}: save it again under the names of the published model" if found else ""
     )
 
 

@@ -44,7 +44,7 @@ SINGLE = "model.safetensors"
 QUANTIZATION = (
     "hf_quant_config.json"  # modelopt's, which may be all that says how a checkpoint is quantized
 )
-HINT = "fetch the model's files again: kt pull NAME (what is already complete is kept)"
+HINT = "fetch the model's files again: kt pull NAME (complete files are kept)"
 
 
 class Checkpoint(OpenFiles):
@@ -124,7 +124,7 @@ class Checkpoint(OpenFiles):
         if shape is not None and source.shape != shape:
             raise BadCheckpoint(
                 f"{name} in {source.file} has the shape {list(source.shape)}, "
-                f"config.json asks for {list(shape)}",
+                f"but config.json requires {list(shape)}",
                 hint=HINT,
             )
         return source
@@ -138,7 +138,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     if not folder.is_dir():
         raise BadCheckpoint(
-            f"{folder} is not a folder", hint="kt convert takes a model's name or its folder"
+            f"{folder} is not a folder", hint="give kt convert a model's name or its folder"
         )
     return parse_object(
         read_bounded(inside(folder, "config.json"), MAX_CONFIG_BYTES), "config.json"
@@ -162,7 +162,7 @@ def parse_object(data: bytes, what: str) -> dict[str, Any]:
     """
 
     def refuse(word: str) -> NoReturn:
-        raise BadCheckpoint(f"{what} holds {word}, which is no believable number")
+        raise BadCheckpoint(f"{what} holds {word}, which is implausible")
 
     def constant(word: str) -> dict[str, str]:
         return dict(INFINITE) if word == "Infinity" else refuse(word)
@@ -209,11 +209,11 @@ def inside(folder: Path, name: str) -> Path:
     try:
         path = (folder / name).resolve() if "\0" not in name else Path("/")
     except (RuntimeError, OSError):  # Python before 3.13 raises the former
-        raise BadCheckpoint(f"the file {name!r} of {folder} is a link that leads nowhere") from None
+        raise BadCheckpoint(f"the file {name!r} of {folder} is a broken link") from None
     if not any(path.is_relative_to(place) for place in allowed):
         raise BadCheckpoint(
-            f"the file {name!r} lies outside the model folder {folder}",
-            hint="do not use this checkpoint: it points at other files of your machine",
+            f"the file {name!r} is outside the model folder {folder}",
+            hint="do not use this checkpoint: it points at other files on your machine",
         )
     return path
 
@@ -271,12 +271,12 @@ def _parts(
         for file, its in entries.items():
             for name, entry in its.items():
                 if name in parts:
-                    raise BadCheckpoint(f"{name} lies in both {parts[name].file} and {file}")
+                    raise BadCheckpoint(f"{name} is in both {parts[name].file} and {file}")
                 parts[name] = Part(name, file, entry)
         return parts
     for name, file in weight_map.items():
         if name not in entries[file]:
-            raise BadCheckpoint(f"the index says that {name} lies in {file}, but it does not")
+            raise BadCheckpoint(f"the index says that {name} is in {file}, but it is not")
         parts[name] = Part(name, file, entries[file][name])
     return parts
 

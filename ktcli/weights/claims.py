@@ -101,11 +101,11 @@ def _companion(
     """The tensor `name` that `part` cannot be read without, of one of these shapes and types."""
     found = parts.get(name)
     if found is None:
-        raise BadCheckpoint(f"{part.name} in {part.file} lies there without its {name}", hint=hint)
+        raise BadCheckpoint(f"{part.name} in {part.file} lacks its {name}", hint=hint)
     if found.entry.dtype not in dtypes:
         known = ", ".join(sorted(dtypes))
         raise BadCheckpoint(
-            f"{name} in {found.file} is stored as {found.entry.dtype}, kt reads {known} there",
+            f"{name} in {found.file} is stored as {found.entry.dtype}; kt reads {known} there",
             hint=hint,
         )
     if found.entry.shape not in shapes:
@@ -178,7 +178,7 @@ def _fp4(part: Part, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
     k = 2 * row_bytes
     if k % FP4_GROUP:
         raise BadCheckpoint(
-            f"{part.name} in {part.file} holds rows of {k} fp4 numbers, kt reads multiples of {FP4_GROUP}",
+            f"{part.name} in {part.file} holds rows of {k} fp4 numbers, kt reads only multiples of {FP4_GROUP}",
             hint=hint,
         )
     scales = _companion(part, scale, parts, hint, [(n, k // FP4_GROUP)], E8M0[:1])
@@ -199,13 +199,13 @@ def _floats(stem: str, part: Part, parts: Parts, scheme: Scheme, hint: str) -> S
     kind, group = ("nvfp4", GROUP) if scales.entry.dtype == "F8_E4M3" else ("mxfp4", FP4_GROUP)
     if kind not in scheme.floats:
         raise BadCheckpoint(
-            f"{part.name} in {part.file} lies beside scales of {scales.entry.dtype}, as {kind} does, but config.json "
+            f"{part.name} in {part.file} has scales of  {scales.entry.dtype}, as {kind} does, but config.json "
             "does not say so",
             hint=hint,
         )
     if k % group:
         raise BadCheckpoint(
-            f"{part.name} in {part.file} holds rows of {k} {kind} numbers, kt reads multiples of {group}",
+            f"{part.name} in {part.file} holds rows of {k} {kind} numbers, kt reads only multiples of {group}",
             hint=hint,
         )
     known = ("F8_E4M3",) if kind == "nvfp4" else E8M0
@@ -269,7 +269,8 @@ def _across(stem: str, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
     (n, k), groups, zeros_shape = _sizes(part, bits, group, outputs)
     if not k or not n or k % 8 or n % 8:
         raise BadCheckpoint(
-            f"{part.name} in {part.file} holds {k} x {n} codes, kt reads multiples of 8", hint=hint
+            f"{part.name} in {part.file} holds {k} x {n} codes, kt reads only multiples of 8",
+            hint=hint,
         )
     scales = _companion(part, f"{stem}.scales", parts, hint, [(groups, n)], PLAIN)
     zeros = _companion(part, f"{stem}.qzeros", parts, hint, [zeros_shape], INTEGERS)
@@ -277,9 +278,7 @@ def _across(stem: str, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
     if f"{stem}.g_idx" in parts:
         order = (_companion(part, f"{stem}.g_idx", parts, hint, [(k,)], INTEGERS),)
     elif scheme.reordered:
-        raise BadCheckpoint(
-            f"{part.name} in {part.file} lies there without its {stem}.g_idx", hint=hint
-        )
+        raise BadCheckpoint(f"{part.name} in {part.file} lacks its {stem}.g_idx", hint=hint)
     exact = bits == 4 and all(kind[2] for kind in fitting) and not scheme.reordered
     lossless = lossless_int4(group, scales.entry.dtype) if exact else None
     label = f"{scheme.method} of {bits} bits with groups of {group or k}"

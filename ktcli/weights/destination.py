@@ -48,13 +48,15 @@ class Destination:
         """
         if not self.path.exists():
             return
-        hint = "name a folder that does not exist yet with --out"
+        hint = "give a new folder with --out"
         if not self.path.is_dir():
             raise UsageError(f"{self.path} is not a folder", hint=hint)
         names = {path.name for path in self.path.iterdir()}
         begun = {name for name in names if smallfiles.meant_name(name) == PART}
         if names - begun - {LOCK, STREAM} and not names & {MANIFEST, PART}:
-            raise UsageError(f"{self.path} is not empty and is no conversion of kt's", hint=hint)
+            raise UsageError(
+                f"{self.path} is not empty and is not a conversion made by kt", hint=hint
+            )
 
     @property
     def leftovers(self) -> list[Path]:
@@ -171,7 +173,7 @@ class Destination:
             what = "this model calibrated with another text"
         else:
             what = f"a conversion of another checkpoint ({found.repository or found.family})"
-        hint = "choose another folder with --out, or remove that one"
+        hint = "choose another folder with --out, or remove this one"
         raise UsageError(f"{self.path} already holds {what}", hint=hint)
 
 

@@ -110,5 +110,5 @@ class OpenFiles:
 
     def refusal(self, source: StorageSource, error: BadCheckpoint) -> BadCheckpoint:
         """Returns `error` about the numbers of a source with the source's name and file added."""
-        what = "holds NaN or Inf" if isinstance(error, BadNumber) else f"is damaged: {error}"
+        what = "contains NaN or Inf" if isinstance(error, BadNumber) else f"is damaged: {error}"
         return BadCheckpoint(f"{source.name} in {source.file} {what}", hint=self._hint)

@@ -99,15 +99,15 @@ def read_header(path: Path, size_bytes: int | None = None) -> Header:
         size = here if size_bytes is None else size_bytes
         prefix = file.read(8)
         if len(prefix) < 8:
-            raise BadCheckpoint(f"{path.name} has only {here} bytes and is no safetensors file")
+            raise BadCheckpoint(f"{path.name} has only {here} bytes and is not a safetensors file")
         length = int.from_bytes(prefix, "little")
         if length > MAX_HEADER_BYTES:
             raise BadCheckpoint(
-                f"{path.name} claims a header of {length} bytes, at most {MAX_HEADER_BYTES} are believable"
+                f"{path.name} claims a header of {length} bytes; the limit is {MAX_HEADER_BYTES}"
             )
         if length > min(size, here) - 8:
             raise BadCheckpoint(
-                f"{path.name} is cut short: its header has {length} bytes, the file {min(size, here)}"
+                f"{path.name} is truncated: its header has {length} bytes, the file {min(size, here)}"
             )
         raw = file.read(length)
     try:
@@ -247,9 +247,7 @@ def _entry(name: str, fields: dict[str, str]) -> TensorEntry:
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:
     if _NUMBERS.fullmatch(text) is None:
-        raise _HeaderFault(
-            f"tensor {name!r} has {text[:60]!r} where at most 8 whole numbers belong"
-        )
+        raise _HeaderFault(f"tensor {name!r} has {text[:60]!r} instead of at most 8 whole numbers")
     return tuple(map(int, text[1:-1].split(","))) if text[1:-1].strip() else ()
 
 

@@ -32,7 +32,7 @@ def overall(files: Sequence[WeightFile], manifest: Manifest) -> ByKind:
         BadPack: the manifest lists other files.
     """
     if [file.name for file in files] != [record.name for record in manifest.files]:
-        raise BadPack(f"{PACK} lists other weight files than its model has")
+        raise BadPack(f"{PACK} lists weight files that do not match its model")
     squares: dict[str, list[tuple[float, int]]] = {}
     for file, record in zip(files, manifest.files, strict=True):
         for kind, error in record.error.items():

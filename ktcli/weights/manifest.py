@@ -44,7 +44,7 @@ def parse_pack(data: bytes, what: str = manifest.PACK) -> tuple[Manifest, Recipe
     if not all(extra_limit(record.name) for record in found.extras):
         raise BadPack(f"{what} lists a file that does not belong there")
     if not all(_WEIGHTS.fullmatch(record.name) for record in found.files):
-        raise BadPack(f"{what} lists a weight file that is none")
+        raise BadPack(f"{what} lists an invalid weight file")
     assert found.formats is not None  # every manifest of a pack has them
     return found, recipe_of(found.formats, what)
 
@@ -64,13 +64,15 @@ def recipe_of(names: FormatNames, what: str = manifest.PACK) -> Recipe:
                 return found
         except UsageError:
             pass
-        raise BadPack(f"{what} uses the number format {name[:40]!r}, which this kt does not know")
+        raise BadPack(
+            f"{what} uses the number format {name[:40]!r}, which this version of kt does not support"
+        )
 
     dense = read(names.dense, lambda name: Recipe.named(name, name)).dense
     found = read(names.experts, lambda name: replace(Recipe.named(name), dense=dense))
     parts = {part.value: part for part in ModelPart}
     if unknown := set(names.in_f32) - parts.keys():
-        raise BadPack(f"{what} names a part of a model {min(unknown)[:40]!r}, which is none")
+        raise BadPack(f"{what} names a part of a model {min(unknown)[:40]!r}, which does not exist")
     return replace(found, in_f32=tuple(parts[name] for name in names.in_f32))
 
 

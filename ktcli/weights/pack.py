@@ -220,9 +220,7 @@ class Pack:
         header = read_header(path)
         for name, entry in header.entries.items():
             if name in self._entries:
-                raise BadPack(
-                    f"{name} lies in both {self._entries[name][0].name} and {record.name}"
-                )
+                raise BadPack(f"{name} is in both {self._entries[name][0].name} and {record.name}")
             self._entries[name] = (path, entry, header.metadata.get(name, ""))
 
     def _read_config(self) -> dict[str, Any]:
@@ -240,7 +238,9 @@ def is_pack(path: Path) -> bool:
 
 def _read_manifest(path: Path) -> tuple[Manifest, Recipe]:
     if not is_pack(path):
-        raise BadPack(f"{path} holds no converted model", hint="convert one: kt convert NAME")
+        raise BadPack(
+            f"{path} does not contain a converted model", hint="create one with: kt convert NAME"
+        )
     try:
         return parse_pack(read_bounded(path / manifest.PACK, manifest.MAX_BYTES))
     except BadPack:

@@ -50,7 +50,7 @@ class ReadAhead:
         self.clock, self.total_bytes = Stopwatch(), 0
 
     def read(self, strips: Iterator[Strip]) -> Iterator[tuple[Strip, list[list[Raw]]]]:
-        """Yields each strip with the bytes of its spans, which stay as they are until the next is asked for.
+        """Yields each strip with the bytes of its spans, which are left as they are until the next is asked for.
 
         Raises:
             BadCheckpoint: a file ended early or the disk failed.

@@ -36,7 +36,7 @@ class TensorKind(Enum):
     EXPERTS = "experts"  # gate and up of the routed experts
     DOWN = "down"  # the down projection of the routed experts
     DENSE = "dense"  # attention projections, dense MLP, shared experts, output head
-    KEPT = "kept"  # tensors that stay as they are: bf16, or f32 where the checkpoint has more
+    KEPT = "kept"  # tensors that are left as they are: bf16, or f32 where the checkpoint has more
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Recipe:
         step = better_than(self.experts)
         if step is None:
             raise UsageError(
-                f"nothing is one step more precise than {self.experts.name}, as --mixed asks",
+                f"there is no format one step more precise than {self.experts.name} for --mixed",
                 hint="it is for: " + ", ".join(mixable()),
             )
         return replace(self, down=step)

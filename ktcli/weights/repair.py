@@ -84,14 +84,14 @@ def repair_from(
     found, recipe = parse_pack(read_bounded(damage.pack / MANIFEST, MAX_BYTES))
     if found.seal is Seal.BROKEN:
         raise BadPack(
-            f"{MANIFEST} of {damage.pack.name} is damaged, so nothing tells what is right"
+            f"{MANIFEST} of {damage.pack.name} is damaged, so the right contents are unknown"
         )
     records = {each.name: each for each in found.records if each.name in damage.names}
     checkpoint, supply = source.checkpoint, source.supply
     known = Calibration(found.calibration, dict) if recipe.calibrated else None
     plan = planned(checkpoint, recipe, provenance, known)
     if found.identity != plan.manifest:
-        raise BadPack(f"{damage.pack.name} was made from another checkpoint than {source.name} is")
+        raise BadPack(f"{damage.pack.name} was made from a checkpoint other than {source.name}")
     files = [file for file in plan.ordered if file.name in records]
     if known is not None:
         _refuse_searched(files, plan.recipe, damage.pack.name, known)
@@ -152,5 +152,7 @@ def _take_over(checkpoint: Reader, folder: Path, record: FileRecord) -> None:
     """Writes a small file again."""
     data = checkpoint.small_file(record.name)
     if sha256(data).hexdigest() != record.sha256:
-        raise BadPack(f"{record.name} of the checkpoint is not what the pack was made from")
+        raise BadPack(
+            f"{record.name} of the checkpoint is not the file that the pack was made from"
+        )
     smallfiles.write(folder / record.name, data)

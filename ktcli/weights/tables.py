@@ -38,7 +38,7 @@ def check_tables(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> N
                 if (at := first_outside(values, tensor.below)) is not None:
                     row, value = start + at // source.columns, values.reshape(-1)[at]
                     raise BadCheckpoint(
-                        f"{source.name} in {source.file} gives token {row} the expert {value:g}, but there are "
+                        f"{source.name} in {source.file} assigns token {row} to expert {value:g}, but there are only "
                         f"{tensor.below}",
                         hint=HINT,
                     )

@@ -29,8 +29,8 @@ def remark(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> str | N
         first, second = (checkpoint.find(name, head.sources[0][0].shape) for name in names)
         if _differ(first, second, checkpoint, pool):
             return (
-                f"config.json says tie_word_embeddings, but {first.name} is another matrix than {second.name}; "
-                "both are kept"
+                f"config.json says tie_word_embeddings, but {first.name} differs from {second.name}; "
+                "both are stored"
             )
     return None
 

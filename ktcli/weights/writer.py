@@ -71,7 +71,7 @@ class FileWriter:
         self._settle()
         self._end_flush()
         if wanted not in (None, self._hash.hexdigest()):
-            raise BadPack(f"{self._path.name}, made again, has other bytes than its hash says")
+            raise BadPack(f"{self._path.name}, made again, has a checksum mismatch")
         with self._clock.running():
             os.fsync(self._file)
             os.rename(self._beside, self._path)
@@ -124,5 +124,5 @@ def explained(what: str, folder: Path, need_bytes: Callable[[], int]) -> Iterato
             ) from error
         raise KtError(
             f"{what} stopped: the system refused to write to {folder}: {error.strerror}",
-            hint="what is complete is kept: free space, raise the limit or fix the folder, and run it again",
+            hint="completed files are kept: free some space, raise the limit or fix the folder, and run it again",
         ) from error

@@ -291,7 +291,7 @@ def test_calls_that_a_model_cannot_make(model: Model) -> None:
     wanted = WantedCalls(Tools(TOOLS), True, "tool_choice")
     odd = WantedCalls(Tools({"a b": {}}), True, "tool_choice")
     rows: tuple[tuple[Shape, CallStyle | None, str], ...] = (
-        (Shape(None, wanted), None, "tool_choice: this model has no way of calling tools"),
+        (Shape(None, wanted), None, "tool_choice: this model has no tool-call format"),
         (Shape(None, odd), STYLES[1], "tool_choice: the tool 'a b' has a name"),
         (Shape(Form.of_object("format"), wanted), STYLES[-1], "format: this model writes calls"),
     )

@@ -133,7 +133,7 @@ def test_options_reach_the_engine(say: Say, made: list[DeviceEngine], tmp_path: 
 def test_a_small_model_needs_no_gpu(say: Say, made: list[DeviceEngine]) -> None:
     assert say()[0] == 0 and made == []
     code, _, err = say("--gpu-experts", "2")
-    assert code == 0 and made == [] and "--gpu-experts is about a GPU" in err
+    assert code == 0 and made == [] and "--gpu-experts applies only to a GPU" in err
 
 
 def test_without_a_gpu(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,8 +347,12 @@ def test_a_model_is_planned_with_the_gpu_before_it_is_pulled(
         (["--device", "nonsense"], 2, "'nonsense' is no device"),
         (["--defer", "99"], 2, "--defer asks for 99 of "),
         (["--defer", str(1 << 40)], 2, "at most "),
-        (["--gpu-experts", "/nowhere"], 0, "--gpu-experts is about a GPU, and none is used"),
-        (["--prefill-threshold", "9"], 0, "--prefill-threshold is about a GPU, and none is used"),
+        (["--gpu-experts", "/nowhere"], 0, "--gpu-experts applies only to a GPU, and none is used"),
+        (
+            ["--prefill-threshold", "9"],
+            0,
+            "--prefill-threshold applies only to a GPU, and none is used",
+        ),
     ],
 )
 def test_options_without_a_gpu(

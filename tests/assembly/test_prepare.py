@@ -113,7 +113,7 @@ def test_a_model_that_does_not_fit_is_not_pulled(
     ("words", "code", "sentence"),
     [
         (["--device", "tpu"], 2, "'tpu' is no device"),
-        (["--device", "cuda"], 10, "no NVIDIA GPU answers"),
+        (["--device", "cuda"], 10, "no NVIDIA GPU responds"),
         (["--defer", "7"], 2, "at most 6 can wait"),
         (["--gpu-experts", "/nowhere"], 3, "/nowhere"),
         (["--prefill-threshold", "soon"], 2, "--prefill-threshold is 'soon'"),

@@ -278,7 +278,7 @@ def test_wrong_lines_are_one_sentence(tmp_path: Path, line: str) -> None:
         ("/set greedy maybe", "on or off"),
         ("/set top-p hot", "0 to 1 (off)"),
         ("/set seed one", "a whole number"),
-        ("/set max-tokens none of it", "a whole number from 1 on, or off"),
+        ("/set max-tokens none of it", "a whole number, at least 1, or off"),
     ],
 )
 def test_a_wrong_value_learns_what_it_can_be(tmp_path: Path, line: str, can_be: str) -> None:
@@ -479,5 +479,5 @@ def test_a_budget_of_thoughts_for_a_model_without_them_is_said_to_change_nothing
     assert "changes nothing" not in said[-1]
     monkeypatch.setattr(AnswerFormat, "thinks", False)
     slash.run(table, "/set think-budget 5")
-    assert said[-1] == "fake does not think before it answers; it changes nothing"
+    assert said[-1] == "fake does not think before it answers; it has no effect"
     assert table.chat.settings.think_budget == 5

@@ -242,7 +242,7 @@ def test_a_broken_answer_is_told_and_can_be_had_again(model: LocalBackend, chats
     turns = [{"role": "user", "content": "why?"}]
     save(chats / "last.json", Saved("fake", Conversation("", turns), SamplingSettings()))
     person = chatted(model, "/load last", "/retry")
-    assert any("broke off: /retry" in note for note in person.notes)
+    assert any("was interrupted: /retry" in note for note in person.notes)
     assert said(newest()) == ["why?", "you said why?"]
     chatted(
         model, "/load ./home/../chats/last.json" if False else f"/load {chats}/last.json", "so?"

@@ -125,7 +125,7 @@ def test_losses_are_explained_after_a_turn(tmp_path: Path) -> None:
     remarks = Remarks(stats=True, losses=True)
     talk(Chat(model), Lines(("one", "two")), person, person, remarks=remarks)  # type: ignore[arg-type]
     lost = [note for note in person.notes if "cache was lost" in note]
-    assert len(lost) == 1 and "leaves the thoughts of answer 1 out" in lost[0]
+    assert len(lost) == 1 and "leaves out the thoughts of answer 1" in lost[0]
     counted = [note.splitlines()[-1] for note in person.notes if "eval count" in note]
     assert counted[0].startswith("cached / prompt:      0 / ") and len(counted) == 2
 

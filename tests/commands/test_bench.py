@@ -253,10 +253,13 @@ def test_the_cpu_alone_has_a_trace_too(qwen: str, home: Path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--device", "cuda"], "no NVIDIA GPU answers"),
-        (["--device", "cpu", "--policy", "fiddler"], "--policy is about a GPU"),
-        (["--device", "cpu", "--gpu-experts", "3"], "--gpu-experts is about a GPU"),
-        (["--device", "cpu", "--prefill-threshold", "9"], "--prefill-threshold is about a GPU"),
+        (["--device", "cuda"], "no NVIDIA GPU responds"),
+        (["--device", "cpu", "--policy", "fiddler"], "--policy applies only to a GPU"),
+        (["--device", "cpu", "--gpu-experts", "3"], "--gpu-experts applies only to a GPU"),
+        (
+            ["--device", "cpu", "--prefill-threshold", "9"],
+            "--prefill-threshold applies only to a GPU",
+        ),
         (["--device", "cuda9"], "'cuda9' is no device"),
         (["--defer", "1"], "--defer asks for 1 of 2 experts per token, at most 0 can wait"),
     ],
@@ -384,9 +387,9 @@ def test_teams_are_measured_and_named(work: str, model: str, capsys):
     ("arguments", "code", "sentence"),
     [
         (["kernel", "--shape", "D"], 2, "A, B, C"),
-        (["kernel", "--shape", "64,48,4,6"], 2, "no shape"),
-        (["kernel", "--shape", "99999999999999999999,1,1,1"], 2, "no shape"),
-        (["kernel", "--shape", "9" * 5000 + ",1,1,1"], 2, "no shape"),
+        (["kernel", "--shape", "64,48,4,6"], 2, "not a shape"),
+        (["kernel", "--shape", "99999999999999999999,1,1,1"], 2, "not a shape"),
+        (["kernel", "--shape", "9" * 5000 + ",1,1,1"], 2, "not a shape"),
         (["kernel", "--isa", "sse9"], 9, "portable"),
         (["kernel", "--threads", "4097"], 2, "physical core"),
         (["kernel", "--numa", "nodes=4095"], 2, "no node 4095"),
@@ -450,8 +453,8 @@ def test_several_answers_are_shown_beside_each_other(qwen: str, capsys):
         (["--batch", "0"], "--batch is '0'"),
         (["--batch", "1,x"], "--batch is '1,x'"),
         (["--batch", "65"], "--batch is '65'"),
-        (["--batch", "2", "--profile"], "--profile is about one answer"),
-        (["--batch", "2", "--gpu-experts", "3"], "--gpu-experts is about a GPU"),
+        (["--batch", "2", "--profile"], "--profile measures one answer only"),
+        (["--batch", "2", "--gpu-experts", "3"], "--gpu-experts applies only to a GPU"),
     ],
 )
 def test_a_batch_that_cannot_be_measured_is_refused(

@@ -85,7 +85,7 @@ def test_an_import_that_was_interrupted_says_how_to_go_on(
         )  # as if a file had arrived
         patch.setattr(bundlereader, "_extract", stop)
         assert main(["import", "x.tar", "--as", "mine"]) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command again" in capsys.readouterr().err
     assert main(["list"]) == 0
     assert (
         f"interrupted; continue with: kt import {tmp_path / 'x.tar'} --as mine"

@@ -376,7 +376,7 @@ def test_broken_text_files_are_one_sentence(run: Run) -> None:
 def test_logits_that_are_not_numbers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeEngine, "logits", lambda *_: np.full(VOCAB, np.nan, dtype=np.float32))
     code, out, err = run("kt-mini", "hi")
-    assert (code, out.strip()) == (5, "") and "where a number is due" in err
+    assert (code, out.strip()) == (5, "") and "instead of a number" in err
 
 
 def test_who_and_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,7 +458,7 @@ def test_drafts_change_no_answer_and_are_counted(run: Run, monkeypatch: pytest.M
 
 def test_drafts_that_cannot_be_made(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     code, _, err = run("kt-mini", "hi", "--draft", "9")
-    assert code == 2 and "--draft is '9'; it can be off, lookup, or 1 to 8" in err
+    assert code == 2 and "--draft must be off, lookup, or 1 to 8, not '9'" in err
     code, _, err = run("kt-mini", "hi", "--draft", "lookup")
     assert code == 2 and "could change answers here" in err and "--draft off" in err
     monkeypatch.setenv("KT_DRAFT", "sometimes")

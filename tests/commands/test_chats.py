@@ -65,7 +65,7 @@ def questions(path: Path | None) -> list[str]:
 
 def test_the_list(kt, tmp_path: Path) -> None:
     code, out, err = kt("chats")
-    assert (code, out) == (0, "") and "No chat was kept" in err
+    assert (code, out) == (0, "") and "No chat has been saved" in err
     kept(tmp_path, "alpha", "what is\nkt? \x1b[31m", "and?")
     kept(tmp_path, "beta", "long " * 40)
     (chats_folder() / "bad.jsonl").write_bytes(b"\xff\x00 nonsense\n")
@@ -125,7 +125,7 @@ def test_search_finds_what_anybody_said(kt, tmp_path: Path) -> None:
     (found,) = json.loads(kt("chats", "search", "MOUNT", "--json")[1])["chats"]
     assert found["name"] == "beta" and "mountains" in found["said"]
     code, out, err = kt("chats", "search", "sea", "mountains")
-    assert (code, out) == (0, "") and "No kept conversation has 'sea' and 'mountains'" in err
+    assert (code, out) == (0, "") and "No saved conversation contains 'sea' and 'mountains'" in err
 
 
 def test_rename_and_rm(kt, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_an_interactive_chat_goes_on(
     lines = iter(["two", "/stats", "/exit"])
     monkeypatch.setattr("ktcli.terminal.prompt.Prompt.ask", lambda prompt, draft: next(lines))
     code, _, err = kt("chat", "--continue", "--explain-cache")
-    assert code == 0 and "2 messages from" in err and "nothing of it was kept" in err
+    assert code == 0 and "2 messages from" in err and "none of it was cached" in err
     assert "cached / prompt:" in err and questions(path) == ["one " * 40, "two"]
 
 
@@ -247,7 +247,7 @@ def test_what_cannot_be_resumed_is_one_sentence(
 
 def test_without_any_chat_there_is_nothing_to_continue(kt) -> None:
     code, _, err = kt("chat", "--continue", "and now?")
-    assert code == 3 and "no chat has kept itself yet" in err
+    assert code == 3 and "no chat has been saved yet" in err
 
 
 def test_another_model_can_go_on(kt, run: Run, tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_what_is_not_ours_and_what_cannot_be_written(
     place.script.write_text("another kt\n")
     for what in ("install", "uninstall"):
         assert main(["completion", what, "fish"]) == 2
-        assert "not of kt's making" in capsys.readouterr().err
+        assert "not written by kt" in capsys.readouterr().err
     assert place.script.read_text() == "another kt\n"
     (home / ".bashrc").mkdir()
     assert main(["completion", "install", "bash"]) == 1

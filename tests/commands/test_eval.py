@@ -247,7 +247,7 @@ def test_an_interrupt_shows_what_was_measured(
     assert not found["complete"] and found["predicted_tokens"] == 3500  # of 5 windows in a step
     calls.clear()
     assert main(["eval", MINI, "-n", "40000", "-c", "512", "--defer", "0,3"]) == 130
-    assert "interrupted: these are figures of 1,536 tokens" in capsys.readouterr().err
+    assert "interrupted: these figures cover 1,536 tokens" in capsys.readouterr().err
 
 
 WRONG = {

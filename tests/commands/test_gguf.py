@@ -60,12 +60,12 @@ def test_a_folder_with_a_model_and_what_reads_pictures(mini: Path, capsys: Captu
     for command in ("plan", "pull"):
         assert main([command, str(mini.parent)]) == 0
         said = capsys.readouterr().err
-        assert "mmproj-kt-mini-F16.gguf is left out: kt reads no pictures and no sound" in said
+        assert "mmproj-kt-mini-F16.gguf is left out: kt does not read images or audio" in said
         error = document([command, str(beside)], capsys, 5)["error"]
         assert error["message"].endswith(
-            "part of a model that reads pictures or sound, which kt does not run"
+            "part of a model that reads images or audio, which kt does not run"
         )
-        assert error["hint"] == "name the file of the model itself"
+        assert error["hint"] == "give the file of the model itself"
     (mini.parent / "other.gguf").write_bytes(b"GGUF")
     error = document(["plan", str(mini.parent)], capsys, 3)["error"]
     assert error["message"].startswith("there are 2 models in") and "kt-mini.gguf" in error["hint"]
@@ -96,26 +96,24 @@ def test_from_a_quant_of_a_repository_to_an_answer(
             "mmproj-F16.gguf": b"",
             "LICENSE": b"free",
         }
-        error = document(["pull", "org/mini-GGUF"], capsys, code=5)["error"]
+        error = document(["pull", "org/mini-GGUF"], capsys, code=2)["error"]
         assert "Q2_K (1.0 MiB)" in error["message"] and "mmproj" not in error["message"]
         assert error["hint"].endswith("kt pull org/mini-GGUF:Q8_0")
         assert (
             "damaged"
             in document(["pull", "org/mini-GGUF:Q2_K"], capsys, code=5)["error"]["message"]
         )
-        error = document(["pull", "org/mini-GGUF:Q5_K"], capsys, code=5)["error"]
+        error = document(["pull", "org/mini-GGUF:Q5_K"], capsys, code=3)["error"]
         assert error["hint"] == "it has: Q2_K, Q8_0"
         assert document(["plan", "org/mini-GGUF:Q8_0"], capsys)["model"] == "org/mini-GGUF"
         lines = tuple(make_offer(parse("org/mini-GGUF:Q8_0"), SILENT).lines())
-        again = (
-            "Its Q8_0 blocks are rounded again, to int4; int8 loses least, of 4 bits nl4-g32-mixed"
-        )
+        again = "Its Q8_0 blocks are rounded once more, to int4; int8 loses least; among 4-bit formats, nl4-g32-mixed"
         assert any(line.startswith(again) for line in lines)
-        assert "mmproj-F16.gguf is left out: kt reads no pictures and no sound." in lines
+        assert "mmproj-F16.gguf is left out: kt does not read images or audio." in lines
         found = document(["pull", "org/mini-GGUF:q8_0"], capsys)
     folder = Path(found["path"])
     assert (folder / "Q8_0/mini-Q8_0-00001-of-00001.gguf").read_bytes() == data
-    assert found["name"] == "org--mini-GGUF--gguf-q8_0"
+    assert found["name"] == "org/mini-GGUF:q8_0"
     assert document(["verify", "org/mini-GGUF:Q8_0"], capsys)["ok"]
     ask = ["chat", "org/mini-GGUF:Q8_0", "Tell me a story about a fox.", "--greedy"]
     assert document(ask, capsys)["text"].startswith("I am too small for jokes and stories")

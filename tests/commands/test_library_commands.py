@@ -70,7 +70,7 @@ def test_a_library_folder_that_is_not_there_is_not_called_empty(
     home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["list"]) == 0
-    assert f"There is no library folder {home} yet" in capsys.readouterr().err
+    assert f"The library folder {home} does not exist yet" in capsys.readouterr().err
     home.mkdir()
     assert main(["list"]) == 0
     assert f"The library {home} is empty" in capsys.readouterr().err
@@ -84,14 +84,14 @@ def test_list_shows_what_is_there_and_what_is_not_whole(capsys: Capture) -> None
     add("kimi-k2", complete=False)
     assert main(["list", "--all"]) == 0
     text = capsys.readouterr().out
-    assert "org--repo" in text
+    assert "org/repo" in text
     assert f"hf:org/repo@{'a' * 12}" in text
     assert "interrupted; continue with: kt pull kimi-k2" in text
     assert "deepseek-v3" in text
     assert "0.6 billion" in text and "671 billion" in text
     models = {model["name"]: model for model in document(["list", "--all"], capsys)["models"]}
-    assert models["org--repo"]["complete"]
-    assert models["org--repo"]["source"] == f"hf:org/repo@{'a' * 40}"
+    assert models["org/repo"]["complete"]
+    assert models["org/repo"]["source"] == f"hf:org/repo@{'a' * 40}"
     assert models["kimi-k2"]["problem"] == "interrupted"
 
 
@@ -169,7 +169,7 @@ def test_pull_of_a_local_folder(tmp_path: Path, capsys: Capture) -> None:
 def test_pull_of_what_is_there(capsys: Capture) -> None:
     add("org--repo")
     assert main(["pull", "org/repo"]) == 0
-    assert "was already in the library" in capsys.readouterr().out
+    assert "is already in the library" in capsys.readouterr().out
 
 
 # --- verify -----------------------------------------------------------------------------------
@@ -183,10 +183,10 @@ def test_verify(capsys: Capture) -> None:
     found = document(["verify", "org/repo"], capsys, code=5)
     assert found["models"][0]["bad"] == {
         "config.json": "is missing",
-        "model.safetensors": "has other bytes than its hash says",
+        "model.safetensors": "has a checksum mismatch",
     }
     assert main(["verify", "org--repo"]) == 5
-    assert "repair it with: kt verify org--repo --repair\n" in capsys.readouterr().out
+    assert "repair it with: kt verify org/repo --repair\n" in capsys.readouterr().out
 
 
 def test_verify_looks_at_the_manifest_of_a_pack_too(capsys: Capture) -> None:
@@ -195,12 +195,12 @@ def test_verify_looks_at_the_manifest_of_a_pack_too(capsys: Capture) -> None:
     written = path.read_bytes()
     path.write_bytes(written.replace(b"int4", b"int8", 1))
     bad = document(["verify", "tiny@int4-int8"], capsys, code=5)["models"][0]["bad"]
-    assert bad == {"kt.json": "has other bytes than its own hash says"}
+    assert bad == {"kt.json": "has a checksum mismatch"}
     old = json.loads(written)
     del old["sha256"]  # as an earlier kt wrote it
     path.write_text(json.dumps(old))
     assert main(["verify", "tiny@int4-int8"]) == 0
-    assert "carries no hash of itself" in capsys.readouterr().out
+    assert "has no checksum of its own" in capsys.readouterr().out
 
 
 def test_the_built_in_model_and_its_conversion(
@@ -215,7 +215,7 @@ def test_the_built_in_model_and_its_conversion(
     )
     assert not document(["pull", "kt-mini"], capsys)["downloaded"]
     assert (
-        "nobody recorded hashes"
+        "no hashes are recorded"
         in document(["verify", "kt-mini"], capsys, code=3)["error"]["message"]
     )
     assert document(["rm", "kt-mini", "--yes"], capsys, code=2)["error"]["type"] == "UsageError"
@@ -233,7 +233,7 @@ def test_the_built_in_model_and_its_conversion(
 def test_rm_frees_and_reports(capsys: Capture) -> None:
     folder = add("org--repo")
     found = document(["rm", "org/repo", "--yes"], capsys)
-    assert found["removed"] == ["org--repo"]
+    assert found["removed"] == ["org/repo"]
     assert found["freed_bytes"] > 4
     assert not folder.exists()
 
@@ -286,7 +286,7 @@ def test_rm_asks_on_a_terminal(answer: str, code: int, there: bool) -> None:
     assert process.wait(timeout=20) == code
     said = os.read(outer, 4096).decode()
     os.close(outer)
-    assert "Remove org--repo (checkpoint) and free" in said
+    assert "Remove org/repo (checkpoint) and free" in said
     assert folder.exists() == there
 
 
@@ -388,7 +388,7 @@ def test_doctor_shows_where_tiles_begin(
     found = Measured("amx", 1, 1e11, 1e13, 1e13, "2026-01-01")
     monkeypatch.setattr(rates, "measure", lambda *_: found)
     code = main(["doctor", "-v"])
-    assert "the first model that is loaded does it" in capsys.readouterr().out
+    assert "loading the first model measures it" in capsys.readouterr().out
     assert main(["doctor", "-v", "--measure"]) == code
     said = capsys.readouterr()
     assert "from 4 (int4), 6 (int8), 3 (bf16) tokens per expert, measured" in said.out
@@ -402,7 +402,7 @@ def test_doctor_shows_where_tiles_begin(
     assert "from 2 tokens per expert, not measured under KT_ISA" in capsys.readouterr().out
     monkeypatch.setenv("KT_TILE_MIN", "9")
     main(["doctor", "-v"])
-    assert "from 9 tokens per expert, as KT_TILE_MIN says" in capsys.readouterr().out
+    assert "from 9 tokens per expert, set by KT_TILE_MIN" in capsys.readouterr().out
 
 
 def test_doctor_shows_the_teams(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,7 @@ def test_a_folder_without_packs_has_no_hashes(
 ) -> None:
     copy = shutil.copytree(model, tmp_path / "another")
     error = document(["verify", str(copy)], capsys, 3)["error"]
-    assert "nobody recorded hashes" in error["message"]
+    assert "no hashes are recorded" in error["message"]
 
 
 def test_the_packs_of_a_folder_are_removed_by_naming_it(
@@ -204,7 +204,7 @@ def test_a_library_that_begins_is_told(
     assert "new library" not in capsys.readouterr().err
     monkeypatch.setenv("KT_HOME", str(tmp_path / "fresh"))
     assert main(["convert", str(model)]) == 0
-    assert f"A new library begins in {tmp_path / 'fresh'}" in capsys.readouterr().err
+    assert f"Creating a new library in {tmp_path / 'fresh'}" in capsys.readouterr().err
 
 
 def test_no_lock_is_left_behind(model: Path, tmp_path: Path) -> None:

@@ -52,11 +52,11 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("chat kt-mini hi --context abc", "--context is 'abc', which is no whole number"),
-        ("chat kt-mini hi -c 1.5", "--context is '1.5', which is no whole number"),
-        ("chat kt-mini hi -c 0", "--context is '0', it can be 1 or more"),
-        ("bench mixed kt-mini --streams 99", "--streams is '99', it can be 15 at most"),
-        ("chat kt-mini hi --temperature hot", "--temperature is 'hot', which is no number"),
+        ("chat kt-mini hi --context abc", "--context must be a whole number, not 'abc'"),
+        ("chat kt-mini hi -c 1.5", "--context must be a whole number, not '1.5'"),
+        ("chat kt-mini hi -c 0", "--context must be at least 1, not 0"),
+        ("bench mixed kt-mini --streams 99", "--streams must be at most 15, not 99"),
+        ("chat kt-mini hi --temperature hot", "--temperature must be a number, not 'hot'"),
     ],
 )
 def test_a_wrong_number_is_said_in_our_own_words(
@@ -235,29 +235,29 @@ OTHERS = {
     ),
     "exit": (typer.Exit(1), 1, ""),
     "abort": (typer.Abort(), 130, "error: interrupted\n"),
-    "no memory": (MemoryError(), 4, "error: the system has no memory left\n"),
+    "no memory": (MemoryError(), 4, "error: the system is out of memory\n"),
     "no memory for a thread": (
         RuntimeError("can't start new thread"),
         4,
-        "error: the system has no memory left\n",
+        "error: the system is out of memory\n",
     ),
     "no memory for code": (
         ImportError("x.so: failed to map segment from shared object"),
         4,
-        "error: the system has no memory left\n",
+        "error: the system is out of memory\n",
     ),
     "no memory for the system": (
         OSError(errno.ENOMEM, "Cannot allocate memory"),
         4,
-        "error: the system has no memory left\n",
+        "error: the system is out of memory\n",
     ),
     "a file": (PermissionError(13, "Permission denied", "/x"), 1, "error: /x: Permission denied\n"),
     "ours": (
         ValueError("too\nlong"),
         70,
-        "error: kt made a mistake (ValueError: too)\n",
+        "error: internal error (ValueError: too)\n",
     ),
-    "no words": (AssertionError(), 70, "error: kt made a mistake (AssertionError: )\n"),
+    "no words": (AssertionError(), 70, "error: internal error (AssertionError: )\n"),
 }
 
 
@@ -315,7 +315,7 @@ def test_a_wrong_option_points_at_the_help_of_its_command(
     line: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(line) == 2
-    assert "kt chat --help shows how" in capsys.readouterr().err
+    assert "for help: kt chat --help" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_a_question_that_begins_with_a_minus_is_told_where_it_goes(
 ) -> None:
     assert main(["chat", "kt-mini", words]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert ("goes behind --: kt chat -- '-5 + 3?'" in said) is told
+    assert ("after --: kt chat -- '-5 + 3?'" in said) is told
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])

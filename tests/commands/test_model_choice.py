@@ -184,7 +184,7 @@ def test_a_chat_goes_on_after_the_gpu_failed(
     assert host.where_now("auto") == ("cpu" if kind is DeviceError else "auto")
     assert (
         sum(
-            f"the GPU failed in a step: the chat goes on {where}; ask again" in each
+            f"the GPU failed in a step: the chat continues {where}; ask again" in each
             for each in person.said
         )
         == 1
@@ -344,5 +344,5 @@ def test_a_chat_on_the_terminal_goes_on_with_another_conversion(
     assert main(["chat", "kt-mini", "--greedy"]) == 0
     said = capsys.readouterr()
     assert said.out.count("kt-mini") >= 2
-    assert "kt-mini answers from here on" in said.err and "'nothing'" in said.err
+    assert "kt-mini answers from now on" in said.err and "'nothing'" in said.err
     assert "kt-mini@int8-int8  answers now" in said.err

@@ -287,3 +287,13 @@ def test_predicted_speeds_have_two_digits() -> None:
         5324.4: "5,300",
     }
     assert {value: predicted(value) for value in said} == said
+
+
+def test_warnings_wait_for_the_end_of_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    told = Output()
+    told.hold()
+    told.warn("the disk is slow", hint="wait")
+    assert capsys.readouterr().err == ""
+    told.release()
+    told.warn("again")
+    assert capsys.readouterr().err == "warning: the disk is slow\n  wait\nwarning: again\n"

@@ -77,7 +77,7 @@ def test_thoughts_that_the_template_leaves_out(tokenizer: Tokenizer, source: str
     loss = model.lost(before, model.reads(QUESTION, ("assistant", thought), AGAIN))
     assert loss is not None and loss.at >= len(first.ids)
     assert loss.tokens == len(before.ids) - loss.at
-    assert "leaves the thoughts of answer 1 out" in loss.why and "hm" in loss.why
+    assert "leaves out the thoughts of answer 1" in loss.why and "hm" in loss.why
 
 
 def test_thoughts_in_channels_that_the_template_leaves_out(tokenizer: Tokenizer) -> None:
@@ -86,7 +86,7 @@ def test_thoughts_in_channels_that_the_template_leaves_out(tokenizer: Tokenizer)
     said = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>"
     ids = tokenizer.encode(said + ANSWER[1])
     loss = model.lost(first.answered(ANSWER[1], ids), model.reads(QUESTION, ANSWER, AGAIN))
-    assert loss is not None and "leaves the thoughts of answer 1 out" in loss.why
+    assert loss is not None and "leaves out the thoughts of answer 1" in loss.why
 
 
 @pytest.mark.parametrize("source", [LLAMA3, HARMONY], ids=["llama3", "gpt-oss"])
@@ -115,7 +115,7 @@ def test_an_answer_in_other_tokens(tokenizer: Tokenizer) -> None:
     first = model.reads(QUESTION)
     before = model.says(first, "hello world", letters)
     loss = model.lost(before, model.reads(QUESTION, ("assistant", "hello world"), AGAIN))
-    assert loss is not None and loss.why == "answer 1 is cut into other tokens than it was"
+    assert loss is not None and loss.why == "answer 1 is split into different tokens than before"
     assert len(first.ids) <= loss.at < len(first.ids) + 3
 
 
@@ -173,7 +173,7 @@ def test_a_cache_that_was_not_kept(tokenizer: Tokenizer) -> None:
     before = model.says(model.reads(long), ANSWER[1])
     now = model.reads(long, ANSWER, AGAIN)
     loss = model.lost(before, now, 0)
-    assert loss is not None and "nothing of it was kept" in loss.why
+    assert loss is not None and "none of it was cached" in loss.why
     loss = model.lost(before, now, 128)
     assert loss is not None and (loss.at, loss.tokens) == (128, len(before.ids) - 128)
     assert model.lost(before, now, len(before.ids) // 64 * 64) is None

@@ -274,7 +274,7 @@ def test_wishes() -> None:
     assert DraftOptions.parse("lookup", "--draft").length is None
     assert DraftOptions.parse("8", "--draft").length == 8
     for text in ("0", "9", "-1", "on", "", "\u0663", "1" * 5000):
-        with pytest.raises(UsageError, match="it can be off, lookup, or 1 to 8") as caught:
+        with pytest.raises(UsageError, match="must be off, lookup, or 1 to 8") as caught:
             DraftOptions.parse(text, "KT_DRAFT")
         assert len(str(caught.value)) < 120
     assert NO_DRAFTS.of(None) is None

@@ -117,7 +117,7 @@ def test_masked_logits_are_never_drawn() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_not_numbers_are_an_error(bad: float) -> None:
-    with pytest.raises(BadPack, match="where a number is due"):
+    with pytest.raises(BadPack, match="instead of a number"):
         Drawing([0, bad, 1], []).next()
 
 

@@ -65,11 +65,11 @@ CASES: dict[str, tuple[Facts, tuple[bool | None, ...], bool, str, str]] = {
     ),
     "no INT8": (
         replace(GOOD, int8=False, permission=None, used_row="avx2"), (False, True, None), False,
-        "not all that the kernels use", "",
+        "lacks features that the kernels use", "",
     ),
     "small tiles": (
         replace(GOOD, shape=False, permission=None, used_row="avx2"), (False, True, None), False,
-        "not all that the kernels use", "",
+        "lacks features that the kernels use", "",
     ),
     "old kernel": (
         replace(UNASKED, os_state=False, release="5.15.0-100-generic"), (True, False, None), False,
@@ -91,9 +91,9 @@ CASES: dict[str, tuple[Facts, tuple[bool | None, ...], bool, str, str]] = {
     "not offered by a new one": (
         replace(REFUSED, permission=EINVAL), (True, True, False), False, "refused: Invalid argument", "kernel",
     ),
-    "filter": (REFUSED, (True, True, False), False, "filter on system calls", "seccomp"),
+    "filter": (REFUSED, (True, True, False), False, "system call filter", "seccomp"),
     "other filter": (
-        replace(REFUSED, permission=ENOSYS), (True, True, False), False, "filter on system calls", "seccomp",
+        replace(REFUSED, permission=ENOSYS), (True, True, False), False, "system call filter", "seccomp",
     ),
     "signal stack": (
         replace(REFUSED, permission=ENOSPC), (True, True, False), False, "signal stack", "signal stacks",

@@ -51,11 +51,11 @@ CASES: dict[str, tuple[str, dict[str, str], str, str, str]] = {
         {"proc/sys/vm/overcommit_memory": "2",
          "proc/meminfo": "MemTotal: 67108864 kB\nMemAvailable: 33554432 kB\n"
                          "CommitLimit: 20971520 kB\nCommitted_AS: 10485760 kB"},
-        "promises only 10.0 GiB", "sysctl vm.overcommit_memory=0", "22.0 GiB more",
+        "allows only 10.0 GiB", "sysctl vm.overcommit_memory=0", "22.0 GiB more",
     ),
     "balancing": (
         "odd-node-ids", {"proc/sys/kernel/numa_balancing": "1"},
-        "moves memory between the nodes", "sysctl kernel.numa_balancing=0", "steadier",
+        "moves memory between nodes", "sysctl kernel.numa_balancing=0", "steadier",
     ),
     "huge pages": (
         "desktop", {"sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]"},

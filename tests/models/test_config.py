@@ -180,7 +180,7 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (GRANITE, {"layer_rope_theta": [1e4]}, "layer_rope_theta is not a list"),
     (GRANITE, {"layer_rope_theta": ["x"] * 5}, "not a number"),
     (GRANITE, {"rope_parameters": [7]}, "not a JSON object"),
-    (STEP, step(moe_layers_enum="1,x", mlp_layer_types=None), "other than numbers"),
+    (STEP, step(moe_layers_enum="1,x", mlp_layer_types=None), "not layer numbers"),
     (STEP, step(moe_layers_enum=7, mlp_layer_types=None), "not a short list"),
     (STEP, step(swiglu_limits=[1.0]), "swiglu_limits is not a list"),
     (STEP, step(swiglu_limits_shared=[-1.0] * 4), "swiglu_limits_shared is -1.0"),

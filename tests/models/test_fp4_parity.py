@@ -33,7 +33,7 @@ WIDE = replace(
     },
 )
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
-# All that is dense in FP8, the head too; compressors, routers and what mixes streams stay as they are.
+# All that is dense in FP8, the head too; compressors, routers and what mixes streams are left as they are.
 CODED = re.compile(r"(attn|indexer)\.w[qko]\w*\.weight|experts.*\.w[123]\.weight|^head\.weight")
 Tensors = dict[str, torch.Tensor]
 

@@ -125,7 +125,7 @@ EVENT = 'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
 ANSWERS = {
     "none": ("text/html", "<p>hello</p>", "answers with text/html, which is no stream"),
     "unknown": ("404", '{"error": {"message": "the model x is unknown"}}', "the model x is unknown"),
-    "word": ("500", "oh", "it answers with status 500"),
+    "word": ("500", "oh", "it responded with status 500"),
     "cut": ("text/event-stream", EVENT, "the stream ended before the answer did"),
     "error": (
         "text/event-stream", EVENT + 'data: {"error": {"message": "no memory"}}\n\n', "no memory",
@@ -171,7 +171,7 @@ def test_who_cannot_be_asked_is_told_before_anything_is_sent(
     server: Running, capsys: Capture
 ) -> None:
     for arguments, code, said in (
-        (["--url", "localhost:8000"], 2, "no address of a server"),
+        (["--url", "localhost:8000"], 2, "not a server address"),
         (["--url", "http://127.0.0.1:1"], 1, "nobody answers at http://127.0.0.1:1"),
         (["--url", server.url], 2, "wants a key"),
         (["--url", server.url, "--api-key", "wrong"], 2, "refuses the key"),

@@ -162,7 +162,7 @@ def test_a_folder_of_sockets_that_others_may_write_is_refused(
 ) -> None:
     (home / "run").chmod(0o777)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)  # so it is another user's
-    with pytest.raises(KtError, match="who could pretend to be a server there"):
+    with pytest.raises(KtError, match="who could impersonate a server there"):
         unix_socket(socket_path(7))
     for command in (["ps"], ["stop"], ["stop", "--all"]):
         assert main(command) == KtError.exit_code

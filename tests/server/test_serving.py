@@ -345,7 +345,7 @@ def test_ollamas_port_is_listened_at_too(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(serve_sockets, "OLLAMA_PORT", ports[1])
         with pytest.raises(Busy) as caught, serve_sockets.sockets_at("127.0.0.1", ports[1:]):
             pass
-    assert "leave --ollama out" in (caught.value.hint or "")
+    assert "leave out --ollama" in (caught.value.hint or "")
 
 
 def takes_signals(process: int) -> list[int]:

@@ -282,7 +282,7 @@ def test_what_cannot_be_used_is_refused_by_name(
 def test_an_answer_that_cannot_go_on_fails_alone(server: Running) -> None:
     body = {"messages": ASKED, "guided_regex": "(?:a?){3000}a{3000}"}
     answer = requests.post(f"{server.url}/v1/chat/completions", json=body)
-    assert answer.status_code == 400 and "cannot go on" in answer.json()["error"]["message"]
+    assert answer.status_code == 400 and "cannot continue" in answer.json()["error"]["message"]
 
 
 class SlowCompiler:

@@ -57,7 +57,7 @@ def test_an_alias_is_the_model_that_it_stands_for(home: Path) -> None:
     assert {entry.path for entry in library.matching("whole")} == {pack, other}
     assert library.resolve("whole@int8-int8").path == other
     assert library.called(library.entries()) == {pack: ("big", "whole"), other: ("whole",)}
-    with pytest.raises(UsageError, match="already means org--repo@int4-int8"):
+    with pytest.raises(UsageError, match="already stands for org--repo@int4-int8"):
         parse("big@int8-int8")
 
 
@@ -148,7 +148,7 @@ def test_an_alias_that_leads_back_is_refused_and_changes_nothing() -> None:
     aliases.save("a", "kimi-k2")
     aliases.save("b", "a")
     for target in ("b", "a", "B@int4-int8"):
-        with pytest.raises(UsageError, match="leads back to itself: a -> "):
+        with pytest.raises(UsageError, match="refers back to itself: a -> "):
             aliases.save("a", target)
     assert parse("b").name == "kimi-k2"
 
@@ -240,7 +240,7 @@ def test_alias_as_a_command(capsys: Capture) -> None:
     assert not pack.exists()
     document(["alias", "made", "kt-mini@int8-bf16"], capsys)
     states = {row["alias"]: row["state"] for row in document(["alias"], capsys)["aliases"]}
-    assert states["made"] == "kt chat made makes it" and "there is no model" in states["big"]
+    assert states["made"] == "kt chat made converts it" and "there is no model" in states["big"]
     assert document(["alias", "--rm", "big"], capsys)["meant"] == "org--repo@int4-int8"
     assert "did you mean: far" in document(["alias", "--rm", "fat"], capsys, 3)["error"]["hint"]
 

@@ -59,7 +59,7 @@ def test_entries_and_their_labels_find_themselves() -> None:
     add_checkpoint("org--repo")
     mine = [entry for entry in library.entries() if entry.managed]
     assert [entry.label for entry in mine] == [
-        "org--repo",
+        "org/repo",
         "qwen3-30b-a3b",
         "qwen3-30b-a3b@int4-int8",
         "qwen3-30b-a3b@int8-int8",
@@ -124,7 +124,7 @@ def test_work_of_a_process_is_running_and_not_interrupted() -> None:
         assert states["org--repo"] == (f"{me} pulling org--repo", True)
         with pytest.raises(Busy, match=f"{me} pulling") as caught:
             library.resolve("org/repo")
-        assert "wait until it ends" in caught.value.hint
+        assert "wait until it is done" in caught.value.hint
     assert not any(e.running for e in library.entries())
     assert {e.problem for e in library.entries() if e.managed} == {INTERRUPTED}
 
@@ -408,7 +408,7 @@ def test_check_names_every_kind_of_damage() -> None:
     }
     assert found["good"] == ""
     assert found["short"] == "has 3 bytes, not 4"
-    assert "other bytes" in found["changed"]
+    assert "checksum mismatch" in found["changed"]
     assert found["gone"] == "is missing"
     assert found["folder"] == "is not a plain file"
     assert sum(advanced) >= 16

@@ -71,11 +71,11 @@ def test_a_change_is_seen_and_ours_come_first(folder: Path) -> None:
     ("old", "new", "said"),
     [
         ('title = "', "title = 7 #", "line 1: title: must be a text of one line"),
-        ("license =", "licence =", "line 2: licence: is no key of a profile; known are title"),
-        ("[sizes]", "[sizes]\nsize = 1", ": sizes.size: is no key"),
+        ("license =", "licence =", "line 2: licence: is not a profile key; known keys are title"),
+        ("[sizes]", "[sizes]\nsize = 1", ": sizes.size: is not a profile key"),
         ("parameters = ", "parameters = -", ": sizes.parameters: must be a whole number"),
         ('hf = "', 'hf = "../', ": repositories.hf: must be org/repo"),
-        ("[repositories]", "[repositories]\ngithub = 'a/b'", ": repositories.github: is no key"),
+        ("[repositories]", "[repositories]\ngithub = 'a/b'", ": repositories.github: is not a profile key"),
         ('experts = "int4"', 'experts = "int3"', ": formats.experts: "),
         ('dense = "int8"', 'dense = "../x"', ": formats.dense: '../x' is not the name of a format"),
         ("model_type =", "model_types =", ": config.model_type: is missing"),
@@ -111,7 +111,7 @@ def test_files_that_are_no_models_are_told_and_hide_nothing(folder: Path, capsys
     assert len(catalog.faults()) == 6
     assert main(["list", "--all"]) == 0
     said = capsys.readouterr()
-    for words in ("is a model of kt", "is not that of a model", "cannot be read"):
+    for words in ("is a built-in profile", "is not a valid model name", "cannot be read"):
         assert words in said.err
     assert "deepseek-v3" in said.out and "Traceback" not in said.err
     assert "deep.toml" in document(["pull", "deep"], capsys, 1)["error"]["message"]

@@ -472,7 +472,7 @@ def test_a_full_disk_leaves_no_part_of_a_file(folder: PageFolder) -> None:
         "store = opened(folder, said); put(store, conversation('a', 200)); store.close(); print(len(said), said[0])",
     )
     out, _ = done.communicate(timeout=60)
-    assert out.startswith("1 KV pages are not kept on disk any more: File too large")
+    assert out.startswith("1 KV pages are no longer written to disk: File too large")
     assert [path.name for path in folder.path.rglob("*") if path.suffix in (".pages", ".tmp")] == []
 
 
@@ -534,7 +534,7 @@ def test_pages_that_cannot_be_written_in_time_are_spoken_of(folder: PageFolder) 
     folder.make()
     with folder.lock():
         store.close(0.3)
-    assert len(said) == 1 and "3 KV pages are not kept on disk: process" in said[0]
+    assert len(said) == 1 and "3 KV pages were not written to disk: process" in said[0]
 
 
 def test_whoever_looks_while_the_folder_is_made_sees_its_version(

@@ -52,7 +52,7 @@ def test_a_hub_that_has_trouble_once_is_asked_again(
     _, found = look(parse(NAMES[name]), tell=told.append)
     assert {file.name for file in found.files} == set(hub.repositories["org/tiny"])
     if told:  # ModelScope's client tries a listing again itself
-        assert "asking again in" in told[0] and "1 of 3" in told[0]
+        assert "retrying in" in told[0] and "1 of 3" in told[0]
     assert name == "ms" or waits == [7 if status else 1]
 
 
@@ -66,7 +66,7 @@ def test_a_search_is_asked_for_again(hub: Hub, waits: list[float]) -> None:
         hub.troubles = [(429, {"Retry-After": "0"})]
         (found,) = read_configs([hit], 1000, told.append)
         assert found.data == b"{}"
-        assert "asking again" in told[-1]
+        assert "retrying" in told[-1]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,7 +75,7 @@ def test_the_third_retry_is_the_last(hub: Hub, waits: list[float], name: str) ->
     told: list[str] = []
     with pytest.raises(HubError, match="error 503") as caught:
         look(parse(f"{name}:org/tiny"), tell=told.append)
-    assert "in a while" in caught.value.hint
+    assert "later" in caught.value.hint
     assert len(told) == RETRIES
     if name == "hf":
         assert waits == [1, 2, 4]
@@ -121,7 +121,7 @@ def test_an_interrupt_ends_the_wait(
     monkeypatch.setattr(time, "sleep", interrupt)
     assert main(["pull", "org/tiny", "--yes"]) == 130
     assert sum("api/models" in line for line in hub.requests) == 1
-    assert "asking again in 1 s (1 of 3)" in " ".join(capsys.readouterr().err.split())
+    assert "retrying in 1 s (1 of 3)" in " ".join(capsys.readouterr().err.split())
 
 
 def test_whoever_waits_may_give_up() -> None:

@@ -129,5 +129,5 @@ def test_a_program_of_the_desktop_comes_before_the_terminal(
     assert clipboard.copy("ü" * 100_000, pytest.fail) == "xclip"
     assert (here / "copied").read_text() == "ü" * 100_000
     program.write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(KtError, match="200,000 bytes are more than"):
+    with pytest.raises(KtError, match="200,000 bytes exceed the limit"):
         clipboard.copy("ü" * 100_000, pytest.fail)

@@ -124,7 +124,7 @@ def test_a_conversation(terminal: Terminal) -> None:
     terminal.type("/stats\r")
     terminal.expect(r"eval count: .*context: .*› ")
     terminal.type("/nothing\r")
-    terminal.expect(r"error: there is no command /nothing.*› ")
+    terminal.expect(r"error: unknown command /nothing.*› ")
     terminal.type("/exit\r")
     terminal.expect("LEFT after 2 messages")
     assert terminal.end() == 0
@@ -297,7 +297,7 @@ def test_an_earlier_question_is_asked_otherwise(terminal: Terminal) -> None:
     terminal.expect(r"› first")
     terminal.type(" of all\r")
     said = terminal.expect(r"you said b'first of all'.*› ")
-    assert "the conversation as it was stays in " in said
+    assert "the previous conversation is saved as " in said
     terminal.type("/edit\r")
     terminal.expect(r"› first of all")
     terminal.type(CTRL_C)

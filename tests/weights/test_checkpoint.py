@@ -156,7 +156,7 @@ def quantized(folder: Path, **table: object) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing shard": (lambda f: (f / SECOND).unlink(), f"shard {SECOND} is missing"),
-    "truncated shard": (lambda f: truncate(f / FIRST, 100), f"{FIRST} is damaged: the data is cut short"),
+    "truncated shard": (lambda f: truncate(f / FIRST, 100), f"{FIRST} is damaged: the data is truncated"),
     "empty shard": (lambda f: (f / FIRST).write_bytes(b""), f"{FIRST} has only 0 bytes"),
     "shard is a folder": (
         lambda f: ((f / FIRST).unlink(), (f / FIRST).mkdir()),
@@ -164,11 +164,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "index names a parent": (
         lambda f: rewrite_index(f, **{NAME: "../../etc/passwd"}),
-        "'../../etc/passwd' lies outside",
+        "'../../etc/passwd' is outside",
     ),
-    "index names a root": (lambda f: rewrite_index(f, **{NAME: "/etc/passwd"}), "lies outside"),
+    "index names a root": (lambda f: rewrite_index(f, **{NAME: "/etc/passwd"}), "is outside"),
     "index with a NUL": (lambda f: rewrite_index(f, **{NAME: "a\0b"}), "damaged at byte"),
-    "link out of the folder": (link_out, "lies outside the model folder"),
+    "link out of the folder": (link_out, "is outside the model folder"),
     "shard links to itself": (lambda f: link_to_itself(f / FIRST), "leads nowhere|is missing"),
     "index links to itself": (lambda f: link_to_itself(f / INDEX), "leads nowhere|is missing"),
     "config links to itself": (

@@ -279,7 +279,7 @@ def test_the_system_refuses_to_write(source: Path, whole: dict[str, bytes], tmp_
     out = tmp_path / "p"
     with file_size_limit(20_000), pytest.raises(KtError, match="refused to write") as caught:
         convert(source, out, FAST, POOL)
-    assert "complete is kept" in caught.value.hint
+    assert "completed files are kept" in caught.value.hint
     assert not list(out.glob("*.safetensors*"))
     convert(source, out, FAST, POOL)
     assert tree(out) == whole
@@ -395,8 +395,8 @@ def test_a_tied_head_of_its_own_is_kept_and_told(tmp_path: Path):
     folder = write_checkpoint(tmp_path / "s", TIED, stored)
     report = convert(folder, tmp_path / "p", FAST, POOL)
     assert report.remarks == (
-        "config.json says tie_word_embeddings, but lm_head.weight is another matrix than model.embed_tokens.weight; "
-        "both are kept",
+        "config.json says tie_word_embeddings, but lm_head.weight differs from model.embed_tokens.weight; "
+        "both are stored",
     )
     write_checkpoint(tmp_path / "t", QWEN3, stored)
     untied = convert(tmp_path / "t", tmp_path / "q", FAST, POOL)
@@ -463,7 +463,7 @@ def test_hostile_extras(tmp_path: Path):
     folder = random_checkpoint(tmp_path / "s", QWEN3)
     (tmp_path / "secret").write_text("{}")
     (folder / "tokenizer_config.json").symlink_to(tmp_path / "secret")
-    with pytest.raises(BadCheckpoint, match="lies outside"):
+    with pytest.raises(BadCheckpoint, match="is outside"):
         convert(folder, tmp_path / "p", FAST, POOL)
     (folder / "tokenizer_config.json").unlink()
     os.mkfifo(folder / "chat_template.jinja")

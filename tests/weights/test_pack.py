@@ -176,7 +176,7 @@ def swap(pack: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no manifest": (lambda p: (p / "kt.json").unlink(), "no converted model"),
+    "no manifest": (lambda p: (p / "kt.json").unlink(), "does not contain a converted model"),
     "empty manifest": (lambda p: (p / "kt.json").write_text(""), "is not JSON"),
     "manifest is a list": (lambda p: (p / "kt.json").write_text("[1]"), "holds a list"),
     "manifest nests": (lambda p: (p / "kt.json").write_text("[" * 200_000), "is not JSON"),
@@ -187,7 +187,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no version": (edit(lambda d: d.pop("kt_pack")), "pack version None"),
     "no files": (edit(lambda d: d.pop("files")), "no list 'files'"),
     "files is text": (edit(lambda d: d.update(files="x")), "no list 'files'"),
-    "file is text": (edit(lambda d: d["files"].append("x")), "no object"),
+    "file is text": (edit(lambda d: d["files"].append("x")), "not an object"),
     "file outside": (edit(lambda d: d["files"][0].update(name="../x.safetensors")), "leads out"),
     "file absolute": (edit(lambda d: d["files"][0].update(name="/etc/passwd")), "leads out"),
     "file twice": (edit(lambda d: d["files"].append(d["files"][0])), "lists a file twice"),
@@ -204,7 +204,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "error is huge": (edit(lambda d: d["files"][0].update(error={"down": 1e300})), "no conversion"),
     "cosine is true": (edit(lambda d: d["files"][0].update(cosine={"down": True})), "no conversion"),
     "no recipe": (edit(lambda d: d.pop("recipe")), "no object 'recipe'"),
-    "f32 is a text": (edit(lambda d: d["recipe"].update(f32="router")), "'f32' that is no list"),
+    "f32 is a text": (edit(lambda d: d["recipe"].update(f32="router")), "'f32' that is not a list"),
     "f32 names no part": (edit(lambda d: d["recipe"].update(f32=["gate"])), "part of a model 'gate'"),
     "unknown format": (edit(lambda d: d["recipe"].update(experts="int3")), "format 'int3'"),
     "format is a list": (edit(lambda d: d["recipe"].update(experts=[])), "no text 'experts'"),

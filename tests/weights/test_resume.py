@@ -66,7 +66,7 @@ def test_complete_without_one_of_its_files(source: Path, tmp_path: Path):
     document = json.loads(path.read_text())
     document["files"].pop()
     path.write_text(json.dumps(document))
-    with pytest.raises(BadPack, match="lists other weight files"):
+    with pytest.raises(BadPack, match="lists weight files"):
         convert(source, tmp_path / "p", FAST, POOL)
     assert error_report(tmp_path / "p") is None
 
@@ -250,7 +250,7 @@ def test_a_folder_of_somebody_else_is_left(source: Path, tmp_path: Path, name: s
     out = tmp_path / "p"
     out.mkdir()
     (out / name).write_text("mine")
-    with pytest.raises(UsageError, match="not empty and is no conversion"):
+    with pytest.raises(UsageError, match="not empty and is not a conversion"):
         convert(source, out, FAST, POOL)
     assert tree(out) == {name: b"mine"}
     with pytest.raises(UsageError, match="is not a folder"):

@@ -305,7 +305,7 @@ WRONG: dict[str, tuple[str, dict, dict | None, str]] = {
     ),
     "nothing packed": ("gptq a row", {"qweight": ("I32", (0, 0))}, None, "holds 0 x 0 codes"),
     "scales of other groups": ("gptq", {}, gptq_config(group_size=32), r"m.scales .* asks for \[5, 40\]"),
-    "gptq as awq": ("gptq", {}, awq_config(group_size=64), "holds 20 x 320 codes, kt reads multiples of 8"),
+    "gptq as awq": ("gptq", {}, awq_config(group_size=64), "holds 20 x 320 codes, kt reads only multiples of 8"),
     "gptq without a config": ("gptq", {}, FP8, "does not call the checkpoint gptq or awq"),
     "nvfp4 by a config of mxfp4": (
         "nvfp4", {}, CASES["mxfp4"].config, "scales of F8_E4M3, as nvfp4 does, but config.json does not say so",

@@ -115,7 +115,8 @@ class _CallWriter:
         needed = set(required) if isinstance(required, list) else set()
         if unknown := sorted(map(str, needed - set(properties))):
             raise UsageError(
-                f"{self._wanted.field}: the tool {name[:60]} requires {unknown[0][:60]}, which is no property"
+                f"{self._wanted.field}: the tool {name[:60]} requires {unknown[0][:60]}, which is "
+                f"not one of its properties"
             )
         rules = []
         for number, key in enumerate(properties):

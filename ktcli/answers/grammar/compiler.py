@@ -89,9 +89,7 @@ class GrammarConstraint:
     def _check(self) -> None:
         if self._matcher.is_error():
             why = _sentence(self._matcher.get_error())
-            self.error = UsageError(
-                f"the answer cannot go on in the form that was asked for: {why}"
-            )
+            self.error = UsageError(f"the answer cannot continue in the requested format: {why}")
 
 
 class LateConstraint:

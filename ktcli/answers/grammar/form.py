@@ -28,7 +28,7 @@ class Notation(Enum):
     """The ways to say what a text must be."""
 
     SCHEMA = "JSON schema"
-    CHOICE = "list of texts"
+    CHOICE = "list of strings"
     REGEX = "regular expression"
     LARK = "Lark grammar"
     GBNF = "GBNF grammar"  # or Lark's: which of both is seen in it
@@ -68,16 +68,16 @@ class Form:
             return schema_part(checked_schema(schema, self.field), name)
         said = self._choice() if self.notation is Notation.CHOICE else self.said
         if not isinstance(said, str) or not said:
-            raise UsageError(f"{self.field} is no {self.notation.value}: a text is needed")
+            raise UsageError(f"{self.field} is not a {self.notation.value}: it must be a string")
         size = len(said.encode("utf-8", "replace"))
         if size > GRAMMAR_BYTES:
-            raise UsageError(f"{self.field} has {size:,} bytes, it can have {GRAMMAR_BYTES:,}")
+            raise UsageError(f"{self.field} has {size:,} bytes; the limit is {GRAMMAR_BYTES:,}")
         return {"name": name, "lark_grammar": self._lark(said)}
 
     def _choice(self) -> str:
         texts = self.said
         if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
-            raise UsageError(f"{self.field} is no {self.notation.value}")
+            raise UsageError(f"{self.field} is not a {self.notation.value}")
         return f"start: {' | '.join(json.dumps(text, ensure_ascii=False) for text in texts)}"
 
     def _lark(self, said: str) -> str:
@@ -94,17 +94,17 @@ class Form:
             return any_to_lark(said)
         except Exception as error:  # the library's own, of many kinds
             why = " ".join(str(error).split())[:150]
-            raise UsageError(f"{self.field} is no {self.notation.value}: {why}") from error
+            raise UsageError(f"{self.field} is not a {self.notation.value}: {why}") from error
 
 
 def _read(text: str, field: str) -> Any:
     if len(text) > 4 * SCHEMA_BYTES:  # blanks and all
-        raise UsageError(f"{field} has {len(text):,} characters, it can have {4 * SCHEMA_BYTES:,}")
+        raise UsageError(f"{field} has {len(text):,} characters; the limit is {4 * SCHEMA_BYTES:,}")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         why = " ".join(str(error).split())[:100]
-        raise UsageError(f"{field} is no JSON schema: it is not JSON: {why}") from error
+        raise UsageError(f"{field} is not valid JSON: {why}") from error
 
 
 def schema_part(schema: dict[str, Any], name: str) -> Part:

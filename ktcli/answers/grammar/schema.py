@@ -43,7 +43,7 @@ def checked_schema(schema: Any, field: str) -> dict[str, Any]:
     if schema is True:
         schema = {}
     if not isinstance(schema, Mapping):
-        raise UsageError(f"{field} is no JSON schema: an object is needed")
+        raise UsageError(f"{field} is not a JSON schema: it must be an object")
     _require_small(schema, field)
     size = len(json.dumps(schema))
     if size > SCHEMA_BYTES:

@@ -73,7 +73,9 @@ def read_vocabulary(
 
     ends = sorted(id for id in stop_ids if 0 <= id < size)
     if not ends:
-        raise UsageError("this model has no token that ends an answer, so no form can be asked for")
+        raise UsageError(
+            "this model has no end-of-answer token, so its answers cannot be constrained"
+        )
     words = {token.id: token.text for token in tokenizer.added if token.id in tokenizer.special_ids}
     special = {id: _SPECIAL + text.encode("utf-8", "replace") for id, text in words.items()}
     for id in ends:  # some are no special tokens, but never part of an answer

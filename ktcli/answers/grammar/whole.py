@@ -105,11 +105,12 @@ def _calls(writer: GrammarWriter, style: CallStyle | None, shape: Shape) -> str:
     assert shape.calls is not None
     if style is None:
         raise UsageError(
-            f"{shape.calls.field}: this model has no way of calling tools that is known and that calls can be held to"
+            f"{shape.calls.field}: this model has no tool-call format that kt can enforce"
         )
     if style.bare and shape.form is not None:
         raise UsageError(
-            f"{shape.form.field}: this model writes calls of tools as JSON, so with tools its answers have no form"
+            f"{shape.form.field}: this model writes tool calls as JSON, so its answers cannot be "
+            f"constrained while tools are given"
         )
     return write_calls(writer, style, shape.calls)
 
@@ -120,7 +121,7 @@ def _framed(writer: GrammarWriter, form: Form, prompt: str | None, frame: Frame)
     if prompt is None:
         return body
     if frame.answer is None:
-        raise UsageError(f"{form.field}: the answers of this model cannot be held to a form")
+        raise UsageError(f"{form.field}: the answers of this model cannot be constrained")
     opened, closed = frame.answer
     inside = bool(opened) and prompt.rstrip().endswith(opened.rstrip())
     return f"{'' if inside else writer.text(opened)} {body} {writer.text(closed)}".strip()

@@ -108,7 +108,7 @@ def calls_of(value: Any) -> list[Mapping[str, Any]]:
         function = row.get("function") if isinstance(row, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
-            raise ValueError("the value is no call")
+            raise ValueError("the value is not a call")
         id = row.get("id")
         found.append({**function, "id": id if isinstance(id, str) else ""})
     return found

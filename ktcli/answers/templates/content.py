@@ -63,7 +63,7 @@ def read_content(kind: Any, args: Any, depth: int = 0) -> FieldContent:
     if kind not in KINDS:
         raise ValueError(f"is of an unknown kind: {str(kind)[:40]!r}")
     if not isinstance(args, Mapping) or depth > _NESTING:
-        raise ValueError("has content_args that are no object, or nest too deeply")
+        raise ValueError("has content_args that are not an object, or are nested too deeply")
     tag = args.get("tag_pattern")
     if kind == "xml-inline" and not isinstance(tag, str):
         raise ValueError("needs a tag_pattern")
@@ -72,7 +72,7 @@ def read_content(kind: Any, args: Any, depth: int = 0) -> FieldContent:
         raise ValueError("has a tag_pattern without the group 'key'")
     value = args.get("value_parser")
     if value is not None and not isinstance(value, Mapping):
-        raise ValueError("has a value_parser that is no object")
+        raise ValueError("has a value_parser that is not an object")
     inner = value and read_content(value.get("name", "text"), value.get("args", {}), depth + 1)
     return FieldContent(
         kind,
@@ -90,7 +90,7 @@ def read_content(kind: Any, args: Any, depth: int = 0) -> FieldContent:
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list) or len(value) > _NESTING:
-        raise ValueError("has string_delims that are no short list")
+        raise ValueError("has string_delims that are not a short list")
     return value
 
 
@@ -98,12 +98,12 @@ def _pair(value: Any) -> tuple[str, str]:
     match value:
         case [str(opened), str(closed)] if opened and closed:
             return opened, closed
-    raise ValueError("has string_delims that are no pairs of texts")
+    raise ValueError("has string_delims that are not pairs of strings")
 
 
 def _separator(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError("has a separator that is no text")
+        raise ValueError("has a separator that is not a string")
     return value
 
 
@@ -140,7 +140,7 @@ def _text(text: str, content: FieldContent) -> str:
 def _json(text: str, content: FieldContent) -> Any:
     found = text
     if content.texts and ("\x01" in text or "\x02" in text):
-        raise ValueError("the text holds control characters that mark texts")
+        raise ValueError("the text contains the control characters that mark strings")
     taken: list[str] = []
     for opened, closed in content.texts:
         found = _without_texts(found, opened, closed, taken)
@@ -151,7 +151,7 @@ def _json(text: str, content: FieldContent) -> Any:
     try:
         return json.loads(found)
     except RecursionError:
-        raise ValueError("the text nests too deeply") from None
+        raise ValueError("the text is nested too deeply") from None
     except json.JSONDecodeError:
         if content.any_text:
             return _text(text, content)
@@ -179,7 +179,7 @@ class PairReader:
     """Reads the pairs of a text of the kind xml-inline as it comes.
 
     Raises:
-        ValueError: a pair means nothing, or takes too long to be found; from every call.
+        ValueError: a pair means nothing, or takes too long to find; from every call.
     """
 
     def __init__(self, content: FieldContent) -> None:

@@ -93,7 +93,7 @@ class Pattern:
         ]
         self._closures = {}
         if any(node == END for node, _ in self.closure(self._begin, frozenset())):
-            raise ValueError("matches an empty text everywhere")
+            raise ValueError("matches the empty string everywhere")
         self.first = self._first()
 
     @classmethod
@@ -226,9 +226,9 @@ def _read(source: str) -> Any:
             warnings.simplefilter("error")
             tree = _parser.parse(source, re.DOTALL)
     except (re.error, OverflowError, Warning) as error:
-        raise ValueError(f"is no pattern that can be read: {str(error)[:100]}") from None
+        raise ValueError(f"is not a valid pattern: {str(error)[:100]}") from None
     except RecursionError:
-        raise ValueError("nests too deeply") from None
+        raise ValueError("is nested too deeply") from None
     if tree.state.flags & ~(re.DOTALL | re.UNICODE):
         raise ValueError("has flags, which are not supported")
     return tree

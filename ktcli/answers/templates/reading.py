@@ -176,7 +176,7 @@ def _arguments(call: Mapping[str, Any], tools: Tools) -> str:
     if given is None:
         return "{}"
     if not isinstance(given, Mapping):
-        raise ValueError("the arguments are no object")
+        raise ValueError("the arguments are not an object")
     pairs = (
         f"{json.dumps(key)}: {_typed(value, tools, call['name'], key)}"
         for key, value in given.items()

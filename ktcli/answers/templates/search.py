@@ -155,7 +155,7 @@ class Finder:
             found.append(FoundMatch(match.end, self._pattern.groups(match, self._between)))
             self._again += self._search.at - match.end
             if self._again > _AGAIN:
-                raise ValueError("takes too long to be found")
+                raise ValueError("takes too long to find")
             if not self._go_on(match.end + (match.end == match.start)):
                 return found
 

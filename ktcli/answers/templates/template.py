@@ -105,7 +105,7 @@ class Field:
         if not self.each:
             return shaped(self.shape, {**groups, "content": value})
         if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-            raise ValueError("the text is no list of objects")
+            raise ValueError("the text is not a list of objects")
         return [shaped(self.shape, {**groups, **each}) for each in value]
 
 
@@ -153,7 +153,7 @@ def read_template(value: Any) -> AnswerTemplate:
         ValueError: it is wrong, beyond a limit, or asks for what is not supported; the message says what.
     """
     if not isinstance(value, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     if len(json.dumps(value)) > TEMPLATE_CHARS:
         raise ValueError(f"it has more than {TEMPLATE_CHARS:,} characters")
     if value.get("version", 1) != 1:
@@ -161,7 +161,7 @@ def read_template(value: Any) -> AnswerTemplate:
     _check_keys("it", value, _KEYS)
     given = value.get("fields")
     if not isinstance(value.get("defaults", {}), dict) or not isinstance(given, dict):
-        raise ValueError("its defaults or fields are no object")
+        raise ValueError("its defaults or fields are not an object")
     if not 0 < len(given) <= FIELDS:
         raise ValueError(f"it has {len(given)} fields, not 1 to {FIELDS}")
     fields = tuple(_read_field(name, each) for name, each in given.items())
@@ -173,19 +173,19 @@ def read_template(value: Any) -> AnswerTemplate:
         raise ValueError("it has no start_anchor")
     template = AnswerTemplate(fields, rests[0] if rests else None, start, starts)
     if (answer := template.field(FieldRole.ANSWER)) is None or not answer.streams:
-        raise ValueError("it has no field 'content' that is a text")
+        raise ValueError("it has no field 'content' that is a string")
     return template
 
 
 def _check_keys(what: str, value: Mapping[str, Any], known: set[str]) -> None:
     if unknown := sorted(set(value) - known):
-        raise ValueError(f"{what} has {unknown[0][:40]!r}, which means nothing")
+        raise ValueError(f"{what} has {unknown[0][:40]!r}, which is not a known key")
 
 
 def _read_field(name: str, value: Any) -> Field:
     what = f"its field {name[:40]!r}"
     if not isinstance(value, dict):
-        raise ValueError(f"{what} is no object")
+        raise ValueError(f"{what} is not an object")
     _check_keys(what, value, _FIELD_KEYS)
     opens, _ = _mark(what, value, "open")
     closes, _ = _mark(what, value, "close")
@@ -195,12 +195,12 @@ def _read_field(name: str, value: Any) -> Field:
         value.get("transform_each", False),
     )
     if join is not None and not (isinstance(join, str) and value.get("repeats")):
-        raise ValueError(f"{what} has a join that is no text, or does not repeat")
+        raise ValueError(f"{what} has a join that is not a string, or does not repeat")
     if not isinstance(each, bool) or (each and shape is None):
         raise ValueError(f"{what} has a transform_each without a transform")
     named = [mark for mark in (opens, closes) if mark is not None and mark.names]
     if named and shape is None:
-        raise ValueError(f"{what} has groups with names, and no transform that uses them")
+        raise ValueError(f"{what} has named groups and no transform that uses them")
     try:
         check_shape(shape)
         content = read_content(value.get("content", "text"), value.get("content_args", {}))
@@ -224,13 +224,13 @@ def _mark(what: str, value: Mapping[str, Any], key: str) -> tuple[Pattern | None
     try:
         if pattern in value:
             if not isinstance(value[pattern], str):
-                raise ValueError("is no text")
+                raise ValueError("is not a string")
             return Pattern(value[pattern]), ()
         if key not in value:
             return None, ()
         known = isinstance(texts, list) and 0 < len(texts) <= LITERALS
         if not known or not all(isinstance(text, str) and text for text in texts):
-            raise ValueError(f"is no text, and no list of 1 to {LITERALS} texts")
+            raise ValueError(f"is neither a string nor a list of 1 to {LITERALS} strings")
         return Pattern.of(texts), tuple(texts)
     except ValueError as error:
         raise ValueError(f"{what} has {key}, which {error}") from None

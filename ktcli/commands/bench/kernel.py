@@ -45,7 +45,7 @@ ShapeOpt = Annotated[
     typer.Option(
         "--shape",
         metavar="A|B|C|H,I,E,K",
-        help="Hidden size, expert width, experts and experts per token; may be repeated.",
+        help="Hidden size, expert width, number of experts, experts per token; may be repeated.",
     ),
 ]
 FormatOpt = Annotated[
@@ -60,12 +60,14 @@ PerExpertOpt = Annotated[
         metavar="N",
         min=1,
         max=4096,
-        help="Tokens per expert of a prefill; may be repeated.",
+        help="Tokens per expert in a prefill; may be repeated.",
     ),
 ]
 IsaOpt = Annotated[
     str | None,
-    typer.Option("--isa", metavar="ROW", help="Row of kernels, as KT_ISA. Default: the best."),
+    typer.Option(
+        "--isa", metavar="ROW", help="Kernel row, as in KT_ISA. Default: the best available."
+    ),
 ]
 _CEILINGS = {
     Ceiling.READ: ("read_gb_s", "read bandwidth"),
@@ -85,12 +87,13 @@ def kernel(
     runs: RunsOpt = PAIRS,
     json: JsonOpt = False,
 ) -> None:
-    """Speed of the experts of one layer, and of dense products.
+    """Measure the experts of one layer, and dense matrix products.
 
-    decode: the experts of one token. prefill: as many tokens for every expert as --tokens says. linear: a
-    dense product of 1 and of 512 tokens. All of the operation counts, from quantising the activations to
-    the weighted sum. One token is compared with the read bandwidth, many with the arithmetic peak,
-    both taken right before and after each run. The weights lie in memory, not in a cache.
+    decode: the experts of one token. prefill: --tokens tokens for every expert. linear: a dense
+    product of 1 and of 512 tokens. The whole operation is timed, from quantizing the activations
+    to the weighted sum. One token is compared with the read bandwidth, many with the arithmetic
+    peak, both measured right before and after each run. The weights are read from memory, not from
+    a cache.
 
     Shapes: A 2048,768,128,8 (Qwen3-30B-A3B), B 2048,1408,64,6 (DeepSeek-V2-Lite) and
     C 7168,2048,32,8 (DeepSeek-V3 with an eighth of its experts).
@@ -217,5 +220,5 @@ def _render(pool: Pool, results: list[LayerResult], ceilings: Ceilings) -> str:
 
 def _warn(results: list[LayerResult]) -> None:
     for shape in sorted({r.shape for r in results if r.cached}):
-        out.warn(f"the weights of {shape} fit into the caches: memory was hardly read")
+        out.warn(f"the weights of {shape} fit in the CPU caches, so memory was hardly read")
     warn_noisy(r.measured.others_share for r in results)

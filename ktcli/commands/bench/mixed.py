@@ -44,10 +44,11 @@ def mixed(
     options: EngineOptions = NO_OPTIONS,
     json: JsonOpt = False,
 ) -> None:
-    """What answers and a long prompt leave one another.
+    """Measure answers and a long prompt that run at the same time.
 
-    Some answers are written when a prompt comes. Each keeps a part of the speed that it would have alone:
-    answers at least 40 %, the prompt at least 65 %, where the machine allows both.
+    Several answers are in progress when a prompt arrives. Each side keeps part of the speed it
+    would have alone: answers at least 40 %, the prompt at least 65 %, where the machine allows
+    both.
 
     Examples:
 
@@ -114,7 +115,7 @@ def mixed_words(row: dict[str, Any], engine: Engine) -> str:
         ),
         (
             "Longest wait",
-            f"{1e3 * row['longest_gap_s']:.0f} ms; a step with a piece of the prompt takes"
+            f"{1e3 * row['longest_gap_s']:.0f} ms; a step with part of the prompt takes"
             f" {1e3 * row['mixed_step_s']:.0f} ms",
         ),
     ]

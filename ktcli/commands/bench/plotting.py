@@ -20,8 +20,8 @@ _PICTURE = ".svg"
 def _picture(option: typer.CallbackParam, path: Path | None) -> Path | None:
     if path is not None and path.suffix.lower() != _PICTURE:
         raise UsageError(
-            f"--plot draws SVG files, and {str(path)[:300]} does not end like one",
-            hint=f"end it with {_PICTURE}",
+            f"--plot draws SVG files, and {str(path)[:300]} does not end in {_PICTURE}",
+            hint=f"end the name in {_PICTURE}",
         )
     return writable(option, path)
 
@@ -29,7 +29,7 @@ def _picture(option: typer.CallbackParam, path: Path | None) -> Path | None:
 PlotOpt = Annotated[
     Path | None,
     typer.Option(
-        "--plot", metavar="FILE", callback=_picture, help="Also draw the result in this SVG file."
+        "--plot", metavar="FILE", callback=_picture, help="Also draw the result as an SVG file."
     ),
 ]
 

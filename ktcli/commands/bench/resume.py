@@ -39,7 +39,9 @@ _QUOTA = 1 << 62  # all is kept while it is measured
 
 RunsOpt = Annotated[
     int,
-    typer.Option("--runs", metavar="N", min=1, help="Runs with warm files, and with cold ones."),
+    typer.Option(
+        "--runs", metavar="N", min=1, help="Runs with warm files and as many with cold ones."
+    ),
 ]
 TokensOpt = Annotated[
     int,
@@ -49,7 +51,7 @@ TokensOpt = Annotated[
         metavar="N",
         min=65,
         max=1 << 20,
-        help="Tokens of the conversation so far.",
+        help="Length of the conversation so far, in tokens.",
     ),
 ]
 
@@ -65,10 +67,11 @@ def resume(
     runs: RunsOpt = _RUNS,
     json: JsonOpt = False,
 ) -> None:
-    """Seconds until a conversation goes on whose KV pages are on disk.
+    """Measure how fast a conversation resumes from KV pages on disk.
 
-    Beside it stands the time to compute them. Warm: the files are in the page cache; cold: it was told to drop them.
-    The pages are written to the disk of the library, and removed at the end.
+    The result is compared with the time to compute the pages. Warm: the files are in the page
+    cache; cold: they have been dropped from it. The pages are written to the library's disk and
+    removed at the end.
 
     Examples:
 

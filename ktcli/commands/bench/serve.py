@@ -17,24 +17,26 @@ from ktcli.errors import KtError
 from ktcli.output import counted, out
 
 UrlOpt = Annotated[
-    str, typer.Option("--url", metavar="URL", help="Address of the server, with /v1 or without.")
+    str, typer.Option("--url", metavar="URL", help="Address of the server, with or without /v1.")
 ]
 ModelOpt = Annotated[
     str | None,
-    typer.Option("--model", metavar="NAME", help="Model to ask for. Default: the server's first."),
+    typer.Option("--model", metavar="NAME", help="Model to request. Default: the server's first."),
 ]
 KeyOpt = Annotated[
     str | None,
     typer.Option(
         "--api-key",
         metavar="KEY",
-        help="Key to show. Other users see it among this machine's processes.",
+        help="API key to send. Other users can see it in the process list.",
     ),
 ]
 KeyFileOpt = Annotated[
     Path | None,
     typer.Option(
-        "--api-key-file", metavar="FILE", help="File with the key to show; only you may read it."
+        "--api-key-file",
+        metavar="FILE",
+        help="File with the API key to send; it must be readable only by you.",
     ),
 ]
 PromptsOpt = Annotated[
@@ -46,22 +48,30 @@ RateOpt = Annotated[
         "--request-rate",
         metavar="R",
         min=0.001,
-        help="Requests per second, at random moments (Poisson). Default: all at the beginning.",
+        help="Requests per second, at random times (Poisson). Default: all at once.",
     ),
 ]
 ConcurrencyOpt = Annotated[
     int | None,
     typer.Option(
-        "--max-concurrency", metavar="N", min=1, max=1024, help="Most requests under way at once."
+        "--max-concurrency",
+        metavar="N",
+        min=1,
+        max=1024,
+        help="Maximum number of concurrent requests.",
     ),
 ]
 InputOpt = Annotated[
     int,
-    typer.Option("--input-len", metavar="N", min=1, max=1 << 20, help="Tokens of each prompt."),
+    typer.Option(
+        "--input-len", metavar="N", min=1, max=1 << 20, help="Length of each prompt, in tokens."
+    ),
 ]
 OutputOpt = Annotated[
     int,
-    typer.Option("--output-len", metavar="N", min=1, max=1 << 20, help="Tokens of each answer."),
+    typer.Option(
+        "--output-len", metavar="N", min=1, max=1 << 20, help="Length of each answer, in tokens."
+    ),
 ]
 SeedOpt = Annotated[
     int | None,
@@ -69,7 +79,7 @@ SeedOpt = Annotated[
         "--seed",
         metavar="N",
         min=0,
-        help="Seed of words and moments. Default: another each time, so that no prompt is in a cache.",
+        help="Seed of the words and times. Default: a new one each run, so that no prompt is cached.",
     ),
 ]
 FileOpt = Annotated[
@@ -78,7 +88,7 @@ FileOpt = Annotated[
         "--output-file",
         metavar="FILE",
         callback=writable,
-        help="Also write a line of JSON for each request into this file.",
+        help="Also write one line of JSON per request to this file.",
     ),
 ]
 
@@ -98,10 +108,11 @@ def serve(
     plot: PlotOpt = None,
     json: JsonOpt = False,
 ) -> None:
-    """What a server that speaks OpenAI's API does under load.
+    """Measure a server that speaks OpenAI's API under load.
 
-    Sends chats of random words to kt serve, vLLM, SGLang, llama-server or another, and reads their streams. Prints
-    what SGLang's bench_serving prints. TTFT is the time to the first piece of an answer, ITL that between two pieces.
+    Sends chats of random words to kt serve, vLLM, SGLang, llama-server or another server, and
+    reads their streams. Prints the same table as SGLang's bench_serving. TTFT is the time to the
+    first piece of an answer, ITL the time between two pieces.
 
     Examples:
 

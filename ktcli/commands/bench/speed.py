@@ -60,11 +60,11 @@ MOST_ANSWERS = 64  # of --batch
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
-    help="Measure speed, without a download if need be.",
+    help="Measure speed, even of models that are not downloaded.",
 )
 
 ProfileOpt = Annotated[
-    bool, typer.Option("--profile", help="Also show where the time went, by kind of operation.")
+    bool, typer.Option("--profile", help="Also show where the time goes, by kind of operation.")
 ]
 
 
@@ -73,7 +73,7 @@ PolicyOpt = Annotated[
     typer.Option(
         "--policy",
         metavar="|".join(policy.value for policy in Policy),
-        help="With a GPU: how CPU and GPU share the experts, kt's way or another program's.",
+        help="With a GPU: how the CPU and GPU share the experts, in kt's way or another program's.",
     ),
 ]
 
@@ -84,7 +84,7 @@ TraceOpt = Annotated[
         "--trace",
         callback=writable,
         metavar="FILE",
-        help="Also write what happened when in one step, for Perfetto or chrome://tracing.",
+        help="Also write a timeline of one step, for Perfetto or chrome://tracing.",
     ),
 ]
 ContextOpt = Annotated[
@@ -106,7 +106,7 @@ def _batches(value: str) -> tuple[int, ...]:
     if not all(part.strip().isdecimal() and 1 <= int(part) <= MOST_ANSWERS for part in parts):
         raise UsageError(
             f"--batch is {value[:40]!r}",
-            hint=f"numbers of answers from 1 to {MOST_ANSWERS}, for example 1,2,4,8,16",
+            hint=f"use numbers of answers from 1 to {MOST_ANSWERS}, for example 1,2,4,8,16",
         )
     return tuple(dict.fromkeys(int(part) for part in parts))
 
@@ -117,7 +117,7 @@ BatchOpt = Annotated[
         "--batch",
         "-b",
         metavar="N,N,...",
-        help="Answers that go on at the same time: a row for each number.",
+        help="Number of answers written at the same time; one result row for each number.",
     ),
 ]
 
@@ -145,11 +145,11 @@ def decode(
     trace: TraceOpt = None,
     json: JsonOpt = False,
 ) -> None:
-    """Tokens per second of an answer.
+    """Measure the speed of an answer, in tokens per second.
 
-    The ceiling beside it is the memory's read bandwidth, taken between the runs. A model that is
-    converted is loaded; of any other name kt knows, the true shapes are filled with random weights,
-    so nothing needs to be downloaded.
+    The result is compared with a ceiling, the memory's read bandwidth, measured between the runs.
+    A converted model is loaded; for any other name kt knows, random weights of the true shapes are
+    used, so nothing needs to be downloaded.
 
     Examples:
 
@@ -184,9 +184,10 @@ def prefill(
     profile: ProfileOpt = False,
     json: JsonOpt = False,
 ) -> None:
-    """Tokens per second of reading a prompt.
+    """Measure the speed of reading a prompt, in tokens per second.
 
-    The ceiling beside it is the arithmetic peak of int8 and bf16, taken between the runs.
+    The result is compared with a ceiling, the arithmetic peak of int8 and bf16, measured between
+    the runs.
 
     Examples:
 
@@ -295,7 +296,7 @@ def _bench(
 def _refuse_with_batches(how: Measuring) -> None:
     """Refuses options that several answers at once do not know."""
     if given := [n for n, on in (("--profile", how.profile), ("--trace", how.trace)) if on]:
-        raise UsageError(f"{given[0]} is about one answer", hint="leave --batch out")
+        raise UsageError(f"{given[0]} measures one answer only", hint="leave out --batch")
 
 
 def _measured(subject: Subject, how: Measuring, made: Made) -> BenchResult:

@@ -102,15 +102,15 @@ def chat(
 ) -> None:
     """Talk to a model.
 
-    The model is pulled, after a question, and converted first if it is not yet. With a PROMPT, text on standard input,
-    or both, one answer is printed; @FILE in a PROMPT puts that file below it. Sampling defaults are the model's own. In
-    a chat, /help lists the commands.
+    If the model is missing, kt offers to pull it, and converts it. With a PROMPT, text on standard
+    input, or both, kt prints one answer and exits; @FILE in a PROMPT includes that file. Sampling
+    defaults are the model's own. In a chat, /help lists the commands.
 
-    A chat on the terminal is kept as it goes on; --continue and --resume go on with it, with its model and settings
-    unless others are asked for.
+    A chat on the terminal is saved as it goes; --continue and --resume continue it, with its model
+    and settings unless you give others.
 
-    A model that kt serve has loaded from this library is used there, unless an option asks for an engine of its own;
-    --attach says otherwise.
+    If kt serve has already loaded the model from this library, kt chat uses that server, unless an
+    option needs an engine of its own; --attach changes that.
 
     Examples:
 
@@ -139,12 +139,12 @@ def chat(
     if greedy and temperature:
         raise UsageError(
             f"--greedy and --temperature {temperature:g} contradict each other",
-            hint="leave one of them out",
+            hint="leave out one of them",
         )
     if json and jsonl:
         raise UsageError(
             "--json and --jsonl contradict each other",
-            hint="--jsonl gives the answer as it comes, --json once it is whole",
+            hint="--jsonl prints the answer as it is written, --json once it is complete",
         )
     asked = AnswerRequest(
         given, max_tokens, tuple(stop or ()), system, think, stats,
@@ -158,7 +158,7 @@ def chat(
     if model == asked.model:
         asked.require_model()
     needs_prompt = "--output" if output else "--jsonl" if jsonl else "--json" if json else ""
-    words = words_for_model(prompt, needs_prompt, named=name is not None)
+    words = words_for_model(prompt, needs_prompt)
     how = Opening(
         options.wanted(context),
         0 if no_kv_cache else cache_quota(),
@@ -199,11 +199,11 @@ def _opened(model: str, asked: AnswerRequest, how: Opening, attaching: Attaching
         if asked.thinking is not None and not texts.may_think:
             flag = "--think" if asked.thinking else "--no-think"
             out.warn(
-                f"{flag}: the chat template of {ready.name} knows no such choice; it changes nothing"
+                f"{flag}: the chat template of {ready.name} has no such option; it has no effect"
             )
         if asked.think_budget is not None and not AnswerFormat.of(texts).thinks:
             out.warn(
-                f"--think-budget: {ready.name} does not think before it answers; it changes nothing"
+                f"--think-budget: {ready.name} does not think before it answers; it has no effect"
             )
 
     name = lasting_name(model)
@@ -220,7 +220,7 @@ def _begun(opened: ChatModel, asked: AnswerRequest) -> Chat:
     made.conversation.system = system or ""
     sampling = made.settings.sampling
     if asked.sampling["seed"] is not None and sampling.is_greedy:
-        out.warn(f"--seed {sampling.seed} changes nothing: the most likely token is always taken")
+        out.warn(f"--seed {sampling.seed} has no effect: the most likely token is always chosen")
     return made
 
 
@@ -249,7 +249,7 @@ def _converse(made: Chat, models: ModelChoice, asked: AnswerRequest, place: str)
         put_over(made, asked)
 
     who = f"{made.backend.name}, {place}" if place else made.backend.name
-    out.note(f"{who}: /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves")
+    out.note(f"{who}: /help lists commands, Ctrl-C stops an answer, Ctrl-D quits")
     screen = screen_for(asked)
     mark = MARK_IN_ASCII if screen.ascii else MARK
     prompt = Prompt(config.home() / "history", slash.words, out.warn, mark)

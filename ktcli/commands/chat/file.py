@@ -17,7 +17,7 @@ def checked(path: Path) -> Path:
     try:
         path = path.expanduser()
     except RuntimeError:
-        raise UsageError(f"--output {path} begins with the home folder of nobody here") from None
+        raise UsageError(f"--output {path} refers to the home folder of an unknown user") from None
     if os.path.lexists(path):
         raise _taken(path)
     if not os.path.isdir(path.parent):
@@ -41,4 +41,4 @@ def write(path: Path, answer: str) -> None:
 
 
 def _taken(path: Path) -> UsageError:
-    return UsageError(f"--output {path}: it is there already", hint="choose another name")
+    return UsageError(f"--output {path}: it already exists", hint="choose another name")

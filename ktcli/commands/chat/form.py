@@ -25,14 +25,14 @@ def asked_form(schema: Path | None, format: str | None) -> Form | None:
         return None
     if schema is not None and format is not None:
         raise UsageError(
-            "--schema and --format contradict each other", hint="leave one of them out"
+            "--schema and --format cannot be used together", hint="leave out one of them"
         )
     from ktcli.answers.grammar.compiler import require_sound
     from ktcli.answers.grammar.form import Form
 
     if schema is None:
         if format not in FORMATS:
-            raise UsageError(f"--format is {str(format)[:40]}, it can be {', '.join(FORMATS)}")
+            raise UsageError(f"--format must be {', '.join(FORMATS)}, not {str(format)[:40]!r}")
         return Form.of_object("--format")
     form = Form.of_schema(_text_of(schema), "--schema")
     require_sound(form)

@@ -92,7 +92,7 @@ class ModelChoice:
         ready = prepared(name, self._how)
         before = self._open
         if ready.pack.samefile(before.ready.pack):
-            raise UsageError(f"{ready.name} is the model that answers now")
+            raise UsageError(f"{ready.name} is already the current model")
         settings = self._chat.settings, self._settings_of(before.backend.texts)
         asked = lasting_name(name)
         if (attached := self._attach(ready, asked)) is not None:
@@ -103,14 +103,14 @@ class ModelChoice:
         backend, place = self._open.backend, self._open.place
         self._chat.go_to(backend, carried(*settings, self._settings_of(backend.texts)))
         said = f"{backend.name}, {place}," if place else backend.name
-        self._how.listener.note(f"{said} answers from here on")
+        self._how.listener.note(f"{said} answers from now on")
 
     def outlives(self, error: DeviceError) -> bool:
         """Tells whether the chat can go on after its GPU failed: not where the GPU was asked for, or a server has the
         model. See `Models`."""
         where = "" if self._open.place else after_failure(error, self._how)
         if where:
-            self._how.listener.warn(f"{error}: the chat goes on {where}; ask again")
+            self._how.listener.warn(f"{error}: the chat continues {where}; ask again")
         return bool(where)
 
     def recover(self) -> None:
@@ -172,5 +172,5 @@ class ModelChoice:
             self._open = self._attach(back, again) or open_model(back, again, self._how)
             self._chat.go_to(self._open.backend, settings)
             if isinstance(error, KeyboardInterrupt):
-                raise KtError(f"stopped: {back.name} goes on") from error
+                raise KtError(f"stopped: {back.name} is still the model") from error
             raise

@@ -76,12 +76,12 @@ def _remark(made: Chat, reply: Reply, asked: AnswerRequest) -> None:
     from ktcli.terminal.statistics import cached_line, six_lines
 
     if reply.finish is Finish.CONTEXT:
-        hint = f"the answer ends where it does; {longer_context(made.backend.engine)}"
+        hint = f"the answer was cut off; {longer_context(made.backend.engine)}"
         out.warn(f"the context of {made.backend.engine.context:,} tokens is full", hint=hint)
     if reply.dropped:
         out.warn(
-            f"the context was full: {exchanges(reply.dropped)} went unread",
-            hint="kt config set when-full stop refuses such a question instead",
+            f"the context was full: {exchanges(reply.dropped)} were left out",
+            hint="to have such a question refused instead: kt config set when-full stop",
         )
     if reply.finish is Finish.LENGTH:
         out.note(f"(cut at {len(reply.ids):,} tokens; --max-tokens changes it)")
@@ -162,6 +162,8 @@ def screen_for(asked: AnswerRequest) -> Screen:
     colour = bool(out.style("x", "dim", stream) != "x")
     terminal = stream.isatty() and out.mode is not Mode.JSON
     screen = Screen(stream, terminal=terminal, colour=colour)
+    if terminal:
+        screen.on_begin, screen.on_end = out.hold, out.release
     screen.markdown = config.value("markdown") is not False
     screen.status = config.value("status") is not False
     screen.ascii = not can_draw(stream)

@@ -18,9 +18,9 @@ NameArg = Annotated[
 ]
 PromptArg = Annotated[
     str | None,
-    typer.Argument(metavar="PROMPT", help="Answer this and exit; - is standard input."),
+    typer.Argument(metavar="PROMPT", help="Question to answer once; - reads standard input."),
 ]
-Greedy = Annotated[bool, typer.Option("--greedy", help="Take the most likely token always.")]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Always choose the most likely token.")]
 MaxTokens = Annotated[
     int | None,
     setting_option("max-tokens", "-n", min=1),
@@ -34,7 +34,9 @@ TopP = Annotated[Number, setting_option("top-p")]
 MinP = Annotated[Number, setting_option("min-p")]
 Penalty = Annotated[
     Number,
-    typer.Option("--repetition-penalty", metavar="X", help="Above 1: repeat less. 1 is off."),
+    typer.Option(
+        "--repetition-penalty", metavar="X", help="Values above 1 discourage repetition; 1 is off."
+    ),
 ]
 Seed = Annotated[int | None, setting_option("seed")]
 Think = Annotated[
@@ -47,7 +49,7 @@ Think = Annotated[
 ThinkBudget = Annotated[int | None, setting_option("think-budget", min=1)]
 HideThinking = Annotated[
     bool,
-    typer.Option("--hide-thinking", help="Show no thoughts, not even that there were some."),
+    typer.Option("--hide-thinking", help="Hide the model's thoughts entirely."),
 ]
 DraftOpt = Annotated[
     str | None,
@@ -56,7 +58,7 @@ DraftOpt = Annotated[
 NoKvCache = Annotated[
     bool,
     typer.Option(
-        "--no-kv-cache", help="Read and write no KV pages on disk. See kt cache and KT_CACHE."
+        "--no-kv-cache", help="Do not read or write KV pages on disk. See kt cache and KT_CACHE."
     ),
 ]
 
@@ -70,36 +72,36 @@ AttachOpt = Annotated[str, setting_option("attach", callback=_attach)]
 NoAttach = Annotated[
     bool, typer.Option("--no-attach", help="Load the model here: the same as --attach never.")
 ]
-GoOn = Annotated[bool, typer.Option("--continue", help="Go on with the last conversation.")]
+GoOn = Annotated[bool, typer.Option("--continue", help="Continue the last conversation.")]
 Resume = Annotated[
     str | None,
     typer.Option(
         "--resume",
         metavar="[CHAT]",
-        help="Go on with a kept conversation (kt chats lists them). Without a name: choose one.",
+        help="Continue a saved conversation (kt chats lists them). Without a name: choose one.",
     ),
 ]
 ExplainCache = Annotated[
     bool,
     typer.Option(
         "--explain-cache",
-        help="Where cached tokens could not be used, say at which token and why.",
+        help="If cached tokens could not be used, say from which token on and why.",
     ),
 ]
 JsonLines = Annotated[
     bool,
-    typer.Option("--jsonl", help="Print the answer as lines of JSON while it is made."),
+    typer.Option("--jsonl", help="Print the answer as lines of JSON while it is written."),
 ]
 OutputFile = Annotated[
     Path | None,
-    typer.Option("--output", metavar="FILE", help="Write the answer's text into a new file, too."),
+    typer.Option("--output", metavar="FILE", help="Also write the answer's text to a new file."),
 ]
 SchemaFile = Annotated[
     Path | None,
-    typer.Option("--schema", metavar="FILE", help="Hold answers to the JSON schema in FILE."),
+    typer.Option("--schema", metavar="FILE", help="Constrain answers to the JSON schema in FILE."),
 ]
 Format = Annotated[
     str | None,
-    typer.Option("--format", metavar="json", help="Hold answers to a JSON object."),
+    typer.Option("--format", metavar="json", help="Constrain answers to a JSON object."),
 ]
 Stats = Annotated[bool, typer.Option("--stats", help="Show token counts and rates (on stderr).")]

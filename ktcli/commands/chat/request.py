@@ -41,14 +41,14 @@ def kept_chat(last: bool, name: str | None) -> KeptChat | None:
 
     if last and name is not None:
         raise UsageError(
-            "--continue and --resume contradict each other", hint="leave one of them out"
+            "--continue and --resume cannot be used together", hint="leave out one of them"
         )
     if not last and name is None:
         return None
     if last:
         path, saved, aside = newest_readable()
         for other in aside:
-            out.warn(f"{other.name} is no conversation that kt can read, so it stays aside")
+            out.warn(f"{other.name} is not a conversation that kt can read, so it is skipped")
     else:
         path = find(name) if name else chosen()
         saved = load(path)
@@ -127,7 +127,7 @@ class AnswerRequest:
             yield
         except (NotFound, UsageError) as error:
             if self.kept is None and said.text and model == self.model:
-                error.hint = f"{said.words} asks for it; {said.undo} ends that"
+                error.hint = f"{said.words} asks for it; {said.undo} changes that"
             raise
 
     def require_model(self) -> None:
@@ -139,5 +139,6 @@ class AnswerRequest:
         if self.kept is not None and library.find(self.model) is None:
             raise NotFound(
                 f"the model of the chat {self.kept.path.stem}, {self.model[:100]}, is not here",
-                hint=f"kt pull {self.model[:100]} gets it; kt chat MODEL --resume {self.kept.path.stem} takes another",
+                hint=f"kt pull {self.model[:100]}to get it; kt chat MODEL --resume "
+                f"{self.kept.path.stem} uses another model",
             )

@@ -40,17 +40,16 @@ def who_and_what(
     except (UsageError, NotFound) as error:
         if any(letter.isspace() for letter in name):
             return default, name
-        say = f'to say it to the built-in model: kt chat {BUILTIN} "{name[:40]}"'
+        say = f'to say this to the built-in model: kt chat {BUILTIN} "{name[:40]}"'
         error.hint = f"{error.hint}; {say}" if error.hint else say
         raise
 
 
-def words_for_model(prompt: str | None, option: str, *, named: bool) -> str | None:
+def words_for_model(prompt: str | None, option: str) -> str | None:
     """Returns the text for the model: the prompt, and below it the text on standard input; None: ask a person.
 
     Args:
         option: one that needs a prompt; empty: none.
-        named: whether the model was named; then an empty pipe is no greeting.
     Raises:
         UsageError: there is nothing to say, or a file that the prompt names cannot be read.
     """
@@ -59,8 +58,8 @@ def words_for_model(prompt: str | None, option: str, *, named: bool) -> str | No
     if prompt is None:
         if not is_terminal():
             words = standard_input()
-            if not words and named and is_piped():
-                raise UsageError("standard input is empty", hint="nothing came through the pipe")
+            if not words and is_piped():
+                raise UsageError("standard input is empty", hint="the pipe was empty")
             return words or GREETING
         if option:
             raise UsageError(

@@ -19,7 +19,7 @@ KeyOpt = Annotated[
     typer.Option(
         "--api-key",
         metavar="KEY",
-        help="Key that clients must show. Other users see it among this machine's processes.",
+        help="API key that clients must send. Other users can see it in the process list.",
     ),
 ]
 
@@ -45,7 +45,7 @@ def given_key(key: str | None, file: Path | None) -> str:
     """
     if key is not None and file is not None:
         raise UsageError(
-            "--api-key and --api-key-file contradict each other", hint="leave one of them out"
+            "--api-key and --api-key-file cannot be used together", hint="leave out one of them"
         )
     return _checked_key(key, "--api-key") if file is None else _key_of(file)
 
@@ -56,7 +56,8 @@ def _checked_key(key: str | None, where: str) -> str:
         return ""
     if not key.strip().isascii() or not key.strip().isprintable() or not key.strip():
         raise UsageError(
-            f"{where} is no key", hint="take one line of letters, digits and signs of ASCII"
+            f"{where} is not a valid key",
+            hint="a key is one line of ASCII letters, digits and punctuation",
         )
     return key.strip()
 
@@ -71,10 +72,11 @@ def _key_of(file: Path) -> str:
         status = file.stat()
         text = smallfiles.read_bounded(file, KEY_CHARS).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        said = getattr(error, "strerror", None) or "it is no text"
+        said = getattr(error, "strerror", None) or "it is not text"
         raise UsageError(f"--api-key-file {str(file)[:300]}: {said}") from error
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise UsageError(
-            f"others can read the key in {str(file)[:300]}", hint=f"chmod 600 {str(file)[:300]}"
+            f"other users can read the key in {str(file)[:300]}",
+            hint=f"chmod 600 {str(file)[:300]}",
         )
     return _checked_key(text, f"the content of --api-key-file {str(file)[:300]}")

@@ -46,8 +46,8 @@ GpuExpertsOpt = Annotated[
     typer.Option(
         "--gpu-experts",
         metavar="N|uniform|front|hot|FILE",
-        help="Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer."
-        " Default: what fits, hottest first.",
+        help="Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer."
+        " Default: as many as fit, busiest first.",
     ),
 ]
 DeferOpt = Annotated[int | None, setting_option("defer", min=0, callback=preferred)]

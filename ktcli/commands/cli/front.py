@@ -6,7 +6,7 @@ from ktcli.commands.cli import help
 from ktcli.commands.cli.table import COMMANDS
 from ktcli.settings import TABLE
 
-SUMMARY = "Talk to Mixture-of-Experts models far larger than your VRAM, on one machine."
+SUMMARY = "Run Mixture-of-Experts models far larger than your VRAM on one machine."
 VERSION = "Print the version."
 _OPTIONS = (("--version", VERSION), ("-h, --help", "Show this message and exit."))
 EXAMPLES = (
@@ -32,6 +32,8 @@ def page(width: int) -> str:
     parts.append(f"Options:\n{help.listed(_OPTIONS, width)}")
     parts.append("Examples:\n" + "\n".join(help.example(line, width) for line in EXAMPLES))
     names = ", ".join(setting.variable for setting in TABLE)
-    said = help.wrapped("Settings (kt config list shows them; each is a variable, too):", width)
+    said = help.wrapped(
+        "Settings (kt config list shows them; each is also an environment variable):", width
+    )
     parts.append(f"{said}\n  {help.wrapped(names, width - 2, '  ')}")
     return "\n\n".join(parts)

@@ -43,7 +43,7 @@ class Commands(TyperGroup):
         """Resolves the command's name; an unknown name, or too little memory for the command, is an error."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            raise UsageError(f"there is no command {name!r}", hint=_nearest(name))
+            raise UsageError(f"unknown command {name!r}", hint=_nearest(name))
         if name in COMMANDS and not {"-h", "--help"} & set(args):
             _require(name, COMMANDS[name].least_bytes)
         return super().resolve_command(ctx, args)
@@ -62,17 +62,14 @@ def _require(name: str, least_bytes: int) -> None:
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
     if most != resource.RLIM_INFINITY and most < least_bytes:
         raise NoMemoryLeft(
-            f"kt {name} needs {gib(least_bytes)} of address space, and ulimit -v allows {gib(most)}",
-            hint="allow more: ulimit -v unlimited",
+            f"kt {name} needs {gib(least_bytes)} of address space, but ulimit -v allows only {gib(most)}",
+            hint="raise the limit: ulimit -v unlimited",
         )
 
 
 def _nearest(name: str) -> str:
-    from difflib import get_close_matches
-
-    known = [n for n, row in COMMANDS.items() if row.summary]
-    near = [_ELSEWHERE[name]] if name in _ELSEWHERE else get_close_matches(name, known, n=1)
-    return f"did you mean: kt {near[0]}" if near else "kt --help lists the commands"
+    near = _ELSEWHERE.get(name) or _near(name, [n for n, row in COMMANDS.items() if row.summary])
+    return f"did you mean: kt {near}" if near else "kt --help lists the commands"
 
 
 def _version(value: bool) -> None:
@@ -121,11 +118,36 @@ def invoke(arguments: list[str], ready: Callable[[], None]) -> int:
     except click_error as error:
         context_of = getattr(error, "ctx", None)
         command = context_of.command_path if context_of else _command_of(arguments)
-        sentence = _wrong_value(error) or str(error.format_message()).rstrip(".")
-        hint = f"{command} --help shows how"
+        sentence, near = _unknown(error, command)
+        sentence = sentence or _wrong_value(error) or str(error.format_message()).rstrip(".")
+        hint = f"did you mean: {near}; " if near else ""
+        hint += f"for help: {command} --help"
         if hasattr(error, "option_name") and any(map(_is_text, arguments)):
-            hint += f"; a text that begins with a minus goes behind --: {command} -- '-5 + 3?'"
+            hint += f"; put text that begins with a dash after --: {command} -- '-5 + 3?'"
         raise UsageError(sentence[:1].lower() + sentence[1:], hint=hint) from None
+
+
+def _unknown(error: Any, command: str) -> tuple[str, str]:
+    """Says that an option or a command of a family is unknown, and which one is nearest; "": the error is another."""
+    context = getattr(error, "ctx", None)
+    if context is None:
+        return "", ""
+    if hasattr(error, "possibilities"):
+        known = [flag for each in context.command.get_params(context) for flag in each.opts]
+        return f"unknown option {error.option_name}", _near(error.option_name, known, 0.7)
+    verbs = getattr(context.command, "commands", {})
+    wrong = re.match(r"No such command '(.*?)'", str(error.format_message()))
+    if not wrong or not verbs:
+        return "", ""
+    near = _near(wrong[1], list(verbs))
+    return f"unknown command '{wrong[1]}' of {command}", f"{command} {near}" if near else ""
+
+
+def _near(name: str, known: Sequence[str], cutoff: float = 0.6) -> str:
+    """Returns the name that another was probably meant to be, else ""."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(name, known, 1, cutoff)), "")
 
 
 def _is_text(argument: str) -> bool:
@@ -141,14 +163,16 @@ def _wrong_value(error: Any) -> str:
         kind, given, limits = first["type"], str(first["input"])[:40], first.get("ctx", {})
     except (AttributeError, KeyError, TypeError, ValueError):
         return ""
-    said = f"{max(getattr(param, 'opts', ()) or ('a value',), key=len)} is {given!r}"
+    flag = max(getattr(param, "opts", ()) or ("the value",), key=len)
     if kind.startswith(("int_", "float_")):
-        return f"{said}, which is no {'whole ' if kind.startswith('int_') else ''}number"
-    limit = {"greater_than_equal": ("ge", "or more"), "less_than_equal": ("le", "at most")}
+        return (
+            f"{flag} must be a {'whole ' if kind.startswith('int_') else ''}number, not {given!r}"
+        )
+    limit = {"greater_than_equal": ("ge", "at least"), "less_than_equal": ("le", "at most")}
     if kind not in limit:
         return ""
     name, words = limit[kind]
-    return f"{said}, it can be {limits[name]} {words}"
+    return f"{flag} must be {words} {limits[name]}, not {given}"
 
 
 def _command_of(arguments: Sequence[str]) -> str:

@@ -45,7 +45,7 @@ def _source(value: str | None) -> str | None:
     known = {"hf": "hf", "huggingface": "hf", "ms": "ms", "modelscope": "ms"}
     found = known.get(value.lower())
     if found is None:
-        raise UsageError(f"--from: there is no hub {value[:100]!r}", hint="write hf or modelscope")
+        raise UsageError(f"--from: unknown hub {value[:100]!r}", hint="use hf or modelscope")
     return found
 
 
@@ -109,13 +109,13 @@ QuietOpt = Annotated[
 ]
 FromOpt = Annotated[
     str | None,
-    typer.Option("--from", metavar="hf|modelscope", help="Only this hub.", callback=_source),
+    typer.Option("--from", metavar="hf|modelscope", help="Use only this hub.", callback=_source),
 ]
 YesOpt = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", callback=_yes)]
 PullOpt = Annotated[
     bool,
     typer.Option(
-        "--yes", "-y", help="Pull the model without a question if need be.", callback=_yes
+        "--yes", "-y", help="Pull the model without asking if it is missing.", callback=_yes
     ),
 ]
 ThreadsOpt = Annotated[int | None, setting_option("threads", "-t", min=1)]
@@ -123,7 +123,10 @@ NumaOpt = Annotated[str | None, setting_option("numa")]
 RunsOpt = Annotated[
     int,
     typer.Option(
-        "--runs", metavar="N", min=1, help="Runs, each between two measurements of the ceiling."
+        "--runs",
+        metavar="N",
+        min=1,
+        help="Number of runs, each between two measurements of the ceiling.",
     ),
 ]
 ContextOpt = Annotated[int | None, setting_option("context", "-c", min=1, callback=preferred)]
@@ -135,7 +138,7 @@ LayersOpt = Annotated[
         metavar="N",
         min=1,
         max=1024,  # of any model: models.config
-        help="Decoder layers. Default: as many as fit in memory.",
+        help="Number of decoder layers. Default: as many as fit in memory.",
     ),
 ]
 ExpertsOpt = Annotated[
@@ -152,7 +155,7 @@ DenseOpt = Annotated[
     typer.Option(
         "--dense",
         metavar="FORMAT",
-        help="Number format of everything dense, e.g. int8, bf16. Default: the catalogue's, else int8.",
+        help="Number format of the dense weights, e.g. int8, bf16. Default: the catalogue's, else int8.",
     ),
 ]
 MachineOpt = Annotated[
@@ -160,7 +163,7 @@ MachineOpt = Annotated[
     typer.Option(
         "--machine",
         metavar="MACHINE|FILE|WORDS",
-        help="Plan for a machine that ships with kt, or that a file or words describe, not for this one:"
+        help="Plan for a machine that ships with kt, or or for one described by a file or in words: "
         " 'cpu=2x8452Y ram=512G gpu=4090'.",
     ),
 ]
@@ -168,6 +171,6 @@ AllowSpecialOpt = Annotated[
     bool,
     typer.Option(
         "--allow-special",
-        help="Let texts give control tokens: <|im_end|> in a text then ends a turn.",
+        help="Allow control tokens in text: <|im_end|> in a text then ends a turn.",
     ),
 ]

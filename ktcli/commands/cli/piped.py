@@ -50,7 +50,7 @@ def standard_input(*, beside: bool = False) -> str:
         if not _speaks(stream):
             if beside and _nobody_writes(stream.fileno()):
                 return ""
-            out.warn("waiting for standard input; Ctrl-D ends it, </dev/null leaves it out")
+            out.warn("waiting for standard input; end it with Ctrl-D, or skip it with </dev/null")
         data = stream.read(MAX_INPUT_BYTES + 1)
     except (OSError, ValueError):
         return ""

@@ -1,5 +1,5 @@
 """Puts a completion script where a shell finds it, with a line in the file that the shell starts with, and takes both
-back. Other lines of that file stay as they are."""
+back. Other lines of that file are left as they are."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _own_script(place: ScriptPlace) -> bytes | None:
     data = _read(place.script)
     if data is not None and _MADE not in data[:200]:
         raise UsageError(
-            f"{place.script} is not of kt's making", hint="move it away, and run the command again"
+            f"{place.script} was not written by kt", hint="move it away and run the command again"
         )
     return data
 

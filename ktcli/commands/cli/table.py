@@ -48,8 +48,8 @@ COMMANDS: dict[str, Row] = {
         "Start",
         least_bytes=_ENGINE,
     ),
-    "ps": Row("ktcli.commands.servers:ps", "List the servers of this library that run.", "Start"),
-    "stop": Row("ktcli.commands.servers:stop", "End servers of this library.", "Start"),
+    "ps": Row("ktcli.commands.servers:ps", "List the running servers of this library.", "Start"),
+    "stop": Row("ktcli.commands.servers:stop", "Stop servers of this library.", "Start"),
     "doctor": Row(
         "ktcli.commands.doctor:doctor",
         "Show what this machine is and can do.",
@@ -64,7 +64,7 @@ COMMANDS: dict[str, Row] = {
     ),
     "search": Row(
         "ktcli.commands.search:search",
-        "Find models by words, here and on the hubs.",
+        "Find models by name, in the catalogue and on the hubs.",
         "Models",
         least_bytes=_ARRAYS,
     ),
@@ -82,7 +82,9 @@ COMMANDS: dict[str, Row] = {
     ),
     "list": Row("ktcli.commands.list:list_models", "List the models in the library.", "Models"),
     "alias": Row(
-        "ktcli.commands.alias:alias", "Give a model a name of your own, or list these.", "Models"
+        "ktcli.commands.alias:alias",
+        "Give a model a name of your own, or list these names.",
+        "Models",
     ),
     "show": Row(
         "ktcli.commands.show:show",
@@ -97,18 +99,18 @@ COMMANDS: dict[str, Row] = {
     "prune": Row(
         "ktcli.commands.prune:prune", "Remove what interrupted work left behind.", "Models"
     ),
-    "du": Row("ktcli.commands.du:du", "Show how much room each model takes.", "Models"),
+    "du": Row("ktcli.commands.du:du", "Show how much disk space each model takes.", "Models"),
     "path": Row(
         "ktcli.commands.path:path", "Print the folder of a model, or of the library.", "Models"
     ),
     "export": Row(
         "ktcli.commands.bundle:export",
-        "Write a model into a file, for machines without a network.",
+        "Write a model to a file, for machines without a network.",
         "Models",
     ),
     "import": Row(
         "ktcli.commands.bundle:import_bundle",
-        "Bring a model from a file of kt export into the library.",
+        "Import a model from a file written by kt export.",
         "Models",
     ),
     "cache": Row(
@@ -119,13 +121,13 @@ COMMANDS: dict[str, Row] = {
     ),
     "chats": Row(
         "ktcli.commands.chats:app",
-        "List the conversations that chats kept, and change them.",
+        "List saved conversations, and change them.",
         "Chats",
         least_bytes=_ARRAYS,
     ),
     "bench": Row(
         "ktcli.commands.bench.speed:app",
-        "Measure speed, without a download if need be.",
+        "Measure speed, even of models that are not downloaded.",
         "Measure",
         least_bytes=_ENGINE,
     ),
@@ -138,7 +140,7 @@ COMMANDS: dict[str, Row] = {
     "config": Row("ktcli.commands.config:app", "Show and change the settings.", "Shell"),
     "completion": Row(
         "ktcli.commands.completion:completion",
-        "Install completion of commands, options and names for a shell.",
+        "Install shell completion of commands, options and names.",
         "Shell",
     ),
     "logits": Row("ktcli.commands.logits:logits", least_bytes=_ENGINE),

@@ -145,7 +145,7 @@ def render(recorded: Recorded, canvas: Canvas) -> str:
     title = safe(recorded.name)
     if not recorded.heat.tokens:
         return (
-            f"Nothing is recorded yet of which experts {title} uses.\n"
+            f"Which experts {title} uses is not recorded yet.\n"
             f"Talk to it: kt chat {safe(recorded.again)}"
         )
     said = (
@@ -165,7 +165,7 @@ def render(recorded: Recorded, canvas: Canvas) -> str:
 
 def _legend(canvas: Canvas) -> list[str]:
     """The lines that say what each shade means, as wide as the canvas at most."""
-    lines = ["Shades, in even shares:"]
+    lines = ["Shading, relative to an even distribution:"]
     used = len(lines[0])
     for shade in SHADES:
         words = f"{canvas.paint(shade)} {shade.words}"
@@ -253,5 +253,5 @@ def _summary(recorded: Recorded) -> list[str]:
     each = known.tokens * recorded.top_k / recorded.experts
     if each < SETTLED:
         enough = SETTLED * recorded.experts // recorded.top_k
-        lines.append(f"This is little to go by: the picture settles after some {enough:,} tokens.")
+        lines.append(f"This is a small sample: the picture settles after about {enough:,} tokens.")
     return lines

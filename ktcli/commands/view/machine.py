@@ -92,12 +92,12 @@ class TilesHere:
 def _begin_words(choice: tiles.Choice) -> str:
     least, source = choice.tile_min, choice.source
     if least is None:
-        return "from how many tokens on is not measured yet; the first model that is loaded does it"
+        return "threshold not measured yet; loading the first model measures it"
     if source is tiles.TileMinSource.MEASURED:
         each = ", ".join(f"{n} ({kind})" for kind, n in least._asdict().items())
         return f"from {each} tokens per expert, measured {choice.date}"
     reason = (
-        "as KT_TILE_MIN says"
+        "set by KT_TILE_MIN"
         if source is tiles.TileMinSource.FORCED
         else "not measured under KT_ISA or an emulator"
     )
@@ -283,7 +283,7 @@ def _gpu_rates(found: Gpu) -> str:
     words = f"read {read / 1e9:.0f} GB/s, bf16 {ops / 1e12:.0f} TFLOP/s"
     if found.read_bps and found.bf16_ops:
         return f"{words}, measured"
-    source = f"the data sheet of {sheet.name}" if sheet.known else f"the slowest of {sheet.name}"
+    source = f"the data sheet of {sheet.name}" if sheet.known else f"the slowest {sheet.name}"
     return f"{words}, assumed from {source}"
 
 

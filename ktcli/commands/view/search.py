@@ -92,7 +92,7 @@ def _need_bytes(each: Surveyed) -> int:
 def published_table(published: Sequence[Published]) -> str:
     """Returns the repositories that are known by name only."""
     rows = [(f"kt plan {each.reference}", each.model_type) for each in published]
-    return out.table(rows, ("PUBLISHED; THE HUB KNOWS MORE", "FAMILY"))
+    return out.table(rows, ("NOT IN THE CATALOGUE, BUT THE FAMILY IS SUPPORTED", "FAMILY"))
 
 
 def hub_table(judged: Sequence[Judged]) -> str:

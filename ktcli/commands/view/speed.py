@@ -142,4 +142,6 @@ def warn_about(results: list[BenchResult]) -> None:
     warn_noisy(result.measured.others_share for result in results)
     result = results[0]
     if result.spread is not None and not result.spread.even:
-        out.warn("the random weights favour some experts: a trained model spreads them wider")
+        out.warn(
+            "the random weights favour some experts: a trained model spreads its choices more evenly"
+        )

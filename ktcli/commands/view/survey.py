@@ -78,13 +78,15 @@ def render_survey(
     listed = found[: len(fits) + _LACKING]
     words += ["", survey_table(listed)]
     if listed != found:
-        words.append(f"  {len(found) - len(listed)} more lack more (all: --json)")
+        words.append(
+            f"  {len(found) - len(listed)} larger models do not fit either (--json lists them)"
+        )
     words += origins(listed)
     words.append("")
-    order = f"Order: faster than people read ({READING_TOK_S:g} tokens/s), the newest first; then slower."
+    order = f"Order: models faster than reading speed ({READING_TOK_S:g} tokens/s), newest first; then slower ones."
     words.append(out.fold(order, "  "))
     if not host.rates.measured:
-        assumed = "~ is not measured; kt doctor --measure replaces what is assumed."
+        assumed = "~ marks estimates; kt doctor --measure replaces them with measurements."
         words.append(out.fold(assumed, "  "))
     if fits and not machine:
         words += _next(fits, disk)
@@ -107,7 +109,8 @@ def _next(fits: Sequence[Surveyed], disk: Disk | None) -> list[str]:
     best, name, words = fits[0], chosen.profile.name, list[str]()
     if chosen is not best:
         lack = (
-            f"{best.profile.name} needs up to {gib(best.disk_bytes)} of disk, even if it is converted while it arrives"
+            f"{best.profile.name} needs up to {gib(best.disk_bytes)} of disk space, even if it is "
+            f"converted during the download"
             f" (kt pull --stream); {gib(free)} is free."
         )
         words.append(out.fold(lack, "  "))

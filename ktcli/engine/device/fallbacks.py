@@ -48,10 +48,10 @@ class KnownFailures:
         """
         known = self.known
         if reason := failures.kernels or missing:
-            said = f"the GPU runs plain torch operations, which is much slower: {reason}"
+            said = f"the GPU runs plain torch operations, which are much slower: {reason}"
             yield said + self._since(reason == known.kernels)
         elif failures.early:
-            said = "kernels wait to be launched until the one before has ended"
+            said = "each kernel is launched only after the one before has finished"
             yield f"{said}: {failures.early}{self._since(failures.early == known.early)}"
         if failures.graphs:
             said = f"{failures.graphs}: every step is launched anew, which is slower"

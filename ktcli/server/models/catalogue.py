@@ -109,9 +109,9 @@ class LibraryReader:
         names: dict[str, ModelSource] = {}
         for entry in sorted(found, key=self._preference):
             short = entry.spoken or entry.name
-            source = self._source(entry, entry.label if short.lower() in names else short)
+            source = self._source(entry, entry.library_label if short.lower() in names else short)
             models.append(source)
-            for name in (short, entry.name, entry.label, *aliases.get(entry.path, ())):
+            for name in (short, entry.name, entry.library_label, *aliases.get(entry.path, ())):
                 names.setdefault(name.lower(), source)
         return ModelIndex(sorted(models, key=lambda each: each.name), names)
 
@@ -119,7 +119,7 @@ class LibraryReader:
         if self._is_own(entry):
             return self.own
         ready = Ready(name, entry.path)
-        return StoredModel(ready, entry.label, self.how, self.keep_s, shorter=True)
+        return StoredModel(ready, entry.library_label, self.how, self.keep_s, shorter=True)
 
     def _is_own(self, entry: Entry) -> bool:
         return Path(self.own.key) == entry.path

@@ -144,7 +144,7 @@ class _TellingListener:
     def go_on(self) -> None:
         """Checks that the pull is still wanted. Raises: Busy."""
         if self._is_stopped():
-            raise Busy("the pull was cancelled", hint="another one resumes it")
+            raise Busy("the pull was cancelled", hint="pull again to resume it")
 
     def note(self, text: str) -> None:
         self.go_on()

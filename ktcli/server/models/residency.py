@@ -282,7 +282,7 @@ class Residency:
         due = [each for each in self._idle() if each.due_s <= now]
         for each in due:
             if each.is_idle:
-                self._listener.note(f"{each.model.name} was unloaded: nobody used it")
+                self._listener.note(f"{each.model.name} was unloaded because it was idle")
                 await self._close(each)
         return bool(due)
 
@@ -299,7 +299,7 @@ class Residency:
         assert error is not None
         where = source.after_failure(error)
         if where:
-            self._listener.warn(f"{error}: {source.name} goes on {where}")
+            self._listener.warn(f"{error}: {source.name} continues {where}")
         else:
             self._unrecovered[source.key] = error
             self.stop()

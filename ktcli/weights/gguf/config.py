@@ -43,15 +43,15 @@ def architecture_of(metadata: Metadata, known: tuple[str, ...]) -> Architecture:
     row = ARCHITECTURES.get(metadata.architecture)
     if metadata.architecture == _PICTURES:
         raise BadCheckpoint(
-            f"{metadata.fields.where} holds the part of a model that reads pictures or sound, which kt does not run",
-            hint="name the file of the model itself",
+            f"{metadata.fields.where} contains the part of a model that reads images or audio, which kt does not run",
+            hint="give the file of the model itself",
         )
     if row is None or row.model_type not in known:
         readable = sorted(name for name, each in ARCHITECTURES.items() if each.model_type in known)
         name = metadata.architecture[:60]
         raise BadCheckpoint(
-            f"{metadata.fields.where} holds a model of the architecture {name!r}, which kt does not know",
-            hint=f"of GGUF files kt reads the architectures {', '.join(readable)}",
+            f"{metadata.fields.where} contains a model of the architecture {name!r}, which kt does not support",
+            hint=f"kt reads GGUF files of the architectures {', '.join(readable)}",
         )
     older = (each for name, each in row.older.items() if name in metadata.entries)
     return next(older, row)

@@ -135,7 +135,7 @@ def lfm2_dense(m: Metadata) -> dict[str, Any]:
     """The facts of LFM2 without experts."""
     if m.has("attention.sliding_window"):
         raise BadCheckpoint(
-            f"{m.fields.where}: {m.architecture}.attention.sliding_window is there, and kt knows LFM2 without"
+            f"{m.fields.where}: {m.architecture}.attention.sliding_window is set, but kt supports LFM2 only without it"
         )
     return lfm2(m) | {"num_dense_layers": m.layers}
 
@@ -430,7 +430,7 @@ def gemma4(m: Metadata) -> dict[str, Any]:
         raise BadCheckpoint(f"{m.fields.where}: {key_heads} differs between layers of one kind")
     turning = sum(factor == 1 for factor in m.factors)
     if any(factor < _STILL for factor in m.factors[turning:]):
-        raise BadCheckpoint(f"{m.fields.where}: rope_freqs.weight has other than 1 and then 1e30")
+        raise BadCheckpoint(f"{m.fields.where}: rope_freqs.weight must be 1s followed by 1e30s")
     full: dict[str, Any] = {"rope_theta": m.number("rope.freq_base", 1e6)}
     if m.factors:
         part = turning / len(m.factors)

@@ -32,7 +32,7 @@ from ktcli.weights.gguf.types import STORAGES, Scaled, Viewed
 from ktcli.weights.header import MAX_TENSORS
 from ktcli.weights.storage import Matrix, Part, StorageSource
 
-HINT = "get the file again from where it came; kt never changes it"
+HINT = "download the file again; kt never changes it"
 ROPE_FACTORS = "rope_freqs.weight"
 _EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 
@@ -63,7 +63,7 @@ class Gguf(OpenFiles):
             self._values = headers[self._where].values
             entries = {name: e for header in headers.values() for name, e in header.entries.items()}
             if len(entries) != sum(len(header.entries) for header in headers.values()):
-                raise BadCheckpoint(f"a tensor lies in two of the files of {path.name}")
+                raise BadCheckpoint(f"a tensor is in two of the files of {path.name}")
             factors = [
                 float(each)
                 for name, header in headers.items()
@@ -134,21 +134,21 @@ class Gguf(OpenFiles):
         part = self.parts.get(name)
         if part is None:
             raise BadCheckpoint(
-                f"{self.path.name} has no tensor that is {name!r} on the hub, of which its {self.description} speaks",
+                f"{self.path.name} has no tensor that is {name!r} on the hub, which its {self.description} requires",
                 hint=HINT,
             )
         entry = part.entry
         if entry.dtype not in STORAGES:
             raise BadCheckpoint(
                 f"{name} in {part.file} is stored as {entry.dtype}, which kt cannot convert",
-                hint=f"of GGUF files kt reads {', '.join(STORAGES)}: take a release that has only these",
+                hint=f"kt reads GGUF files with {', '.join(STORAGES)}: use a release that has only these",
             )
         view = self._views.get(below_layer(name))
         stored = (prod(entry.shape),) if view and view.in_runs else entry.shape
         if shape is not None and _significant(stored) != _significant(shape):
             raise BadCheckpoint(
                 f"{name} in {part.file} has the shape {list(entry.shape)}, "
-                f"the metadata asks for {list(shape)}",
+                f"but the metadata requires {list(shape)}",
                 hint=HINT,
             )
         storage = STORAGES[entry.dtype]
@@ -170,7 +170,7 @@ class Gguf(OpenFiles):
         first = _EXPERT.sub(".experts.0.", name).removesuffix(".weight") + SCALE
         if first in self.parts:
             raise BadCheckpoint(
-                f"{name} in {part.file} has no {SCALE[1:]}, {first} does: one number for each expert is asked for",
+                f"{name} in {part.file} has no {SCALE[1:]}, {first} does: one number per expert is required",
                 hint=HINT,
             )
 
@@ -203,12 +203,12 @@ def _check_split(headers: Mapping[str, GgufHeader]) -> None:
         count = split.whole("split.count", low=0, high=1 << 16, default=0)
         if count > 1 and len(headers) == 1:
             raise BadCheckpoint(
-                f"{name} is one of {count} files, but its name does not say which",
-                hint="give it the name that it was published under: NAME-00001-of-00003.gguf",
+                f"{name} is one of {count} files, but its name does not say which one",
+                hint="give it its published name: NAME-00001-of-00003.gguf",
             )
         if len(headers) > 1:
             said = split.whole("split.no", low=0, high=1 << 16)
             if (said, count) != (number, len(headers)):
                 raise BadCheckpoint(
-                    f"{name} says that it is number {said + 1} of {count} files", hint=HINT
+                    f"{name} claims to be number {said + 1} of {count} files", hint=HINT
                 )

@@ -117,7 +117,7 @@ class _Reader:
         """Returns the next `count` bytes."""
         end = self.at + count
         if end > min(self.size, MAX_HEADER_BYTES):
-            limit = "the file" if end > self.size else "what is believable"
+            limit = "the file" if end > self.size else "the limit"
             raise _GgufFault(
                 f"{count} bytes at {self.at} go beyond {limit} ({min(self.size, MAX_HEADER_BYTES)})"
             )
@@ -138,7 +138,7 @@ class _Reader:
         """Reads a text of at most `limit` bytes."""
         length = self.number("Q")
         if length > limit:
-            raise _GgufFault(f"{what} has {length} bytes, at most {limit} are believable")
+            raise _GgufFault(f"{what} has {length} bytes; the limit is {limit}")
         try:
             return self.take(length).decode("utf-8")
         except UnicodeDecodeError:
@@ -149,7 +149,7 @@ def _scan(r: _Reader) -> GgufHeader:
     if r.size < 24:
         raise _GgufFault(f"it has only {r.size} bytes")
     if (magic := r.take(4)) != MAGIC:
-        raise _GgufFault(f"it begins with {magic!r} and not with {MAGIC!r}, so it is no GGUF file")
+        raise _GgufFault(f"it begins with {magic!r}, not {MAGIC!r}, so it is not a GGUF file")
     version = r.number("I")
     if version not in VERSIONS:
         big = version.to_bytes(4, "little") in [v.to_bytes(4, "big") for v in VERSIONS]
@@ -158,7 +158,7 @@ def _scan(r: _Reader) -> GgufHeader:
     tensors, keys = r.number("Q"), r.number("Q")
     if tensors > MAX_TENSORS or keys > MAX_KEYS:
         raise _GgufFault(
-            f"it lists {tensors} tensors and {keys} keys, at most {MAX_TENSORS} and {MAX_KEYS} are believable"
+            f"it lists {tensors} tensors and {keys} keys; the limits are {MAX_TENSORS} and {MAX_KEYS}"
         )
     values: dict[str, Any] = {}
     for _ in range(keys):

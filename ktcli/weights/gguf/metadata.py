@@ -100,7 +100,7 @@ class Metadata:
         found = [int(each) for each in self.each(key, bool if is_flags else int)]
         if not {*found} <= {0, 1}:
             raise BadCheckpoint(
-                f"{self.fields.where}: {self._name(key)} has other values than 0 and 1"
+                f"{self.fields.where}: {self._name(key)} has values other than 0 and 1"
             )
         return found
 

@@ -78,7 +78,7 @@ def _tokens(fields: Fields) -> _Tokens:
     kinds = kinds or [PieceKind.NORMAL] * len(texts)
     if not 0 < len(texts) <= MAX_VOCAB or len(kinds) != len(texts):
         raise BadCheckpoint(
-            f"{fields.where} lists {len(texts)} tokens and {len(kinds)} kinds of them"
+            f"{fields.where} lists {len(texts)} tokens but {len(kinds)} token types"
         )
     if len(set(texts)) != len(texts):
         seen: set[str] = set()
@@ -103,7 +103,7 @@ def _merged_bytes(fields: Fields, tokens: _Tokens) -> dict[str, Any]:
     words = WORDS.get(name)
     if words is None:
         raise BadCheckpoint(
-            f"{fields.where} cuts texts into words in a way called {name[:40]!r}, which kt does not know",
+            f"{fields.where} uses the pre-tokenizer {name[:40]!r}, which kt does not support",
             hint=f"kt knows {', '.join(sorted(WORDS))}",
         )
     merges = _array(fields, "merges", str)
@@ -111,7 +111,7 @@ def _merged_bytes(fields: Fields, tokens: _Tokens) -> dict[str, Any]:
         raise BadCheckpoint(f"{fields.where} has {len(merges):,} merges, more than {MAX_MERGES:,}")
     bad = next((merge for merge in merges if merge.count(" ") != 1), None)
     if bad is not None:
-        raise BadCheckpoint(f"{fields.where} has the merge {bad[:40]!r}, which is no pair")
+        raise BadCheckpoint(f"{fields.where} has the invalid merge {bad[:40]!r}")
     model = bpe(
         [text for text, _ in tokens],
         [merge.split(" ") for merge in merges],
@@ -137,8 +137,8 @@ def _pieces(fields: Fields, tokens: _Tokens) -> dict[str, Any]:
             else "scores that are not numbers"
         )
         raise BadCheckpoint(
-            f"{fields.where}: {_KEY}scores gives {what}, so it does not say which pieces are joined first",
-            hint="take another release: the converter of this one did not read the makers' tokenizer.model",
+            f"{fields.where}: {_KEY}scores gives {what}, so the order of merges is unknown",
+            hint="use another release: the converter of this one did not read the original tokenizer.model",
         )
     pairs = zip(tokens, scores, strict=True)
     pieces = tuple(VocabularyPiece(text, score, kind) for (text, kind), score in pairs)

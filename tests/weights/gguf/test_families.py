@@ -203,7 +203,7 @@ BAD: dict[str, tuple[GgufCase, str]] = {
     ),
     "a list of other numbers than 0 and 1": (
         changed("mimo2", attention__sliding_window_pattern=[0, 1, 2, 0]),
-        "pattern has other values than 0 and 1",
+        "pattern has values other than 0 and 1",
     ),
     "a rotation where there is none": (
         changed("glm5-next", rope__dimension_count=32),

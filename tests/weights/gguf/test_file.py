@@ -217,7 +217,7 @@ def test_a_set_must_be_whole_and_in_order(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match=r"mini-00002-of-00003.gguf is missing"):
         Gguf(paths[0])
     paths[1].write_bytes(first)
-    with pytest.raises(BadCheckpoint, match="says that it is number 1 of 3"):
+    with pytest.raises(BadCheckpoint, match="claims to be number 1 of 3"):
         Gguf(paths[0])
     alone = tmp_path / "renamed.gguf"
     alone.write_bytes(second)

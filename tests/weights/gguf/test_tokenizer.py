@@ -91,7 +91,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "kinds of others": ({"tokenizer.ggml.token_type": [1]}, "1 kinds"),
     "kinds that are texts": ({"tokenizer.ggml.token_type": ["a"]}, "not a list of int"),
-    "a merge of three": ({"tokenizer.ggml.merges": ["a b c"]}, "no pair"),
+    "a merge of three": ({"tokenizer.ggml.merges": ["a b c"]}, "invalid merge"),
     "no merges": ({"tokenizer.ggml.merges": None}, "not a list of str"),
     "an end that is a text": ({"tokenizer.ggml.eos_token_id": "x"}, "not a whole number"),
     "a template that is a list": ({"tokenizer.chat_template": []}, "not a text"),
