@@ -212,11 +212,12 @@ WRONG: dict[str, Wrong] = {
     "fp4 without scales": (without(GOOD, SCALE), FP4, f"lacks its {SCALE}"),
     "fp4 under f32": (but(GOOD, SCALE, "F32", 40, 3), FP4, "stored as F32, kt reads F8_E8M0 there"),
     "fp4 under bytes": (but(GOOD, SCALE, "U8", 40, 3), FP4, "stored as U8, kt reads F8_E8M0 there"),
-    "fp4 under E4M3": (but(GOOD, SCALE, "F8_E4M3", 40, 3), FP4, "stored as F8_E4M3, kt reads"),
+    "fp4 under E4M3": (but(GOOD, SCALE, "F8_E4M3", 40, 3), FP4, "stored as F8_E4M3; kt reads"),
     "fp4 in groups of 16": (but(GOOD, SCALE, E8M0, 40, 6), FP4, r"shape \[40, 6\], .* asks for \[40, 3\]"),
     "fp4 in blocks": (but(GOOD, SCALE, E8M0, 1, 1), FP4, r"shape \[1, 1\], .* asks for \[40, 3\]"),
     "fp4 of half a group": (
-        but(but(GOOD, WEIGHT, "I8", 40, 24), SCALE, E8M0, 40, 2), FP4, "rows of 48 fp4 numbers, kt reads only multiples",
+        but(but(GOOD, WEIGHT, "I8", 40, 24), SCALE, E8M0, 40, 2), FP4, "rows of 48 fp4 numbers, kt "
+        "reads only multiples",
     ),
     "fp4 in unsigned bytes": (but(GOOD, WEIGHT, "U8", 40, 48), FP4, "stored as U8, which kt cannot convert"),
     "fp4 as F4": (but(GOOD, WEIGHT, "F4", 40, 96), FP4, "stored as F4, which kt cannot convert"),
