@@ -83,13 +83,13 @@ CASES: dict[str, tuple[Facts, tuple[bool | None, ...], bool, str, str]] = {
     ),
     "old kernel asked": (
         replace(REFUSED, permission=EINVAL, release="5.10.0"), (True, True, False), False,
-        "too old: Linux 5.10.0 does not know permissions", "5.16",
+        "too old: Linux 5.10.0 does not support tile permissions", "5.16",
     ),
     "not offered": (
         replace(REFUSED, permission=EOPNOTSUPP, release="5.14"), (True, True, False), False, "too old", "5.16",
     ),
     "not offered by a new one": (
-        replace(REFUSED, permission=EINVAL), (True, True, False), False, "refused: Invalid argument", "kernel",
+        replace(REFUSED, permission=EINVAL), (True, True, False), False, "denied: Invalid argument", "kernel",
     ),
     "filter": (REFUSED, (True, True, False), False, "system call filter", "seccomp"),
     "other filter": (

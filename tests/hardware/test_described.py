@@ -46,7 +46,7 @@ def test_what_no_table_has_is_said_in_numbers() -> None:
         ("cpu=9950X ram=64G disk=4T", "has 'disk'"),
         ("cpu=9950X ram=64G ram=32G", "gives a key twice"),
         ("cpu=99x9950X ram=64G", "is not a known part of a machine"),
-        ("cpu=8:fast ram=64G", "is not a number of cores with a row"),
+        ("cpu=8:fast ram=64G", "is not a number of cores with a kernel row"),
         ("cpu=9950X ram=64G gpu=90", "gpu=90 could be"),
         ("cpu=9950X ram=64G gpu=4090:big", "gpu='big' is not a size"),
         ("cpu=" + "9" * 10_000 + " ram=64G", "is not in kt's table"),

@@ -90,7 +90,7 @@ CASES: dict[str, tuple[Machine, HostSetting, Level, str]] = {
         replace(GOOD, gpus_unread=("GPU0000:25:00.0: GPU is lost.",)), SETTING, Level.WARNING, "GPU is lost",
     ),
     "full disk": (disk(free_bytes=GIB), SETTING, Level.WARNING, "only 1.0 GiB is free on the disk"),
-    "spinning disk": (disk(rotational=True), SETTING, Level.NOTE, "spinning"),
+    "spinning disk": (disk(rotational=True), SETTING, Level.NOTE, "hard disk"),
 }  # fmt: skip
 
 

@@ -59,7 +59,7 @@ CASES: dict[str, tuple[str, dict[str, str], str, str, str]] = {
     ),
     "huge pages": (
         "desktop", {"sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]"},
-        "huge pages are switched off", "echo madvise", "prompts are read faster",
+        "huge pages are switched off", "echo madvise", "faster reading of prompts",
     ),
 }  # fmt: skip
 

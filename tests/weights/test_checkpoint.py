@@ -333,10 +333,10 @@ UNREADABLE: dict[str, tuple[object, str]] = {
     "awq gemv": ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv'"),
     "mxfp6": ({**INT4, "format": "mxfp6-pack-quantized"}, "format 'mxfp6-pack-quantized'"),
     "nvfp4 in groups of 32": (
-        compressed(type="float", num_bits=4, strategy="tensor_group", group_size=32), "group_size 32, kt reads 16 only",
+        compressed(type="float", num_bits=4, strategy="tensor_group", group_size=32), "group_size 32, kt reads only 16",
     ),
     "mxfp8 in groups of 64": (
-        compressed(type="float", num_bits=8, strategy="group", group_size=64), "group_size 64, kt reads 32 only",
+        compressed(type="float", num_bits=8, strategy="group", group_size=64), "group_size 64, kt reads only 32",
     ),
     "an unknown packing": (auto_round("auto_gptq:marlin24", bits=3), r"\(auto-round\) with bits 3"),
     "a packing of its own": (auto_round("fake"), "packing_format 'auto_round:fake'"),
@@ -345,7 +345,7 @@ UNREADABLE: dict[str, tuple[object, str]] = {
     "integers in a layout for floats": (auto_round("llm_compressor"), "data_type 'int', kt reads 'mx_fp'"),
     "smoothed": (modelopt("NVFP4_AWQ", group_size=16), "quant_algo 'NVFP4_AWQ'"),
     "int4 of modelopt": (modelopt("W4A16_AWQ", group_size=128), "quant_algo 'W4A16_AWQ'"),
-    "nvfp4 in groups of 32, modelopt": (modelopt("NVFP4", group_size=32), "group_size 32, kt reads 16 only"),
+    "nvfp4 in groups of 32, modelopt": (modelopt("NVFP4", group_size=32), "group_size 32, kt reads only 16"),
     "a mixture with int8": (
         modelopt("MIXED_PRECISION", quantized_layers={"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "W8A16"}}),
         "quant_algo 'W8A16'",

@@ -296,12 +296,12 @@ WRONG: dict[str, tuple[str, dict, dict | None, str]] = {
     ),
     "no zeros": ("gptq", {"qzeros": None}, None, "without its m.qzeros"),
     "no order": ("gptq reordered", {"g_idx": None}, None, "without its m.g_idx"),
-    "zeros are f32": ("gptq", {"qzeros": ("F32", (3, 5))}, None, "m.qzeros in .* is stored as F32, kt reads I32 there"),
+    "zeros are f32": ("gptq", {"qzeros": ("F32", (3, 5))}, None, "m.qzeros in .* is stored as F32; kt reads I32 there"),
     "packed zeros are bf16": (
-        "int4 g32 asymmetric", {"weight_zero_point": ("BF16", (5, 5))}, None, "stored as BF16, kt reads I32",
+        "int4 g32 asymmetric", {"weight_zero_point": ("BF16", (5, 5))}, None, "stored as BF16; kt reads I32",
     ),
     "fp8 with whole numbers": (
-        "fp8 blocks", {"weight_scale_inv": ("I32", (3, 2))}, None, "stored as I32, kt reads",
+        "fp8 blocks", {"weight_scale_inv": ("I32", (3, 2))}, None, "stored as I32; kt reads",
     ),
     "nothing packed": ("gptq a row", {"qweight": ("I32", (0, 0))}, None, "holds 0 x 0 codes"),
     "scales of other groups": ("gptq", {}, gptq_config(group_size=32), r"m.scales .* asks for \[5, 40\]"),
@@ -316,7 +316,7 @@ WRONG: dict[str, tuple[str, dict, dict | None, str]] = {
     "nvfp4 without scales": ("nvfp4", {"weight_scale": None}, None, "without its m.weight_scale"),
     "nvfp4 in rows of 24": ("nvfp4", {"weight_packed": ("U8", (40, 12))}, None, "rows of 24 nvfp4 numbers, kt reads"),
     "scales of 8 columns": ("nvfp4", {"weight_scale": ("F8_E4M3", (40, 20))}, None, r"asks for \[40, 10\]"),
-    "powers of two as floats": ("mxfp4", {"weight_scale": ("F32", (40, 5))}, None, "as F32, kt reads F8_E8M0, U8"),
+    "powers of two as floats": ("mxfp4", {"weight_scale": ("F32", (40, 5))}, None, "as F32; kt reads F8_E8M0, U8"),
     "mxfp8 as fp8": ("mxfp8", {}, FP8, r"has the shape \[40, 5\]"),
     "two sizes, neither": (
         "gptq of 8 bits in a mixture", {"qzeros": ("I32", (5, 3))}, None, r"m.qzeros in .* has the shape \[5, 3\]",

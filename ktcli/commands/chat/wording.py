@@ -59,7 +59,9 @@ def words_for_model(prompt: str | None, option: str) -> str | None:
         if not is_terminal():
             words = standard_input()
             if not words and is_piped():
-                raise UsageError("standard input is empty", hint="the pipe was empty")
+                raise UsageError(
+                    "standard input is empty", hint='for example: git diff | kt chat "review this"'
+                )
             return words or GREETING
         if option:
             raise UsageError(

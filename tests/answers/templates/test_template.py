@@ -60,7 +60,7 @@ REFUSED = {
     "an empty list": (with_field(close=[]), "close, which is neither"),
     "a number": (with_field(close=7), "close, which is neither"),
     "many marks": (with_field(close=["a"] * 17), "close, which is neither"),
-    "a pattern that is none": (with_pattern(7), "open, which is neither"),
+    "a pattern that is none": (with_pattern(7), "open, which is not a string"),
     "an empty pattern": (with_pattern(""), "matches the empty string"),
     "a pattern of nothing": (with_pattern("x*"), "matches the empty string"),
     "an open bracket": (with_pattern("("), "not a valid pattern"),
