@@ -153,8 +153,8 @@ class Sampled(msgspec.Struct):
             Refusal: a value cannot be used.
         """
         self._refuse_what_is_not_kept_to()
-        if most is None and self.n_predict is not None:
-            most, names = self.n_predict, {**names, "max_tokens": "n_predict"}
+        if (other := self.n_predict) is not None and _is_less(other, most):
+            most, names = other, {**names, "max_tokens": "n_predict"}
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         stop = names.get("stop", "stop")
         _few(stop, len(stops), STOPS_MOST)
@@ -484,6 +484,13 @@ def _biases(said: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
         raise Refusal(
             400, "the keys of logit_bias must be token ids", "logit_bias", "unsupported_value"
         ) from error
+
+
+def _is_less(most: int, other: int | None) -> bool:
+    """Tells whether the first of two numbers of tokens is the one that limits an answer."""
+    if other is None or most < NO_LIMIT:
+        return True
+    return most != NO_LIMIT and (other == NO_LIMIT or most < other)
 
 
 def _not_supported(field: str, instead: str = "") -> Refusal:
