@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -72,6 +73,14 @@ AllowHostOpt = Annotated[
         metavar="NAME",
         help="Let requests in that call the server by this host name, as behind a proxy; may be repeated. * is every"
         " name, and needs a key.",
+    ),
+]
+RootPathOpt = Annotated[
+    str,
+    typer.Option(
+        "--root-path",
+        metavar="PATH",
+        help="Path below which a proxy publishes the server, such as /kt; it may pass it on or take it off.",
     ),
 ]
 ParallelOpt = Annotated[
@@ -145,6 +154,7 @@ def serve(
     api_key_file: KeyFileOpt = None,
     allow_origin: AllowOriginOpt = None,
     allow_host: AllowHostOpt = None,
+    root_path: RootPathOpt = "",
     parallel: ParallelOpt = 4,
     model_alias: AliasOpt = None,
     strict_model: StrictOpt = False,
@@ -193,6 +203,7 @@ def serve(
     key = given_key(api_key, api_key_file)
     rules = replace(
         _rules(host, port, key, allow_host or (), allow_origin or ()),
+        root_path=_root_path(root_path),
         strict_model=strict_model,
         aliases=tuple(model_alias or ()),
         drain_s=drain,
@@ -254,6 +265,17 @@ def _rules(host: str, port: int, key: str, names: Sequence[str], origins: Sequen
     return Rules(
         key, frozenset() if is_open else LOOPBACK | hosts, pages, address=f"http://{shown}:{port}"
     )
+
+
+def _root_path(said: str) -> str:
+    """Returns a root path without a slash at its end; empty: there is none.
+
+    Raises:
+        UsageError: it is not a path.
+    """
+    if said and not re.fullmatch(r"/[!-~]*", said):
+        raise UsageError(f"--root-path {said[:100]!r} is not a path, such as /kt")
+    return said.rstrip("/")
 
 
 def _in_background(here: typer.Context, model: str, port: int) -> None:

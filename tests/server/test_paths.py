@@ -9,7 +9,10 @@ import requests
 from server.running import Running, running, scripted
 
 from ktcli import __version__
+from ktcli.commands.serve import _root_path
+from ktcli.errors import UsageError
 from ktcli.server.http.paths import meant_path
+from ktcli.server.http.state import Rules
 
 ASKED = [{"role": "user", "content": "hello"}]
 
@@ -45,13 +48,23 @@ def test_a_root_is_taken_off_where_a_proxy_left_it() -> None:
     assert meant_path("/kt", "/kt") == "/" and meant_path("/ktx", "/kt") == "/ktx"
 
 
+def test_a_root_path_is_a_path() -> None:
+    assert (_root_path("/kt/"), _root_path("/"), _root_path("")) == ("/kt", "", "")
+    for said in ("kt", "/k t", "https://a"):
+        with pytest.raises(UsageError, match="is not a path"):
+            _root_path(said)
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(scripted(tmp_path_factory.mktemp("model"), lambda question: "yes")) as found:
+    model = scripted(tmp_path_factory.mktemp("model"), lambda question: "yes")
+    with running(model, Rules(root_path="/kt")) as found:
         yield found
 
 
-@pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions/"])
+@pytest.mark.parametrize(
+    "path", ["/chat/completions", "/kt/v1/chat/completions", "/v1/chat/completions/"]
+)
 def test_a_path_is_served_without_a_redirect(server: Running, path: str) -> None:
     answer = requests.post(
         server.url + path, json={"messages": ASKED}, allow_redirects=False, timeout=9

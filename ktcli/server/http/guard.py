@@ -66,7 +66,7 @@ class Guard:
         noted["status"] = 499  # unless something is sent, the client left before
 
         asked = scope["path"]
-        scope["path"] = meant_path(asked)
+        scope["path"] = meant_path(asked, self._rules.root_path)
         headers = _headers(scope)
         added = self._added_headers(headers)
 
