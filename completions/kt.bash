@@ -35,6 +35,7 @@ _kt() {
                 --api-key-file) files='any' ;;
                 --allow-origin) words='ORIGIN' ;;
                 --allow-host|--parallel|--model-alias|--context|--threads|--defer)  ;;
+                --root-path) words='PATH' ;;
                 --keep-alive) words='TIME' ;;
                 --drain) words='SECONDS' ;;
                 --numa) words='auto off' ;;
@@ -43,7 +44,7 @@ _kt() {
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --parallel --model-alias --strict-model --keep-alive --drain --log-json --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
+                *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --model-alias --strict-model --keep-alive --drain --log-json --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'ps') options='--json --quiet --help' ;;
         'stop') options='--all --json --quiet --help' names='all' files='.gguf' ;;

@@ -51,6 +51,7 @@ complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key -d 'API key tha
 complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key-file -d 'File with the API key that clients must send; it must be readable only by its owner' -r -F
 complete -c kt -n '__fish_seen_subcommand_from serve' -l allow-origin -d 'Let web pages of this origin in (https://chat.example.com); may be repeated. * is every page, and needs a key' -x -a 'ORIGIN'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l allow-host -d 'Let requests in that call the server by this host name, as behind a proxy; may be repeated. * is every name, and needs a key' -x
+complete -c kt -n '__fish_seen_subcommand_from serve' -l root-path -d 'Path below which a proxy publishes the server, such as /kt; it may pass it on or take it off' -x -a 'PATH'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l parallel -d 'Conversations to answer at the same time, each with the full context' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l model-alias -d 'A further name of the model; may be repeated' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l strict-model -d 'Refuse requests that name another model; else this one answers'

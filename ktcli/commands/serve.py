@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -67,6 +68,14 @@ AllowHostOpt = Annotated[
         " name, and needs a key.",
     ),
 ]
+RootPathOpt = Annotated[
+    str,
+    typer.Option(
+        "--root-path",
+        metavar="PATH",
+        help="Path below which a proxy publishes the server, such as /kt; it may pass it on or take it off.",
+    ),
+]
 ParallelOpt = Annotated[int, setting_option("parallel", min=1, max=64, callback=preferred)]
 AliasOpt = Annotated[
     list[str] | None,
@@ -121,6 +130,7 @@ def serve(
     api_key_file: KeyFileOpt = None,
     allow_origin: AllowOriginOpt = None,
     allow_host: AllowHostOpt = None,
+    root_path: RootPathOpt = "",
     parallel: ParallelOpt = 4,
     model_alias: AliasOpt = None,
     strict_model: StrictOpt = False,
@@ -169,6 +179,7 @@ def serve(
     key = given_key(api_key, api_key_file)
     rules = replace(
         _rules(host, port, key, allow_host or (), allow_origin or (), _who(here, "host")),
+        root_path=_root_path(root_path),
         strict_model=strict_model,
         aliases=tuple(model_alias or ()),
         drain_s=drain,
@@ -239,6 +250,17 @@ def _rules(
     return Rules(
         key, frozenset() if is_open else LOOPBACK | hosts, pages, address=f"http://{shown}:{port}"
     )
+
+
+def _root_path(said: str) -> str:
+    """Returns a root path without a slash at its end; empty: there is none.
+
+    Raises:
+        UsageError: it is not a path.
+    """
+    if said and not re.fullmatch(r"/[!-~]*", said):
+        raise UsageError(f"--root-path {said[:100]!r} is not a path, such as /kt")
+    return said.rstrip("/")
 
 
 def _in_background(here: typer.Context, model: str, port: int) -> None:

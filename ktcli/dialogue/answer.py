@@ -55,6 +55,8 @@ class AnswerOptions:
         think_budget: the most tokens of an answer's thoughts, behind which they are ended and the answer follows; None:
             as many as the model likes.
         stop_ids: ids that end an answer beside the model's own, even one that is endless.
+        prompt_logprobs: the number of likeliest tokens that come with each token of the prompt but the first; None: no
+            chances of the prompt.
         min_tokens: the tokens before which no such id can come.
     """
 
@@ -71,14 +73,20 @@ class AnswerOptions:
     think_budget: int | None = None
     stop_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
+    prompt_logprobs: int | None = None
 
 
 class PromptProgress(NamedTuple):
-    """The prompt is read: `done` of the `total` tokens that were not in the cache."""
+    """The prompt is read: `done` of the `total` tokens that were not in the cache.
+
+    Attributes:
+        chances: further tokens of the prompt with their chances, if they were asked for.
+    """
 
     choice: int
     done: int
     total: int
+    chances: tuple[Token, ...] = ()
 
 
 class Said(NamedTuple):
@@ -245,6 +253,7 @@ class AnswerRun:
             constraint=self._constraint,
             forced=self._forced,
             min_tokens=options.min_tokens,
+            prompt_logprobs=None if self._choice else options.prompt_logprobs,
         )
         with self._lock:
             self.parts.append(self._submit(request, self._sampler, goes_on=False))
@@ -264,7 +273,7 @@ class AnswerRun:
                 self._take_token(event)
             elif isinstance(event, PromptRead):
                 if len(self.parts) < 2:
-                    self._tell(PromptProgress(self._choice, event.done, event.total))
+                    self._tell(PromptProgress(self._choice, event.done, event.total, event.chances))
             else:
                 self._finish(event)
         except Exception as error:

@@ -178,6 +178,11 @@ class Active:
         self.sequence.close()
         self.begun = False
 
+    @property
+    def scores(self) -> bool:
+        """Whether the chances of the prompt's tokens are wanted, so that each row of it gives logits."""
+        return self.answer.request.prompt_logprobs is not None
+
     def reads(self, engine: Engine, most: int) -> Run:
         """Returns the run that computes the next `most` tokens of the prompt at most: a piece of the chunk that
         would be computed in one step if the request were alone.
@@ -334,7 +339,7 @@ class Active:
         ids = np.array([*self.known[self.sequence.length : upto], *drafted], dtype=np.int32)
         return self.sequence.extend(
             ids,
-            first_output=ids.size - len(drafted) - wanted,
+            first_output=0 if self.scores and self.reading else ids.size - len(drafted) - wanted,
             temperature=self.answer.sampler.sums_at if wanted else 0.0,
             defer=depth,
             chunk=chunk,

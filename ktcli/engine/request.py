@@ -83,6 +83,8 @@ class GenerationRequest:
         priority: a higher one goes first, -10..10; a request that waits long rises.
         caller: whoever asks: callers of equal priority take turns.
         logprobs: the number of the likeliest tokens whose chances come with each token; None: no chances at all.
+        prompt_logprobs: the same for each token of the prompt but the first; None: no chances of the prompt. What is
+            found in the cache has none, so that such a request needs a salt of its own.
         depths: how the prompt's first ids were computed, a byte for each, see `forms`; those behind were not. What was
             computed so is found again, or computed again in the same form of latent attention.
         said: the prompt's last ids that belong to the answer, which another request began: penalties count them so.
@@ -115,6 +117,7 @@ class GenerationRequest:
     constraint: Constraint | None = None
     forced: ForcedIds | None = None
     min_tokens: int = 0
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +164,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class PromptRead:
-    """The event that part of the prompt was read: `done` of the `total` tokens that were not in the cache."""
+    """The event that part of the prompt was read: `done` of the `total` tokens that were not in the cache.
+
+    Attributes:
+        chances: the tokens behind those that were read, with their chances, if they were asked for.
+    """
 
     answer: Answer
     done: int
     total: int
+    chances: tuple[Token, ...] = ()
 
 
 class Token(NamedTuple):

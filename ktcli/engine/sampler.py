@@ -129,6 +129,18 @@ class Sampler:
         return float(self._random.random())
 
 
+def given_choice(logits: Logits, id: int, likeliest: int) -> TokenChoice:
+    """Returns a choice of which `id` is the only outcome: it comes with its chance.
+
+    Args:
+        likeliest: the number of likeliest ids wanted with it.
+    """
+    mask = np.zeros(-(-logits.values.size // 32), dtype=np.uint32)
+    mask[id // 32] = np.uint32(1 << id % 32)
+    row = (logits.values, logits.peaks, logits.sums, logits.best, logits.temperature)
+    return TokenChoice(*row, temperature=0.0, at=0.0, mask=mask, likeliest=likeliest)
+
+
 def chosen_id(chosen: ChosenToken, logits: Logits) -> int:
     """Returns the id of the token that was chosen from these logits.
 

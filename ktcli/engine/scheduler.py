@@ -297,7 +297,7 @@ class Scheduler:
         if answers:
             at, end = turns[0].sequence.length, turns[0].prompt_tokens
             left = min(left, self.pace.piece(answers, self._engine.max_tokens, at, end))
-        for each in turns:
+        for place, each in enumerate(turns, 1):
             if each not in self._active:
                 continue
             if not each.begun:
@@ -305,12 +305,18 @@ class Scheduler:
                 if each.held:
                     continue
             before = len(parts)
-            self._add(parts, each, partial(each.reads, self._engine, left), events)
+            most = min(left, self._outputs_left(parts, place, len(turns))) if each.scores else left
+            self._add(parts, each, partial(each.reads, self._engine, most), events)
             if len(parts) > before:
                 self._turns.served(each.answer)
                 left -= parts[-1].tokens
                 if left < PAGE_TOKENS:
                     return  # the next may share pages with this one later
+
+    def _outputs_left(self, parts: list[StepPart], place: int, readers: int) -> int:
+        """The rows that can give logits beside a step's parts, if each reader behind the one at `place` gets one."""
+        outputs = sum(part.tokens - part.run.first_output for part in parts)
+        return max(1, self._engine.max_outputs - outputs - (readers - place))
 
     def _add(
         self, parts: list[StepPart], each: Active, make: Callable[[], Run], events: list[Event]
@@ -355,7 +361,8 @@ class Scheduler:
         ran_s = self._clock() - began
         for part in parts:
             part.computed(rows)
-        events.extend(event for part in parts if part.reads and (event := part.read_on()))
+        reads = (part.read_on(self._chooser) for part in parts if part.reads)
+        events.extend(event for event in reads if event)
         self._choose(parts, events)
         self._account(parts, ran_s, self._clock() - began)
         for part in parts:

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 
 from ktcli.engine.active import Active
 from ktcli.engine.logits import Logits
-from ktcli.engine.request import Finish, PromptRead, Token
+from ktcli.engine.request import Candidate, Finish, PromptRead, Token
+from ktcli.engine.sampler import chosen_id, given_choice
 from ktcli.errors import KtError
 from ktcli.native.batch import Run
+from ktcli.native.choosing import Chooser
 
 
 @dataclass(eq=False, slots=True)
@@ -24,6 +26,7 @@ class StepPart:
         reads: whether the run reads part of the prompt; else it goes on with the answer.
         rows: the logits after the last id that is known, and after each one that was drafted; empty before the step is
             computed, and where no token follows.
+        known: the logits of the prompt whose next tokens are known, where their chances are wanted.
         right: the drafted ids that were chosen so far.
         open: whether the next token is to be chosen: its row is known.
         end: why no token follows; None: one does.
@@ -34,6 +37,7 @@ class StepPart:
     run: Run
     reads: bool
     rows: list[Logits] = field(default_factory=list)
+    known: list[Logits] = field(default_factory=list)
     right: int = 0
     open: bool = False
     end: Finish | None = None
@@ -47,7 +51,7 @@ class StepPart:
     @property
     def drafted(self) -> int:
         """The number of its run's tokens that were drafted: those behind the first that has logits."""
-        return max(0, self.tokens - self.run.first_output - 1)
+        return 0 if self.reads else max(0, self.tokens - self.run.first_output - 1)
 
     @property
     def row(self) -> Logits:
@@ -58,6 +62,8 @@ class StepPart:
         """Takes its own logits from the step's rows, and commits its run but for drafted ids."""
         run = self.run
         self.rows = [next(rows) for _ in range(run.first_output, run.ids.size)]
+        if self.reads and self.active.scores:
+            self._part_rows()
         self.open = bool(self.rows)
         # A chunk of the prompt ends here, as it would if the request were alone.
         ends_chunk = (
@@ -65,17 +71,46 @@ class StepPart:
         )
         self.active.computed(run, self.drafted, ends_chunk=ends_chunk)
 
-    def read_on(self) -> PromptRead | None:
-        """Returns the event that says how far the prompt is read; None: no further than before."""
+    def _part_rows(self) -> None:
+        """Parts the rows of a run of the prompt: that after its last id, if a token follows, from those whose next
+        tokens are known."""
+        ends = self.run.start + self.tokens == self.active.prompt_tokens
+        self.known = self.rows[: len(self.rows) - ends]
+        self.rows = self.rows[len(self.known) :] if self.active.finish is None else []
+
+    def read_on(self, chooser: Chooser) -> PromptRead | None:
+        """Returns the event that says how far the prompt is read; None: no further than before.
+
+        Args:
+            chooser: computes the chances of the prompt's tokens.
+        """
         active, stats = self.active, self.active.answer.stats
-        done = active.sequence.length
-        if not self.reads or done <= stats.prompt_tokens:
+        done, before = active.sequence.length, stats.prompt_tokens
+        if not self.reads or done <= before:
             return None
         stats.prompt_tokens = done
         total = active.prompt_tokens - stats.reused_tokens
         if done == active.prompt_tokens:
             active.answer.depths = active.sequence.depths
-        return PromptRead(active.answer, done - stats.reused_tokens, total)
+        chances = self._chances(chooser, before) if self.known else ()
+        return PromptRead(active.answer, done - stats.reused_tokens, total, chances)
+
+    def _chances(self, chooser: Chooser, since: int) -> tuple[Token, ...]:
+        """Returns the prompt's tokens behind the rows from position `since` on, with their chances."""
+        answer, start = self.active.answer, self.run.start
+        ids = self.active.known[start + 1 : start + 1 + len(self.known)]
+        rows = list(zip(ids, self.known, strict=True))[max(0, since - start) :]
+        wanted = answer.request.prompt_logprobs or 0
+        chosen = chooser.choose([given_choice(row, id, wanted) for id, row in rows])
+        return tuple(
+            Token(
+                answer,
+                id,
+                Candidate(chosen_id(each, row), each.logprob),
+                tuple(Candidate(*pair) for pair in each.likeliest),
+            )
+            for (id, row), each in zip(rows, chosen, strict=True)
+        )
 
     def take(self, token: Token) -> bool:
         """Appends a token to the answer, or ends it; returns whether the token is part of it."""
@@ -90,7 +125,7 @@ class StepPart:
         elif len(answer.ids) == answer.request.max_tokens:
             active.finish = Finish.LENGTH
         tried = self.run.first_output + 1 + self.right  # the place of the id drafted for this token
-        if tried < self.tokens and self.run.ids[tried] == token.id:
+        if self.right < self.drafted and self.run.ids[tried] == token.id:
             self.right += 1
             answer.stats.accepted += 1
             self.open = active.finish is None

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from ktcli.dialogue.answer import AnswerEvent, Ended
 from ktcli.engine.request import Finish
 from ktcli.server.http.refusals import Refusal, refusal_of
-from ktcli.server.models.generation import Generation
+from ktcli.server.models.generation import Generation, Generations
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -51,9 +51,11 @@ class WireReply(Protocol):
 
 
 class Answering:
-    """An ASGI application that sends the answers of one generation."""
+    """An ASGI application that sends the answers of a generation, or of several."""
 
-    def __init__(self, generation: Generation, reply: WireReply, *, stream: bool) -> None:
+    def __init__(
+        self, generation: Generation | Generations, reply: WireReply, *, stream: bool
+    ) -> None:
         self._generation, self._reply, self._stream = generation, reply, stream
         self._error: Exception | None = None
         self._scope: Scope = {}

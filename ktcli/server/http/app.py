@@ -45,6 +45,7 @@ def application(state: ServerState) -> App:
     routes = [
         Route("/health", own.health),
         Route("/server", own.server),
+        Route("/version", own.version),
         Route(PATH, engineapi.facts, include_in_schema=False),
         Route(f"{PATH}/load", _waiting(engineapi.load), methods=["POST"], include_in_schema=False),
         Route(

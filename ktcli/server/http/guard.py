@@ -27,6 +27,7 @@ from ktcli.server.http.answering import App, Receive, Scope, Send
 from ktcli.server.http.bodies import RESERVATION, Bodies, BodyReservation
 from ktcli.server.http.body import BODY, BYTE_ORDER_MARK
 from ktcli.server.http.page.files import PATHS
+from ktcli.server.http.paths import meant_path
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.state import Rules
 from ktcli.server.process.drain import Drain, cut_off
@@ -64,6 +65,8 @@ class Guard:
         began_s, noted = time.monotonic(), scope.setdefault(NOTED, {})
         noted["status"] = 499  # unless something is sent, the client left before
 
+        asked = scope["path"]
+        scope["path"] = meant_path(asked, self._rules.root_path)
         headers = _headers(scope)
         added = self._added_headers(headers)
 
@@ -80,7 +83,7 @@ class Guard:
                 scope[RESERVATION] = reservation
                 await self._answer(scope, headers, receive, send_and_note)
         finally:
-            about = {"method": scope["method"], "path": _plain(scope["path"][:200]), **noted}
+            about = {"method": scope["method"], "path": _plain(asked[:200]), **noted}
             self._tell(scope.get("client"), about, began_s)
 
     def malformed(self, client: tuple[str, int] | None) -> None:

@@ -11,7 +11,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ktcli import __version__
 from ktcli.server.http.body import body_of
+from ktcli.server.http.openai.fields import ChatBody
 from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.state import caller_of, state_of
 from ktcli.server.models.loaded import LoadedModel
@@ -19,12 +21,29 @@ from ktcli.server.process.discovery import LoadedStatus, Status
 
 
 class TokenizeBody(msgspec.Struct):
-    """A request for the ids of a text."""
+    """A request for the ids of a text, or of a conversation as its prompt has them."""
 
-    content: str = ""
-    prompt: str = ""  # vLLM's name for it
+    content: str | None = None
+    prompt: str | None = None  # vLLM's name for it
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     parse_special: bool = False
     model: str = ""
+
+    @property
+    def text(self) -> str | None:
+        """Returns the text; None: there is none."""
+        return self.content if self.content is not None else self.prompt
+
+    def chat(self) -> ChatBody:
+        """Returns a request for an answer to the same conversation."""
+        names = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+        return ChatBody(
+            messages=self.messages or [], **{name: getattr(self, name) for name in names}
+        )
 
 
 class DetokenizeBody(msgspec.Struct):
@@ -69,6 +88,11 @@ def _of_loaded(loaded: LoadedModel) -> LoadedStatus:
     )
 
 
+async def version(request: Request) -> Response:
+    """Returns the version of kt."""
+    return _json({"version": __version__})
+
+
 async def metrics(request: Request) -> Response:
     """Returns the counters in the text format of Prometheus."""
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -78,13 +102,21 @@ async def metrics(request: Request) -> Response:
 
 
 async def tokenize(request: Request) -> Response:
-    """Returns the token ids of a text; control tokens in it are plain text unless `parse_special` is true."""
+    """Returns the token ids of a text, or of the prompt that a conversation gives; control tokens in a text are plain
+    text unless `parse_special` is true."""
     body, state = await body_of(request, TokenizeBody), state_of(request)
-    text = body.content or body.prompt
+    text = body.text
+    if (text is None) == (body.messages is None):
+        raise Refusal(400, "either prompt or messages is required", "prompt", "unsupported_value")
     with await state.lease(body.model) as lease:
         prompts, context = lease.model.prompts, lease.model.backend.engine.context
-        cut = lambda: prompts.ids_of(text, special=body.parse_special)  # noqa: E731
-        ids = await asyncio.wrap_future(state.jobs.ask(cut))
+        if text is None:
+            asked = body.chat().chat_request(lease.model.texts.settings, caller_of(request))
+            ids = list((await state.prompt(lease.model, lambda made: made.of_messages(asked))).ids)
+        else:
+            words = text
+            cut = lambda: prompts.ids_of(words, special=body.parse_special)  # noqa: E731
+            ids = await asyncio.wrap_future(state.jobs.ask(cut))
     return _json({"tokens": ids, "count": len(ids), "max_model_len": context})
 
 

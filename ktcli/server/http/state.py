@@ -44,6 +44,7 @@ class Rules:
         key: the API key that clients must send; empty: none.
         hosts: the allowed values of Host beside this machine's own names; empty: any.
         origins: the origins whose pages may ask, beside the server's own.
+        root_path: the path below which a proxy publishes the server; empty: none.
         strict_model: whether a request must name the model that is loaded.
         aliases: further names of the model.
         address: where it says that it is, for `kt ps`.
@@ -53,6 +54,7 @@ class Rules:
     key: str = ""
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
+    root_path: str = ""
     strict_model: bool = False
     aliases: tuple[str, ...] = ()
     address: str = ""

@@ -50,7 +50,7 @@ class Generation:
         self._events: deque[AnswerEvent] = deque()
         # When the last token of each answer came, `time.monotonic`.
         self._token_s: dict[int, float] = {}
-        self._came = asyncio.Event()
+        self.came = asyncio.Event()  # set with each event
         self._cancelled = False
         self.failure: Exception | None = None  # that ends it whatever the engine says
         self.answers: dict[int, AnswerRun] = {}  # by their numbers
@@ -78,12 +78,16 @@ class Generation:
     async def events(self, timeout_s: float) -> list[AnswerEvent]:
         """Returns what happened since the last call, at least one thing, or nothing after `timeout_s` seconds."""
         if not self._events and self.failure is None:
-            self._came.clear()
+            self.came.clear()
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._came.wait()
+                    await self.came.wait()
             except TimeoutError:
                 return []
+        return self.taken()
+
+    def taken(self) -> list[AnswerEvent]:
+        """Returns what happened since the last call; does not wait."""
         found = list(self._events)
         self._events.clear()
         return found
@@ -97,7 +101,7 @@ class Generation:
         """Ends every answer with an error; later events of the engine are dropped."""
         self.failure = error
         self.cancel()
-        self._came.set()
+        self.came.set()
 
     def cancel(self) -> None:
         """Ends every answer at the next step."""
@@ -139,7 +143,7 @@ class Generation:
         if not self._open:
             self._lease.release()
         self._events.append(event)
-        self._came.set()
+        self.came.set()
         if isinstance(
             event, Ended
         ):  # last: a fault in it keeps nobody waiting, and no model in memory
@@ -173,3 +177,73 @@ class Generation:
         self._metrics.ended(stats, ended.finish, seconds)
         if not self.options.plain:
             self.model.prompts.remember(self.prompt, said.text, said.ids)
+
+
+class Generations:
+    """The answers to several prompts of one request, numbered through: those to the first prompt come first.
+
+    Attributes:
+        id: that of the first.
+    """
+
+    def __init__(self, of: Sequence[Generation]) -> None:
+        self._of, self._came = of, asyncio.Event()
+        self.id, self.model, self.prompts = of[0].id, of[0].model, [each.prompt for each in of]
+        for each in of:
+            each.came = self._came
+
+    @property
+    def tokens(self) -> int:
+        """Returns the number of tokens of all answers so far."""
+        return sum(each.tokens for each in self._of)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Returns the number of tokens of all prompts."""
+        return sum(len(each.ids) for each in self.prompts)
+
+    @property
+    def reused_tokens(self) -> int:
+        """Returns the number of tokens of the prompts that were in the cache."""
+        return sum(each.reused_tokens for each in self._of)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Returns the token counts for the log."""
+        cached, prompt = self.reused_tokens, self.prompt_tokens
+        return {"prompt_tokens": prompt, "cached_tokens": cached, "tokens": self.tokens}
+
+    @property
+    def failure(self) -> Exception | None:
+        """Returns why a generation ended whatever the engine says; None: none did."""
+        return next((each.failure for each in self._of if each.failure is not None), None)
+
+    @property
+    def over(self) -> bool:
+        """Tells whether every answer has ended and its events were taken."""
+        return all(each.over for each in self._of)
+
+    def cancel(self) -> None:
+        """Ends every answer at the next step."""
+        for each in self._of:
+            each.cancel()
+
+    async def events(self, timeout_s: float) -> list[AnswerEvent]:
+        """Returns what happened since the last call, at least one thing, or nothing after `timeout_s` seconds."""
+        if (found := self._taken()) or self.failure is not None:
+            return found
+        self._came.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._came.wait()
+        except TimeoutError:
+            return []
+        return self._taken()
+
+    def _taken(self) -> list[AnswerEvent]:
+        """Returns the events that are there, under the numbers of all choices."""
+        first, found = 0, list[AnswerEvent]()
+        for each in self._of:
+            found += [event._replace(choice=first + event.choice) for event in each.taken()]
+            first += each.options.choices
+        return found

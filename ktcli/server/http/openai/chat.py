@@ -205,11 +205,12 @@ _CHUNK = "chat.completion.chunk"
 def chance_of(tokenizer: Tokenizer, token: Token) -> dict[str, Any]:
     """Returns the log probabilities of a token and of the likeliest ones, in the form of chat completions."""
     assert token.chosen is not None
-    likeliest = [_candidate(tokenizer, each) for each in token.likeliest]
-    return {**_candidate(tokenizer, token.chosen), "top_logprobs": likeliest}
+    likeliest = [candidate_of(tokenizer, each) for each in token.likeliest]
+    return {**candidate_of(tokenizer, token.chosen), "top_logprobs": likeliest}
 
 
-def _candidate(tokenizer: Tokenizer, candidate: Candidate) -> dict[str, Any]:
+def candidate_of(tokenizer: Tokenizer, candidate: Candidate) -> dict[str, Any]:
+    """Returns a token and its log probability, in the form of chat completions."""
     data = tokenizer.bytes_of(candidate.id) if tokenizer.byte_level else b""
     text = (
         data.decode("utf-8", "replace") if data else tokenizer.decode([candidate.id], special=True)

@@ -9,7 +9,7 @@ import msgspec
 from ktcli.engine.request import Finish, Stats
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.waiting import StreamStyle
-from ktcli.server.models.generation import Generation
+from ktcli.server.models.generation import Generation, Generations
 
 EVENTS = "text/event-stream"
 ALIVE = b": waiting\n\n"  # a comment, which clients ignore
@@ -47,9 +47,9 @@ def failed_stream(body: bytes, refusal: Refusal) -> bytes:
 STREAM = StreamStyle(EVENTS, ALIVE, failed_stream)
 
 
-def usage(generation: Generation, thought_tokens: int) -> dict[str, Any]:
-    """Returns the usage of a request: the tokens of its prompt and of all answers."""
-    prompt, said = len(generation.prompt.ids), generation.tokens
+def usage(generation: Generation | Generations, thought_tokens: int) -> dict[str, Any]:
+    """Returns the usage of a request: the tokens of its prompts and of all answers."""
+    prompt, said = generation.counts["prompt_tokens"], generation.tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": said,

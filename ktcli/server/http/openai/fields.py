@@ -5,6 +5,7 @@ Unknown fields are ignored; a field with an unsupported value is refused by name
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,7 @@ STOP_CHARS_MOST = 1000
 STOP_IDS_MOST = 1024
 SALT_CHARS_MOST = 256
 TOOLS_MOST = 256
+PROMPTS_MOST = 128  # of one request, and the answers to them
 BIASES_MOST = 1024
 _OWN_NAMES: Mapping[str, str] = {}
 # What SGLang and llama.cpp call the forms of an answer.
@@ -151,8 +153,8 @@ class Sampled(msgspec.Struct):
             Refusal: a value cannot be used.
         """
         self._refuse_what_is_not_kept_to()
-        if most is None and self.n_predict is not None:
-            most, names = self.n_predict, {**names, "max_tokens": "n_predict"}
+        if (other := self.n_predict) is not None and _is_less(other, most):
+            most, names = other, {**names, "max_tokens": "n_predict"}
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         stop = names.get("stop", "stop")
         _few(stop, len(stops), STOPS_MOST)
@@ -341,33 +343,48 @@ class TextBody(Sampled):
         """Returns the options of the answer, see `answer_options`."""
         if self.logprobs is not None:
             _within("logprobs", self.logprobs, 0, LOGPROBS_MOST)
-        for name in ("echo", "suffix"):
-            if getattr(self, name):
-                raise Refusal(400, f"{name} is not supported", name, "unsupported_value")
+        if self.suffix:
+            raise _not_supported("suffix")
         if self.best_of not in (None, 1, self.n):
-            raise Refusal(400, "best_of is not supported", "best_of", "unsupported_value")
-        most = 16 if self.max_tokens is None else self.max_tokens  # as OpenAI has it
-        return replace(self.answer_options(settings, most, self.logprobs), plain=True)
+            raise _not_supported("best_of")
+        most = 16 if self.max_tokens is None and self.n_predict is None else self.max_tokens
+        options = self.answer_options(settings, most, self.logprobs, least=0)
+        if not self.echo or self.logprobs is None:
+            return replace(options, plain=True)
+        # What was computed before has no chances, so that nothing of it may be found.
+        salt = secrets.token_hex(16)
+        return replace(options, plain=True, salt=salt, prompt_logprobs=self.logprobs)
 
-    def one_prompt(self) -> str | list[int]:
-        """Returns the prompt, as text or token ids.
+    def prompts(self) -> list[str | list[int]]:
+        """Returns the prompts, each as text or token ids.
 
         Raises:
-            Refusal: there are several.
+            Refusal: they are neither, or there are too many.
         """
-        prompt = self.prompt
-        if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
-            prompt = prompt[0]
-        if isinstance(prompt, str):
-            return prompt
-        if isinstance(prompt, list) and all(type(each) is int for each in prompt):
-            return prompt
-        raise Refusal(
-            400,
-            "prompt must be a string or a list of token ids; several prompts in one request are not supported",
-            "prompt",
-            "unsupported_value",
-        )
+        said = self.prompt
+        several = said if isinstance(said, list) and said and _is_prompt(said[0]) else [said]
+        _few("prompt", len(several), PROMPTS_MOST)
+        choices = len(several) * (self.n or 1)
+        if choices > PROMPTS_MOST:
+            words = f"prompt and n ask for {choices:,} answers; the limit is {PROMPTS_MOST}"
+            raise Refusal(400, words, "prompt", "unsupported_value")
+        return [_prompt(each) for each in several]
+
+
+def _is_prompt(said: Any) -> bool:
+    return isinstance(said, str | list)
+
+
+def _prompt(said: Any) -> str | list[int]:
+    """Returns one prompt. Raises: Refusal: it is neither a text nor token ids."""
+    if isinstance(said, str):
+        return said
+    ids: list[Any] = said if isinstance(said, list) else [None]
+    ids = [int(each) if isinstance(each, float) and each.is_integer() else each for each in ids]
+    if not all(type(each) is int for each in ids):
+        words = "prompt must be a string, a list of token ids, or a list of either"
+        raise Refusal(400, words, "prompt", "unsupported_value")
+    return ids
 
 
 def logprobs_of(wanted: bool | None, likeliest: int | None) -> int | None:
@@ -467,6 +484,13 @@ def _biases(said: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
         raise Refusal(
             400, "the keys of logit_bias must be token ids", "logit_bias", "unsupported_value"
         ) from error
+
+
+def _is_less(most: int, other: int | None) -> bool:
+    """Tells whether the first of two numbers of tokens is the one that limits an answer."""
+    if other is None or most < NO_LIMIT:
+        return True
+    return most != NO_LIMIT and (other == NO_LIMIT or most < other)
 
 
 def _not_supported(field: str, instead: str = "") -> Refusal:

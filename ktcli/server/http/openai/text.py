@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
 
 from ktcli.answers.events import AnswerPiece
-from ktcli.dialogue.answer import AnswerEvent, Ended, PromptProgress
+from ktcli.dialogue.answer import AnswerEvent, AnswerOptions, Ended, PromptProgress, Said
 from ktcli.dialogue.prompts import EncodedPrompt
-from ktcli.engine.request import Token
+from ktcli.engine.request import Candidate, Token
 from ktcli.server.http.answering import Answering
 from ktcli.server.http.body import body_of
-from ktcli.server.http.openai.chat import chance_of
+from ktcli.server.http.openai.chat import candidate_of, chance_of
 from ktcli.server.http.openai.envelope import (
     ALIVE,
     DONE,
@@ -27,26 +28,37 @@ from ktcli.server.http.openai.envelope import (
 from ktcli.server.http.openai.fields import TextBody
 from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.state import caller_of, state_of
-from ktcli.server.models.generation import Generation
+from ktcli.server.models.generation import Generation, Generations
 from ktcli.server.models.prompts import PromptMaker
+from ktcli.text.tokenizer import Tokenizer
 
 
 async def completions(request: Request) -> Answering:
     """Goes on with a text."""
     state = state_of(request)
     body = await body_of(request, TextBody)
-    caller, prompt = caller_of(request), body.one_prompt()
+    caller, made = caller_of(request), list[Generation]()
+    try:
+        with await state.lease(body.model) as lease:
+            options = body.text_options(lease.model.texts.settings)
+            for prompt in body.prompts():
+                made.append(await state.generation(lease, _maker(prompt, caller), options))
+    except BaseException:
+        for each in made:
+            each.cancel()
+        raise
+    generations = Generations(made)
+    return Answering(generations, TextReply(generations, body, options), stream=body.stream)
 
+
+def _maker(prompt: str | list[int], caller: str) -> Callable[[PromptMaker], EncodedPrompt]:
     def make(prompts: PromptMaker) -> EncodedPrompt:
         with about("prompt"):
             if isinstance(prompt, str):
                 return prompts.of_text(prompt, caller)
             return prompts.of_ids(prompt, caller)
 
-    with await state.lease(body.model) as lease:
-        options = body.text_options(lease.model.texts.settings)
-        generation = await state.generation(lease, make, options)
-    return Answering(generation, TextReply(generation, body), stream=body.stream)
+    return make
 
 
 class TextReply:
@@ -54,17 +66,21 @@ class TextReply:
 
     media_type, alive = EVENTS, ALIVE
 
-    def __init__(self, generation: Generation, body: TextBody) -> None:
-        self._generation, self._body = generation, body
+    def __init__(self, generation: Generations, body: TextBody, options: AnswerOptions) -> None:
+        self._generation, self._body, self._each = generation, body, options.choices
         self._head = {
             "id": f"cmpl-{generation.id}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": generation.model.name,
         }
-        n = generation.options.choices
+        n = options.choices * len(generation.prompts)
         self._texts, self._finish = [""] * n, [""] * n
-        self._chances: list[list[tuple[Token, int]]] = [[] for _ in range(n)]
+        self._chances: list[list[_Chance]] = [[] for _ in range(n)]
+        # Chances of the prompts, which the answers to each share; the first token has none.
+        self._read: list[list[Token]] = [[] for _ in generation.prompts]
+        self._echoed: set[int] = set()  # the choices of a stream whose prompts are out
+        self._tokenizer = generation.model.texts.tokenizer
 
     def begin(self) -> bytes:
         """Returns the beginning of a stream, which is empty."""
@@ -86,10 +102,12 @@ class TextReply:
 
     def whole(self) -> bytes:
         """Returns the completion as one JSON document: all choices, and the usage."""
-        choices = [
-            self._choice(at, text, self._finish[at], self._chances[at])
-            for at, text in enumerate(self._texts)
-        ]
+        choices = []
+        for at, text in enumerate(self._texts):
+            before, chances = self._echo(at)
+            moved = [(token, len(before) + place) for token, place in self._chances[at]]
+            said = self._choice(at, before + text, self._finish[at], chances + moved)
+            choices.append(said)
         return encode({**self._head, "choices": choices, "usage": usage(self._generation, 0)})
 
     def refused(self, refusal: Refusal) -> bytes:
@@ -97,40 +115,81 @@ class TextReply:
         return encode(error_of(refusal))
 
     def _said(self, event: AnswerEvent) -> bytes:
+        at = event.choice
         if isinstance(event, PromptProgress):
+            self._read[at // self._each] += event.chances
             return b""
+        echo = b""
+        if self._body.echo and at not in self._echoed:
+            self._echoed.add(at)
+            before, chances = self._echo(at)
+            echo = line({**self._head, "choices": [self._choice(at, before, None, chances)]})
+        return echo + self._added(event)
+
+    def _added(self, event: Said | Ended) -> bytes:
+        """Returns the chunk that an event adds to a stream."""
         at = event.choice
         if isinstance(event, Ended):
             self._finish[at] = FINISH[event.finish]
             choice = self._choice(at, "", self._finish[at], [])
             return line({**self._head, "choices": [choice]})
         text = "".join(piece.text for piece in event.events if isinstance(piece, AnswerPiece))
-        fresh = []
+        fresh: list[_Chance] = []
         if event.token is not None and event.token.chosen is not None:
             fresh = [(event.token, len(self._texts[at]))]
             self._chances[at] += fresh
         self._texts[at] += text
         if not text and not fresh:
             return b""
-        return line({**self._head, "choices": [self._choice(at, text, None, fresh)]})
+        before = len(self._generation.prompts[at // self._each].text) if self._body.echo else 0
+        moved = [(token, before + place) for token, place in fresh]
+        return line({**self._head, "choices": [self._choice(at, text, None, moved)]})
+
+    def _echo(self, at: int) -> tuple[str, list[_Chance]]:
+        """Returns the prompt of a choice, and its tokens with their chances, if both are wanted."""
+        if not self._body.echo:
+            return "", []
+        prompt, tokenizer = self._generation.prompts[at // self._each], self._tokenizer
+        if self._body.logprobs is None:
+            return prompt.text, []
+        found: list[_Chance] = [(int(prompt.ids[0]), 0)]
+        place = len(_text_of(tokenizer, int(prompt.ids[0])))
+        for token in self._read[at // self._each]:
+            found.append((token, place))
+            place += len(_text_of(tokenizer, token.id))
+        return prompt.text, found
 
     def _choice(
-        self, index: int, text: str, finish: str | None, tokens: list[tuple[Token, int]]
+        self, index: int, text: str, finish: str | None, tokens: list[_Chance]
     ) -> dict[str, Any]:
         said = {"index": index, "text": text, "finish_reason": finish, "logprobs": None}
         if self._body.logprobs is not None and (tokens or finish is None):
             said["logprobs"] = self._logprobs(tokens)
         return said
 
-    def _logprobs(self, tokens: list[tuple[Token, int]]) -> dict[str, Any]:
-        tokenizer = self._generation.model.texts.tokenizer
-        chances = [chance_of(tokenizer, token) for token, _ in tokens]
-        likeliest = [
-            {top["token"]: top["logprob"] for top in each["top_logprobs"]} for each in chances
-        ]
-        return {
-            "tokens": [each["token"] for each in chances],
-            "token_logprobs": [each["logprob"] for each in chances],
-            "top_logprobs": likeliest,
-            "text_offset": [at for _, at in tokens],
+    def _logprobs(self, tokens: list[_Chance]) -> dict[str, Any]:
+        found: dict[str, list[Any]] = {
+            name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         }
+        for token, place in tokens:
+            found["text_offset"].append(place)
+            if isinstance(token, int):  # nothing is before it
+                found["tokens"].append(_text_of(self._tokenizer, token))
+                found["token_logprobs"].append(None)
+                found["top_logprobs"].append(None)
+                continue
+            each = chance_of(self._tokenizer, token)
+            found["tokens"].append(each["token"])
+            found["token_logprobs"].append(each["logprob"])
+            likeliest = {top["token"]: top["logprob"] for top in each["top_logprobs"]}
+            found["top_logprobs"].append(likeliest)
+        return found
+
+
+# A token with its chance, or the id of one that has none, and where its text begins.
+_Chance = tuple[Token | int, int]
+
+
+def _text_of(tokenizer: Tokenizer, id: int) -> str:
+    """Returns the text of one token, as `chance_of` tells it."""
+    return str(candidate_of(tokenizer, Candidate(id, 0.0))["token"])

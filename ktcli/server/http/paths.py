@@ -1,0 +1,25 @@
+"""Finds the path that a request means: clients leave out `/v1`, add a slash, or send a whole address as to a proxy."""
+
+from __future__ import annotations
+
+import re
+
+_ADDRESS = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+# The paths of OpenAI's and Anthropic's APIs, behind the `/v1` that belongs to the address.
+_UNVERSIONED = re.compile(
+    r"/(?:chat/completions|completions|models(?:/.+)?|messages(?:/count_tokens)?|responses(?:/.+)?)"
+)
+
+
+def meant_path(path: str, root: str = "") -> str:
+    """Returns the path of the server that a request means.
+
+    Args:
+        path: the target of the request, decoded, without its query.
+        root: the path below which a proxy publishes the server; it may have taken it off.
+    """
+    found = _ADDRESS.sub("", path, count=1) if _ADDRESS.match(path) else path
+    if root and (found == root or found.startswith(f"{root}/")):
+        found = found.removeprefix(root)
+    found = found.rstrip("/") or "/"
+    return f"/v1{found}" if _UNVERSIONED.fullmatch(found) else found

@@ -1,0 +1,93 @@
+"""Paths as clients write them, and the paths that they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import requests
+from server.running import Running, running, scripted
+
+from ktcli import __version__
+from ktcli.commands.serve import _root_path
+from ktcli.errors import UsageError
+from ktcli.server.http.paths import meant_path
+from ktcli.server.http.state import Rules
+
+ASKED = [{"role": "user", "content": "hello"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/", "/"),
+        ("/health/", "/health"),
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/completions", "/v1/completions"),
+        ("/models", "/v1/models"),
+        ("/models/a/b", "/v1/models/a/b"),
+        ("/messages/count_tokens", "/v1/messages/count_tokens"),
+        ("/responses", "/v1/responses"),
+        ("/v1/chat/completions//", "/v1/chat/completions"),
+        ("http://localhost:80/v1/models", "/v1/models"),
+        ("HTTPS://a", "/"),
+        ("/v1/v1/messages", "/v1/v1/messages"),
+        ("/api/chat", "/api/chat"),
+        ("/modelsx", "/modelsx"),
+        ("/chat", "/chat"),
+        ("/http://a", "/http://a"),
+        ("", "/"),
+    ],
+)
+def test_a_path_is_found(path: str, meant: str) -> None:
+    assert meant_path(path) == meant
+
+
+def test_a_root_is_taken_off_where_a_proxy_left_it() -> None:
+    assert meant_path("/kt/v1/models", "/kt") == meant_path("/v1/models", "/kt") == "/v1/models"
+    assert meant_path("/kt", "/kt") == "/" and meant_path("/ktx", "/kt") == "/ktx"
+
+
+def test_a_root_path_is_a_path() -> None:
+    assert (_root_path("/kt/"), _root_path("/"), _root_path("")) == ("/kt", "", "")
+    for said in ("kt", "/k t", "https://a"):
+        with pytest.raises(UsageError, match="is not a path"):
+            _root_path(said)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    model = scripted(tmp_path_factory.mktemp("model"), lambda question: "yes")
+    with running(model, Rules(root_path="/kt")) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    "path", ["/chat/completions", "/kt/v1/chat/completions", "/v1/chat/completions/"]
+)
+def test_a_path_is_served_without_a_redirect(server: Running, path: str) -> None:
+    answer = requests.post(
+        server.url + path, json={"messages": ASKED}, allow_redirects=False, timeout=9
+    )
+    assert answer.ok and answer.json()["choices"][0]["message"]["content"] == "yes"
+
+
+def test_other_paths_are_not_found_as_they_were_asked(server: Running) -> None:
+    answer = requests.get(f"{server.url}/v1/v1/models", timeout=9)
+    assert answer.status_code == 404 and "/v1/v1/models" in answer.json()["error"]["message"]
+    assert requests.get(f"{server.url}/models/", timeout=9).json()["data"]
+    assert requests.get(f"{server.url}/version", timeout=9).json() == {"version": __version__}
+
+
+def test_the_tokens_of_a_conversation_are_those_of_its_prompt(server: Running) -> None:
+    def tokens(**body: object) -> requests.Response:
+        return requests.post(f"{server.url}/tokenize", json=body, timeout=9)
+
+    asked = {"messages": ASKED, "max_tokens": 1}
+    answer = requests.post(f"{server.url}/v1/chat/completions", json=asked, timeout=9).json()
+    found = tokens(messages=ASKED).json()
+    assert found["count"] == len(found["tokens"]) == answer["usage"]["prompt_tokens"]
+    assert tokens(messages=ASKED, add_generation_prompt=False).json()["count"] < found["count"]
+    assert tokens(prompt="").json()["tokens"] == []
+    for nothing in ({}, {"prompt": None}, {"prompt": "a", "messages": ASKED}):
+        assert tokens(**nothing).status_code == 400
