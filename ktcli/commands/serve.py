@@ -24,6 +24,7 @@ from ktcli.commands.cli.options import (
     preferred,
     setting_option,
 )
+from ktcli.commands.serve_lines import first_lines, is_probe
 from ktcli.commands.serve_sockets import OLLAMA_PORT, owners_socket, sockets_at
 from ktcli.errors import UsageError
 from ktcli.output import out, safe
@@ -165,7 +166,7 @@ def serve(
       curl http://127.0.0.1:11435/v1/models
     """
     from ktcli.assembly.kvpages import cache_quota
-    from ktcli.assembly.talking import Opening, prepared
+    from ktcli.assembly.talking import Opening, plan_of, prepared
     from ktcli.engine.scheduler import Limits
     from ktcli.server.models.catalogue import LibraryReader
     from ktcli.server.models.keepalive import keep_seconds
@@ -202,12 +203,21 @@ def serve(
     with _libraries_heard(), sockets_at(host, ports) as listening, owners_socket(port) as owners:
         own = StoredModel(prepared(model, how), lasting_name(model), how, own_s)
         said = f"serving {own.name} at {rules.address}"
+        of_ollama = (
+            rules.address if not ollama else f"{rules.address.rpartition(':')[0]}:{OLLAMA_PORT}"
+        )
+        plan, pack = plan_of(own.ready, how), own.ready.pack.name  # while the memory is free
+        about = first_lines(own.name, pack, plan, rules.address, parallel, of_ollama)
 
         def ready() -> None:
             out.note(f"{said}; Ctrl-C ends it")
+            for line in about:
+                out.note(line)
             supervisor.ready(said)
 
         def log(entry: dict[str, Any]) -> None:
+            if is_probe(entry):
+                return
             (out.record if log_json else _log)(entry)
             shorten(log_path(port))
 

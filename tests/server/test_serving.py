@@ -371,6 +371,15 @@ def test_the_command_serves_in_the_background_and_ends_at_a_signal(
     said = capsys.readouterr().err
     found = next(each for each in running_servers() if each.socket == socket_path(port))
     assert f"serving kt-mini at http://127.0.0.1:{port} (process {found.pid})" in said
+    for words in (
+        f"  page     http://127.0.0.1:{port}\n",
+        f"  APIs     OpenAI http://127.0.0.1:{port}/v1, Anthropic",
+        "  model    kt-mini",
+        f"  context  {(found.status and found.status.context) or 0:,} tokens, for each of 4 ",
+        "  memory   ",
+        "tokens/s predicted for one conversation (kt plan kt-mini says why)",
+    ):
+        assert words in said
     assert os.getsid(found.pid) == found.pid
     answer = ask(Running(port, None), "What is kt?", max_tokens=9)  # type: ignore[arg-type]
     told = []
@@ -402,6 +411,7 @@ def test_the_command_serves_in_the_background_and_ends_at_a_signal(
     assert answer.json()["choices"][0]["message"]["content"]
     assert "POST /v1/chat/completions 200" in said and "What is kt" not in said
     assert said.count("POST /engine/generate 200") == 1
+    assert "GET " not in said  # what kt ps and chats ask
     assert said.endswith("the server has ended\n") and log.stat().st_mode & 0o777 == 0o600
     assert (found.memory_bytes or 0) > 1 << 20 and not found.socket.exists()
     assert found.status and found.status.address == f"http://127.0.0.1:{port}"

@@ -1,0 +1,44 @@
+"""What `kt serve` tells a person: what it is, once it is ready, and which requests are worth a line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ktcli.errors import gib
+from ktcli.planner.plan import Plan
+
+# What other commands of kt ask a server through its socket: kt ps, kt stop, and chats that look for their model.
+_PROBES = frozenset({"/health", "/server", "/engine"})
+
+
+def first_lines(
+    model: str, pack: str, plan: Plan, address: str, streams: int, ollama: str
+) -> list[str]:
+    """Returns the lines about a server that is ready: where it is, and what it takes and gives.
+
+    Args:
+        pack: the name of the conversion.
+        plan: of the model as it was loaded.
+        address: the server's: "http://127.0.0.1:11435".
+        streams: the conversations that are answered at the same time.
+        ollama: the address for clients of Ollama.
+    """
+    device = f" and {gib(plan.device.need.total)} of the GPU" if plan.device else ""
+    memory = f"{gib(plan.need_bytes)} of {gib(plan.host.available_bytes)}{device}"
+    each = f", for each of {streams} conversations at once" if streams > 1 else ""
+    rows = {
+        "page": address,
+        "APIs": f"OpenAI {address}/v1, Anthropic {address}, Ollama {ollama}",
+        "model": pack if pack.startswith(model) else f"{model} ({pack})",
+        "context": f"{plan.context:,} tokens{each}",
+        "memory": memory,
+        "speed": f"{plan.speed_words} predicted for one conversation (kt plan {model} says why)",
+    }
+    return [f"  {name:<8} {words}" for name, words in rows.items()]
+
+
+def is_probe(entry: Mapping[str, Any]) -> bool:
+    """Returns whether a request is one of kt's own questions to a server: they are not logged."""
+    through_socket = entry["client"] == "local" and entry["method"] == "GET"
+    return through_socket and entry["path"] in _PROBES
