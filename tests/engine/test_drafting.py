@@ -212,7 +212,9 @@ def test_an_answer_with_drafts_is_the_answer_without(
             answers.append((first, first))
     for got, want in zip(*reversed(answers), strict=True):
         assert_same(got, want)
-    assert lengths[0] == lengths[1] or line.recurrent
+    # Who leaves in the middle may leave behind a step of several ids, of which the last is known, too.
+    apart = abs(lengths[0] - lengths[1])
+    assert apart <= (asked.left_after is not None) or line.recurrent
 
 
 def test_right_drafts_save_steps_and_wrong_ones_cost_none(engine: CpuEngine) -> None:
