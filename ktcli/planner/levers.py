@@ -19,7 +19,7 @@ from ktcli.planner.host import Host
 from ktcli.planner.memory import LEAST_CONTEXT
 from ktcli.planner.plan import Lever, Plan, Request
 from ktcli.planner.spec import weight_bytes
-from ktcli.weights.formats import CALIBRATED, Loss, losses
+from ktcli.weights.formats import CALIBRATED, FormatLoss, losses
 from ktcli.weights.recipe import Recipe
 
 MOST = 3  # levers that a plan names
@@ -331,7 +331,7 @@ def _loss_words(recipe: Recipe, own: Recipe, routed: bool) -> str:
     return "" if loss is None else loss_words(loss, usual)
 
 
-def loss_words(loss: Loss, usual: Loss) -> str:
+def loss_words(loss: FormatLoss, usual: FormatLoss) -> str:
     """Returns what a format loses beside another, for people."""
     share = loss.nats / usual.nats
     if loss.format == usual.format:

@@ -69,7 +69,7 @@ TABLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class FormatLoss:
     """The nats per token that a format of the experts, or of everything dense, was measured to lose to bf16.
 
     Attributes:
@@ -83,29 +83,29 @@ class Loss:
 # docs/quality.md: experts of kt-mini's outlier variant, whose weights are as uneven as large models'.
 # Without bf16, which holds nothing that int8 loses.
 _EXPERTS_LOSE = (
-    Loss("int8", 0.004),
-    Loss("nl4-g32-mixed", 0.033),
-    Loss("int4-row-had", 0.043),
-    Loss("nl4-g32", 0.046),
-    Loss("nl4-mixed", 0.051),
-    Loss("nl4", 0.074),
-    Loss("mxfp4", 0.101),
-    Loss("int4-g32", 0.140),
-    Loss("int4-mixed", 0.166),
-    Loss("int4", 0.246),
-    Loss("int4-g128", 0.435),
+    FormatLoss("int8", 0.004),
+    FormatLoss("nl4-g32-mixed", 0.033),
+    FormatLoss("int4-row-had", 0.043),
+    FormatLoss("nl4-g32", 0.046),
+    FormatLoss("nl4-mixed", 0.051),
+    FormatLoss("nl4", 0.074),
+    FormatLoss("mxfp4", 0.101),
+    FormatLoss("int4-g32", 0.140),
+    FormatLoss("int4-mixed", 0.166),
+    FormatLoss("int4", 0.246),
+    FormatLoss("int4-g128", 0.435),
 )
 # The same page: SmolLM2-135M, dense, whose every weight but the embedding is in that format.
 _DENSE_LOSES = (
-    Loss("bf16", 0.0),
-    Loss("int8", 0.0245),
-    Loss("int4-g32", 0.3248),
-    Loss("nl4-g32", 0.3367),
-    Loss("int4", 0.6072),
+    FormatLoss("bf16", 0.0),
+    FormatLoss("int8", 0.0245),
+    FormatLoss("int4-g32", 0.3248),
+    FormatLoss("nl4-g32", 0.3367),
+    FormatLoss("int4", 0.6072),
 )
 
 
-def losses(*, experts: bool) -> tuple[Loss, ...]:
+def losses(*, experts: bool) -> tuple[FormatLoss, ...]:
     """Returns what formats of the experts, or of everything dense, were measured to lose; the least first."""
     return _EXPERTS_LOSE if experts else _DENSE_LOSES
 
