@@ -209,10 +209,10 @@ def test_an_engine_goes_on_after_a_failure(
         (["hello", []], {}, "prompts[1] is neither a text nor a list of messages"),
         ([{"role": "user", "content": "hello"}], {}, "prompts[0] is neither"),
         ([[{"role": "user"}]], {}, "prompts[0][0] is not a message"),
-        (["hello"], {"max_tokens": 0}, "max-tokens is 0"),
-        (["hello"], {"temperature": -1}, "temperature is -1"),
-        (["hello"], {"stop": [""]}, "stop has ''"),
-        (["hello"], {"seed": -1}, "seed is -1"),
+        (["hello"], {"max_tokens": 0}, "max-tokens must be at least 1, not 0"),
+        (["hello"], {"temperature": -1}, "temperature must be 0 (greedy) to 100, not -1"),
+        (["hello"], {"stop": [""]}, "stop must be strings, not ''"),
+        (["hello"], {"seed": -1}, "seed must be 0 to 2^64 - 1, not -1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -241,10 +241,10 @@ def test_what_does_not_fit_is_refused(engine: kt.Engine, prompt: Any) -> None:
         ("kt-minni", {}, NotFound, "kt-minni"),
         ("qwen3-30b-a3b", {}, NotFound, "qwen3-30b-a3b is not in the library"),
         ("org/model", {}, NotFound, "org/model is not in the library"),
-        ("kt-mini", {"device": "tpu"}, UsageError, "'tpu' is no device"),
-        ("kt-mini", {"kv": "int2"}, UsageError, "kv is 'int2'"),
-        ("kt-mini", {"parallel": 0}, UsageError, "parallel is 0"),
-        ("kt-mini", {"context": 0}, UsageError, "context is 0"),
+        ("kt-mini", {"device": "tpu"}, UsageError, "'tpu' is not a device"),
+        ("kt-mini", {"kv": "int2"}, UsageError, "kv must be .*, not 'int2'"),
+        ("kt-mini", {"parallel": 0}, UsageError, "parallel must be at least 1, not 0"),
+        ("kt-mini", {"context": 0}, UsageError, "context must be at least 1, not 0"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused(

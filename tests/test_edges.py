@@ -64,7 +64,7 @@ def test_a_chat_goes_on_behind_nonsense(home: Path, capsys: Capture) -> None:
     capsys.readouterr()
     assert main(["chat", "--continue", "and two?", "--json"]) == 0
     said = capsys.readouterr()
-    assert said.err.count("stays aside") == 2 and "zeros.jsonl" in said.err
+    assert said.err.count("so it is skipped") == 2 and "zeros.jsonl" in said.err
     assert len(read_path(path).conversation.turns) == 4
     assert (home / "chats" / "zeros.jsonl").read_bytes() == NONSENSE["zeros.jsonl"]
 

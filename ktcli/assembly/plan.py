@@ -11,6 +11,7 @@ from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.planner import host_for, informed
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import Subject
+from ktcli.errors import BadCheckpoint
 from ktcli.hardware.gpu import AUTO, CPU, torch_installed
 from ktcli.hardware.numa import AUTO as AUTO_NUMA
 from ktcli.hardware.profile import read_machine
@@ -81,6 +82,13 @@ def plan_subject(
     if described is None and subject.pack is not None:
         request = informed(request, subject.pack, model.spec, host.gpus, listener.warn)
     made = place(model, host, request)
-    kept = kept_by(subject.said, model) if made.fits else None
-    exact = kept is not None and kept == request.recipe.experts
+    exact = made.fits and _is_exact(subject, model, request.recipe)
     return advised(model, host, request, made, exact=exact, tok_s=tok_s)
+
+
+def _is_exact(subject: Subject, model: Model, recipe: Recipe) -> bool:
+    """Whether a recipe holds the experts of a model's checkpoint as they are, as far as that is known."""
+    try:
+        return kept_by(subject.said, model) == recipe.experts
+    except BadCheckpoint:  # a folder with a config.json alone can be planned, too
+        return False

@@ -13,7 +13,7 @@ Clocks = Sequence[tuple[str, int]]  # (operation, nanoseconds so far) pairs, see
 GROUPS = {
     "experts": ("experts", "route", "split", "carry"),
     "attention": ("gqa", "mla", "mqa", "choose"),
-    "recurrent layers": ("conv", "delta", "scan", "pooling"),
+    "recurrent layers": ("conv", "delta", "scan", "lightning", "pooling"),
     "dense products": ("linear",),
     "norms and others": (
         "embed norm layer_norm rope temper swiglu gate add scale select summary spread mix collapse expand".split()

@@ -99,7 +99,8 @@ def _checkpoints(chosen: tuple[Entry, ...]) -> tuple[Entry, ...]:
     found = tuple(entry for entry in chosen if entry.kind is EntryKind.CHECKPOINT)
     if chosen and not found:
         names = ", ".join(entry.label for entry in chosen)
-        raise NotFound(f"{names}has no checkpoint in the library, so nothing is removed")
+        has = "has" if len(chosen) == 1 else "have"
+        raise NotFound(f"{names} {has} no checkpoint in the library, so nothing is removed")
     return found
 
 

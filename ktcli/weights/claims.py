@@ -199,7 +199,7 @@ def _floats(stem: str, part: Part, parts: Parts, scheme: Scheme, hint: str) -> S
     kind, group = ("nvfp4", GROUP) if scales.entry.dtype == "F8_E4M3" else ("mxfp4", FP4_GROUP)
     if kind not in scheme.floats:
         raise BadCheckpoint(
-            f"{part.name} in {part.file} has scales of  {scales.entry.dtype}, as {kind} does, but config.json "
+            f"{part.name} in {part.file} has scales of {scales.entry.dtype}, as {kind} does, but config.json "
             "does not say so",
             hint=hint,
         )

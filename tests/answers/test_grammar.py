@@ -293,7 +293,11 @@ def test_calls_that_a_model_cannot_make(model: Model) -> None:
     rows: tuple[tuple[Shape, CallStyle | None, str], ...] = (
         (Shape(None, wanted), None, "tool_choice: this model has no tool-call format"),
         (Shape(None, odd), STYLES[1], "tool_choice: the tool 'a b' has a name"),
-        (Shape(Form.of_object("format"), wanted), STYLES[-1], "format: this model writes calls"),
+        (
+            Shape(Form.of_object("format"), wanted),
+            STYLES[-1],
+            "format: this model writes tool calls",
+        ),
     )
     for shape, style, words in rows:
         with pytest.raises(UsageError, match=re.escape(words)):

@@ -154,7 +154,9 @@ def test_gpus_that_are_hidden_by_mistake(say: Say, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
         code, out, err = say()
         assert code == 0 and len(out) > 2
-        assert err.count(f"none answers of those that CUDA_VISIBLE_DEVICES={named!r} names") == said
+        assert (
+            err.count(f"none responds of those that CUDA_VISIBLE_DEVICES={named!r} names") == said
+        )
         code, out, err = say("--device", "cuda")
         assert (code, out) == (10, "") and f"CUDA_VISIBLE_DEVICES={named!r} names" in err
 
@@ -344,7 +346,7 @@ def test_a_model_is_planned_with_the_gpu_before_it_is_pulled(
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (["--device", "nonsense"], 2, "'nonsense' is no device"),
+        (["--device", "nonsense"], 2, "'nonsense' is not a device"),
         (["--defer", "99"], 2, "--defer asks for 99 of "),
         (["--defer", str(1 << 40)], 2, "at most "),
         (["--gpu-experts", "/nowhere"], 0, "--gpu-experts applies only to a GPU, and none is used"),

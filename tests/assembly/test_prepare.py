@@ -112,11 +112,15 @@ def test_a_model_that_does_not_fit_is_not_pulled(
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (["--device", "tpu"], 2, "'tpu' is no device"),
+        (["--device", "tpu"], 2, "'tpu' is not a device"),
         (["--device", "cuda"], 10, "no NVIDIA GPU responds"),
         (["--defer", "7"], 2, "at most 6 can wait"),
         (["--gpu-experts", "/nowhere"], 3, "/nowhere"),
-        (["--prefill-threshold", "soon"], 2, "--prefill-threshold is 'soon'"),
+        (
+            ["--prefill-threshold", "soon"],
+            2,
+            "--prefill-threshold must be a number of tokens or 'never', not 'soon'",
+        ),
     ],
 )
 def test_nothing_is_pulled_for_options_that_make_no_sense(

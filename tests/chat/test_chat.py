@@ -375,7 +375,7 @@ def test_a_summary_stands_for_the_oldest_turns(tmp_path: Path) -> None:
     assert "a summary" in messages[1]["content"] and messages[1]["content"].endswith("2" * 60)
     assert say(chat, "next") == "yes" and len(chat.conversation.turns) == 8
     assert chat.compact() == 2  # of the summary and what came since, another
-    with pytest.raises(UsageError, match="nothing to sum up"):
+    with pytest.raises(UsageError, match="nothing to summarize"):
         chat.compact()
 
 

@@ -305,10 +305,10 @@ def test_a_seed_without_effect_is_said(tmp_path: Path) -> None:
     table, said = repl(tmp_path)
     slash.run(table, "/set greedy on")
     slash.run(table, "/set seed 7")
-    assert "changes nothing" in said[-1]
+    assert "has no effect" in said[-1]
     slash.run(table, "/set temperature 0.7")
     slash.run(table, "/set seed 8")
-    assert "changes nothing" not in said[-1] and "8" in said[-1]
+    assert "has no effect" not in said[-1] and "8" in said[-1]
 
 
 def test_saving_elsewhere_is_said_and_writes_over_nothing_else(
@@ -355,7 +355,7 @@ def test_commands_act_on_the_conversation(tmp_path: Path) -> None:
     assert said[-2].startswith("all answers:          1, ")
     slash.run(table, "/save one")
     slash.run(table, "/undo")
-    assert chat.conversation.turns == [] and said[-1] == "taken back: hi"
+    assert chat.conversation.turns == [] and said[-1] == "undone: hi"
     slash.run(table, "/undo")
     slash.run(table, "/load one")
     assert [turn["content"] for turn in chat.conversation.turns] == ["hi", "you said hi"]
@@ -476,7 +476,7 @@ def test_a_budget_of_thoughts_for_a_model_without_them_is_said_to_change_nothing
 ) -> None:
     table, said = repl(tmp_path)
     slash.run(table, "/set think-budget 5")
-    assert "changes nothing" not in said[-1]
+    assert "has no effect" not in said[-1]
     monkeypatch.setattr(AnswerFormat, "thinks", False)
     slash.run(table, "/set think-budget 5")
     assert said[-1] == "fake does not think before it answers; it has no effect"

@@ -170,7 +170,7 @@ def test_a_cleared_conversation_stays_in_its_file(model: LocalBackend, chats: Pa
     person = chatted(model, "a", "/clear", "b")
     first, second = sorted(files(chats), key=lambda path: path.stat().st_mtime_ns)
     assert said(first) == ["a", "you said a"] and said(second) == ["b", "you said b"]
-    assert any(f"/load {first.stem} goes back" in note for note in person.notes)
+    assert any(f"/load {first.stem} returns to the old one" in note for note in person.notes)
 
 
 def test_a_loaded_chat_goes_on_in_its_file(model: LocalBackend, chats: Path) -> None:
@@ -206,7 +206,7 @@ def test_two_that_go_on_with_one_chat_lose_nothing(model: LocalBackend, chats: P
 def test_chats_of_earlier_versions_load(model: LocalBackend, chats: Path) -> None:
     turns = [{"role": "user", "content": "old"}, {"role": "assistant", "content": "gold"}]
     save(chats / "last.json", Saved("fake", Conversation("", turns), SamplingSettings()))
-    assert any("/load last goes on" in note for note in chatted(model, "/load last", "new").notes)
+    assert any("/load last continues" in note for note in chatted(model, "/load last", "new").notes)
     assert said(chats / "last.json") == ["old", "gold"]
     assert said(newest()) == ["old", "gold", "new", "you said new"]
     assert said(chat_path("last.json")) == ["old", "gold"]
@@ -262,7 +262,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_full_disk_is_told_once(model: LocalBackend, chats: Path, full_disk: None) -> None:
     person = chatted(model, "one", "two", "/undo")
-    assert len(person.warnings) == 1 and "is not kept" in person.warnings[0]
+    assert len(person.warnings) == 1 and "is not being saved" in person.warnings[0]
     assert list(chats.iterdir()) == []
 
 

@@ -159,7 +159,7 @@ def test_a_renamed_chat_goes_on_in_its_file(tmp_path: Path) -> None:
         model, "/rename", "one", "/rename mine", "two", "/rename", "/load mine", "three"
     )
     assert said(find("mine"))[::2] == ["one", "two", "three"] and len(files()) == 1
-    assert "not kept yet" in person.notes[0]
+    assert "not saved yet" in person.notes[0]
 
 
 def test_a_save_does_not_take_the_name_of_a_chat(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_disk_that_is_full_in_the_middle_of_an_answer(tmp_path: Path, chats: P
         recorder.keep()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert len(warned) == 1 and "not kept" in warned[0]
+    assert len(warned) == 1 and "is not being saved" in warned[0]
     full = load(path)
     assert said(path)[:2] == ["one", "you said one"] and not full.damaged
     list(chat.ask("four"))

@@ -53,7 +53,7 @@ def test_without_a_terminal_the_command_is_told(
 ) -> None:
     assert main(command) == 2
     said = capsys.readouterr()
-    assert "no terminal to ask" in said.err and "kt pull org/mini" in said.err
+    assert "will not pull it without confirmation" in said.err and "kt pull org/mini" in said.err
     assert "--yes" in said.err and "licence" in said.err and "tokens/s" in said.err
     assert library.find("org/mini") is None
     assert fetched(hub) <= 64 << 10

@@ -55,6 +55,6 @@ def test_an_answer_goes_into_a_new_file_and_never_over_one(tmp_path: Path) -> No
     assert written.strip() == done.stdout.strip() != ""
     again = kt("--output", str(path))
     assert (again.returncode, again.stdout) == (2, "")
-    assert "there already" in again.stderr
+    assert "already exists" in again.stderr
     assert path.read_text() == written
     assert "no folder" in kt("--output", str(tmp_path / "none" / "a")).stderr

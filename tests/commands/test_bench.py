@@ -260,7 +260,7 @@ def test_the_cpu_alone_has_a_trace_too(qwen: str, home: Path, capsys):
             ["--device", "cpu", "--prefill-threshold", "9"],
             "--prefill-threshold applies only to a GPU",
         ),
-        (["--device", "cuda9"], "'cuda9' is no device"),
+        (["--device", "cuda9"], "'cuda9' is not a device"),
         (["--defer", "1"], "--defer asks for 1 of 2 experts per token, at most 0 can wait"),
     ],
 )
@@ -343,7 +343,7 @@ def test_kernels_for_people(capsys):
     assert main(["bench", "kernel", *arguments]) == 0
     said = capsys.readouterr()
     assert "decode  64,48,6,4  int4" in said.out and "of the read bandwidth" in said.out
-    assert "fit into the caches" in said.err  # 64 layers of this shape are a megabyte
+    assert "fit in the CPU caches" in said.err  # 64 layers of this shape are a megabyte
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_teams_are_measured_and_named(work: str, model: str, capsys):
         (["prefill", "qwen3-30b-a3b", "--numa", "17"], 2, "1 to 16 teams"),
         (["decode", "no-such-model"], 3, "no model"),
         (["decode", "qwen3-30b-a3b", "--layers", "49"], 2, "48 layers"),
-        (["decode", "qwen3-30b-a3b", "--layers", "1" + "0" * 12], 2, "1024 at most"),
+        (["decode", "qwen3-30b-a3b", "--layers", "1" + "0" * 12], 2, "at most 1024"),
         (["prefill", "qwen3-30b-a3b", "--tokens", "50000", "--layers", "1"], 2, "40960"),
         (["decode", "qwen3-30b-a3b", "--context", "40960", "--layers", "1"], 2, "40960"),
         (["prefill", "qwen3-30b-a3b", "--experts", "int3"], 2, "int3"),

@@ -98,10 +98,14 @@ def test_an_import_that_was_interrupted_says_how_to_go_on(
 
 REFUSED = {
     "no such model": (["export", "nothing", "y.tar"], 3, "there is no model"),
-    "the built-in one has no hashes": (["export", "kt-mini", "y.tar"], 3, "nobody recorded"),
-    "no such folder": (["export", NAME, "no/y.tar"], 2, "there is no folder"),
+    "the built-in one has no hashes": (["export", "kt-mini", "y.tar"], 3, "no hashes are recorded"),
+    "no such folder": (["export", NAME, "no/y.tar"], 2, "/no does not exist"),
     "the file exists": (["export", NAME, "x.tar"], 2, "exists"),
-    "a part of all": (["export", NAME, "y.tar", "--all", "--checkpoint"], 2, "part of --all"),
+    "a part of all": (
+        ["export", NAME, "y.tar", "--all", "--checkpoint"],
+        2,
+        "--all includes --checkpoint",
+    ),
     "no checkpoint": (["export", NAME, "y.tar", "--checkpoint"], 3, "not a checkpoint"),
     "json and the archive": (["export", NAME, "-", "--json"], 2, "both"),
     "no such file": (["import", "no.tar"], 3, "there is no file"),

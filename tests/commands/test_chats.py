@@ -226,7 +226,7 @@ def test_a_choice_on_the_terminal(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--continue", "--resume", "x"), 2, "contradict each other"),
+        (("--continue", "--resume", "x"), 2, "cannot be used together"),
         (("--resume", "nobody"), 3, "there is no chat"),
         (("--resume", "bad"), 2, "is not a chat"),
         (("--resume", "new"), 2, "another version"),
@@ -304,4 +304,4 @@ def test_a_full_disk_ends_no_answer(
     monkeypatch.setattr(os, "pwrite", refuse)
     code, out, err = kt("chat", "--continue", "and now?")
     assert (code, out) == (0, "you said and now?\n")
-    assert err.count("is not kept") == 1 and questions(path) == ["one"]
+    assert err.count("is not being saved") == 1 and questions(path) == ["one"]

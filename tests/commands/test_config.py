@@ -216,7 +216,7 @@ def test_a_server_is_set_up_by_settings_and_other_machines_need_a_key(
     monkeypatch.setenv("KT_API_KEY_FILE", str(key))
     key.chmod(0o644)
     assert main(["serve", "kt-mini", "--print-unit"]) == 2
-    assert "others can read the key" in capsys.readouterr().err
+    assert "other users can read the key" in capsys.readouterr().err
     key.chmod(0o600)
     assert main(["serve", "kt-mini", "--print-unit"]) == 0
     assert f"KT_API_KEY_FILE={key}" in capsys.readouterr().out
@@ -253,7 +253,7 @@ BAD = {
     "nested": (b"x = " + b"[" * 30_000, "line 1: it cannot be read (it nests too deeply)"),
     "a long number": (b"threads = " + b"9" * 9_000, "line 1: it cannot be read ("),
     "a longer number": (b"threads = 0x" + b"9" * 9_000, "threads is a number of too many digits"),
-    "too large": (b"#" * (settingsfile.MAX_BYTES + 1), "it cannot be read (it has more than"),
+    "too large": (b"#" * (settingsfile.MAX_BYTES + 1), "it cannot be read (it is larger than"),
     "many": (b"".join(b"x%d = 1\n" % i for i in range(9)), "and 6 more"),
     "control characters": (b'"a\\u001b[31m" = 1\n', "not a setting"),
 }

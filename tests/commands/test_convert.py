@@ -381,17 +381,17 @@ REFUSED = {
     "a bias that nobody asks for": (
         lambda s: s.update({"model.layers.0.self_attn.q_proj.bias": MORE}),
         {},
-        r"what its config.json does not speak of: 'model.layers.0.self_attn.q_proj.bias'$",
+        r"tensors that its config.json does not mention: 'model.layers.0.self_attn.q_proj.bias'$",
     ),
     "many left over": (
         lambda s: s.update({f"model.layers.0.more.{i}": MORE for i in range(9)}),
         {},
-        r"speak of: ('model.layers.0.more.\d', ){4}'model.layers.0.more.4' and 4 more$",
+        r"does not mention: ('model.layers.0.more.\d', ){4}'model.layers.0.more.4' and 4 more$",
     ),
-    "fewer experts": (lambda s: None, {"num_experts": 5}, r"has the shape \[6, 80\], config.json asks for \[5"),
+    "fewer experts": (lambda s: None, {"num_experts": 5}, r"has the shape \[6, 80\], but config.json requires \[5"),
     "more layers": (lambda s: None, {"num_hidden_layers": 4}, "has no tensor 'model.layers.3.mlp"),
-    "fewer layers": (lambda s: None, {"num_hidden_layers": 2}, "speak of: 'model.layers.2.input_layernorm.weight'"),
-    "another width": (lambda s: None, {"hidden_size": 96}, r"shape \[99, 80\], config.json asks for \[99, 96\]"),
+    "fewer layers": (lambda s: None, {"num_hidden_layers": 2}, "not mention: 'model.layers.2.input_layernorm.weight'"),
+    "another width": (lambda s: None, {"hidden_size": 96}, r"shape \[99, 80\], but config.json requires \[99, 96\]"),
     "quantized otherwise": (lambda s: None, {"quantization_config": {"quant_method": "hqq"}}, "'hqq'"),
     "unknown": (lambda s: None, {"model_type": "qwen3_mo"}, "model_type is 'qwen3_mo'"),
 }  # fmt: skip

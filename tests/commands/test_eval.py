@@ -262,7 +262,7 @@ WRONG = {
     "format twice": (["--formats", "int4,int4-int8"], 2, "names a conversion twice"),
     "stride": (["--stride", "600"], 2, "leaves out tokens between windows of 512"),
     "window": (["--context", "2048"], 2, "use --context 2047 or less"),
-    "plot": (["--plot", "plot.pdf"], 2, "end it with .svg"),
+    "plot": (["--plot", "plot.pdf"], 2, "end the name in .svg"),
     "plot's folder": (["--plot", "/no/such/folder/plot.svg"], 2, "cannot be written"),
     "other": (["--against", "no-such-model"], 3, "no-such-model"),
 }

@@ -58,7 +58,7 @@ def document(arguments: list[str], capsys: Capture, code: int = 0) -> Any:
 
 def test_lookups_go_through_all_libraries(shared: Path, tmp_path: Path, capsys: Capture) -> None:
     assert library.resolve("kimi-k2").path == shared / "packs" / "kimi-k2@int4-int8"
-    assert library.resolve("org/repo", EntryKind.CHECKPOINT).label == "org--repo"
+    assert library.resolve("org/repo", EntryKind.CHECKPOINT).label == "org/repo"
     assert document(["path", "kimi-k2"], capsys)["path"] == str(library.resolve("kimi-k2").path)
     rows = {row["name"]: row for row in document(["list"], capsys)["models"]}
     assert rows["kimi-k2@int4-int8"]["library"] == str(shared)
@@ -131,7 +131,7 @@ def test_one_that_is_not_there_is_told_and_stops_nothing(
     monkeypatch.setenv("KT_LIBRARIES", f"{tmp_path / 'gone'}:{shared}")
     assert main(["list"]) == 0
     said = capsys.readouterr()
-    assert f"the library {tmp_path / 'gone'} is not there; is its disk mounted?" in said.err
+    assert f"the library {tmp_path / 'gone'} does not exist; is its disk mounted?" in said.err
     assert "kimi-k2" in said.out
     shutil.rmtree(shared)
     shared.write_text("")

@@ -114,7 +114,7 @@ def test_rm_of_the_checkpoint_alone(home: Path, capsys: Capture) -> None:
     only = ["rm", "tiny", "--checkpoint-only", "--yes"]
     assert said(only, capsys)["removed"] == ["tiny"]
     assert pack.exists() and heat.exists() and not folder.exists()
-    assert said(only, capsys, 3)["error"]["message"].startswith("tiny@int4-int8: there is no check")
+    assert said(only, capsys, 3)["error"]["message"].startswith("tiny@int4-int8 has no checkpoint")
     assert pack.exists()
 
 
@@ -125,7 +125,9 @@ def test_prune_removes_what_is_not_complete(capsys: Capture) -> None:
         pretend_pack(places.pack_path("tiny", "int4", "int8")),
     ]
     broken, busy = checkpoint("broken", complete=False), checkpoint("busy", complete=False)
-    assert said(["prune"], capsys, 2)["error"]["message"].startswith("Remove broken (checkpoint)")
+    assert said(["prune"], capsys, 2)["error"]["message"].startswith(
+        "refusing to remove broken (checkpoint)"
+    )
     with smallfiles.lock(places.lock_path("busy"), "pulling busy"):
         assert said(["prune", "--yes"], capsys)["removed"] == ["broken"]
     assert busy.exists() and not broken.exists() and all(map(Path.exists, kept))

@@ -87,9 +87,8 @@ class Bench:
             raise NotEnoughMemory(what, self.need, 0)
 
         host = SimpleNamespace(available_bytes=self.need if self.fits else 0)
-        speed = SimpleNamespace(decode=10.0)
         return SimpleNamespace(
-            fits=self.fits, need_bytes=self.need, host=host, device=None, speed=speed, require=require
+            fits=self.fits, need_bytes=self.need, host=host, device=None, speed_words="~10 tokens/s", require=require
         )  # fmt: skip
 
     def ask(self, question: str) -> str:

@@ -326,12 +326,12 @@ def test_a_machine_without_a_gpu_says_nothing_of_one(capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["--device", "tpu"], 2, "'tpu' is no device"),
+        (["--device", "tpu"], 2, "'tpu' is not a device"),
         (["--device", "cuda:9"], 2, "there is no GPU cuda:9"),
-        (["--device", "cuda:²"], 2, "'cuda:²' is no device"),
-        (["--device", "cuda:" + "9" * 5000], 2, "is no device"),
-        (["--device", "cuda:"], 2, "'cuda:' is no device"),
-        (["--device", "cpu:"], 2, "'cpu:' is no device"),
+        (["--device", "cuda:²"], 2, "'cuda:²' is not a device"),
+        (["--device", "cuda:" + "9" * 5000], 2, "is not a device"),
+        (["--device", "cuda:"], 2, "'cuda:' is not a device"),
+        (["--device", "cpu:"], 2, "'cpu:' is not a device"),
         (["--gpu-experts", ""], 2, "--gpu-experts is empty"),
         (["--gpu-experts", "hot"], 2, "no heat map yet"),
         (["--gpu-experts", "999"], 2, "the model has 128"),
@@ -340,9 +340,9 @@ def test_a_machine_without_a_gpu_says_nothing_of_one(capsys):
         (["--gpu-experts", "/dev/null"], 2, "is not a file of GPU experts"),
         (["--defer", "7"], 2, "at most 6"),
         (["--defer", "-1"], 2, "defer"),
-        (["--prefill-threshold", "soon"], 2, "--prefill-threshold is 'soon'"),
+        (["--prefill-threshold", "soon"], 2, "must be a number of tokens or 'never', not 'soon'"),
         (["--prefill-threshold", "-5"], 2, "--prefill-threshold"),
-        (["--prefill-threshold", "9" * 5000], 2, "--prefill-threshold is"),
+        (["--prefill-threshold", "9" * 5000], 2, "--prefill-threshold must be"),
     ],
 )
 def test_gpu_options_that_make_no_sense(arguments: list[str], code: int, sentence: str, capsys):
@@ -391,7 +391,7 @@ def test_the_verdict_is_first_and_last(model: str, machine: str, code: int, caps
     assert main(["plan", model, "--machine", machine]) == code
     first, *rest = capsys.readouterr().out.splitlines()
     assert first in rest and "GiB are free" in first
-    assert all(line.startswith(("What", "  ")) for line in rest[rest.index(first) + 1 :])
+    assert all(line.startswith(("What", "Instead:", "  ")) for line in rest[rest.index(first) + 1 :])
 
 
 def test_a_refused_plan_names_smaller_models_that_run(capsys) -> None:
@@ -543,7 +543,7 @@ def test_a_repository_is_planned_by_its_config_and_headers(
         (None, 3, "there is no repository some/repository"),
         ({"config.json": b"{}", "model.bin": b""}, 5, "no safetensors weights, only .bin"),
         ({"config.json": b"\xff" * 9, "a.safetensors": b""}, 5, "config.json"),
-        ({"config.json": bytes(5 << 20), "a.safetensors": b""}, 5, "5.0 MiB, too large"),
+        ({"config.json": bytes(5 << 20), "a.safetensors": b""}, 5, "5.0 MiB, which is too large"),
         ({"config.json": b'{"model_type": "x"}', "a.safetensors": b""}, 5, "'x'"),
     ],
 )

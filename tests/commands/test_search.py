@@ -108,7 +108,8 @@ def test_ids_from_a_server_that_are_none_are_not_shown(hub: Hub, capsys: Capture
 def test_words_that_nobody_can_search_for(words: list[str], capsys: Capture) -> None:
     assert "cannot search for" in found(words, capsys, 2)["error"]["message"]
     assert (
-        "no hub 'elsewhere'" in found(["a", "--from", "elsewhere"], capsys, 2)["error"]["message"]
+        "unknown hub 'elsewhere'"
+        in found(["a", "--from", "elsewhere"], capsys, 2)["error"]["message"]
     )
 
 

@@ -189,7 +189,7 @@ def test_logits_that_are_not_numbers_are_an_error_of_their_row_only(
 def test_a_mask_without_a_token_is_an_error(choosers: dict[int, Chooser]) -> None:
     logits, history = Logits.of(np.zeros(91, np.float32)), History((), counts=False)
     choice = Sampler(SamplingSettings()).choice(logits, history, mask=np.zeros(3, np.uint32))
-    with pytest.raises(UsageError, match="the mask leaves none"):
+    with pytest.raises(UsageError, match="the mask excludes them all"):
         chosen_id(*choosers[91].choose([choice]), logits)
 
 

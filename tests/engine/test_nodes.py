@@ -150,7 +150,7 @@ def test_a_full_node_is_named_before_anything_is_loaded(
     machine = replace(machine, cpu=replace(machine.cpu, cores=(0, 1), quota=None))
     monkeypatch.setattr("ktcli.assembly.host.probe", lambda **_: machine)
     monkeypatch.setattr("ktcli.assembly.planner.planned_team", lambda *_: pytest.fail("started"))
-    with pytest.raises(NotEnoughMemory, match="NUMA node 1, only 1000 B") as caught:
+    with pytest.raises(NotEnoughMemory, match="NUMA node 1, but only 1000 B") as caught:
         load_engine(pack, context=100, numa=AUTO)
     assert "--numa off" in caught.value.hint
 

@@ -128,7 +128,7 @@ def test_a_full_pool_is_one_sentence_and_takes_nothing() -> None:
     pool = PagePool(3, "the context", 1 << 30)
     first = pool.take(2)
     with pytest.raises(
-        NotEnoughMemory, match=r"the context needs 2\.0 GiB of memory, only 1\.0 GiB"
+        NotEnoughMemory, match=r"the context needs 2\.0 GiB of memory, but only 1\.0 GiB"
     ):
         pool.take(2)
     assert pool.available == 1 and pool.held == 2

@@ -267,7 +267,7 @@ def test_a_queue_that_is_full_says_so() -> None:
             "token 67, which is outside the vocabulary of 67",
         ),
         (GenerationRequest([5, -1]), UsageError, "-1 is outside"),
-        (GenerationRequest([5], priority=11), UsageError, "priority is 11"),
+        (GenerationRequest([5], priority=11), UsageError, "priority must be -10 to 10, not 11"),
         (GenerationRequest([5] * 192), ContextFull, "192 tokens and the context holds 192"),
     ],
 )

@@ -75,7 +75,7 @@ CHANGES = {
     "below zero": ({"physical_cores": -1}, "below zero"),
     "a slow core that is none": ({"efficient": "900"}, "cpu.efficient lists 900"),
     "isa": ({"isa": "avx2"}, "not a list"),
-    "isa of numbers": ({"isa": [1]}, "not a text"),
+    "isa of numbers": ({"isa": [1]}, "not a string"),
 }
 
 
@@ -121,7 +121,7 @@ def test_a_gpu_has_no_more_free_than_it_has() -> None:
 def test_gpus_have_numbers_of_their_own() -> None:
     found = profile.document(probe())
     found["gpus"] = [GPU, GPU]
-    with pytest.raises(ValueError, match="gpus holds index 0 twice"):
+    with pytest.raises(ValueError, match="gpus lists index 0 twice"):
         profile.from_document(found)
 
 

@@ -143,7 +143,7 @@ def test_what_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         return [Logits.of(np.full(VOCAB, np.nan, np.float32))] * batch.rows
 
     monkeypatch.setattr(FakeEngine, "run", broken)
-    with pytest.raises(KtError, match="no numbers"):
+    with pytest.raises(KtError, match="not numbers"):
         score([EvalCase(FakeEngine(0))], windows(IDS, 100, 100, 1))
 
 

@@ -33,6 +33,11 @@ ALONE = (
     _alone("step3.7", "step3p5", "Step3p7Text"),
     replace(_alone("ernie4.5-vl", "ernie4_5_moe_vl", "Ernie4_5_VLMoeText"), hub={}),
     replace(BY_NAME["ax-k1"], name="AXK1", model_type="AXK1"),
+    # The publisher's names, which transformers lacks.
+    *(
+        replace(BY_NAME["minimax-m1"], name=name, model_type=name, borrowed=True)
+        for name in ("minimax_m1", "minimax_text_01")
+    ),
 )
 EACH = tuple({case.model_type: case for case in reversed((*CASES, *ALONE))}.values())
 

@@ -310,9 +310,9 @@ def test_a_small_model_does_not_wait_for_cuda():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"device": "gpu"}, "'gpu' is no device"),
-        ({"device": "cuda:x"}, "no device"),
-        ({"device": "cpu:0"}, "no device"),
+        ({"device": "gpu"}, "'gpu' is not a device"),
+        ({"device": "cuda:x"}, "not a device"),
+        ({"device": "cpu:0"}, "not a device"),
         ({"device": "cuda:3"}, "there is no GPU cuda:3"),
         ({"defer": 7}, "7 of 8 experts per token, at most 6"),
         ({"defer": -1}, "at most 6"),

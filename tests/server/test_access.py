@@ -104,18 +104,18 @@ def test_the_id_of_a_client_is_that_of_its_request(server: Running) -> None:
 
 
 def test_nothing_is_let_in_by_default() -> None:
-    rules = _rules("127.0.0.1", 80, "", (), ())
+    rules = _rules("127.0.0.1", 80, "", (), (), "--host")
     assert (rules.hosts, rules.origins) == (LOOPBACK, frozenset())
-    assert _rules("127.0.0.2", 80, "", (), ()).hosts == LOOPBACK
-    assert _rules("0.0.0.0", 80, "k", (), ()).hosts == frozenset()  # the key tells
-    assert _rules("localhost", 80, "k", ["*"], ["*"]).hosts == frozenset()
+    assert _rules("127.0.0.2", 80, "", (), (), "--host").hosts == LOOPBACK
+    assert _rules("0.0.0.0", 80, "k", (), (), "--host").hosts == frozenset()  # the key tells
+    assert _rules("localhost", 80, "k", ["*"], ["*"], "--host").hosts == frozenset()
 
 
 def test_everybody_is_let_in_with_a_key_only() -> None:
     for names, origins in ((["*"], []), ([], ["*"]), ([], ["null"])):
-        assert _rules("127.0.0.1", 80, "key", names, origins)
+        assert _rules("127.0.0.1", 80, "key", names, origins, "--host")
         with pytest.raises(UsageError, match="there is no key"):
-            _rules("127.0.0.1", 80, "", names, origins)
+            _rules("127.0.0.1", 80, "", names, origins, "--host")
 
 
 def test_what_is_let_in_is_read_as_browsers_write_it() -> None:

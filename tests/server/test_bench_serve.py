@@ -123,15 +123,15 @@ def _generated(server: Running) -> int:
 
 EVENT = 'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
 ANSWERS = {
-    "none": ("text/html", "<p>hello</p>", "answers with text/html, which is no stream"),
+    "none": ("text/html", "<p>hello</p>", "responded with text/html, not with an event stream"),
     "unknown": ("404", '{"error": {"message": "the model x is unknown"}}', "the model x is unknown"),
     "word": ("500", "oh", "it responded with status 500"),
     "cut": ("text/event-stream", EVENT, "the stream ended before the answer did"),
     "error": (
         "text/event-stream", EVENT + 'data: {"error": {"message": "no memory"}}\n\n', "no memory",
     ),
-    "junk": ("text/event-stream", "data: [1, 2\n\n", "a line that is no event"),
-    "deep": ("text/event-stream", f"data: {'[' * 100_000}\n\n", "a line that is no event"),
+    "junk": ("text/event-stream", "data: [1, 2\n\n", "a line that is not an event"),
+    "deep": ("text/event-stream", f"data: {'[' * 100_000}\n\n", "a line that is not an event"),
 }  # fmt: skip
 
 
@@ -172,9 +172,9 @@ def test_who_cannot_be_asked_is_told_before_anything_is_sent(
 ) -> None:
     for arguments, code, said in (
         (["--url", "localhost:8000"], 2, "not a server address"),
-        (["--url", "http://127.0.0.1:1"], 1, "nobody answers at http://127.0.0.1:1"),
-        (["--url", server.url], 2, "wants a key"),
-        (["--url", server.url, "--api-key", "wrong"], 2, "refuses the key"),
+        (["--url", "http://127.0.0.1:1"], 1, "no response from http://127.0.0.1:1"),
+        (["--url", server.url], 2, "needs an API key"),
+        (["--url", server.url, "--api-key", "wrong"], 2, "rejected the API key"),
     ):
         assert main(["bench", "serve", *arguments]) == code
         assert said in capsys.readouterr().err

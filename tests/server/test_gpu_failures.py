@@ -122,7 +122,7 @@ def test_who_was_answered_hears_it_and_the_next_is_answered_again(one: LocalBack
         until(lambda: state(server) == (200, "ok"))
         assert server.leases == 0 and server.loaded == ["a"]
     assert model.log == ["load a", "a failed", "close a", "load a", "close a"]
-    assert warned == [f"{REASON}: a goes on on the CPU"]
+    assert warned == [f"{REASON}: a continues on the CPU"]
 
 
 def test_a_model_is_loaded_again_before_anybody_asks(one: LocalBackend) -> None:
@@ -298,7 +298,7 @@ def test_an_error_at_the_end_of_a_failed_model_is_said_unless_the_gpu_is_the_rea
             assert ask(server, "x").status_code == 503
             until(lambda: state(server) == (200, "ok"))
         monkeypatch.undo()
-    again = f"{REASON}: a goes on on the CPU"
+    again = f"{REASON}: a continues on the CPU"
     assert warned == [again, again, "a was closed with an error: the disk is full"]
 
 

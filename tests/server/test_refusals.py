@@ -115,7 +115,7 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
         {"output_config": {"format": {"type": "json_schema", "schema": LARGE}}},
     ),
     (OLLAMA, "options.stop", {"options": {"stop": TOO_MANY}}),
-    (OLLAMA, "options.num_predict", {"options": {"num_predict": 0}}),
+    (OLLAMA, "options.num_predict", {"options": {"num_predict": 4.5}}),
     (OLLAMA, "options.repeat_penalty", {"options": {"repeat_penalty": -5}}),
     (OLLAMA, "options.top_p", {"options": {"top_p": 9}}),
     (OLLAMA, "tools", {"tools": [TOOL] * 257}),

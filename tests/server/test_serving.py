@@ -401,7 +401,7 @@ def test_the_command_serves_in_the_background_and_ends_at_a_signal(
     assert len({each.out for each in told}) == 1
     assert "--threads is for an engine of its own" in told[2].err
     assert main(command) == Busy.exit_code
-    assert f"a server of kt-mini has port {port} already" in capsys.readouterr().err
+    assert f"a server of kt-mini already uses port {port}" in capsys.readouterr().err
     assert takes_signals(found.pid) == [found.pid]
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):
         os.killpg(found.pid, number)
@@ -451,13 +451,16 @@ def test_a_server_that_does_not_answer_is_listed_and_ended(
     path.unlink()
     command = [sys.executable, "-S", "-c", LISTENS, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout and process.stdout.readline()
-        assert main(["ps"]) == 0 and main(["stop", "8"]) == NotFound.exit_code
-        said = capsys.readouterr()
-        assert "(loading)" in said.out and str(process.pid) in said.out
-        assert "no server runs 8" in said.err
-        assert main(["stop", "7"]) == 0
-        assert process.wait(9) == -signal.SIGTERM
+        try:
+            assert process.stdout and process.stdout.readline()
+            assert main(["ps"]) == 0 and main(["stop", "8"]) == NotFound.exit_code
+            said = capsys.readouterr()
+            assert "(loading)" in said.out and str(process.pid) in said.out
+            assert "no running server matches '8'" in said.err
+            assert main(["stop", "7"]) == 0
+            assert process.wait(9) == -signal.SIGTERM
+        finally:
+            process.kill()  # else a failure above would wait for it forever
     assert running_servers() == []
 
 
@@ -482,7 +485,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("secret\n")
     file.chmod(0o644)
-    with pytest.raises(UsageError, match="others can read"):
+    with pytest.raises(UsageError, match="other users can read"):
         given_key(None, file)
     file.chmod(0o600)
     assert given_key(None, file) == "secret"

@@ -165,7 +165,7 @@ def test_nothing_that_exists_is_replaced(tmp_path: Path, other: Callable[[], Pat
     assert target.read_text() == "precious"
     beside = tmp_path / "y.tar.part"
     beside.write_text("precious")
-    with pytest.raises(UsageError, match="not of this export"):
+    with pytest.raises(UsageError, match="does not belong to this export"):
         export(tmp_path / "y.tar")
     assert beside.read_text() == "precious"
     target.unlink()
@@ -174,10 +174,10 @@ def test_nothing_that_exists_is_replaced(tmp_path: Path, other: Callable[[], Pat
     pack = places.pack_path(NAME, "int4", "int8")
     write_entry(pack, {"a": b"another"}, formats=FormatNames("int4", "int8"))
     before = files(there)
-    with pytest.raises(UsageError, match="another kimi-k2@int4-int8 is in the library"):
+    with pytest.raises(UsageError, match="a different kimi-k2@int4-int8 is already in the library"):
         bring(target)
     (pack / manifest.PACK).unlink()  # a conversion that was interrupted
-    with pytest.raises(UsageError, match="not complete"):
+    with pytest.raises(UsageError, match="incomplete"):
         bring(target)
     assert files(there) == {k: v for k, v in before.items() if not k.endswith(manifest.PACK)}
 

@@ -73,7 +73,7 @@ def test_the_second_hub_is_asked_where_the_first_has_nothing(
     hubs[0].status = 503 if trouble == "503" else 0
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     assert main(["pull", "org/tiny", "--yes"]) == 0
-    told = [line for line in capsys.readouterr().err.splitlines() if "trying" in line]
+    told = [line for line in capsys.readouterr().err.splitlines() if "; trying" in line]
     assert len(told) == 1 and "Hugging Face" in told[0] and "org/tiny on ModelScope" in told[0]
     assert source_of("org/tiny") == "ms:org/tiny"
     assert library.resolve("org--tiny").path.name == "org--tiny"

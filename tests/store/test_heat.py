@@ -269,7 +269,7 @@ def test_what_is_no_map_is_called_so(pack: Path, content: str) -> None:
     map_of(pack).write_text(content)
     said: list[str] = []
     assert heat.read(pack, SHAPE, said.append) is None
-    assert said[0].endswith(" is ignored: it is no heat map")
+    assert said[0].endswith(" is ignored: it is not a heat map")
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "device", "dangling link"])

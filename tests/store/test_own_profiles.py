@@ -70,7 +70,7 @@ def test_a_change_is_seen_and_ours_come_first(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('title = "', "title = 7 #", "line 1: title: must be a text of one line"),
+        ('title = "', "title = 7 #", "line 1: title: must be one line of text"),
         ("license =", "licence =", "line 2: licence: is not a profile key; known keys are title"),
         ("[sizes]", "[sizes]\nsize = 1", ": sizes.size: is not a profile key"),
         ("parameters = ", "parameters = -", ": sizes.parameters: must be a whole number"),

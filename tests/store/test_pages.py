@@ -290,7 +290,7 @@ def test_what_others_keep_in_the_folder_is_neither_used_nor_removed(
     store = opened(folder, said)
     put(store, conversation("a", 3))
     store.close()
-    assert len(said) == 1 and "not kept" in said[0]
+    assert len(said) == 1 and "no longer written to disk" in said[0]
     folder.remove()
     there = sorted(
         str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()

@@ -36,7 +36,7 @@ def test_one_token_without_a_speed() -> None:
 
 def test_the_word_about_the_context_comes_once() -> None:
     assert nearly_full(100, 799, 1000) == ""
-    assert nearly_full(799, 800, 1000).startswith("(the context is 80 % full, 200 tokens are left")
+    assert nearly_full(799, 800, 1000).startswith("(the context is 80 % full, 200 tokens left")
     assert nearly_full(800, 900, 1000) == ""
 
 

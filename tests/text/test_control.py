@@ -257,7 +257,7 @@ def test_texts_with_every_mark_in_them(byte_level: Tokenizer) -> None:
         assert byte_level.decode(ids, special=True).replace("\ufffd", "") == "".join(
             letter for letter in text if not 0xFDD2 <= ord(letter) <= 0xFDD5 or text == marks
         )
-    with pytest.raises(UsageError, match="every private character"):
+    with pytest.raises(UsageError, match="every private-use character"):
         control.encode_text(marks + "".join(map(chr, range(0x100000, 0x110000))))
 
 

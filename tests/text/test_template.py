@@ -124,7 +124,7 @@ def test_families_equal_transformers(name: str, chat: tuple[list[dict], list[dic
 
 def test_only_plain_values_reach_a_template() -> None:
     template = ChatTemplate("{{ tools }}", name="x")
-    with pytest.raises(BadCheckpoint, match=r"is given a \w*Path"):
+    with pytest.raises(BadCheckpoint, match=r"received a \w*Path"):
         template.render([USER], tools=[Path("/")])
     deep: list = []
     for _ in range(100_000):

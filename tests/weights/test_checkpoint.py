@@ -156,7 +156,7 @@ def quantized(folder: Path, **table: object) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing shard": (lambda f: (f / SECOND).unlink(), f"shard {SECOND} is missing"),
-    "truncated shard": (lambda f: truncate(f / FIRST, 100), f"{FIRST} is damaged: the data is truncated"),
+    "truncated shard": (lambda f: truncate(f / FIRST, 100), f"{FIRST} is damaged: the data is cut short"),
     "empty shard": (lambda f: (f / FIRST).write_bytes(b""), f"{FIRST} has only 0 bytes"),
     "shard is a folder": (
         lambda f: ((f / FIRST).unlink(), (f / FIRST).mkdir()),
@@ -169,13 +169,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "index names a root": (lambda f: rewrite_index(f, **{NAME: "/etc/passwd"}), "is outside"),
     "index with a NUL": (lambda f: rewrite_index(f, **{NAME: "a\0b"}), "damaged at byte"),
     "link out of the folder": (link_out, "is outside the model folder"),
-    "shard links to itself": (lambda f: link_to_itself(f / FIRST), "leads nowhere|is missing"),
-    "index links to itself": (lambda f: link_to_itself(f / INDEX), "leads nowhere|is missing"),
+    "shard links to itself": (lambda f: link_to_itself(f / FIRST), f"{FIRST}.* is a broken link"),
+    "index links to itself": (lambda f: link_to_itself(f / INDEX), f"{INDEX}.* is a broken link"),
     "config links to itself": (
         lambda f: link_to_itself(f / "config.json"),
-        "leads nowhere|is missing",
+        "config.json.* is a broken link",
     ),
-    "index lies about a tensor": (lambda f: rewrite_index(f, extra=FIRST), "but it does not"),
+    "index lies about a tensor": (lambda f: rewrite_index(f, extra=FIRST), "but it is not"),
     "index is no JSON": (lambda f: (f / INDEX).write_text("x" * 1000), "0 weight maps"),
     "index is not UTF-8": (lambda f: (f / INDEX).write_bytes(b"\xff\xfe"), "not UTF-8"),
     "index is torn": (lambda f: truncate(f / INDEX, 50), "damaged at byte"),
@@ -201,12 +201,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "config with Infinity": (lambda f: config(f, '{"a": -Infinity}'), "holds -Infinity"),
     "config with 1e999": (lambda f: config(f, '{"a": 1e999}'), "holds 1e999"),
     "config with endless digits": (lambda f: config(f, '{"a": %s}' % ("9" * 9999)), "holds 9999"),
-    "config nests": (lambda f: config(f, "[" * 100_000), "is not JSON"),
+    "config nests": (lambda f: config(f, "[" * 100_000), "is not readable JSON"),
     "config nests 99 levels": (
         lambda f: config(f, '{"a":' * 99 + "1" + "}" * 99),
-        "nests more than 64 levels",
+        "is nested more than 64 levels",
     ),
-    "config of 2 MB": (lambda f: config(f, " " * 2_000_000), "more than 977 KiB"),
+    "config of 2 MB": (lambda f: config(f, " " * 2_000_000), "larger than 977 KiB"),
     "quantized with nothing": (lambda f: config(f, '{"quantization_config": 3}'), "is quantized 3, which kt"),
 }  # fmt: skip
 
@@ -261,9 +261,11 @@ def test_what_find_refuses(tmp_path: Path):
             checkpoint.find("nothing")
         with pytest.raises(BadCheckpoint, match="stored as I64"):
             checkpoint.find("whole")
-        with pytest.raises(BadCheckpoint, match=r"shape \[2, 3\], config.json asks for \[3, 2\]"):
+        with pytest.raises(
+            BadCheckpoint, match=r"shape \[2, 3\], but config.json requires \[3, 2\]"
+        ):
             checkpoint.find("w", (3, 2))
-        with pytest.raises(BadCheckpoint, match=r"q in .* without its q_scale_inv"):
+        with pytest.raises(BadCheckpoint, match=r"q in .* lacks its q_scale_inv"):
             checkpoint.find("q")
         with pytest.raises(BadCheckpoint, match=r"r_scale_inv .* \[3, 2\], r asks for"):
             checkpoint.find("r")
@@ -274,7 +276,7 @@ def test_not_finite(tmp_path: Path, value: float):
     stored = {"w": f32(4, 5), "bad": f32(4, 5, value=value)}
     with opened(tmp_path, stored) as checkpoint:
         values(checkpoint, "w")
-        with pytest.raises(BadCheckpoint, match=r"bad in model.safetensors holds NaN or Inf"):
+        with pytest.raises(BadCheckpoint, match=r"bad in model.safetensors contains NaN or Inf"):
             values(checkpoint, "bad")
 
 
@@ -317,12 +319,15 @@ UNREADABLE: dict[str, tuple[object, str]] = {
     "text": ("fp8", "is quantized 'fp8'"),
     "endless text": ({"quant_method": "x" * 9999}, "xxx[.][.][.], which kt does not read"),
     "fp8 with other blocks": (
-        {"quant_method": "fp8", "weight_block_size": [1, 64]}, r"weight_block_size \[1, 64\], kt reads \[128",
+        {"quant_method": "fp8", "weight_block_size": [1, 64]}, r"weight_block_size \[1, 64\], kt reads only \[128",
     ),
     "fp8 of another kind": ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2'"),
-    "gptq of 3 bits": ({"quant_method": "gptq", "bits": 3, "group_size": 128}, r"\(gptq\) with bits 3, kt reads 4, 8"),
+    "gptq of 3 bits": (
+        {"quant_method": "gptq", "bits": 3, "group_size": 128}, r"\(gptq\) with bits 3, kt reads only 4, 8",
+    ),
     "gptq of 2 bits somewhere": (
-        {"quant_method": "gptq", "bits": 4, "dynamic": {"+:down": {"bits": 2}}}, r"\(gptq\) with bits 2, kt reads 4, 8",
+        {"quant_method": "gptq", "bits": 4, "dynamic": {"+:down": {"bits": 2}}},
+        r"\(gptq\) with bits 2, kt reads only 4, 8",
     ),
     "rules that are none": ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:down": 8}}, "quantizes [+]:down with 8"),
     "rules that are a list": ({"quant_method": "gptq", "bits": 4, "dynamic": ["down"]}, r"has the dynamic \['down'\]"),
@@ -342,7 +347,7 @@ UNREADABLE: dict[str, tuple[object, str]] = {
     "a packing of its own": (auto_round("fake"), "packing_format 'auto_round:fake'"),
     "scales of E5M3": (auto_round("llm_compressor_nvfp4_e5m3"), "'auto_round:llm_compressor_nvfp4_e5m3'"),
     "fp8 of another kind, auto-round": (auto_round("fp8_static", fmt="e5m2"), "fmt 'e5m2'"),
-    "integers in a layout for floats": (auto_round("llm_compressor"), "data_type 'int', kt reads 'mx_fp'"),
+    "integers in a layout for floats": (auto_round("llm_compressor"), "data_type 'int', kt reads only 'mx_fp'"),
     "smoothed": (modelopt("NVFP4_AWQ", group_size=16), "quant_algo 'NVFP4_AWQ'"),
     "int4 of modelopt": (modelopt("W4A16_AWQ", group_size=128), "quant_algo 'W4A16_AWQ'"),
     "nvfp4 in groups of 32, modelopt": (modelopt("NVFP4", group_size=32), "group_size 32, kt reads only 16"),
@@ -352,7 +357,7 @@ UNREADABLE: dict[str, tuple[object, str]] = {
     ),
     "modelopt without a name": ({"quant_method": "modelopt"}, "quant_algo None"),
     "modelopt in a word": ({"quant_method": "modelopt", "quantization": "FP8"}, r"\(modelopt\) with 'FP8'"),
-    "int4 of Quark": (quark(dtype="int4", qscheme="per_group"), "dtype 'int4', kt reads 'fp8_e4m3', 'fp4' only"),
+    "int4 of Quark": (quark(dtype="int4", qscheme="per_group"), "dtype 'int4', kt reads only 'fp8_e4m3', 'fp4'"),
     "columns of Quark": (quark(dtype="fp8_e4m3", qscheme="per_channel", ch_axis=1), "ch_axis 1"),
     "two steps of Quark": ({**quark(), "global_quant_config": {"weight": [{}, {}]}}, r"with weight \[{}, {}\]"),
     "Quark's simulation": ({**quark(), "export": {"weight_format": "fake_quantized"}}, "format 'fake_quantized'"),
@@ -362,8 +367,8 @@ UNREADABLE: dict[str, tuple[object, str]] = {
         {**INT4, "config_groups": {"group_0": {"weights": None, "input_activations": {"num_bits": 8}}}},
         "quantizes only activations",
     ),
-    "int3": (compressed(num_bits=3, group_size=32, strategy="group"), "num_bits 3, kt reads 4, 8 only"),
-    "float of 6 bits": (compressed(type="float", num_bits=6, strategy="group"), "num_bits 6, kt reads 4, 8 only"),
+    "int3": (compressed(num_bits=3, group_size=32, strategy="group"), "num_bits 3, kt reads only 4, 8"),
+    "float of 6 bits": (compressed(type="float", num_bits=6, strategy="group"), "num_bits 6, kt reads only 4, 8"),
     "an order of its own": (
         compressed(num_bits=4, group_size=32, strategy="group", actorder="group"), "actorder 'group'",
     ),

@@ -328,12 +328,12 @@ def broken(stored: dict[str, tuple], name: str, **change: object) -> dict[str, t
 GATE = "model.layers.1.mlp.experts.3.gate_proj.weight"  # [40, 80]
 WRONG: dict[str, tuple[Callable[[dict], dict], str]] = {
     "missing": (lambda s: {k: v for k, v in s.items() if k != GATE}, f"no tensor '{GATE}'"),
-    "shape": (lambda s: broken(s, GATE, shape=(80, 40)), r"shape \[80, 40\], config.json asks for \[40, 80\]"),
+    "shape": (lambda s: broken(s, GATE, shape=(80, 40)), r"shape \[80, 40\], but config.json requires \[40, 80\]"),
     "flat": (lambda s: broken(s, GATE, shape=(3200,)), r"shape \[3200\]"),
-    "NaN": (lambda s: broken(s, GATE, value=0x7FC0), f"{GATE} in model.safetensors holds NaN or Inf"),
-    "Inf": (lambda s: broken(s, GATE, value=0xFF80), f"{GATE} in model.safetensors holds NaN or Inf"),
+    "NaN": (lambda s: broken(s, GATE, value=0x7FC0), f"{GATE} in model.safetensors contains NaN or Inf"),
+    "Inf": (lambda s: broken(s, GATE, value=0xFF80), f"{GATE} in model.safetensors contains NaN or Inf"),
     **{
-        f"NaN in {name}": (lambda s, n=name: broken(s, n, value=0x7FC0), f"{name} in .* holds NaN or Inf")
+        f"NaN in {name}": (lambda s, n=name: broken(s, n, value=0x7FC0), f"{name} in .* contains NaN or Inf")
         for name in (GATE.replace("gate", "up"), "model.layers.0.self_attn.k_proj.weight", "lm_head.weight")
     },
     "embedding NaN": (

@@ -80,7 +80,7 @@ def test_fp4_means_all_that_its_bytes_can_say(tmp_path: Path):
         found = decoded(reader, ByteSpan(source, 0, fits))
         assert np.array_equal(found.astype(np.float64), wanted[:fits])
         for row in range(fits, 255):
-            with pytest.raises(BadCheckpoint, match=f"{WEIGHT} in .* holds NaN or Inf"):
+            with pytest.raises(BadCheckpoint, match=f"{WEIGHT} in .* contains NaN or Inf"):
                 decoded(reader, ByteSpan(source, row, row + 1))
 
 
@@ -102,7 +102,7 @@ def test_fp8_means_all_that_its_bytes_can_say(tmp_path: Path):
             factors = np.repeat(np.exp2([left - 127, right - 127]), 128)
             wanted = values[codes] * factors
             if np.abs(wanted).max() > LARGEST:
-                with pytest.raises(BadCheckpoint, match=r"m.weight in .* holds NaN or Inf"):
+                with pytest.raises(BadCheckpoint, match=r"m.weight in .* contains NaN or Inf"):
                     decoded(reader, span)
             else:
                 assert np.array_equal(decoded(reader, span).astype(np.float64), wanted), block
@@ -210,9 +210,9 @@ def without(parts: quantised.Parts, name: str) -> quantised.Parts:
 Wrong = tuple[quantised.Parts, dict[str, object], str]
 WRONG: dict[str, Wrong] = {
     "fp4 without scales": (without(GOOD, SCALE), FP4, f"lacks its {SCALE}"),
-    "fp4 under f32": (but(GOOD, SCALE, "F32", 40, 3), FP4, "stored as F32, kt reads F8_E8M0 there"),
-    "fp4 under bytes": (but(GOOD, SCALE, "U8", 40, 3), FP4, "stored as U8, kt reads F8_E8M0 there"),
-    "fp4 under E4M3": (but(GOOD, SCALE, "F8_E4M3", 40, 3), FP4, "stored as F8_E4M3, kt reads"),
+    "fp4 under f32": (but(GOOD, SCALE, "F32", 40, 3), FP4, "stored as F32; kt reads F8_E8M0 there"),
+    "fp4 under bytes": (but(GOOD, SCALE, "U8", 40, 3), FP4, "stored as U8; kt reads F8_E8M0 there"),
+    "fp4 under E4M3": (but(GOOD, SCALE, "F8_E4M3", 40, 3), FP4, "stored as F8_E4M3; kt reads"),
     "fp4 in groups of 16": (but(GOOD, SCALE, E8M0, 40, 6), FP4, r"shape \[40, 6\], .* asks for \[40, 3\]"),
     "fp4 in blocks": (but(GOOD, SCALE, E8M0, 1, 1), FP4, r"shape \[1, 1\], .* asks for \[40, 3\]"),
     "fp4 of half a group": (
@@ -227,8 +227,8 @@ WRONG: dict[str, Wrong] = {
         {"m.weight": GOOD[WEIGHT], "m.scale": GOOD[SCALE]}, FP4, "but is no routed expert",
     ),
     "fp8 said to be fp4": (BLOCKS, FP4, "stored as F8_E4M3, but config.json says that experts are fp4"),
-    "fp8 without scales": (without(DENSE, "m.scale"), FP8, "without its m.weight_scale_inv"),
-    "fp8 under bytes": (but(DENSE, "m.scale", "U8", 2, 2), FP8, "stored as U8, kt reads F32, F8_E8M0 there"),
+    "fp8 without scales": (without(DENSE, "m.scale"), FP8, "lacks its m.weight_scale_inv"),
+    "fp8 under bytes": (but(DENSE, "m.scale", "U8", 2, 2), FP8, "stored as U8; kt reads F32, F8_E8M0 there"),
     "fp8 under E4M3": (but(DENSE, "m.scale", "F8_E4M3", 2, 2), FP8, "stored as F8_E4M3"),
     "fp8 of rows": (but(DENSE, "m.scale", E8M0, 200, 1), FP8, r"shape \[200, 1\], .* asks for \[2, 2\]"),
     "fp8 in other blocks": (but(DENSE, "m.scale", E8M0, 7, 5), FP8, r"shape \[7, 5\], .* asks for \[2, 2\]"),
@@ -252,10 +252,10 @@ def test_what_does_not_fit_together(tmp_path: Path, what: str):
 
 
 SAID: dict[str, tuple[dict[str, object], dict[str, object], str]] = {
-    "experts of another kind": ({**FP8, "expert_dtype": "nvfp4"}, {}, "expert_dtype 'nvfp4', kt reads 'fp8'"),
+    "experts of another kind": ({**FP8, "expert_dtype": "nvfp4"}, {}, "expert_dtype 'nvfp4', kt reads only 'fp8'"),
     "experts that are a list": (FP8, {"expert_dtype": ["fp4"]}, r"expert_dtype \['fp4'\]"),
     "two kinds of experts": (FP4, {"expert_dtype": "fp8"}, r"as \['fp4', 'fp8'\], which contradict each other"),
-    "scales of another kind": ({**FP8, "scale_fmt": "ue4m3"}, {}, "scale_fmt 'ue4m3', kt reads 'ue8m0', 'float' only"),
+    "scales of another kind": ({**FP8, "scale_fmt": "ue4m3"}, {}, "scale_fmt 'ue4m3', kt reads only 'ue8m0', 'float'"),
     "blocks of V4.1": ({**FP4, "weight_block_size": [32, 32]}, {}, r"weight_block_size \[32, 32\]"),
 }  # fmt: skip
 
@@ -306,5 +306,5 @@ def test_a_nan_scale_is_refused(
     folder = write_checkpoint(tmp_path / "s", config, stored)
     assert main(["convert", str(folder), "--out", str(tmp_path / "p")]) == 5
     captured = capsys.readouterr()
-    assert f"{LATE}.weight in model.safetensors holds NaN or Inf" in captured.err
+    assert f"{LATE}.weight in model.safetensors contains NaN or Inf" in captured.err
     assert captured.out == "" and not (tmp_path / "p" / "kt.json").exists()

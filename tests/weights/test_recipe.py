@@ -75,7 +75,7 @@ def test_mixed_and_calibrated_are_endings_of_a_name():
     assert plain.mixed() == Recipe.named("int4-mixed") and plain.down is None
     for name in ("int4", "nl4-g32-mixed", "int8-calibrated", "int4-row-had-mixed-calibrated"):
         assert Recipe.named(name).experts_name == name
-    with pytest.raises(UsageError, match="nothing is one step more precise than f32"):
+    with pytest.raises(UsageError, match="no format one step more precise than f32"):
         Recipe.named("f32-mixed")
 
 

@@ -284,7 +284,7 @@ def made(what: str, **changes: object) -> quantised.Parts:
 
 
 WRONG: dict[str, tuple[str, dict, dict | None, str]] = {
-    "fp8 without scales": ("fp8 rows", {"weight_scale": None}, None, "without its m.weight_scale_inv"),
+    "fp8 without scales": ("fp8 rows", {"weight_scale": None}, None, "lacks its m.weight_scale_inv"),
     "fp8 with other blocks": (
         "fp8 blocks", {"weight_scale_inv": ("F32", (5, 3))}, None, r"shape \[5, 3\], m.weight asks for",
     ),
@@ -292,10 +292,10 @@ WRONG: dict[str, tuple[str, dict, dict | None, str]] = {
     "another group": ("int4 g32 BF16", {}, G64, "gives m.weight_packed 4 bits in groups of 64"),
     "not packed": ("int4 g32 BF16", {}, FP8, "gives m.weight_packed no packed integers"),
     "no zero point": (
-        "int4 g32 BF16", {}, CASES["int4 g32 asymmetric"].config, "without its m.weight_zero_point",
+        "int4 g32 BF16", {}, CASES["int4 g32 asymmetric"].config, "lacks its m.weight_zero_point",
     ),
-    "no zeros": ("gptq", {"qzeros": None}, None, "without its m.qzeros"),
-    "no order": ("gptq reordered", {"g_idx": None}, None, "without its m.g_idx"),
+    "no zeros": ("gptq", {"qzeros": None}, None, "lacks its m.qzeros"),
+    "no order": ("gptq reordered", {"g_idx": None}, None, "lacks its m.g_idx"),
     "zeros are f32": ("gptq", {"qzeros": ("F32", (3, 5))}, None, "m.qzeros in .* is stored as F32; kt reads I32 there"),
     "packed zeros are bf16": (
         "int4 g32 asymmetric", {"weight_zero_point": ("BF16", (5, 5))}, None, "stored as BF16; kt reads I32",
@@ -311,7 +311,7 @@ WRONG: dict[str, tuple[str, dict, dict | None, str]] = {
         "nvfp4", {}, CASES["mxfp4"].config, "scales of F8_E4M3, as nvfp4 does, but config.json does not say so",
     ),
     "mxfp4 by a config of nvfp4": ("mxfp4", {}, NVFP4, "scales of U8, as mxfp4 does, but config.json does not say so"),
-    "nvfp4 without its number": ("nvfp4", {"weight_global_scale": None}, None, "without its m.weight_scale_2"),
+    "nvfp4 without its number": ("nvfp4", {"weight_global_scale": None}, None, "lacks its m.weight_scale_2"),
     "a number for each row": ("nvfp4", {"weight_global_scale": ("F32", (40,))}, None, r"packed asks for \[\] or"),
     "nvfp4 without scales": ("nvfp4", {"weight_scale": None}, None, "without its m.weight_scale"),
     "nvfp4 in rows of 24": ("nvfp4", {"weight_packed": ("U8", (40, 12))}, None, "rows of 24 nvfp4 numbers, kt reads"),

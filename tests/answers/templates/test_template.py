@@ -87,7 +87,7 @@ REFUSED = {
         with_field(content="xml-inline", content_args={"tag_pattern": "a"}),
         "without the group 'key'",
     ),
-    "values of values": (with_field(content="xml-inline", content_args=_DEEP), "nest too deeply"),
+    "values of values": (with_field(content="xml-inline", content_args=_DEEP), "nested too deeply"),
     "arguments in a list": (with_field(content_args=[]), "content_args"),
     "marks of texts": (with_field(content_args={"string_delims": [["a"]]}), "string_delims"),
     "no separator": (with_field(content_args={"kv_sep": ""}), "separator"),

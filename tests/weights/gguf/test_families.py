@@ -115,29 +115,29 @@ BAD: dict[str, tuple[GgufCase, str]] = {
     ),
     "experts that are none": (
         replace(changed("qwen3vlmoe", expert_count=3), architecture="qwen3moe"),
-        "shape|speak of",
+        "shape|does not mention",
     ),
     "experts where the architecture has none": (
         replace(BY_NAME["qwen3vlmoe"], architecture="qwen3"),
-        r"has no tensor 'model.layers.0.mlp.gate_proj.weight'.*general.architecture 'qwen3' speaks",
+        r"has no tensor 'model.layers.0.mlp.gate_proj.weight'.*general.architecture 'qwen3' requires",
     ),
     "linear attention where the architecture has none": (
         replace(BY_NAME["qwen35"], architecture="qwen3"),
         r"qwen3.rope.dimension_count is 16, and heads of 64 columns are what kt knows",
     ),
-    "another number of layers": (olmoe(block_count=5), r"no tensor .*layers.4.*'olmoe' speaks"),
+    "another number of layers": (olmoe(block_count=5), r"no tensor .*layers.4.*'olmoe' requires"),
     "layers that are not spoken of": (
         olmoe(block_count=2),
-        r"'olmoe' does not speak of: .*layers.2",
+        r"'olmoe' does not mention: .*layers.2",
     ),
     "no layers": (olmoe(block_count=0), "block_count is 0, less nextn_predict_layers 0, outside 1"),
     "more experts": (
         olmoe(expert_count=5),
-        r"mlp.gate.weight in .* has the shape \[4, 256\].* asks for \[5, 256\]",
+        r"mlp.gate.weight in .* has the shape \[4, 256\].* requires \[5, 256\]",
     ),
     "fewer experts": (
         olmoe(expert_count=3),
-        r"mlp.gate.weight in .* has the shape \[4, 256\].* asks for \[3, 256\]",
+        r"mlp.gate.weight in .* has the shape \[4, 256\].* requires \[3, 256\]",
     ),
     "more experts used than there are": (
         olmoe(expert_used_count=9),
@@ -262,7 +262,7 @@ BAD: dict[str, tuple[GgufCase, str]] = {
     ),
     "convolutions beside windows": (
         changed("lfm2", attention__sliding_window=8),
-        "lfm2.attention.sliding_window is there",
+        "lfm2.attention.sliding_window is set",
     ),
     "convolutions of another length": (changed("lfm2moe", shortconv__l_cache=4), "has the shape"),
     "no epsilon of norms": (

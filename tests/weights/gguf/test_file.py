@@ -168,9 +168,9 @@ def test_nvfp4_is_multiplied_by_the_number_of_each_matrix(tmp_path: Path) -> Non
     ("name", "shape", "words"),
     [
         ("attn_k.scale", (2,), r"k_proj.scale in .* is F32 \[2\], not one F32 number"),
-        ("attn_o.scale", (1,), "does not speak of: 'blk.0.attn_o.scale'"),
+        ("attn_o.scale", (1,), "does not mention: 'blk.0.attn_o.scale'"),
         ("ffn_up_exps.scale", (3,), "experts.3.up_proj.weight in .* has no scale, .*experts.0.up_proj.scale does"),
-        ("ffn_up_exps.scale", (5,), "does not speak of: 'model.layers.0.mlp.experts.4.up_proj.scale'"),
+        ("ffn_up_exps.scale", (5,), "does not mention: 'model.layers.0.mlp.experts.4.up_proj.scale'"),
     ],
 )  # fmt: skip
 def test_numbers_of_matrices_that_do_not_fit(

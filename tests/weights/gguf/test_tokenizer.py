@@ -89,7 +89,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"tokenizer.ggml.tokens": ["a", "a"], "tokenizer.ggml.token_type": None},
         "twice",
     ),
-    "kinds of others": ({"tokenizer.ggml.token_type": [1]}, "1 kinds"),
+    "kinds of others": ({"tokenizer.ggml.token_type": [1]}, "1 token types"),
     "kinds that are texts": ({"tokenizer.ggml.token_type": ["a"]}, "not a list of int"),
     "a merge of three": ({"tokenizer.ggml.merges": ["a b c"]}, "invalid merge"),
     "no merges": ({"tokenizer.ggml.merges": None}, "not a list of str"),
@@ -123,7 +123,9 @@ def test_scores_that_rank_nothing(scores: Any, words: str) -> None:
     """As converters write them that know no scores."""
     values = values_of(sentencepiece("p"))
     own = values["tokenizer.ggml.scores"]
-    with pytest.raises(BadCheckpoint, match=rf"a\.gguf: tokenizer\.ggml\.scores {words}, so it"):
+    with pytest.raises(
+        BadCheckpoint, match=rf"a\.gguf: tokenizer\.ggml\.scores {words}, so the order"
+    ):
         small_files({**values, "tokenizer.ggml.scores": scores(own)}, "a.gguf")
 
 
