@@ -297,5 +297,5 @@ def test_a_short_disk_is_a_reason_to_stream(
     else:
         monkeypatch.setattr(out, "says_yes", True)
         assert prepare(NAME, Wanted(), listener=out).name == NAME  # as it is typed
-    assert "is converted while it arrives" in " ".join(capsys.readouterr().err.split())
+    assert "is converted during the download" in " ".join(capsys.readouterr().err.split())
     assert pack_of(case) == pack

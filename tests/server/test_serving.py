@@ -361,8 +361,15 @@ def takes_signals(process: int) -> list[int]:
     return [each for each, mask in masks.items() if not mask & bit]
 
 
+def killed(process: int) -> None:
+    """Ends the process of a descriptor; one that has ended stays so."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    os.close(process)
+
+
 def test_the_command_serves_in_the_background_and_ends_at_a_signal(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
     with tcp_socket("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
@@ -370,6 +377,8 @@ def test_the_command_serves_in_the_background_and_ends_at_a_signal(
     assert main([*command, "--background"]) == 0
     said = capsys.readouterr().err
     found = next(each for each in running_servers() if each.socket == socket_path(port))
+    process = os.pidfd_open(found.pid)
+    request.addfinalizer(lambda: killed(process))  # else chats of later tests would attach to it
     assert f"serving kt-mini at http://127.0.0.1:{port} (process {found.pid})" in said
     for words in (
         f"  page     http://127.0.0.1:{port}\n",
