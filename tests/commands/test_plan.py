@@ -391,7 +391,9 @@ def test_the_verdict_is_first_and_last(model: str, machine: str, code: int, caps
     assert main(["plan", model, "--machine", machine]) == code
     first, *rest = capsys.readouterr().out.splitlines()
     assert first in rest and "GiB are free" in first
-    assert all(line.startswith(("What", "Instead:", "  ")) for line in rest[rest.index(first) + 1 :])
+    assert all(
+        line.startswith(("What", "Instead:", "  ")) for line in rest[rest.index(first) + 1 :]
+    )
 
 
 def test_a_refused_plan_names_smaller_models_that_run(capsys) -> None:

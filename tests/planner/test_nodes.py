@@ -120,7 +120,9 @@ def test_a_node_that_is_full_refuses_the_plan_with_its_numbers():
     first, *_, last = (lever.text for lever in refused.advice)
     assert first == "--numa off fits, but reads most weights from far memory"
     assert last.endswith("more free on node 1 would do")
-    with pytest.raises(NotEnoughMemory, match=r"on NUMA node 1, but only 4\.0 GiB is free") as caught:
+    with pytest.raises(
+        NotEnoughMemory, match=r"on NUMA node 1, but only 4\.0 GiB is free"
+    ) as caught:
         refused.require("qwen3-30b-a3b")
     assert "--numa off fits" in caught.value.hint
 
