@@ -125,8 +125,8 @@ CASES = (
         "bailing_moe_v2",
         "Glm4Moe",
         {**_BASE, "use_qk_norm": True, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
-        fast_error=0.04,  # 0.031 on avx2 and portable: what experts give is scaled by 2.5
         publish=_publish,
+        seed=1,  # with 0 a router decided by 0.016 chose otherwise on avx2 and portable
         **_USUAL,
     ),
     _Ling(
