@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -434,7 +433,7 @@ def test_thoughts_are_shown_as_wanted_and_never_in_a_pipe(
 
 def test_a_folded_thought_is_counted_while_it_lasts() -> None:
     stream, screen_of = io.StringIO(), pyte.Screen(60, 8)
-    screen = Screen(stream, terminal=True, colour=True, columns=lambda: 60)
+    screen = Screen(stream, terminal=True, colour=True, columns=lambda: 60, clock=lambda: 100.0)
     told = iter(range(100))
     screen.begin(lambda: next(told) * 10)
     for text in ("hm", " so"):
@@ -445,7 +444,7 @@ def test_a_folded_thought_is_counted_while_it_lasts() -> None:
     screen.end(gap=True)
     pyte.Stream(screen_of).feed(stream.getvalue().replace("\n", "\r\n"))
     shown = [line.strip() for line in screen_of.display]
-    assert re.match("▸ thought for [0-9.]+ s, [0-9]+ tokens", shown[0]) and shown[1:4] == [
+    assert shown[0].startswith("▸ thought for 0.0 s, ") and shown[1:4] == [
         "",
         "Yes.",
         "",
