@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 
 from ktcli.errors import gib
 from ktcli.hardware.gpu import AUTO, CPU
@@ -98,7 +97,7 @@ class Levers:
     def _formats(self) -> Iterator[Change]:
         """Yields the other formats of the experts, of a model without experts of everything, that lose least first."""
         own = self.request.recipe
-        routed = self.model.spec.experts > 0
+        routed = self._routed
         for loss in losses(experts=routed):
             name = own.dense.name if routed else loss.format
             recipe = own.like(loss.format if routed else own.experts.name, name)
@@ -147,18 +146,21 @@ class Levers:
 
     def _several(self) -> Iterator[Change]:
         """Yields the smallest format with one other change, for what fits with no change alone."""
-        formats = sorted(
-            self._formats(), key=lambda each: weight_bytes(self.model, each.request.recipe)
+        smallest = min(
+            self._formats(),
+            key=lambda each: weight_bytes(self.model, each.request.recipe),
+            default=None,
         )
-        for fmt, other in product(formats[:1], (None, *self._others())):
-            if other is None:
-                both = fmt
-            else:
-                request = replace(other.request, recipe=fmt.request.recipe)
-                options = f"{fmt.options} {other.options}"
-                both = replace(other, options=options, request=request)
-            shorter = self._shorter(both)
-            yield from (both,) if shorter is None else (shorter,)
+        if smallest is None:
+            return
+        for other in (None, *self._others()):
+            both = smallest
+            if other is not None:
+                request = replace(other.request, recipe=smallest.request.recipe)
+                both = replace(
+                    other, options=f"{smallest.options} {other.options}", request=request
+                )
+            yield self._shorter(both) or both
 
     def _deferring(self) -> Iterator[Change]:
         """Yields every depth of deferral beyond the plan's."""
@@ -254,7 +256,9 @@ class Levers:
         yield from (Lever("", words) for words in lacking)
 
     def _lost(self, recipe: Recipe) -> float:
-        return _loss_of(recipe, self._routed)
+        """The measured loss of a recipe's weights; the largest of any where nobody measured it."""
+        found = {each.format: each.nats for each in losses(experts=self._routed)}
+        return found.get(_name(recipe, self._routed), max(found.values()))
 
     def _deferral(self) -> Lever | None:
         """What a plan with deferral is without."""
@@ -314,12 +318,6 @@ def _sizes(plan: Plan) -> str:
 def _name(recipe: Recipe, routed: bool) -> str:
     """The name that the table of losses has for a recipe; calibration is not in it."""
     return recipe.experts_name.removesuffix(CALIBRATED) if routed else recipe.dense.name
-
-
-def _loss_of(recipe: Recipe, routed: bool) -> float:
-    """The measured loss of a recipe's weights; the largest of any where nobody measured it."""
-    found = {each.format: each.nats for each in losses(experts=routed)}
-    return found.get(_name(recipe, routed), max(found.values()))
 
 
 def _loss_words(recipe: Recipe, own: Recipe, routed: bool) -> str:

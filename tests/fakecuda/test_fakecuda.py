@@ -86,7 +86,7 @@ def test_under_the_fake(environment: dict[str, str], devices: int, tests: list[s
 KT = "import ktcli.hardware.gpu as gpu; gpu._DRIVERS = '/',; from ktcli.start import run; run()"
 NVIDIA_SMI = """#!/bin/sh
 case "$1" in
-*uuid) echo GPU-11111111-2222 ;;
+*uuid) echo "0, GPU-11111111-2222" ;;
 *) echo "0, NVIDIA H100, 81920, 81000, 5, 16, 9.0, 580.65" ;;
 esac
 """
@@ -191,7 +191,7 @@ def answer(port: int) -> tuple[int, str]:
 def test_a_server_whose_gpu_vanishes(
     environment: dict[str, str], home: Path, options: list[str]
 ) -> None:
-    """It goes on on the CPU, or ends with the reason where the GPU was asked for."""
+    """It continues on the CPU, or ends with the reason where the GPU was asked for."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     path = f"{home / 'bin'}{os.pathsep}{environment['PATH']}"
@@ -218,6 +218,6 @@ def test_a_server_whose_gpu_vanishes(
                 server.terminate()
             rest = server.stderr.read()
     assert server.returncode == (10 if options else 0), rest
-    assert ("kt-mini goes on on the CPU" in rest) == (not options)
+    assert ("kt-mini continues on the CPU" in rest) == (not options)
     assert rest.count("error: the GPU failed in a step") == bool(options)
     assert "Traceback" not in rest and "terminate called" not in rest
