@@ -1,6 +1,6 @@
 """Builds and runs the C tests under sanitizers, beside the other tests: a plugin of pytest.
 
-The library is built by its own CMakeLists.txt with the sanitizer's flags, so every row is compiled as
+The library is built by its own CMakeLists.txt with the sanitizer's flags, so each row that runs here is compiled as
 it ships; each test program is linked with the library's object files, since tests see internals, and
 with the emulator of AMX, so that the row amx is tested on any CPU with AVX-512. What pytest collected of
 test_native_c.py begins with the first test, at a low priority, in the one process that sees all of a run: with xdist
@@ -26,6 +26,8 @@ from typing import Any
 import pytest
 from amx import cmake_flags
 
+from ktcli.native import isa_rows
+
 NATIVE = Path(__file__).resolve().parent.parent / "native"
 EMULATOR = NATIVE / "tests" / "amxtrap" / "amxtrap.c"
 SANITIZERS = {
@@ -33,8 +35,6 @@ SANITIZERS = {
     "undefined": "-fsanitize=undefined -fno-sanitize-recover=all",
     "thread": "-fsanitize=thread",
 }
-# Rows differ in arithmetic, not in how threads share it: one with vectors and the one with tiles will do.
-ROWS = {"address": "", "undefined": "", "thread": "avx512;amx"}
 # A file that needs more than the library to be linked says so in a line of its own.
 LINK_LINE = re.compile(r"^ \* link: (.*)$", re.MULTILINE)
 CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
@@ -95,6 +95,16 @@ def compiler() -> str:
     return os.environ.get("CC") or "cc"
 
 
+def rows_of(name: str) -> str:
+    """The rows of kernels that run here, the emulated ones too: to compile others takes most of a build, and no
+    program of it could run them. Rows differ in arithmetic, not in how threads share it: for data races one with
+    vectors and the one with tiles will do."""
+    usable = {row.name for row in isa_rows() if row.usable}
+    if name == "thread":
+        return "avx512;amx" if "avx512" in usable else "avx2"
+    return ";".join(sorted(usable | ({"amx"} if "avx512" in usable else set())))
+
+
 def emulator(folder: Path) -> Path:
     """The emulator's object file: no sanitizer watches a signal handler at work."""
     return folder / "amxtrap.o"
@@ -130,7 +140,7 @@ def build(name: str, folder: Path) -> Build:
     prefix = start_prefix(folder, flags, name)
     must(cmake, "-S", NATIVE, "-B", folder, "-DCMAKE_BUILD_TYPE=Sanitized", f"-DCMAKE_C_COMPILER={compiler()}",
          f"-DCMAKE_C_FLAGS={' '.join(flags)}", f"-DPython_EXECUTABLE={sys.executable}",
-         f"-DKT_ROWS={ROWS[name]}", *cmake_flags())  # fmt: skip
+         f"-DKT_ROWS={rows_of(name)}", *cmake_flags())  # fmt: skip
     must(cmake, "--build", folder, "--target", "libkt", "--parallel", CPUS)
     must(compiler(), "-O3", "-Wall", "-Werror", "-c", EMULATOR, "-o", emulator(folder))
     return Build(flags, folder, prefix)

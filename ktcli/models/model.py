@@ -19,7 +19,7 @@ from ktcli.ops.passes import reuse_buffers
 from ktcli.ops.recording import Buffer, record
 from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import LayerState
-from ktcli.ops.tensors import Tensor
+from ktcli.ops.tensors import Tensor, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,10 @@ class Model(Protocol):
         """The stored tensors: embedding, layers in order, final norm, head."""
 
     @property
+    def counted(self) -> tuple[tuple[Tensor, int], ...]:
+        """The tensors counted by size, see `ops.tensors.counted`."""
+
+    @property
     def buffers(self) -> tuple[Buffer, ...]:
         """The buffers that a program of the forward pass writes its rows into, layer after layer."""
 
@@ -179,6 +183,11 @@ class DecoderModel:
     def tensors(self) -> tuple[Tensor, ...]:
         """The stored tensors of the decoder, in its order."""
         return self.decoder.tensors
+
+    @cached_property
+    def counted(self) -> tuple[tuple[Tensor, int], ...]:
+        """The tensors counted by size, see `ops.tensors.counted`."""
+        return counted(self.tensors)
 
     @cached_property
     def buffers(self) -> tuple[Buffer, ...]:

@@ -7,8 +7,9 @@ the planner has one formula for each engine over these (`planner.memory`, `plann
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
+from operator import attrgetter
 
 from ktcli.ops.tensors import Role, Tensor
 
@@ -45,7 +46,10 @@ class Scratch:
 
     def __or__(self, other: Scratch) -> Scratch:
         """Returns the buffers that can hold either."""
-        return Scratch(*map(max, astuple(self), astuple(other)))
+        return self if self == other else Scratch(*map(max, _WIDTHS(self), _WIDTHS(other)))
+
+
+_WIDTHS = attrgetter(*(each.name for each in fields(Scratch)))  # as a tuple
 
 
 def largest(needs: Iterable[Scratch]) -> Scratch:

@@ -8,6 +8,7 @@ is no second list.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
@@ -178,6 +179,17 @@ def vector(
         part=ModelPart.VECTORS,
         access=Access.ROWS if below else Access.ONCE,
     )
+
+
+def counted(tensors: Iterable[Tensor]) -> tuple[tuple[Tensor, int], ...]:
+    """Returns the first tensor of each size, in their order, with the number of tensors that are stored and read as it
+    is: they differ in name, layer and sources only."""
+    found: dict[tuple[object, ...], tuple[Tensor, int]] = {}
+    for each in tensors:
+        key = each.n, each.k, each.count, each.role, each.part, each.access, each.cut, each.below
+        first, number = found.get(key, (each, 0))
+        found[key] = first, number + 1
+    return tuple(found.values())
 
 
 def ceil_to(value: int, multiple: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from itertools import groupby
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from ktcli.models.model import Model, Spec
 from ktcli.ops.kvformat import BF16, FP8, CacheFormat
 from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.state import SNAPSHOTS, LayerState, state_slots
-from ktcli.ops.tensors import Role, Tensor
+from ktcli.ops.tensors import Role, Tensor, counted
 from ktcli.planner.experts import touched
 from ktcli.weights.recipe import BF16_BYTES, F32_BYTES, Recipe, format_of, plain_bytes, stored_bytes
 
@@ -60,6 +61,10 @@ class PartWork:
     read_bytes: int
     ops: int
 
+    def times(self, number: int) -> PartWork:
+        """Returns the work of `number` tensors that are alike."""
+        return PartWork(self.part, self.unit, number * self.read_bytes, number * self.ops)
+
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
@@ -78,12 +83,20 @@ class HasTensors(Protocol):
     @property
     def tensors(self) -> tuple[Tensor, ...]: ...
 
+    @property
+    def counted(self) -> tuple[tuple[Tensor, int], ...]: ...
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Share:
     """A part of a model's tensors, some of them with fewer matrices."""
 
     tensors: tuple[Tensor, ...]
+
+    @cached_property
+    def counted(self) -> tuple[tuple[Tensor, int], ...]:
+        """The tensors counted by size, see `ops.tensors.counted`."""
+        return counted(self.tensors)
 
 
 STATES_REASON = f"before and after a step, and at {SNAPSHOTS} earlier positions"
@@ -108,16 +121,16 @@ def parts(model: HasTensors, recipe: Recipe) -> tuple[PartSize, ...]:
     """Returns the parts of a model, largest first; sizes are those of the stored tensors."""
     sizes: dict[ModelPart, int] = {}
     formats: dict[ModelPart, str] = {}
-    for tensor in model.tensors:
+    for tensor, number in model.counted:
         formats[tensor.part] = format_name(tensor, recipe)
-        sizes[tensor.part] = sizes.get(tensor.part, 0) + stored_bytes(tensor, recipe)
+        sizes[tensor.part] = sizes.get(tensor.part, 0) + number * stored_bytes(tensor, recipe)
     found = (PartSize(part, formats[part], size) for part, size in sizes.items())
     return tuple(sorted(found, key=lambda part: -part.size_bytes))
 
 
 def weight_bytes(model: HasTensors, recipe: Recipe) -> int:
     """Returns the bytes of all stored tensors."""
-    return sum(stored_bytes(tensor, recipe) for tensor in model.tensors)
+    return sum(number * stored_bytes(tensor, recipe) for tensor, number in model.counted)
 
 
 def sequence_bytes(spec: Spec, streams: int = 1) -> int:
@@ -131,7 +144,10 @@ def step_work(
 ) -> tuple[PartWork, ...]:
     """Returns the bytes read and operations done by one step, per part; `size_of` gives a tensor's bytes where it
     lies."""
-    works = [tensor_work(tensor, model.spec, recipe, step, size_of) for tensor in model.tensors]
+    works = [
+        tensor_work(tensor, model.spec, recipe, step, size_of).times(number)
+        for tensor, number in model.counted
+    ]
     works += _attention_work(model.spec, step), _state_work(model.spec, step)
     return _merged(works)
 
