@@ -12,7 +12,8 @@ A plain `pytest` deselects nothing. A new test belongs to `test` and needs no ma
     @pytest.mark.each_once                runs in `test` with as few cases as show each value of each parameter
     @pytest.mark.each_once("isa", ...)    once, or of the named parameters; in `all` with every combination
     @pytest.mark.in_turn("case")          runs in `test` with a fifth of the named parameter's values: the commit says
-                                          which, the same for all tests; the first line of the run says it, too
+                                          which, the same for all tests; the first line of the run says it, too;
+                                          as a file's pytestmark for each of its tests that has the parameter
     @pytest.mark.published                runs in `all`, and alone; skipped where there is no package index
 """
 
@@ -170,8 +171,11 @@ def waiting(items: Iterable[Any], turn: int) -> set[Any]:
     """The items whose turn it is not: of the values of each test, in order, every fifth has it at the same time."""
     cases = defaultdict[str, dict[Any, str]](dict)
     for item in items:
-        if (marker := item.get_closest_marker("in_turn")) is not None:
-            first = _parts(item.callspec.params[marker.args[0]])[0]
+        marker = item.get_closest_marker("in_turn")
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        # The mark may be that of a whole file, of which a test has no cases.
+        if marker and marker.args[0] in params and not item.get_closest_marker("thorough"):
+            first = _parts(params[marker.args[0]])[0]
             cases[item.nodeid.partition("[")[0]][item] = str(getattr(first, "name", first))
     found = set[Any]()
     for values in cases.values():

@@ -37,6 +37,9 @@ Ids = NDArray[np.int32]
 Rows = dict[int, list[bytes]]  # what there is of each position's logits
 
 
+pytestmark = pytest.mark.in_turn("engine")
+
+
 def named(name: str, *, formats: str = "", exact: bool = False, cache: str = ""):
     """A model as a parameter: its family, formats, whether it is exact, and its cache."""
     usual = name in FAMILIES and not (formats or exact)

@@ -49,6 +49,9 @@ OTHERS = sorted({case.name for case in ONE_OF_EACH} - {*KINDS})
 MODELS = [*KINDS, *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHERS)]
 
 
+pytestmark = pytest.mark.in_turn("engine")
+
+
 @pytest.fixture(scope="module", params=MODELS)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
     case = case_named(request.param)

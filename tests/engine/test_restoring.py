@@ -38,6 +38,7 @@ from ktcli.pagelabel import PageKind, U8Array
 from ktcli.store.pagefolder import PageFolder
 from ktcli.store.pages import PageStore
 
+pytestmark = pytest.mark.in_turn("engine")
 # A line ends, memory forgets, and the line comes back.
 BACK = st.tuples(st.just("back"), st.integers(0, 2), st.integers(100, CONTEXT))
 FEED = st.tuples(st.just("feed"), st.integers(0, 2), st.sampled_from([64, 90, 130]))

@@ -27,6 +27,9 @@ CONTEXT = 256
 FAMILIES = "qwen3 deepseek-v3 gpt-oss qwen3-next".split()
 
 
+pytestmark = pytest.mark.in_turn("engine")
+
+
 @pytest.fixture(
     scope="module",
     params=[

@@ -19,6 +19,9 @@ IDS = np.random.default_rng(0).integers(0, 99, 150).tolist()
 OTHERS = np.random.default_rng(1).integers(0, 99, 60).tolist()
 
 
+pytestmark = pytest.mark.in_turn("made")
+
+
 @pytest.fixture(
     scope="module", params=["qwen3-next", "deepseek-v4", "glm-5.3", "nemotron-3-nano", "minimax-m1"]
 )

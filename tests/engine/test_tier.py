@@ -33,6 +33,9 @@ OTHER = np.random.default_rng(8).integers(0, 99, CONTEXT).astype(np.int32)
 STEPS = st.lists(st.sampled_from([1, 1, 2, 16, 63, 64, 65, 100]), min_size=1, max_size=8)
 
 
+pytestmark = pytest.mark.in_turn("engine")
+
+
 @pytest.fixture(
     scope="module",
     params=[*FAMILIES, *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE)],

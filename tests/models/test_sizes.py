@@ -69,6 +69,7 @@ def _role(key: str, ndim: int) -> Role:
     return Role.VECTOR if vector else Role.DENSE
 
 
+@pytest.mark.in_turn("name")
 @pytest.mark.parametrize("name", CASES)
 def test_elements_and_bytes_are_those_of_transformers(name: str) -> None:
     _check(reference(name), build(catalog.get(name).config))

@@ -140,9 +140,11 @@ def test_the_places_are_found() -> None:
 def test_same_bits(fmt: Format, isa: str) -> None:
     x, want = tokens(), expected(fmt)
     assert np.isfinite(want).all() and (np.abs(want[:-1]).max(axis=1) > 0).all()
+    # The portable row takes most of the time, and no other way for any number of tokens.
+    every = 5 if isa == "portable" else 1
     for threads in (1, 2, 3, 4):
         recorded = record(fmt, isa, threads)
-        for n in counts()[threads - 2 :: 3] if threads > 1 else counts():
+        for n in (counts()[threads - 2 :: 3] if threads > 1 else counts())[::every]:
             first = 0 if n % 2 else len(x) - n  # the same token at different places
             got = recorded.run(x[first : first + n])
             same = (got.view(np.uint32) == want[first : first + n].view(np.uint32)).all(axis=1)

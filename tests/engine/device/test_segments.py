@@ -44,6 +44,7 @@ def said(made: Made, n: int, **others: object) -> list[NDArray[np.generic]]:
     return [*found, engine.chosen()]
 
 
+@pytest.mark.in_turn("case")
 @pytest.mark.parametrize(
     "case",
     [
