@@ -23,7 +23,7 @@ from ktcli.commands.chat.options import (
     TopP,
 )
 from ktcli.commands.cli.options import JsonOpt, QuietOpt, setting_option
-from ktcli.errors import KtError, NotFound, UsageError, hinted
+from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.output import out, safe
 from ktcli.store import aliases, library, modelfile, ollama
 from ktcli.store.aliases import Alias
@@ -106,8 +106,7 @@ def alias(
     elif model is not None:
         _make(name, model, given)
     elif name is not None and given:
-        changed = aliases.change(name, given)
-        _tell(changed, None)
+        _tell(aliases.change(name, given))
     else:
         _list(name)
 
@@ -144,12 +143,12 @@ def _remove(name: str | None, *, alone: bool) -> None:
     out.result({"removed": gone.name, "meant": gone.target}, said)
 
 
-def _make(name: str | None, model: str, preset: Preset) -> None:
+def _make(name: str | None, model: str, preset: Preset, unused: Sequence[str] = ()) -> None:
     if name is None:  # not reachable through the command line, whose first word is the alias
         raise UsageError("an alias needs a name", hint="kt alias NAME MODEL")
     aliases.require_free(name)
     target = lasting_target(model, library.require_meaning(model))
-    _tell(Alias(name, target, preset), name_it(name, target, preset) or None)
+    _tell(Alias(name, target, preset), name_it(name, target, preset), unused)
 
 
 def _from_file(name: str | None, model: str | None, file: Path, given: Preset) -> None:
@@ -162,8 +161,11 @@ def _from_file(name: str | None, model: str | None, file: Path, given: Preset) -
     found = modelfile.read(file)
     for line in found.unused:
         out.note(f"{file}: {safe(line)}")
-    with hinted(f"FROM in {file} names it: a GGUF file, a model in Ollama's store, or one of kt's"):
-        _make(name, _from(found.model, file), given.over(found.preset))
+    try:
+        _make(name, _from(found.model, file), given.over(found.preset), found.unused)
+    except (NotFound, UsageError) as error:
+        error.hint = f"FROM in {file} names it; {error.hint or 'name a GGUF file there'}"
+        raise
 
 
 def _from(said: str, file: Path) -> str:
@@ -179,11 +181,11 @@ def _from(said: str, file: Path) -> str:
     return said
 
 
-def _tell(made: Alias, before: str | None) -> None:
-    document = {"alias": made.name, "model": made.target, "before": before}
+def _tell(made: Alias, before: str = "", unused: Sequence[str] = ()) -> None:
+    document = {"alias": made.name, "model": made.target, "before": before or None}
     sets = f", with {safe(made.preset.words())}" if made.preset else ""
     said = f"{made.name} means {safe(made.target)}{sets}. Talk to it: kt chat {made.name}"
-    out.result({**document, "preset": made.preset.document()}, said)
+    out.result({**document, "preset": made.preset.document(), "unused": list(unused)}, said)
 
 
 def called(entries: Sequence[Entry]) -> Mapping[Path, Sequence[str]]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ktcli.settings import SETTINGS, SHOWN_CHARS, Domain, real_numbers
+from ktcli.settings import SETTINGS, SHOWN_CHARS, Domain, real_numbers, words_like
 
 MOST_STOPS = 16  # texts, as many as a request may have
 _STOP, _PENALTY = "stop", "repetition-penalty"
@@ -33,7 +33,11 @@ KINDS: dict[str, type] = {
     "think-budget": int,
     "context": int,
 }
-_OWN = {_PENALTY: real_numbers(0.01, 100)}  # which is no setting
+# What is no setting, and what may be only the end of a line.
+_OWN = {
+    _PENALTY: real_numbers(0.01, 100),
+    _STOP: words_like(r"(?s:.{1,1000})", "a text of 1 to 1,000 characters"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class Preset:
         for name, value in given.items():
             if name not in KINDS:
                 raise ValueError(f"{_shown(name)} is nothing that a preset can have")
-            if value is not None:
+            if value is not None and value != []:
                 found[name] = _stops(value) if name == _STOP else _value(name, value)
         return cls({name: found[name] for name in KINDS if name in found})
 

@@ -73,10 +73,12 @@ class Catalogue:
 
     async def preset(self, name: str) -> Preset:
         """Returns what an alias that a request names presets, with or without `:latest`."""
-        if len(name) > NAME_CHARS:
-            return NOTHING
-        presets, said = (await self._fresh()).presets, name.lower()
-        return presets.get(said) or presets.get(said.removesuffix(_LATEST), NOTHING)
+        said = name.lower()
+        short = said.removesuffix(_LATEST)
+        if len(name) > NAME_CHARS or self._own_names & {said, short}:
+            return NOTHING  # without a look at the library
+        presets = (await self._fresh()).presets
+        return presets.get(said) or presets.get(short, NOTHING)
 
     async def models(self) -> list[ModelSource]:
         """Returns the models that can be loaded, the server's own first."""
