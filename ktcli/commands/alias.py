@@ -79,7 +79,7 @@ def alias(
       kt alias mine ~/models/my-model
       kt alias terse big --system "Answer in one sentence." --temperature 0.2
       kt alias terse --max-tokens 200          change the preset
-      kt alias helper -f Modelfile             FROM, PARAMETER and SYSTEM of an Ollama Modelfile
+      kt alias helper -f Modelfile             as written for Ollama
       kt alias                                 what names mean
       kt alias --rm big
     """

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import kt
 from ktcli.assembly.presets import preset_over
 from ktcli.main import main
 from ktcli.sampling import SamplingSettings
@@ -112,3 +113,18 @@ def test_what_cannot_be_preset(capsys: Capture) -> None:
         assert document(["alias", *wrong], capsys, 2)["error"]["message"].isprintable()
     assert document(["alias", "a", "--top-k", "3"], capsys, 3)["error"]["hint"]
     assert document(["alias"], capsys) == {"aliases": []}
+
+
+def test_python_programs_have_it_too(capsys: Capture) -> None:
+    document(["alias", "brief", "kt-mini", "--system", "Be brief.", "--max-tokens", "3"], capsys)
+    document(["alias", "brief", "--context", "96", "--temperature", "0"], capsys)
+    asked = [{"role": "user", "content": "hi"}]
+    own = [{"role": "system", "content": "Be brief."}, *asked]
+    with kt.load("brief", threads=1) as engine:
+        assert engine.context == 96
+        first, second = engine.generate([asked, own])
+        assert first.stats.prompt_tokens == second.stats.prompt_tokens and len(first.ids) == 3
+        assert kt.Chat(engine).messages == own[:1]
+        assert len(engine.generate([asked], max_tokens=2)[0].ids) == 2
+    with kt.load("brief", threads=1, context=128) as engine:
+        assert engine.context == 128

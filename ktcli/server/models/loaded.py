@@ -8,15 +8,13 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 from ktcli.assembly.beside import MemoryFit
-from ktcli.assembly.presets import preset_over
+from ktcli.assembly.presets import preset_over, with_system
 from ktcli.errors import DeviceError
 from ktcli.server.models.model import ServedModel
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.server.models.source import FOREVER, ModelFacts, ModelSource, Opened
 from ktcli.store.preset import NOTHING, Preset
 from ktcli.text.settings import Settings
-
-_SYSTEM_ROLES = ("system", "developer")
 
 
 @dataclass(eq=False, slots=True)
@@ -84,11 +82,7 @@ class Lease:
 
     def with_system(self, asked: ChatRequest) -> ChatRequest:
         """Returns a conversation that begins with the preset's system text, where it has none of its own."""
-        system = self.preset.get("system")
-        if not system or any(each.get("role") in _SYSTEM_ROLES for each in asked.messages):
-            return asked
-        first = {"role": "system", "content": system}
-        return replace(asked, messages=[first, *asked.messages])
+        return replace(asked, messages=with_system(self.preset, asked.messages))
 
     def again(self) -> Lease:
         """Returns a further lease of the same model, which has an end of its own.
