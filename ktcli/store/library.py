@@ -168,7 +168,7 @@ def called(found: Sequence[Entry]) -> dict[Path, tuple[str, ...]]:
     """
     names: dict[Path, list[str]] = {}
     for alias in aliases.every():
-        if aliases.is_hidden(alias):
+        if alias.fault or aliases.is_hidden(alias):
             continue
         try:
             reference = parse(alias.name)

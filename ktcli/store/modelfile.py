@@ -28,7 +28,7 @@ _MOST_LINES = 20_000
 _SHOWN = 60  # characters of what is wrong
 _FROM, _PARAMETER, _SYSTEM = "FROM", "PARAMETER", "SYSTEM"
 _UNUSED = ("TEMPLATE", "LICENSE", "MESSAGE", "RENDERER", "PARSER", "REQUIRES")
-_REFUSED = {"ADAPTER": "kt cannot add an adapter to a model: merge it into the weights first"}
+_REFUSED = {"ADAPTER": "which kt cannot add to a model"}
 _WORDS = {_FROM, _PARAMETER, _SYSTEM, *_UNUSED, *_REFUSED}
 # Ollama's name of a parameter, and what a preset calls it.
 _NAMES = {
@@ -80,9 +80,7 @@ def read(path: Path) -> Modelfile:
     try:
         return _meaning(text)
     except ValueError as error:
-        hint = (
-            "FROM, PARAMETER and SYSTEM are used; a value of several lines stands in triple quotes"
-        )
+        hint = "FROM, PARAMETER and SYSTEM are used; an adapter has to be merged into the weights first"
         raise UsageError(f"the Modelfile {path}: {error}", hint=hint) from error
 
 
@@ -126,7 +124,7 @@ def _meaning(text: str) -> Modelfile:
     unused = list[str]()
     for line, word, value in _instructions(text):
         if word in _REFUSED:
-            raise ValueError(f"line {line} has {word}: {_REFUSED[word]}")
+            raise ValueError(f"line {line} has {word}, {_REFUSED[word]}")
         if word in _UNUSED:
             unused.append(f"{word} is not used")
         elif word == _FROM:
@@ -134,7 +132,7 @@ def _meaning(text: str) -> Modelfile:
                 raise ValueError(f"line {line} has a second FROM")
             model = value
         elif word == _SYSTEM:
-            values |= _checked(line, {"system": value or None})
+            values |= _checked(line, {"system": value.strip() or None})
         else:
             name, _, said = value.partition(" ")
             if name.lower() not in _NAMES:

@@ -16,6 +16,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -99,17 +100,13 @@ def preset_of(text: str) -> Preset:
 
 def names() -> Iterator[str]:
     """Yields the names of the models that there are, as `find` reads them; few of hostile many."""
-    count = 0
     for models in _places():
         top = models / "manifests"
-        for path in sorted(_below(top, 4)):
+        for path in islice(_below(top, 4), _MOST_MODELS):
             host, space, name, tag = path.relative_to(top).parts
             known = "" if host == _HOST else f"{host}/"
             known += "" if not known and space == _NAMESPACE else f"{space}/"
             text = f"{known}{name}" if tag == _TAG else f"{known}{name}:{tag}"
-            count += 1
-            if count > _MOST_MODELS:
-                return
             if _NAME.fullmatch(text):
                 yield f"{PREFIX}{text}"
 
@@ -122,15 +119,17 @@ def _places() -> list[Path]:
     return [Path(os.path.expanduser("~/.ollama/models")), _SERVICE]
 
 
-def _below(folder: Path, depth: int) -> list[Path]:
-    """The files so many levels below a folder; none where it cannot be read."""
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    """The files so many levels below a folder, by name; none where it cannot be read."""
     try:
-        items = [Path(each) for each in list(os.scandir(folder))[:_MOST_MODELS]]
+        items = sorted(os.listdir(folder))
     except OSError:
-        return []
-    if depth == 1:
-        return [each for each in items if each.is_file()]
-    return [file for each in items if each.is_dir() for file in _below(each, depth - 1)]
+        return
+    for path in (folder / name for name in items):
+        if depth > 1:
+            yield from _below(path, depth - 1)
+        elif path.is_file():
+            yield path
 
 
 def _cased(folder: Path, parts: tuple[str, ...]) -> Path | None:

@@ -39,7 +39,7 @@ MESSAGE user hello
 LICENSE "MIT"
 '''
 MEANING = {
-    "system": '\nYou are terse.\n  "Quotes" and # marks stay.\n',
+    "system": 'You are terse.\n  "Quotes" and # marks stay.',
     "temperature": 0.2,
     "top-k": 40,
     "top-p": 0.95,
@@ -93,7 +93,7 @@ def test_what_is_written_for_ollama_is_read_back(tmp_path: Path) -> None:
         ("", "no FROM"),
         ("# only this", "no FROM"),
         ("FROM a\nFROM b", "line 2 has a second FROM"),
-        ("FROM a\nADAPTER ./lora.gguf", "line 2 has ADAPTER: kt cannot add an adapter"),
+        ("FROM a\nADAPTER ./lora.gguf", "line 2 has ADAPTER, which kt cannot add"),
         ("FROM a\nPARAMETER temperature hot", "line 2: temperature is 'hot'"),
         ("FROM a\nPARAMETER temperature 1e999", "line 2: temperature"),
         ("FROM a\nPARAMETER top_k " + "9" * 5000, "line 2: top-k"),

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packs import pretend_pack
 
 from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.main import main
-from ktcli.store import aliases
+from ktcli.store import aliases, library, places
 from ktcli.store.preset import KINDS, MOST_STOPS, NOTHING, Preset
 from ktcli.store.reference import parse
 
@@ -142,11 +143,16 @@ def test_one_bad_entry_takes_nothing_from_the_others(
 @pytest.mark.parametrize(
     "entry", [1, None, [], "", "x" * 5000, "x\0", {}, {"model": 1}, {"temperature": 1}]
 )
-def test_an_entry_that_is_no_alias_is_told_alone(entry: Any, home: Path) -> None:
+def test_an_entry_that_is_no_alias_is_told_alone(
+    entry: Any, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file_of(home, {"bad": entry, "a/b\x1b": "kimi-k2", "good": "kimi-k2"})
     assert parse("good").name == "kimi-k2"
     assert [bool(each.fault) for each in aliases.every()] == [True, True, False]
-    assert main(["list"]) == 0 and main(["names"]) == 0
+    assert main(["list"]) == 0
+    capsys.readouterr()
+    assert main(["names"]) == 0
+    assert {"good"} == set(capsys.readouterr().out.split()) & {"bad", "good", "a/b\\x1b", "a/b"}
     aliases.save("bad", "kimi-k2")  # made again
     assert parse("bad").name == "kimi-k2"
     assert aliases.remove("a/b\x1b").fault
@@ -172,3 +178,10 @@ def test_a_text_is_shown_on_one_line_and_not_whole() -> None:
     words = Preset.of({"system": "one\ntwo " * 100, "think": True, "temperature": 0.25}).words()
     assert "\n" not in words and len(words) < 200
     assert words.startswith('system "one two') and words.endswith("temperature 0.25, think on")
+
+
+def test_a_name_that_is_no_alias_hides_no_model(home: Path) -> None:
+    pack = pretend_pack(places.pack_path("org--repo", "int4", "int8"))
+    file_of(home, {"org/repo": "kimi-k2", "./x": "kimi-k2", "mine": "org/repo"})
+    assert library.called(library.entries()) == {pack: ("mine",)}
+    assert parse("org/repo").name == "org--repo" and aliases.preset_of("org/repo") == NOTHING
