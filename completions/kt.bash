@@ -90,7 +90,12 @@ _kt() {
                 *) options='--out --experts --dense --mixed --calibrate --threads --json --quiet --help' names='here' files='.gguf' ;;
             esac ;;
         'list') options='--all --json --quiet --help' ;;
-        'alias') options='--rm --json --quiet --help' names='all' files='.gguf' ;;
+        'alias')
+            case $before in
+                --file) files='any' ;;
+                --system|--temperature|--top-k|--top-p|--min-p|--repetition-penalty|--seed|--stop|--max-tokens|--think-budget|--context)  ;;
+                *) options='--file --system --temperature --top-k --top-p --min-p --repetition-penalty --seed --stop --max-tokens --think --no-think --think-budget --context --rm --json --quiet --help' names='all' files='.gguf' ;;
+            esac ;;
         'show') options='--experts --program --json --help' names='all' files='.gguf' ;;
         'verify') options='--all --repair --json --quiet --help' names='here' files='.gguf' ;;
         'rm') options='--partial --checkpoint-only --yes --json --quiet --help' names='mine' files='.gguf' ;;

@@ -143,6 +143,20 @@ complete -c kt -n '__fish_seen_subcommand_from list' -l quiet -d 'Print only res
 complete -c kt -n '__fish_seen_subcommand_from list' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a alias -d 'Give a model a name of your own, or list these names'
 complete -c kt -n '__fish_seen_subcommand_from alias' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from alias' -l file -d 'Read model and preset from an Ollama Modelfile' -r -F
+complete -c kt -n '__fish_seen_subcommand_from alias' -l system -d 'System text' -x
+complete -c kt -n '__fish_seen_subcommand_from alias' -l temperature -d 'Randomness of answers; 0 is greedy' -x
+complete -c kt -n '__fish_seen_subcommand_from alias' -l top-k -d 'Sample from the K most likely tokens only' -x
+complete -c kt -n '__fish_seen_subcommand_from alias' -l top-p -d 'Sample from the most likely tokens up to total probability P' -x
+complete -c kt -n '__fish_seen_subcommand_from alias' -l min-p -d 'Leave out tokens less likely than P times the most likely one' -x
+complete -c kt -n '__fish_seen_subcommand_from alias' -l repetition-penalty -d 'Values above 1 discourage repetition; 1 is off' -x
+complete -c kt -n '__fish_seen_subcommand_from alias' -l seed -d 'Seed of the sampling; the same seed gives the same text' -x
+complete -c kt -n '__fish_seen_subcommand_from alias' -l stop -d 'Text that stops the answer; the option may be repeated' -x
+complete -c kt -n '__fish_seen_subcommand_from alias' -l max-tokens -d 'Longest answer, in tokens' -x
+complete -c kt -n '__fish_seen_subcommand_from alias' -l think -d 'For models that can do both'
+complete -c kt -n '__fish_seen_subcommand_from alias' -l no-think -d 'For models that can do both'
+complete -c kt -n '__fish_seen_subcommand_from alias' -l think-budget -d 'Most tokens of an answer’s thoughts; then the model is made to answer' -x
+complete -c kt -n '__fish_seen_subcommand_from alias' -l context -d 'Positions to reserve' -x
 complete -c kt -n '__fish_seen_subcommand_from alias' -l rm -d 'Remove the alias, not the model'
 complete -c kt -n '__fish_seen_subcommand_from alias' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from alias' -l quiet -d 'Print only results and errors'

@@ -26,6 +26,7 @@ LEVELS = [
         "_native",
         "config",
         "errors",
+        "ggufname",
         "holes",
         "homes",
         "interrupt",

@@ -17,7 +17,7 @@ class TextChat:
     """A conversation with a loaded model: `kt.Chat`. What it has read and said is not computed again.
 
     Args:
-        system: the text that stands before everything; empty: none.
+        system: the text that stands before everything; empty: what the model's name presets, else none.
         max_tokens, temperature, stop, seed, think: as of `TextEngine.generate`; a seed fixes the whole conversation.
     Attributes:
         last: the last answer; None before the first.
@@ -38,7 +38,7 @@ class TextChat:
     ) -> None:
         backend = engine.backend
         settings = settings_over(
-            backend.texts.settings,
+            engine.settings,
             max_tokens=max_tokens,
             temperature=temperature,
             stop=stop,
@@ -46,7 +46,7 @@ class TextChat:
             think=think,
         )
         self._engine, self._chat = engine, Chat(backend, settings)
-        self._chat.conversation.system = system
+        self._chat.conversation.system = system or engine.preset.get("system") or ""
         self._coming: Generator[AnswerPiece] | None = None  # of the answer that is being made
         self.last: GenerationResult | None = None
         engine.join(self)

@@ -21,6 +21,7 @@ from ktcli.api.prompts import Prompt, PromptReader
 from ktcli.api.result import GenerationResult
 from ktcli.api.settings import settings_over
 from ktcli.assembly.listener import Silent
+from ktcli.assembly.presets import preset_over
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.talking import Opening, OpenModel, give_back_memory, open_model, prepared
 from ktcli.dialogue.answer import AnswerEvent, AnswerOptions, AnswerRun, Ended, Said
@@ -33,8 +34,9 @@ from ktcli.engine.scheduler import Limits
 from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.hardware.gpu import AUTO, parse_device
 from ktcli.ops.kvformat import FORMATS
-from ktcli.store import library
+from ktcli.store import aliases, library
 from ktcli.store.entry import BUILTIN
+from ktcli.text.settings import Settings
 
 LOG = logging.getLogger("ktcli")
 LOG.addHandler(logging.NullHandler())  # else Python prints warnings of programs without any handler
@@ -80,8 +82,9 @@ def load(
             f"{name} is not in the library",
             hint=f"kt pull {name} gets it, and kt.load(..., pull=True)",
         )
+    said = (context, aliases.preset_of(name).get("context"), config.value("context"))
     wanted = Wanted(
-        config.value("context") if context is None else context,
+        next((each for each in said if each is not None), None),
         threads,
         cache=kv,
         streams=parallel,
@@ -106,6 +109,7 @@ class TextEngine:
         self._opened, self._scheduler = opened, scheduler
         self._backend: LocalBackend | None = replace(opened.backend, shared=scheduler)
         self._users: WeakSet[EngineUser] = WeakSet()
+        self.preset = aliases.preset_of(opened.backend.asked)
         self.name = opened.backend.name
 
     @property
@@ -118,6 +122,11 @@ class TextEngine:
         if self._backend is None:
             raise UsageError(f"the engine of {self.name} is closed")
         return self._backend
+
+    @property
+    def settings(self) -> Settings:
+        """The model's own settings, below those that the name presets under which it was loaded."""
+        return preset_over(self.preset, self.backend.texts.settings)
 
     def require_open(self) -> None:
         """Raises: UsageError: the engine is closed."""
@@ -157,14 +166,14 @@ class TextEngine:
         """
         backend = self.backend
         settings = settings_over(
-            backend.texts.settings,
+            self.settings,
             max_tokens=max_tokens,
             temperature=temperature,
             stop=stop,
             seed=seed,
             think=think,
         )
-        read = PromptReader(backend, settings.variables).all(prompts)
+        read = PromptReader(backend, settings.variables, self.preset).all(prompts)
         options = AnswerOptions(settings.sampling, settings.stops, settings.max_tokens)
         made = [
             _PromptAnswer(

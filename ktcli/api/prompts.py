@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ktcli.assembly.presets import with_system
 from ktcli.dialogue.local import LocalBackend
 from ktcli.dialogue.prompts import EncodedPrompt, PromptEncoder
 from ktcli.errors import ContextFull, UsageError
+from ktcli.store.preset import NOTHING, Preset
 from ktcli.text.control import Marked
 from ktcli.text.files import without_surrogates
 
@@ -21,9 +23,13 @@ class PromptReader:
 
     Args:
         variables: further variables of the chat template.
+        preset: whose system text stands before messages that have none.
     """
 
-    def __init__(self, backend: LocalBackend, variables: Mapping[str, Any]) -> None:
+    def __init__(
+        self, backend: LocalBackend, variables: Mapping[str, Any], preset: Preset = NOTHING
+    ) -> None:
+        self._preset = preset
         self._texts, self._variables = backend.texts, variables
         self._context = backend.engine.context
         self._encoder = PromptEncoder(backend.texts, self._context, recurrent=backend.recurrent)
@@ -42,7 +48,7 @@ class PromptReader:
     def _read(self, name: str, prompt: Prompt) -> EncodedPrompt:
         if isinstance(prompt, str):
             return self._of_text(name, _whole(prompt))
-        return self._of_messages(name, _messages(name, prompt))
+        return self._of_messages(name, with_system(self._preset, _messages(name, prompt)))
 
     def _of_text(self, name: str, text: str) -> EncodedPrompt:
         """The prompt that goes on with a text outside any turn; words of it become no control tokens."""
@@ -53,7 +59,7 @@ class PromptReader:
         ids = None if ids is None else [*self._texts.begin, *ids]
         return EncodedPrompt(text, self._with_room(name, ids))
 
-    def _of_messages(self, name: str, messages: list[dict[str, Any]]) -> EncodedPrompt:
+    def _of_messages(self, name: str, messages: Sequence[Mapping[str, Any]]) -> EncodedPrompt:
         rendered = self._encoder.rendered(messages, self._variables)
         ids = self._with_room(name, self._encoder.ids(rendered, ()))
         shared, marks = self._encoder.partings(ids, messages, self._variables, ())

@@ -118,7 +118,7 @@ def _pack_name(entry: Entry) -> str:
         return entry.name
     file = gguf_at(entry.path)
     sample = contents.sample(contents.weights(entry.path) if file is None else contents.parts(file))
-    return places.local_name(entry.path, f"{newest_ns(entry.path)} {sample}")
+    return places.local_name(entry.path, f"{newest_ns(entry.path)} {sample}", entry.spoken)
 
 
 def conversions_outside(entry: Entry) -> list[Entry]:

@@ -14,11 +14,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ktcli.errors import BadCheckpoint, gib
+from ktcli.ggufname import GGUF
 from ktcli.models import build
 from ktcli.store.choice import look
 from ktcli.store.download import Unwatched, Watcher, fetch_beginnings, fetch_files, wanted
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot
-from ktcli.store.reference import GGUF, Reference
+from ktcli.store.reference import Reference
 from ktcli.store.retrying import Tell, silent
 from ktcli.weights.checkpoint import (
     INDEX,

@@ -36,7 +36,9 @@ def names(
     known = {entry.library_label for entry in entries}
     with contextlib.suppress(KtError):  # a shell that completes shows no errors
         known |= {alias for of_one in library.called(entries).values() for alias in of_one}
-        known |= set() if here or mine else {alias.name for alias in aliases.every()}
+        known |= (
+            set() if here or mine else {each.name for each in aliases.every() if not each.fault}
+        )
     if not here and not mine:
         known |= set(catalog.names())
     ordered = sorted(known)

@@ -11,8 +11,8 @@ from ktcli.assembly.fetch import fetch
 from ktcli.assembly.offer import make_offer
 from ktcli.assembly.stream import begun_stream, stream_model
 from ktcli.assembly.text import require_known_tokenizer
-from ktcli.commands.alias import name_it
-from ktcli.commands.cli.faults import note_what_is_beside
+from ktcli.commands.alias import lasting_target, name_it
+from ktcli.commands.cli.faults import note_what_is_beside, note_what_is_unused
 from ktcli.commands.cli.options import FromOpt, JsonOpt, ModelArg, QuietOpt, YesOpt, setting_option
 from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import Mode, out, safe
@@ -68,6 +68,9 @@ def pull(
     With --stream each layer is converted as soon as its files have arrived, and a file is deleted
     once no layer needs it: the disk holds the conversion and at most three downloaded files.
 
+    Files of Ollama and LM Studio are used where they lie, by the names that those programs have for
+    them: nothing is downloaded or copied. What Ollama's model sets is a preset (kt show NAME).
+
     Examples:
 
       kt pull qwen3-30b-a3b                  by short name (kt list --all)
@@ -81,6 +84,8 @@ def pull(
       kt pull https://huggingface.co/org/repo
       kt pull ./my-model                     check that a local folder can be used
       kt pull model-Q4_K_M.gguf              the same of a GGUF file
+      kt pull ollama:qwen3:30b               a GGUF file that Ollama has pulled
+      kt pull lmstudio:qwen3-30b-a3b         one that LM Studio has
     """
     reference = parse(model)
     if source is not None:
@@ -96,6 +101,7 @@ def pull(
         examine(entry.path)
     require_known_tokenizer(entry.path)
     note_what_is_beside(entry)
+    note_what_is_unused(reference, entry)
     document: dict[str, Any] = {
         "name": entry.label,
         "path": str(entry.path),
@@ -105,7 +111,7 @@ def pull(
         "alias": alias,
     }
     if alias is not None:
-        name_it(alias, reference.lasting)
+        name_it(alias, lasting_target(model, reference))
     out.result(document, lambda: _render(entry, before is None, alias))
 
 

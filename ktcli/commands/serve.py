@@ -22,6 +22,7 @@ from ktcli.commands.cli.options import (
     PullOpt,
     QuietOpt,
     preferred,
+    preset_context,
     setting_option,
 )
 from ktcli.commands.serve_lines import first_lines, is_probe
@@ -29,6 +30,7 @@ from ktcli.commands.serve_sockets import OLLAMA_PORT, owners_socket, sockets_at
 from ktcli.errors import UsageError
 from ktcli.output import out, safe
 from ktcli.server.process.draintime import DRAIN_MOST_S, DRAIN_S
+from ktcli.store import aliases
 from ktcli.store.entry import BUILTIN
 
 if TYPE_CHECKING:
@@ -178,17 +180,19 @@ def serve(
     if background and print_unit:
         raise UsageError("--background and --print-unit contradict each other")
     key = given_key(api_key, api_key_file)
+    model = name or config.value("model") or BUILTIN
+    preset = aliases.preset_of(model)
     rules = replace(
         _rules(host, port, key, allow_host or (), allow_origin or (), _who(here, "host")),
         root_path=_root_path(root_path),
         strict_model=strict_model,
         aliases=tuple(model_alias or ()),
+        preset=preset,
         drain_s=drain,
     )
     kept_s = None if keep_alive is None else keep_seconds(keep_alive, _who(here, "keep-alive"))
     own_s, others_s = (FOREVER, KEEP_S) if kept_s is None else (kept_s, kept_s)
-    model = name or config.value("model") or BUILTIN
-    wanted = options.wanted(context, streams=parallel, served=True)
+    wanted = options.wanted(preset_context(here, preset, context), streams=parallel, served=True)
     if print_unit:
         _print_unit(here, lasting_name(model), drain)
         return

@@ -12,9 +12,10 @@ from ktcli.commands.alias import called
 from ktcli.commands.cli.options import JsonOpt, ModelArg
 from ktcli.errors import KtError, gib
 from ktcli.output import out, safe
-from ktcli.store import catalog, library
+from ktcli.store import aliases, catalog, library
 from ktcli.store.entry import Entry
 from ktcli.store.places import EntryKind
+from ktcli.store.preset import Preset
 from ktcli.store.reference import parse
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def show(
         "architecture": _architecture(config, profile),
         "on_disk": [_place(entry) for entry in entries],
         "aliases": sorted({name for of_one in called(entries).values() for name in of_one}),
+        "preset": aliases.preset_of(model).document(),
     }
     out.result(document, lambda: _render(document))
 
@@ -167,6 +169,8 @@ def _render(document: dict[str, Any]) -> str:
     rows = [("Model", document["title"])]
     if document["aliases"]:
         rows.append(("Alias", ", ".join(document["aliases"])))
+    if preset := Preset.of(document["preset"]):
+        rows.append(("Preset", preset.words()))
     for hub, repository in document["repositories"].items():
         rows.append(("From", f"{hub}:{repository}"))
     if document["license"]:

@@ -7,12 +7,13 @@ from pathlib import Path
 from shlex import quote
 
 from ktcli import manifest
-from ktcli.errors import BadCheckpoint, UsageError
+from ktcli.errors import BadCheckpoint, KtError
+from ktcli.ggufname import is_gguf
 from ktcli.smallfiles import Holder
 from ktcli.store import catalog, contents, origins
 from ktcli.store.places import LOCAL, EntryKind, checkpoint_path
 from ktcli.store.profile import HUBS
-from ktcli.store.reference import GGUF, parse, repository_named, shown
+from ktcli.store.reference import parse, repository_named, shown
 
 BUILTIN = "kt-mini"
 INTERRUPTED = "interrupted"
@@ -33,7 +34,7 @@ class Entry:
         shared: the further library that it lies in, which kt only reads; None: it lies in none.
         work: the process that works on it at this moment; None: none does.
         spoken: for a pack of a folder outside the library, the name of that folder, where it means no other
-            model; else empty.
+            model; for a file in another program's store the name that finds it there; else empty.
         importing: the arguments of the import that goes on or was interrupted; else empty.
     """
 
@@ -84,7 +85,7 @@ class Entry:
     def label(self) -> str:
         """The name that finds exactly this entry again."""
         if not self.in_library:
-            return self.name if self.name == BUILTIN else str(self.path)
+            return self.name if self.name == BUILTIN else self.spoken or str(self.path)
         return shown(self.spoken or self.name, self.formats)
 
     @property
@@ -123,7 +124,7 @@ class Entry:
             return True
         try:
             return bool(parse(self.name).repository or repository_named(self.name))
-        except UsageError:
+        except KtError:
             return False
 
     @property
@@ -134,7 +135,7 @@ class Entry:
         for text in (self.name, self.source.rpartition("@")[0], self.source, read_back):
             try:
                 reference = parse(text)
-            except UsageError:
+            except KtError:
                 continue
             if reference.repository and reference.name == self.name:
                 return f"kt pull {text}"
@@ -178,7 +179,7 @@ class Entry:
     @property
     def size_bytes(self) -> int:
         """The bytes of its files; files behind links are not counted."""
-        if self.path.suffix.lower() == GGUF:
+        if is_gguf(self.path.name):
             return sum(part.stat().st_size for part in contents.parts(self.path))
         return contents.bytes_below(self.path)
 

@@ -21,7 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ktcli import manifest, smallfiles
-from ktcli.errors import BadPack, Busy, KtError, NotFound, UsageError
+from ktcli.errors import BadPack, Busy, KtError, NotFound
 from ktcli.store import aliases, catalog, origins
 from ktcli.store.entry import Entry, is_recommended
 from ktcli.store.places import LOCAL, EntryKind, folder_of, shared_with
@@ -83,7 +83,10 @@ def matching(name: str) -> tuple[Entry, ...]:
     """
     reference = parse(name)
     if reference.folder is not None:
-        return (local_entry(reference.folder), *_made_from(reference.folder, reference.formats))
+        found_there = local_entry(reference.folder)
+        if said := reference.stored:
+            found_there = replace(found_there, name=said, spoken=said)
+        return (found_there, *_made_from(reference.folder, reference.formats))
     found = [entry for entry in entries() if _means(reference, entry)]
     return tuple(
         sorted(
@@ -165,11 +168,11 @@ def called(found: Sequence[Entry]) -> dict[Path, tuple[str, ...]]:
     """
     names: dict[Path, list[str]] = {}
     for alias in aliases.every():
-        if aliases.is_hidden(alias):
+        if alias.fault or aliases.is_hidden(alias):
             continue
         try:
             reference = parse(alias.name)
-        except UsageError:  # it leads nowhere
+        except KtError:  # it leads nowhere
             continue
         place = reference.folder
         made = origins.names_of(place) if place is not None else frozenset()

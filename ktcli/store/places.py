@@ -121,14 +121,16 @@ def is_taken(name: str) -> bool:
     return False
 
 
-def local_name(folder: Path, mark: str) -> str:
+def local_name(folder: Path, mark: str, spoken: str = "") -> str:
     """Returns the name in the library for what belongs to a folder outside it.
 
     Args:
         mark: a text that goes into the name's hash beside the folder's path.
+        spoken: what people call it; empty: by the folder's own name.
     """
     identity = f"{folder.resolve()} {mark}".encode("utf-8", "replace")
-    stem = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in folder.name)
+    called = spoken or folder.name
+    stem = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in called)
     return f"{LOCAL}{stem.strip('.')[:100] or 'model'}--{sha256(identity).hexdigest()[:8]}"
 
 

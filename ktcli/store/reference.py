@@ -1,4 +1,4 @@
-"""Reads the text that a user may write for a model; no hub is asked, and on disk only whether a name is an alias.
+"""Reads the text that a user may write for a model; no hub is asked, and on disk only what a name of one's own means.
 
 qwen3-30b-a3b               a short name of the catalogue
 qwen3-30b-a3b@int4-int8     one conversion of it
@@ -11,6 +11,8 @@ https://huggingface.co/…    the page of a repository, of a revision or of a GG
 ./folder  /abs  ~/x         a local folder; so is any name that is a folder here and has a slash
 ./folder@int4-int8          the conversion of it to these formats
 model.gguf                  a GGUF file; of a numbered set, any one of its files
+ollama:NAME[:TAG]           the GGUF file that Ollama keeps under this name (see `ollama`)
+lmstudio:NAME               the folder or GGUF file that LM Studio keeps under this name (see `lmstudio`)
 """
 
 from __future__ import annotations
@@ -22,10 +24,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ktcli.errors import UsageError
-from ktcli.store import aliases, catalog, places
+from ktcli.ggufname import GGUF, VISION, is_model
+from ktcli.store import aliases, catalog, lmstudio, ollama, places
 from ktcli.store.profile import HUBS, REPOSITORY
-
-GGUF = ".gguf"
 
 _PART = places.NAME
 _REPOSITORY = re.compile(REPOSITORY)
@@ -35,8 +36,6 @@ _QUANT_MARK = "--gguf-"  # between the name of a repository and a quant of it
 _ROW = r"(?:UD-)?(?:I?Q[0-9]+(?:_[A-Z0-9]+)*|TQ[0-9]_[0-9]|(?:MX|NV)FP4(?:_MOE)?|BF16|F16|F32)"
 _END = re.compile(rf"(?:|.*?[-._])({_ROW})", re.IGNORECASE | re.ASCII)
 _NUMBER = re.compile(r"-[0-9]{5}-of-[0-9]{5}$", re.ASCII)
-_VISION = "mmproj"  # in the names of files that read pictures or sound
-_NO_MODEL = (_VISION, "imatrix")  # the latter: importance matrices
 _HOSTS = {
     "huggingface.co": "hf",
     "hf.co": "hf",
@@ -62,6 +61,7 @@ class Reference:
         quant: the quant of the GGUF files that are meant; empty: its safetensors files are.
         folder: a local folder or GGUF file; None otherwise.
         anywhere: whether no hub was named, nor a revision of one, so that another one will do, too.
+        stored: the name that finds `folder` again, in another program's store; empty: its path does.
     """
 
     text: str
@@ -73,12 +73,13 @@ class Reference:
     quant: str = ""
     folder: Path | None = None
     anywhere: bool = False
+    stored: str = ""
 
     @property
     def lasting(self) -> str:
         """The text that means the same model in every folder, whatever becomes of aliases; without the formats."""
         if self.folder is not None:
-            return str(self.folder)
+            return self.stored or str(self.folder)
         if not self.repository or catalog.find(self.name) is not None:
             return self.name
         hub = "" if self.hub == "hf" else f"{self.hub}:"
@@ -93,19 +94,22 @@ class Reference:
     @property
     def model(self) -> str:
         """The text that means the same model in any formats, as `parse` reads it."""
-        return self.name if self.folder is None else str(self.folder)
+        return self.name if self.folder is None else self.stored or str(self.folder)
 
 
 def parse(text: str) -> Reference:
     """Returns the model that a text names.
 
     Raises:
-        UsageError: it cannot be the name of anything.
+        UsageError: it cannot be the name of anything. NotFound, BadCheckpoint: it names a model of another program's
+            store, which is not there or cannot be read.
     """
     if not text or "\0" in text or len(text) > 4096:
         raise UsageError("the model name is empty or invalid", hint="kt list --all shows the names")
     if (page := _page(text)) is not None:
         return _repository(text, *page)
+    if is_elsewhere(text):
+        return _elsewhere(text)
     hub, colon, rest = text.partition(":")
     if colon and hub in HUBS:
         return _repository(text, hub, rest)
@@ -115,6 +119,11 @@ def parse(text: str) -> Reference:
         found_there = _repository(text, "hf", text)
         return replace(found_there, anywhere=not found_there.revision)
     return _short(text)
+
+
+def is_elsewhere(text: str) -> bool:
+    """Tells whether a text names a model in another program's store, there or not."""
+    return ollama.is_named(text) or lmstudio.is_named(text)
 
 
 def is_short(name: str) -> bool:
@@ -160,6 +169,17 @@ def _local(text: str) -> Reference | None:
     if stem.lower().endswith(GGUF) and _FORMATS.fullmatch(formats):
         return Reference(text, "", formats, folder=_expanded(stem).absolute())
     return None
+
+
+def _elsewhere(text: str) -> Reference:
+    """A model in another program's store, alone or with the formats of a conversion."""
+    stem, at, formats = text.rpartition("@")
+    if not at or not _FORMATS.fullmatch(formats):
+        stem, formats = text, ""
+    if lmstudio.is_named(stem):
+        return Reference(text, "", formats, folder=lmstudio.find(stem))
+    found = ollama.find(stem)
+    return Reference(text, "", formats, folder=found.file, stored=found.text)
 
 
 def _short(text: str) -> Reference:
@@ -259,14 +279,9 @@ def quant_of(*parts: str) -> str:
     return match[1] if match else ""
 
 
-def is_model(name: str) -> bool:
-    """Tells whether the name of a GGUF file is one of a model's own, not of something beside it."""
-    return not any(word in name.lower() for word in _NO_MODEL)
-
-
 def vision_files(names: Iterable[str]) -> tuple[str, ...]:
     """Returns the names, sorted, of the GGUF files that hold the part of a model that reads pictures or sound."""
-    return tuple(sorted(n for n in names if _VISION in n.lower() and n.lower().endswith(GGUF)))
+    return tuple(sorted(n for n in names if VISION in n.lower() and n.lower().endswith(GGUF)))
 
 
 def vision_left_out(names: Iterable[str]) -> str:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from ktcli import config, manifest, smallfiles
 from ktcli.errors import BadCheckpoint, KtError, NotFound
+from ktcli.ggufname import GGUF, is_gguf, is_model
 from ktcli.numbered import numbered_set
 from ktcli.store import catalog, origins
 from ktcli.store.entry import BUILTIN, INTERRUPTED, Entry
 from ktcli.store.places import LOCAL, EntryKind, folder_of, lock_path, shared_with
-from ktcli.store.reference import GGUF, is_model
 
 MAX_REFERENCE_BYTES = 4096
 IMPORTING = (
@@ -136,7 +136,7 @@ def local_entry(folder: Path) -> Entry:
     """Returns the entry of a folder or GGUF file that somebody named, in the library or not."""
     try:
         mode = folder.stat().st_mode
-        if stat.S_ISREG(mode) and folder.suffix.lower() == GGUF:
+        if stat.S_ISREG(mode) and is_gguf(folder.name):
             return Entry(folder.name, EntryKind.CHECKPOINT, folder, managed=False)
         if not stat.S_ISDIR(mode):
             raise NotFound(

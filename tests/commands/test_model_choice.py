@@ -63,7 +63,9 @@ class Bench:
         self.how = Opening(Wanted(), 0, False, listener=SILENT)
         opened = open_model(Ready("one", folder / "one"), "one", self.how)
         self.chat = Chat(opened.backend)
-        self.choice = ModelChoice(self.chat, opened, self.how, lambda texts: texts.settings)
+        self.choice = ModelChoice(
+            self.chat, opened, self.how, lambda backend: backend.texts.settings
+        )
         del opened
 
     def collect(self) -> None:

@@ -49,15 +49,19 @@ from ktcli.commands.cli.options import (
     JsonOpt,
     PullOpt,
     QuietOpt,
+    preset_context,
 )
 from ktcli.errors import UsageError
 from ktcli.output import out
+from ktcli.store import aliases
 
 if TYPE_CHECKING:
     from ktcli.assembly.talking import Opening
     from ktcli.chat.chat import Chat
     from ktcli.commands.chat.model_choice import ChatModel, ModelChoice
+    from ktcli.dialogue.backend import ChatBackend
     from ktcli.engine.drafting import DraftOptions
+    from ktcli.store.preset import Preset
     from ktcli.terminal.replstate import ReplState
     from ktcli.text.model import TextModel
     from ktcli.text.settings import Settings
@@ -159,8 +163,10 @@ def chat(
         asked.require_model()
     needs_prompt = "--output" if output else "--jsonl" if jsonl else "--json" if json else ""
     words = words_for_model(prompt, needs_prompt)
+    with asked.telling_whose_model(model):
+        preset = aliases.preset_of(model)
     how = Opening(
-        options.wanted(context),
+        options.wanted(preset_context(here, preset, context)),
         0 if no_kv_cache else cache_quota(),
         config.records_heat(),
         allow_special,
@@ -169,7 +175,7 @@ def chat(
     attaching = Attaching.of(here)
     with asked.telling_whose_model(model):
         opened = _opened(model, asked, how, attaching)
-    made = _begun(opened, asked)
+    made = _begun(opened, asked, preset)
     with contextlib.closing(_choice(made, opened, how, asked, attaching)) as models:
         if words is None:
             _converse(made, models, asked, opened.place)
@@ -210,22 +216,26 @@ def _opened(model: str, asked: AnswerRequest, how: Opening, attaching: Attaching
     return attaching.attach(ready, name, hear) or open_model(ready, name, how, hear)
 
 
-def _begun(opened: ChatModel, asked: AnswerRequest) -> Chat:
+def _begun(opened: ChatModel, asked: AnswerRequest, preset: Preset) -> Chat:
     from ktcli.chat.chat import Chat
 
     backend = opened.backend
-    made = Chat(backend, _settings(backend.texts, asked), asked.draft)
+    made = Chat(backend, _settings(backend, asked), asked.draft)
     made.form = asked.form
-    system = config.value("system") if asked.system is None else asked.system
-    made.conversation.system = system or ""
+    said = (asked.system, preset.get("system"), config.value("system"))
+    made.conversation.system = next((text for text in said if text is not None), "")
     sampling = made.settings.sampling
     if asked.sampling["seed"] is not None and sampling.is_greedy:
         out.warn(f"--seed {sampling.seed} has no effect: the most likely token is always chosen")
     return made
 
 
-def _settings(texts: TextModel, asked: AnswerRequest) -> Settings:
-    return asked.over(preferred_settings(texts.settings))
+def _settings(backend: ChatBackend, asked: AnswerRequest) -> Settings:
+    """The settings with which a chat with a model begins: its makers', the person's, its name's, those asked for."""
+    from ktcli.assembly.presets import preset_over
+
+    own = preferred_settings(backend.texts.settings)
+    return asked.over(preset_over(aliases.preset_of(backend.model.asked), own))
 
 
 def _choice(
@@ -233,7 +243,9 @@ def _choice(
 ) -> ModelChoice:
     from ktcli.commands.chat.model_choice import ModelChoice
 
-    return ModelChoice(made, opened, how, lambda texts: _settings(texts, asked), attaching.attach)
+    return ModelChoice(
+        made, opened, how, lambda backend: _settings(backend, asked), attaching.attach
+    )
 
 
 def _converse(made: Chat, models: ModelChoice, asked: AnswerRequest, place: str) -> None:

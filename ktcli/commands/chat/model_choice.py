@@ -21,7 +21,6 @@ from ktcli.commands.chat.wording import lasting_name
 from ktcli.dialogue.backend import ChatBackend
 from ktcli.errors import DeviceError, KtError, UsageError
 from ktcli.store import library
-from ktcli.text.model import TextModel
 from ktcli.text.settings import Settings, carried
 
 
@@ -64,7 +63,7 @@ class ModelChoice:
         chat: Chat,
         opened: ChatModel,
         how: Opening,
-        settings_of: Callable[[TextModel], Settings],
+        settings_of: Callable[[ChatBackend], Settings],
         attach: Callable[[Ready, str], ChatModel | None] = lambda ready, asked: None,
     ) -> None:
         self._chat, self._open, self._how = chat, opened, how
@@ -93,7 +92,7 @@ class ModelChoice:
         before = self._open
         if ready.pack.samefile(before.ready.pack):
             raise UsageError(f"{ready.name} is already the current model")
-        settings = self._chat.settings, self._settings_of(before.backend.texts)
+        settings = self._chat.settings, self._settings_of(before.backend)
         asked = lasting_name(name)
         if (attached := self._attach(ready, asked)) is not None:
             self._leave()
@@ -101,7 +100,7 @@ class ModelChoice:
         else:
             self._load(ready, asked, settings[0])
         backend, place = self._open.backend, self._open.place
-        self._chat.go_to(backend, carried(*settings, self._settings_of(backend.texts)))
+        self._chat.go_to(backend, carried(*settings, self._settings_of(backend)))
         said = f"{backend.name}, {place}," if place else backend.name
         self._how.listener.note(f"{said} answers from now on")
 

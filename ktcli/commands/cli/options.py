@@ -19,6 +19,7 @@ from ktcli import config
 from ktcli.errors import UsageError
 from ktcli.output import Mode, out
 from ktcli.settings import SETTINGS
+from ktcli.store.preset import Preset
 
 
 def _json(value: bool) -> bool:
@@ -69,6 +70,14 @@ def preferred(context: typer.Context, option: typer.CallbackParam, value: Any) -
     return value if said is None else said
 
 
+def preset_context(here: typer.Context, preset: Preset, context: int | None) -> int | None:
+    """Returns the context that is asked for: of the command line, else of the name's preset, else of the settings."""
+    source = here.get_parameter_source("context")
+    is_default = source is not None and source.name == "DEFAULT"
+    said = preset.get("context") if is_default else None
+    return context if said is None else int(said)
+
+
 def writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
     """Refuses a path that cannot be written before a measurement, which takes minutes, and not after it."""
     if path is None:
@@ -91,7 +100,8 @@ ModelArg = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="Short name (kt list --all), org/repo[@revision], hf:… or ms:…, a local folder, or a .gguf file.",
+        help="Short name (kt list --all), org/repo[@revision], hf:… or ms:…, a local folder, a .gguf file,"
+        " or a model of ollama:… or lmstudio:….",
     ),
 ]
 

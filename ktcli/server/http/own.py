@@ -111,7 +111,8 @@ async def tokenize(request: Request) -> Response:
     with await state.lease(body.model) as lease:
         prompts, context = lease.model.prompts, lease.model.backend.engine.context
         if text is None:
-            asked = body.chat().chat_request(lease.model.texts.settings, caller_of(request))
+            said = body.chat().chat_request(lease.settings, caller_of(request))
+            asked = lease.with_system(said)
             ids = list((await state.prompt(lease.model, lambda made: made.of_messages(asked))).ids)
         else:
             words = text

@@ -32,6 +32,7 @@ from ktcli.server.models.residency import Residency
 from ktcli.server.models.source import ModelFacts, ModelSource
 from ktcli.server.process.drain import Drain
 from ktcli.server.process.draintime import DRAIN_S
+from ktcli.store.preset import NOTHING, Preset
 
 T = TypeVar("T")
 
@@ -48,6 +49,7 @@ class Rules:
         strict_model: whether a request must name the model that is loaded.
         aliases: further names of the model.
         address: where it says that it is, for `kt ps`.
+        preset: what the name presets with which the server was started, for requests that name no alias of their own.
         drain_s: the seconds that answers may take to finish once the server shuts down.
     """
 
@@ -58,6 +60,7 @@ class Rules:
     strict_model: bool = False
     aliases: tuple[str, ...] = ()
     address: str = ""
+    preset: Preset = NOTHING
     drain_s: float = DRAIN_S
 
 
@@ -202,7 +205,16 @@ class ServerState:
             Refusal: as `named`; or the model cannot be loaded.
             QueueFull, Busy: see `Residency.lease`.
         """
-        return await self.residency.lease(await self.named(name), keep_s)
+        source = await self.named(name)
+        lease = await self.residency.lease(source, keep_s)
+        lease.preset = await self.preset(name, source)
+        return lease
+
+    async def preset(self, name: str, source: ModelSource) -> Preset:
+        """Returns what the name of a request presets; of the server's own model, what the name does with which it was
+        started."""
+        found = await self.catalogue.preset(name)
+        return found or (self.rules.preset if source is self.catalogue.own else NOTHING)
 
     async def generation(
         self, lease: Lease, make: Callable[[PromptMaker], EncodedPrompt], options: AnswerOptions

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from ktcli.assembly.talking import Opening
 from ktcli.errors import KtError
 from ktcli.server.models.source import ModelSource, StoredModel
 from ktcli.store import library
+from ktcli.store.aliases import preset_of
 from ktcli.store.entry import Entry, is_recommended
+from ktcli.store.preset import NOTHING, Preset
 
 FRESH_S = 2.0  # for which what was read of the library counts
 NAME_CHARS = 1000  # longer names are none
@@ -27,10 +30,12 @@ class ModelIndex:
     Attributes:
         models: those that can be loaded.
         names: what they are called by, in lower case.
+        presets: what aliases among these names preset; those that preset nothing are left out.
     """
 
     models: Sequence[ModelSource] = ()
     names: Mapping[str, ModelSource] = field(default_factory=dict)
+    presets: Mapping[str, Preset] = field(default_factory=dict)
 
 
 class Catalogue:
@@ -65,6 +70,15 @@ class Catalogue:
             return self.own
         names = (await self._fresh()).names
         return names.get(name.lower()) or names.get(said)
+
+    async def preset(self, name: str) -> Preset:
+        """Returns what an alias that a request names presets, with or without `:latest`."""
+        said = name.lower()
+        short = said.removesuffix(_LATEST)
+        if len(name) > NAME_CHARS or self._own_names & {said, short}:
+            return NOTHING  # without a look at the library
+        presets = (await self._fresh()).presets
+        return presets.get(said) or presets.get(short, NOTHING)
 
     async def models(self) -> list[ModelSource]:
         """Returns the models that can be loaded, the server's own first."""
@@ -113,7 +127,18 @@ class LibraryReader:
             models.append(source)
             for name in (short, entry.name, entry.library_label, *aliases.get(entry.path, ())):
                 names.setdefault(name.lower(), source)
-        return ModelIndex(sorted(models, key=lambda each: each.name), names)
+        called = {name.lower() for of_one in aliases.values() for name in of_one}
+        return ModelIndex(
+            sorted(models, key=lambda each: each.name), names, self._presets(called & names.keys())
+        )
+
+    def _presets(self, names: Iterable[str]) -> dict[str, Preset]:
+        """What aliases preset."""
+        found = {}
+        for name in names:
+            with suppress(KtError, OSError):  # which `kt alias` tells
+                found[name] = preset_of(name)
+        return {name: preset for name, preset in found.items() if preset}
 
     def _source(self, entry: Entry, name: str) -> ModelSource:
         if self._is_own(entry):

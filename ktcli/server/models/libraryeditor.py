@@ -19,7 +19,7 @@ from ktcli.assembly.request import Wanted
 from ktcli.errors import Busy, QueueFull, UsageError
 from ktcli.store import aliases, library
 from ktcli.store.disposal import Disposal
-from ktcli.store.reference import Reference, parse
+from ktcli.store.reference import Reference, is_elsewhere, parse
 
 WAITING_MOST = 8  # pulls that wait for another one
 _TOLD_S = 0.2  # between two reports of one progress
@@ -118,7 +118,7 @@ class LibraryEditor:
         aliases.require_free(further)
         reference = library.require_meaning(name)
         formats = f"@{reference.formats}" if reference.formats else ""
-        aliases.save(further, f"{reference.lasting}{formats}")
+        aliases.save(further, f"{reference.lasting}{formats}", aliases.preset_of(name))
 
 
 def _require_no_place(name: str) -> Reference:
@@ -127,7 +127,8 @@ def _require_no_place(name: str) -> Reference:
     Raises:
         UsageError: it does not name a model in the library or on a hub.
     """
-    reference = None if "://" in name or name.startswith((".", "/", "~")) else parse(name)
+    is_place = "://" in name or name.startswith((".", "/", "~")) or is_elsewhere(name)
+    reference = None if is_place else parse(name)
     if reference is None or reference.folder is not None:
         raise UsageError(
             f"{name[:200]!r} is not a model name", hint="use a short name, or org/repo of a hub"

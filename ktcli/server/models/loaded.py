@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 from ktcli.assembly.beside import MemoryFit
+from ktcli.assembly.presets import preset_over, with_system
 from ktcli.errors import DeviceError
 from ktcli.server.models.model import ServedModel
+from ktcli.server.models.prompts import ChatRequest
 from ktcli.server.models.source import FOREVER, ModelFacts, ModelSource, Opened
+from ktcli.store.preset import NOTHING, Preset
+from ktcli.text.settings import Settings
 
 
 @dataclass(eq=False, slots=True)
@@ -59,12 +63,26 @@ class LoadedModel:
 
 
 class Lease:
-    """Keeps a model in memory until it is released; in a `with` statement until its end. For the event loop."""
+    """Keeps a model in memory until it is released; in a `with` statement until its end. For the event loop.
+
+    Attributes:
+        preset: what the name presets under which the model was asked for.
+    """
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded: LoadedModel | None = loaded
         self.model = loaded.model
+        self.preset: Preset = NOTHING
         loaded.leases += 1
+
+    @property
+    def settings(self) -> Settings:
+        """Returns the settings of answers: the model's own, below those of the preset."""
+        return preset_over(self.preset, self.model.texts.settings)
+
+    def with_system(self, asked: ChatRequest) -> ChatRequest:
+        """Returns a conversation that begins with the preset's system text, where it has none of its own."""
+        return replace(asked, messages=with_system(self.preset, asked.messages))
 
     def again(self) -> Lease:
         """Returns a further lease of the same model, which has an end of its own.

@@ -19,6 +19,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ktcli import ggufname
 from ktcli.errors import BadCheckpoint
 from ktcli.numbered import numbered_set
 from ktcli.weights.header import MAX_TENSORS, TensorEntry, is_regular
@@ -56,7 +57,7 @@ class GgufHeader:
 
 def is_gguf(path: Path) -> bool:
     """Tells whether a path is named like a GGUF file; its contents are checked when they are read."""
-    return path.suffix.lower() == ".gguf"
+    return ggufname.is_gguf(path.name)
 
 
 def gguf_at(path: Path) -> Path | None:

@@ -29,6 +29,7 @@ from ktcli.weights.vocabulary import (
 
 _KEY = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
+TEMPLATE = "chat_template.jinja"  # the file that it becomes
 
 
 def small_files(values: Mapping[str, Any], where: str) -> dict[str, bytes]:
@@ -41,7 +42,7 @@ def small_files(values: Mapping[str, Any], where: str) -> dict[str, bytes]:
     files = {"generation_config.json": _generation(fields)}
     template = fields.text(_TEMPLATE, "")
     if template:
-        files["chat_template.jinja"] = template.encode()
+        files[TEMPLATE] = template.encode()
     kind = fields.text(f"{_KEY}model", "no_vocab")
     if kind == "no_vocab":
         return files
@@ -63,7 +64,7 @@ def small_files(values: Mapping[str, Any], where: str) -> dict[str, bytes]:
 def small_file_names(values: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the names of the files that `small_files` would give, without making them."""
     names = ["generation_config.json"]
-    names += ["chat_template.jinja"] * bool(values.get(_TEMPLATE))
+    names += [TEMPLATE] * bool(values.get(_TEMPLATE))
     known = values.get(f"{_KEY}model", "no_vocab") != "no_vocab"
     return (*names, *(("tokenizer.json", "tokenizer_config.json") if known else ()))
 

@@ -64,7 +64,8 @@ class MessagesBody(msgspec.Struct):
         options = said.answer_options(settings, self.max_tokens, None, {"stop": "stop_sequences"})
         if (form := self._form()) is not None:
             options = replace(options, shape=Shape(form))
-        options = replace(options, think_budget=self._budget(self.max_tokens))
+        if (budget := self._budget(self.max_tokens)) is not None:
+            options = replace(options, think_budget=budget)
         return with_tools(options, self.offered, self._choice)
 
     def chat_request(self, settings: Settings, caller: str) -> ChatRequest:

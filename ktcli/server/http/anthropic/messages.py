@@ -27,9 +27,9 @@ async def messages(request: Request) -> Answering:
     state = state_of(request)
     body = await body_of(request, MessagesBody)
     with await state.lease(body.model) as lease:
-        settings = lease.model.texts.settings
+        settings = lease.settings
         options = body.answer_options(settings)
-        asked = body.chat_request(settings, caller_of(request))
+        asked = lease.with_system(body.chat_request(settings, caller_of(request)))
         generation = await state.generation(
             lease, lambda prompts: prompts.of_messages(asked), options
         )
@@ -41,7 +41,7 @@ async def count_tokens(request: Request) -> Response:
     state = state_of(request)
     body = await body_of(request, MessagesBody)
     with await state.lease(body.model) as lease:
-        asked = body.chat_request(lease.model.texts.settings, caller_of(request))
+        asked = lease.with_system(body.chat_request(lease.settings, caller_of(request)))
         prompt = await state.prompt(lease.model, lambda prompts: prompts.of_messages(asked))
     said = {"input_tokens": len(prompt.ids)}
     return Response(encode(said), media_type="application/json")

@@ -35,11 +35,9 @@ async def chat(request: Request) -> Answering | Response:
     if not body.messages:
         return await _moved(state, body, {"message": {"role": "assistant", "content": ""}})
     with await state.lease(body.model, body.keep_s) as lease:
-        settings = lease.model.texts.settings
-        options, asked = (
-            body.chat_options(settings),
-            body.chat_request(settings, caller_of(request)),
-        )
+        settings = lease.settings
+        options = body.chat_options(settings)
+        asked = lease.with_system(body.chat_request(settings, caller_of(request)))
         generation = await state.generation(
             lease, lambda prompts: prompts.of_messages(asked), options
         )
@@ -54,9 +52,9 @@ async def generate(request: Request) -> Answering | Response:
     if not body.prompt:
         return await _moved(state, body, {"response": ""})
     with await state.lease(body.model, body.keep_s) as lease:
-        settings = lease.model.texts.settings
+        settings = lease.settings
         options = body.answer_options(settings)
-        asked = body.chat_request(settings, caller)
+        asked = lease.with_system(body.chat_request(settings, caller))
 
         def make(prompts: PromptMaker) -> EncodedPrompt:
             return prompts.of_text(body.prompt, caller) if body.raw else prompts.of_messages(asked)

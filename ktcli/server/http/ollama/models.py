@@ -13,6 +13,8 @@ from ktcli.server.http.ollama.chat import stamp
 from ktcli.server.http.openai.envelope import encode
 from ktcli.server.http.state import state_of
 from ktcli.server.models.source import ModelFacts, ModelSource
+from ktcli.store.modelfile import parameter_lines
+from ktcli.store.preset import Preset
 
 VERSION = "0.12.0"  # of the API that is spoken; some clients want at least 0.6.4, in digits
 _NEVER = "9999-12-31T00:00:00Z"
@@ -52,7 +54,8 @@ async def running(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """Returns what a model is and can do, whether it is in memory or not."""
     state, body = state_of(request), await body_of(request, ModelAsked)
-    source = await state.named(body.model or body.name)
+    name = body.model or body.name
+    source = await state.named(name)
     loaded = state.residency.find(source)
     context = loaded.model.backend.engine.context if loaded else None
     facts = await state.facts(source)
@@ -63,7 +66,16 @@ async def show(request: Request) -> Response:
         "general.basename": source.name,
     }
     about = {"details": _details(facts), "model_info": info, "capabilities": can.capabilities}
-    return _json({**about, "template": can.template, "modified_at": stamp(facts.made)})
+    said = {**about, "template": can.template, "modified_at": stamp(facts.made)}
+    return _json({**said, **_preset(await state.preset(name, source))})
+
+
+def _preset(preset: Preset) -> dict[str, str]:
+    """Returns what the name of a model presets: its system text, and its parameters as a Modelfile has them."""
+    system = preset.get("system")
+    lines = parameter_lines(preset)
+    said = {"parameters": "\n".join(lines)} if lines else {}
+    return {**said, "system": system} if system else said
 
 
 def _row(source: ModelSource, facts: ModelFacts, name: str) -> dict[str, Any]:

@@ -37,9 +37,9 @@ async def chat_completions(request: Request) -> Answering:
     state = state_of(request)
     body = await body_of(request, ChatBody)
     with await state.lease(body.model) as lease:
-        settings = lease.model.texts.settings
+        settings = lease.settings
         options = body.chat_options(settings)
-        asked = body.chat_request(settings, caller_of(request))
+        asked = lease.with_system(body.chat_request(settings, caller_of(request)))
         generation = await state.generation(
             lease, lambda prompts: prompts.of_messages(asked), options
         )

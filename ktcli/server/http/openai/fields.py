@@ -179,6 +179,7 @@ class Sampled(msgspec.Struct):
             endless=self.ignore_eos,
             stop_ids=frozenset(self.stop_token_ids or ()),
             min_tokens=self._least_tokens(most),
+            think_budget=settings.think_budget,
         )
 
     def _refuse_what_is_not_kept_to(self) -> None:

@@ -29,9 +29,9 @@ async def responses(request: Request) -> App:
     body = await body_of(request, ResponseBody)
     with await state.lease(body.model) as lease:
         model = lease.model
-        settings = model.texts.settings
+        settings = lease.settings
         options = body.response_options(settings)
-        asked = body.chat_request(settings, caller_of(request))
+        asked = lease.with_system(body.chat_request(settings, caller_of(request)))
         try:
             generation = await state.generation(
                 lease, lambda prompts: prompts.of_messages(asked), options
@@ -49,7 +49,7 @@ async def input_tokens(request: Request) -> Response:
     state = state_of(request)
     body = await body_of(request, ResponseBody)
     with await state.lease(body.model) as lease:
-        asked = body.chat_request(lease.model.texts.settings, caller_of(request))
+        asked = lease.with_system(body.chat_request(lease.settings, caller_of(request)))
         prompt = await state.prompt(lease.model, lambda prompts: prompts.of_messages(asked))
     said = {"object": "response.input_tokens", "input_tokens": len(prompt.ids)}
     return Response(encode(said), media_type="application/json")

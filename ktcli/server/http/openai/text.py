@@ -40,7 +40,7 @@ async def completions(request: Request) -> Answering:
     caller, made = caller_of(request), list[Generation]()
     try:
         with await state.lease(body.model) as lease:
-            options = body.text_options(lease.model.texts.settings)
+            options = body.text_options(lease.settings)
             for prompt in body.prompts():
                 made.append(await state.generation(lease, _maker(prompt, caller), options))
     except BaseException:

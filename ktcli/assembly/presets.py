@@ -1,0 +1,37 @@
+"""Puts what a name presets over the settings of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ktcli.store.preset import Preset
+from ktcli.text.settings import Settings, override
+
+_SYSTEM_ROLES = ("system", "developer")
+_SAMPLING = ("temperature", "top-k", "top-p", "min-p", "repetition-penalty", "seed")
+
+
+def preset_over(preset: Preset, settings: Settings) -> Settings:
+    """Returns the settings with the values of a preset put over them; its system text and context are no part."""
+    sampling = {name.replace("-", "_"): preset.get(name) for name in _SAMPLING}
+    thinking = preset.get("think")
+    return replace(
+        settings,
+        sampling=override(settings.sampling, **sampling),
+        stops=preset.get("stop") or settings.stops,
+        max_tokens=preset.get("max-tokens") or settings.max_tokens,
+        thinking=settings.thinking if thinking is None else thinking,
+        think_budget=preset.get("think-budget") or settings.think_budget,
+    )
+
+
+def with_system(
+    preset: Preset, messages: Sequence[Mapping[str, Any]]
+) -> Sequence[Mapping[str, Any]]:
+    """Returns a conversation that begins with the system text of a preset, where it has none of its own."""
+    system = preset.get("system")
+    if not system or any(each.get("role") in _SYSTEM_ROLES for each in messages):
+        return messages
+    return [{"role": "system", "content": system}, *messages]

@@ -1,0 +1,20 @@
+"""Tells what the name of a file says of it as a GGUF file; its contents are checked when they are read."""
+
+from __future__ import annotations
+
+import re
+
+GGUF = ".gguf"
+VISION = "mmproj"  # in the names of files that read pictures or sound
+_NO_MODEL = (VISION, "imatrix")  # the latter: importance matrices
+_BLOB = re.compile(r"sha256-[0-9a-f]{64}")  # as Ollama calls what it keeps
+
+
+def is_gguf(name: str) -> bool:
+    """Tells whether a file is named like a GGUF file, or like one in Ollama's store."""
+    return name.lower().endswith(GGUF) or _BLOB.fullmatch(name) is not None
+
+
+def is_model(name: str) -> bool:
+    """Tells whether the name of a GGUF file is one of a model's own, not of something beside it."""
+    return not any(word in name.lower() for word in _NO_MODEL)
