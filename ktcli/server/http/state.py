@@ -18,8 +18,10 @@ from ktcli.dialogue.answer import AnswerOptions
 from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.constraint import Constraint
 from ktcli.errors import KtError, UsageError
+from ktcli.server.http.kept import KeptResponses
 from ktcli.server.http.metrics import Metrics
 from ktcli.server.http.refusals import Refusal, about
+from ktcli.server.http.seal import ThoughtSeal
 from ktcli.server.models.catalogue import Catalogue
 from ktcli.server.models.constraining import submitted
 from ktcli.server.models.generation import Generation
@@ -34,6 +36,7 @@ from ktcli.server.process.drain import Drain
 from ktcli.server.process.draintime import DRAIN_S
 
 T = TypeVar("T")
+KEY_NAME = "kt.key"  # the key of a scope under which the guard puts the name of the API key
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,8 @@ class ServerState:
         since: when the server began, seconds since 1970.
         abilities: of models, by their keys and identities.
         attached: the answers to attached chats, which are cancelled when the server ends.
+        kept: the latest responses.
+        seal: seals thoughts that clients keep.
     """
 
     residency: Residency
@@ -116,6 +121,8 @@ class ServerState:
     metrics: Metrics = field(init=False)
     answering: WeakValueDictionary[str, Generation] = field(default_factory=WeakValueDictionary)
     attached: WeakSet[Cancellable] = field(default_factory=WeakSet)
+    kept: KeptResponses = field(default_factory=KeptResponses)
+    seal: ThoughtSeal = field(default_factory=ThoughtSeal)
 
     def __post_init__(self) -> None:
         self.drain = Drain(self.rules.drain_s)
@@ -264,3 +271,9 @@ def caller_of(request: Request) -> str:
     """Returns who sent a request: its API key, or its address."""
     key = request.headers.get("authorization") or request.headers.get("x-api-key") or ""
     return key or (request.client.host if request.client else "")
+
+
+def owner_of(request: Request) -> str:
+    """Returns the name of the key that a request has shown; empty: none, as where the server has no keys."""
+    found: str = request.scope.get(KEY_NAME, "")
+    return found
