@@ -88,7 +88,7 @@ def application(state: ServerState) -> App:
         _others(below, ["GET"], stored.response, routes, in_schema=True),
         _others(below, ["DELETE"], stored.delete, routes, in_schema=True),
     ]
-    routes.append(Route("/openapi.json", openapi(routes, has_key=bool(state.rules.key))))
+    routes.append(Route("/openapi.json", openapi(routes, has_key=bool(state.rules.keys))))
     routes += [
         _others("/v1/responses/{other:path}", ["GET", "POST", "DELETE"], stored.others, routes),
         _others("/api/{other:path}", ["GET", "POST", "DELETE"], ollama_library.unsupported, routes),
@@ -97,7 +97,12 @@ def application(state: ServerState) -> App:
     handlers = dict.fromkeys(kinds, _failed)
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.server = state
-    return Guard(app, state.rules, state.drain, refused, state.log)
+
+    def log(entry: dict[str, Any]) -> None:
+        state.metrics.asked(entry)
+        state.log(entry)
+
+    return Guard(app, state.rules, state.drain, refused, log)
 
 
 def _others(

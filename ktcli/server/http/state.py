@@ -19,6 +19,7 @@ from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.constraint import Constraint
 from ktcli.errors import KtError, UsageError
 from ktcli.server.http.kept import KeptResponses
+from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.metrics import Metrics
 from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.seal import ThoughtSeal
@@ -44,7 +45,7 @@ class Rules:
     """The rules of a server.
 
     Attributes:
-        key: the API key that clients must send; empty: none.
+        keys: the API keys, one of which clients must send; none: no key is needed.
         hosts: the allowed values of Host beside this machine's own names; empty: any.
         origins: the origins whose pages may ask, beside the server's own.
         root_path: the path below which a proxy publishes the server; empty: none.
@@ -54,7 +55,7 @@ class Rules:
         drain_s: the seconds that answers may take to finish once the server shuts down.
     """
 
-    key: str = ""
+    keys: ApiKeys = field(default_factory=ApiKeys)
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
     root_path: str = ""
