@@ -35,6 +35,7 @@ from ktcli.server.models.residency import Residency
 from ktcli.server.models.source import ModelFacts, ModelSource
 from ktcli.server.process.drain import Drain
 from ktcli.server.process.draintime import DRAIN_S
+from ktcli.text.infill import Infill
 
 T = TypeVar("T")
 KEY_NAME = "kt.key"  # the key of a scope under which the guard puts the name of the API key
@@ -89,6 +90,7 @@ class ModelAbilities(NamedTuple):
         can = ["completion"]
         can += ["tools"] if answers.may_call else []
         can += ["thinking"] if answers.thinks else []
+        can += ["insert"] if Infill.of(answers.texts.tokenizer.added) else []
         return cls(answers.texts.template.source, can)
 
 
@@ -215,15 +217,25 @@ class ServerState:
     async def generation(
         self, lease: Lease, make: Callable[[PromptMaker], EncodedPrompt], options: AnswerOptions
     ) -> Generation:
-        """Makes a prompt on the main thread and submits it; returns its generation. Constraints are compiled meanwhile.
+        """Makes a prompt on the main thread and submits it; returns its generation.
+
+        Raises:
+            KtError: as making the prompt.
+            KtError, Refusal: as `answer`.
+        """
+        return await self.answer(lease, await self.prompt(lease.model, make), options)
+
+    async def answer(
+        self, lease: Lease, prompt: EncodedPrompt, options: AnswerOptions
+    ) -> Generation:
+        """Submits a prompt; returns its generation. Constraints are compiled meanwhile.
 
         The generation has a lease of its own until its answers have ended.
 
         Raises:
-            KtError: as making the prompt, or as `EngineThread.submit`.
+            KtError: as `EngineThread.submit`.
             Refusal: the answers cannot be held to what was asked for.
         """
-        prompt = await self.prompt(lease.model, make)
 
         def submit(constraints: Sequence[Constraint]) -> Generation:
             made = Generation(lease, prompt, options, self.metrics, constraints)
