@@ -26,7 +26,7 @@ from ktcli.server.http.ollama import models as ollama
 from ktcli.server.http.ollama.chat import STREAM as OLLAMA
 from ktcli.server.http.ollama.chat import chat, generate
 from ktcli.server.http.openai import stored
-from ktcli.server.http.openai.chat import chat_completions
+from ktcli.server.http.openai.chat import chat_completions, render
 from ktcli.server.http.openai.envelope import STREAM as OPENAI
 from ktcli.server.http.openai.envelope import encode, error_of
 from ktcli.server.http.openai.models import model, models
@@ -56,6 +56,7 @@ def application(state: ServerState) -> App:
             methods=["POST"],
             include_in_schema=False,
         ),
+        Route("/props", own.props),
         Route("/metrics", own.metrics),
         Route("/tokenize", _waiting(own.tokenize), methods=["POST"]),
         Route("/detokenize", _waiting(own.detokenize), methods=["POST"]),
@@ -63,6 +64,7 @@ def application(state: ServerState) -> App:
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/v1/chat/completions", _waiting(chat_completions, OPENAI), methods=["POST"]),
+        Route("/v1/chat/completions/render", _waiting(render), methods=["POST"]),
         Route("/v1/completions", _waiting(completions, OPENAI), methods=["POST"]),
         Route("/v1/responses", _waiting(responses, RESPONSES), methods=["POST"]),
         Route("/v1/responses/input_tokens", _waiting(input_tokens), methods=["POST"]),

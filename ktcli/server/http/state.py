@@ -36,6 +36,7 @@ from ktcli.server.models.source import ModelFacts, ModelSource
 from ktcli.server.process.drain import Drain
 from ktcli.server.process.draintime import DRAIN_S
 from ktcli.text.infill import Infill
+from ktcli.text.settings import Settings
 
 T = TypeVar("T")
 KEY_NAME = "kt.key"  # the key of a scope under which the guard puts the name of the API key
@@ -79,10 +80,12 @@ class ModelAbilities(NamedTuple):
     Attributes:
         template: the source of its chat template.
         capabilities: what it can do, in Ollama's words.
+        settings: its own settings of an answer.
     """
 
     template: str
     capabilities: list[str]
+    settings: Settings
 
     @classmethod
     def of(cls, answers: AnswerFormat) -> ModelAbilities:
@@ -91,7 +94,7 @@ class ModelAbilities(NamedTuple):
         can += ["tools"] if answers.may_call else []
         can += ["thinking"] if answers.thinks else []
         can += ["insert"] if Infill.of(answers.texts.tokenizer.added) else []
-        return cls(answers.texts.template.source, can)
+        return cls(answers.texts.template.source, can, answers.texts.settings)
 
 
 @dataclass(slots=True)

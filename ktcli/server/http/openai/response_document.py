@@ -47,7 +47,7 @@ def response_document(
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": body.store is not False,
-        "temperature": used.temperature,
+        "temperature": used.used_temperature,
         "text": {"format": form or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
         "tools": [each for each in body.tools or [] if each.get("type") == "function"],
